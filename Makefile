@@ -1,0 +1,44 @@
+# From a clone: `make demo` and `make test` set up what they need. `make help` lists the rest.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-full check bench fmt lock clean
+
+BIN := .venv/bin
+# Folders of Python code that exist.
+CODE := $(wildcard src tests bench)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv with the locked dependencies and the mesh-llm command
+	@sh tools/setup.sh
+
+demo: setup ## a mesh on this machine and one question to it; ARGS="--once" and others go to mesh-llm demo
+	@$(BIN)/mesh-llm demo $(ARGS)
+
+test: check ## check, then all tests but the long ones; ARGS="-k name" and others go to pytest
+	$(BIN)/pytest -m "not full" $(ARGS)
+
+test-full: check ## check, then every test
+	$(BIN)/pytest $(ARGS)
+
+check: setup ## lint, format, types, import direction, native code
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy $(CODE)
+	$(BIN)/pytest -q tests/unit/test_architecture.py
+	sh tools/check_native.sh
+
+bench: setup ## the quick benchmarks, tables to bench/results; ARGS go to bench.run
+	@$(BIN)/python -m bench.run $(ARGS)
+
+fmt: setup ## format the code, mend what the linter can mend
+	$(BIN)/ruff check --fix-only --exit-zero $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+lock: ## write requirements.lock anew from pyproject.toml; ARGS="--upgrade" takes newer versions
+	@sh tools/lock.sh $(ARGS)
+
+clean: ## remove .venv, build output and caches of this clone
+	rm -rf .venv .setup.lock build dist native/build .mypy_cache .pytest_cache .ruff_cache
+	find src tests $(wildcard bench) -name __pycache__ -type d -prune -exec rm -rf {} +

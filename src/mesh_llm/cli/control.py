@@ -1,0 +1,101 @@
+"""`status` and `stop`: talk to the running node through the socket in its home."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+import psutil
+
+from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
+from mesh_llm.cli.output import print_json, print_table
+from mesh_llm.defaults import CONTROL_TIMEOUT_S, LOCK_POLL_S, STOP_TIMEOUT_S
+from mesh_llm.errors import MeshError, NodeNotRunning
+from mesh_llm.home import Home
+
+
+async def call(home: Home, method: str, path: str) -> dict[str, Any]:
+    """One request to the node on this home."""
+    timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
+    connector = aiohttp.UnixConnector(path=str(home.control_socket))
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            session.request(method, f"http://node{path}") as answer,
+        ):
+            document: dict[str, Any] = await answer.json()
+            return document
+    except (aiohttp.ClientConnectorError, FileNotFoundError):
+        raise NodeNotRunning(
+            f"no node is running on {home.path}", hint="start one with mesh-llm, or name its --home"
+        ) from None
+    except TimeoutError:
+        raise MeshError(
+            f"the node on {home.path} does not answer", hint=f"see {home.log_folder / 'node.log'}"
+        ) from None
+
+
+@click.command()
+@home_option
+@json_option
+@debug_option
+def status(home: Path | None, as_json: bool, debug: bool) -> None:
+    """What the running node knows: its state, model, plan, memory and speed."""
+    document = asyncio.run(call(Home(home_path(home)), "GET", "/api/status"))
+    if as_json:
+        print_json(document)
+    else:
+        print_table(status_rows(document))
+
+
+def status_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
+    node, engine = document["node"], document["engine"]
+    state = f"{node['state']}: {node['reason']}" if node["reason"] else node["state"]
+    rows = [("node", f"{node['name']} ({node['role']})"), ("state", state)]
+    if model := document["model"]:
+        rows.append(("model", f"{model['name']}, {model['quantisation']}, {model['layers']} layers"))
+        if model["context"]:
+            rows.append(("context", f"{model['slots']} slots of {model['context']} tokens"))
+    if plan := document["plan"]:
+        need, have = plan["need_bytes"] / 1e9, plan["have_bytes"] / 1e9
+        rows.append(("memory", f"{need:.1f} GB needed, {have:.1f} GB available"))
+        rows.append(("devices", ", ".join(document["mesh"]["nodes"][0]["devices"])))
+    if engine["state"] == "ready":
+        rows.append(("engine", f"ready in {engine['ready_s']:.1f} s, restarts: {engine['restarts']}"))
+    if engine["decode_tok_s"]:
+        rows.append(
+            ("speed", f"{engine['decode_tok_s']:.1f} tok/s, prompts {engine['prompt_tok_s']:.0f} tok/s")
+        )
+    rows.append(("api", document["api"]["url"] or "not open yet"))
+    return rows
+
+
+@click.command()
+@home_option
+@json_option
+@debug_option
+def stop(home: Path | None, as_json: bool, debug: bool) -> None:
+    """Stop the running node: answers under way finish first. Returns when it is gone."""
+    place = Home(home_path(home))
+    pid = asyncio.run(call(place, "POST", "/api/stop"))["pid"]
+    _wait_until_gone(pid, place)
+    if as_json:
+        print_json({"stopped": pid})
+    else:
+        click.echo(f"Stopped the node with pid {pid}")
+
+
+def _wait_until_gone(pid: int, home: Home) -> None:
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    # A zombie has let go of everything; its parent may be slow to notice.
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            raise MeshError(
+                f"the node with pid {pid} was told to stop and still runs after {STOP_TIMEOUT_S:.0f} s",
+                hint=f"kill -9 {pid} ends it; its children follow by themselves",
+            )
+        time.sleep(LOCK_POLL_S / 4)

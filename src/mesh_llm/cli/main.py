@@ -1,0 +1,104 @@
+"""`mesh-llm`: the verbs, and how every one of them ends.
+
+Verbs are imported when they are called, so that --help and --version stay
+quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from mesh_llm import __version__
+from mesh_llm.errors import MeshError
+
+_VERBS = {
+    "serve": ("run", "run a node (the same as mesh-llm without a verb)"),
+    "status": ("control", "what the running node knows"),
+    "stop": ("control", "stop the running node"),
+    "download": ("models", "list the catalog, or download a model"),
+    "engine": ("engine", "the engine of this machine: info, build"),
+    "demo": ("demo", "a node on this machine, one question, the figures"),
+}
+
+
+class Verbs(click.Group):
+    """A group that loads its commands one by one and runs a node when none is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _VERBS:
+            return None
+        module = importlib.import_module(f"mesh_llm.cli.{_VERBS[name][0]}")
+        command = getattr(module, name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise click.UsageError(
+                f"--{given[0].replace('_', '-')} stands before {args[0]}; options follow their verb"
+            )
+        return super().resolve_command(ctx, args)
+
+
+def _group() -> click.Group:
+    from mesh_llm.cli.options import node_options, run_with_options
+
+    @click.group(
+        cls=Verbs,
+        invoke_without_command=True,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    @click.version_option(__version__, prog_name="mesh-llm")
+    @click.pass_context
+    @node_options
+    def mesh_llm(ctx: click.Context, /, **options: Any) -> None:
+        """Pool your machines into one OpenAI-compatible endpoint.
+
+        Without a verb it runs a node: it loads the model and answers at
+        http://localhost:9337 until Ctrl-C.
+        """
+        if ctx.invoked_subcommand is None:
+            run_with_options(options)
+
+    return mesh_llm
+
+
+def main() -> None:
+    """Entry point: every failure becomes one sentence and the right exit code."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        status = _group().main(standalone_mode=False)
+    except MeshError as error:
+        from mesh_llm.cli.output import print_error
+
+        if debug:
+            traceback.print_exc()
+        print_error(error)
+        status = error.exit_code
+    except click.ClickException as error:
+        print(f"Error: {error.format_message()}", file=sys.stderr)
+        print("Hint: mesh-llm --help lists what there is", file=sys.stderr)
+        status = 2
+    except (click.Abort, KeyboardInterrupt):
+        status = 130
+    except BrokenPipeError:
+        # The reader of our output went away (`mesh-llm status | head`): nobody is left to tell.
+        sys.stderr.close()
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)

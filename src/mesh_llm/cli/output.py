@@ -1,0 +1,152 @@
+"""How things look in a terminal, in a pipe and as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from mesh_llm.defaults import NODE_LOG_BYTES, NODE_LOG_COUNT, PROGRESS_LINE_S
+from mesh_llm.errors import MeshError
+from mesh_llm.types import Event, Progress
+
+
+class Output:
+    """Events on stdout as they happen; progress on stderr, drawn only where somebody watches."""
+
+    def __init__(self, *, log_format: str = "text") -> None:
+        self._json = log_format == "json"
+        self._console = Console(stderr=True)
+        self._bars: Bars | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._last_line: dict[str, float] = {}
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_bars()
+
+    def event(self, event: Event) -> None:
+        self._end_bars()
+        if self._json:
+            print(json.dumps({"time": time.time(), "event": event.kind, "text": event.text}), flush=True)
+        else:
+            print(event.text, flush=True)
+
+    def note_event(self, event: Event) -> None:
+        """For verbs whose stdout is one JSON document."""
+        self.note(event.text)
+
+    def note(self, text: str) -> None:
+        """For the person at the terminal, beside the events."""
+        self._end_bars()
+        print(text, file=sys.stderr, flush=True)
+
+    def progress(self, step: Progress) -> None:
+        if self._console.is_terminal and not self._json:
+            self._draw(step)
+        else:
+            self._print_step(step)
+
+    def _draw(self, step: Progress) -> None:
+        if self._bars is None or step.what not in self._tasks:
+            self._end_bars()
+            self._bars = Bars(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn() if step.unit == "bytes" else MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._bars.start()
+            self._tasks[step.what] = self._bars.add_task(step.what, total=None)
+        self._bars.update(self._tasks[step.what], completed=step.done, total=step.total or None)
+
+    def _print_step(self, step: Progress) -> None:
+        """In a pipe: the first step, the last, and one every few seconds."""
+        now = time.monotonic()
+        finished = step.total > 0 and step.done >= step.total
+        if not finished and now - self._last_line.get(step.what, 0.0) < PROGRESS_LINE_S:
+            return
+        self._last_line[step.what] = now
+        share = f" {100 * step.done // step.total} %" if step.total else " …"
+        print(f"{step.what}{share}", file=sys.stderr, flush=True)
+
+    def _end_bars(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+            self._tasks = {}
+
+
+def print_error(error: MeshError) -> None:
+    print(f"Error: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"Hint: {error.hint}", file=sys.stderr)
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2))
+
+
+def print_table(rows: Sequence[tuple[str, ...]], *, headers: tuple[str, ...] = ()) -> None:
+    """Aligned columns without a frame: reads well, and cuts well with awk."""
+    table = Table(box=None, show_header=bool(headers), pad_edge=False, header_style="bold")
+    for index in range(len(rows[0]) if rows else 0):
+        table.add_column(headers[index] if headers else "", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+
+
+def set_up_logging(log_file: Path | None, *, debug: bool, log_format: str) -> None:
+    """The node's own log: a bounded file in its home; with --debug also on stderr."""
+    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    root = logging.getLogger()
+    root.setLevel(logging.DEBUG if debug else logging.INFO)
+    # Chatty at their debug level, and about nothing of ours.
+    for name in ("asyncio", "aiohttp"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    handlers: list[logging.Handler] = []
+    if log_file is not None:
+        handlers.append(
+            RotatingFileHandler(
+                log_file, maxBytes=NODE_LOG_BYTES, backupCount=NODE_LOG_COUNT, encoding="utf-8"
+            )
+        )
+    if debug:
+        handlers.append(logging.StreamHandler())
+    for handler in handlers or [logging.NullHandler()]:
+        handler.setFormatter(_JsonFormatter() if log_format == "json" else logging.Formatter(text))
+        root.addHandler(handler)
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {"time": record.created, "level": record.levelname, "logger": record.name}
+        fields["message"] = record.getMessage()
+        if record.exc_info:
+            fields["trace"] = self.formatException(record.exc_info)
+        return json.dumps(fields)

@@ -1,0 +1,141 @@
+"""Every port, time and limit of mesh-llm, with its reason. Nothing else lives here."""
+
+from __future__ import annotations
+
+# -- the engine ---------------------------------------------------------------------------------
+
+ENGINE_PACKAGE = "xllamacpp"
+ENGINE_VERSION = "2026.10.11549"
+"""Pinned exactly: native libraries are compiled against this build's private structs."""
+ENGINE_SDIST_SHA256 = "c17ee1163006f70726abb9f72137830818f3d8cb60bfc34cb232d08428eaa22b"
+ENGINE_SDIST_ROOT = f"{ENGINE_PACKAGE}-{ENGINE_VERSION}/thirdparty/llama.cpp/"
+
+# -- model files --------------------------------------------------------------------------------
+
+GGUF_ARRAY_LIMIT = 1024
+"""Per-layer arrays have at most 512 entries; longer ones are vocabularies."""
+GGUF_SHARD_LIMIT = 1024
+FINGERPRINT_SAMPLE_BYTES = 4096
+"""One page of each stride: what the disk reads anyway for a single byte."""
+FINGERPRINT_STRIDE_BYTES = 64 << 20
+"""A 50 GB model has some 800 strides and 1,000 tensors: 0.2 s of reads on an SSD."""
+INSPECT_TIMEOUT_S = 60.0
+"""A cold 50 GB model on a spinning disk needs seconds; a minute means it hangs."""
+INSPECT_MEMORY_BYTES = 8 << 30
+"""Address space of the child that parses model files: the engine's module, a large vocabulary, no more."""
+
+# -- the gateway --------------------------------------------------------------------------------
+
+API_PORT = 9337
+"""Where OpenAI clients find a node; the number that the documents and the agents' settings name."""
+API_LISTEN = "127.0.0.1"
+"""Loopback: what is open to the network has to be asked for, and needs a key."""
+GATEWAY_BODY_LIMIT_BYTES = 256 << 20
+"""Dozens of photographs in base64, or a million tokens many times over; no more than a machine can hold."""
+GATEWAY_REPLAY_BYTES = 1 << 20
+"""Kept to be sent again: every ordinary chat, and 64 requests at once take 64 MB at the worst."""
+GATEWAY_HEADER_LIMIT_BYTES = 16 << 10
+"""Of a request line or one header: twice what browsers and proxies send at their worst."""
+GATEWAY_CONNECT_S = 5.0
+"""To a socket on this machine: far more than a busy machine needs, less than a person waits."""
+GATEWAY_SILENCE_S = 600.0
+"""A long prompt on a slow mesh takes minutes without a byte; after ten nobody is working on it."""
+GATEWAY_ENGINE_IDLE_S = 4.0
+"""The engine closes a connection after five idle seconds; leaving it first avoids meeting it half closed."""
+GATEWAY_CLIENT_IDLE_S = 75.0
+"""For a client to send its next request: what web servers usually grant."""
+GATEWAY_EXPLAIN_S = 3.0
+"""For the node to say why the engine broke off; it promises two."""
+GATEWAY_METRICS_S = 2.0
+"""The engine answers between two batches; a scrape must not wait for a long one."""
+GATEWAY_LINGER_S = 5.0
+"""To read on after a refusal, so that a client which sends its whole body first gets to see the reason."""
+GATEWAY_STOP_S = 2.0
+"""For requests cut short to write their last words before their connections go."""
+GATEWAY_RETRY_AFTER_S = 1
+"""Engines come back in seconds: a client that asks once a second costs nothing and loses little."""
+
+# -- child processes ----------------------------------------------------------------------------
+
+CHILD_STOP_GRACE_S = 3.0
+"""Between asking a child to end and killing it. Ours end at once; a compiler needs a moment."""
+CHILD_WRITE_TIMEOUT_S = 10.0
+CHILD_LINE_LIMIT_BYTES = 64 << 10
+"""Longer lines of a child's output are cut: nobody reads them, and memory is finite."""
+CHILD_KEPT_LINES = 60
+"""Lines of a child's last words: an assertion with its backtrace fits."""
+
+# -- files and locks ----------------------------------------------------------------------------
+
+UNIX_SOCKET_PATH_BYTES = 100
+"""The kernel takes 107 on Linux and 103 on macOS."""
+LOCK_POLL_S = 0.2
+LOCK_TIMEOUT_S = 45 * 60.0
+"""Longer than the slowest build, a GPU's on a laptop."""
+PACKAGE_TIMEOUT_S = 30 * 60.0
+"""100 MB over a very slow line."""
+
+# -- building native libraries ------------------------------------------------------------------
+
+BUILD_TIMEOUT_S = 40 * 60.0
+"""The CPU library takes about a minute on two cores; a GPU's may take half an hour."""
+BUILD_DISK_BYTES = 600_000_000
+"""Sources, objects and libraries of the CPU build take half of it."""
+BUILD_SHOWN_LINES = 12
+"""Of the compiler's output when it fails: the error and its surroundings, on one screen."""
+
+# -- memory -------------------------------------------------------------------------------------
+
+MEMORY_RESERVE_BYTES = 512 << 20
+MEMORY_RESERVE_SHARE = 0.03
+"""Left to the system and the node itself when a model is fitted: the larger of the two."""
+PROMPT_CACHE_LIMIT_BYTES = 8 << 30
+"""What the engine keeps of finished prompts in main memory, when there is as much to spare."""
+
+# -- the engine child ---------------------------------------------------------------------------
+
+ENGINE_LOG_VERBOSITY = 4
+"""llama.cpp's level that reports buffer sizes and timings; its debug level would log every token."""
+ENGINE_LOG_BYTES = 4 << 20
+ENGINE_LOG_COUNT = 2
+"""Kept beside the current log: enough for the run that failed and the one before."""
+ENGINE_BACKOFF_FIRST_S = 0.2
+ENGINE_BACKOFF_LAST_S = 30.0
+ENGINE_HEALTHY_S = 60.0
+"""An engine that lived this long starts anew at the shortest pause."""
+ENGINE_EXPLAIN_S = 2.0
+"""Between a connection that breaks and the child's exit status lie milliseconds, a core dump at most."""
+
+# -- models -------------------------------------------------------------------------------------
+
+DEFAULT_MODEL = "smollm2"
+"""Small enough for any machine and any line; on the package index, so that it needs no model hub."""
+COPY_CHUNK_BYTES = 4 << 20
+
+# -- a node -------------------------------------------------------------------------------------
+
+DEFAULT_SLOTS = 4
+"""Requests answered at once: one person, two agents and a spare."""
+SLOTS_LIMIT = 256
+"""llama.cpp's own limit on sequences."""
+CONTEXT_LIMIT = 1 << 27
+THREADS_LIMIT = 1024
+DRAIN_S = 30.0
+"""For answers under way when a node is told to stop; a second Ctrl-C does not wait for them."""
+STATUS_ENGINE_S = 0.5
+"""For the engine's own figures; `status` answers without them rather than late."""
+CONTROL_TIMEOUT_S = 10.0
+"""For a running node to answer its own command line."""
+STOP_TIMEOUT_S = DRAIN_S + 15.0
+"""For `mesh-llm stop` to see the node gone: its drain, then the end of its children."""
+NODE_LOG_BYTES = 4 << 20
+NODE_LOG_COUNT = 2
+PROGRESS_LINE_S = 5.0
+"""Between two lines about the same thing, where nobody draws a bar."""
+
+# -- the demo -----------------------------------------------------------------------------------
+
+DEMO_QUESTION = "Why is the sky blue?"
+DEMO_ANSWER_TOKENS = 200
+DEMO_READY_S = 45 * 60.0
+"""The first time it downloads and builds; each of those has a bound of its own."""

@@ -1,0 +1,265 @@
+"""Build native libraries from the engine's sources: once per machine, by whoever comes first.
+
+Each library has a folder of its own in the cache, named after everything that
+its code depends on. A folder appears complete, by a rename, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh_llm.defaults import (
+    BUILD_DISK_BYTES,
+    BUILD_SHOWN_LINES,
+    BUILD_TIMEOUT_S,
+    ENGINE_VERSION,
+    INSPECT_TIMEOUT_S,
+)
+from mesh_llm.engine.library import find_wheel
+from mesh_llm.engine.lock import file_lock
+from mesh_llm.engine.machine import cpu_identity, platform_name
+from mesh_llm.engine.process import module, run
+from mesh_llm.engine.sources import engine_sources, free_bytes, native_folder
+from mesh_llm.errors import BuildFailed, MeshError
+from mesh_llm.home import cache_folder
+from mesh_llm.types import Progress, ProgressSink
+
+_NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
+
+STANDARD = ("mesh", "cpu")
+"""What every node builds. The mesh library comes first: it checks the others' arithmetic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """One native library, built or to be built."""
+
+    backend: str
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        suffix = "dylib" if sys.platform == "darwin" else "so"
+        return self.folder / f"libggml-{self.backend}.{suffix}"
+
+    @property
+    def built(self) -> bool:
+        return self.path.is_file()
+
+    @property
+    def failure(self) -> Path:
+        """Why the last automatic build failed, so that the next start does not try it all again."""
+        return self.folder.with_name(f"{self.folder.name}.failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """The libraries at hand, and a sentence for each that is not."""
+
+    libraries: dict[str, Path]
+    missing: dict[str, MeshError]
+
+
+def library(backend: str) -> Library:
+    depends = [ENGINE_VERSION, platform_name(), *_source_digests(backend)]
+    if backend != "mesh":
+        depends.append(cpu_identity())
+    key = hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
+    folder = cache_folder() / "native" / f"{ENGINE_VERSION}-{platform_name()}" / f"{backend}-{key}"
+    return Library(backend=backend, folder=folder)
+
+
+def _source_digests(backend: str) -> Iterable[str]:
+    """Our own files that a library is made of; ggml's are named by the engine's version."""
+    own = [native_folder() / "CMakeLists.txt"]
+    if backend == "mesh":
+        own += sorted([*native_folder().glob("*.cpp"), *native_folder().glob("*.h")])
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in own]
+
+
+def at_hand() -> Built:
+    """What is built already; nothing is started."""
+    found = [library(backend) for backend in STANDARD]
+    return Built(
+        libraries={entry.backend: entry.path for entry in found if entry.built},
+        missing={entry.backend: BuildFailed("not built yet") for entry in found if not entry.built},
+    )
+
+
+async def ensure(
+    backends: Iterable[str], progress: ProgressSink, *, retry: bool = False, force: bool = False
+) -> Built:
+    """Every library that can be had. One that cannot is left out, with the reason.
+
+    What failed before is tried again with `retry`, and what is there already
+    with `force`.
+    """
+    libraries: dict[str, Path] = {}
+    missing: dict[str, MeshError] = {}
+    for backend in backends:
+        entry = library(backend)
+        try:
+            if not (retry or force or entry.built) and entry.failure.is_file():
+                raise MeshError(entry.failure.read_text(), hint="mesh-llm engine build tries it again")
+            await build(entry, progress, force=force, mesh=libraries.get("mesh"))
+            libraries[backend] = entry.path
+        except BuildFailed as error:
+            missing[backend] = error
+            if entry.folder.parent.is_dir():
+                entry.failure.write_text(error.message)
+        except MeshError as error:
+            missing[backend] = error
+    return Built(libraries=libraries, missing=missing)
+
+
+async def build(entry: Library, progress: ProgressSink, *, force: bool, mesh: Path | None) -> None:
+    """Build one library unless it is there. Two nodes that start together build it once."""
+    if entry.built and not force:
+        return
+    find_wheel()
+    _check_tools(entry.folder.parent)
+    sources = await engine_sources(progress)
+    entry.folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = entry.folder.with_name(f"{entry.folder.name}.lock")
+    async with file_lock(lock, waiting_for=f"building ggml-{entry.backend}"):
+        if entry.built and not force:
+            return
+        with tempfile.TemporaryDirectory(dir=entry.folder.parent, prefix="building-") as scratch:
+            made = await _compile(entry, sources, Path(scratch) / "plain", progress, options=[])
+            flaw = await _flaw(entry.backend, made, mesh)
+            if flaw is not None and entry.backend == "cpu":
+                # AMX is the newest code path and the one that compilers got wrong before.
+                made = await _compile(
+                    entry, sources, Path(scratch) / "no-amx", progress, options=["-DMESH_AMX=OFF"]
+                )
+                flaw = await _flaw(entry.backend, made, mesh)
+            if flaw is not None:
+                raise BuildFailed(f"ggml-{entry.backend} was built, but does not compute right: {flaw}")
+            _install(made, entry)
+
+
+def _install(made: Path, entry: Library) -> None:
+    scratch = made.parent / "finished"
+    scratch.mkdir()
+    made.rename(scratch / entry.path.name)
+    facts = {"engine": ENGINE_VERSION, "platform": platform_name(), "backend": entry.backend}
+    (scratch / "build.json").write_text(json.dumps(facts) + "\n")
+    shutil.rmtree(entry.folder, ignore_errors=True)
+    scratch.rename(entry.folder)
+    entry.failure.unlink(missing_ok=True)
+
+
+def _check_tools(folder: Path) -> None:
+    if compiler() is None:
+        raise BuildFailed(
+            "there is no C++ compiler on this machine",
+            hint="xcode-select --install" if sys.platform == "darwin" else "sudo apt install g++",
+        )
+    free = free_bytes(folder)
+    if free < BUILD_DISK_BYTES:
+        raise MeshError(
+            f"building needs {BUILD_DISK_BYTES / 1e9:.1f} GB in {folder}; {free / 1e9:.1f} GB are free",
+            hint="free some space, or name another folder in MESH_LLM_CACHE",
+        )
+
+
+def compiler() -> str | None:
+    named = os.environ.get("CXX")
+    return next(
+        (path for name in (named, "c++", "g++", "clang++") if name and (path := shutil.which(name))), None
+    )
+
+
+def _tool(name: str) -> str:
+    """CMake and ninja as installed beside us, else any on the PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / name
+    path = str(beside) if beside.is_file() else shutil.which(name)
+    if path is None:
+        raise BuildFailed(f"{name} is missing", hint=f"pip install {name}, or pip install 'mesh-llm[engine]'")
+    return path
+
+
+async def _compile(
+    entry: Library, sources: Path, folder: Path, progress: ProgressSink, *, options: list[str]
+) -> Path:
+    backend = entry.backend
+    what = f"Building ggml-{backend}"
+    progress(Progress(what=what, done=0, total=0))
+    environment = {"NINJA_STATUS": "[%f/%t] ", "CXX": compiler() or "c++"}
+    await _step(
+        what,
+        [
+            *(_tool("cmake"), "-S", native_folder(), "-B", folder, "-G", "Ninja"),
+            *(f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", "-DGGML_CCACHE=OFF", "-DCMAKE_BUILD_TYPE=Release"),
+            *(f"-DENGINE_SOURCE={sources}", f"-DMESH_ENGINE_VERSION={ENGINE_VERSION}"),
+            f"-DMESH_BACKENDS={'' if backend == 'mesh' else backend}",
+            *options,
+        ],
+        environment,
+        progress,
+    )
+    await _step(
+        what, [_tool("cmake"), "--build", folder, "--target", f"ggml-{backend}"], environment, progress
+    )
+    made = next(iter((folder / "lib").glob(f"libggml-{backend}.*")), None)
+    if made is None:
+        raise BuildFailed(f"building ggml-{backend} left no library behind")
+    return made.rename(made.with_name(entry.path.name))
+
+
+async def _step(
+    what: str, argv: list[str | Path], environment: dict[str, str], progress: ProgressSink
+) -> None:
+    said: list[str] = []
+
+    def on_line(line: str) -> None:
+        if match := _NINJA_STEP.match(line):
+            progress(Progress(what=what, done=int(match[1]), total=int(match[2]), unit="files"))
+        said.append(line)
+        del said[: -10 * BUILD_SHOWN_LINES]
+
+    finished = await run(argv, timeout_s=BUILD_TIMEOUT_S, env=environment, on_line=on_line)
+    if finished.status == 0:
+        return
+    if any("No space left on device" in line for line in said):
+        raise MeshError("the disk filled up while building", hint="free some space and run it again")
+    shown = "\n".join(_telling(said))
+    raise BuildFailed(f"{what[0].lower()}{what[1:]} failed:\n{shown}")
+
+
+def _telling(lines: list[str]) -> list[str]:
+    """The compiler's last words, from the first error on."""
+    first = next((i for i, line in enumerate(lines) if "error" in line.lower()), 0)
+    return lines[first:][:BUILD_SHOWN_LINES]
+
+
+async def _flaw(backend: str, made: Path, mesh: Path | None) -> str | None:
+    """What is wrong with a fresh library, found by using it in a process that may die of it."""
+    libraries = (
+        {backend: str(made)}
+        if backend == "mesh" or mesh is None
+        else {
+            backend: str(made),
+            "mesh": str(mesh),
+        }
+    )
+    request = {"libraries": libraries, "selftest": True}
+    finished = await run(
+        module("mesh_llm.engine.describe"),
+        stdin=json.dumps(request).encode() + b"\n",
+        timeout_s=INSPECT_TIMEOUT_S,
+    )
+    if finished.status != 0:
+        return f"it ends with status {finished.status}"
+    answer = json.loads(finished.output[-1])
+    return answer.get("error") or None

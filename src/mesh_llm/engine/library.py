@@ -1,0 +1,182 @@
+"""Find and load the engine wheel and the native libraries beside it.
+
+Only child processes call `load`: the wheel brings 100 MB of native code that
+may crash, so the node itself never maps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
+from mesh_llm.errors import EngineMissing
+from mesh_llm.types import Device, DeviceKind
+
+# enum ggml_backend_dev_type, ggml-backend.h
+_DEVICE_KINDS = {
+    0: DeviceKind.CPU,
+    1: DeviceKind.GPU,
+    2: DeviceKind.INTEGRATED,
+    3: DeviceKind.ACCELERATOR,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWheel:
+    version: str
+    module: Path
+
+    @property
+    def build_number(self) -> int:
+        """The llama.cpp build inside: the last part of the wheel's version."""
+        return int(self.version.rsplit(".", 1)[1])
+
+
+def find_wheel() -> EngineWheel:
+    """The installed engine wheel, without importing it."""
+    reinstall = "make setup from a clone, or pip install 'mesh-llm[engine]'"
+    spec = importlib.util.find_spec(ENGINE_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise EngineMissing(
+            f"the engine ({ENGINE_PACKAGE} {ENGINE_VERSION}) is not installed", hint=reinstall
+        )
+    version = importlib.metadata.version(ENGINE_PACKAGE)
+    if version != ENGINE_VERSION:
+        raise EngineMissing(
+            f"the engine installed is {ENGINE_PACKAGE} {version}; this mesh-llm needs {ENGINE_VERSION}",
+            hint=reinstall,
+        )
+    folder = Path(spec.submodule_search_locations[0])
+    modules = sorted(folder.glob(f"{ENGINE_PACKAGE}*.so"))
+    if not modules:
+        raise EngineMissing(f"the engine in {folder} has no native module for this platform", hint=reinstall)
+    return EngineWheel(version=version, module=modules[0])
+
+
+class Engine:
+    """The wheel's native code, loaded into this process."""
+
+    def __init__(self, wheel: EngineWheel, native: ctypes.CDLL) -> None:
+        self.wheel = wheel
+        self.native = native
+
+    @classmethod
+    def load(cls, libraries: dict[str, Path] | None = None) -> Engine:
+        """Load the wheel, then each native library (by backend name) over its own code.
+
+        The wheel comes first and with global symbols: the libraries are linked
+        against nothing and find ggml in it.
+        """
+        wheel = find_wheel()
+        native = ctypes.CDLL(str(wheel.module), ctypes.RTLD_GLOBAL)
+        _declare(native)
+        engine = cls(wheel, native)
+        for backend, path in (libraries or {}).items():
+            engine.load_backend(backend, path)
+        return engine
+
+    def load_backend(self, backend: str, path: Path) -> None:
+        if backend == "cpu":
+            # ggml takes the first CPU device it knows, so the wheel's own has to go before ours comes.
+            registered = self.native.ggml_backend_reg_by_name(b"CPU")
+            if registered:
+                self.native.ggml_backend_unload(registered)
+        if not self.native.ggml_backend_load(str(path).encode()):
+            raise EngineMissing(
+                f"the engine refused to load {path}",
+                hint="mesh-llm engine build --force builds it again",
+            )
+
+    def devices(self) -> tuple[Device, ...]:
+        count = self.native.ggml_backend_dev_count()
+        return tuple(self._device(self.native.ggml_backend_dev_get(i)) for i in range(count))
+
+    def _device(self, handle: int) -> Device:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.native.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+        kind = self.native.ggml_backend_dev_type(handle)
+        return Device(
+            name=self.native.ggml_backend_dev_name(handle).decode(),
+            description=self.native.ggml_backend_dev_description(handle).decode(errors="replace"),
+            kind=_DEVICE_KINDS.get(kind, DeviceKind.ACCELERATOR),
+            free_bytes=free.value,
+            total_bytes=total.value,
+        )
+
+    def cpu_features(self) -> tuple[str, ...]:
+        """Instruction sets that the loaded CPU code was compiled for."""
+        registered = self.native.ggml_backend_reg_by_name(b"CPU")
+        if not registered:
+            return ()
+        getter = self.native.ggml_backend_reg_get_proc_address(registered, b"ggml_backend_get_features")
+        if not getter:
+            return ()
+        prototype = ctypes.CFUNCTYPE(ctypes.POINTER(_Feature), ctypes.c_void_p)
+        feature = prototype(getter)(registered)
+        names = []
+        index = 0
+        while feature[index].name:
+            if feature[index].value not in (b"0", None):
+                names.append(feature[index].name.decode())
+            index += 1
+        return tuple(names)
+
+
+class MeshLibrary:
+    """The C API of our own library; `Engine.load` has loaded it as a backend already."""
+
+    def __init__(self, path: Path) -> None:
+        self.native = ctypes.CDLL(str(path))
+        self.native.ggml_mesh_engine_version.restype = ctypes.c_char_p
+        self.native.ggml_mesh_guard.argtypes = [ctypes.c_int]
+        self.native.ggml_mesh_selftest.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        made_for = self.native.ggml_mesh_engine_version().decode()
+        if made_for != ENGINE_VERSION:
+            raise EngineMissing(
+                f"{path} was made for engine {made_for}; this mesh-llm needs {ENGINE_VERSION}",
+                hint="mesh-llm engine build --force builds it again",
+            )
+
+    def guard(self, descriptor: int) -> None:
+        """End this process when the other end of `descriptor` closes, even while it loads a model."""
+        if code := self.native.ggml_mesh_guard(descriptor):
+            raise OSError(code, f"cannot watch descriptor {descriptor}")
+
+    def selftest(self) -> None:
+        why = ctypes.create_string_buffer(500)
+        if self.native.ggml_mesh_selftest(why, len(why)):
+            raise EngineMissing(why.value.decode(errors="replace"))
+
+
+class _Feature(ctypes.Structure):
+    """struct ggml_backend_feature; the list ends with a null name."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
+
+
+def _declare(native: ctypes.CDLL) -> None:
+    """Argument and result types: ctypes assumes int, which cuts pointers in half."""
+    pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+    signatures: dict[str, tuple[object, list[object]]] = {
+        "ggml_backend_reg_by_name": (pointer, [text]),
+        "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
+        "ggml_backend_unload": (None, [pointer]),
+        "ggml_backend_load": (pointer, [text]),
+        "ggml_backend_dev_count": (size, []),
+        "ggml_backend_dev_get": (pointer, [size]),
+        "ggml_backend_dev_name": (text, [pointer]),
+        "ggml_backend_dev_description": (text, [pointer]),
+        "ggml_backend_dev_type": (ctypes.c_int, [pointer]),
+        "ggml_backend_dev_memory": (
+            None,
+            [pointer, ctypes.POINTER(size), ctypes.POINTER(size)],
+        ),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(native, name)
+        function.restype = result
+        function.argtypes = arguments

@@ -1,0 +1,90 @@
+"""What this machine is: its processor, its memory, how many threads to use."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from mesh_llm.defaults import MEMORY_RESERVE_BYTES, MEMORY_RESERVE_SHARE
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def platform_name() -> str:
+    return f"{platform.system().lower()}-{platform.machine().lower()}"
+
+
+def cpu_identity() -> str:
+    """Changes when native code for this CPU would: a home folder may move to another machine."""
+    facts = [platform.machine(), platform.processor()]
+    with suppress(OSError):
+        wanted = ("flags", "Features", "model name", "CPU implementer", "CPU part")
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        facts += sorted({line for line in lines if line.startswith(wanted)})
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def threads() -> int:
+    """Physical cores that this process may use; hyper-threads only slow the kernels down."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    return max(1, min(physical, allowed, _cgroup_cores() or physical))
+
+
+def _cgroup_cores() -> int | None:
+    """Whole cores granted to a container."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def available_memory() -> int:
+    """Bytes of main memory that a model may take without pushing others out."""
+    memory = psutil.virtual_memory()
+    available = memory.available
+    limit = _cgroup_number("memory.max")
+    if limit is not None:
+        available = min(available, limit - (_cgroup_number("memory.current") or 0) + _cgroup_cache())
+    reserve = max(MEMORY_RESERVE_BYTES, int(memory.total * MEMORY_RESERVE_SHARE))
+    return max(0, available - reserve)
+
+
+def total_memory() -> int:
+    total = psutil.virtual_memory().total
+    return min(total, _cgroup_number("memory.max") or total)
+
+
+def _cgroup_number(name: str) -> int | None:
+    try:
+        return int((_CGROUP / name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cgroup_cache() -> int:
+    """File pages count as used in a container, and go when memory is needed."""
+    try:
+        for line in (_CGROUP / "memory.stat").read_text().splitlines():
+            if line.startswith("inactive_file "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed something for want of memory, since it started."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return 0

@@ -1,0 +1,216 @@
+"""Child processes: the only module that spawns or signals.
+
+A child belongs to the block that started it:
+
+    async with spawn(argv, ...) as child:
+        ...
+
+However that block ends, the child's whole session is told to stop, given a
+grace, killed and reaped, and its output has been read to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh_llm.defaults import (
+    CHILD_KEPT_LINES,
+    CHILD_LINE_LIMIT_BYTES,
+    CHILD_STOP_GRACE_S,
+    CHILD_WRITE_TIMEOUT_S,
+)
+from mesh_llm.errors import MeshError
+
+LineSink = Callable[[str], None]
+
+
+class Child:
+    """A running child and what it said. Made by `spawn` alone."""
+
+    def __init__(self, process: asyncio.subprocess.Process, *, own_session: bool) -> None:
+        self._process = process
+        self._own_session = own_session
+        self.recent: deque[str] = deque(maxlen=CHILD_KEPT_LINES)
+        """The last lines of its standard error: what people need when it dies."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Its exit status; negative for a signal, as everywhere in Python."""
+        return await self._process.wait()
+
+    def signal_group(self, number: signal.Signals) -> None:
+        # The group, not the pid: a compiler driver or a wrapper would leave its own children running.
+        with suppress(ProcessLookupError, PermissionError):
+            if self._own_session:
+                os.killpg(self._process.pid, number)
+            elif self._process.returncode is None:
+                os.kill(self._process.pid, number)
+
+    async def send(self, data: bytes, *, close: bool) -> None:
+        """Write to its standard input. Left open, that input is its lifeline: it ends when we do."""
+        stdin = self._process.stdin
+        if stdin is None:
+            return
+        # A child that died early is reported by `wait`, with its reasons; not by a broken pipe here.
+        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+            stdin.write(data)
+            async with asyncio.timeout(CHILD_WRITE_TIMEOUT_S):
+                await stdin.drain()
+        if close:
+            stdin.close()
+
+
+@asynccontextmanager
+async def spawn(
+    argv: Sequence[str | Path],
+    *,
+    on_stdout: LineSink,
+    on_stderr: LineSink,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    own_session: bool = True,
+) -> AsyncIterator[Child]:
+    """Start a program. With `own_session` off it stays in our group and is killed along with us."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(os.fspath(part) for part in argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=own_session,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+        )
+    except OSError as error:
+        raise MeshError(f"cannot start {argv[0]}: {error.strerror}") from error
+    child = Child(process, own_session=own_session)
+
+    def keep(line: str) -> None:
+        child.recent.append(line)
+        on_stderr(line)
+
+    assert process.stdout is not None and process.stderr is not None
+    readers = [
+        asyncio.create_task(_read_lines(process.stdout, on_stdout), name=f"stdout of {process.pid}"),
+        asyncio.create_task(_read_lines(process.stderr, keep), name=f"stderr of {process.pid}"),
+    ]
+    try:
+        yield child
+        # The block may end because the child did: its last words are still in the pipes.
+        if process.returncode is not None:
+            await asyncio.wait(readers, timeout=CHILD_STOP_GRACE_S)
+    finally:
+        # A task of its own: cancelling the owner, even twice, must not leave a child behind.
+        await _uninterrupted(_end(child, process, readers))
+
+
+async def _uninterrupted(work: Coroutine[None, None, None]) -> None:
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _end(child: Child, process: asyncio.subprocess.Process, readers: list[asyncio.Task[None]]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    if process.returncode is None:
+        child.signal_group(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(CHILD_STOP_GRACE_S):
+                await process.wait()
+        except TimeoutError:
+            pass
+    # Always: whatever the child started lives in its session and goes with it.
+    child.signal_group(signal.SIGKILL)
+    await process.wait()
+    _, late = await asyncio.wait(readers, timeout=CHILD_STOP_GRACE_S)
+    for reader in late:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    for reader in readers:
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            raise error
+
+
+async def _read_lines(stream: asyncio.StreamReader, sink: LineSink) -> None:
+    """Hand over complete lines; a line beyond the limit is cut, never waited for."""
+    pending = b""
+    while chunk := await stream.read(1 << 16):
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in lines:
+            sink(line[:CHILD_LINE_LIMIT_BYTES].decode(errors="replace").rstrip("\r"))
+        pending = pending[:CHILD_LINE_LIMIT_BYTES]
+    if pending:
+        sink(pending.decode(errors="replace"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    status: int
+    output: tuple[str, ...]
+    errors: tuple[str, ...]
+
+
+async def run(
+    argv: Sequence[str | Path],
+    *,
+    timeout_s: float,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    on_line: LineSink | None = None,
+) -> Finished:
+    """Run a program to its end. `on_line` sees both outputs as they come."""
+    output: list[str] = []
+
+    def collect(line: str) -> None:
+        output.append(line)
+        if on_line is not None:
+            on_line(line)
+
+    def ignore(line: str) -> None:
+        if on_line is not None:
+            on_line(line)
+
+    async with spawn(argv, on_stdout=collect, on_stderr=ignore, env=env, cwd=cwd) as child:
+        await child.send(stdin, close=True)
+        try:
+            async with asyncio.timeout(timeout_s):
+                status = await child.wait()
+        except TimeoutError:
+            name = Path(argv[0]).name
+            raise MeshError(f"{name} did not finish within {timeout_s:.0f} s") from None
+    return Finished(status=status, output=tuple(output), errors=tuple(child.recent))
+
+
+def die_of(number: int) -> None:
+    """End this process by a signal, so that whoever waits for it reads the cause."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def module(name: str) -> list[str]:
+    """The command line of one of our own child modules.
+
+    -P: the folder that the user happens to stand in must not provide modules.
+    """
+    return [sys.executable, "-P", "-m", name]

@@ -1,0 +1,142 @@
+"""Child: llama-server over one model, on a loopback port of its own.
+
+1. reads one JSON line from stdin (`EngineSpec`); stdin then stays open, and its
+   end means that the node is gone: the child ends, too, within a second;
+2. loads the engine, its native libraries and the model;
+3. prints one JSON line: `{"event": "ready", "port", "pid"}` or
+   `{"event": "failed", "cause"}`; what the engine itself has to say goes to
+   stderr.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from mesh_llm.defaults import ENGINE_LOG_VERBOSITY
+from mesh_llm.engine.library import Engine, MeshLibrary
+from mesh_llm.engine.spec import EngineSpec
+from mesh_llm.errors import MeshError
+from mesh_llm.types import Device, DeviceKind
+
+_ORPHANED = 75
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    # A terminal's Ctrl-C is for the node, which drains first; the node then ends us with TERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    report = _separate_stdout()
+    spec = EngineSpec.from_line(sys.stdin.readline())
+    try:
+        server = start(spec)
+    except (MeshError, OSError, RuntimeError, ValueError) as error:
+        report({"event": "failed", "cause": str(error)})
+        os._exit(1)
+    port = urlsplit(server.listening_address).port
+    report({"event": "ready", "port": port, "pid": os.getpid()})
+    threading.Event().wait()
+
+
+def _separate_stdout() -> Any:
+    """Keep stdout for our own lines: native code that prints to it lands in stderr instead."""
+    ours = os.dup(1)
+    os.dup2(2, 1)
+
+    def report(event: dict[str, Any]) -> None:
+        os.write(ours, json.dumps(event).encode() + b"\n")
+
+    return report
+
+
+def start(spec: EngineSpec) -> Any:
+    libraries = spec.library_paths()
+    engine = Engine.load({})
+    if "mesh" in libraries:
+        # Before anything slow: from here on no death of the node goes unnoticed.
+        engine.load_backend("mesh", libraries["mesh"])
+        MeshLibrary(libraries["mesh"]).guard(0)
+    else:
+        _watch_from_python()
+    for backend, path in libraries.items():
+        if backend != "mesh":
+            engine.load_backend(backend, path)
+    import xllamacpp  # after the native libraries: importing it fixes the list of devices
+
+    return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices()))
+
+
+def _watch_from_python() -> None:
+    """Without our library: Linux signals the orphan; elsewhere it ends as soon as loading lets Python run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 64):
+                pass
+        os._exit(_ORPHANED)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> Any:
+    """An `EngineSpec` in the engine's own terms."""
+    params = xllamacpp.CommonParams()
+    params.model.path = spec.model
+    params.model_alias = {spec.alias}
+    params.n_ctx = spec.context
+    params.n_parallel = spec.slots
+    params.cpuparams.n_threads = spec.threads
+    params.cpuparams_batch.n_threads = spec.threads
+    params.cache_type_k = cache_type(xllamacpp, spec.cache_type_k)
+    params.cache_type_v = cache_type(xllamacpp, spec.cache_type_v)
+    params.tensor_split = tensor_split(spec.devices, devices, len(params.tensor_split))
+    params.n_gpu_layers = spec.gpu_layers
+    params.cache_ram_mib = spec.prompt_cache_mib
+    params.embedding = spec.embeddings or spec.rerank
+    if spec.rerank:
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    if spec.mmproj is not None:
+        params.mmproj.path = spec.mmproj
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.api_keys = [spec.key]
+    params.endpoint_metrics = True
+    params.endpoint_slots = True
+    params.ui = False
+    params.fit_params = False  # we have fitted it, over all machines; the engine knows only this one
+    params.offline = True
+    params.verbosity = ENGINE_LOG_VERBOSITY
+    for key, value in spec.settings.items():
+        setattr(params, key, value)
+    return params
+
+
+def tensor_split(chosen: tuple[str, ...], devices: tuple[Device, ...], length: int) -> list[float]:
+    """Shares by free memory of the chosen devices, none for the others.
+
+    The wheel has no parameter for a list of devices. The engine counts
+    everything but the CPU, in the order of registration.
+    """
+    shares = [
+        device.free_bytes / (1 << 30) if device.name in chosen else 0.0
+        for device in devices
+        if device.kind is not DeviceKind.CPU
+    ]
+    return (shares + [0.0] * length)[:length]
+
+
+def cache_type(xllamacpp: Any, name: str) -> Any:
+    return getattr(xllamacpp.ggml_type, f"GGML_TYPE_{name.upper()}")
+
+
+if __name__ == "__main__":
+    main()

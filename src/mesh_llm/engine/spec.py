@@ -1,0 +1,103 @@
+"""What an engine child is told: one JSON document, checked on both sides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.errors import UsageError
+from mesh_llm.types import Setting
+
+SETTINGS: dict[str, type] = {
+    "n_batch": int,
+    "n_ubatch": int,
+    "n_keep": int,
+    "n_cache_reuse": int,
+    "n_threads_http": int,
+    "n_ctx_checkpoints": int,
+    "cache_ram_mib": int,
+    "cache_prompt": bool,
+    "cache_idle_slots": bool,
+    "cont_batching": bool,
+    "ctx_shift": bool,
+    "swa_full": bool,
+    "kv_unified": bool,
+    "no_kv_offload": bool,
+    "no_op_offload": bool,
+    "no_extra_bufts": bool,
+    "check_tensors": bool,
+    "warmup": bool,
+    "use_jinja": bool,
+    "chat_template": str,
+    "prefill_assistant": bool,
+    "slot_prompt_similarity": float,
+    "slot_save_path": str,
+    "sleep_idle_seconds": int,
+    "rope_freq_base": float,
+    "rope_freq_scale": float,
+    "yarn_ext_factor": float,
+    "yarn_attn_factor": float,
+    "yarn_beta_fast": float,
+    "yarn_beta_slow": float,
+    "yarn_orig_ctx": int,
+    "image_min_tokens": int,
+    "image_max_tokens": int,
+    "mmproj_use_gpu": bool,
+}
+"""llama.cpp's own settings that --engine-set takes, by the names that the engine gives them."""
+
+
+def parse_setting(text: str) -> tuple[str, Setting]:
+    """`KEY=VALUE` of --engine-set."""
+    key, separator, value = text.partition("=")
+    if not separator or key not in SETTINGS:
+        nearest = ", ".join(sorted(SETTINGS))
+        raise UsageError(f"--engine-set {text}: no such setting", hint=f"KEY=VALUE with one of {nearest}")
+    kind = SETTINGS[key]
+    try:
+        if kind is bool:
+            return key, {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}[
+                value.lower()
+            ]
+        return key, kind(value)
+    except (KeyError, ValueError):
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise UsageError(f"--engine-set {text}: {key} takes {wanted}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """Everything that decides how the engine child runs."""
+
+    model: str
+    alias: str
+    context: int
+    """Tokens of all slots together, as llama.cpp counts."""
+    slots: int
+    threads: int
+    key: str
+    devices: tuple[str, ...] = ()
+    """GPUs by name; none means the CPU alone."""
+    gpu_layers: int = 0
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    embeddings: bool = False
+    rerank: bool = False
+    mmproj: str | None = None
+    prompt_cache_mib: int = 0
+    libraries: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Setting] = field(default_factory=dict)
+    bin_dir: str | None = None
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> EngineSpec:
+        document: dict[str, Any] = json.loads(line)
+        return cls(**{**document, "devices": tuple(document["devices"])})
+
+    def library_paths(self) -> dict[str, Path]:
+        return {name: Path(path) for name, path in self.libraries.items()}

@@ -1,0 +1,166 @@
+"""The life of one engine child: started, watched, explained, restarted, ended.
+
+Ready or dead, it is noticed by the same path: the child's own lines and its
+exit, nothing is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from mesh_llm.defaults import (
+    ENGINE_BACKOFF_FIRST_S,
+    ENGINE_BACKOFF_LAST_S,
+    ENGINE_EXPLAIN_S,
+    ENGINE_HEALTHY_S,
+    ENGINE_LOG_BYTES,
+    ENGINE_LOG_COUNT,
+)
+from mesh_llm.engine.diagnostics import Cause, Death, buffer_bytes, explain, redacted
+from mesh_llm.engine.machine import oom_kills
+from mesh_llm.engine.process import Child, module, spawn
+from mesh_llm.engine.spec import EngineSpec
+from mesh_llm.errors import EngineFailed
+
+log = logging.getLogger(__name__)
+
+
+class EngineState(StrEnum):
+    NONE = "none"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """What can be told about the engine right now."""
+
+    state: EngineState = EngineState.NONE
+    reason: str = ""
+    pid: int | None = None
+    port: int | None = None
+    ready_s: float = 0.0
+    restarts: int = 0
+    buffers: dict[str, int] = field(default_factory=dict)
+    """Bytes by kind (model, KV, compute …), as the engine itself reports them."""
+
+
+class EngineSupervisor:
+    """Owns the engine child. `run` returns only by failing or being cancelled."""
+
+    def __init__(self, spec: EngineSpec, log_file: Path, on_change: Callable[[EngineReport], None]) -> None:
+        self.spec = spec
+        self.report = EngineReport()
+        self._log_file = log_file
+        self._on_change = on_change
+        self._failed: str | None = None
+        self._death: asyncio.Future[Death] | None = None
+        self._started = 0.0
+
+    async def run(self) -> None:
+        """Keep an engine running. Raises `EngineFailed` where no restart could help."""
+        backoff = ENGINE_BACKOFF_FIRST_S
+        was_ready = False
+        while True:
+            death = await self._live_once()
+            lived_s = time.monotonic() - self._started
+            was_ready = was_ready or self.report.state is EngineState.READY
+            log.warning("engine died cause=%s after_s=%.1f: %s", death.cause, lived_s, death.sentence)
+            self._change(state=EngineState.FAILED, reason=death.sentence, pid=None, port=None)
+            if death.hopeless or not was_ready:
+                raise EngineFailed(death.sentence, hint=f"its log: {self._log_file}")
+            backoff = ENGINE_BACKOFF_FIRST_S if lived_s > ENGINE_HEALTHY_S else backoff
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, ENGINE_BACKOFF_LAST_S)
+            self._change(restarts=self.report.restarts + 1)
+
+    async def why(self, port: int) -> str:
+        """Why the engine on `port` broke off, once that is known; asked by the gateway."""
+        death = self._death
+        if death is not None and self.report.port == port:
+            try:
+                async with asyncio.timeout(ENGINE_EXPLAIN_S):
+                    return (await asyncio.shield(death)).sentence
+            except TimeoutError:
+                return "the engine closed the connection"
+        return self.report.reason or "the engine was restarted"
+
+    async def _live_once(self) -> Death:
+        self._failed = None
+        self._death = asyncio.get_running_loop().create_future()
+        self._started = time.monotonic()
+        kills_before = oom_kills()
+        self._change(state=EngineState.LOADING, reason="the model is loading", buffers={})
+        try:
+            async with (
+                self._log() as write,
+                spawn(
+                    module("mesh_llm.engine.external" if self.spec.bin_dir else "mesh_llm.engine.serve"),
+                    on_stdout=self._on_event,
+                    on_stderr=lambda line: self._on_log(line, write),
+                ) as child,
+            ):
+                self._change(pid=child.pid)
+                await child.send(self.spec.to_line(), close=False)
+                status = await child.wait()
+            death = self._explain(child, status, oom_killed=oom_kills() > kills_before)
+        except asyncio.CancelledError:
+            stopped = Death(cause=Cause.STOPPED, sentence="the engine was stopped")
+            self._death.set_result(stopped)
+            self._change(state=EngineState.NONE, reason=stopped.sentence, pid=None, port=None)
+            raise
+        self._death.set_result(death)
+        return death
+
+    def _explain(self, child: Child, status: int, *, oom_killed: bool) -> Death:
+        return explain(status=status, failed=self._failed, lines=tuple(child.recent), oom_killed=oom_killed)
+
+    def _on_event(self, line: str) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            log.warning("engine said something that is not JSON: %.200s", line)
+            return
+        if event.get("event") == "ready":
+            ready_s = time.monotonic() - self._started
+            log.info("engine ready port=%d pid=%d took_s=%.2f", event["port"], event["pid"], ready_s)
+            self._change(state=EngineState.READY, reason="", port=event["port"], ready_s=ready_s)
+        elif event.get("event") == "failed":
+            self._failed = str(event.get("cause"))
+
+    def _on_log(self, line: str, write: Callable[[str], None]) -> None:
+        write(redacted(line))
+        if found := buffer_bytes(line):
+            kind, size = found
+            buffers = {**self.report.buffers, kind: self.report.buffers.get(kind, 0) + size}
+            self.report = replace(self.report, buffers=buffers)
+
+    def _change(self, **fields: object) -> None:
+        self.report = replace(self.report, **fields)  # type: ignore[arg-type]
+        self._on_change(self.report)
+
+    @asynccontextmanager
+    async def _log(self) -> AsyncIterator[Callable[[str], None]]:
+        """The engine's own log, kept beside the node's and bounded in size."""
+        handler = RotatingFileHandler(
+            self._log_file, maxBytes=ENGINE_LOG_BYTES, backupCount=ENGINE_LOG_COUNT, encoding="utf-8"
+        )
+        handler.setFormatter(logging.Formatter("%(message)s"))
+
+        def write(line: str) -> None:
+            handler.handle(logging.makeLogRecord({"msg": line, "levelno": logging.INFO}))
+
+        try:
+            yield write
+        finally:
+            handler.close()

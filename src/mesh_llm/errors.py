@@ -1,0 +1,56 @@
+"""Errors written for the person who reads them: what happened, to what, what to do."""
+
+from __future__ import annotations
+
+
+class MeshError(Exception):
+    """An expected failure: one sentence, perhaps a hint, never a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(MeshError):
+    """The command line asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class EngineMissing(MeshError):
+    """The engine wheel is absent, or not the one that this version was made for."""
+
+
+class BuildFailed(MeshError):
+    """A native library could not be built."""
+
+
+class ModelError(MeshError):
+    """A model file is missing, unreadable, damaged, or not one we can run."""
+
+
+class ModelDoesNotFit(MeshError):
+    """The memory at hand does not hold the model."""
+
+
+class DownloadFailed(MeshError):
+    """A model could not be fetched."""
+
+
+class EngineFailed(MeshError):
+    """The engine child died or could not start."""
+
+
+class HomeInUse(MeshError):
+    """Another node runs on the same home."""
+
+
+class PortInUse(MeshError):
+    """The API port belongs to somebody else."""
+
+
+class NodeNotRunning(MeshError):
+    """A command needs a running node, and there is none on this home."""

@@ -1,0 +1,106 @@
+"""The request's body on its way to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError, HttpVersion11
+
+from mesh_llm.gateway import failures
+from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.metrics import Exchange
+
+
+class Body:
+    """All of what the client sends where it is small, else its start and the way to its rest."""
+
+    def __init__(self, request: web.BaseRequest, exchange: Exchange, limits: Limits) -> None:
+        self._content = request.content
+        self._exchange = exchange
+        self._limits = limits
+        self._length = request.content_length
+        self._start = b""
+        self.complete = not request.body_exists
+        """Nothing more is to come: the body can be sent again."""
+        self.failure: Failure | None = None
+        """Why the rest could not be had; the exception that aiohttp makes of it says less."""
+        self.waiting = False
+        """It is the client that everybody waits for."""
+        self.bound: asyncio.Timeout | None = None
+        """Moved on by every step of an upload, so that neither side can stop it for ever."""
+
+    @classmethod
+    async def receive(cls, request: web.BaseRequest, exchange: Exchange, limits: Limits) -> Body:
+        """Let the client begin, and take in what may have to be sent a second time."""
+        body = cls(request, exchange, limits)
+        if body._length is not None and body._length > limits.body_bytes:
+            raise failures.body_too_large(limits.body_bytes)
+        await body._let_begin(request)
+        if body._length is None or body._length <= limits.replay_bytes:
+            await body._read_start()
+        return body
+
+    def headers(self) -> dict[str, str]:
+        """How the body is framed towards the engine; without a length it goes in chunks."""
+        if self.complete:
+            return {"Content-Length": str(len(self._start))} if self._start else {}
+        return {} if self._length is None else {"Content-Length": str(self._length)}
+
+    def data(self) -> bytes | AsyncIterator[bytes] | None:
+        return (self._start or None) if self.complete else self._stream()
+
+    async def _let_begin(self, request: web.BaseRequest) -> None:
+        expect = request.headers.get("Expect", "").lower()
+        if not expect or request.version != HttpVersion11:
+            return
+        if expect != "100-continue":
+            raise failures.bad_request("Expect may only ask for 100-continue", status=417)
+        if not self.complete:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            # The answer proper has not begun.
+            request.writer.output_size = 0
+
+    async def _read_start(self) -> None:
+        parts: list[bytes] = []
+        while not self.complete and self._exchange.received_bytes <= self._limits.replay_bytes:
+            try:
+                async with asyncio.timeout(self._limits.silence_s):
+                    parts.append(await self._next())
+            except TimeoutError:
+                raise failures.body_late(self._limits.silence_s) from None
+        self._start = b"".join(parts)
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        if self._start:
+            yield self._start
+        while not self.complete:
+            self._step()
+            try:
+                chunk = await self._next()
+            except Failure as failure:
+                self.failure = failure
+                raise
+            self._step()
+            if chunk:
+                yield chunk
+
+    async def _next(self) -> bytes:
+        # Stays true when a time limit cuts the wait short: that is how its cause is known.
+        self.waiting = True
+        try:
+            chunk = await self._content.readany()
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise failures.bad_request("the request body is malformed") from error
+        self.waiting = False
+        self.complete = not chunk
+        self._exchange.received_bytes += len(chunk)
+        if self._exchange.received_bytes > self._limits.body_bytes:
+            raise failures.body_too_large(self._limits.body_bytes)
+        return chunk
+
+    def _step(self) -> None:
+        if self.bound is not None:
+            self.bound.reschedule(asyncio.get_running_loop().time() + self._limits.silence_s)

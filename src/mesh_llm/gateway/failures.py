@@ -1,0 +1,111 @@
+"""Errors in OpenAI's shape: the only place that writes one for an API client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from mesh_llm.defaults import GATEWAY_RETRY_AFTER_S
+from mesh_llm.gateway.upstream import Health
+
+_CLOSE = {"Connection": "close"}
+_RETRY = {"Retry-After": str(GATEWAY_RETRY_AFTER_S)}
+
+
+class Failure(Exception):
+    """Why a request gets no answer from the engine, as its client will read it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str,
+        code: str,
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, str | None] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.headers = dict(headers or {})
+        self.more = dict(more or {})
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.kind, "code": self.code}
+        return json.dumps({"error": error, **self.more}).encode()
+
+    def event(self) -> bytes:
+        """The same, for an event stream that is already open."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def response(self) -> web.Response:
+        headers = {"Server": "mesh-llm", **self.headers}
+        response = web.Response(
+            status=self.status, body=self.body(), content_type="application/json", headers=headers
+        )
+        if self.headers.get("Connection") == "close":
+            response.force_close()
+        return response
+
+
+def not_serving(health: Health) -> Failure:
+    reason = health.reason or "nothing is being served right now"
+    return Failure(503, reason, kind="unavailable_error", code="not_serving", headers=_RETRY)
+
+
+def unhealthy(health: Health) -> Failure:
+    failure = not_serving(health)
+    failure.more = {"state": health.state.value, "reason": failure.message, "model": health.model}
+    return failure
+
+
+def leaving(message: str) -> Failure:
+    return Failure(503, message, kind="unavailable_error", code="not_serving", headers={**_RETRY, **_CLOSE})
+
+
+def engine_lost(sentence: str) -> Failure:
+    return Failure(502, sentence, kind="server_error", code="engine_lost")
+
+
+def engine_silent(silence_s: float) -> Failure:
+    message = f"the engine has sent nothing for {silence_s:g} s"
+    return Failure(504, message, kind="server_error", code="engine_silent")
+
+
+def body_too_large(limit_bytes: int) -> Failure:
+    message = f"the request body is larger than {limit_bytes / (1 << 20):g} MiB"
+    return _refused(413, message, code="body_too_large")
+
+
+def body_late(silence_s: float) -> Failure:
+    message = f"nothing more of the request body has arrived for {silence_s:g} s"
+    return _refused(408, message, code="body_late")
+
+
+def bad_request(message: str, *, status: int = 400, code: str = "bad_request") -> Failure:
+    return _refused(status, message, code=code)
+
+
+def wrong_key() -> Failure:
+    headers = {"WWW-Authenticate": "Bearer"}
+    message = "this API needs a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+    return Failure(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
+
+
+def forbidden(message: str, *, code: str) -> Failure:
+    return Failure(403, message, kind="permission_error", code=code)
+
+
+def internal() -> Failure:
+    message = "mesh-llm made a mistake in answering; its log has the details"
+    return Failure(500, message, kind="server_error", code="internal_error", headers=_CLOSE)
+
+
+def _refused(status: int, message: str, *, code: str) -> Failure:
+    # The rest of such a request may still be on its way: the connection cannot be used again.
+    return Failure(status, message, kind="invalid_request_error", code=code, headers=_CLOSE)

@@ -1,0 +1,14 @@
+"""The bounds of one gateway; the reasons for the numbers are in `defaults`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mesh_llm.defaults import GATEWAY_BODY_LIMIT_BYTES, GATEWAY_REPLAY_BYTES, GATEWAY_SILENCE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    body_bytes: int = GATEWAY_BODY_LIMIT_BYTES
+    replay_bytes: int = GATEWAY_REPLAY_BYTES
+    silence_s: float = GATEWAY_SILENCE_S

@@ -1,0 +1,129 @@
+"""What the gateway counts, and the line it logs for each request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+# The version in which the engine writes its own series, too.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+access = logging.getLogger("mesh_llm.access")
+
+CLIENT_GONE = "client_gone"
+BROKEN = "broken"
+_PATH_SHOWN = 200
+
+# Paths are the caller's to choose, labels live as long as the process: only known ones become labels.
+_ROUTES = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/models",
+        "/v1/health",
+        "/chat/completions",
+        "/completion",
+        "/completions",
+        "/infill",
+        "/embedding",
+        "/embeddings",
+        "/rerank",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/models",
+        "/props",
+        "/slots",
+        "/health",
+        "/metrics",
+        "/",
+    }
+)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+def route(path: str) -> str:
+    return path if path in _ROUTES else "other"
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One request and its answer, as they go along."""
+
+    method: str
+    path: str
+    started_s: float = field(default_factory=time.monotonic)
+    first_byte_s: float | None = None
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    tail: bytes = b""
+    """What was sent last."""
+    response: web.StreamResponse | None = None
+    """The engine's answer, once its headers are on their way to the client."""
+    outcome: str = ""
+    """Set where the status does not say how it ended: the client left, or the answer broke off."""
+
+    def sent(self, chunk: bytes) -> None:
+        if self.method == "HEAD":
+            return
+        if self.first_byte_s is None:
+            self.first_byte_s = time.monotonic() - self.started_s
+        self.sent_bytes += len(chunk)
+        self.tail = chunk
+
+
+class Meters:
+    def __init__(self) -> None:
+        # A registry of our own: two gateways in one process must not share their numbers.
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "mesh_llm_gateway_requests",
+            "Requests answered, by route and by status or other end.",
+            ("route", "status"),
+            registry=self._registry,
+        )
+        self._in_flight = Gauge("mesh_llm_gateway_in_flight", "Requests under way.", registry=self._registry)
+        self._first_byte = Histogram(
+            "mesh_llm_gateway_first_byte_seconds",
+            "From a request's headers to the first byte of its answer's body.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._bytes = Counter(
+            "mesh_llm_gateway_bytes",
+            "Bytes of bodies, from clients (in) and to them (out).",
+            ("direction",),
+            registry=self._registry,
+        )
+
+    def begin(self, request: web.BaseRequest) -> Exchange:
+        self._in_flight.inc()
+        return Exchange(method=request.method, path=request.rel_url.raw_path)
+
+    def finish(self, exchange: Exchange, *, status: int) -> None:
+        end = exchange.outcome or str(status)
+        label = route(exchange.path)
+        self._in_flight.dec()
+        self._requests.labels(label, end).inc()
+        self._bytes.labels("in").inc(exchange.received_bytes)
+        self._bytes.labels("out").inc(exchange.sent_bytes)
+        if exchange.first_byte_s is not None:
+            self._first_byte.labels(label).observe(exchange.first_byte_s)
+        if access.isEnabledFor(logging.INFO):
+            took_s = time.monotonic() - exchange.started_s
+            # No query: people put keys there. No raw bytes: a log line is one line of plain text.
+            path = exchange.path[:_PATH_SHOWN].encode("ascii", "backslashreplace").decode()
+            access.info("%s %s %s %d %.3f", exchange.method, path, end, exchange.sent_bytes, took_s)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)

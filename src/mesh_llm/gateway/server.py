@@ -1,0 +1,247 @@
+"""The API port: connections, who answers what, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
+from mesh_llm.defaults import (
+    API_LISTEN,
+    API_PORT,
+    GATEWAY_CLIENT_IDLE_S,
+    GATEWAY_HEADER_LIMIT_BYTES,
+    GATEWAY_LINGER_S,
+    GATEWAY_STOP_S,
+)
+from mesh_llm.errors import UsageError
+from mesh_llm.gateway import failures, listen
+from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.guard import HEALTH_PATHS, Guard, is_loopback
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.metrics import CLIENT_GONE, CONTENT_TYPE, Exchange, Meters
+from mesh_llm.gateway.proxy import Relay
+from mesh_llm.gateway.upstream import Serving
+from mesh_llm.types import State
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    listen: str = API_LISTEN
+    port: int = API_PORT
+    """0 takes any free one."""
+    api_key: str | None = field(default=None, repr=False)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+class Gateway:
+    """Answers API clients on one port from `start` until `stop`."""
+
+    def __init__(self, config: GatewayConfig, serving: Serving) -> None:
+        self._config = config
+        self._serving = serving
+        self._guard = Guard(api_key=config.api_key, listen=config.listen)
+        self._meters = Meters()
+        self._relay: Relay | None = None
+        self._runner: web.ServerRunner | None = None
+        self._site: web.SockSite | None = None
+        self._port = 0
+        self._draining = False
+        self._stopping = False
+        self._under_way: set[asyncio.Task[object]] = set()
+
+    @property
+    def port(self) -> int:
+        """The port that was taken; 0 before `start`."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches the API."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._config.listen, self._config.listen)
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return f"http{'s' if self._config.tls_cert else ''}://{host}:{self._port}"
+
+    async def start(self) -> None:
+        config = self._config
+        _check(config)
+        context = None if config.tls_cert is None else listen.tls(config.tls_cert, config.tls_key)
+        taken = await asyncio.to_thread(listen.bind, config.listen, config.port)
+        self._port = taken.getsockname()[1]
+        self._relay = Relay(self._serving, config.limits)
+        # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
+        self._runner = web.ServerRunner(
+            _Server(self._handle, handler_cancellation=True), shutdown_timeout=GATEWAY_STOP_S
+        )
+        await self._runner.setup()
+        self._site = web.SockSite(self._runner, taken, ssl_context=context)
+        await self._site.start()
+        log.info("gateway listening url=%s", self.url)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests, and give those under way `timeout_s` to finish."""
+        self._draining = True
+        await self._close_port()
+        # Idle connections stay until `stop`: closing them here would cut off uploads as well.
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self._under_way:
+            left_s = deadline - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                log.warning("drain ended with requests under way count=%d", len(self._under_way))
+                return
+            await asyncio.wait(self._under_way, timeout=left_s)
+
+    async def stop(self) -> None:
+        """End everything: requests still under way are told so, and their connections closed."""
+        self._draining = self._stopping = True
+        await self._close_port()
+        for task in self._under_way:
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=GATEWAY_STOP_S)
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._relay is not None:
+            await self._relay.close()
+            self._relay = None
+
+    async def _close_port(self) -> None:
+        if self._site is not None:
+            await self._site.stop()
+            self._site = None
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The top of every request: whatever happens below, somebody is answered, counted and logged."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        exchange = self._meters.begin(request)
+        status = 0
+        try:
+            response = await self._answer_or_fail(request, exchange, task)
+            status = response.status
+            return response
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.outcome = CLIENT_GONE
+            raise
+        finally:
+            self._meters.finish(exchange, status=status)
+
+    async def _answer_or_fail(
+        self, request: web.BaseRequest, exchange: Exchange, task: asyncio.Task[object]
+    ) -> web.StreamResponse:
+        try:
+            return await self._answer(request, exchange)
+        except Failure as failure:
+            return await self._fail(request, exchange, failure)
+        except ConnectionError:
+            raise
+        except asyncio.CancelledError:
+            # Either the client has left, or this is `stop`: then the client is still there to be told.
+            if not self._stopping or request.transport is None:
+                raise
+            task.uncancel()
+            return await self._fail(request, exchange, failures.leaving("this node is stopping"))
+        except Exception:
+            log.exception("request failed method=%s path=%r", exchange.method, exchange.path)
+            return await self._fail(request, exchange, failures.internal())
+
+    async def _fail(
+        self, request: web.BaseRequest, exchange: Exchange, failure: Failure
+    ) -> web.StreamResponse:
+        if exchange.response is not None:
+            assert self._relay is not None
+            await self._relay.break_off(request, exchange, failure)
+            return exchange.response
+        response = failure.response()
+        exchange.sent(failure.body())
+        return response
+
+    async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        self._guard.check(request)
+        assert self._relay is not None
+        if request.method in ("GET", "HEAD"):
+            if request.path in HEALTH_PATHS:
+                return self._health(exchange)
+            if request.path == "/metrics":
+                return await self._metrics(exchange)
+        if self._draining:
+            raise failures.leaving("this node is leaving; requests under way are being finished")
+        return await self._relay.answer(request, exchange)
+
+    def _health(self, exchange: Exchange) -> web.Response:
+        health = self._serving.health()
+        if health.state is not State.SERVING:
+            raise failures.unhealthy(health)
+        response = web.json_response({"status": "ok", "state": health.state.value, "model": health.model})
+        return _ours(response, exchange)
+
+    async def _metrics(self, exchange: Exchange) -> web.Response:
+        assert self._relay is not None
+        text = self._meters.text() + await self._relay.engine_metrics()
+        return _ours(web.Response(body=text, headers={"Content-Type": CONTENT_TYPE}), exchange)
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(
+            self,
+            loop=asyncio.get_running_loop(),
+            # The gateway logs for itself, the requests that were cancelled as well.
+            access_log=None,  # type: ignore[arg-type]
+            keepalive_timeout=GATEWAY_CLIENT_IDLE_S,
+            lingering_time=GATEWAY_LINGER_S,
+            max_line_size=GATEWAY_HEADER_LIMIT_BYTES,
+            max_field_size=GATEWAY_HEADER_LIMIT_BYTES,
+            auto_decompress=False,
+        )
+
+
+class _Connection(web.RequestHandler):
+    """A client's connection that refuses in OpenAI's shape what is not even a request."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        # The text of the exception quotes the request, keys included: it goes nowhere.
+        log.debug("unreadable request error=%s", type(exc).__name__)
+        if isinstance(exc, LineTooLong):
+            limit = f"{GATEWAY_HEADER_LIMIT_BYTES >> 10} KiB"
+            failure = failures.bad_request(
+                f"the request line or a header is longer than {limit}", status=431, code="header_too_large"
+            )
+        elif status < 500:
+            failure = failures.bad_request("this is not an HTTP request that can be read", status=status)
+        else:
+            failure = failures.internal()
+        return failure.response()
+
+
+def _check(config: GatewayConfig) -> None:
+    if config.api_key is not None and not config.api_key.strip():
+        raise UsageError("the API key is empty", hint="leave --api-key out to serve this machine only")
+    if config.api_key is None and not is_loopback(config.listen):
+        raise UsageError(f"listening on {config.listen} needs --api-key", hint="127.0.0.1 needs none")
+    if config.tls_key is not None and config.tls_cert is None:
+        raise UsageError("--tls-key needs --tls-cert")
+
+
+def _ours(response: web.Response, exchange: Exchange) -> web.Response:
+    response.headers["Server"] = "mesh-llm"
+    if isinstance(response.body, bytes):
+        exchange.sent(response.body)
+    return response

@@ -1,0 +1,38 @@
+"""What the gateway asks of the node behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mesh_llm.types import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """Where the engine listens right now."""
+
+    url: str
+    """`http://127.0.0.1:PORT`, without a path."""
+    key: str = field(repr=False)
+    """The engine's own random key; never the client's, and never in a log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    state: State
+    reason: str
+    """A sentence for people; empty when serving."""
+    model: str | None
+
+
+class Serving(Protocol):
+    """The node, as far as the gateway knows it."""
+
+    def upstream(self) -> Upstream | None:
+        """Where to send a request now; None while there is nothing to serve with."""
+
+    def health(self) -> Health: ...
+
+    async def engine_failure(self, upstream: Upstream) -> str:
+        """The sentence why `upstream` broke off, within some two seconds of its doing so."""

@@ -1,0 +1,150 @@
+"""Where a node keeps its things: the home, its run and log folders, the shared cache, the models.
+
+~/.mesh-llm   (MESH_LLM_HOME)    identity, run/, logs/: one running node each
+~/.cache/mesh-llm (MESH_LLM_CACHE)   built libraries, shared by all homes
+~/.models     (MESH_LLM_MODELS)  GGUF files
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mesh_llm.defaults import UNIX_SOCKET_PATH_BYTES
+from mesh_llm.errors import HomeInUse, MeshError
+from mesh_llm.types import NodeId
+
+
+def cache_folder() -> Path:
+    if named := os.environ.get("MESH_LLM_CACHE"):
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mesh-llm"
+
+
+def models_folder() -> Path:
+    return Path(os.environ.get("MESH_LLM_MODELS", "~/.models")).expanduser()
+
+
+def default_home() -> Path:
+    return Path(os.environ.get("MESH_LLM_HOME", "~/.mesh-llm")).expanduser()
+
+
+class Home:
+    """One node's state on disk. Private to its owner: it holds the node's key and its control socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+
+    @property
+    def run_folder(self) -> Path:
+        return self.path / "run"
+
+    @property
+    def log_folder(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def control_socket(self) -> Path:
+        """In run/, unless that path is longer than a unix socket's may be."""
+        socket = self.run_folder / "control.sock"
+        if len(os.fsencode(socket)) <= UNIX_SOCKET_PATH_BYTES:
+            return socket
+        short = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"mesh-llm-{os.getuid()}" / f"{short}.sock"
+
+    def create(self) -> None:
+        try:
+            for folder in (self.path, self.run_folder, self.log_folder, self.control_socket.parent):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise MeshError(
+                f"cannot create {error.filename or self.path}: {error.strerror}",
+                hint="choose another folder with --home or MESH_LLM_HOME",
+            ) from error
+        owner = self.control_socket.parent.stat()
+        if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+            raise MeshError(
+                f"{self.control_socket.parent} is open to others, and would hold this node's control socket",
+                hint=f"chmod 700 {self.control_socket.parent}",
+            )
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold this home for one node. The kernel lets go of it however the node ends."""
+        self.create()
+        path = self.run_folder / "node.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = _holder(descriptor)
+                raise HomeInUse(
+                    f"{self.path} is in use by the node with pid {holder}",
+                    hint="mesh-llm stop ends it; --home DIR starts a second node beside it",
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "started": time.time()}).encode(), 0)
+            with suppress(FileNotFoundError):
+                self.control_socket.unlink()
+            yield
+        finally:
+            with suppress(FileNotFoundError):
+                if _is_locked_by_us(descriptor):
+                    self.control_socket.unlink()
+            os.close(descriptor)
+
+    def identity(self) -> NodeId:
+        """This node's id, from a secret that never leaves the home."""
+        path = self.path / "identity"
+        try:
+            secret = bytes.fromhex(path.read_text())
+        except FileNotFoundError:
+            secret = secrets.token_bytes(32)
+            _write_private(path, secret.hex())
+        except ValueError:
+            secret = b""
+        if len(secret) != 32:
+            raise MeshError(
+                f"{path} is damaged: it should hold 64 hexadecimal digits",
+                hint=f"restore it from a backup, or remove it and be a new node: rm {path}",
+            )
+        return NodeId(hashlib.sha256(b"mesh-llm node id" + secret).hexdigest())
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Whole or not at all, and never readable by others, not even for a moment."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        return str(json.loads(os.pread(descriptor, 256, 0))["pid"])
+    except (ValueError, KeyError):
+        return "unknown"
+
+
+def _is_locked_by_us(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
+            return False
+        raise
+    return True

@@ -1,0 +1,96 @@
+"""From a model, a machine and a person's wishes to the way the engine is run. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mesh_llm.errors import UsageError
+from mesh_llm.planning.fit import (
+    CacheSettings,
+    compute_bytes,
+    largest_context,
+    layer_cache_bytes,
+    memory_need,
+    refusal,
+)
+from mesh_llm.types import Device, DeviceKind, MemoryNeed, ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """How a model is going to lie in this machine's memory."""
+
+    settings: CacheSettings
+    need: MemoryNeed
+    have_bytes: int
+    devices: tuple[str, ...]
+    gpu_layers: int
+
+    @property
+    def spare_bytes(self) -> int:
+        return self.have_bytes - self.need.total_bytes
+
+
+def choose_devices(wanted: tuple[str, ...] | None, present: tuple[Device, ...]) -> tuple[Device, ...]:
+    """The GPUs to use; none means the CPU. A name that does not exist is refused."""
+    gpus = tuple(device for device in present if device.kind is not DeviceKind.CPU)
+    if wanted is None:
+        return tuple(device for device in gpus if device.kind is DeviceKind.GPU)
+    if wanted in (("none",), ("CPU",)):
+        return ()
+    by_name = {device.name: device for device in gpus}
+    for name in wanted:
+        if name not in by_name:
+            known = ", ".join(["CPU", *by_name])
+            raise UsageError(f"--device {name}: there is no such device", hint=f"this machine has {known}")
+    return tuple(by_name[name] for name in wanted)
+
+
+def fit_solo(
+    facts: ModelFacts,
+    wish: CacheSettings | None,
+    base: CacheSettings,
+    *,
+    memory_bytes: int,
+    gpus: tuple[Device, ...],
+    gpu_layers: int | None,
+) -> Fit:
+    """Fit a model on this machine alone, or say why not.
+
+    `wish` holds the context that was asked for; without it, `base` with the
+    largest context that fits is taken. GPUs are filled first, the CPU takes the
+    rest.
+    """
+    gpu_bytes = sum(device.free_bytes for device in gpus)
+    have = memory_bytes + gpu_bytes
+    settings = wish
+    if settings is None:
+        context = largest_context(facts, base, have)
+        if context is None:
+            smallest = replace(base, context=min(512, facts.context_trained))
+            raise refusal(facts, smallest, memory_need(facts, smallest), have)
+        settings = replace(base, context=context)
+    need = memory_need(facts, settings)
+    if need.total_bytes > have:
+        raise refusal(facts, settings, need, have)
+    return Fit(
+        settings=settings,
+        need=need,
+        have_bytes=have,
+        devices=tuple(device.name for device in gpus),
+        gpu_layers=_gpu_layers(facts, settings, gpu_bytes, gpu_layers) if gpus else 0,
+    )
+
+
+def _gpu_layers(facts: ModelFacts, settings: CacheSettings, gpu_bytes: int, wanted: int | None) -> int:
+    """How many layers, counted from the end as llama.cpp does, go to the GPUs; one more is the head."""
+    if wanted is not None:
+        return wanted
+    left = gpu_bytes - compute_bytes(facts, settings) - max(facts.head_bytes, facts.embedding_bytes)
+    count = 0
+    for layer in reversed(facts.layers):
+        left -= layer.weight_bytes + layer_cache_bytes(layer, settings)
+        if left < 0:
+            return count
+        count += 1
+    return count + 1

@@ -1,0 +1,704 @@
+"""The gateway over real sockets: what reaches the engine, what comes back, and every way to break off."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import pytest
+
+from mesh_llm.errors import MeshError, PortInUse, UsageError
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.upstream import Health, Upstream
+from mesh_llm.types import State
+from tests.support.raw_http import RawClient, connect, request_bytes
+from tests.support.upstream import KEY, LAST_CHUNK, SSE_HEAD, WAIT_S, FakeEngine, FakeNode, Seen, Wire, plain
+
+StartGateway = Callable[[GatewayConfig], Awaitable[Gateway]]
+
+
+def error(message: str, kind: str, code: str) -> dict[str, object]:
+    return {"error": {"message": message, "type": kind, "code": code}}
+
+
+LOST = error("the engine was killed by signal 9", "server_error", "engine_lost")
+
+
+# -- what reaches the engine --------------------------------------------------------------------
+
+
+async def test_request_arrives_as_it_was_sent(client: RawClient, engine: FakeEngine) -> None:
+    answer = await client.request(
+        "POST",
+        "/v1/chat/completions?a=1&b=%20x",
+        "X-Twice: one",
+        "X-Twice: two",
+        "Accept-Encoding: br",
+        "Content-Type: application/json",
+        body=b'{"stream": false}',
+    )
+    assert (answer.status, answer.reason, answer.whole) == (200, "OK", True)
+    [seen] = engine.seen
+    assert (seen.method, seen.target, seen.body) == (
+        "POST",
+        "/v1/chat/completions?a=1&b=%20x",
+        b'{"stream": false}',
+    )
+    assert sorted(seen.headers) == sorted(
+        [
+            ("Host", f"127.0.0.1:{engine.port}"),
+            ("X-Twice", "one"),
+            ("X-Twice", "two"),
+            ("Accept-Encoding", "br"),
+            ("Content-Type", "application/json"),
+            ("Content-Length", "17"),
+            ("Authorization", f"Bearer {KEY}"),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/a%2Fb/%C3%A9?q=%2B+%26",
+        "/a/../b/./c",
+        "//elsewhere.example/x",
+        "/@elsewhere.example/",
+        "/x?next=http://elsewhere.example/",
+        "/lower%2fcase",
+        "/semi;colon|bar?a[]=1&b={}",
+    ],
+)
+async def test_target_is_left_alone(client: RawClient, engine: FakeEngine, target: str) -> None:
+    assert (await client.request("GET", target)).status == 200
+    assert engine.seen[0].target == target
+
+
+async def test_absolute_target_becomes_a_path(client: RawClient, engine: FakeEngine) -> None:
+    assert (await client.request("GET", "http://localhost:9337/props?x=1")).status == 200
+    assert engine.seen[0].target == "/props?x=1"
+    assert engine.seen[0].header("Host") == [f"127.0.0.1:{engine.port}"]
+
+
+@pytest.mark.parametrize("request_line", ["OPTIONS * HTTP/1.1", "CONNECT elsewhere.example:80 HTTP/1.1"])
+async def test_target_that_is_no_path_is_refused(
+    client: RawClient, engine: FakeEngine, request_line: str
+) -> None:
+    await client.send(f"{request_line}\r\nHost: localhost\r\n\r\n".encode())
+    answer = await client.answer()
+    assert answer.status == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert engine.seen == []
+
+
+async def test_headers_of_the_connection_stay_behind(client: RawClient, engine: FakeEngine) -> None:
+    await client.request(
+        "GET",
+        "/props",
+        "Connection: keep-alive, X-Mine",
+        "X-Mine: 1",
+        "Keep-Alive: timeout=5",
+        "TE: trailers",
+        "Trailer: X-End",
+        "Upgrade: h2c",
+        "Proxy-Authorization: Basic eA==",
+        "Proxy-Connection: keep-alive",
+        "Authorization: Bearer sk-client",
+        "X-Api-Key: sk-client",
+        "X-Kept: 2",
+    )
+    names = sorted(name for name, _ in engine.seen[0].headers)
+    assert names == ["Authorization", "Host", "X-Kept"]
+    assert engine.seen[0].header("Authorization") == [f"Bearer {KEY}"]
+
+
+async def test_large_upload_streams_through(client: RawClient, engine: FakeEngine) -> None:
+    body = os.urandom(5 << 20)
+    answer = await client.request("POST", "/upload", body=body)
+    assert answer.json()["size"] == len(body)
+    assert engine.seen[0].body == body
+    assert engine.seen[0].header("Content-Length") == [str(len(body))]
+    assert engine.seen[0].header("Expect") == []
+
+
+async def test_chunked_upload_of_unknown_length(client: RawClient, engine: FakeEngine) -> None:
+    small, large = b"x" * 1000, os.urandom(3 << 20)
+    for body in (small, large):
+        head = request_bytes("POST", "/upload", "Transfer-Encoding: chunked")
+        await client.send(head + b"%x\r\n%s\r\n" % (len(body), body) + LAST_CHUNK)
+        assert (await client.answer()).status == 200
+    assert [seen.body for seen in engine.seen] == [small, large]
+    # A small body is whole before it goes on, so its length is known; a large one goes on in chunks.
+    assert engine.seen[0].header("Content-Length") == ["1000"]
+    assert engine.seen[1].header("Transfer-Encoding") == ["chunked"]
+
+
+async def test_compressed_upload_is_left_alone(client: RawClient, engine: FakeEngine) -> None:
+    body = gzip.compress(b'{"prompt": "x"}')
+    await client.request("POST", "/completion", "Content-Encoding: gzip", body=body)
+    assert engine.seen[0].body == body
+    assert engine.seen[0].header("Content-Encoding") == ["gzip"]
+
+
+async def test_client_is_told_to_go_on_with_its_body(client: RawClient, engine: FakeEngine) -> None:
+    await client.send(request_bytes("POST", "/x", "Expect: 100-continue", "Content-Length: 3"))
+    assert (await client.head()).status == 100
+    await client.send(b"abc")
+    assert (await client.answer()).status == 200
+    assert engine.seen[0].body == b"abc"
+    assert engine.seen[0].header("Expect") == []
+
+
+async def test_upload_over_the_limit(start_gateway: StartGateway, engine: FakeEngine) -> None:
+    limits = Limits(body_bytes=3 << 20)
+    gateway = await start_gateway(GatewayConfig(port=0, limits=limits))
+    expected = error("the request body is larger than 3 MiB", "invalid_request_error", "body_too_large")
+    async with connect(gateway.port) as client:
+        # Refused before the client has sent a byte of it, and without an invitation to do so.
+        await client.send(request_bytes("POST", "/x", "Expect: 100-continue", "Content-Length: 3145729"))
+        answer = await client.answer()
+        assert (answer.status, answer.json()) == (413, expected)
+        assert answer.header("Connection") == ["close"]
+    async with connect(gateway.port) as client:
+        await client.send(request_bytes("POST", "/x", "Transfer-Encoding: chunked"))
+        for _ in range(4):
+            await client.send(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+        answer = await client.answer()
+        assert (answer.status, answer.json()) == (413, expected)
+    assert engine.seen == []
+
+
+async def test_malformed_chunks_are_refused(client: RawClient, engine: FakeEngine) -> None:
+    await client.send(request_bytes("POST", "/x", "Transfer-Encoding: chunked") + b"zz\r\nabc\r\n")
+    answer = await client.answer()
+    assert answer.status == 400
+    assert answer.json()["error"]["code"] == "bad_request"
+    assert engine.seen == []
+
+
+# -- what comes back ----------------------------------------------------------------------------
+
+
+async def test_answer_comes_back_as_it_was_sent(client: RawClient, engine: FakeEngine) -> None:
+    packed = gzip.compress(b"hello")
+
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(
+            b"HTTP/1.1 418 Short and Stout\r\nContent-Length: %d\r\nContent-Encoding: gzip\r\n"
+            b"Content-Type: text/plain\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nServer: llama.cpp\r\n"
+            b"Connection: keep-alive, X-Own\r\nX-Own: 1\r\nKeep-Alive: timeout=5, max=100\r\n\r\n%s"
+            % (len(packed), packed)
+        )
+
+    engine.on("/tea", script)
+    answer = await client.request("GET", "/tea", "Accept-Encoding: gzip")
+    assert (answer.version, answer.status, answer.reason) == ("HTTP/1.1", 418, "Short and Stout")
+    assert (answer.body, answer.whole) == (packed, True)
+    headers = [(name, value) for name, value in answer.headers if name != "Date"]
+    assert headers == [
+        ("Content-Length", str(len(packed))),
+        ("Content-Encoding", "gzip"),
+        ("Content-Type", "text/plain"),
+        ("Set-Cookie", "a=1"),
+        ("Set-Cookie", "b=2"),
+        ("Server", "llama.cpp"),
+    ]
+    # One client's cookies do not come along with the next request.
+    await client.request("GET", "/props")
+    assert engine.seen[1].header("Cookie") == []
+
+
+async def test_head_and_options_are_the_engines_to_answer(client: RawClient, engine: FakeEngine) -> None:
+    answer = await client.request("HEAD", "/v1/models")
+    assert (answer.status, answer.body) == (200, b"")
+    assert int(answer.header("Content-Length")[0]) > 100
+
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(plain(b"", b"Access-Control-Allow-Origin: http://localhost:5173"))
+
+    engine.on("/v1/chat/completions", script)
+    origin = "Origin: http://localhost:5173"
+    answer = await client.request("OPTIONS", "/v1/chat/completions", origin)
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.header("Access-Control-Allow-Origin") == ["http://localhost:5173"]
+    assert [seen.method for seen in engine.seen] == ["HEAD", "OPTIONS"]
+    assert engine.seen[1].header("Origin") == ["http://localhost:5173"]
+
+
+async def test_each_event_comes_at_once(client: RawClient, engine: FakeEngine) -> None:
+    sent, read = asyncio.Queue[bytes](), asyncio.Queue[None]()
+
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        for number in range(5):
+            event = b'data: {"n": %d}\n\n' % number
+            await wire.send_chunk(event)
+            sent.put_nowait(event)
+            # The next one is not sent until the client has this one: nothing may be held back.
+            await read.get()
+        await wire.send(LAST_CHUNK)
+
+    engine.on("/stream", script)
+    await client.send(request_bytes("GET", "/stream"))
+    answer = await client.head()
+    assert answer.header("Transfer-Encoding") == ["chunked"]
+    for _ in range(5):
+        assert await client.chunk() == await sent.get()
+        read.put_nowait(None)
+    assert await client.chunk() == b""
+
+
+async def test_twenty_streams_side_by_side(gateway: Gateway, engine: FakeEngine) -> None:
+    count = 20
+    everyone = asyncio.Barrier(count)
+
+    async def script(seen: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        for number in range(5):
+            # Nobody's next event before everybody's last one: one after the other would never end.
+            await everyone.wait()
+            await wire.send_chunk(b"data: %s %d\n\n" % (seen.target.encode(), number))
+        await wire.send(LAST_CHUNK)
+
+    async def ask(number: int) -> None:
+        async with connect(gateway.port) as client:
+            answer = await client.request("GET", f"/stream?{number}")
+            assert answer.whole
+            assert answer.body == b"".join(b"data: /stream?%d %d\n\n" % (number, n) for n in range(5))
+
+    engine.on("/stream", script)
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*map(ask, range(count)))
+
+
+async def test_old_client_gets_a_body_that_ends_with_the_connection(
+    client: RawClient, engine: FakeEngine
+) -> None:
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(b"data: 1\n\n")
+        await wire.send(LAST_CHUNK)
+
+    engine.on("/stream", script)
+    await client.send(b"GET /stream HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    answer = await client.answer()
+    assert answer.header("Transfer-Encoding") == []
+    assert answer.body == b"data: 1\n\n"
+
+
+async def test_connections_are_kept_on_both_sides(client: RawClient, engine: FakeEngine) -> None:
+    connections = [(await client.request("POST", "/x", body=b"{}")).json()["connection"] for _ in range(3)]
+    assert connections == [1, 1, 1]
+
+
+async def test_pipelined_requests_are_answered_in_order(client: RawClient, engine: FakeEngine) -> None:
+    await client.send(request_bytes("GET", "/first") + request_bytes("GET", "/second"))
+    assert [(await client.answer()).json()["target"] for _ in range(2)] == ["/first", "/second"]
+
+
+# -- the engine leaves --------------------------------------------------------------------------
+
+
+async def test_idle_connection_that_the_engine_closes_costs_nothing(
+    client: RawClient, engine: FakeEngine, node: FakeNode
+) -> None:
+    async def script(seen: Seen, wire: Wire) -> None:
+        if seen.connection == 1:
+            # What a request meets that was sent just when the engine gave the idle connection up.
+            wire.writer.close()
+        else:
+            await wire.send(plain(seen.body))
+
+    engine.on("/v1/completions", script)
+    assert (await client.request("GET", "/props")).json()["connection"] == 1
+    answer = await client.request("POST", "/v1/completions", body=b"prompt")
+    assert (answer.status, answer.body) == (200, b"prompt")
+    assert [seen.connection for seen in engine.seen] == [1, 1, 2]
+    assert node.asked == []
+
+
+async def test_engine_that_closes_after_every_answer(client: RawClient, engine: FakeEngine) -> None:
+    async def script(seen: Seen, wire: Wire) -> None:
+        await wire.send(plain(seen.body))
+        wire.writer.close()
+
+    engine.on("/x", script)
+    for number in range(50):
+        answer = await client.request("POST", "/x", body=b"%d" % number)
+        assert (answer.status, answer.body) == (200, b"%d" % number)
+
+
+async def test_large_body_goes_on_a_new_connection(client: RawClient, engine: FakeEngine) -> None:
+    await client.request("GET", "/props")
+    await client.request("POST", "/x", body=bytes(2 << 20))
+    assert [seen.connection for seen in engine.seen] == [1, 2]
+
+
+async def test_engine_dies_before_it_answers(client: RawClient, engine: FakeEngine, node: FakeNode) -> None:
+    async def script(_: Seen, wire: Wire) -> None:
+        wire.abort()
+
+    engine.on("/v1/completions", script)
+    answer = await client.request("POST", "/v1/completions", body=b"{}")
+    assert (answer.status, answer.json()) == (502, LOST)
+    assert answer.header("Content-Type") == ["application/json"]
+    # A new connection that breaks is no idle one: the request may have killed the engine once already.
+    assert len(engine.seen) == 1
+    assert node.asked == [engine.upstream]
+    # The client's connection is fine, and goes on.
+    assert (await client.request("GET", "/props")).status == 200
+
+
+async def test_engine_is_not_there(client: RawClient, node: FakeNode) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        node.where = Upstream(url=f"http://127.0.0.1:{taken.getsockname()[1]}", key=KEY)
+        answer = await client.request("GET", "/props")
+    assert (answer.status, answer.json()) == (502, LOST)
+
+
+async def test_engine_dies_in_the_middle_of_a_stream(client: RawClient, engine: FakeEngine) -> None:
+    read = asyncio.Event()
+
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(b"data: 1\n\n")
+        await read.wait()
+        wire.abort()
+
+    engine.on("/stream", script)
+    await client.send(request_bytes("GET", "/stream"))
+    answer = await client.head()
+    assert await client.chunk() == b"data: 1\n\n"
+    read.set()
+    await client.rest(answer)
+    assert answer.chunks == [b"data: " + json.dumps(LOST).encode() + b"\n\n"]
+    assert b"[DONE]" not in answer.body
+    assert not answer.whole
+    assert await client.end() == b""
+
+
+async def test_half_an_event_does_not_swallow_the_error(client: RawClient, engine: FakeEngine) -> None:
+    read = asyncio.Event()
+
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(b'data: {"cho')
+        await read.wait()
+        wire.abort()
+
+    engine.on("/stream", script)
+    await client.send(request_bytes("GET", "/stream"))
+    answer = await client.head()
+    assert await client.chunk() == b'data: {"cho'
+    read.set()
+    assert (await client.rest(answer)).body == b"\n\ndata: " + json.dumps(LOST).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n7\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_other_answers_end_with_a_broken_connection(
+    client: RawClient, engine: FakeEngine, head: bytes, version: str
+) -> None:
+    read = asyncio.Event()
+
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(head + b'{"a": 1' + (b"\r\n" if b"chunked" in head else b""))
+        await read.wait()
+        wire.abort()
+
+    engine.on("/x", script)
+    await client.send(f"GET /x HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
+    answer = await client.head()
+    async with asyncio.timeout(WAIT_S):
+        assert b'{"a": 1' in await client.reader.read(100)
+    read.set()
+    if version == "1.0" and b"chunked" in head:
+        # No framing: only a reset says that this is not all.
+        with pytest.raises(ConnectionResetError):
+            await client.end()
+    else:
+        assert await client.end() == b""
+    assert answer.status == 200
+
+
+async def test_silent_engine(start_gateway: StartGateway, engine: FakeEngine) -> None:
+    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(silence_s=0.2)))
+    expected = error("the engine has sent nothing for 0.2 s", "server_error", "engine_silent")
+    left = asyncio.Event()
+
+    async def silent(_: Seen, wire: Wire) -> None:
+        await wire.gone()
+        left.set()
+
+    async def stalled(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.gone()
+
+    engine.on("/silent", silent)
+    engine.on("/stalled", stalled)
+    async with connect(gateway.port) as client:
+        answer = await client.request("POST", "/silent", body=b"{}")
+        assert (answer.status, answer.json()) == (504, expected)
+        await asyncio.wait_for(left.wait(), WAIT_S)
+        answer = await client.request("POST", "/stalled", body=b"{}")
+        assert answer.body == b"data: " + json.dumps(expected).encode() + b"\n\n"
+        assert not answer.whole
+
+
+async def test_client_that_stops_sending_its_body(start_gateway: StartGateway, engine: FakeEngine) -> None:
+    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(silence_s=0.2)))
+    for length in (100, 2 << 20):
+        async with connect(gateway.port) as client:
+            await client.send(request_bytes("POST", "/x", f"Content-Length: {length}") + b"abc")
+            answer = await client.answer()
+            assert (answer.status, answer.json()["error"]["code"]) == (408, "body_late")
+    assert engine.seen == []
+
+
+async def test_answer_that_is_not_http(client: RawClient, engine: FakeEngine) -> None:
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(b"\x00\x01 not HTTP\r\n\r\n")
+
+    engine.on("/x", script)
+    answer = await client.request("POST", "/x", body=b"{}")
+    assert (answer.status, answer.json()) == (502, LOST)
+
+
+# -- the client leaves --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_engine_notices_at_once_that_the_client_left(
+    gateway: Gateway, engine: FakeEngine, node: FakeNode, started: bool
+) -> None:
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def script(_: Seen, wire: Wire) -> None:
+        if started:
+            await wire.send(SSE_HEAD)
+            await wire.send_chunk(b"data: 1\n\n")
+        arrived.set()
+        await wire.gone()
+        left.set()
+
+    engine.on("/v1/chat/completions", script)
+    async with connect(gateway.port) as client:
+        await client.send(request_bytes("POST", "/v1/chat/completions", body=b"{}"))
+        await asyncio.wait_for(arrived.wait(), WAIT_S)
+        if started:
+            await client.head()
+            await client.chunk()
+    await asyncio.wait_for(left.wait(), 1.0)
+    # Nobody asks what ailed the engine: nothing did.
+    assert node.asked == []
+
+
+async def test_client_that_leaves_in_the_middle_of_its_upload(gateway: Gateway, engine: FakeEngine) -> None:
+    async with connect(gateway.port) as client:
+        await client.send(request_bytes("POST", "/x", "Content-Length: 5000000") + bytes(2_000_000))
+    async with connect(gateway.port) as client:
+        assert (await client.request("GET", "/props")).status == 200
+    assert [seen.target for seen in engine.seen] == ["/props"]
+
+
+# -- our own answers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+async def test_health(client: RawClient, node: FakeNode, engine: FakeEngine, path: str) -> None:
+    answer = await client.request("GET", path)
+    assert (answer.status, answer.json()) == (200, {"status": "ok", "state": "serving", "model": "tiny"})
+    node.state = Health(state=State.LOADING, reason="the model is being loaded", model="tiny")
+    answer = await client.request("GET", path)
+    assert answer.status == 503
+    assert answer.header("Retry-After") == ["1"]
+    assert answer.json() == {
+        **error("the model is being loaded", "unavailable_error", "not_serving"),
+        "state": "loading",
+        "reason": "the model is being loaded",
+        "model": "tiny",
+    }
+    answer = await client.request("HEAD", path)
+    assert (answer.status, answer.body) == (503, b"")
+    assert engine.seen == []
+
+
+async def test_nothing_to_serve_with(client: RawClient, node: FakeNode) -> None:
+    node.where = None
+    node.state = Health(state=State.WAITING, reason="need 55.0 GB for the model, have 51.5 GB", model=None)
+    answer = await client.request("POST", "/v1/chat/completions", body=b"{}")
+    assert answer.status == 503
+    assert answer.json() == error(
+        "need 55.0 GB for the model, have 51.5 GB", "unavailable_error", "not_serving"
+    )
+    assert answer.header("Retry-After") == ["1"]
+
+
+async def test_metrics(client: RawClient, engine: FakeEngine, node: FakeNode) -> None:
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(plain(b"llamacpp:tokens_predicted_total 7\n", b"Content-Type: text/plain"))
+
+    engine.on("/metrics", script)
+    await client.request("POST", "/v1/completions", body=b"12345")
+    for number in range(3):
+        await client.request("GET", f"/made/up/{number}")
+    answer = await client.request("GET", "/metrics")
+    assert answer.header("Content-Type") == ["text/plain; version=0.0.4; charset=utf-8"]
+    lines = answer.body.decode().splitlines()
+    for line in (
+        'mesh_llm_gateway_requests_total{route="/v1/completions",status="200"} 1.0',
+        'mesh_llm_gateway_requests_total{route="other",status="200"} 3.0',
+        "mesh_llm_gateway_in_flight 1.0",
+        'mesh_llm_gateway_bytes_total{direction="in"} 5.0',
+        'mesh_llm_gateway_first_byte_seconds_count{route="/v1/completions"} 1.0',
+        "llamacpp:tokens_predicted_total 7",
+    ):
+        assert line in lines
+    assert engine.seen[-1].header("Authorization") == [f"Bearer {KEY}"]
+    node.where = None
+    answer = await client.request("GET", "/metrics")
+    assert answer.status == 200
+    assert b"llamacpp:" not in answer.body
+
+
+async def test_access_log(client: RawClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mesh_llm.access")
+    await client.request("POST", "/v1/completions?key=s3cret", "Authorization: Bearer s3cret", body=b"s3cret")
+    await client.request("GET", "/health")
+    first, second = [record.getMessage().split(" ") for record in caplog.records]
+    assert first[:3] == ["POST", "/v1/completions", "200"]
+    assert int(first[3]) > 100
+    assert float(first[4]) < WAIT_S
+    assert second[:4] == ["GET", "/health", "200", "53"]
+    assert "s3cret" not in caplog.text
+
+
+async def test_mistake_of_our_own(
+    client: RawClient, node: FakeNode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: FakeNode) -> None:
+        raise ZeroDivisionError("inner workings")
+
+    monkeypatch.setattr(FakeNode, "upstream", broken)
+    answer = await client.request("GET", "/props")
+    assert answer.status == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert b"inner workings" not in answer.body
+    assert "inner workings" in caplog.text
+
+
+# -- beginning and end --------------------------------------------------------------------------
+
+
+async def test_address_and_port(gateway: Gateway) -> None:
+    assert gateway.port > 0
+    assert gateway.url == f"http://127.0.0.1:{gateway.port}"
+
+
+async def test_port_in_use(gateway: Gateway, node: FakeNode) -> None:
+    with pytest.raises(PortInUse) as refusal:
+        await Gateway(GatewayConfig(port=gateway.port), node).start()
+    assert refusal.value.message.startswith(f"port {gateway.port} is in use by ")
+    assert refusal.value.message.endswith(f" (pid {os.getpid()})")
+    assert refusal.value.hint == "--port 0 takes any free port"
+
+
+async def test_addresses_that_cannot_be_had(node: FakeNode) -> None:
+    for listen, sentence in (
+        ("192.0.2.1", "cannot listen on 192.0.2.1: it is not an address of this machine"),
+        ("no such name", "cannot listen on no such name:0: there is no such address"),
+    ):
+        with pytest.raises(MeshError) as refusal:
+            await Gateway(GatewayConfig(listen=listen, port=0, api_key="k"), node).start()
+        assert refusal.value.message == sentence
+
+
+async def test_other_machines_need_a_key(node: FakeNode) -> None:
+    with pytest.raises(UsageError) as refusal:
+        await Gateway(GatewayConfig(listen="0.0.0.0", port=0), node).start()
+    assert refusal.value.message == "listening on 0.0.0.0 needs --api-key"
+
+
+async def test_drain_lets_a_stream_finish(gateway: Gateway, engine: FakeEngine) -> None:
+    finish = asyncio.Event()
+
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(b"data: 1\n\n")
+        await finish.wait()
+        await wire.send_chunk(b"data: [DONE]\n\n")
+        await wire.send(LAST_CHUNK)
+
+    engine.on("/stream", script)
+    async with connect(gateway.port) as client, connect(gateway.port) as idle:
+        assert (await idle.request("GET", "/props")).status == 200
+        await client.send(request_bytes("GET", "/stream"))
+        answer = await client.head()
+        await client.chunk()
+        drain = asyncio.create_task(gateway.drain(WAIT_S))
+        refused = await idle.request("GET", "/props")
+        assert (refused.status, refused.header("Connection")) == (503, ["close"])
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", gateway.port)
+        assert not drain.done()
+        finish.set()
+        assert (await client.rest(answer)).body == b"data: [DONE]\n\n"
+        assert answer.whole
+        await asyncio.wait_for(drain, WAIT_S)
+
+
+async def test_drain_is_bounded_and_stop_tells_those_under_way(gateway: Gateway, engine: FakeEngine) -> None:
+    arrived = asyncio.Semaphore(0)
+
+    async def stream(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        arrived.release()
+        await wire.gone()
+
+    async def silent(_: Seen, wire: Wire) -> None:
+        arrived.release()
+        await wire.gone()
+
+    engine.on("/stream", stream)
+    engine.on("/silent", silent)
+    expected = error("this node is stopping", "unavailable_error", "not_serving")
+    async with connect(gateway.port) as streaming, connect(gateway.port) as waiting:
+        await streaming.send(request_bytes("GET", "/stream"))
+        await waiting.send(request_bytes("POST", "/silent", body=b"{}"))
+        answer = await streaming.head()
+        for _ in range(2):
+            await asyncio.wait_for(arrived.acquire(), WAIT_S)
+        started_s = time.monotonic()
+        await gateway.drain(0.1)
+        await gateway.stop()
+        assert time.monotonic() - started_s < 2.0
+        assert (await streaming.rest(answer)).body == b"data: " + json.dumps(expected).encode() + b"\n\n"
+        assert not answer.whole
+        refused = await waiting.answer()
+        assert (refused.status, refused.json()) == (503, expected)
+    names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # type: ignore[union-attr]
+    assert not any(name.startswith(("RequestHandler", "Gateway")) for name in names)
+
+
+async def test_ordinary_client_library(gateway: Gateway) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{gateway.url}/v1/completions", json={"prompt": "x"}) as answer,
+    ):
+        assert answer.status == 200
+        assert (await answer.json())["body"] == '{"prompt": "x"}'

@@ -1,0 +1,222 @@
+"""Tiny GGUF models with random weights that the engine loads and generates with.
+
+The same arguments give the same file, byte for byte, so that a test may
+compare what two ways of running a model answer.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.support.tiny_blueprints import Blueprint, Dimensions, architectures, blueprint
+
+ARCHITECTURES = architectures()
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_NORMAL_TOKEN, _CONTROL_TOKEN = 1, 3
+# Kept exact in every quantisation: the engine reads these as F32 only, or quantising them pays nothing.
+_EXACT = ("ssm_conv1d", "ssm_a", "ssm_d", "shortconv.conv", "ffn_gate_inp", "exp_probs_b", "ssm_norm")
+
+
+def write(
+    path: Path,
+    architecture: str,
+    *,
+    layers: int = 4,
+    hidden: int = 64,
+    vocabulary: int = 512,
+    seed: int = 0,
+    quantisation: str = "F32",
+    tokenizer: Path | None = None,
+    **sizes: int,
+) -> Path:
+    """Write one model file. `sizes` are further fields of `Dimensions`.
+
+    `tokenizer` is another GGUF to take the vocabulary from; without it the
+    vocabulary is bytes, three control tokens and merges of two letters.
+    """
+    model = _model(architecture, layers, hidden, vocabulary, tokenizer, sizes)
+    writer = gguf.GGUFWriter(path, architecture)
+    _add_metadata(writer, model, quantisation, tokenizer)
+    for name in model.tensors:
+        _add_tensor(writer, model, name, seed, quantisation)
+    _finish(writer)
+    return path
+
+
+def write_shards(
+    path: Path,
+    count: int,
+    architecture: str,
+    *,
+    layers: int = 4,
+    hidden: int = 64,
+    vocabulary: int = 512,
+    seed: int = 0,
+    quantisation: str = "F32",
+    tokenizer: Path | None = None,
+    **sizes: int,
+) -> list[Path]:
+    """Write the model of `write` as `count` files beside `path`, named after its stem."""
+    model = _model(architecture, layers, hidden, vocabulary, tokenizer, sizes)
+    names = list(model.tensors)
+    paths = [path.with_name(f"{path.stem}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+    for index, shard in enumerate(paths):
+        writer = gguf.GGUFWriter(shard, architecture)
+        if index == 0:
+            _add_metadata(writer, model, quantisation, tokenizer)
+        writer.add_uint16("split.no", index)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(names))
+        for name in names[index * len(names) // count : (index + 1) * len(names) // count]:
+            _add_tensor(writer, model, name, seed, quantisation)
+        _finish(writer)
+    return paths
+
+
+def _model(
+    architecture: str,
+    layers: int,
+    hidden: int,
+    vocabulary: int,
+    tokenizer: Path | None,
+    sizes: dict[str, int],
+) -> Blueprint:
+    if tokenizer is not None:
+        vocabulary = len(gguf.GGUFReader(tokenizer).fields["tokenizer.ggml.tokens"].data)
+    dimensions = Dimensions(layers=layers, hidden=hidden, vocabulary=vocabulary, **sizes)
+    return blueprint(architecture, dimensions)
+
+
+def _add_metadata(writer: Any, model: Blueprint, quantisation: str, tokenizer: Path | None) -> None:
+    writer.add_name(f"Tiny {model.architecture}")
+    writer.add_file_type(_file_type(quantisation))
+    for key, value in model.metadata.items():
+        _add_value(writer, f"{model.architecture}.{key}", value)
+    if tokenizer is None:
+        _add_byte_tokenizer(writer, model.dimensions.vocabulary)
+    else:
+        _copy_tokenizer(writer, tokenizer)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _file_type(quantisation: str) -> int:
+    name = "ALL_F32" if quantisation == "F32" else f"MOSTLY_{quantisation}"
+    return int(gguf.LlamaFileType[name])
+
+
+def _add_value(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_string(key, value)
+
+
+def _byte_characters() -> list[str]:
+    """GPT-2's printable stand-ins for the 256 bytes, in order of the bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    stand_ins = {byte: chr(byte) for byte in printable}
+    stand_ins |= {byte: chr(256 + index) for index, byte in enumerate(others)}
+    return [stand_ins[byte] for byte in range(256)]
+
+
+def _add_byte_tokenizer(writer: Any, vocabulary: int) -> None:
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    merges = [f"{a} {b}" for a in letters for b in letters]
+    fixed = [*_SPECIAL, *_byte_characters()]
+    if not len(fixed) < vocabulary <= len(fixed) + len(merges):
+        raise ValueError(f"a vocabulary of {len(fixed) + 1} to {len(fixed) + len(merges)} tokens, please")
+    merges = merges[: vocabulary - len(fixed)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(fixed + [merge.replace(" ", "") for merge in merges])
+    writer.add_token_types([_CONTROL_TOKEN] * len(_SPECIAL) + [_NORMAL_TOKEN] * (vocabulary - len(_SPECIAL)))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+
+
+def _copy_tokenizer(writer: Any, source: Path) -> None:
+    for key, entry in gguf.GGUFReader(source).fields.items():
+        if not key.startswith("tokenizer.ggml."):
+            continue
+        if entry.types[0] == gguf.GGUFValueType.ARRAY:
+            writer.add_array(key, entry.contents())
+        else:
+            writer.add_key_value(key, entry.contents(), entry.types[0])
+
+
+def _add_tensor(writer: Any, model: Blueprint, name: str, seed: int, quantisation: str) -> None:
+    shape = model.tensors[name]
+    values = _values(name, shape, seed) * np.float32(_emphasis(model, name))
+    kind = _tensor_type(name, shape, quantisation)
+    if kind is gguf.GGMLQuantizationType.F32:
+        writer.add_tensor(name, values)
+    elif kind is gguf.GGMLQuantizationType.F16:
+        writer.add_tensor(name, values.astype(np.float16))
+    else:
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+
+def _tensor_type(name: str, shape: tuple[int, ...], quantisation: str) -> gguf.GGMLQuantizationType:
+    kind = gguf.GGMLQuantizationType[quantisation]
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    exact = len(shape) == 1 or "bias" in name or any(part in name for part in _EXACT)
+    return gguf.GGMLQuantizationType.F32 if exact or shape[-1] % block else kind
+
+
+def _emphasis(model: Blueprint, name: str) -> float:
+    """Factors that make the likeliest token stand out, and not be the one just read.
+
+    Logits of spread 1 come in near-ties, which any change of the order of
+    additions may turn over. And where the head is the embedding, a token's own
+    row answers itself, unless it is small beside what the layers add to it.
+    """
+    if "output.weight" in model.tensors:
+        return 4.0 if name == "output.weight" else 1.0
+    return {"token_embd.weight": 0.05, "output_norm.weight": 12.0, "token_embd_norm.weight": 12.0}.get(
+        name, 1.0
+    )
+
+
+def _values(name: str, shape: tuple[int, ...], seed: int) -> Any:
+    """Weights at which activations stay near one, so that nothing overflows or dies out."""
+    # A stream of its own for every tensor: adding one to an architecture leaves the others as they are.
+    random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    noise = random.standard_normal(shape).astype(np.float32)
+    if "norm" in name:
+        return 1 + np.float32(0.1) * noise
+    if name.endswith("ssm_a"):
+        return -np.exp(np.float32(0.5) * noise)
+    if name.endswith("ssm_d"):
+        return np.ones(shape, np.float32)
+    if name.endswith("bias"):
+        return np.float32(0.1) * noise
+    if name.startswith("token_embd") or len(shape) == 1:
+        return noise
+    return noise / np.float32(math.sqrt(shape[-1]))
+
+
+def _finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

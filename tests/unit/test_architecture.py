@@ -1,0 +1,127 @@
+"""The rules of the code base that a machine can keep: who imports whom, who spawns, who prints."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "mesh_llm"
+
+BASE = {"types", "errors", "defaults"}
+PURE = {"membership", "planning"}
+MIDDLE = {"gateway", "console", "engine", "transport", "models"}
+PERSON = {"config", "home"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "__init__": set(),
+    "__main__": {"cli"},
+    **dict.fromkeys(BASE, BASE),
+    **dict.fromkeys(PERSON, BASE | PERSON),
+    **dict.fromkeys(PURE, BASE),
+    **dict.fromkeys(MIDDLE, BASE | PURE | {"home"}),
+    "console": BASE | PURE | PERSON,
+    "node": BASE | PURE | MIDDLE | PERSON,
+    "cli": BASE | PURE | MIDDLE | PERSON | {"node", "lab"},
+    "lab": BASE | PURE | MIDDLE | PERSON | {"node", "cli"},
+}
+IMPURE = {"asyncio", "socket", "time", "subprocess", "os", "random"}
+SPAWNS_OR_SIGNALS = {
+    *("subprocess", "multiprocessing", "pty"),
+    *("asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"),
+    *(
+        "os.kill",
+        "os.killpg",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.posix_spawnp",
+        "os.system",
+        "os.popen",
+    ),
+    *("signal.pthread_kill", "signal.raise_signal"),
+}
+SPAWNER = "engine/process.py"
+CHILDREN = {"engine/gguf.py", "engine/describe.py", "engine/serve.py", "engine/sources.py"}
+LINE_LIMIT = 500
+
+
+def names_used(tree: ast.Module) -> Iterator[str]:
+    """Every import and every `module.attribute`, as dotted names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import; write mesh_llm. in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield f"{node.func.id}()"
+
+
+def offences(path: str, source: str) -> list[str]:
+    """What the file `path` (below mesh_llm/) does that is another's to do."""
+    part = path.split("/")[0].removesuffix(".py")
+    names = set(names_used(ast.parse(source)))
+    roots = {name.split(".")[0] for name in names}
+    ours = {name.split(".")[1] for name in names if name.startswith("mesh_llm.")} - {"__version__"}
+    if part not in MAY_IMPORT:
+        return [f"{part} has no place among the layers"]
+    found = [f"imports {other}" for other in ours - MAY_IMPORT[part] - {part}]
+    if part in PURE | BASE:
+        found += [f"is pure and uses {name}" for name in roots & IMPURE]
+    if path != SPAWNER:
+        found += [f"uses {name}, as only {SPAWNER} may" for name in (names | roots) & SPAWNS_OR_SIGNALS]
+    if part != "cli" and path not in CHILDREN:
+        found += [f"prints ({name}), as only cli/ may" for name in names & {"print()", "sys.stdout"}]
+    if len(source.splitlines()) > LINE_LIMIT:
+        found.append(f"has more than {LINE_LIMIT} lines: find the missing noun")
+    if Path(path).name == "utils.py":
+        found.append("is called utils: find the missing noun")
+    return sorted(found)
+
+
+def test_every_file_keeps_to_its_layer() -> None:
+    sources = {file.relative_to(SOURCE).as_posix(): file.read_text("utf-8") for file in SOURCE.rglob("*.py")}
+    assert sources
+    assert {path: wrong for path, text in sources.items() if (wrong := offences(path, text))} == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "offence"),
+    [
+        ("engine/build.py", "from mesh_llm.models.facts import model_facts", "imports models"),
+        ("engine/build.py", "from mesh_llm import node", "imports node"),
+        ("gateway/proxy.py", "import mesh_llm.config", "imports config"),
+        ("node.py", "def f():\n    from mesh_llm.lab import delay", "imports lab"),
+        ("types.py", "import mesh_llm.planning.fit", "imports planning"),
+        ("log.py", "", "log has no place among the layers"),
+        ("planning/fit.py", "import os.path", "is pure and uses os"),
+        ("membership/view.py", "from time import monotonic", "is pure and uses time"),
+        ("cli/run.py", "import subprocess", "uses subprocess, as only engine/process.py may"),
+        ("home.py", "import os\nos.kill(1, 9)", "uses os.kill, as only engine/process.py may"),
+        ("home.py", "from os import killpg", "uses os.killpg, as only engine/process.py may"),
+        ("node.py", "print('ready')", "prints (print()), as only cli/ may"),
+        ("engine/build.py", "import sys\nsys.stdout.write('')", "prints (sys.stdout), as only cli/ may"),
+        ("lab/delay.py", "\n" * 501, "has more than 500 lines: find the missing noun"),
+        ("cli/utils.py", "", "is called utils: find the missing noun"),
+    ],
+)
+def test_an_offence_is_found(path: str, source: str, offence: str) -> None:
+    assert offences(path, source) == [offence]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("engine/process.py", "import os, subprocess\nos.killpg(1, 9)"),
+        ("engine/serve.py", "print('{}')"),
+        ("cli/main.py", "from mesh_llm import __version__, lab, node\nprint(__version__)"),
+        ("console/routes.py", "from mesh_llm.home import Home"),
+        ("lab/faults.py", "from mesh_llm.cli.main import main"),
+    ],
+)
+def test_what_is_allowed_is_no_offence(path: str, source: str) -> None:
+    assert offences(path, source) == []

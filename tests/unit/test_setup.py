@@ -1,0 +1,250 @@
+"""tools/setup.sh: what it says when something is missing, and that it never looks finished when it is not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
+
+ROOT = Path(__file__).parents[2]
+MACOS = sys.platform == "darwin"
+SYSTEM_TOOLS = [
+    "sh",
+    "awk",
+    "cat",
+    "cksum",
+    "date",
+    "df",
+    "dirname",
+    "grep",
+    "mkdir",
+    "rm",
+    "tail",
+    "tr",
+    "uname",
+]
+FULL_DISK = (
+    "echo Filesystem 1024-blocks Used Available Capacity Mounted on; echo /dev/x 9000000 8600000 400000 96% /"
+)
+
+# A project that pip can install without any package: its build backend lies beside it.
+BACKEND = """
+import zipfile
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    name = "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{wheel_directory}/{name}", "w") as wheel:
+        wheel.writestr("tiny.py", "")
+        wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: tiny\\nVersion: 1.0\\n")
+        wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\n")
+        wheel.writestr("tiny-1.0.dist-info/RECORD", "")
+    return name
+
+build_wheel = build_editable
+"""
+TINY_PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+
+
+class Clone:
+    """A copy of what set-up reads, with a PATH on which only chosen commands lie."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "clone"
+        self.bin = folder / "bin"
+        (self.root / "tools").mkdir(parents=True)
+        shutil.copy(ROOT / "tools" / "setup.sh", self.root / "tools")
+        (self.root / "requirements.lock").write_text("# nothing is needed\n")
+        (self.root / "pyproject.toml").write_text(TINY_PROJECT)
+        (self.root / "backend.py").write_text(BACKEND)
+        self.bin.mkdir()
+        for tool in SYSTEM_TOOLS:
+            found = shutil.which(tool)
+            assert found, f"{tool} is not on this machine"
+            (self.bin / tool).symlink_to(found)
+        self.env = {"PATH": str(self.bin), "HOME": str(folder), "PIP_CONFIG_FILE": os.devnull, "CXX": "sh"}
+
+    def command(self, name: str, script: str) -> None:
+        path = self.bin / name
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def python(self, name: str = "python3", before: str = "") -> None:
+        """The Python of this test as command `name`; `before` runs ahead of whatever it is given by -c."""
+        prelude = f"import sys; {before}; code = sys.argv[2]; sys.argv[1:3] = []; exec(code)"
+        run = f'exec {sys.executable} -c "{prelude}" "$@"' if before else f'exec {sys.executable} "$@"'
+        self.command(name, run)
+
+    def start(self) -> subprocess.Popen[str]:
+        argv = [str(self.bin / "sh"), "tools/setup.sh"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, cwd=self.root, env=self.env, stdout=pipe, stderr=pipe, text=True)
+
+    def setup(self) -> tuple[int, str]:
+        """Exit code and stderr; stdout stays empty whatever happens."""
+        with self.start() as process:
+            out, err = process.communicate()
+        assert out == ""
+        return process.returncode, err
+
+    def stamps(self) -> list[str]:
+        return sorted(path.name for path in self.root.glob(".venv/.*-*"))
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path.resolve())
+
+
+def said(error: str, *, linux: str, macos: str = "brew install python@3.12") -> str:
+    return f"Error: {error}\nHint: {macos if MACOS else linux}\n"
+
+
+def test_no_python(clone: Clone) -> None:
+    linux = "sudo apt install python3 python3-venv"
+    assert clone.setup() == (1, said("Python 3.11 or newer is needed; found none", linux=linux))
+    assert not (clone.root / ".venv").exists()
+
+
+def test_old_python(clone: Clone) -> None:
+    clone.python(before="sys.version_info = (3, 9, 2, 'final', 0)")
+    linux = "sudo apt install python3.11 python3.11-venv"
+    assert clone.setup() == (1, said("Python 3.11 or newer is needed; found 3.9.2", linux=linux))
+    assert not (clone.root / ".venv").exists()
+
+
+def test_no_venv_module(clone: Clone) -> None:
+    clone.python(before="sys.modules['ensurepip'] = None; sys.version_info = (3, 11, 2, 'final', 0)")
+    error = said("Python 3.11.2 lacks its venv module", linux="sudo apt install python3-venv")
+    assert clone.setup() == (1, error)
+    assert not (clone.root / ".venv").exists()
+
+
+def test_a_newer_python_beside_an_old_one_is_taken(clone: Clone) -> None:
+    clone.python(before="sys.version_info = (3, 9, 2, 'final', 0)")
+    clone.command("python3.13", "echo not installed >&2; exit 127")
+    clone.python("python3.12")
+    argv = [str(clone.bin / "sh"), "tools/setup.sh", "python"]
+    chosen = subprocess.run(argv, cwd=clone.root, env=clone.env, capture_output=True, text=True, check=True)
+    assert chosen.stdout == f"{clone.bin / 'python3.12'}\n"
+
+
+def test_a_chosen_python_is_not_replaced_by_another(clone: Clone) -> None:
+    clone.python()
+    clone.env["PYTHON"] = "python3.99"
+    error = "Python 3.11 or newer is needed; found none at PYTHON=python3.99"
+    assert clone.setup() == (1, said(error, linux="sudo apt install python3 python3-venv"))
+
+
+def test_full_disk(clone: Clone) -> None:
+    clone.python()
+    clone.command("df", FULL_DISK)
+    assert clone.setup() == (
+        1,
+        f"Error: set-up needs 1.5 GB of free disk space in {clone.root}; 0.4 GB is free\n"
+        "Hint: make room on that disk (df -h . shows it), then run make setup again\n",
+    )
+    assert not (clone.root / ".venv").exists()
+
+
+def test_disk_that_fills_while_pip_installs(clone: Clone) -> None:
+    made = '#!/bin/sh\\necho "ERROR: [Errno 28] No space left on device"\\nexit 1\\n'
+    fill = f"mkdir -p .venv/bin; printf '{made}' >.venv/bin/python; chmod +x .venv/bin/python"
+    (clone.bin / "chmod").symlink_to(shutil.which("chmod") or "chmod")
+    clone.command("python3", f'if [ "$1" = -m ]; then {fill}; else exec {sys.executable} "$@"; fi')
+    code, err = clone.setup()
+    assert code == 1
+    assert err == (
+        "Setting up .venv (one minute the first time) …\n"
+        "The last lines of .venv/setup.log:\n"
+        "ERROR: [Errno 28] No space left on device\n"
+        "Error: the disk was full before set-up was done\n"
+        "Hint: make room (df -h . ~ /tmp shows where), then run make setup again\n"
+    )
+    assert not (clone.root / ".venv").exists()
+
+
+def test_no_network(clone: Clone) -> None:
+    clone.python()
+    left_by_an_interruption = clone.root / ".venv" / "lib" / "half-installed"
+    left_by_an_interruption.mkdir(parents=True)
+    (clone.root / "requirements.lock").write_text(f"click==8.1.7 --hash=sha256:{'0' * 64}\n")
+    clone.env |= {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    code, err = clone.setup()
+    assert code == 1
+    assert "The last lines of .venv/setup.log:\n" in err
+    assert err.endswith(
+        "ERROR: No matching distribution found for click==8.1.7\n"
+        "Error: no package index can be reached\n"
+        f"Hint: check the network and pip's settings ({clone.bin / 'python3'} -m pip config list),"
+        " then run make setup again\n"
+    )
+    assert clone.stamps() == []
+    assert not left_by_an_interruption.exists()
+
+
+def test_once_set_up_it_needs_nothing(clone: Clone) -> None:
+    clone.python()
+    code, err = clone.setup()
+    pattern = r"Setting up \.venv \(one minute the first time\) …\nSet up in \d+ s: \.venv/bin/mesh-llm\n"
+    assert (code, bool(re.fullmatch(pattern, err))) == (0, True), err
+    assert len(clone.stamps()) == 2
+
+    (clone.bin / "python3").unlink()
+    assert clone.setup() == (0, "")
+
+    # The stamps alone do not convince: an upgrade of the system's Python leaves no packages behind.
+    (clone.root / ".venv" / "lib").rename(clone.root / "lib-of-another-python")
+    code, err = clone.setup()
+    assert (code, err.startswith("Error: Python 3.11 or newer is needed; found none\n")) == (1, True), err
+
+
+def test_two_at_once_wait_for_each_other(clone: Clone) -> None:
+    clone.python()
+    clone.command("df", FULL_DISK)
+    with (clone.root / ".setup.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = clone.start()
+        assert process.stderr
+        said_first = process.stderr.readline()
+    with process:
+        _, err = process.communicate()
+    assert said_first == "Waiting for another set-up in this clone …\n"
+    assert err.startswith("Error: set-up needs 1.5 GB of free disk space")
+
+
+def test_the_engine_is_pinned_alike_everywhere() -> None:
+    pin = f"{ENGINE_PACKAGE}=={ENGINE_VERSION}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert pin in project["optional-dependencies"]["engine"]
+    assert f"\n{pin} \\\n" in (ROOT / "requirements.lock").read_text("utf-8")
+
+
+def test_the_lock_names_every_dependency_and_no_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["engine"], *extras["dev"]]
+    lock = (ROOT / "requirements.lock").read_text("utf-8")
+    locked = set(re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE))
+    assert {re.split("[=<>~ ]", line)[0].replace("_", "-") for line in wanted} - locked == set()
+    assert "://" not in lock
+    assert "index" not in lock
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "tools").glob("*.sh")))
+def test_shell_scripts(script: str) -> None:
+    path = ROOT / "tools" / script
+    subprocess.run(["sh", "-n", path], check=True)
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed (sudo apt install shellcheck)")
+    checked = subprocess.run(["shellcheck", path], capture_output=True, text=True, check=False)
+    assert checked.stdout == ""

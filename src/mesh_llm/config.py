@@ -65,6 +65,11 @@ class NodeConfig:
                 f"--listen {self.listen} opens the API to the network, and there is no --api-key",
                 hint="set MESH_LLM_API_KEY, or listen on 127.0.0.1",
             )
+        if self.settings and self.bin_dir is not None:
+            raise UsageError(
+                "--engine-set speaks to the bundled engine and cannot be used with --bin-dir",
+                hint="leave one of them out",
+            )
         if self.mmproj is not None and not self.mmproj.is_file():
             raise UsageError(f"--mmproj {self.mmproj}: there is no such file")
 

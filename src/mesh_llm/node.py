@@ -3,8 +3,8 @@
 The life of a node, in order:
 
 1. take the home, answer `mesh-llm status` from here on;
-2. find the model and read it (a file that cannot be used ends it here, before
-   anything is built, fetched or bound);
+2. find the engine and the model, and read it (what cannot be used ends it here,
+   before anything is built, fetched or bound);
 3. open the API port: clients get 503 and the reason until there is an engine;
 4. fetch the model, build the native libraries, where they are missing;
 5. fit the model to the memory at hand;
@@ -28,6 +28,7 @@ from mesh_llm.console.routes import management_app, serve_on_socket
 from mesh_llm.defaults import DRAIN_S, PROMPT_CACHE_LIMIT_BYTES
 from mesh_llm.engine import build, external, machine
 from mesh_llm.engine.inspect import describe, read_gguf
+from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.packages import pip_download
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
@@ -104,12 +105,16 @@ class Node:
         await self._gateway.drain(DRAIN_S)
 
     async def _serve(self) -> None:
+        find_wheel()
+        if self.config.bin_dir is not None:
+            await external.check_version(self.config.bin_dir)
         path = catalog.local_path(self.config.model, models_folder())
         entry = catalog.find(self.config.model) if path is None else None
         if path is not None:
             self._facts = await self._read(path)
         await self._gateway.start()
         if entry is not None:
+            self._change(State.STARTING, f"{entry.name} is being downloaded")
             path = await download(entry, models_folder(), fetch=self._fetch_package, progress=self._progress)
             self._facts = await self._read(path)
         assert self._facts is not None
@@ -165,7 +170,6 @@ class Node:
 
     async def _libraries(self) -> dict[str, Path]:
         if self.config.bin_dir is not None:
-            await external.check_version(self.config.bin_dir)
             self._say("engine", f"Engine: llama-server in {self.config.bin_dir}")
         self._change(State.STARTING, "native libraries are being built")
         built = await build.ensure(build.STANDARD, self._progress)
@@ -294,7 +298,7 @@ class Node:
             "host": self._id,
             "need_bytes": fit.need.total_bytes,
             "have_bytes": fit.have_bytes,
-            "predicted_tok_s": None,
+            "predicted_tok_s": 0.0,
             "stages": [stage],
             "excluded": [],
         }

@@ -24,6 +24,7 @@ CHAT_TEMPLATE = (
 )
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _NORMAL_TOKEN, _CONTROL_TOKEN = 1, 3
+_ALIGNMENT = 32
 # Kept exact in every quantisation: the engine reads these as F32 only, or quantising them pays nothing.
 _EXACT = ("ssm_conv1d", "ssm_a", "ssm_d", "shortconv.conv", "ffn_gate_inp", "exp_probs_b", "ssm_norm")
 
@@ -82,6 +83,24 @@ def write_shards(
             _add_tensor(writer, model, name, seed, quantisation)
         _finish(writer)
     return paths
+
+
+def write_sparse(path: Path, **sizes: int) -> Path:
+    """A llama in F16 with a hole for weights: many gigabytes of zeros that take no room on the disk."""
+    model = blueprint("llama", Dimensions(**sizes))
+    writer: Any = gguf.GGUFWriter(path, "llama")
+    _add_metadata(writer, model, "F16", None)
+    for name, shape in model.tensors.items():
+        kind = np.dtype(np.float32 if len(shape) == 1 else np.float16)
+        writer.add_tensor_info(name, shape, kind, math.prod(shape) * kind.itemsize)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    sizes_bytes = [path.stat().st_size, *(info.nbytes for info in writer.tensors[0].values())]
+    with path.open("r+b") as file:
+        file.truncate(sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes_bytes))
+    return path
 
 
 def _model(

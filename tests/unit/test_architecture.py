@@ -43,7 +43,7 @@ SPAWNS_OR_SIGNALS = {
     *("signal.pthread_kill", "signal.raise_signal"),
 }
 SPAWNER = "engine/process.py"
-CHILDREN = {"engine/gguf.py", "engine/describe.py", "engine/serve.py", "engine/sources.py"}
+CHILDREN = {f"engine/{name}.py" for name in ("describe", "external", "gguf", "serve", "sources")}
 LINE_LIMIT = 500
 
 

@@ -29,7 +29,8 @@ async def call(home: Home, method: str, path: str) -> dict[str, Any]:
         ):
             document: dict[str, Any] = await answer.json()
             return document
-    except (aiohttp.ClientConnectorError, FileNotFoundError):
+    except (aiohttp.ClientConnectionError, FileNotFoundError):
+        # Refused, or cut off in the middle: the node has just ended.
         raise NodeNotRunning(
             f"no node is running on {home.path}", hint="start one with mesh-llm, or name its --home"
         ) from None
@@ -91,11 +92,18 @@ def stop(home: Path | None, as_json: bool, debug: bool) -> None:
 
 def _wait_until_gone(pid: int, home: Home) -> None:
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    # A zombie has let go of everything; its parent may be slow to notice.
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while _runs(pid):
         if time.monotonic() > deadline:
             raise MeshError(
                 f"the node with pid {pid} was told to stop and still runs after {STOP_TIMEOUT_S:.0f} s",
                 hint=f"kill -9 {pid} ends it; its children follow by themselves",
             )
         time.sleep(LOCK_POLL_S / 4)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        # A zombie has let go of everything; its parent may be slow to notice.
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

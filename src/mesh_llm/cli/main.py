@@ -7,6 +7,7 @@ quick.
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import traceback
 from typing import Any
@@ -82,8 +83,10 @@ def _group() -> click.Group:
 def main() -> None:
     """Entry point: every failure becomes one sentence and the right exit code."""
     debug = "--debug" in sys.argv[1:]
+    # By its default this signal would leave a compiler or pip running; a node drains on it instead.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        status = _group().main(standalone_mode=False)
+        status = _group().main(prog_name="mesh-llm", standalone_mode=False)
     except MeshError as error:
         from mesh_llm.cli.output import print_error
 
@@ -100,5 +103,12 @@ def main() -> None:
     except BrokenPipeError:
         # The reader of our output went away (`mesh-llm status | head`): nobody is left to tell.
         sys.stderr.close()
+        status = 1
+    except OSError as error:
+        # A full disk, a folder that may not be written to: the person's to mend, and no mistake of ours.
+        if debug:
+            traceback.print_exc()
+        what = f"{error.filename}: " if error.filename else ""
+        print(f"Error: {what}{error.strerror or error}", file=sys.stderr)
         status = 1
     sys.exit(status if isinstance(status, int) else 0)

@@ -112,13 +112,19 @@ def print_json(document: Any) -> None:
 
 
 def print_table(rows: Sequence[tuple[str, ...]], *, headers: tuple[str, ...] = ()) -> None:
-    """Aligned columns without a frame: reads well, and cuts well with awk."""
+    """Aligned columns without a frame. In a pipe each row is one line: it cuts well with awk."""
+    if not sys.stdout.isatty():
+        lines = [headers, *rows] if headers else rows
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            print("  ".join(map(str.ljust, line, widths)).rstrip())
+        return
     table = Table(box=None, show_header=bool(headers), pad_edge=False, header_style="bold")
     for index in range(len(rows[0]) if rows else 0):
         table.add_column(headers[index] if headers else "", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    Console().print(table)
 
 
 def set_up_logging(log_file: Path | None, *, debug: bool, log_format: str) -> None:

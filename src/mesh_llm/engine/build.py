@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,10 +116,15 @@ async def ensure(
             libraries[backend] = entry.path
         except BuildFailed as error:
             missing[backend] = error
-            if entry.folder.parent.is_dir():
+            with suppress(OSError):
                 entry.failure.write_text(error.message)
         except MeshError as error:
             missing[backend] = error
+        except OSError as error:
+            missing[backend] = MeshError(
+                f"cannot build in {cache_folder()}: {error.strerror}",
+                hint="free some space, or name another folder in MESH_LLM_CACHE",
+            )
     return Built(libraries=libraries, missing=missing)
 
 
@@ -134,7 +140,11 @@ async def build(entry: Library, progress: ProgressSink, *, force: bool, mesh: Pa
     async with file_lock(lock, waiting_for=f"building ggml-{entry.backend}"):
         if entry.built and not force:
             return
-        with tempfile.TemporaryDirectory(dir=entry.folder.parent, prefix="building-") as scratch:
+        prefix = f"building-{entry.folder.name}-"
+        for left in entry.folder.parent.glob(f"{prefix}*"):
+            # By a build that was killed: whoever still worked there would hold the lock.
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=entry.folder.parent, prefix=prefix) as scratch:
             made = await _compile(entry, sources, Path(scratch) / "plain", progress, options=[])
             flaw = await _flaw(entry.backend, made, mesh)
             if flaw is not None and entry.backend == "cpu":
@@ -238,9 +248,12 @@ async def _step(
 
 
 def _telling(lines: list[str]) -> list[str]:
-    """The compiler's last words, from the first error on."""
-    first = next((i for i, line in enumerate(lines) if "error" in line.lower()), 0)
-    return lines[first:][:BUILD_SHOWN_LINES]
+    """The compiler's last words: from its first error on, else from CMake's, else the end."""
+    for mark in ("error:", "CMake Error"):
+        for index, line in enumerate(lines):
+            if mark in line:
+                return lines[index:][:BUILD_SHOWN_LINES]
+    return lines[-BUILD_SHOWN_LINES:]
 
 
 async def _flaw(backend: str, made: Path, mesh: Path | None) -> str | None:

@@ -19,7 +19,8 @@ from mesh_llm.engine.process import die_of, run, spawn
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import EngineMissing, MeshError
 
-_VERSION = re.compile(r"version: (\d+)")
+_VERSION = re.compile(r"\bbuild (\d+)|version: (\d+) \(")
+"""`version: 0.6.0-dev (build 11549, commit …)`; before that it was `version: 11549 (…)`."""
 _LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 _WANTED = ENGINE_VERSION.rsplit(".", 1)[1]
 
@@ -34,7 +35,7 @@ async def check_version(bin_dir: Path) -> None:
         )
     finished = await run([program, "--version"], timeout_s=INSPECT_TIMEOUT_S)
     match = _VERSION.search("\n".join((*finished.output, *finished.errors)))
-    found = match[1] if match else None
+    found = match[1] or match[2] if match else None
     if found != _WANTED:
         raise EngineMissing(
             f"llama-server in {bin_dir} is build {found or 'unknown'}; this mesh-llm needs build {_WANTED}",
@@ -56,11 +57,6 @@ def arguments(spec: EngineSpec) -> list[str]:
         argv += ["--embeddings"]
     if spec.mmproj is not None:
         argv += ["--mmproj", spec.mmproj]
-    if spec.settings:
-        raise EngineMissing(
-            "--engine-set speaks to the bundled engine and cannot be used with --bin-dir",
-            hint="leave one of them out",
-        )
     return argv
 
 
@@ -68,6 +64,8 @@ async def serve(spec: EngineSpec) -> int:
     assert spec.bin_dir is not None
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
+    # Told to end, it ends llama-server first and reaps it; by its default it would leave that to init.
+    loop.add_signal_handler(signal.SIGTERM, gone.set)
     # The node holds the other end of stdin; its end is ours.
     lifeline = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lifeline), sys.stdin)
@@ -89,9 +87,10 @@ async def serve(spec: EngineSpec) -> int:
         env={"LLAMA_API_KEY": spec.key},
         own_session=False,
     ) as child:
-        tasks = [asyncio.create_task(watch()), asyncio.create_task(child.wait())]
+        tasks = [asyncio.create_task(work) for work in (watch(), gone.wait(), child.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        tasks[0].cancel()
+        for task in tasks:
+            task.cancel()
         status = 75 if gone.is_set() else await child.wait()
     transport.close()
     return status

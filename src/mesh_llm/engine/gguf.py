@@ -13,8 +13,10 @@ import hashlib
 import json
 import os
 import re
+import resource
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from mesh_llm.defaults import (
     FINGERPRINT_STRIDE_BYTES,
     GGUF_ARRAY_LIMIT,
     GGUF_SHARD_LIMIT,
+    INSPECT_MEMORY_BYTES,
 )
 from mesh_llm.engine.library import Engine
 from mesh_llm.errors import MeshError, ModelError
@@ -214,7 +217,17 @@ def _declare(native: ctypes.CDLL) -> None:
         function.argtypes = arguments
 
 
+def _limit_memory() -> None:
+    """A file that claims a petabyte of keys gets an error, not the machine's memory."""
+    # macOS knows the limit and refuses to set it.
+    with suppress(OSError, ValueError):
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = INSPECT_MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, INSPECT_MEMORY_BYTES)
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
+
+
 def main() -> None:
+    _limit_memory()
     request = json.loads(sys.stdin.readline())
     try:
         native = Engine.load().native

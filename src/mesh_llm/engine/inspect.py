@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,13 @@ async def read_gguf(path: Path) -> dict[str, Any]:
 def check_readable(path: Path) -> None:
     """Say what is wrong with a path before anything is started for it."""
     elsewhere = "mesh-llm --model takes the path of a .gguf file, or a name such as smollm2"
-    if path.is_dir():
-        raise ModelError(f"{path} is a folder, not a GGUF file", hint=elsewhere)
     try:
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise ModelError(f"{path} is a folder, not a GGUF file", hint=elsewhere)
+        if not stat.S_ISREG(kind):
+            # Opening a pipe would wait for somebody to write to it.
+            raise ModelError(f"{path} is not a regular file", hint=elsewhere)
         with path.open("rb") as file:
             magic = file.read(4)
     except FileNotFoundError:

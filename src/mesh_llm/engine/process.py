@@ -204,7 +204,8 @@ async def run(
 
 def die_of(number: int) -> None:
     """End this process by a signal, so that whoever waits for it reads the cause."""
-    signal.signal(number, signal.SIG_DFL)
+    with suppress(OSError):  # of SIGKILL, which cannot be handled in any other way
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 

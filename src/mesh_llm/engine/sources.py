@@ -43,6 +43,8 @@ async def engine_sources(progress: ProgressSink) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     async with file_lock(folder / "lock", waiting_for="the engine's sources"):
         if not tree.is_dir():
+            for left in folder.glob("incoming-*"):
+                shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder, prefix="incoming-") as scratch:
                 archive = await pip_download(
                     f"{ENGINE_PACKAGE}=={ENGINE_VERSION}",

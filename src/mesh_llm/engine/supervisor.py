@@ -82,7 +82,8 @@ class EngineSupervisor:
             backoff = ENGINE_BACKOFF_FIRST_S if lived_s > ENGINE_HEALTHY_S else backoff
             await asyncio.sleep(backoff)
             backoff = min(backoff * 2, ENGINE_BACKOFF_LAST_S)
-            self._change(restarts=self.report.restarts + 1)
+            # Told with the next change: the death itself has been told already.
+            self.report = replace(self.report, restarts=self.report.restarts + 1)
 
     async def why(self, port: int) -> str:
         """Why the engine on `port` broke off, once that is known; asked by the gateway."""

@@ -38,6 +38,8 @@ _HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-
 _REPLACED = frozenset({"host", "authorization", "x-api-key", "content-length", "expect"})
 _NOT_ADDED = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
 _ENGINE_ERRORS = (aiohttp.ClientError, HttpProcessingError, TimeoutError, OSError)
+_SMALL_CHUNK_BYTES = 16 << 10
+"""Well below what a transport buffers before it asks its writer to wait."""
 _LINGER_NONE = struct.pack("ii", 1, 0)
 
 
@@ -172,8 +174,11 @@ class Relay:
     async def _write(self, request: web.BaseRequest, exchange: Exchange, chunk: bytes) -> None:
         assert exchange.response is not None
         try:
-            async with asyncio.timeout(self._limits.silence_s):
+            if _is_taken_at_once(request.transport, chunk):
                 await exchange.response.write(chunk)
+            else:
+                async with asyncio.timeout(self._limits.silence_s):
+                    await exchange.response.write(chunk)
         except TimeoutError:
             # It holds one of the engine's slots and reads nothing.
             if request.transport is not None:
@@ -192,6 +197,11 @@ class Relay:
             sentence = "the engine closed the connection"
         log.warning("engine lost url=%s error=%r why=%s", upstream.url, error, sentence)
         return failures.engine_lost(sentence)
+
+
+def _is_taken_at_once(transport: asyncio.Transport | None, chunk: bytes) -> bool:
+    """A token for a client that keeps up: there is nothing to wait for, and a timer is not free."""
+    return transport is not None and len(chunk) < _SMALL_CHUNK_BYTES and not transport.get_write_buffer_size()
 
 
 def _takes_events(response: web.StreamResponse) -> bool:

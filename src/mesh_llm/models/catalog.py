@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -43,9 +44,20 @@ def find(name: str) -> CatalogEntry:
 
 def local_path(name: str, models_folder: Path) -> Path | None:
     """`name` as a file: a path, or a file of that name in the models folder."""
-    path = Path(name).expanduser()
-    if path.exists() or "/" in name or name.endswith(".gguf"):
+    path = Path(name)
+    with suppress(RuntimeError):  # ~NAME, and nobody is called so
+        path = path.expanduser()
+    exists = _exists(path)
+    if exists or "/" in name or name.endswith(".gguf"):
         beside = models_folder / name
-        return beside if not path.exists() and "/" not in name and beside.is_file() else path
+        return beside if not exists and "/" not in name and _exists(beside) else path
     stem = models_folder / f"{name}.gguf"
-    return stem if stem.is_file() else None
+    return stem if _exists(stem) else None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        # In a folder that may not be entered, or longer than names can be: opening it will say so.
+        return False

@@ -1,0 +1,48 @@
+"""Program: `mesh-llm` as people run it, which also tells where its engine listens.
+
+Its one addition is a JSON line on stdout when it serves: the address of the API,
+of the engine behind it, and the engine's specification, so that a bench can
+drive the same engine directly, or start its twin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from mesh_llm.cli import run
+from mesh_llm.cli.main import main
+from mesh_llm.config import NodeConfig
+from mesh_llm.node import Node
+from mesh_llm.types import Event, EventSink, ProgressSink
+
+MARK = "observed "
+
+
+class ObservedNode(Node):
+    def __init__(self, config: NodeConfig, *, tell: EventSink, progress: ProgressSink) -> None:
+        def tell_and_show(event: Event) -> None:
+            tell(event)
+            if event.kind == "api":
+                self._show()
+
+        super().__init__(config, tell=tell_and_show, progress=progress)
+
+    def _show(self) -> None:
+        upstream = self.upstream()
+        assert upstream is not None
+        assert self._engine is not None
+        document = {
+            "url": self.url,
+            "engine_url": upstream.url,
+            "engine_key": upstream.key,
+            "engine_pid": self._engine.report.pid,
+            "spec": dataclasses.asdict(self._engine.spec),
+        }
+        print(MARK + json.dumps(document), flush=True)
+
+
+if __name__ == "__main__":
+    # The command line builds its node by this name; everything else stays as it is installed.
+    vars(run)["Node"] = ObservedNode
+    main()

@@ -1,0 +1,126 @@
+"""What gateway and node add to a stream: the engine's own port against the API port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import psutil
+
+from bench import servers
+from bench.client import Client, Stream, client
+from bench.plan import Plan, turns
+from bench.report import Row, Side, added_row, added_share_row, plain_row
+from bench.servers import Server
+from bench.stats import Sample, at_most
+from mesh_llm.errors import MeshError
+
+TITLE = "What gateway and node add to a stream"
+
+GATEWAY, ENGINE = "gateway", "engine"
+TOKENS = 200
+_PAUSE_S = 0.05
+_BODY: dict[str, Any] = {
+    "prompt": "Once upon a time, in a village between two rivers, there lived a clockmaker who",
+    "n_predict": TOKENS,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+    # Always the slot that holds this prompt already: the first token then costs one step, no prefill.
+    "cache_prompt": True,
+    "id_slot": 0,
+}
+
+
+async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    seen: dict[str, list[Stream]] = defaultdict(list)
+    with servers.fresh_home() as home:
+        async with servers.observed_node(home) as observed, client() as asker:
+            sides = {GATEWAY: observed.node, ENGINE: observed.engine}
+            for server in sides.values():
+                await asker.stream(server, "/completion", _BODY)
+            gateway = psutil.Process(observed.node.pid)
+            cpu_before = sum(gateway.cpu_times()[:2])
+            rounds = plan.rounds(full=60, quick=16, full_s=240.0, quick_s=30.0)
+            for number in rounds:
+                for name, server in turns(list(sides.items()), number):
+                    await asyncio.sleep(_PAUSE_S)
+                    stream = await asker.stream(server, "/completion", _BODY)
+                    _check(stream, seen)
+                    seen[name].append(stream)
+            cpu_s = sum(gateway.cpu_times()[:2]) - cpu_before
+            light = await _light(asker, sides, plan.choose(full=200, quick=60))
+    return (*_rows(seen), light), (f"streams: {rounds.note()}", *_notes(seen, 1000 * cpu_s / rounds.done))
+
+
+async def _light(asker: Client, sides: dict[str, Server], rounds: int) -> Row:
+    """A request that computes next to nothing: what is added to it is the way alone."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds):
+        for name, server in turns(list(sides.items()), number):
+            answer = await asker.ask(server, "/tokenize", {"content": "The sea"})
+            seen[name].append(1e3 * answer.wall_s)
+    ours, theirs = (
+        Side(name=name, sample=Sample.of(seen[name]), unit="ms", digits=2) for name in (GATEWAY, ENGINE)
+    )
+    return added_row("added to /tokenize, whole answer", (ours, theirs), None)
+
+
+def _check(stream: Stream, seen: dict[str, list[Stream]]) -> None:
+    if len(stream.arrived_s) < TOKENS // 2:
+        raise MeshError(f"a stream of {TOKENS} tokens had {len(stream.arrived_s)} events")
+    texts = {stream.text, *(known.text for streams in seen.values() for known in streams[:1])}
+    if len(texts) != 1:
+        raise MeshError("gateway and engine streamed different texts at temperature 0")
+
+
+def _rows(seen: dict[str, list[Stream]]) -> tuple[Row, ...]:
+    def sides(figure_s: Callable[[Stream], float], digits: int) -> tuple[Side, Side]:
+        ours, theirs = (
+            Side(
+                name=name,
+                sample=Sample.of([1e3 * figure_s(stream) for stream in seen[name]]),
+                unit="ms",
+                digits=digits,
+            )
+            for name in (GATEWAY, ENGINE)
+        )
+        return ours, theirs
+
+    late = sides(_late_s, 2)
+    return (
+        added_row("added to the first token", sides(lambda stream: stream.first_s, 2), at_most(3.0)),
+        added_share_row(
+            f"added to a {TOKENS}-token stream", sides(lambda stream: stream.total_s, 0), at_most(2.0)
+        ),
+        added_row(
+            "added to the median gap between tokens",
+            sides(lambda stream: Sample.of(stream.gaps_s).median, 3),
+            None,
+            digits=3,
+        ),
+        plain_row("99th percentile of gaps", late[0], None, theirs=late[1]),
+    )
+
+
+def _late_s(stream: Stream) -> float:
+    gaps = sorted(stream.gaps_s)
+    return gaps[min(len(gaps) - 1, round(0.99 * len(gaps)))]
+
+
+def _notes(seen: dict[str, list[Stream]], cpu_ms: float) -> tuple[str, ...]:
+    events = sorted({len(stream.arrived_s) for stream in chain.from_iterable(seen.values())})
+    together = {
+        name: 100 * Sample.of([sum(gap < 5e-5 for gap in s.gaps_s) / len(s.gaps_s) for s in streams]).median
+        for name, streams in seen.items()
+    }
+    return (
+        "a new connection per request on both sides, its set-up included; times are the client's; the figure "
+        "is the median of the rounds' differences, its spread is a share of the engine's median",
+        f"events per stream: {', '.join(map(str, events))}; arriving together with the one before: "
+        f"{together[GATEWAY]:.1f} % through the gateway, {together[ENGINE]:.1f} % directly",
+        f"the node's own CPU time per stream: {cpu_ms:.0f} ms, {cpu_ms / TOKENS:.2f} ms per token",
+    )

@@ -1,0 +1,302 @@
+"""What people get wrong, and what goes wrong around them: one sentence, the right exit code, nothing left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from mesh_llm.defaults import ENGINE_VERSION
+from tests.support import tiny_gguf
+from tests.support.command import MESH_LLM, Ended, Running, mesh_llm
+from tests.support.node import SMALL, NodeProcess
+
+HINT_MODEL = "Hint: mesh-llm --model takes the path of a .gguf file, or a name such as smollm2\n"
+NOBODY = 65534
+
+
+def run_node(home: Path, *options: str | Path, env: Mapping[str, str] | None = None) -> Ended:
+    """A node that is expected to end by itself, soon."""
+    ended = mesh_llm("--home", home, "--port", "0", *options, env=env, within_s=30)
+    assert "Traceback" not in ended.stderr
+    return ended
+
+
+# -- model files ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder full of things that are no models."""
+    whole = tiny_gguf.write(tmp_path / "whole.gguf", "llama")
+    content = whole.read_bytes()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "picture.gguf").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    (tmp_path / "garbage.gguf").write_bytes(b"GGUF" + content[::-1])
+    (tmp_path / "header.gguf").write_bytes(content[:1000])
+    (tmp_path / "half.gguf").write_bytes(content[: len(content) // 2])
+    (tmp_path / "unknown.gguf").write_bytes(content.replace(b"llama", b"lxmax"))
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "dangling.gguf").symlink_to("nowhere")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing.gguf", "Error: there is no file {path}\n" + HINT_MODEL),
+        ("dangling.gguf", "Error: there is no file {path}\n" + HINT_MODEL),
+        ("folder", "Error: {path} is a folder, not a GGUF file\n" + HINT_MODEL),
+        ("pipe.gguf", "Error: {path} is not a regular file\n" + HINT_MODEL),
+        ("empty.gguf", "Error: {path} is empty\nHint: download it again\n"),
+        (
+            "picture.gguf",
+            "Error: {path} is not a GGUF file\n"
+            "Hint: llama.cpp runs GGUF files; look for one on the model's page\n",
+        ),
+        (
+            "garbage.gguf",
+            "Error: {path} is not a readable GGUF file\n"
+            "Hint: download it again; the file is damaged or in another format\n",
+        ),
+        (
+            "header.gguf",
+            "Error: {path} is not a readable GGUF file\n"
+            "Hint: download it again; the file is damaged or in another format\n",
+        ),
+        ("x" * 300 + ".gguf", "Error: cannot read {path}: File name too long\n"),
+    ],
+)
+def test_what_is_no_model(files: Path, home: Path, tmp_path: Path, name: str, words: str) -> None:
+    cache = tmp_path / "cache"
+
+    ended = run_node(home, "--model", files / name, env={"MESH_LLM_CACHE": str(cache)})
+
+    assert ended.status == 1
+    assert ended.stdout == ""
+    assert ended.stderr.startswith(words.format(path=files / name))
+    # Looked at first: nothing is built for a file that cannot be used.
+    assert not cache.exists()
+
+
+def test_a_model_that_is_cut_short(files: Path, home: Path) -> None:
+    path = files / "half.gguf"
+
+    ended = run_node(home, "--model", path)
+
+    size, whole = path.stat().st_size, (files / "whole.gguf").stat().st_size
+    assert ended.status == 1
+    assert ended.stderr == (
+        f"Error: {path} is cut short: it has {size:,} bytes and its tensors need {whole:,}\n"
+        "Hint: download it again\n"
+    )
+
+
+def test_a_missing_shard(home: Path, tmp_path: Path) -> None:
+    shards = tiny_gguf.write_shards(tmp_path / "split.gguf", 3, "llama")
+    shards[0].unlink()
+
+    ended = run_node(home, "--model", shards[1])
+
+    assert ended.status == 1
+    assert ended.stderr == (
+        "Error: split-00002-of-00003.gguf needs 3 files and 1 of them are missing: "
+        "split-00001-of-00003.gguf\n"
+        f"Hint: put them beside it in {tmp_path}\n"
+    )
+
+
+def test_an_unknown_architecture(files: Path, home: Path, libraries: dict[str, Path]) -> None:
+    ended = run_node(home, "--model", files / "unknown.gguf", *SMALL)
+
+    assert ended.status == 1
+    assert ended.stderr == (
+        "Error: the engine cannot load this model (unknown model architecture: 'lxmax')\n"
+        f"Hint: its log: {home}/logs/engine.log\n"
+    )
+
+
+def test_an_unknown_name_suggests_the_nearest(home: Path) -> None:
+    ended = run_node(home, "--model", "smolm2")
+
+    assert ended.status == 1
+    assert ended.stderr == (
+        "Error: smolm2 is neither a file nor a model that mesh-llm knows by name\n"
+        "Hint: did you mean smollm2?\n"
+    )
+
+
+@pytest.mark.parametrize("closed", ["file", "folder"])
+def test_a_model_that_may_not_be_read(home: Path, tiny_model: Path, closed: str) -> None:
+    place = home / "place"
+    place.mkdir(mode=0o755)
+    path = place / "tiny.gguf"
+    shutil.copyfile(tiny_model, path)
+    home.chmod(0o755)
+    own = home / "own"
+    own.mkdir()
+    as_nobody: list[str] = []
+    if os.geteuid() == 0:
+        os.chown(own, NOBODY, NOBODY)
+        as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        if not shutil.which("setpriv") or not can_run(as_nobody):
+            pytest.skip("root may read everything, and nobody else can run mesh-llm here")
+    (path if closed == "file" else place).chmod(0)
+
+    with Running(
+        [*as_nobody, *MESH_LLM, "--home", own, "--port", "0", "--model", path], env={"HOME": str(own)}
+    ) as running:
+        ended = running.wait()
+
+    place.chmod(0o755)
+    assert ended.status == 1
+    assert ended.stderr == f"Error: cannot read {path}: Permission denied\nHint: chmod +r {path}\n"
+
+
+def can_run(prefix: list[str]) -> bool:
+    tried = subprocess.run([*prefix, *MESH_LLM, "--version"], capture_output=True, check=False)
+    return tried.returncode == 0
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--ctx-size", "0"], "--ctx-size 0 makes no sense: between 1 and 134,217,728"),
+        (["--ctx-size", "-1"], "--ctx-size -1 makes no sense: between 1 and 134,217,728"),
+        (["--ctx-size", "1000000000"], "--ctx-size 1000000000 makes no sense: between 1 and 134,217,728"),
+        (["--parallel", "0"], "--parallel 0 makes no sense: between 1 and 256"),
+        (["--parallel", "-1"], "--parallel -1 makes no sense: between 1 and 256"),
+        (["--parallel", "1000000000"], "--parallel 1000000000 makes no sense: between 1 and 256"),
+        (["--listen", "0.0.0.0"], "--listen 0.0.0.0 opens the API to the network, and there is no --api-key"),
+        (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key belong together"),
+        (["--engine-set", "n_bath=1"], "--engine-set n_bath=1: no such setting"),
+        (["--max-memory", "lots"], "'lots' is not a size"),
+        (["--mmproj", "/no/such"], "--mmproj /no/such: there is no such file"),
+        (["--model", ""], "--model is empty"),
+    ],
+)
+def test_absurd_options_end_with_2(home: Path, options: list[str], words: str) -> None:
+    ended = run_node(home, "--model", "/never/looked/at.gguf", *options)
+
+    assert ended.status == 2
+    assert ended.stderr.startswith(f"Error: {words}\n")
+    assert list(home.iterdir()) == []
+
+
+def test_a_context_beyond_memory_says_what_would_help(home: Path, tiny_model: Path) -> None:
+    ended = run_node(home, "--model", tiny_model, "--ctx-size", "134217728", "--parallel", "1")
+
+    error, hint, _ = ended.stderr.split("\n")
+    assert ended.status == 1
+    assert error.startswith("Error: Tiny llama needs 274.9 GB (weights 0.0 GB, cache 137.4 GB, compute ")
+    assert " for 1 slot of 134217728 tokens; this machine has " in error
+    assert hint == "Hint: --ctx-size 8192 fits; so does a smaller quantisation or more machines"
+
+
+def test_a_model_beyond_the_memory_that_is_lent(home: Path, tiny_model: Path) -> None:
+    ended = run_node(home, "--model", tiny_model, "--max-memory", "1MB", "--parallel", "1")
+
+    assert ended.status == 1
+    assert ended.stderr.startswith("Error: Tiny llama needs 0.0 GB (weights 0.0 GB, ")
+
+
+def test_an_unknown_device(home: Path, tiny_model: Path) -> None:
+    ended = run_node(home, "--model", tiny_model, "--device", "CUDA7")
+
+    assert ended.status == 2
+    assert ended.stderr.startswith(
+        "Error: --device CUDA7: there is no such device\nHint: this machine has CPU"
+    )
+
+
+# -- others ---------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_names_its_owner(home: Path, tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = mesh_llm("--home", home, "--model", tiny_model, "--port", str(port))
+
+    assert ended.status == 1
+    error, hint, _ = ended.stderr.split("\n")
+    assert error.startswith(f"Error: port {port} is in use by ")
+    assert error.endswith(f"(pid {os.getpid()})")
+    assert hint == "Hint: --port 0 takes any free port"
+
+
+def test_a_home_in_use_names_its_holder(home: Path, tiny_model: Path) -> None:
+    with NodeProcess(*SMALL, home=home, model=tiny_model) as node:
+        node.until_ready()
+
+        second = run_node(home, "--model", tiny_model)
+
+        assert second.status == 1
+        assert second.stderr == (
+            f"Error: {home} is in use by the node with pid {node.pid}\n"
+            "Hint: mesh-llm stop ends it; --home DIR starts a second node beside it\n"
+        )
+        assert node.status()["node"]["state"] == "serving"
+
+
+def test_a_home_that_cannot_be(home: Path, tiny_model: Path) -> None:
+    (home / "file").touch()
+
+    ended = run_node(home / "file", "--model", tiny_model)
+
+    assert ended.status == 1
+    assert ended.stderr.startswith(f"Error: cannot create {home}/file")
+
+
+# -- the engine -----------------------------------------------------------------------------------
+
+
+HIDE_ENGINE = """
+import importlib.machinery
+find = importlib.machinery.PathFinder.find_spec
+
+def find_others(name, path=None, target=None):
+    return None if name.split(".")[0] == "xllamacpp" else find(name, path, target)
+
+importlib.machinery.PathFinder.find_spec = find_others
+"""
+
+
+@pytest.mark.parametrize("model", ["tiny", "smollm2"])
+def test_an_engine_that_is_not_installed(home: Path, tmp_path: Path, tiny_model: Path, model: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDE_ENGINE)
+    env = {"PYTHONPATH": str(tmp_path), "MESH_LLM_MODELS": str(tmp_path / "models")}
+
+    ended = run_node(home, "--model", tiny_model if model == "tiny" else model, env=env)
+
+    assert ended.status == 1
+    assert ended.stderr == (
+        f"Error: the engine (xllamacpp {ENGINE_VERSION}) is not installed\n"
+        "Hint: make setup from a clone, or pip install 'mesh-llm[engine]'\n"
+    )
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize("verb", [["--model", "tiny"], ["engine", "info"], ["engine", "build"]])
+def test_an_engine_of_another_version(home: Path, tmp_path: Path, tiny_model: Path, verb: list[str]) -> None:
+    installed = tmp_path / "packages" / "xllamacpp-1.2.3.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: xllamacpp\nVersion: 1.2.3\n")
+    env = {"PYTHONPATH": str(installed.parent), "MESH_LLM_CACHE": str(tmp_path / "cache")}
+    arguments = ["--home", str(home), "--model", str(tiny_model)] if verb[0] == "--model" else verb
+
+    ended = mesh_llm(*arguments, env=env)
+
+    assert ended.status == 1
+    assert ended.stderr == (
+        f"Error: the engine installed is xllamacpp 1.2.3; this mesh-llm needs {ENGINE_VERSION}\n"
+        "Hint: make setup from a clone, or pip install 'mesh-llm[engine]'\n"
+    )

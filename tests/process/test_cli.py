@@ -1,0 +1,224 @@
+"""The command line as programs and impatient people use it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mesh_llm import __version__
+from mesh_llm.defaults import ENGINE_VERSION
+from tests.support.command import MESH_LLM, Ended, mesh_llm
+
+QUICK_S = 0.5
+
+# Refuses to import the engine and everything that takes long to load.
+WITHOUT_ENGINE = """
+import runpy, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("xllamacpp", "aiohttp", "numpy", "prometheus_client"):
+            raise AssertionError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refuse())
+sys.argv = ["mesh-llm", *sys.argv[1:]]
+runpy.run_module("mesh_llm", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("option", ["--help", "-h", "--version"])
+def test_help_and_version_load_no_engine(option: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITHOUT_ENGINE, option],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_are_quick(option: str) -> None:
+    def processor_s() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    taken = []
+    for _ in range(3):
+        before = processor_s()
+        subprocess.run(
+            [sys.executable, "-m", "mesh_llm", option], capture_output=True, timeout=30, check=True
+        )
+        taken.append(processor_s() - before)
+
+    # The best of them: a busy machine makes the others longer.
+    assert min(taken) < QUICK_S
+
+
+def test_version() -> None:
+    assert mesh_llm("--version").stdout == f"mesh-llm, version {__version__}\n"
+
+
+def test_help_lists_the_verbs_and_the_defaults() -> None:
+    text = mesh_llm("--help").stdout
+    words = " ".join(text.split())
+
+    assert words.startswith("Usage: mesh-llm [OPTIONS]")
+    for verb in ("serve", "status", "stop", "download", "engine", "demo"):
+        assert f"\n  {verb} " in text
+    assert "[default: 9337]" in words
+    assert "[default: smollm2]" in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--no-such-option"], "No such option '--no-such-option'."),
+        (["no-such-verb"], "No such command 'no-such-verb'."),
+        (["--port", "many"], "Invalid value for '--port': 'many' is not a valid integer."),
+        (["--cache-type-k", "q9"], "Invalid value for '--cache-type-k': 'q9' is not one of "),
+        (["engine"], None),
+        (["engine", "destroy"], "No such command 'destroy'."),
+        (["download", "a", "b"], "Got unexpected extra argument (b)"),
+        (["--port", "0", "status"], "--port stands before status; options follow their verb"),
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], message: str | None) -> None:
+    ended = mesh_llm(*arguments)
+
+    assert ended.status == 2
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    if message is not None:
+        assert ended.stderr.startswith(f"Error: {message}")
+        assert ended.stderr.endswith("Hint: mesh-llm --help lists what there is\n")
+
+
+def test_download_lists_what_there_is(smollm2: Path, tmp_path: Path) -> None:
+    here = mesh_llm("download", "--json")
+    elsewhere = mesh_llm("download", "--json", env={"MESH_LLM_MODELS": str(tmp_path)})
+    table = mesh_llm("download")
+
+    entry = json.loads(here.stdout)[0]
+    assert (entry["name"], entry["size_bytes"], entry["here"]) == ("smollm2", 98362432, True)
+    assert json.loads(elsewhere.stdout)[0]["here"] is False
+    assert table.stdout.splitlines()[1].split()[:4] == ["smollm2", "0.1", "GB", "here"]
+
+
+def test_download_of_what_is_here(smollm2: Path) -> None:
+    ended = mesh_llm("download", "smollm2")
+    as_json = mesh_llm("download", "smollm2", "--json")
+
+    assert (ended.status, ended.stdout, ended.stderr) == (0, f"{smollm2}\n", "")
+    assert json.loads(as_json.stdout) == {"name": "smollm2", "path": str(smollm2)}
+
+
+def test_download_checks_every_byte_on_demand(smollm2: Path, tmp_path: Path) -> None:
+    good = mesh_llm("download", "smollm2", "--check", "--json")
+    copy = tmp_path / smollm2.name
+    (tmp_path / f"{smollm2.name}.sha256").write_text(f"{'0' * 64}  {smollm2.name}\n")
+    copy.symlink_to(smollm2)
+    bad = mesh_llm("download", "smollm2", "--check", env={"MESH_LLM_MODELS": str(tmp_path)})
+
+    assert json.loads(good.stdout)["sha256"].startswith("b179c9523d0e")
+    assert bad.status == 1
+    assert bad.stderr.startswith(
+        f"Error: {copy} is damaged: its sha256 is b179c9523d0e…, downloaded was 0000"
+    )
+
+
+def test_engine_info(libraries: dict[str, Path]) -> None:
+    ended = mesh_llm("engine", "info", "--json")
+    table = mesh_llm("engine", "info")
+
+    document = json.loads(ended.stdout)
+    assert ended.status == table.status == 0
+    assert document["version"] == ENGINE_VERSION
+    assert document["build"] == int(ENGINE_VERSION.rsplit(".", 1)[1])
+    assert Path(document["wheel"]).is_file()
+    cpu = next(device for device in document["devices"] if device["kind"] == "cpu")
+    assert 0 < cpu["free_bytes"] <= cpu["total_bytes"]
+    assert document["cpu_features"]
+    for name, path in libraries.items():
+        assert document["libraries"][name] == {"native": True, "path": str(path)}
+        assert str(path) in table.stdout
+
+
+def test_engine_info_where_nothing_is_built(tmp_path: Path) -> None:
+    ended = mesh_llm("engine", "info", "--json", env={"MESH_LLM_CACHE": str(tmp_path)})
+
+    libraries = json.loads(ended.stdout)["libraries"]
+    assert libraries["cpu"] == {
+        "native": False,
+        "path": None,
+        "instead": "not built yet; the wheel's own code is used",
+    }
+
+
+def test_engine_build_of_what_is_built(libraries: dict[str, Path]) -> None:
+    if set(libraries) != {"mesh", "cpu"}:
+        pytest.skip("the native libraries cannot be built on this machine")
+    ended = mesh_llm("engine", "build", "--json")
+
+    assert json.loads(ended.stdout) == {name: str(path) for name, path in libraries.items()}
+
+
+def demo(home: Path, *options: str) -> Ended:
+    # A demo takes all cores. Where others use them, too, threads that spin while they wait for each
+    # other make it ten times slower.
+    env = {"MESH_LLM_HOME": str(home), "OMP_WAIT_POLICY": "passive"}
+    return mesh_llm("demo", "--port", "0", *options, env=env)
+
+
+def test_demo_answers_and_ends(smollm2: Path, home: Path) -> None:
+    ended = demo(home, "--once", "--json")
+
+    figures = json.loads(ended.stdout)
+    assert ended.status == 0
+    assert figures["model"] == "SmolLM2-135M-Instruct.Q4_1"
+    assert figures["answer"].startswith("The sky is blue")
+    assert figures["decode_tok_s"] > 0
+    assert figures["prompt_tok_s"] > 0
+    assert figures["load_s"] > 0
+    assert figures["devices"] == ["CPU"]
+    assert "API ready at http://localhost:" in ended.stderr
+
+
+def test_demo_for_people(smollm2: Path, home: Path) -> None:
+    ended = demo(home)
+
+    assert ended.status == 0
+    assert "\nQuestion: Why is the sky blue?\nAnswer:   The sky is blue" in ended.stdout
+    rows = [line.split()[0] for line in ended.stdout.splitlines()[-6:]]
+    assert rows == ["model", "devices", "load", "prompt", "decode", "api"]
+
+
+@pytest.mark.parametrize("arguments", [["status", "--json"], ["stop", "--json"], ["demo", "stop"]])
+def test_verbs_that_need_a_node_say_so(home: Path, arguments: list[str]) -> None:
+    ended = mesh_llm(*arguments, env={"MESH_LLM_HOME": str(home)})
+
+    where = home / "demo" if arguments[0] == "demo" else home
+    assert ended.status == 1
+    assert ended.stdout == ""
+    assert ended.stderr == (
+        f"Error: no node is running on {where}\nHint: start one with mesh-llm, or name its --home\n"
+    )
+
+
+def test_a_reader_that_leaves_is_no_mistake(smollm2: Path) -> None:
+    writer = subprocess.Popen([*MESH_LLM, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.close()
+    assert writer.stderr is not None
+    with writer.stderr:
+        words = writer.stderr.read()
+    writer.wait(20)
+
+    assert b"Traceback" not in words

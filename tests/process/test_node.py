@@ -1,0 +1,507 @@
+"""One node with the real engine and the real model: what its clients and its owner see."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from mesh_llm import __version__
+from tests.support.command import mesh_llm
+from tests.support.node import ENDLESS, SKY, SMALL, NodeProcess, ask, temporary_home
+from tests.support.waiting import until
+from tests.support.wheel import direct_answers
+
+CHAT: dict[str, Any] = {**SKY, "cache_prompt": False}
+TEXT: dict[str, Any] = {
+    "prompt": "The capital of France is",
+    "temperature": 0,
+    "max_tokens": 16,
+    "cache_prompt": False,
+}
+"""Without the prompt cache: a prompt that is computed in other batches may end in another text."""
+
+
+@pytest.fixture(scope="module")
+def node(smollm2: Path) -> Iterator[NodeProcess]:
+    """For tests that leave it as it was."""
+    with temporary_home() as home, NodeProcess(*SMALL, home=home, model=smollm2) as node:
+        yield node.until_ready()
+
+
+@pytest.fixture(scope="module")
+def direct(smollm2: Path, libraries: dict[str, Path]) -> list[dict[str, Any]]:
+    return direct_answers(smollm2, libraries, [("chat", CHAT), ("text", TEXT)])
+
+
+def busy_slots(node: NodeProcess) -> int:
+    return sum(slot["is_processing"] for slot in node.ask("/slots").json())
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+def test_chat_is_what_the_engine_alone_answers(node: NodeProcess, direct: list[dict[str, Any]]) -> None:
+    reply = node.ask("/v1/chat/completions", CHAT)
+
+    expected = direct[0]["choices"][0]["message"]["content"]
+    assert expected.startswith("The sky is blue because")
+    assert reply.status == 200
+    assert reply.json()["choices"][0]["message"]["content"] == expected
+    assert reply.json()["usage"] == direct[0]["usage"]
+    assert reply.json()["usage"]["completion_tokens"] == CHAT["max_tokens"]
+
+
+def test_completion_is_what_the_engine_alone_answers(node: NodeProcess, direct: list[dict[str, Any]]) -> None:
+    reply = node.ask("/v1/completions", TEXT)
+
+    assert direct[1]["choices"][0]["text"].startswith(" Paris")
+    assert reply.json()["choices"][0]["text"] == direct[1]["choices"][0]["text"]
+    assert reply.json()["usage"] == direct[1]["usage"]
+
+
+def test_chunks_of_a_stream_make_the_same_text(node: NodeProcess, direct: list[dict[str, Any]]) -> None:
+    with node.stream("/v1/chat/completions", {**CHAT, "stream": True}) as stream:
+        *chunks, last = stream.data()
+
+    deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks]
+    pieces = [delta["content"] for delta in deltas if delta.get("content")]
+    assert last == "[DONE]"
+    assert len(pieces) > CHAT["max_tokens"] // 2
+    assert "".join(pieces) == direct[0]["choices"][0]["message"]["content"]
+
+
+def test_one_connection_serves_many_requests(node: NodeProcess) -> None:
+    with closing(node.connect()) as connection:
+        first = ask(connection, "/v1/completions", {**TEXT, "max_tokens": 2})
+        used = connection.sock
+        second = ask(connection, "/v1/completions", {**TEXT, "max_tokens": 2})
+
+        assert used is not None
+        assert connection.sock is used
+    assert first.json()["choices"] == second.json()["choices"]
+
+
+def test_openai_client_chats_and_streams(node: NodeProcess, direct: list[dict[str, Any]]) -> None:
+    expected = direct[0]["choices"][0]["message"]["content"]
+    with openai.OpenAI(base_url=f"{node.url}/v1", api_key="mesh", max_retries=0) as client:
+        whole = client.chat.completions.create(
+            model="test",
+            messages=[{"role": "user", "content": "Why is the sky blue?"}],
+            temperature=0,
+            max_tokens=24,
+            extra_body={"cache_prompt": False},
+        )
+        with client.chat.completions.create(
+            model="test",
+            messages=[{"role": "user", "content": "Why is the sky blue?"}],
+            temperature=0,
+            max_tokens=24,
+            stream=True,
+            extra_body={"cache_prompt": False},
+        ) as stream:
+            pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+        models = [model.id for model in client.models.list()]
+
+    assert whole.choices[0].message.content == expected
+    assert "".join(pieces) == expected
+    assert models == ["SmolLM2-135M-Instruct.Q4_1"]
+
+
+def test_a_client_that_leaves_frees_its_slot(node: NodeProcess) -> None:
+    """Of a stream: the engine itself works on for a client that waits for a whole answer and leaves."""
+    with node.stream("/v1/completions", ENDLESS) as stream:
+        stream.next()
+        assert busy_slots(node) == 1
+
+    # Nobody else may have to wait for the rest of it, which would take some fifteen seconds.
+    until(lambda: busy_slots(node) == 0, within_s=2, what="the engine's slot is free")
+
+
+# -- other routes ---------------------------------------------------------------------------------
+
+
+def test_health_names_the_model_it_serves(node: NodeProcess) -> None:
+    reply = node.ask("/health")
+
+    assert reply.status == 200
+    assert reply.json() == {"status": "ok", "state": "serving", "model": "SmolLM2-135M-Instruct.Q4_1"}
+
+
+def test_metrics_hold_our_series_and_the_engines(node: NodeProcess) -> None:
+    node.ask("/v1/completions", {**TEXT, "max_tokens": 1})
+
+    lines = node.ask("/metrics").body.decode().splitlines()
+
+    assert 'mesh_llm_gateway_requests_total{route="/v1/completions",status="200"}' in "\n".join(lines)
+    assert any(line.startswith("llamacpp:tokens_predicted_total ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("/v1/chat/completions", b'{"messages": [', 400, "invalid_request_error"),
+        ("/v1/chat/completions", b'{"messages": "none"}', 400, "invalid_request_error"),
+        ("/v1/no/such/path", b"{}", 404, "not_found_error"),
+    ],
+)
+def test_errors_have_the_shape_of_openais(
+    node: NodeProcess, path: str, body: bytes, status: int, kind: str
+) -> None:
+    reply = node.ask(path, body)
+
+    error = reply.json()["error"]
+    assert (reply.status, error["type"], error["code"]) == (status, kind, status)
+    assert error["message"]
+
+
+def test_alias_is_the_name_it_serves_under(home: Path, smollm2: Path) -> None:
+    with NodeProcess("--alias", "little", *SMALL, home=home, model=smollm2) as node:
+        node.until_ready()
+
+        assert [model["id"] for model in node.ask("/v1/models").json()["data"]] == ["little"]
+        assert node.ask("/health").json()["model"] == "little"
+        assert node.status()["model"]["name"] == "little"
+        assert "pi:    pi --provider mesh --model little\n" in node.stdout
+
+
+def test_api_key_is_asked_of_everybody_and_kept_to_itself(home: Path, smollm2: Path) -> None:
+    key = "correct-horse-battery-staple"
+    env = {"MESH_LLM_API_KEY": key}
+    with NodeProcess(*SMALL, home=home, model=smollm2, env=env) as node:
+        node.until_ready()
+        bare = node.ask("/v1/completions", {**TEXT, "max_tokens": 1})
+        wrong = node.ask("/v1/models", headers={"Authorization": "Bearer wrong"})
+        right = node.ask(
+            "/v1/completions", {**TEXT, "max_tokens": 1}, headers={"Authorization": f"Bearer {key}"}
+        )
+
+        assert (bare.status, wrong.status, right.status) == (401, 401, 200)
+        assert bare.json()["error"]["code"] == "invalid_api_key"
+        assert node.ask("/health").status == 200
+        assert key not in node.logs() + node.stdout + node.stderr + json.dumps(node.status())
+        assert all(key not in part for process in node.family() for part in process.cmdline())
+
+
+# -- status ---------------------------------------------------------------------------------------
+
+
+def shape(value: Any) -> Any:
+    """The types of a document: what INTERFACE.md promises of `status --json`."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(item) for item in value[:1]]
+    return type(value).__name__
+
+
+def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
+    ended = mesh_llm("status", "--json", "--home", node.home)
+
+    document = json.loads(ended.stdout)
+    assert ended.status == 0
+    assert shape(document) == {
+        "version": "str",
+        "node": dict.fromkeys(("id", "name", "role", "state", "reason"), "str"),
+        "mesh": {
+            "id": "str",
+            "nodes": [
+                {
+                    **dict.fromkeys(("id", "name", "role", "state"), "str"),
+                    **dict.fromkeys(("memory_bytes", "lent_bytes"), "int"),
+                    "devices": ["str"],
+                    "models": ["str"],
+                    "link": {"kind": "str", "rtt_ms": "float"},
+                }
+            ],
+        },
+        "model": {
+            **dict.fromkeys(("name", "fingerprint", "quantisation"), "str"),
+            **dict.fromkeys(("size_bytes", "layers", "context", "slots"), "int"),
+            "draft": "NoneType",
+        },
+        "plan": {
+            **dict.fromkeys(("mode", "host"), "str"),
+            **dict.fromkeys(("epoch", "need_bytes", "have_bytes"), "int"),
+            "predicted_tok_s": "float",
+            "stages": [
+                {
+                    "node": "str",
+                    **dict.fromkeys(("first", "last", "weight_bytes"), "int"),
+                    "share": "float",
+                }
+            ],
+            "excluded": [],
+        },
+        "engine": {
+            **dict.fromkeys(("state", "reason"), "str"),
+            **dict.fromkeys(("pid", "restarts", "weights_sent_bytes", "weights_resident_bytes"), "int"),
+            **dict.fromkeys(("ready_s", "decode_tok_s", "prompt_tok_s"), "float"),
+            "buffers": dict.fromkeys(("model", "KV", "compute", "output"), "int"),
+            "stages": [],
+        },
+        "api": {"url": "str"},
+        "console": {"url": "NoneType"},
+    }
+    assert document["version"] == __version__
+    assert (document["node"]["state"], document["node"]["role"]) == ("serving", "host")
+    assert document["plan"]["mode"] == "solo"
+    assert document["plan"]["host"] == document["node"]["id"]
+    assert document["model"]["size_bytes"] == 98362432
+
+
+def test_stages_cover_the_layers_exactly_once(node: NodeProcess) -> None:
+    document = node.status()
+
+    covered = [
+        layer for stage in document["plan"]["stages"] for layer in range(stage["first"], stage["last"])
+    ]
+    assert covered == list(range(30))
+    assert document["model"]["layers"] == 30
+    assert sum(stage["share"] for stage in document["plan"]["stages"]) == 1.0
+
+
+def test_memory_that_was_planned_is_what_the_engine_took(node: NodeProcess) -> None:
+    document = node.status()
+
+    # Without the weights: native code keeps some of them twice, rearranged and as mapped pages of the file.
+    buffers = document["engine"]["buffers"]
+    taken = buffers["KV"] + buffers["compute"] + buffers["output"]
+    planned = document["plan"]["need_bytes"] - document["plan"]["stages"][0]["weight_bytes"]
+    assert abs(planned - taken) < taken / 10
+
+
+def test_status_for_people(node: NodeProcess) -> None:
+    ended = mesh_llm("status", "--home", node.home)
+
+    rows = dict(line.split(maxsplit=1) for line in ended.stdout.splitlines())
+    assert rows["state"] == "serving"
+    assert rows["model"] == "SmolLM2-135M-Instruct.Q4_1, Q4_1, 30 layers"
+    assert rows["context"] == "1 slots of 2048 tokens"
+    assert rows["api"] == node.url
+
+
+def test_what_a_run_prints(node: NodeProcess) -> None:
+    url = node.url.replace("127.0.0.1", "localhost")
+
+    assert f"API ready at {url}\n" in node.stdout
+    assert "pi:    pi --provider mesh --model SmolLM2-135M-Instruct.Q4_1\n" in node.stdout
+    assert (
+        f"goose: GOOSE_PROVIDER=openai OPENAI_HOST={url} OPENAI_API_KEY=mesh "
+        "GOOSE_MODEL=SmolLM2-135M-Instruct.Q4_1 goose session\n"
+    ) in node.stdout
+
+
+# -- start and end --------------------------------------------------------------------------------
+
+
+def test_status_and_health_answer_while_the_model_loads(home: Path, slow_model: Path) -> None:
+    began = time.monotonic()
+    with NodeProcess(*SMALL, "--engine-set", "check_tensors=true", home=home, model=slow_model) as node:
+        node.until(node.status_or_none, what="status answers", within_s=2)
+        assert time.monotonic() - began < 2
+        document = node.until_state("loading")
+        health = node.ask("/health")
+        chat = node.ask("/v1/chat/completions", CHAT)
+
+        assert document["node"]["reason"] == "the model is loading"
+        assert document["engine"]["state"] == "loading"
+        assert health.status == 503
+        assert health.json()["state"] == "loading"
+        assert health.json()["reason"] == "the model is loading"
+        assert chat.status == 503
+        assert chat.headers["Retry-After"] == "1"
+        node.signal(signal.SIGINT)
+        assert node.wait(within_s=10).status == 130
+
+
+def test_stop_returns_when_the_node_is_gone(home: Path, smollm2: Path) -> None:
+    with NodeProcess(*SMALL, home=home, model=smollm2) as node:
+        node.until_ready()
+        engine = node.engine()
+
+        stopped = mesh_llm("stop", "--json", "--home", home)
+
+        assert stopped.status == 0
+        assert json.loads(stopped.stdout) == {"stopped": node.pid}
+        assert not engine.is_running()
+        assert node.wait(within_s=1).status == 0
+        assert not (home / "run" / "control.sock").exists()
+        again = mesh_llm("stop", "--home", home)
+        assert again.status == 1
+        assert again.stderr.startswith(f"Error: no node is running on {home}\nHint: ")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+)
+def test_signals_end_it(home: Path, tiny_model: Path, number: signal.Signals, status: int) -> None:
+    with NodeProcess(*SMALL, home=home, model=tiny_model) as node:
+        node.until_ready()
+        node.signal(number)
+
+        assert node.wait(within_s=5).status == status
+
+
+def test_first_ctrl_c_lets_an_answer_finish(home: Path, smollm2: Path) -> None:
+    with NodeProcess(*SMALL, home=home, model=smollm2) as node:
+        node.until_ready()
+        with node.stream("/v1/completions", {**ENDLESS, "max_tokens": 200}) as stream:
+            stream.next()
+            node.signal(signal.SIGINT)
+            node.until_state("draining")
+            *chunks, last = stream.data()
+
+        assert last == "[DONE]"
+        assert json.loads(chunks[-1])["usage"]["completion_tokens"] == 200
+        assert node.wait(within_s=5).status == 130
+        assert "Stopping; Ctrl-C again does not wait for answers under way\n" in node.stderr
+
+
+def test_second_ctrl_c_does_not_wait(home: Path, smollm2: Path) -> None:
+    with NodeProcess(*SMALL, home=home, model=smollm2) as node:
+        node.until_ready()
+        with node.stream("/v1/completions", ENDLESS) as stream:
+            stream.next()
+            node.signal(signal.SIGINT)
+            node.until_state("draining")
+            began = time.monotonic()
+            node.signal(signal.SIGINT)
+            events = list(stream.data())
+
+        assert node.wait(within_s=5).status == 130
+        assert time.monotonic() - began < 5
+        assert "[DONE]" not in events
+        message = json.loads(events[-1])["error"]["message"]
+        assert message in ("this node is stopping", "the engine was stopped")
+
+
+def test_two_homes_are_two_nodes(node: NodeProcess, home: Path, tiny_model: Path) -> None:
+    with NodeProcess(*SMALL, "--name", "second", home=home, model=tiny_model) as second:
+        second.until_ready()
+        first, other = node.status(), second.status()
+
+        assert other["node"]["name"] == "second"
+        assert first["node"]["id"] != other["node"]["id"]
+        assert first["api"]["url"] != other["api"]["url"]
+        assert [model["id"] for model in second.ask("/v1/models").json()["data"]] == ["tiny"]
+        second.stop()
+        assert second.wait(within_s=5).status == 0
+    assert node.ask("/health").status == 200
+
+
+def test_a_node_keeps_its_identity(home: Path, tiny_model: Path) -> None:
+    ids = []
+    for _ in range(2):
+        with NodeProcess(*SMALL, home=home, model=tiny_model) as node:
+            node.until(node.status_or_none, what="status answers")
+            ids.append(node.status()["node"]["id"])
+
+    assert ids[0] == ids[1]
+    assert (home / "identity").stat().st_mode & 0o777 == 0o600
+
+
+# -- sudden deaths --------------------------------------------------------------------------------
+
+
+def test_a_killed_engine_comes_back(home: Path, smollm2: Path, direct: list[dict[str, Any]]) -> None:
+    with NodeProcess(*SMALL, home=home, model=smollm2) as node:
+        node.until_ready()
+        first = node.engine()
+        with node.stream("/v1/completions", ENDLESS) as stream:
+            stream.next()
+            first.kill()
+            events = list(stream.data())
+
+        assert "[DONE]" not in events
+        error = json.loads(events[-1])["error"]
+        assert error["message"] == "the engine was killed (SIGKILL)"
+        assert error["type"] == "server_error"
+        node.until(lambda: node.status()["engine"]["restarts"] == 1, what="the engine is started again")
+        engine = node.until_state("serving")["engine"]
+        assert engine["restarts"] == 1
+        assert engine["pid"] != first.pid
+        reply = node.ask("/v1/chat/completions", CHAT)
+        assert reply.json()["choices"][0]["message"] == direct[0]["choices"][0]["message"]
+        assert node.stdout.count("Engine lost: the engine was killed (SIGKILL). Restarting it\n") == 1
+
+
+def test_a_killed_node_takes_its_engine_along(home: Path, smollm2: Path) -> None:
+    with NodeProcess(*SMALL, home=home, model=smollm2) as node:
+        node.until_ready()
+        assert node.engine().is_running()
+
+        node.signal(signal.SIGKILL)
+
+        node.until_no_descendants(within_s=1)
+    ended = mesh_llm("status", "--home", home)
+    assert ended.status == 1
+    assert f"no node is running on {home}" in ended.stderr
+
+
+def test_a_killed_node_takes_a_loading_engine_along(home: Path, slow_model: Path) -> None:
+    with NodeProcess(*SMALL, "--engine-set", "check_tensors=true", home=home, model=slow_model) as node:
+        node.until_state("loading")
+        engine = node.engine()
+        # Past its start-up: the model's gigabytes are being read by native code.
+        until(lambda: engine.memory_info().rss > 400 << 20, within_s=10, what="the model is being read")
+
+        node.signal(signal.SIGKILL)
+
+        node.until_no_descendants(within_s=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="without our library only Linux tells an orphan")
+def test_without_our_library_a_killed_node_takes_its_engine_along(slow_model: Path) -> None:
+    spec = {
+        "model": str(slow_model),
+        "alias": "slow",
+        "context": 512,
+        "slots": 1,
+        "threads": 1,
+        "key": "key",
+        "devices": [],
+        "settings": {"check_tensors": True},
+        "libraries": {},
+    }
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, json.dumps(spec)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        engine = psutil.Process(int(parent.stdout.readline()))
+        until(lambda: engine.memory_info().rss > 400 << 20, within_s=20, what="the model is being read")
+
+        parent.kill()
+
+        until(lambda: gone(engine), within_s=1, what="the engine is gone")
+
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen(
+    [sys.executable, "-m", "mesh_llm.engine.serve"],
+    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+)
+child.stdin.write(sys.argv[1].encode() + b"\\n")
+child.stdin.flush()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,252 @@
+"""Children of `engine/process.py`: however the block ends, nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mesh_llm.defaults import CHILD_KEPT_LINES, CHILD_LINE_LIMIT_BYTES
+from mesh_llm.engine import process
+from mesh_llm.engine.process import Child, run, spawn
+from mesh_llm.errors import MeshError
+from tests.support.command import MARKER, marked
+from tests.support.waiting import until
+
+GRACE_S = 0.3
+
+PARENT_OF_A_SLEEPER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"])
+time.sleep(600)
+"""
+PARENT_THAT_LEAVES = """
+from subprocess import DEVNULL, Popen
+Popen(["sleep", "600"], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+def nothing(line: str) -> None:
+    pass
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture(autouse=True)
+def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Everything that a test starts carries a marker; none of it may be left."""
+    value = secrets.token_hex(8)
+    monkeypatch.setenv(MARKER, value)
+    yield value
+    assert [found for found in marked(value) if found.pid != os.getpid()] == []
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "CHILD_STOP_GRACE_S", GRACE_S)
+
+
+def alive(family: str) -> int:
+    return len(marked(family))
+
+
+class Heard:
+    """Lines of a child, and a way to wait for one."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._came = asyncio.Event()
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+        self._came.set()
+
+    async def first(self) -> str:
+        async with asyncio.timeout(10):
+            await self._came.wait()
+        return self.lines[0]
+
+
+# -- the end of a child ---------------------------------------------------------------------------
+
+
+async def test_grandchildren_end_with_the_block(family: str) -> None:
+    heard = Heard()
+    async with spawn(python(PARENT_OF_A_SLEEPER), on_stdout=heard, on_stderr=nothing):
+        assert await heard.first() == "here"
+        assert alive(family) == 2
+
+    assert alive(family) == 0
+
+
+async def test_grandchildren_that_outlive_their_parent_end_too(family: str) -> None:
+    finished = await run(python(PARENT_THAT_LEAVES), timeout_s=10)
+
+    assert finished.status == 0
+    until(lambda: alive(family) == 0, within_s=2, what="the grandchild is gone")
+
+
+async def test_a_child_that_ignores_the_request_is_killed_after_the_grace(short_grace: None) -> None:
+    heard = Heard()
+    async with spawn(python(STUBBORN), on_stdout=heard, on_stderr=nothing) as child:
+        await heard.first()
+        began = time.monotonic()
+
+    assert await child.wait() == -signal.SIGKILL
+    assert GRACE_S <= time.monotonic() - began < GRACE_S + 2
+
+
+async def test_a_child_that_obeys_is_not_waited_for() -> None:
+    heard = Heard()
+    began = time.monotonic()
+    async with spawn(
+        python("import time; print('here', flush=True); time.sleep(600)"), on_stdout=heard, on_stderr=nothing
+    ) as child:
+        await heard.first()
+
+    assert await child.wait() == -signal.SIGTERM
+    assert time.monotonic() - began < 2
+
+
+async def test_an_error_in_the_block_ends_the_child(family: str) -> None:
+    with pytest.raises(KeyError):
+        async with spawn(python("import time; time.sleep(600)"), on_stdout=nothing, on_stderr=nothing):
+            raise KeyError
+
+    assert alive(family) == 0
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+async def test_cancelling_leaves_nothing(family: str, short_grace: None, times: int) -> None:
+    heard = Heard()
+    children: list[Child] = []
+
+    async def own() -> None:
+        async with spawn(python(STUBBORN), on_stdout=heard, on_stderr=nothing) as child:
+            children.append(child)
+            await child.wait()
+
+    task = asyncio.create_task(own())
+    await heard.first()
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert alive(family) == 0
+    assert await children[0].wait() == -signal.SIGKILL
+
+
+async def test_cancelling_while_it_starts_leaves_nothing(family: str) -> None:
+    for steps in range(12):
+        task = asyncio.create_task(run(["sleep", "600"], timeout_s=10))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    until(lambda: alive(family) == 0, within_s=2, what="all of them are gone")
+
+
+async def test_without_a_session_of_its_own_it_stays_in_our_group() -> None:
+    heard = Heard()
+    code = "import os, time; print(os.getpgid(0), flush=True); time.sleep(600)"
+    async with spawn(python(code), on_stdout=heard, on_stderr=nothing, own_session=False):
+        assert await heard.first() == str(os.getpgid(0))
+
+
+# -- output ---------------------------------------------------------------------------------------
+
+
+async def test_both_outputs_are_read(tmp_path: Path) -> None:
+    code = "import sys; sys.stdout.write('out\\n' * 50_000); sys.stderr.write('err\\n' * 50_000)"
+    lines: list[str] = []
+
+    finished = await run(python(code), timeout_s=20, on_line=lines.append)
+
+    assert finished.status == 0
+    assert finished.output == ("out",) * 50_000
+    assert finished.errors == ("err",) * CHILD_KEPT_LINES
+    assert sorted(lines) == ["err"] * 50_000 + ["out"] * 50_000
+
+
+async def test_last_words_arrive_although_the_child_is_dead() -> None:
+    code = "import os; os.write(1, b'first\\nlast'); os.write(2, b'why'); os.kill(os.getpid(), 6)"
+
+    finished = await run(python(code), timeout_s=10)
+
+    assert finished.status == -signal.SIGABRT
+    assert finished.output == ("first", "last")
+    assert finished.errors == ("why",)
+
+
+async def test_a_long_line_is_cut_and_the_next_one_whole() -> None:
+    code = "import sys; sys.stdout.write('x' * 1_000_000 + '\\nshort\\n')"
+
+    finished = await run(python(code), timeout_s=10)
+
+    assert finished.output == ("x" * CHILD_LINE_LIMIT_BYTES, "short")
+
+
+async def test_bytes_that_are_no_text_do_no_harm() -> None:
+    finished = await run(python(r"import os; os.write(1, b'\xff\xfe ok\r\n')"), timeout_s=10)
+
+    assert finished.output == ("�� ok",)
+
+
+async def test_input_arrives_and_ends() -> None:
+    finished = await run(python("print(len(input()), end='')"), timeout_s=10, stdin=b"x" * 200_000 + b"\n")
+
+    assert finished.output == ("200000",)
+
+
+async def test_a_child_that_reads_no_input_is_told_by_its_status() -> None:
+    finished = await run(python("raise SystemExit(7)"), timeout_s=10, stdin=b"x" * 1_000_000)
+
+    assert finished.status == 7
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+async def test_time_is_bounded(family: str) -> None:
+    began = time.monotonic()
+
+    with pytest.raises(MeshError, match=r"^sleep did not finish within 0 s$"):
+        await run(["sleep", "600"], timeout_s=0.2)
+
+    assert time.monotonic() - began < 2
+    assert alive(family) == 0
+
+
+async def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(MeshError, match=r"^cannot start /no/such/program: No such file or directory$"):
+        await run(["/no/such/program"], timeout_s=1)
+
+
+async def test_a_sink_that_fails_is_not_lost(family: str) -> None:
+    def fail(line: str) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await run(python("print('here')"), timeout_s=10, on_line=fail)
+
+    assert alive(family) == 0

@@ -1,0 +1,149 @@
+"""The life of an engine child: its key stays secret, its deaths are explained, its restarts paced."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mesh_llm.engine.spec import EngineSpec
+from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
+from mesh_llm.engine.telemetry import engine_figures
+from mesh_llm.errors import EngineFailed
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def spec(tiny_model: Path, libraries: dict[str, Path]) -> EngineSpec:
+    return EngineSpec(
+        model=str(tiny_model),
+        alias="tiny",
+        context=512,
+        slots=1,
+        threads=1,
+        key=secrets.token_urlsafe(32),
+        libraries={name: str(path) for name, path in libraries.items()},
+    )
+
+
+class Watched:
+    """A supervisor, and every report that it gave."""
+
+    def __init__(self, spec: EngineSpec, folder: Path) -> None:
+        self.reports: list[EngineReport] = []
+        self.supervisor = EngineSupervisor(spec, folder / "engine.log", self._note)
+        self._changed = asyncio.Event()
+
+    def _note(self, report: EngineReport) -> None:
+        self.reports.append(report)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[EngineReport], bool]) -> EngineReport:
+        async with asyncio.timeout(WAIT_S):
+            while not condition(self.supervisor.report):
+                self._changed.clear()
+                await self._changed.wait()
+        return self.supervisor.report
+
+    def until_ready(self) -> Awaitable[EngineReport]:
+        return self.until(lambda report: report.state is EngineState.READY)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.create_task(self.supervisor.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def test_ready_means_that_it_answers_who_has_the_key(spec: EngineSpec, tmp_path: Path) -> None:
+    watched = Watched(spec, tmp_path)
+    async with watched.running():
+        report = await watched.until_ready()
+        url = f"http://127.0.0.1:{report.port}"
+
+        assert report.ready_s > 0
+        assert "prompt_tokens_total" in await engine_figures(url, spec.key)
+        assert await engine_figures(url, "another key") == {}
+        assert set(report.buffers) == {"model", "KV", "compute", "output"}
+        pid = report.pid
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    assert watched.supervisor.report.state is EngineState.NONE
+
+
+async def test_the_key_is_in_no_log_and_on_no_command_line(spec: EngineSpec, tmp_path: Path) -> None:
+    watched = Watched(spec, tmp_path)
+    async with watched.running():
+        report = await watched.until_ready()
+        child = psutil.Process(report.pid)
+        seen = [*child.cmdline(), *child.environ().values()]
+
+    log = (tmp_path / "engine.log").read_text()
+    # Not even its end, which llama-server prints to tell keys apart.
+    assert spec.key[-4:] not in log
+    assert "api_keys: …" in log
+    assert not any(spec.key in part for part in seen)
+
+
+async def test_a_death_is_explained_to_who_asks_and_mended(spec: EngineSpec, tmp_path: Path) -> None:
+    watched = Watched(spec, tmp_path)
+    async with watched.running():
+        first = await watched.until_ready()
+        assert first.pid is not None
+        assert first.port is not None
+        why = asyncio.create_task(watched.supervisor.why(first.port))
+        psutil.Process(first.pid).kill()
+
+        assert await why == "the engine was killed (SIGKILL)"
+        await watched.until(lambda report: report.restarts == 1)
+        second = await watched.until_ready()
+
+    assert second.pid != first.pid
+    assert second.buffers == first.buffers
+    states = [report.state for report in watched.reports]
+    assert EngineState.FAILED in states
+
+
+async def test_a_model_that_cannot_be_loaded_is_not_tried_again(spec: EngineSpec, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(Path(spec.model).read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_Q.weight"))
+    watched = Watched(replace(spec, model=str(damaged)), tmp_path)
+
+    with pytest.raises(EngineFailed) as caught:
+        await watched.supervisor.run()
+
+    assert caught.value.message == (
+        "the engine cannot load this model (check_tensor_dims: tensor 'blk.1.attn_q.weight' not found)"
+    )
+    assert caught.value.hint == f"its log: {tmp_path}/engine.log"
+    assert watched.supervisor.report.restarts == 0
+
+
+async def test_an_engine_that_was_never_ready_is_not_tried_again(spec: EngineSpec, tmp_path: Path) -> None:
+    watched = Watched(replace(spec, libraries={"cpu": "/no/such/library.so"}), tmp_path)
+
+    with pytest.raises(
+        EngineFailed, match=r"^the engine ended: the engine refused to load /no/such/library.so$"
+    ):
+        await watched.supervisor.run()
+
+
+async def test_the_log_is_bounded(spec: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh_llm.engine.supervisor.ENGINE_LOG_BYTES", 2000)
+    watched = Watched(spec, tmp_path)
+    async with watched.running():
+        await watched.until_ready()
+
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {"engine.log", "engine.log.1", "engine.log.2"}
+    assert all(size <= 2000 for size in sizes.values())

@@ -1,0 +1,174 @@
+"""Run `mesh-llm` as a person would: a process of its own, all of whose descendants can be found again."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import psutil
+
+from tests.support.waiting import until
+
+MESH_LLM = (sys.executable, "-W", "error", "-m", "mesh_llm")
+MARKER = "MESH_LLM_TEST_RUN"
+QUIET = ("MESH_LLM_API_KEY", "MESH_LLM_HOME", "CXX", "PYTHONPATH")
+"""Of the person who runs the tests: not for the processes under test."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    status: int
+    stdout: str
+    stderr: str
+
+
+def marked(value: str) -> list[psutil.Process]:
+    """Living processes that inherited the marker `value`, wherever they were moved to."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARKER) == value:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+class Running:
+    """A program under test. Leaving the block ends it, and fails if it leaves anything behind."""
+
+    def __init__(
+        self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
+        self.marker = secrets.token_hex(8)
+        inherited = {name: value for name, value in os.environ.items() if name not in QUIET}
+        self.process = subprocess.Popen(
+            [os.fspath(part) for part in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env={**inherited, **(env or {}), MARKER: self.marker},
+            cwd=cwd,
+        )
+        self._lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._readers = [
+            threading.Thread(target=self._read, args=(pipe, self._lines[name]), name=name)
+            for name, pipe in (("stdout", self.process.stdout), ("stderr", self.process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _read(pipe: IO[str] | None, lines: list[str]) -> None:
+        assert pipe is not None
+        with pipe:
+            lines.extend(pipe)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return "".join(self._lines["stdout"])
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self._lines["stderr"])
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def family(self) -> list[psutil.Process]:
+        """The program itself and everything that it started."""
+        return marked(self.marker)
+
+    def descendants(self) -> list[psutil.Process]:
+        return [process for process in self.family() if process.pid != self.pid]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def until(self, condition: Callable[[], object], *, what: str, within_s: float = 30.0) -> None:
+        """Wait for `condition`; give up at once when the program ends before it holds."""
+
+        def holds_or_ended() -> bool:
+            return bool(condition()) or not self.running
+
+        try:
+            until(holds_or_ended, within_s=within_s, what=what)
+            assert condition(), f"ended with {self.process.poll()} before: {what}"
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n--- stdout\n{self.stdout}--- stderr\n{self.stderr}") from None
+
+    def until_said(self, text: str, *, within_s: float = 30.0) -> None:
+        self.until(lambda: text in self.stdout + self.stderr, what=f"it says {text!r}", within_s=within_s)
+
+    def wait(self, *, within_s: float = 30.0) -> Ended:
+        """Its end, by itself; nothing of it may be left then."""
+        try:
+            status = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still runs after {within_s:g} s\n{self.stdout}{self.stderr}") from None
+        left = self.descendants()
+        for reader in self._readers:
+            reader.join(5)
+        assert left == [], f"left running: {left}\n{self.stdout}{self.stderr}"
+        return Ended(status=status, stdout=self.stdout, stderr=self.stderr)
+
+    def until_no_descendants(self, *, within_s: float) -> None:
+        until(lambda: not self.descendants(), within_s=within_s, what="everything it started is gone")
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.running:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait(5)
+        left = self.descendants()
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=5)
+        for reader in self._readers:
+            reader.join(5)
+        assert error is not None or left == [], f"left running: {left}"
+
+
+@contextmanager
+def start(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[Running]:
+    with Running([*MESH_LLM, *arguments], env=env, cwd=cwd) as running:
+        yield running
+
+
+def mesh_llm(
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    within_s: float = 60.0,
+) -> Ended:
+    """`mesh-llm ARGUMENTS`, to its end."""
+    with start(*arguments, env=env, cwd=cwd) as running:
+        return running.wait(within_s=within_s)

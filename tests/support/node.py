@@ -1,0 +1,164 @@
+"""A node as a real process, and what its clients can ask of it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from tests.support.command import MESH_LLM, Running, mesh_llm
+
+SMALL = ("--ctx-size", "2048", "--parallel", "1", "--threads", "1")
+"""Starts fast, and leaves a core to the test."""
+WAIT_S = 30.0
+SKY = {
+    "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+    "temperature": 0,
+    "max_tokens": 24,
+}
+ENDLESS: dict[str, Any] = {
+    "prompt": "1 2 3 4 5 6 7",
+    "temperature": 0,
+    "max_tokens": 100_000,
+    "ignore_eos": True,
+    "stream": True,
+}
+"""Goes on until somebody stops it, or the context is full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Stream:
+    """An event stream as its client sees it."""
+
+    def __init__(self, response: HTTPResponse) -> None:
+        self.response = response
+
+    def data(self) -> Iterator[str]:
+        """What follows each `data:`; ends with the stream, broken off or not."""
+        while line := self.response.readline():
+            if line.startswith(b"data:"):
+                yield line.removeprefix(b"data:").decode().strip()
+
+    def next(self) -> str:
+        return next(self.data())
+
+
+@contextmanager
+def temporary_home() -> Iterator[Path]:
+    """Short, not pytest's own tmp_path: a unix socket's path ends at 108 bytes."""
+    with tempfile.TemporaryDirectory(prefix="mesh-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+class NodeProcess(Running):
+    """`mesh-llm` without a verb, on a home and a port of its own."""
+
+    def __init__(
+        self, *arguments: str | Path, home: Path, model: Path | str, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.home = home
+        super().__init__([*MESH_LLM, "--home", home, "--model", model, "--port", "0", *arguments], env=env)
+
+    def __enter__(self) -> NodeProcess:
+        return self
+
+    def until_ready(self, *, within_s: float = WAIT_S) -> NodeProcess:
+        self.until_said("API ready at ", within_s=within_s)
+        return self
+
+    def until_state(self, state: str, *, within_s: float = WAIT_S) -> dict[str, Any]:
+        self.until(
+            lambda: self.status_or_none() and self.status()["node"]["state"] == state,
+            what=f"its state is {state}",
+            within_s=within_s,
+        )
+        return self.status()
+
+    @property
+    def url(self) -> str:
+        """As `status` gives it: the printed one says localhost."""
+        if not hasattr(self, "_url"):
+            self._url = str(self.status()["api"]["url"])
+        return self._url
+
+    def status(self) -> dict[str, Any]:
+        document = self.status_or_none()
+        assert document is not None, "the node does not answer"
+        return document
+
+    def status_or_none(self) -> dict[str, Any] | None:
+        """From the control socket, as `mesh-llm status --json` reads it: without its half second."""
+        connection = HTTPConnection("node", timeout=5)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with closing(connection):
+            try:
+                connection.sock.settimeout(5)
+                connection.sock.connect(str(self.home / "run" / "control.sock"))
+                connection.request("GET", "/api/status")
+                document = json.loads(connection.getresponse().read())
+            except (FileNotFoundError, ConnectionError):
+                return None
+        assert isinstance(document, dict)
+        return document
+
+    def stop(self) -> None:
+        ended = mesh_llm("stop", "--home", self.home)
+        assert ended.status == 0, ended.stderr
+
+    def engine(self) -> psutil.Process:
+        return psutil.Process(self.status()["engine"]["pid"])
+
+    def logs(self) -> str:
+        return "".join(path.read_text() for path in sorted((self.home / "logs").iterdir()))
+
+    def connect(self) -> HTTPConnection:
+        return HTTPConnection(urlsplit(self.url).netloc, timeout=WAIT_S)
+
+    def ask(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Reply:
+        with closing(self.connect()) as connection:
+            return ask(connection, path, body, headers=headers)
+
+    @contextmanager
+    def stream(self, path: str, body: Any) -> Iterator[Stream]:
+        with closing(self.connect()) as connection:
+            send(connection, path, body)
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            with response:
+                yield Stream(response)
+
+
+def send(
+    connection: HTTPConnection, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None
+) -> None:
+    if body is None:
+        connection.request("GET", path, headers=dict(headers or {}))
+        return
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
+
+
+def ask(
+    connection: HTTPConnection, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None
+) -> Reply:
+    send(connection, path, body, headers=headers)
+    response = connection.getresponse()
+    return Reply(status=response.status, headers=dict(response.getheaders()), body=response.read())

@@ -1,0 +1,197 @@
+"""The benches' arithmetic and their tables; no bench is run and nothing is timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.client import read_events
+from bench.plan import Plan, Rounds, turns
+from bench.report import Result, Row, Side, added_row, added_share_row, plain_row, ratio_row
+from bench.stats import Sample, Target, Verdict, at_least, at_most, below, differences, judge, ratios
+
+
+def side(name: str, *values: float, unit: str = "tok/s") -> Side:
+    return Side(name=name, sample=Sample(values), unit=unit)
+
+
+def test_median_and_quartiles_of_an_odd_and_an_even_count() -> None:
+    assert Sample((5.0, 1.0, 3.0, 2.0, 4.0)).median == 3.0
+    assert Sample((5.0, 1.0, 3.0, 2.0, 4.0)).quartiles == (2.0, 4.0)
+    assert Sample((1.0, 2.0, 3.0, 4.0)).median == 2.5
+    assert Sample((1.0, 2.0, 3.0, 4.0)).quartiles == (1.75, 3.25)
+
+
+def test_one_value_is_its_own_quartiles_and_has_no_spread() -> None:
+    single = Sample((7.0,))
+    assert (single.median, single.quartiles, single.interval, single.spread) == (
+        7.0,
+        (7.0, 7.0),
+        (7.0, 7.0),
+        0.0,
+    )
+
+
+def test_an_empty_sample_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one value"):
+        Sample(())
+
+
+def test_spread_is_the_distance_of_the_quartiles_over_the_median() -> None:
+    assert Sample((90.0, 95.0, 100.0, 105.0, 110.0)).spread == pytest.approx(0.10)
+    assert Sample((0.0, 0.0, 0.0)).spread == 0.0
+    assert Sample((-1.0, 0.0, 1.0)).spread == float("inf")
+
+
+def test_the_interval_of_the_median_narrows_with_the_number_of_rounds() -> None:
+    assert Sample((3.0, 1.0, 2.0)).interval == (1.0, 3.0)
+    assert Sample(tuple(float(n) for n in range(100))).interval == (40.0, 59.0)
+
+
+def test_ratios_and_differences_are_taken_round_by_round() -> None:
+    # The second round was slow for both: pairs agree, ratios of all medians would not.
+    assert ratios([100.0, 50.0], [50.0, 25.0]) == Sample((2.0, 2.0))
+    assert differences([12.0, 30.0], [10.0, 29.0]) == Sample((2.0, 1.0))
+
+
+def test_sides_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        ratios([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("values", "spread", "target", "verdict"),
+    [
+        ((0.97,), 0.0, at_least(0.97), Verdict.MET),
+        ((0.96,), 0.0, at_least(0.97), Verdict.MISSED),
+        ((3.0,), 0.15, at_most(3.0), Verdict.MET),
+        ((3.01,), 0.0, at_most(3.0), Verdict.MISSED),
+        ((0.5,), 0.0, below(0.5), Verdict.MISSED),
+        ((2.0,), 0.16, at_most(3.0), Verdict.NOISY_MET),
+        ((4.0,), 0.16, at_most(3.0), Verdict.NOISY_MISSED),
+        ((1.0, 2.0, 4.0), 0.01, at_most(3.0), Verdict.NOISY_MET),
+        ((1.0, 2.0, 2.5), 0.01, at_most(3.0), Verdict.MET),
+        ((4.0,), 0.01, None, Verdict.REPORTED),
+        ((4.0,), 0.16, None, Verdict.NOISY),
+    ],
+)
+def test_verdicts(values: tuple[float, ...], spread: float, target: Target | None, verdict: Verdict) -> None:
+    assert judge(Sample(values), spread, target) is verdict
+
+
+def test_each_side_goes_first_in_turn() -> None:
+    assert [turns("abc", number) for number in range(3)] == [list("abc"), list("bca"), list("cab")]
+    assert turns("ab", -1) == ["b", "a"]
+
+
+def test_quick_chooses_the_smaller_number() -> None:
+    assert (Plan().choose(full=60, quick=16), Plan(quick=True).choose(full=60, quick=16)) == (60, 16)
+
+
+def test_rounds_end_when_their_time_is_up_but_never_before_the_first() -> None:
+    seconds = iter([0.0, 4.0, 9.0, 11.0])
+    cut = Rounds(wanted=9, budget_s=10.0, clock=lambda: next(seconds))
+    assert list(cut) == [0, 1, 2]
+    assert cut.note() == "3 rounds of the 9 planned: time was up, the machine is busy"
+    assert list(Rounds(wanted=2, budget_s=0.0, clock=lambda: 0.0)) == [0]
+    whole = Rounds(wanted=2, budget_s=1.0, clock=lambda: 0.0)
+    assert (list(whole), whole.note()) == ([0, 1], "2 rounds")
+
+
+def test_an_added_time_spreads_over_the_other_sides_median() -> None:
+    row = added_row(
+        "first token",
+        (side("gateway", 11.0, 12.0, 11.5, unit="ms"), side("engine", 10.0, 10.0, 10.0)),
+        at_most(3.0),
+    )
+    assert row.figure == Sample((1.0, 2.0, 1.5))
+    assert row.spread == pytest.approx(0.05)
+    assert row.verdict is Verdict.MET
+
+
+def test_a_comparison_of_too_few_rounds_proves_nothing() -> None:
+    assert (
+        ratio_row("decode", (side("node", 2.0), side("wheel", 1.0)), at_least(1.8)).verdict
+        is Verdict.NOISY_MET
+    )
+
+
+def test_an_added_share_is_in_per_cent() -> None:
+    row = added_share_row(
+        "stream", (side("gateway", 101.0, 52.0, 51.5), side("engine", 100.0, 50.0, 50.0)), at_most(2.0)
+    )
+    assert row.figure.values == pytest.approx((1.0, 4.0, 3.0))
+    assert row.verdict is Verdict.NOISY_MISSED
+
+
+def test_the_worst_window_is_what_counts_where_asked() -> None:
+    row = plain_row("CPU", side("node", 0.1, 0.1, 1.4, unit="%"), below(1.0), worst=True)
+    assert row.verdict is Verdict.MISSED
+    assert row.cells()[3] == "0.1 %, worst 1.4"
+
+
+def sample_rows() -> tuple[Row, ...]:
+    return (
+        ratio_row(
+            "decode", (side("node", 98.0, 99.0, 100.0), side("direct", 100.0, 100.0, 100.0)), at_least(0.97)
+        ),
+        plain_row("RSS", side("node", 49.5, unit="MB"), None, theirs=side("engine|child", 1015.6, unit="MB")),
+    )
+
+
+def sample_result(*, quick: bool) -> Result:
+    return Result(
+        name="sample",
+        title="A sample",
+        command="python -m bench.run --only sample",
+        facts={"commit": "abc1234-dirty", "hardware": "a CPU, 2 cores"},
+        rows=sample_rows(),
+        notes=("a note",),
+        quick=quick,
+    )
+
+
+def test_the_markdown_of_a_result() -> None:
+    assert sample_result(quick=False).markdown() == (
+        "# A sample\n"
+        "\n"
+        "`python -m bench.run --only sample`\n"
+        "\n"
+        "|  |  |\n"
+        "| --- | --- |\n"
+        "| commit | abc1234-dirty |\n"
+        "| hardware | a CPU, 2 cores |\n"
+        "\n"
+        "| measure | ours | other side | figure | quartiles | spread | median within | target | verdict |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| decode | node 99.0 (98.5–99.5) tok/s | direct 100.0 (100.0–100.0) tok/s | 0.990 × "
+        "| 0.985–0.995 | 1.0% | 0.980–1.000 | ≥ 0.97 × | met |\n"
+        "| RSS | node 49.5 MB | engine\\|child 1015.6 MB | 49.5 MB | – | – | – | – | reported |\n"
+        "\n"
+        "- a note\n"
+    )
+
+
+def test_results_are_written_as_markdown_and_json_and_quick_ones_apart(tmp_path: Path) -> None:
+    sample_result(quick=False).write(tmp_path)
+    sample_result(quick=True).write(tmp_path)
+    names = {"sample.md", "sample.json", "sample.quick.md", "sample.quick.json"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    document = json.loads((tmp_path / "sample.json").read_text("utf-8"))
+    assert document["facts"]["commit"] == "abc1234-dirty"
+    row = document["rows"][0]
+    assert (row["figure"], row["verdict"], row["target"]) == (0.99, "met", {"sign": "≥", "limit": 0.97})
+    assert row["ours"]["values"] == [98.0, 99.0, 100.0]
+
+
+def test_an_event_arrives_with_its_last_byte() -> None:
+    pieces = [
+        (0.1, b'data: {"content": "a"}\n\ndata: {"cont'),
+        (0.2, b'ent": "b"}\n\n'),
+        (0.3, b'data: {"content": "", "stop": true}\n\ndata: [DONE]\n\n'),
+    ]
+    stream = read_events(pieces, 0.4)
+    assert (stream.arrived_s, stream.text, stream.total_s) == ((0.1, 0.2), "ab", 0.4)
+    assert stream.gaps_s == pytest.approx([0.1])

@@ -144,8 +144,8 @@ class Node:
         fit = self._fit = self._fit_model(facts, devices)
         self._say(
             "fit",
-            f"Memory: {fit.need.total_bytes / 1e9:.1f} GB for {fit.settings.slots} slots of "
-            f"{fit.settings.context} tokens, {fit.have_bytes / 1e9:.1f} GB available",
+            f"Memory: {fit.need.total_bytes / 1e9:.1f} GB for {fit.settings}, "
+            f"{fit.have_bytes / 1e9:.1f} GB available",
         )
         spare = max(0, fit.spare_bytes) // 2
         return EngineSpec(

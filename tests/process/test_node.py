@@ -287,7 +287,7 @@ def test_status_for_people(node: NodeProcess) -> None:
     rows = dict(line.split(maxsplit=1) for line in ended.stdout.splitlines())
     assert rows["state"] == "serving"
     assert rows["model"] == "SmolLM2-135M-Instruct.Q4_1, Q4_1, 30 layers"
-    assert rows["context"] == "1 slots of 2048 tokens"
+    assert rows["context"] == "1 slot of 2048 tokens"
     assert rows["api"] == node.url
 
 

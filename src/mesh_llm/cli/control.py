@@ -60,7 +60,8 @@ def status_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     if model := document["model"]:
         rows.append(("model", f"{model['name']}, {model['quantisation']}, {model['layers']} layers"))
         if model["context"]:
-            rows.append(("context", f"{model['slots']} slots of {model['context']} tokens"))
+            slots = "1 slot" if model["slots"] == 1 else f"{model['slots']} slots"
+            rows.append(("context", f"{slots} of {model['context']} tokens"))
     if plan := document["plan"]:
         need, have = plan["need_bytes"] / 1e9, plan["have_bytes"] / 1e9
         rows.append(("memory", f"{need:.1f} GB needed, {have:.1f} GB available"))

@@ -58,6 +58,9 @@ class CacheSettings:
             if kind not in _BLOCKS:
                 raise UsageError(f"{kind} is not a cache type; there are {', '.join(CACHE_TYPES)}")
 
+    def __str__(self) -> str:
+        return f"{self.slots} {'slot' if self.slots == 1 else 'slots'} of {self.context} tokens"
+
     @property
     def cells(self) -> int:
         """Cells of one slot's cache."""
@@ -182,11 +185,10 @@ def _fits(facts: ModelFacts, settings: CacheSettings, context: int, available_by
 
 def refusal(facts: ModelFacts, settings: CacheSettings, need: MemoryNeed, have_bytes: int) -> ModelDoesNotFit:
     """Why a model is not loaded, with what would help in numbers."""
-    slots = "1 slot" if settings.slots == 1 else f"{settings.slots} slots"
     return ModelDoesNotFit(
         f"{facts.name} needs {_gb(need.total_bytes)} (weights {_gb(need.weight_bytes)}, "
         f"cache {_gb(need.cache_bytes)}, compute {_gb(need.compute_bytes)}) "
-        f"for {slots} of {settings.context} tokens; this machine has {_gb(have_bytes)} free",
+        f"for {settings}; this machine has {_gb(have_bytes)} free",
         hint=_advice(facts, settings, have_bytes),
     )
 

@@ -197,7 +197,7 @@ def test_a_context_beyond_memory_says_what_would_help(home: Path, tiny_model: Pa
 
     error, hint, _ = ended.stderr.split("\n")
     assert ended.status == 1
-    assert error.startswith("Error: Tiny llama needs 274.9 GB (weights 0.0 GB, cache 137.4 GB, compute ")
+    assert error.startswith("Error: Tiny llama needs 274.9 GB (weights 1 MB, cache 137.4 GB, compute ")
     assert " for 1 slot of 134217728 tokens; this machine has " in error
     assert hint == "Hint: --ctx-size 8192 fits; so does a smaller quantisation or more machines"
 
@@ -206,7 +206,7 @@ def test_a_model_beyond_the_memory_that_is_lent(home: Path, tiny_model: Path) ->
     ended = run_node(home, "--model", tiny_model, "--max-memory", "1MB", "--parallel", "1")
 
     assert ended.status == 1
-    assert ended.stderr.startswith("Error: Tiny llama needs 0.0 GB (weights 0.0 GB, ")
+    assert ended.stderr.startswith("Error: Tiny llama needs 4 MB (weights 1 MB, ")
 
 
 def test_an_unknown_device(home: Path, tiny_model: Path) -> None:

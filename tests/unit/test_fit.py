@@ -248,7 +248,7 @@ def test_refusal_says_what_and_how_much() -> None:
     error = refusal(facts, settings, need, 8_000_000_000)
 
     assert error.message == (
-        "Small needs 12.3 GB (weights 0.1 GB, cache 12.1 GB, compute 0.2 GB) "
+        "Small needs 12.3 GB (weights 91 MB, cache 12.1 GB, compute 152 MB) "
         "for 4 slots of 131072 tokens; this machine has 8.0 GB free"
     )
     assert error.hint == (
@@ -261,7 +261,7 @@ def test_refusal_offers_one_slot_with_less_context() -> None:
 
     error = refusal(SMALL, settings, memory_need(SMALL, settings), 250_000_000)
 
-    assert error.message.endswith("for 8 slots of 8192 tokens; this machine has 0.2 GB free")
+    assert error.message.endswith("for 8 slots of 8192 tokens; this machine has 250 MB free")
     assert error.hint == (
         "--ctx-size 512 or --parallel 1 --ctx-size 5888 fits; so does a smaller quantisation or more machines"
     )
@@ -274,7 +274,7 @@ def test_refusal_when_the_weights_alone_are_too_much() -> None:
     error = refusal(facts, settings, memory_need(facts, settings), 8_000_000_000)
 
     assert error.message == (
-        "Small needs 40.0 GB (weights 40.0 GB, cache 0.0 GB, compute 0.0 GB) "
+        "Small needs 40.0 GB (weights 40.0 GB, cache 6 MB, compute 25 MB) "
         "for 1 slot of 8192 tokens; this machine has 8.0 GB free"
     )
     assert error.hint == (

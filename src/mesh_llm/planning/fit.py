@@ -215,4 +215,4 @@ def _advice(facts: ModelFacts, settings: CacheSettings, have_bytes: int) -> str:
 
 
 def _gb(size: int) -> str:
-    return f"{size / _GB:.1f} GB"
+    return f"{size / _GB:.1f} GB" if size >= _GB else f"{size / 1e6:.0f} MB"

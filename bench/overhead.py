@@ -53,7 +53,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
                     seen[name].append(stream)
             cpu_s = sum(gateway.cpu_times()[:2]) - cpu_before
             light = await _light(asker, sides, plan.choose(full=200, quick=60))
-    return (*_rows(seen), light), (f"streams: {rounds.note()}", *_notes(seen, 1000 * cpu_s / rounds.done))
+    return (*_rows(seen), light), (f"streams, {rounds.note()}", *_notes(seen, 1000 * cpu_s / rounds.done))
 
 
 async def _light(asker: Client, sides: dict[str, Server], rounds: int) -> Row:

@@ -42,8 +42,8 @@ class Rounds:
 
     def note(self) -> str:
         if self.done == self.wanted:
-            return f"{self.done} rounds"
-        return f"{self.done} rounds of the {self.wanted} planned: time was up, the machine is busy"
+            return f"rounds: {self.done}"
+        return f"rounds: {self.done} of the {self.wanted} planned: time was up, the machine is busy"
 
 
 def turns(sides: Sequence[T], round_number: int) -> list[T]:

@@ -43,10 +43,8 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     ]
     for first_turn, rounds in enumerate(blocks):
         await _block(seen, first_turn, rounds)
-    return _rows(seen), (
-        f"{len(blocks)} blocks: {'; '.join(rounds.note() for rounds in blocks)}",
-        *_notes(seen),
-    )
+    counts = tuple(f"block {number}, {rounds.note()}" for number, rounds in enumerate(blocks, 1))
+    return _rows(seen), (*counts, *_notes(seen))
 
 
 async def _block(seen: Seen, first_turn: int, rounds: Rounds) -> None:

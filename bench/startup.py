@@ -28,7 +28,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     rounds = plan.rounds(full=10, quick=3, full_s=120.0, quick_s=25.0)
     ready = await _ready(rounds)
     return (*commands, *status, *ready), (
-        f"starts of the node: {rounds.note()}",
+        f"starts of the node, {rounds.note()}",
         "wall time of the whole process, Python's own start included; modules are compiled already",
         "`python -c pass` is what no Python program can be quicker than on this machine",
         "the node is ready when it prints the API's address: it has read the model, asked the engine for its "

@@ -1,0 +1,743 @@
+// The host's side: one ggml device per worker, all of whose work is sent over a link.
+//
+// Commands are written and forgotten; only reading data back waits. Whatever
+// goes wrong on a link is remembered as the device's failure: the graph under
+// way and every later one fail with it, and no process ends because of it.
+
+#include "ggml-mesh.h"
+#include "graph.h"
+#include "link.h"
+#include "registry.h"
+#include "weights.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <sys/mman.h>
+#include <unordered_set>
+
+namespace mesh {
+
+namespace {
+
+struct key_hash {
+    size_t operator()(const wire::graph_key & key) const noexcept {
+        return static_cast<size_t>(key.words[0]);
+    }
+};
+
+struct key_equal {
+    bool operator()(const wire::graph_key & a, const wire::graph_key & b) const noexcept {
+        return a.words[0] == b.words[0] && a.words[1] == b.words[1];
+    }
+};
+
+// Keys in the order in which the worker holds them. Both sides forget the oldest
+// one at the same moment, so the client always knows what has to be sent.
+class known_graphs {
+  public:
+    bool contains(const wire::graph_key & key) const {
+        return keys_.count(key) != 0;
+    }
+
+    void add(const wire::graph_key & key) {
+        if (order_.size() == wire::MAX_CACHED_GRAPHS) {
+            keys_.erase(order_.front());
+            order_.pop_front();
+        }
+        order_.push_back(key);
+        keys_.insert(key);
+    }
+
+    void clear() {
+        order_.clear();
+        keys_.clear();
+    }
+
+  private:
+    std::deque<wire::graph_key>                              order_;
+    std::unordered_set<wire::graph_key, key_hash, key_equal> keys_;
+};
+
+// A range of addresses that stands for a worker's memory: llama.cpp does
+// arithmetic on it, and touching it is an error that shows at once.
+class address_range {
+  public:
+    explicit address_range(size_t size) : size_(std::max<size_t>(size, 1)) {
+        base_ = mmap(nullptr, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+
+    ~address_range() {
+        if (base_ != MAP_FAILED) {
+            munmap(base_, size_);
+        }
+    }
+
+    address_range(const address_range &)             = delete;
+    address_range & operator=(const address_range &) = delete;
+
+    uint8_t * base() const noexcept {
+        return base_ == MAP_FAILED ? nullptr : static_cast<uint8_t *>(base_);
+    }
+
+  private:
+    size_t size_;
+    void * base_;
+};
+
+}  // namespace
+
+class device;
+
+extern const ggml_backend_buffer_i BUFFER_INTERFACE;
+
+struct remote_buffer {
+    device *      owner;
+    uint32_t      id;
+    address_range addresses;
+    bool          attached = false;  // holds weights that the worker has read itself
+
+    remote_buffer(device * holder, uint32_t number, size_t size) : owner(holder), id(number), addresses(size) {}
+};
+
+// The model that is being loaded, by name.
+struct used_model {
+    std::string                     fingerprint;
+    std::map<std::string, uint64_t> sizes;
+
+    bool holds(ggml_tensor ** tensors, int count) const {
+        return !sizes.empty() && std::all_of(tensors, tensors + count, [&](const ggml_tensor * tensor) {
+            const auto found = sizes.find(ggml_get_name(tensor));
+            return tensor->view_src != nullptr || (found != sizes.end() && found->second == ggml_nbytes(tensor));
+        });
+    }
+};
+
+class device {
+  public:
+    device(int fd, std::string name);
+
+    // Made by ggml's rules: they live as long as the process.
+    ggml_backend_device      handle{};
+    ggml_backend_buffer_type buffer_type{};
+
+    const std::string & name() const {
+        return name_;
+    }
+
+    const wire::hello_answer & facts() const {
+        return facts_;
+    }
+
+    ggml_backend_buffer_t alloc(size_t size, ggml_backend_buffer_usage usage);
+    ggml_backend_buffer_t
+    attach(const std::string & fingerprint, const std::vector<wire::attach_entry> & entries, size_t size);
+    void                  free(const remote_buffer & buffer) noexcept;
+    void                  clear(const wire::span & where, uint8_t value) noexcept;
+    void                  set(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept;
+    bool                  get(const remote_buffer & buffer, uint64_t offset, void * data, size_t size) noexcept;
+    void                  copy(const wire::copy & what) noexcept;
+    ggml_status           compute(const ggml_cgraph * graph) noexcept;
+
+    // Why nothing works any more; empty while all is well.
+    std::string failure() const {
+        const std::lock_guard lock(mutex_);
+        return failure_;
+    }
+
+  private:
+    mutable std::mutex mutex_;
+    link               link_;
+    std::string        name_;
+    std::string        failure_;
+    wire::hello_answer facts_{};
+    uint32_t           last_ticket_    = 0;
+    uint32_t           last_buffer_id_ = 0;
+    uint32_t           runs_in_flight_ = 0;
+    uint64_t           last_uid_       = 0;
+    wire::graph_key    last_key_{};
+    known_graphs       known_;
+
+    void            greet();
+    void            send(wire::command kind, std::initializer_list<bytes_view> parts);
+    wire::header    await(wire::answer kind, uint32_t ticket);
+    void            take_notice(const wire::header & head);
+    wire::graph_key announce(const ggml_cgraph * graph);
+
+    // Runs `work` unless the device has failed; turns what it throws into the failure.
+    template <typename Work> bool attempt(Work && work) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (!failure_.empty()) {
+            return false;
+        }
+        try {
+            work();
+            return true;
+        } catch (const std::exception & error) {
+            failure_ = name_ + ": " + error.what();
+            link_.shut();
+            return false;
+        }
+    }
+};
+
+namespace {
+
+remote_buffer & remote(ggml_backend_buffer_t buffer) {
+    return *static_cast<remote_buffer *>(buffer->context);
+}
+
+uint64_t offset_in(const remote_buffer & buffer, const ggml_tensor * tensor) {
+    return static_cast<uint64_t>(static_cast<const uint8_t *>(tensor->data) - buffer.addresses.base());
+}
+
+wire::hello our_hello() {
+    wire::hello self{};
+    self.magic   = wire::MAGIC;
+    self.version = wire::VERSION;
+    std::snprintf(self.engine, sizeof self.engine, "%s", ggml_mesh_engine_version());
+    self.op_count    = GGML_OP_COUNT;
+    self.type_count  = GGML_TYPE_COUNT;
+    self.tensor_size = sizeof(ggml_tensor);
+    return self;
+}
+
+}  // namespace
+
+// --- the device ---
+
+device::device(int fd, std::string name) : link_(fd), name_(std::move(name)) {
+    greet();
+}
+
+void device::greet() {
+    const wire::hello self = our_hello();
+    send(wire::command::hello, {{&self, sizeof self}});
+    const wire::header head = await(wire::answer::hello, last_ticket_);
+    if (head.size != sizeof facts_) {
+        throw link_error("it does not speak ggml-mesh");
+    }
+    link_.receive(&facts_, sizeof facts_);
+    facts_.name[sizeof facts_.name - 1]               = 0;
+    facts_.description[sizeof facts_.description - 1] = 0;
+    facts_.self.engine[sizeof facts_.self.engine - 1] = 0;
+    if (facts_.self.magic != self.magic || facts_.self.version != self.version ||
+        std::strcmp(facts_.self.engine, self.engine) != 0) {
+        throw link_error(
+            "it runs engine " + std::string(facts_.self.engine) + ", this machine " + std::string(self.engine) +
+            "; links need the same one"
+        );
+    }
+}
+
+void device::send(wire::command kind, std::initializer_list<bytes_view> parts) {
+    link_.send(static_cast<uint8_t>(kind), ++last_ticket_, parts);
+}
+
+// Reads until the answer to `ticket` comes; its payload is left to the caller.
+wire::header device::await(wire::answer kind, uint32_t ticket) {
+    for (;;) {
+        const wire::header head = link_.receive_header();
+        if (head.kind == static_cast<uint8_t>(kind) && head.ticket == ticket) {
+            return head;
+        }
+        take_notice(head);
+    }
+}
+
+// A DONE that nobody waited for, or an error.
+void device::take_notice(const wire::header & head) {
+    std::vector<uint8_t> payload(head.size);
+    link_.receive(payload.data(), payload.size());
+    if (head.kind == static_cast<uint8_t>(wire::answer::error)) {
+        throw link_error(std::string(payload.begin(), payload.end()));
+    }
+    if (head.kind != static_cast<uint8_t>(wire::answer::done) || runs_in_flight_ == 0) {
+        throw link_error("it answered what was not asked");
+    }
+    --runs_in_flight_;
+}
+
+ggml_backend_buffer_t device::alloc(size_t size, ggml_backend_buffer_usage usage) {
+    std::unique_ptr<remote_buffer> buffer;
+    uint32_t                       refused = 1;
+    attempt([&] {
+        buffer = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size);
+        if (buffer->addresses.base() == nullptr) {
+            return;
+        }
+        const wire::alloc request = {buffer->id, static_cast<uint32_t>(usage), size};
+        send(wire::command::alloc, {{&request, sizeof request}});
+        const wire::header head = await(wire::answer::alloc, last_ticket_);
+        if (head.size != sizeof refused) {
+            throw link_error("its answer has the wrong size");
+        }
+        link_.receive(&refused, sizeof refused);
+    });
+    if (refused != 0) {
+        return nullptr;
+    }
+    return ggml_backend_buffer_init(&buffer_type, BUFFER_INTERFACE, buffer.release(), size);
+}
+
+ggml_backend_buffer_t
+device::attach(const std::string & fingerprint, const std::vector<wire::attach_entry> & entries, size_t size) {
+    std::unique_ptr<remote_buffer> buffer;
+    const bool                     done = attempt([&] {
+        buffer           = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size);
+        buffer->attached = true;
+        wire::attach request{};
+        std::snprintf(request.fingerprint, sizeof request.fingerprint, "%s", fingerprint.c_str());
+        request.buffer_id = buffer->id;
+        request.count     = static_cast<uint32_t>(entries.size());
+        send(
+            wire::command::attach,
+            {{&request, sizeof request}, {entries.data(), entries.size() * sizeof entries[0]}}
+        );
+        const wire::header head = await(wire::answer::attach, last_ticket_);
+        std::string        refusal(head.size, 0);
+        link_.receive(refusal.data(), refusal.size());
+        if (!refusal.empty()) {
+            throw link_error(refusal);
+        }
+    });
+    if (!done || buffer->addresses.base() == nullptr) {
+        return nullptr;
+    }
+    return ggml_backend_buffer_init(&buffer_type, BUFFER_INTERFACE, buffer.release(), size);
+}
+
+void device::free(const remote_buffer & buffer) noexcept {
+    attempt([&] {
+        const uint32_t id = buffer.id;
+        send(wire::command::free, {{&id, sizeof id}});
+        // The worker drops the graphs that used it; sending all again is simpler than knowing which.
+        known_.clear();
+        last_uid_ = 0;
+    });
+}
+
+void device::clear(const wire::span & where, uint8_t value) noexcept {
+    attempt([&] {
+        const wire::clear request = {where, value, {}};
+        send(wire::command::clear, {{&request, sizeof request}});
+    });
+}
+
+void device::set(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept {
+    attempt([&] {
+        constexpr size_t piece = wire::MAX_FRAME_BYTES / 2;
+        for (size_t done = 0; done < size; done += piece) {
+            const size_t     count = std::min(piece, size - done);
+            const wire::span where = {buffer.id, 0, offset + done, count};
+            send(wire::command::set, {{&where, sizeof where}, {static_cast<const uint8_t *>(data) + done, count}});
+        }
+    });
+}
+
+bool device::get(const remote_buffer & buffer, uint64_t offset, void * data, size_t size) noexcept {
+    return attempt([&] {
+        constexpr size_t piece = wire::MAX_FRAME_BYTES / 2;
+        for (size_t done = 0; done < size; done += piece) {
+            const size_t     count = std::min(piece, size - done);
+            const wire::span where = {buffer.id, 0, offset + done, count};
+            send(wire::command::get, {{&where, sizeof where}});
+            const wire::header head = await(wire::answer::data, last_ticket_);
+            if (head.size != count) {
+                throw link_error("its answer has the wrong size");
+            }
+            link_.receive(static_cast<uint8_t *>(data) + done, count);
+        }
+    });
+}
+
+void device::copy(const wire::copy & what) noexcept {
+    attempt([&] { send(wire::command::copy, {{&what, sizeof what}}); });
+}
+
+ggml_status device::compute(const ggml_cgraph * graph) noexcept {
+    const bool sent = attempt([&] {
+        // Depth is bounded by runs, not by blocking writes: a host that is stuck in a write to one worker
+        // while that one waits for another would be a circle.
+        while (runs_in_flight_ >= wire::MAX_RUNS_IN_FLIGHT) {
+            take_notice(link_.receive_header());
+        }
+        const wire::graph_key key = announce(graph);
+        send(wire::command::run, {{&key, sizeof key}});
+        ++runs_in_flight_;
+    });
+    return sent ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+}
+
+// Sends the graph unless the worker knows it, and returns its key.
+wire::graph_key device::announce(const ggml_cgraph * graph) {
+    if (graph->uid != 0 && graph->uid == last_uid_) {
+        return last_key_;
+    }
+    const std::vector<wire::tensor> table = encode(graph, [](const ggml_tensor * tensor) {
+        ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+        if (buffer == nullptr || tensor->data == nullptr) {
+            return placed{};
+        }
+        return placed{remote(buffer).id, offset_in(remote(buffer), tensor)};
+    });
+    const wire::graph_key key = key_of(table);
+    if (!known_.contains(key)) {
+        send(
+            wire::command::graph, {{&key, sizeof key}, {table.data(), table.size() * sizeof(wire::tensor)}}
+        );
+        known_.add(key);
+    }
+    last_uid_ = graph->uid;
+    last_key_ = key;
+    return key;
+}
+
+// --- ggml's interfaces: every slot, in order ---
+
+namespace {
+
+device & device_of(ggml_backend_dev_t dev) {
+    return *static_cast<device *>(dev->context);
+}
+
+device & device_of(ggml_backend_t backend) {
+    return *static_cast<device *>(backend->context);
+}
+
+void buffer_free(ggml_backend_buffer_t buffer) {
+    const std::unique_ptr<remote_buffer> owned(&remote(buffer));
+    owned->owner->free(*owned);
+}
+
+void * buffer_get_base(ggml_backend_buffer_t buffer) {
+    return remote(buffer).addresses.base();
+}
+
+void buffer_memset_tensor(
+    ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size
+) {
+    const remote_buffer & memory = remote(buffer);
+    memory.owner->clear({memory.id, 0, offset_in(memory, tensor) + offset, size}, value);
+}
+
+void buffer_set_tensor(
+    ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size
+) {
+    const remote_buffer & memory = remote(buffer);
+    if (memory.attached) {
+        return;  // the worker has read them itself; `data` is not even looked at, so that no page of it is loaded
+    }
+    memory.owner->set(memory, offset_in(memory, tensor) + offset, data, size);
+}
+
+void buffer_get_tensor(
+    ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size
+) {
+    const remote_buffer & memory = remote(buffer);
+    if (memory.owner->get(memory, offset_in(memory, tensor) + offset, data, size)) {
+        return;
+    }
+    std::memset(data, 0, size);
+    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
+        // What is read from a compute buffer becomes a token. llama-server catches this and fails the request.
+        // The cache and saved states are also read in destructors, where nothing may be thrown.
+        throw std::runtime_error(memory.owner->failure());
+    }
+}
+
+bool buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
+    const remote_buffer & to = remote(buffer);
+    if (src->buffer == nullptr || src->buffer->iface.get_base != buffer_get_base) {
+        return false;
+    }
+    const remote_buffer & from = remote(src->buffer);
+    if (from.owner != to.owner) {
+        return false;
+    }
+    to.owner->copy({{from.id, 0, offset_in(from, src), ggml_nbytes(src)}, to.id, 0, offset_in(to, dst)});
+    return true;
+}
+
+void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    const remote_buffer & memory = remote(buffer);
+    memory.owner->clear({memory.id, 0, 0, buffer->size}, value);
+}
+
+const char * type_get_name(ggml_backend_buffer_type_t type) {
+    return device_of(type->device).name().c_str();
+}
+
+ggml_backend_buffer_t type_alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
+    return device_of(type->device).alloc(size, GGML_BACKEND_BUFFER_USAGE_ANY);
+}
+
+used_model & model() {
+    static used_model current;
+    return current;
+}
+
+// Addresses for a list of tensors, one after the other.
+class layout_plan {
+  public:
+    layout_plan(ggml_tensor ** tensors, int count, size_t alignment) {
+        for (int i = 0; i < count; ++i) {
+            offsets_.push_back(size_);
+            if (tensors[i]->data == nullptr && tensors[i]->view_src == nullptr) {
+                size_ += GGML_PAD(ggml_nbytes(tensors[i]), alignment);
+            }
+        }
+    }
+
+    size_t size() const {
+        return size_;
+    }
+
+    size_t offset(int index) const {
+        return offsets_[static_cast<size_t>(index)];
+    }
+
+  private:
+    size_t              size_ = 0;
+    std::vector<size_t> offsets_;
+};
+
+std::vector<wire::attach_entry> attach_entries(ggml_tensor ** tensors, int count, const layout_plan & plan) {
+    std::vector<wire::attach_entry> entries;
+    for (int i = 0; i < count; ++i) {
+        if (tensors[i]->view_src == nullptr) {
+            wire::attach_entry entry{};
+            std::snprintf(entry.name, sizeof entry.name, "%s", ggml_get_name(tensors[i]));
+            entry.offset   = plan.offset(i);
+            entry.size     = ggml_nbytes(tensors[i]);
+            entry.elements = ggml_nelements(tensors[i]);
+            entry.type     = static_cast<uint32_t>(tensors[i]->type);
+            entries.push_back(entry);
+        }
+    }
+    return entries;
+}
+
+// llama.cpp's weights come here all at once, with their names; so do its caches.
+ggml_backend_buffer_t type_alloc_buffer_n(ggml_backend_buffer_type_t type, ggml_tensor ** tensors, int count) {
+    device &              owner = device_of(type->device);
+    const layout_plan     plan(tensors, count, owner.facts().alignment);
+    ggml_backend_buffer_t buffer =
+        model().holds(tensors, count)
+            ? owner.attach(model().fingerprint, attach_entries(tensors, count, plan), plan.size())
+            : owner.alloc(plan.size(), GGML_BACKEND_BUFFER_USAGE_ANY);
+    if (buffer == nullptr) {
+        return nullptr;
+    }
+    for (int i = 0; i < count; ++i) {
+        if (tensors[i]->view_src != nullptr) {
+            ggml_backend_view_init(tensors[i]);
+        } else if (tensors[i]->data == nullptr) {
+            ggml_backend_tensor_alloc(buffer, tensors[i], remote(buffer).addresses.base() + plan.offset(i));
+        }
+    }
+    return buffer;
+}
+
+size_t type_get_alignment(ggml_backend_buffer_type_t type) {
+    return device_of(type->device).facts().alignment;
+}
+
+size_t type_get_max_size(ggml_backend_buffer_type_t) {
+    return SIZE_MAX;
+}
+
+bool type_is_host(ggml_backend_buffer_type_t) {
+    return false;
+}
+
+const char * backend_get_name(ggml_backend_t backend) {
+    return device_of(backend).name().c_str();
+}
+
+void backend_free(ggml_backend_t backend) {
+    delete backend;
+}
+
+// Host memory into a worker's: sent at once, so that the host may go on with its copy.
+bool backend_cpy_tensor_async(
+    ggml_backend_t, ggml_backend_t, const ggml_tensor * src, ggml_tensor * dst
+) {
+    if (src->buffer == nullptr || !ggml_backend_buffer_is_host(src->buffer) || !ggml_is_contiguous(src)) {
+        return false;
+    }
+    buffer_set_tensor(
+        dst->view_src != nullptr ? dst->view_src->buffer : dst->buffer, dst, src->data, 0, ggml_nbytes(src)
+    );
+    return true;
+}
+
+void backend_synchronize(ggml_backend_t) {
+    // Reads have landed when they return, and data that was set has been copied: nothing to wait for.
+}
+
+ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    return device_of(backend).compute(graph);
+}
+
+const char * device_get_name(ggml_backend_dev_t dev) {
+    return device_of(dev).name().c_str();
+}
+
+const char * device_get_description(ggml_backend_dev_t dev) {
+    return device_of(dev).facts().description;
+}
+
+void device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
+    *free  = device_of(dev).facts().grant_bytes;
+    *total = device_of(dev).facts().total_bytes;
+}
+
+enum ggml_backend_dev_type device_get_type(ggml_backend_dev_t) {
+    return GGML_BACKEND_DEVICE_TYPE_GPU;  // what llama.cpp offloads layers to
+}
+
+void device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    props->name        = device_get_name(dev);
+    props->description = device_get_description(dev);
+    props->type        = device_get_type(dev);
+    device_get_memory(dev, &props->memory_free, &props->memory_total);
+    // Neither asynchronous copies nor events: an ordered stream overlaps without them, and with them
+    // llama.cpp waits for everything each time it reuses a graph.
+    props->caps = {};
+}
+
+ggml_backend_t device_init_backend(ggml_backend_dev_t dev, const char *) {
+    static ggml_guid guid = {0x6d, 0x65, 0x73, 0x68, 0x2d, 0x6c, 0x6c, 0x6d, 1, 0, 0, 0, 0, 0, 0, 0};
+    static const ggml_backend_i interface = {
+        /* .get_name            = */ backend_get_name,
+        /* .free                = */ backend_free,
+        /* .set_tensor_async    = */ nullptr,
+        /* .get_tensor_async    = */ nullptr,
+        /* .set_tensor_2d_async = */ nullptr,
+        /* .get_tensor_2d_async = */ nullptr,
+        /* .cpy_tensor_async    = */ backend_cpy_tensor_async,
+        /* .synchronize         = */ backend_synchronize,
+        /* .graph_plan_create   = */ nullptr,
+        /* .graph_plan_free     = */ nullptr,
+        /* .graph_plan_update   = */ nullptr,
+        /* .graph_plan_compute  = */ nullptr,
+        /* .graph_compute       = */ backend_graph_compute,
+        /* .event_record        = */ nullptr,
+        /* .event_wait          = */ nullptr,
+        /* .graph_optimize      = */ nullptr,
+    };
+    return new ggml_backend{&guid, interface, dev, dev->context};
+}
+
+ggml_backend_buffer_type_t device_get_buffer_type(ggml_backend_dev_t dev) {
+    return &device_of(dev).buffer_type;
+}
+
+bool device_supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
+    // A CPU worker runs the same code as this machine's CPU device. Others are asked over the link (to come).
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    return op_is_allowed(static_cast<uint32_t>(op->op)) && ggml_backend_dev_supports_op(cpu, op);
+}
+
+bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t type) {
+    return type == &device_of(dev).buffer_type;
+}
+
+const ggml_backend_device_i DEVICE_INTERFACE = {
+    /* .get_name             = */ device_get_name,
+    /* .get_description      = */ device_get_description,
+    /* .get_memory           = */ device_get_memory,
+    /* .get_type             = */ device_get_type,
+    /* .get_props            = */ device_get_props,
+    /* .init_backend         = */ device_init_backend,
+    /* .get_buffer_type      = */ device_get_buffer_type,
+    /* .get_host_buffer_type = */ nullptr,
+    /* .buffer_from_host_ptr = */ nullptr,
+    /* .supports_op          = */ device_supports_op,
+    /* .supports_buft        = */ device_supports_buft,
+    /* .offload_op           = */ nullptr,
+    /* .event_new            = */ nullptr,
+    /* .event_free           = */ nullptr,
+    /* .event_synchronize    = */ nullptr,
+};
+
+const ggml_backend_buffer_type_i TYPE_INTERFACE = {
+    /* .get_name         = */ type_get_name,
+    /* .alloc_buffer     = */ type_alloc_buffer,
+    /* .alloc_buffer_n   = */ type_alloc_buffer_n,
+    /* .get_alignment    = */ type_get_alignment,
+    /* .get_max_size     = */ type_get_max_size,
+    /* .get_alloc_size   = */ nullptr,
+    /* .get_alloc_size_n = */ nullptr,
+    /* .is_host          = */ type_is_host,
+};
+
+std::vector<std::unique_ptr<device>> & devices() {
+    static std::vector<std::unique_ptr<device>> all;
+    return all;
+}
+
+}  // namespace
+
+const ggml_backend_buffer_i BUFFER_INTERFACE = {
+    /* .free_buffer   = */ buffer_free,
+    /* .get_base      = */ buffer_get_base,
+    /* .init_tensor   = */ nullptr,
+    /* .memset_tensor = */ buffer_memset_tensor,
+    /* .set_tensor    = */ buffer_set_tensor,
+    /* .get_tensor    = */ buffer_get_tensor,
+    /* .set_tensor_2d = */ nullptr,
+    /* .get_tensor_2d = */ nullptr,
+    /* .cpy_tensor    = */ buffer_cpy_tensor,
+    /* .clear         = */ buffer_clear,
+    /* .reset         = */ nullptr,
+};
+
+}  // namespace mesh
+
+int ggml_mesh_connect(int fd, const char * name, char * why, size_t why_size) {
+    try {
+        auto connected                 = std::make_unique<mesh::device>(fd, name);
+        connected->handle.iface        = mesh::DEVICE_INTERFACE;
+        connected->handle.reg          = ggml_mesh_registry();
+        connected->handle.context      = connected.get();
+        connected->buffer_type.iface   = mesh::TYPE_INTERFACE;
+        connected->buffer_type.device  = &connected->handle;
+        connected->buffer_type.context = connected.get();
+        ggml_backend_device_register(&connected->handle);
+        mesh::devices().push_back(std::move(connected));
+        return static_cast<int>(mesh::devices().size()) - 1;
+    } catch (const std::exception & error) {
+        std::snprintf(why, why_size, "%s: %s", name, error.what());
+        return -1;
+    }
+}
+
+int ggml_mesh_use_model(
+    const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size
+) {
+    try {
+        mesh::model() = {fingerprint, mesh::tensor_sizes({paths, paths + count})};
+        return 0;
+    } catch (const std::exception & error) {
+        std::snprintf(why, why_size, "%s", error.what());
+        return 1;
+    }
+}
+
+size_t ggml_mesh_failure(int index, char * why, size_t why_size) {
+    const auto & all = mesh::devices();
+    if (index < 0 || static_cast<size_t>(index) >= all.size()) {
+        return 0;
+    }
+    const std::string failure = all[static_cast<size_t>(index)]->failure();
+    std::snprintf(why, why_size, "%s", failure.c_str());
+    return failure.size();
+}

@@ -17,13 +17,14 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from mesh_llm.defaults import ENGINE_LOG_VERBOSITY
 from mesh_llm.engine.library import Engine, MeshLibrary
 from mesh_llm.engine.spec import EngineSpec
-from mesh_llm.errors import MeshError
+from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.types import Device, DeviceKind
 
 _ORPHANED = 75
@@ -33,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     # A terminal's Ctrl-C is for the node, which drains first; the node then ends us with TERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    report = _separate_stdout()
+    report = separate_stdout()
     spec = EngineSpec.from_line(sys.stdin.readline())
     try:
         server = start(spec)
@@ -45,7 +46,7 @@ def main() -> None:
     threading.Event().wait()
 
 
-def _separate_stdout() -> Any:
+def separate_stdout() -> Any:
     """Keep stdout for our own lines: native code that prints to it lands in stderr instead."""
     ours = os.dup(1)
     os.dup2(2, 1)
@@ -57,20 +58,41 @@ def _separate_stdout() -> Any:
 
 
 def start(spec: EngineSpec) -> Any:
-    libraries = spec.library_paths()
+    engine, mesh = load_guarded(spec.library_paths())
+    if spec.links:
+        if mesh is None:
+            raise EngineFailed("there is no libggml-mesh on this machine, and the plan has links")
+        open_links(mesh, spec)
+    import xllamacpp  # after the native libraries: importing it fixes the list of devices
+
+    return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices()))
+
+
+def load_guarded(libraries: dict[str, Path]) -> tuple[Engine, MeshLibrary | None]:
+    """The engine and its libraries, in a process that ends when its node does."""
     engine = Engine.load({})
+    mesh = None
     if "mesh" in libraries:
         # Before anything slow: from here on no death of the node goes unnoticed.
         engine.load_backend("mesh", libraries["mesh"])
-        MeshLibrary(libraries["mesh"]).guard(0)
+        mesh = MeshLibrary(libraries["mesh"])
+        mesh.guard(0)
     else:
         _watch_from_python()
     for backend, path in libraries.items():
         if backend != "mesh":
             engine.load_backend(backend, path)
-    import xllamacpp  # after the native libraries: importing it fixes the list of devices
+    return engine, mesh
 
-    return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices()))
+
+def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
+    if spec.fingerprint:
+        mesh.use_model(spec.fingerprint, spec.files)
+    for link in spec.links:
+        mesh.connect(link.fd, link.name)
+    for index, link in enumerate(spec.links):
+        if link.pushes_to_next and index + 1 < len(spec.links):
+            mesh.link(index, index + 1, index + 1)
 
 
 def _watch_from_python() -> None:
@@ -115,9 +137,27 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...]) ->
     params.fit_params = False  # we have fitted it, over all machines; the engine knows only this one
     params.offline = True
     params.verbosity = ENGINE_LOG_VERBOSITY
+    if spec.links:
+        _split(params, spec)
     for key, value in spec.settings.items():
         setattr(params, key, value)
     return params
+
+
+def _split(params: Any, spec: EngineSpec) -> None:
+    """Layers on workers, after the host's own; embedding and output head stay here."""
+    shares = [link.layers for link in spec.links]
+    # The engine counts the head as one more layer, of the last device. The override keeps it on the host:
+    # logits are large, and the way back would carry them for every token.
+    shares[-1] += 1
+    params.n_gpu_layers = sum(shares)
+    length = len(params.tensor_split)
+    params.tensor_split = ([float(share) for share in shares] + [0.0] * length)[:length]
+    params.tensor_buft_overrides = "token_embd.weight=CPU" if spec.head_tied else "output.weight=CPU"
+    params.mmproj_use_gpu = False
+    # Saved states would pull the whole cache over the links.
+    params.cache_ram_mib = 0
+    params.n_ctx_checkpoints = 0
 
 
 def tensor_split(chosen: tuple[str, ...], devices: tuple[Device, ...], length: int) -> list[float]:

@@ -107,6 +107,7 @@ class EngineSupervisor:
                 spawn(
                     module("mesh_llm.engine.external" if self.spec.bin_dir else "mesh_llm.engine.serve"),
                     on_stdout=self._on_event,
+                    pass_fds=[link.fd for link in self.spec.links],
                     on_stderr=lambda line: self._on_log(line, write),
                 ) as child,
             ):

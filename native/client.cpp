@@ -6,6 +6,7 @@
 
 #include "ggml-mesh.h"
 #include "graph.h"
+#include "inputs.h"
 #include "link.h"
 #include "registry.h"
 #include "weights.h"
@@ -17,10 +18,12 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <sys/mman.h>
-#include <unordered_set>
+#include <unordered_map>
 
 namespace mesh {
 
@@ -38,32 +41,90 @@ struct key_equal {
     }
 };
 
-// Keys in the order in which the worker holds them. Both sides forget the oldest
-// one at the same moment, so the client always knows what has to be sent.
+// A stretch of a worker's memory.
+struct stretch {
+    uint32_t buffer_id;
+    uint64_t begin;
+    uint64_t end;
+
+    bool touches(const stretch & other) const {
+        return buffer_id == other.buffer_id && begin < other.end && other.begin < end;
+    }
+};
+
+bool touches_any(const stretch & one, const std::vector<stretch> & many) {
+    return std::any_of(many.begin(), many.end(), [&](const stretch & other) { return one.touches(other); });
+}
+
+// What a graph reads without computing it, and what it writes.
+struct graph_use {
+    std::vector<stretch> reads;
+    std::vector<stretch> writes;
+};
+
+// Graphs that the worker holds, in the order in which they were sent. Both sides forget the oldest one at
+// the same moment, so the client always knows what has to be sent.
 class known_graphs {
   public:
-    bool contains(const wire::graph_key & key) const {
-        return keys_.count(key) != 0;
+    // Null where the worker does not know the graph.
+    const graph_use * find(const wire::graph_key & key) const {
+        const auto found = uses_.find(key);
+        return found != uses_.end() ? &found->second : nullptr;
     }
 
-    void add(const wire::graph_key & key) {
+    const graph_use * add(const wire::graph_key & key, graph_use && use) {
         if (order_.size() == wire::MAX_CACHED_GRAPHS) {
-            keys_.erase(order_.front());
+            uses_.erase(order_.front());
             order_.pop_front();
         }
         order_.push_back(key);
-        keys_.insert(key);
+        return &uses_.insert_or_assign(key, std::move(use)).first->second;
     }
 
     void clear() {
         order_.clear();
-        keys_.clear();
+        uses_.clear();
     }
 
   private:
-    std::deque<wire::graph_key>                              order_;
-    std::unordered_set<wire::graph_key, key_hash, key_equal> keys_;
+    std::deque<wire::graph_key>                                         order_;
+    std::unordered_map<wire::graph_key, graph_use, key_hash, key_equal> uses_;
 };
+
+stretch stretch_of(const wire::tensor & entry) {
+    // Generous where strides overlap or run backwards is impossible: strides are unsigned.
+    uint64_t size = ggml_type_size(static_cast<ggml_type>(entry.type));
+    for (size_t i = 0; i < GGML_MAX_DIMS; ++i) {
+        const int64_t steps =
+            i == 0 ? entry.ne[0] / ggml_blck_size(static_cast<ggml_type>(entry.type)) - 1 : entry.ne[i] - 1;
+        size += static_cast<uint64_t>(std::max<int64_t>(steps, 0)) * entry.nb[i];
+    }
+    return {entry.buffer_id, entry.offset, entry.offset + size};
+}
+
+// llama.cpp leaves branches in its graphs that are not taken, and copies their inputs, too. Only what a
+// computed node reads has to travel.
+graph_use use_of(const std::vector<wire::tensor> & table) {
+    const auto is_input = [&](const wire::tensor * entry) {
+        while (entry->view_of != 0) {
+            entry = &table[entry->view_of - 1];
+        }
+        return entry->is_node == 0;
+    };
+    graph_use use;
+    for (const wire::tensor & entry : table) {
+        if (entry.is_node == 0 || (entry.flags & GGML_TENSOR_FLAG_COMPUTE) == 0) {
+            continue;
+        }
+        use.writes.push_back(stretch_of(entry));
+        for (const uint32_t source : entry.sources) {
+            if (source != 0 && is_input(&table[source - 1])) {
+                use.reads.push_back(stretch_of(table[source - 1]));
+            }
+        }
+    }
+    return use;
+}
 
 // A range of addresses that stands for a worker's memory: llama.cpp does
 // arithmetic on it, and touching it is an error that shows at once.
@@ -141,9 +202,17 @@ class device {
     void                  free(const remote_buffer & buffer) noexcept;
     void                  clear(const wire::span & where, uint8_t value) noexcept;
     void                  set(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept;
+    void                  hold(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept;
     bool                  get(const remote_buffer & buffer, uint64_t offset, void * data, size_t size) noexcept;
     void                  copy(const wire::copy & what) noexcept;
+    bool                  push(const wire::span & from, device & to, uint64_t number) noexcept;
+    void                  recv(const wire::span & to, uint64_t number) noexcept;
     ggml_status           compute(const ggml_cgraph * graph) noexcept;
+
+    void add_peer(const device * other, uint32_t number) {
+        const std::lock_guard lock(mutex_);
+        peers_[other] = number;
+    }
 
     // Why nothing works any more; empty while all is well.
     std::string failure() const {
@@ -163,12 +232,18 @@ class device {
     uint64_t           last_uid_       = 0;
     wire::graph_key    last_key_{};
     known_graphs       known_;
+    const graph_use *  last_use_ = nullptr;
+    std::vector<input> held_;  // set, and not sent before a graph reads it
+    shadows            shadows_;
+    std::map<const device *, uint32_t> peers_;
 
     void            greet();
     void            send(wire::command kind, std::initializer_list<bytes_view> parts);
     wire::header    await(wire::answer kind, uint32_t ticket);
     void            take_notice(const wire::header & head);
-    wire::graph_key announce(const ggml_cgraph * graph);
+    const graph_use * announce(const ggml_cgraph * graph);
+    void              send_piecewise(uint32_t buffer_id, uint64_t offset, const uint8_t * data, size_t size);
+    void              let_go(const stretch & wanted);
 
     // Runs `work` unless the device has failed; turns what it throws into the failure.
     template <typename Work> bool attempt(Work && work) noexcept {
@@ -197,8 +272,19 @@ uint64_t offset_in(const remote_buffer & buffer, const ggml_tensor * tensor) {
     return static_cast<uint64_t>(static_cast<const uint8_t *>(tensor->data) - buffer.addresses.base());
 }
 
+// One for all devices of this process: together they are one session.
+wire::session_id our_session() {
+    static const wire::session_id id = [] {
+        std::random_device random;
+        const auto         word = [&] { return (static_cast<uint64_t>(random()) << 32) | random(); };
+        return wire::session_id{{word(), word()}};
+    }();
+    return id;
+}
+
 wire::hello our_hello() {
     wire::hello self{};
+    self.session = our_session();
     self.magic   = wire::MAGIC;
     self.version = wire::VERSION;
     std::snprintf(self.engine, sizeof self.engine, "%s", ggml_mesh_engine_version());
@@ -319,7 +405,14 @@ void device::free(const remote_buffer & buffer) noexcept {
         send(wire::command::free, {{&id, sizeof id}});
         // The worker drops the graphs that used it; sending all again is simpler than knowing which.
         known_.clear();
+        shadows_.clear();
         last_uid_ = 0;
+        held_.erase(
+            std::remove_if(
+                held_.begin(), held_.end(), [&](const input & old) { return old.buffer_id == buffer.id; }
+            ),
+            held_.end()
+        );
     });
 }
 
@@ -331,18 +424,55 @@ void device::clear(const wire::span & where, uint8_t value) noexcept {
 }
 
 void device::set(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept {
+    attempt([&] { send_piecewise(buffer.id, offset, static_cast<const uint8_t *>(data), size); });
+}
+
+void device::send_piecewise(uint32_t buffer_id, uint64_t offset, const uint8_t * data, size_t size) {
+    constexpr size_t piece = wire::MAX_FRAME_BYTES / 2;
+    for (size_t done = 0; done < size; done += piece) {
+        const size_t     count = std::min(piece, size - done);
+        const wire::span where = {buffer_id, 0, offset + done, count};
+        send(wire::command::set, {{&where, sizeof where}, {data + done, count}});
+    }
+}
+
+// Inputs of graphs wait here: many are never read, and the rest travels with the graph that reads it.
+void device::hold(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept {
     attempt([&] {
-        constexpr size_t piece = wire::MAX_FRAME_BYTES / 2;
-        for (size_t done = 0; done < size; done += piece) {
-            const size_t     count = std::min(piece, size - done);
-            const wire::span where = {buffer.id, 0, offset + done, count};
-            send(wire::command::set, {{&where, sizeof where}, {static_cast<const uint8_t *>(data) + done, count}});
+        if (size > wire::MAX_FRAME_BYTES / 4) {
+            send_piecewise(buffer.id, offset, static_cast<const uint8_t *>(data), size);
+            return;
         }
+        const stretch fresh = {buffer.id, offset, offset + size};
+        held_.erase(
+            std::remove_if(
+                held_.begin(), held_.end(),
+                [&](const input & old) {
+                    return fresh.touches({old.buffer_id, old.offset, old.offset + old.data.size()});
+                }
+            ),
+            held_.end()
+        );
+        const auto * bytes = static_cast<const uint8_t *>(data);
+        held_.push_back({buffer.id, offset, {bytes, bytes + size}});
     });
+}
+
+// Somebody else than a graph wants to see what is held.
+void device::let_go(const stretch & wanted) {
+    for (auto entry = held_.begin(); entry != held_.end();) {
+        if (wanted.touches({entry->buffer_id, entry->offset, entry->offset + entry->data.size()})) {
+            send_piecewise(entry->buffer_id, entry->offset, entry->data.data(), entry->data.size());
+            entry = held_.erase(entry);
+        } else {
+            ++entry;
+        }
+    }
 }
 
 bool device::get(const remote_buffer & buffer, uint64_t offset, void * data, size_t size) noexcept {
     return attempt([&] {
+        let_go({buffer.id, offset, offset + size});
         constexpr size_t piece = wire::MAX_FRAME_BYTES / 2;
         for (size_t done = 0; done < size; done += piece) {
             const size_t     count = std::min(piece, size - done);
@@ -358,7 +488,32 @@ bool device::get(const remote_buffer & buffer, uint64_t offset, void * data, siz
 }
 
 void device::copy(const wire::copy & what) noexcept {
-    attempt([&] { send(wire::command::copy, {{&what, sizeof what}}); });
+    attempt([&] {
+        let_go({what.from.buffer_id, what.from.offset, what.from.offset + what.from.size});
+        send(wire::command::copy, {{&what, sizeof what}});
+    });
+}
+
+// False where there is no link between the two.
+bool device::push(const wire::span & from, device & to, uint64_t number) noexcept {
+    bool linked = false;
+    attempt([&] {
+        const auto found = peers_.find(&to);
+        if (found != peers_.end()) {
+            linked = true;
+            let_go({from.buffer_id, from.offset, from.offset + from.size});
+            const wire::push request = {from, number, found->second, 0};
+            send(wire::command::push, {{&request, sizeof request}});
+        }
+    });
+    return linked;
+}
+
+void device::recv(const wire::span & to, uint64_t number) noexcept {
+    attempt([&] {
+        const wire::recv request = {to, number};
+        send(wire::command::recv, {{&request, sizeof request}});
+    });
 }
 
 ggml_status device::compute(const ggml_cgraph * graph) noexcept {
@@ -368,17 +523,27 @@ ggml_status device::compute(const ggml_cgraph * graph) noexcept {
         while (runs_in_flight_ >= wire::MAX_RUNS_IN_FLIGHT) {
             take_notice(link_.receive_header());
         }
-        const wire::graph_key key = announce(graph);
-        send(wire::command::run, {{&key, sizeof key}});
+        const graph_use *    use = announce(graph);
+        std::vector<uint8_t> inputs;
+        for (auto entry = held_.begin(); entry != held_.end();) {
+            const stretch place = {entry->buffer_id, entry->offset, entry->offset + entry->data.size()};
+            const bool    read  = touches_any(place, use->reads);
+            if (read) {
+                shadows_.encode(*entry, inputs);
+            }
+            // What the graph writes over is gone; what it neither reads nor writes may be read by the next one.
+            entry = read || touches_any(place, use->writes) ? held_.erase(entry) : entry + 1;
+        }
+        send(wire::command::run, {{&last_key_, sizeof last_key_}, {inputs.data(), inputs.size()}});
         ++runs_in_flight_;
     });
     return sent ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 }
 
-// Sends the graph unless the worker knows it, and returns its key.
-wire::graph_key device::announce(const ggml_cgraph * graph) {
+// Sends the graph unless the worker knows it; its key is `last_key_` then.
+const graph_use * device::announce(const ggml_cgraph * graph) {
     if (graph->uid != 0 && graph->uid == last_uid_) {
-        return last_key_;
+        return last_use_;
     }
     const std::vector<wire::tensor> table = encode(graph, [](const ggml_tensor * tensor) {
         ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
@@ -387,16 +552,17 @@ wire::graph_key device::announce(const ggml_cgraph * graph) {
         }
         return placed{remote(buffer).id, offset_in(remote(buffer), tensor)};
     });
-    const wire::graph_key key = key_of(table);
-    if (!known_.contains(key)) {
+    last_key_ = key_of(table);
+    last_use_ = known_.find(last_key_);
+    if (last_use_ == nullptr) {
         send(
-            wire::command::graph, {{&key, sizeof key}, {table.data(), table.size() * sizeof(wire::tensor)}}
+            wire::command::graph,
+            {{&last_key_, sizeof last_key_}, {table.data(), table.size() * sizeof(wire::tensor)}}
         );
-        known_.add(key);
+        last_use_ = known_.add(last_key_, use_of(table));
     }
     last_uid_ = graph->uid;
-    last_key_ = key;
-    return key;
+    return last_use_;
 }
 
 // --- ggml's interfaces: every slot, in order ---
@@ -434,7 +600,12 @@ void buffer_set_tensor(
     if (memory.attached) {
         return;  // the worker has read them itself; `data` is not even looked at, so that no page of it is loaded
     }
-    memory.owner->set(memory, offset_in(memory, tensor) + offset, data, size);
+    const uint64_t at = offset_in(memory, tensor) + offset;
+    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
+        memory.owner->hold(memory, at, data, size);
+    } else {
+        memory.owner->set(memory, at, data, size);
+    }
 }
 
 void buffer_get_tensor(
@@ -454,10 +625,11 @@ void buffer_get_tensor(
 
 bool buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
     const remote_buffer & to = remote(buffer);
-    if (src->buffer == nullptr || src->buffer->iface.get_base != buffer_get_base) {
+    ggml_backend_buffer_t source = src->view_src != nullptr ? src->view_src->buffer : src->buffer;
+    if (source == nullptr || source->iface.get_base != buffer_get_base) {
         return false;
     }
-    const remote_buffer & from = remote(src->buffer);
+    const remote_buffer & from = remote(source);
     if (from.owner != to.owner) {
         return false;
     }
@@ -565,16 +737,45 @@ void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
-// Host memory into a worker's: sent at once, so that the host may go on with its copy.
-bool backend_cpy_tensor_async(
-    ggml_backend_t, ggml_backend_t, const ggml_tensor * src, ggml_tensor * dst
-) {
-    if (src->buffer == nullptr || !ggml_backend_buffer_is_host(src->buffer) || !ggml_is_contiguous(src)) {
+ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+}
+
+bool is_remote(ggml_backend_buffer_t buffer) {
+    return buffer != nullptr && buffer->iface.get_base == buffer_get_base;
+}
+
+// From one worker straight to the next: two queued commands, and nobody waits here.
+bool push_between(const ggml_tensor * src, const ggml_tensor * dst) {
+    static std::atomic<uint64_t> last_number{0};
+
+    const remote_buffer & from = remote(buffer_of(src));
+    const remote_buffer & to   = remote(buffer_of(dst));
+    const size_t          size = ggml_nbytes(src);
+    if (from.owner == to.owner || size > wire::MAX_FRAME_BYTES / 2) {
         return false;
     }
-    buffer_set_tensor(
-        dst->view_src != nullptr ? dst->view_src->buffer : dst->buffer, dst, src->data, 0, ggml_nbytes(src)
-    );
+    const uint64_t number = ++last_number;
+    if (!from.owner->push({from.id, 0, offset_in(from, src), size}, *to.owner, number)) {
+        return false;
+    }
+    to.owner->recv({to.id, 0, offset_in(to, dst), size}, number);
+    return true;
+}
+
+// Activations on their way to a stage. From host memory they are sent at once, so that the host may go on.
+bool backend_cpy_tensor_async(ggml_backend_t, ggml_backend_t, const ggml_tensor * src, ggml_tensor * dst) {
+    ggml_backend_buffer_t from = buffer_of(src);
+    if (from == nullptr || !ggml_is_contiguous(src) || !ggml_is_contiguous(dst) || !is_remote(buffer_of(dst))) {
+        return false;
+    }
+    if (is_remote(from)) {
+        return push_between(src, dst);
+    }
+    if (!ggml_backend_buffer_is_host(from)) {
+        return false;
+    }
+    buffer_set_tensor(buffer_of(dst), dst, src->data, 0, ggml_nbytes(src));
     return true;
 }
 
@@ -729,6 +930,14 @@ int ggml_mesh_use_model(
     } catch (const std::exception & error) {
         std::snprintf(why, why_size, "%s", error.what());
         return 1;
+    }
+}
+
+void ggml_mesh_link(int from, int to, unsigned int peer) {
+    const auto & all   = mesh::devices();
+    const auto   count = static_cast<int>(all.size());
+    if (from >= 0 && from < count && to >= 0 && to < count) {
+        all[static_cast<size_t>(from)]->add_peer(all[static_cast<size_t>(to)].get(), peer);
     }
 }
 

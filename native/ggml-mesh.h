@@ -40,6 +40,10 @@ GGML_MESH_API int ggml_mesh_connect(int fd, const char * name, char * why, size_
 GGML_MESH_API int ggml_mesh_use_model(
     const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size);
 
+// Device `from` can push to device `to`, which its worker calls `peer`: activations
+// between them then go straight, and not through this machine.
+GGML_MESH_API void ggml_mesh_link(int from, int to, unsigned int peer);
+
 // Why the device no longer works; 0 while it does, else the length of the reason.
 GGML_MESH_API size_t ggml_mesh_failure(int index, char * why, size_t why_size);
 
@@ -56,6 +60,10 @@ GGML_MESH_API void ggml_mesh_worker_free(void * worker);
 // with the reason in `why`.
 GGML_MESH_API int ggml_mesh_worker_add_model(
     void * worker, const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size);
+
+// A socket to another worker, which is owned from here on. Both sides call each
+// other by numbers of their own; the client is told which (ggml_mesh_link).
+GGML_MESH_API int ggml_mesh_worker_add_peer(void * worker, unsigned int number, int fd);
 
 // Serves one client on the socket `fd`, which is owned from here on, until it
 // leaves. Blocks; call it from as many threads as there are clients. Returns 0,

@@ -22,7 +22,11 @@
 //   GET      span                                          DATA: bytes
 //   COPY     copy                                          (within one worker)
 //   GRAPH    graph_key, tensors (see graph.h)
-//   RUN      graph_key                                     DONE: telemetry
+//   RUN      graph_key, inputs (input_head, body) …        DONE: telemetry
+//   PUSH     push                                          (to another worker, over their own link)
+//   RECV     recv                                          (waits for such a push)
+//
+// Between workers a link carries DELIVER frames only: deliver, bytes.
 //
 // A ticket in the header pairs answers with their commands.
 
@@ -40,6 +44,8 @@ constexpr uint32_t MAX_GRAPH_TENSORS  = 1U << 16;     // the largest graphs know
 constexpr uint32_t MAX_CACHED_GRAPHS  = 64;           // per session; decode needs one, speculation and slots some more
 constexpr uint32_t MAX_BUFFERS        = 256;          // per session; llama.cpp makes about five
 constexpr uint64_t MAX_QUEUE_BYTES    = 256ULL << 20; // commands that have arrived and wait for the device
+constexpr uint64_t MAX_SHADOW_BYTES   = 64ULL << 20;  // inputs that both sides remember, per session
+constexpr uint32_t RECV_TIMEOUT_MS    = 60'000;       // for a push that is on its way; a whole prompt may be before it
 constexpr uint32_t MAX_RUNS_IN_FLIGHT = 32;           // micro-batches that a client sends ahead
 
 enum class command : uint8_t {
@@ -53,6 +59,9 @@ enum class command : uint8_t {
     graph = 8,
     run   = 9,
     attach = 10,
+    push   = 11,
+    recv   = 12,
+    deliver = 13,
 };
 
 enum class answer : uint8_t {
@@ -73,7 +82,13 @@ struct header {
 
 static_assert(sizeof(header) == 16);
 
+// Chosen at random by the client, the same for all workers of a session: pushes are addressed to it.
+struct session_id {
+    uint64_t words[2];
+};
+
 struct hello {
+    session_id session;
     uint32_t magic;
     uint32_t version;
     char     engine[32];   // version of the engine, zero-padded
@@ -83,7 +98,7 @@ struct hello {
     uint32_t reserved;
 };
 
-static_assert(sizeof(hello) == 56);
+static_assert(sizeof(hello) == 72);
 
 struct hello_answer {
     hello    self;
@@ -96,7 +111,7 @@ struct hello_answer {
     char     description[128];
 };
 
-static_assert(sizeof(hello_answer) == 56 + 8 + 24 + 192);
+static_assert(sizeof(hello_answer) == 72 + 8 + 24 + 192);
 
 struct alloc {
     uint32_t buffer_id;  // chosen by the client
@@ -153,6 +168,29 @@ struct copy {
 
 static_assert(sizeof(copy) == 40);
 
+struct push {
+    span     from;
+    uint64_t number;   // of this push in its session
+    uint32_t peer;     // which worker, by the number that both sides were told
+    uint32_t reserved;
+};
+
+static_assert(sizeof(push) == 40);
+
+struct recv {
+    span     to;
+    uint64_t number;
+};
+
+static_assert(sizeof(recv) == 32);
+
+struct deliver {
+    session_id session;
+    uint64_t   number;
+};
+
+static_assert(sizeof(deliver) == 24);
+
 struct graph_key {
     uint64_t words[2];
 };
@@ -181,6 +219,38 @@ struct tensor {
 };
 
 static_assert(sizeof(tensor) == 16 + 32 + 32 + 64 + 40 + 8 + 8 + 8 + 8);
+
+// An input of a RUN, written before it is computed.
+enum class input_form : uint32_t {
+    raw     = 0,
+    changes = 1,  // change and bytes, repeated: what differs from the same input as it was sent last
+    runs    = 2,  // run_of_words, repeated: the whole input
+};
+
+struct input_head {
+    uint32_t buffer_id;
+    uint32_t form;
+    uint64_t offset;
+    uint64_t size;
+    uint64_t body;  // bytes that follow
+};
+
+static_assert(sizeof(input_head) == 32);
+
+struct change {
+    uint32_t offset;
+    uint32_t size;
+};
+
+static_assert(sizeof(change) == 8);
+
+struct run_of_words {
+    uint32_t count;
+    uint16_t word;
+    uint16_t reserved;
+};
+
+static_assert(sizeof(run_of_words) == 8);
 
 // What one RUN cost, in nanoseconds.
 struct telemetry {

@@ -7,7 +7,9 @@
 
 #include "ggml-mesh.h"
 #include "graph.h"
+#include "inputs.h"
 #include "link.h"
+#include "mailbox.h"
 #include "weights.h"
 
 #include "ggml-backend.h"
@@ -147,20 +149,77 @@ class worker {
         return found != models_.end() ? found->second.get() : nullptr;
     }
 
+    // A link to another worker, in both directions, until one of them closes it.
+    void add_peer(uint32_t number, int fd) {
+        auto peer = std::make_shared<link>(fd);
+        {
+            const std::lock_guard lock(peers_mutex_);
+            peers_[number] = peer;
+        }
+        std::thread([this, peer, number] {
+            receive_pushes(*peer);
+            const std::lock_guard lock(peers_mutex_);
+            const auto            found = peers_.find(number);
+            if (found != peers_.end() && found->second == peer) {
+                peers_.erase(found);
+            }
+        }).detach();
+    }
+
+    void push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data) {
+        // Held while writing: two sessions must not mix their frames on one link.
+        const std::lock_guard lock(peers_mutex_);
+        const auto            found = peers_.find(number);
+        if (found == peers_.end()) {
+            throw std::runtime_error("the link to worker " + std::to_string(number) + " is lost");
+        }
+        found->second->send(
+            static_cast<uint8_t>(wire::command::deliver), 0, {{&address, sizeof address}, {data.data(), data.size()}}
+        );
+    }
+
+    mailbox & mail() {
+        return mail_;
+    }
+
     // One graph at a time: sessions that computed together would share the cores and both be slower.
     std::mutex & computing() {
         return computing_;
     }
 
   private:
+    void receive_pushes(link & peer) noexcept;
+
     ggml_backend_dev_t device_;
     int                threads_;
     uint64_t           quota_;
     uint64_t           taken_ = 0;
     std::mutex         mutex_;
     std::mutex         computing_;
+    mailbox            mail_;
+    std::mutex         peers_mutex_;
+    std::map<uint32_t, std::shared_ptr<link>> peers_;
     std::map<std::string, std::unique_ptr<model_weights>> models_;  // outlive sessions, and are shared by them
 };
+
+void worker::receive_pushes(link & peer) noexcept {
+    try {
+        for (;;) {
+            wire::deliver      address{};
+            const wire::header head = peer.receive_header();
+            if (head.kind != static_cast<uint8_t>(wire::command::deliver) || head.size < sizeof address) {
+                throw link_error("it speaks out of turn");
+            }
+            peer.receive(&address, sizeof address);
+            std::vector<uint8_t> data(head.size - sizeof address);
+            peer.receive(data.data(), data.size());
+            // A session that is gone, or hoards, loses its pushes; its own link tells its client.
+            mail_.deliver(address.session, address.number, std::move(data));
+        }
+    } catch (const std::exception &) {
+        peer.shut();
+    }
+}
 
 ggml_backend_ptr worker::new_backend() const {
     ggml_backend_ptr backend(ggml_backend_dev_init(device_, nullptr));
@@ -183,6 +242,7 @@ class session {
     session(worker & owner, int fd) : worker_(owner), link_(fd), backend_(owner.new_backend()) {}
 
     ~session() {
+        worker_.mail().close(id_);
         for (const auto & entry : buffers_) {
             worker_.give_back(entry.second.size);
         }
@@ -225,9 +285,11 @@ class session {
     inbox                                           inbox_;
     ggml_backend_ptr                                backend_;
     bool                                            greeted_ = false;
+    wire::session_id                                id_{};
     std::map<uint32_t, memory>                      buffers_;
     std::map<wire::graph_key, built_graph, key_less> graphs_;
     std::deque<wire::graph_key>                     order_;
+    shadows                                         shadows_;
     clock::time_point                               idle_since_ = clock::now();
     uint64_t                                        counted_in_ = 0;
 
@@ -239,6 +301,7 @@ class session {
             // The link is gone, or carries nonsense: either way the session is over.
         }
         inbox_.close();
+        worker_.mail().close(id_);  // wakes an executor that waits for a push
     }
 
     void tell(const std::string & fault) noexcept {
@@ -279,6 +342,12 @@ class session {
                 return on_graph(message);
             case wire::command::run:
                 return on_run(message);
+            case wire::command::push:
+                return on_push(message);
+            case wire::command::recv:
+                return on_recv(message);
+            case wire::command::deliver:
+                break;  // between workers only
         }
         throw std::invalid_argument("command " + std::to_string(message.head.kind) + " does not exist");
     }
@@ -300,6 +369,8 @@ class session {
             );
         }
         greeted_ = true;
+        id_      = theirs.session;
+        worker_.mail().open(id_);
         const wire::hello_answer facts = describe(theirs);
         answer(wire::answer::hello, message, {{&facts, sizeof facts}});
     }
@@ -389,6 +460,7 @@ class session {
         }
         graphs_.clear();
         order_.clear();
+        shadows_.clear();
         worker_.give_back(found->second.size);
         buffers_.erase(found);
     }
@@ -493,6 +565,37 @@ class session {
         }
     }
 
+    void on_push(const frame & message) {
+        const auto request = read_struct<wire::push>(message);
+        if (request.from.size > wire::MAX_FRAME_BYTES / 2) {
+            throw std::invalid_argument("a PUSH is larger than a frame holds");
+        }
+        const location       from = find(request.from.buffer_id, request.from.offset, request.from.size);
+        std::vector<uint8_t> data(request.from.size);
+        if (!data.empty()) {
+            byte_tensor bytes(from, data.size());
+            ggml_backend_tensor_get(&bytes.tensor, data.data(), 0, data.size());
+        }
+        worker_.push(request.peer, {id_, request.number}, data);
+    }
+
+    void on_recv(const frame & message) {
+        const auto           request = read_struct<wire::recv>(message);
+        const location       to      = writable(request.to);
+        std::vector<uint8_t> data;
+        if (!worker_.mail().receive(id_, request.number, std::chrono::milliseconds(wire::RECV_TIMEOUT_MS), data)) {
+            throw std::runtime_error("the stage before it sent nothing");
+        }
+        if (data.size() != request.to.size) {
+            throw std::runtime_error("the stage before it sent " + std::to_string(data.size()) + " bytes instead of " +
+                                     std::to_string(request.to.size));
+        }
+        if (!data.empty()) {
+            byte_tensor bytes(to, data.size());
+            ggml_backend_tensor_set(&bytes.tensor, data.data(), 0, data.size());
+        }
+    }
+
     void on_graph(const frame & message) {
         const auto   key   = read_struct<wire::graph_key>(message);
         const size_t bytes = message.payload.size() - sizeof key;
@@ -512,11 +615,23 @@ class session {
         graphs_.insert_or_assign(key, std::move(graph));
     }
 
+    void write_inputs(const frame & message, size_t position) {
+        while (position < message.payload.size()) {
+            const input    value = shadows_.decode(message.payload, position);
+            const location to    = writable({value.buffer_id, 0, value.offset, value.data.size()});
+            if (!value.data.empty()) {
+                byte_tensor bytes(to, value.data.size());
+                ggml_backend_tensor_set(&bytes.tensor, value.data.data(), 0, value.data.size());
+            }
+        }
+    }
+
     void on_run(const frame & message) {
         const auto found = graphs_.find(read_struct<wire::graph_key>(message));
         if (found == graphs_.end()) {
             throw std::invalid_argument("a graph is run that was never sent");
         }
+        write_inputs(message, sizeof(wire::graph_key));
         wire::telemetry cost{};
         const auto      start = clock::now();
         cost.wait_ns          = nanoseconds(start - idle_since_);
@@ -562,6 +677,15 @@ int ggml_mesh_worker_add_model(
         return 0;
     } catch (const std::exception & error) {
         std::snprintf(why, why_size, "%s", error.what());
+        return 1;
+    }
+}
+
+int ggml_mesh_worker_add_peer(void * worker, unsigned int number, int fd) {
+    try {
+        static_cast<mesh::worker *>(worker)->add_peer(number, fd);
+        return 0;
+    } catch (const std::exception &) {
         return 1;
     }
 }

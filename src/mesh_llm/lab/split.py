@@ -19,6 +19,7 @@ from mesh_llm.engine.lender import Lender, lend
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.errors import EngineFailed
+from mesh_llm.lab.delay import Line, Lines, delay_lines
 from mesh_llm.types import ModelFacts, Setting
 
 READY_S = 120.0
@@ -39,6 +40,8 @@ class SplitPlan:
     """Links between neighbouring workers; without them the host relays."""
     by_reference: bool = True
     """Workers have the model's files; without them its weights are sent."""
+    delay_s: float = 0.0
+    """One way, on every link."""
     cache_type: str = "f16"
     settings: dict[str, Setting] = field(default_factory=dict)
 
@@ -49,6 +52,8 @@ class SplitEngine:
     key: str
     supervisor: EngineSupervisor
     workers: tuple[Lender, ...]
+    delays: Lines
+    """What the links' delays really were; known when the block has ended."""
 
 
 @asynccontextmanager
@@ -60,9 +65,15 @@ async def split_engine(plan: SplitPlan) -> AsyncIterator[SplitEngine]:
             await stack.enter_async_context(lend(_worker_spec(plan, folder / f"{index}.sock")))
             for index in range(len(plan.workers))
         ]
+        lines: list[Line] = []
         if plan.push:
-            await _link_neighbours(workers)
-        ends = [await _session(worker) for worker in workers]
+            await _link_neighbours(plan, workers, lines)
+        ends = []
+        for worker in workers:
+            here, there = _link(plan, lines)
+            await worker.serve(there)
+            ends.append(here)
+        delays = await stack.enter_async_context(delay_lines(lines)) if lines else Lines()
         for end in ends:
             stack.callback(end.close)
         supervisor = await stack.enter_async_context(_engine(plan, ends, folder / "engine.log"))
@@ -71,6 +82,7 @@ async def split_engine(plan: SplitPlan) -> AsyncIterator[SplitEngine]:
             key=supervisor.spec.key,
             supervisor=supervisor,
             workers=tuple(workers),
+            delays=delays,
         )
 
 
@@ -86,17 +98,21 @@ def _worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
     )
 
 
-async def _link_neighbours(workers: Sequence[Lender]) -> None:
+def _link(plan: SplitPlan, lines: list[Line]) -> tuple[socket.socket, socket.socket]:
+    """The two ends of a link, with a delay line in between if the plan has one."""
+    here, there = socket.socketpair()
+    if not plan.delay_s:
+        return here, there
+    near, far = socket.socketpair()
+    lines.append(Line(one=there, other=near, delay_s=plan.delay_s))
+    return here, far
+
+
+async def _link_neighbours(plan: SplitPlan, workers: Sequence[Lender], lines: list[Line]) -> None:
     for index in range(len(workers) - 1):
-        here, there = socket.socketpair()
+        here, there = _link(plan, lines)
         await workers[index].add_peer(index + 1, here)
         await workers[index + 1].add_peer(index, there)
-
-
-async def _session(worker: Lender) -> socket.socket:
-    here, there = socket.socketpair()
-    await worker.serve(there)
-    return here
 
 
 @asynccontextmanager

@@ -9,12 +9,14 @@
 #include "inputs.h"
 #include "link.h"
 #include "registry.h"
+#include "validate.h"
 #include "weights.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -214,14 +216,11 @@ class device {
         peers_[other] = number;
     }
 
-    // Why nothing works any more; empty while all is well.
-    std::string failure() const {
-        const std::lock_guard lock(mutex_);
-        return failure_;
-    }
+    // Why nothing works any more; empty while all is well. What the worker has said unasked is read first.
+    std::string failure() noexcept;
 
   private:
-    mutable std::mutex mutex_;
+    std::mutex         mutex_;
     link               link_;
     std::string        name_;
     std::string        failure_;
@@ -240,10 +239,12 @@ class device {
     void            greet();
     void            send(wire::command kind, std::initializer_list<bytes_view> parts);
     wire::header    await(wire::answer kind, uint32_t ticket);
+    wire::header    next_header();
     void            take_notice(const wire::header & head);
     const graph_use * announce(const ggml_cgraph * graph);
     void              send_piecewise(uint32_t buffer_id, uint64_t offset, const uint8_t * data, size_t size);
     void              let_go(const stretch & wanted);
+    void              replace(const stretch & fresh);
 
     // Runs `work` unless the device has failed; turns what it throws into the failure.
     template <typename Work> bool attempt(Work && work) noexcept {
@@ -263,6 +264,24 @@ class device {
 };
 
 namespace {
+
+std::vector<std::unique_ptr<device>> & devices() {
+    static std::vector<std::unique_ptr<device>> all;
+    return all;
+}
+
+// Set once the model is loaded. Until then nobody catches what a read throws, and nothing that is read
+// becomes a token.
+std::atomic<bool> & serving() {
+    static std::atomic<bool> yes{false};
+    return yes;
+}
+
+std::string in_megabytes(uint64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+    return text;
+}
 
 remote_buffer & remote(ggml_backend_buffer_t buffer) {
     return *static_cast<remote_buffer *>(buffer->context);
@@ -329,12 +348,36 @@ void device::send(wire::command kind, std::initializer_list<bytes_view> parts) {
 // Reads until the answer to `ticket` comes; its payload is left to the caller.
 wire::header device::await(wire::answer kind, uint32_t ticket) {
     for (;;) {
-        const wire::header head = link_.receive_header();
+        const wire::header head = next_header();
         if (head.kind == static_cast<uint8_t>(kind) && head.ticket == ticket) {
             return head;
         }
         take_notice(head);
     }
+}
+
+// Waits for the worker as long as all others are there: this one may itself be waiting for a push from one
+// that is gone, and would say so much later.
+wire::header device::next_header() {
+    std::vector<const link *> links;
+    for (const auto & other : devices()) {
+        links.push_back(&other->link_);
+    }
+    const int ended = link_.wait_readable(links);
+    if (ended >= 0) {
+        throw link_error("it was given up, since " + devices()[static_cast<size_t>(ended)]->name() + " is gone");
+    }
+    return link_.receive_header();
+}
+
+std::string device::failure() noexcept {
+    attempt([&] {
+        while (link_.readable()) {
+            take_notice(link_.receive_header());
+        }
+    });
+    const std::lock_guard lock(mutex_);
+    return failure_;
 }
 
 // A DONE that nobody waited for, or an error.
@@ -365,6 +408,10 @@ ggml_backend_buffer_t device::alloc(size_t size, ggml_backend_buffer_usage usage
             throw link_error("its answer has the wrong size");
         }
         link_.receive(&refused, sizeof refused);
+        if (refused != 0) {
+            throw link_error("it has no room for " + in_megabytes(size) + " (" + in_megabytes(facts_.grant_bytes) +
+                             " were free for this engine)");
+        }
     });
     if (refused != 0) {
         return nullptr;
@@ -418,13 +465,17 @@ void device::free(const remote_buffer & buffer) noexcept {
 
 void device::clear(const wire::span & where, uint8_t value) noexcept {
     attempt([&] {
+        replace({where.buffer_id, where.offset, where.offset + where.size});
         const wire::clear request = {where, value, {}};
         send(wire::command::clear, {{&request, sizeof request}});
     });
 }
 
 void device::set(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept {
-    attempt([&] { send_piecewise(buffer.id, offset, static_cast<const uint8_t *>(data), size); });
+    attempt([&] {
+        replace({buffer.id, offset, offset + size});
+        send_piecewise(buffer.id, offset, static_cast<const uint8_t *>(data), size);
+    });
 }
 
 void device::send_piecewise(uint32_t buffer_id, uint64_t offset, const uint8_t * data, size_t size) {
@@ -440,22 +491,29 @@ void device::send_piecewise(uint32_t buffer_id, uint64_t offset, const uint8_t *
 void device::hold(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept {
     attempt([&] {
         if (size > wire::MAX_FRAME_BYTES / 4) {
+            replace({buffer.id, offset, offset + size});
             send_piecewise(buffer.id, offset, static_cast<const uint8_t *>(data), size);
             return;
         }
-        const stretch fresh = {buffer.id, offset, offset + size};
-        held_.erase(
-            std::remove_if(
-                held_.begin(), held_.end(),
-                [&](const input & old) {
-                    return fresh.touches({old.buffer_id, old.offset, old.offset + old.data.size()});
-                }
-            ),
-            held_.end()
-        );
+        replace({buffer.id, offset, offset + size});
         const auto * bytes = static_cast<const uint8_t *>(data);
         held_.push_back({buffer.id, offset, {bytes, bytes + size}});
     });
+}
+
+// Something newer goes where data is held: sent later, that would overwrite it.
+void device::replace(const stretch & fresh) {
+    held_.erase(
+        std::remove_if(
+            held_.begin(), held_.end(),
+            [&](const input & old) {
+                return old.buffer_id == fresh.buffer_id && old.offset >= fresh.begin &&
+                       old.offset + old.data.size() <= fresh.end;
+            }
+        ),
+        held_.end()
+    );
+    let_go(fresh);  // what is only covered in part
 }
 
 // Somebody else than a graph wants to see what is held.
@@ -490,6 +548,7 @@ bool device::get(const remote_buffer & buffer, uint64_t offset, void * data, siz
 void device::copy(const wire::copy & what) noexcept {
     attempt([&] {
         let_go({what.from.buffer_id, what.from.offset, what.from.offset + what.from.size});
+        replace({what.to_buffer_id, what.to_offset, what.to_offset + what.from.size});
         send(wire::command::copy, {{&what, sizeof what}});
     });
 }
@@ -511,6 +570,7 @@ bool device::push(const wire::span & from, device & to, uint64_t number) noexcep
 
 void device::recv(const wire::span & to, uint64_t number) noexcept {
     attempt([&] {
+        replace({to.buffer_id, to.offset, to.offset + to.size});
         const wire::recv request = {to, number};
         send(wire::command::recv, {{&request, sizeof request}});
     });
@@ -521,9 +581,12 @@ ggml_status device::compute(const ggml_cgraph * graph) noexcept {
         // Depth is bounded by runs, not by blocking writes: a host that is stuck in a write to one worker
         // while that one waits for another would be a circle.
         while (runs_in_flight_ >= wire::MAX_RUNS_IN_FLIGHT) {
-            take_notice(link_.receive_header());
+            take_notice(next_header());
         }
-        const graph_use *    use = announce(graph);
+        const graph_use * use = announce(graph);
+        if (use == nullptr) {
+            return;
+        }
         std::vector<uint8_t> inputs;
         for (auto entry = held_.begin(); entry != held_.end();) {
             const stretch place = {entry->buffer_id, entry->offset, entry->offset + entry->data.size()};
@@ -540,18 +603,23 @@ ggml_status device::compute(const ggml_cgraph * graph) noexcept {
     return sent ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 }
 
-// Sends the graph unless the worker knows it; its key is `last_key_` then.
+// Sends the graph unless the worker knows it; its key is `last_key_` then. Null where it has nothing to compute.
 const graph_use * device::announce(const ggml_cgraph * graph) {
     if (graph->uid != 0 && graph->uid == last_uid_) {
         return last_use_;
     }
-    const std::vector<wire::tensor> table = encode(graph, [](const ggml_tensor * tensor) {
+    const std::vector<wire::tensor> table = encode(graph, [this](const ggml_tensor * tensor) {
         ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
-        if (buffer == nullptr || tensor->data == nullptr) {
+        if (buffer == nullptr || tensor->data == nullptr || buffer->buft != &buffer_type) {
             return placed{};
         }
         return placed{remote(buffer).id, offset_in(remote(buffer), tensor)};
     });
+    last_uid_ = graph->uid;
+    last_use_ = nullptr;
+    if (table.empty()) {
+        return nullptr;
+    }
     last_key_ = key_of(table);
     last_use_ = known_.find(last_key_);
     if (last_use_ == nullptr) {
@@ -561,7 +629,6 @@ const graph_use * device::announce(const ggml_cgraph * graph) {
         );
         last_use_ = known_.add(last_key_, use_of(table));
     }
-    last_uid_ = graph->uid;
     return last_use_;
 }
 
@@ -616,7 +683,7 @@ void buffer_get_tensor(
         return;
     }
     std::memset(data, 0, size);
-    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
+    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE && serving()) {
         // What is read from a compute buffer becomes a token. llama-server catches this and fails the request.
         // The cache and saved states are also read in destructors, where nothing may be thrown.
         throw std::runtime_error(memory.owner->failure());
@@ -844,7 +911,7 @@ ggml_backend_buffer_type_t device_get_buffer_type(ggml_backend_dev_t dev) {
 bool device_supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
     // A CPU worker runs the same code as this machine's CPU device. Others are asked over the link (to come).
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    return op_is_allowed(static_cast<uint32_t>(op->op)) && ggml_backend_dev_supports_op(cpu, op);
+    return node_is_allowed(op) && ggml_backend_dev_supports_op(cpu, op);
 }
 
 bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t type) {
@@ -879,11 +946,6 @@ const ggml_backend_buffer_type_i TYPE_INTERFACE = {
     /* .get_alloc_size_n = */ nullptr,
     /* .is_host          = */ type_is_host,
 };
-
-std::vector<std::unique_ptr<device>> & devices() {
-    static std::vector<std::unique_ptr<device>> all;
-    return all;
-}
 
 }  // namespace
 
@@ -939,6 +1001,10 @@ void ggml_mesh_link(int from, int to, unsigned int peer) {
     if (from >= 0 && from < count && to >= 0 && to < count) {
         all[static_cast<size_t>(from)]->add_peer(all[static_cast<size_t>(to)].get(), peer);
     }
+}
+
+void ggml_mesh_loaded(void) {
+    mesh::serving() = true;
 }
 
 size_t ggml_mesh_failure(int index, char * why, size_t why_size) {

@@ -44,6 +44,11 @@ GGML_MESH_API int ggml_mesh_use_model(
 // between them then go straight, and not through this machine.
 GGML_MESH_API void ggml_mesh_link(int from, int to, unsigned int peer);
 
+// The model is loaded. From here on a result that cannot be read is thrown as
+// std::runtime_error, which llama-server turns into a failed request; while it
+// loads nobody would catch that.
+GGML_MESH_API void ggml_mesh_loaded(void);
+
 // Why the device no longer works; 0 while it does, else the length of the reason.
 GGML_MESH_API size_t ggml_mesh_failure(int index, char * why, size_t why_size);
 

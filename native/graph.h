@@ -4,6 +4,7 @@
 
 #include "ggml-cpp.h"
 #include "ggml.h"
+#include "indices.h"
 #include "wire.h"
 
 #include <functional>
@@ -26,9 +27,6 @@ using place_of = std::function<placed(const ggml_tensor *)>;
 // the same work gives the same bytes.
 std::vector<wire::tensor> encode(const ggml_cgraph * graph, const place_of & place);
 
-// Whether workers compute this op at all, whatever their device.
-bool op_is_allowed(uint32_t op);
-
 wire::graph_key key_of(const std::vector<wire::tensor> & table);
 
 class weight;
@@ -46,12 +44,13 @@ using locate = std::function<location(uint32_t buffer_id, uint64_t offset, uint6
 
 // A graph that the worker can compute; owns its tensors, not their data.
 struct built_graph {
-    ggml_context_ptr context;
-    ggml_cgraph *    graph = nullptr;
+    ggml_context_ptr         context;
+    ggml_cgraph *            graph = nullptr;
+    std::vector<index_check> checks;  // to be run before each computation
 };
 
-// Checks every number of `table` and builds the graph. Throws std::invalid_argument
-// with the reason where something does not hold.
+// Checks every number of `table` (validate.h) and builds the graph. Throws
+// std::invalid_argument with the reason where something does not hold.
 built_graph decode(const std::vector<wire::tensor> & table, const locate & find);
 
 }  // namespace mesh

@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -20,6 +21,13 @@ constexpr size_t MAX_PARTS         = 8;
 constexpr int SEND_FLAGS = MSG_NOSIGNAL;
 #else
 constexpr int SEND_FLAGS = 0;  // macOS: SO_NOSIGPIPE, set when the link is opened
+#endif
+
+// A peer that ended shows as POLLHUP, unasked; where only its sending side did, Linux has to be asked.
+#ifdef POLLRDHUP
+constexpr short ENDED = POLLRDHUP;
+#else
+constexpr short ENDED = 0;
 #endif
 
 std::string reason(const char * what) {
@@ -139,6 +147,32 @@ frame link::receive_frame() {
     message.payload.resize(message.head.size);
     receive(message.payload.data(), message.payload.size());
     return message;
+}
+
+bool link::readable() const noexcept {
+    pollfd self = {fd_, POLLIN, 0};
+    return begin_ != end_ || poll(&self, 1, 0) > 0;
+}
+
+int link::wait_readable(const std::vector<const link *> & others) const {
+    if (begin_ != end_) {
+        return -1;
+    }
+    std::vector<pollfd> watched = {{fd_, POLLIN, 0}};
+    for (const link * other : others) {
+        watched.push_back({other->fd_, ENDED, 0});
+    }
+    while (poll(watched.data(), static_cast<nfds_t>(watched.size()), -1) < 0) {
+        if (errno != EINTR) {
+            throw link_error(reason("the link is lost"));
+        }
+    }
+    if (watched[0].revents != 0) {
+        return -1;
+    }
+    const auto ended =
+        std::find_if(watched.begin(), watched.end(), [](const pollfd & entry) { return entry.revents != 0; });
+    return static_cast<int>(ended - watched.begin()) - 1;
 }
 
 void link::shut() noexcept {

@@ -46,6 +46,12 @@ class link {
     void         receive(void * data, size_t size);
     frame        receive_frame();
 
+    // True if a read would not wait: something has arrived, or the link has ended.
+    bool readable() const noexcept;
+
+    // Waits until it is readable, or until one of `others` has ended: which one, or -1.
+    int wait_readable(const std::vector<const link *> & others) const;
+
     void shut() noexcept;
 
     uint64_t sent_bytes() const noexcept {

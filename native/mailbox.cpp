@@ -22,8 +22,9 @@ bool mailbox::deliver(const wire::session_id & session, uint64_t number, std::ve
     if (found == boxes_.end() || found->second.bytes + data.size() > wire::MAX_QUEUE_BYTES) {
         return false;
     }
-    found->second.bytes += data.size();
-    found->second.arrived[number] = std::move(data);
+    std::vector<uint8_t> & slot = found->second.arrived[number];
+    found->second.bytes += data.size() - slot.size();  // a number that comes twice takes the place of the first
+    slot = std::move(data);
     changed_.notify_all();
     return true;
 }

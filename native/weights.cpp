@@ -2,6 +2,7 @@
 
 #include "gguf.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -116,20 +117,29 @@ bool weight::takes(ggml_backend_buffer_type_t kind, ggml_tensor * node) const {
     layout                        place;
     ggml_tensor *                 tensor = new_tensor(place);
     tensor->buffer                       = empty.get();
-    ggml_tensor * before                 = node->src[0];
-    node->src[0]                         = tensor;
-    const bool yes                       = ggml_backend_dev_supports_op(device_, node);
-    node->src[0]                         = before;
+    return takes(tensor, node);
+}
+
+bool weight::takes(ggml_tensor * candidate, ggml_tensor * node) const {
+    ggml_tensor * before = node->src[0];
+    node->src[0]         = candidate;
+    const bool yes       = ggml_backend_dev_supports_op(device_, node);
+    node->src[0]         = before;
     return yes;
 }
 
 ggml_tensor * weight::best_for(ggml_tensor * node) {
     const std::lock_guard lock(mutex_);
     for (ggml_backend_buffer_type_t kind : special_layouts(device_)) {
-        for (auto & [known, place] : special_) {
-            if (known == kind) {
-                return place.tensor;
+        const auto made = std::find_if(special_.begin(), special_.end(), [&](const auto & entry) {
+            return entry.first == kind;
+        });
+        if (made != special_.end()) {
+            // Asked again: a layout that suited one node need not suit the next, whose input may be shaped otherwise.
+            if (takes(made->second.tensor, node)) {
+                return made->second.tensor;
             }
+            continue;
         }
         if (!takes(kind, node)) {
             continue;

@@ -81,6 +81,7 @@ class weight {
 
     ggml_tensor * new_tensor(layout & place) const;
     bool          takes(ggml_backend_buffer_type_t kind, ggml_tensor * node) const;
+    bool          takes(ggml_tensor * candidate, ggml_tensor * node) const;
 };
 
 // All tensors of one model, by name.

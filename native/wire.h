@@ -42,6 +42,7 @@ constexpr uint32_t VERSION = 1;
 constexpr uint64_t MAX_FRAME_BYTES    = 64ULL << 20;  // a micro-batch of activations is 16 MB at 8192 × 512
 constexpr uint32_t MAX_GRAPH_TENSORS  = 1U << 16;     // the largest graphs known have some 10,000
 constexpr uint32_t MAX_CACHED_GRAPHS  = 64;           // per session; decode needs one, speculation and slots some more
+constexpr uint32_t MAX_CACHED_TENSORS = 1U << 20;     // in all these graphs; some 450 bytes each
 constexpr uint32_t MAX_BUFFERS        = 256;          // per session; llama.cpp makes about five
 constexpr uint64_t MAX_QUEUE_BYTES    = 256ULL << 20; // commands that have arrived and wait for the device
 constexpr uint64_t MAX_SHADOW_BYTES   = 64ULL << 20;  // inputs that both sides remember, per session

@@ -106,6 +106,16 @@ class worker {
     worker(ggml_backend_dev_t device, int threads, uint64_t quota)
         : device_(device), threads_(threads), quota_(quota) {}
 
+    ~worker() {
+        for (auto & [peer, thread] : receivers_) {
+            peer->shut();
+            thread.join();
+        }
+    }
+
+    worker(const worker &)             = delete;
+    worker & operator=(const worker &) = delete;
+
     ggml_backend_dev_t device() const {
         return device_;
     }
@@ -151,19 +161,17 @@ class worker {
 
     // A link to another worker, in both directions, until one of them closes it.
     void add_peer(uint32_t number, int fd) {
-        auto peer = std::make_shared<link>(fd);
-        {
-            const std::lock_guard lock(peers_mutex_);
-            peers_[number] = peer;
-        }
-        std::thread([this, peer, number] {
-            receive_pushes(*peer);
-            const std::lock_guard lock(peers_mutex_);
-            const auto            found = peers_.find(number);
-            if (found != peers_.end() && found->second == peer) {
-                peers_.erase(found);
-            }
-        }).detach();
+        auto                  peer = std::make_shared<link>(fd);
+        const std::lock_guard lock(peers_mutex_);
+        peers_[number] = peer;
+        receivers_.emplace_back(peer, std::thread([this, peer, number] {
+                                    receive_pushes(*peer);
+                                    const std::lock_guard again(peers_mutex_);
+                                    const auto            found = peers_.find(number);
+                                    if (found != peers_.end() && found->second == peer) {
+                                        peers_.erase(found);
+                                    }
+                                }));
     }
 
     void push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data) {
@@ -199,6 +207,7 @@ class worker {
     mailbox            mail_;
     std::mutex         peers_mutex_;
     std::map<uint32_t, std::shared_ptr<link>> peers_;
+    std::vector<std::pair<std::shared_ptr<link>, std::thread>> receivers_;  // one for each peer there ever was
     std::map<std::string, std::unique_ptr<model_weights>> models_;  // outlive sessions, and are shared by them
 };
 
@@ -242,7 +251,7 @@ class session {
     session(worker & owner, int fd) : worker_(owner), link_(fd), backend_(owner.new_backend()) {}
 
     ~session() {
-        worker_.mail().close(id_);
+        close_mail();
         for (const auto & entry : buffers_) {
             worker_.give_back(entry.second.size);
         }
@@ -285,10 +294,13 @@ class session {
     inbox                                           inbox_;
     ggml_backend_ptr                                backend_;
     bool                                            greeted_ = false;
+    std::mutex                                      mail_mutex_;  // the reader closes what the executor opens
+    bool                                            mail_closed_ = false;
     wire::session_id                                id_{};
     std::map<uint32_t, memory>                      buffers_;
     std::map<wire::graph_key, built_graph, key_less> graphs_;
     std::deque<wire::graph_key>                     order_;
+    size_t                                          tensors_ = 0;  // of all graphs that are kept
     shadows                                         shadows_;
     clock::time_point                               idle_since_ = clock::now();
     uint64_t                                        counted_in_ = 0;
@@ -301,7 +313,21 @@ class session {
             // The link is gone, or carries nonsense: either way the session is over.
         }
         inbox_.close();
-        worker_.mail().close(id_);  // wakes an executor that waits for a push
+        close_mail();  // wakes an executor that waits for a push
+    }
+
+    void open_mail(const wire::session_id & id) {
+        const std::lock_guard lock(mail_mutex_);
+        id_ = id;
+        if (!mail_closed_) {
+            worker_.mail().open(id);
+        }
+    }
+
+    void close_mail() {
+        const std::lock_guard lock(mail_mutex_);
+        mail_closed_ = true;
+        worker_.mail().close(id_);
     }
 
     void tell(const std::string & fault) noexcept {
@@ -355,6 +381,9 @@ class session {
     void on_hello(const frame & message) {
         auto theirs                               = read_struct<wire::hello>(message);
         theirs.engine[sizeof theirs.engine - 1]   = 0;
+        if (greeted_) {
+            throw std::invalid_argument("HELLO comes once");
+        }
         if (theirs.magic != wire::MAGIC || theirs.version != wire::VERSION) {
             throw std::invalid_argument(
                 "it speaks protocol " + std::to_string(theirs.version) + ", this worker " +
@@ -369,8 +398,7 @@ class session {
             );
         }
         greeted_ = true;
-        id_      = theirs.session;
-        worker_.mail().open(id_);
+        open_mail(theirs.session);
         const wire::hello_answer facts = describe(theirs);
         answer(wire::answer::hello, message, {{&facts, sizeof facts}});
     }
@@ -424,7 +452,9 @@ class session {
             throw std::invalid_argument("weights cannot be attached as buffer " + std::to_string(request.buffer_id));
         }
         std::vector<wire::attach_entry> entries(request.count);
-        std::memcpy(entries.data(), message.payload.data() + sizeof request, entries.size() * sizeof entries[0]);
+        if (!entries.empty()) {
+            std::memcpy(entries.data(), message.payload.data() + sizeof request, entries.size() * sizeof entries[0]);
+        }
         const std::string refusal = attach(request, entries);
         answer(wire::answer::attach, message, {{refusal.data(), refusal.size()}});
     }
@@ -460,6 +490,7 @@ class session {
         }
         graphs_.clear();
         order_.clear();
+        tensors_ = 0;
         shadows_.clear();
         worker_.give_back(found->second.size);
         buffers_.erase(found);
@@ -599,7 +630,7 @@ class session {
     void on_graph(const frame & message) {
         const auto   key   = read_struct<wire::graph_key>(message);
         const size_t bytes = message.payload.size() - sizeof key;
-        if (bytes % sizeof(wire::tensor) != 0) {
+        if (bytes == 0 || bytes % sizeof(wire::tensor) != 0) {
             throw std::invalid_argument("a graph does not end with a tensor");
         }
         std::vector<wire::tensor> table(bytes / sizeof(wire::tensor));
@@ -607,12 +638,25 @@ class session {
         built_graph graph = decode(table, [this](uint32_t id, uint64_t offset, uint64_t size) {
             return find(id, offset, size);
         });
+        if (graphs_.count(key) != 0) {
+            throw std::invalid_argument("a graph is sent twice");
+        }
         if (order_.size() == wire::MAX_CACHED_GRAPHS) {
-            graphs_.erase(order_.front());
+            forget(order_.front());
             order_.pop_front();
         }
+        tensors_ += table.size();
+        if (tensors_ > wire::MAX_CACHED_TENSORS) {
+            throw std::invalid_argument("its graphs are too large to be kept");
+        }
         order_.push_back(key);
-        graphs_.insert_or_assign(key, std::move(graph));
+        graphs_.emplace(key, std::move(graph));
+    }
+
+    void forget(const wire::graph_key & key) {
+        const auto found = graphs_.find(key);
+        tensors_ -= static_cast<size_t>(ggml_graph_size(found->second.graph));
+        graphs_.erase(found);
     }
 
     void write_inputs(const frame & message, size_t position) {
@@ -632,6 +676,7 @@ class session {
             throw std::invalid_argument("a graph is run that was never sent");
         }
         write_inputs(message, sizeof(wire::graph_key));
+        run_checks(found->second.checks);
         wire::telemetry cost{};
         const auto      start = clock::now();
         cost.wait_ns          = nanoseconds(start - idle_since_);

@@ -171,6 +171,10 @@ class MeshLibrary:
     def link(self, source: int, target: int, peer: int) -> None:
         self.native.ggml_mesh_link(source, target, peer)
 
+    def loaded(self) -> None:
+        """The model is loaded: results that cannot be read fail their requests from here on."""
+        self.native.ggml_mesh_loaded()
+
     def failure(self, index: int) -> str:
         """Why the device at `index` no longer works; empty while it does."""
         why = _Reason()
@@ -249,6 +253,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_use_model": (number, [text, texts, size, text, size]),
             "ggml_mesh_connect": (number, [number, text, text, size]),
             "ggml_mesh_link": (None, [number, number, ctypes.c_uint]),
+            "ggml_mesh_loaded": (None, []),
             "ggml_mesh_failure": (size, [number, text, size]),
             "ggml_mesh_worker_new": (pointer, [text, number, ctypes.c_ulonglong, text, size]),
             "ggml_mesh_worker_add_model": (number, [pointer, text, texts, size, text, size]),

@@ -5,7 +5,9 @@
 2. loads the engine, its native libraries and the model;
 3. prints one JSON line: `{"event": "ready", "port", "pid"}` or
    `{"event": "failed", "cause"}`; what the engine itself has to say goes to
-   stderr.
+   stderr;
+4. prints `{"event": "link_failed", "name", "cause"}` for each worker that no
+   longer works, at any time: requests fail then, and the engine lives on.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,9 +27,11 @@ from urllib.parse import urlsplit
 
 from mesh_llm.defaults import ENGINE_LOG_VERBOSITY
 from mesh_llm.engine.library import Engine, MeshLibrary
-from mesh_llm.engine.spec import EngineSpec
+from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.types import Device, DeviceKind
+
+Report = Callable[[dict[str, Any]], None]
 
 _ORPHANED = 75
 _PR_SET_PDEATHSIG = 1
@@ -37,7 +43,7 @@ def main() -> None:
     report = separate_stdout()
     spec = EngineSpec.from_line(sys.stdin.readline())
     try:
-        server = start(spec)
+        server = start(spec, report)
     except (MeshError, OSError, RuntimeError, ValueError) as error:
         report({"event": "failed", "cause": str(error)})
         os._exit(1)
@@ -46,7 +52,7 @@ def main() -> None:
     threading.Event().wait()
 
 
-def separate_stdout() -> Any:
+def separate_stdout() -> Report:
     """Keep stdout for our own lines: native code that prints to it lands in stderr instead."""
     ours = os.dup(1)
     os.dup2(2, 1)
@@ -57,13 +63,27 @@ def separate_stdout() -> Any:
     return report
 
 
-def start(spec: EngineSpec) -> Any:
+def start(spec: EngineSpec, report: Report) -> Any:
     engine, mesh = load_guarded(spec.library_paths())
-    if spec.links:
-        if mesh is None:
-            raise EngineFailed("there is no libggml-mesh on this machine, and the plan has links")
-        open_links(mesh, spec)
-    import xllamacpp  # after the native libraries: importing it fixes the list of devices
+    if not spec.links:
+        return _serve(spec, engine)
+    if mesh is None:
+        raise EngineFailed("there is no libggml-mesh on this machine, and the plan has links")
+    open_links(mesh, spec)
+    try:
+        server = _serve(spec, engine)
+    finally:
+        # The engine says no more than that it failed; or that it did not, where a worker was lost at the end.
+        failed = report_failures(mesh, dict(enumerate(spec.links)), report)
+    if failed:
+        raise EngineFailed("a worker was lost while the model was loading")
+    mesh.loaded()
+    threading.Thread(target=watch_links, args=(mesh, spec, report), name="links", daemon=True).start()
+    return server
+
+
+def _serve(spec: EngineSpec, engine: Engine) -> Any:
+    import xllamacpp  # after the native libraries and the links: importing it fixes the list of devices
 
     return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices()))
 
@@ -93,6 +113,28 @@ def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
     for index, link in enumerate(spec.links):
         if link.pushes_to_next and index + 1 < len(spec.links):
             mesh.link(index, index + 1, index + 1)
+
+
+def watch_links(mesh: MeshLibrary, spec: EngineSpec, report: Report) -> None:
+    """Tell the node of every worker that is lost, also while nobody asks for anything."""
+    watched = dict(enumerate(spec.links))
+    while watched:
+        poller = select.poll()
+        for link in watched.values():
+            # Asked for nothing but the end of it: what a link carries is for the library to read.
+            poller.register(link.fd, getattr(select, "POLLRDHUP", 0))
+        poller.poll()
+        for index in report_failures(mesh, watched, report):
+            del watched[index]
+
+
+def report_failures(mesh: MeshLibrary, links: dict[int, LinkSpec], report: Report) -> list[int]:
+    """The indices of links that failed, after telling the node why."""
+    causes = {index: mesh.failure(index) for index in links}
+    failed = [index for index, cause in causes.items() if cause]
+    for index in failed:
+        report({"event": "link_failed", "name": links[index].name, "cause": causes[index]})
+    return failed
 
 
 def _watch_from_python() -> None:

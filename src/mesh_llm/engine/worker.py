@@ -16,10 +16,9 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 from mesh_llm.engine.library import WorkerHandle
-from mesh_llm.engine.serve import load_guarded, separate_stdout
+from mesh_llm.engine.serve import Report, load_guarded, separate_stdout
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import EngineFailed, MeshError
 
@@ -63,7 +62,7 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _take_over(connection: socket.socket, worker: WorkerHandle, report: Any) -> None:
+def _take_over(connection: socket.socket, worker: WorkerHandle, report: Report) -> None:
     """One descriptor with a line that says what it is."""
     message, descriptors, _, _ = socket.recv_fds(connection, 4096, 1)
     if len(descriptors) != 1:

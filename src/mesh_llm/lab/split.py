@@ -43,6 +43,7 @@ class SplitPlan:
     delay_s: float = 0.0
     """One way, on every link."""
     cache_type: str = "f16"
+    embeddings: bool = False
     settings: dict[str, Setting] = field(default_factory=dict)
 
 
@@ -57,25 +58,24 @@ class SplitEngine:
 
 
 @asynccontextmanager
-async def split_engine(plan: SplitPlan) -> AsyncIterator[SplitEngine]:
-    """Serves for the length of the block."""
+async def split_engine(plan: SplitPlan, workers: Sequence[Lender] = ()) -> AsyncIterator[SplitEngine]:
+    """Serves for the length of the block, over new workers or over those given, linked already."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mesh-lab-")))
-        workers = [
-            await stack.enter_async_context(lend(_worker_spec(plan, folder / f"{index}.sock")))
-            for index in range(len(plan.workers))
-        ]
         lines: list[Line] = []
-        if plan.push:
-            await _link_neighbours(plan, workers, lines)
+        if not workers:
+            workers = [
+                await stack.enter_async_context(lend(worker_spec(plan, folder / f"{index}.sock")))
+                for index in range(len(plan.workers))
+            ]
+            if plan.push:
+                await link_neighbours(workers, delay_s=plan.delay_s, lines=lines)
         ends = []
         for worker in workers:
-            here, there = _link(plan, lines)
+            here, there = _link(plan.delay_s, lines)
+            ends.append(stack.enter_context(here))
             await worker.serve(there)
-            ends.append(here)
         delays = await stack.enter_async_context(delay_lines(lines)) if lines else Lines()
-        for end in ends:
-            stack.callback(end.close)
         supervisor = await stack.enter_async_context(_engine(plan, ends, folder / "engine.log"))
         yield SplitEngine(
             url=f"http://127.0.0.1:{supervisor.report.port}",
@@ -86,7 +86,7 @@ async def split_engine(plan: SplitPlan) -> AsyncIterator[SplitEngine]:
         )
 
 
-def _worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
+def worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
     files = [str(file) for file in plan.facts.files]
     return WorkerSpec(
         socket=str(path),
@@ -98,19 +98,19 @@ def _worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
     )
 
 
-def _link(plan: SplitPlan, lines: list[Line]) -> tuple[socket.socket, socket.socket]:
-    """The two ends of a link, with a delay line in between if the plan has one."""
+def _link(delay_s: float, lines: list[Line]) -> tuple[socket.socket, socket.socket]:
+    """The two ends of a link, with a delay line in between if there is a delay."""
     here, there = socket.socketpair()
-    if not plan.delay_s:
+    if not delay_s:
         return here, there
     near, far = socket.socketpair()
-    lines.append(Line(one=there, other=near, delay_s=plan.delay_s))
+    lines.append(Line(one=there, other=near, delay_s=delay_s))
     return here, far
 
 
-async def _link_neighbours(plan: SplitPlan, workers: Sequence[Lender], lines: list[Line]) -> None:
+async def link_neighbours(workers: Sequence[Lender], *, delay_s: float, lines: list[Line]) -> None:
     for index in range(len(workers) - 1):
-        here, there = _link(plan, lines)
+        here, there = _link(delay_s, lines)
         await workers[index].add_peer(index + 1, here)
         await workers[index + 1].add_peer(index, there)
 
@@ -134,11 +134,14 @@ async def _engine(
             running.result()
         if not ready.is_set():
             raise EngineFailed(f"the split engine was not ready within {READY_S:.0f} s")
+        # The child has its own copies. With ours open, workers would not notice that it died.
+        for end in ends:
+            end.close()
         yield supervisor
     finally:
         running.cancel()
         waiting.cancel()
-        await asyncio.wait((running, waiting))
+        await asyncio.gather(running, waiting, return_exceptions=True)
 
 
 def _engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
@@ -152,6 +155,7 @@ def _engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
         key=secrets.token_urlsafe(16),
         cache_type_k=plan.cache_type,
         cache_type_v=plan.cache_type,
+        embeddings=plan.embeddings,
         libraries={name: str(library) for name, library in plan.libraries.items()},
         settings=plan.settings,
         files=tuple(str(file) for file in plan.facts.files),

@@ -28,6 +28,53 @@ GGML_MESH_API int ggml_mesh_guard(int fd);
 // for that.
 GGML_MESH_API int ggml_mesh_selftest(char * why, size_t why_size);
 
+// --- client ---
+
+// Greets the worker at the other end of the socket `fd`, which is owned from here
+// on, and registers a ggml device called `name` for it. Call it before the
+// model is loaded. Returns the device's index, or -1 with the reason in `why`.
+GGML_MESH_API int ggml_mesh_connect(int fd, const char * name, char * why, size_t why_size);
+
+// Names the model that is going to be loaded: its weights are then asked for by
+// name and never sent. Returns 0, or 1 with the reason in `why`.
+GGML_MESH_API int ggml_mesh_use_model(
+    const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size);
+
+// Device `from` can push to device `to`, which its worker calls `peer`: activations
+// between them then go straight, and not through this machine.
+GGML_MESH_API void ggml_mesh_link(int from, int to, unsigned int peer);
+
+// The model is loaded. From here on a result that cannot be read is thrown as
+// std::runtime_error, which llama-server turns into a failed request; while it
+// loads nobody would catch that.
+GGML_MESH_API void ggml_mesh_loaded(void);
+
+// Why the device no longer works; 0 while it does, else the length of the reason.
+GGML_MESH_API size_t ggml_mesh_failure(int index, char * why, size_t why_size);
+
+// --- worker ---
+
+// Lends the ggml device `device_name`, up to `quota` bytes of its memory to all
+// sessions together. Null with the reason in `why` if there is no such device.
+GGML_MESH_API void * ggml_mesh_worker_new(
+    const char * device_name, int threads, unsigned long long quota, char * why, size_t why_size);
+GGML_MESH_API void ggml_mesh_worker_free(void * worker);
+
+// Tells the worker of a model on its own disk, all files of it in order. Clients
+// that name the same fingerprint get its weights from there. Returns 0, or 1
+// with the reason in `why`.
+GGML_MESH_API int ggml_mesh_worker_add_model(
+    void * worker, const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size);
+
+// A socket to another worker, which is owned from here on. Both sides call each
+// other by numbers of their own; the client is told which (ggml_mesh_link).
+GGML_MESH_API int ggml_mesh_worker_add_peer(void * worker, unsigned int number, int fd);
+
+// Serves one client on the socket `fd`, which is owned from here on, until it
+// leaves. Blocks; call it from as many threads as there are clients. Returns 0,
+// or 1 with what the client did wrong in `why`.
+GGML_MESH_API int ggml_mesh_worker_serve(void * worker, int fd, char * why, size_t why_size);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,9 +1,10 @@
 // ggml-mesh as a ggml backend: other machines as devices.
 //
-// The registry lists one device per worker that a session was opened to. It is
-// empty until then, so that loading the library changes nothing.
+// The registry is empty when the library is loaded, so that loading it changes
+// nothing; `ggml_mesh_connect` adds one device per worker to ggml's own list.
 
 #include "ggml-mesh.h"
+#include "registry.h"
 
 #include "ggml-backend-impl.h"
 
@@ -40,11 +41,15 @@ const char * ggml_mesh_engine_version(void) {
 
 extern "C" GGML_MESH_API ggml_backend_reg_t ggml_backend_init(void);
 
-ggml_backend_reg_t ggml_backend_init(void) {
+ggml_backend_reg_t ggml_mesh_registry() {
     static ggml_backend_reg reg = {
         /* .api_version = */ GGML_BACKEND_API_VERSION,
         /* .iface       = */ REG_INTERFACE,
         /* .context     = */ nullptr,
     };
     return &reg;
+}
+
+ggml_backend_reg_t ggml_backend_init(void) {
+    return ggml_mesh_registry();
 }

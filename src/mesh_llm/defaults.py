@@ -139,3 +139,10 @@ DEMO_QUESTION = "Why is the sky blue?"
 DEMO_ANSWER_TOKENS = 200
 DEMO_READY_S = 45 * 60.0
 """The first time it downloads and builds; each of those has a bound of its own."""
+
+# -- the worker child ---------------------------------------------------------------------------
+
+WORKER_READY_S = 60.0
+"""It loads libraries and maps files; a minute means that it hangs."""
+WORKER_HAND_OVER_S = 5.0
+"""For a worker on this machine to take a descriptor; it does nothing else in that thread."""

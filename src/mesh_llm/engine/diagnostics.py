@@ -21,6 +21,7 @@ class Cause(StrEnum):
     SIGNAL = "signal"
     EXIT = "exit"
     STOPPED = "stopped"
+    LINK = "link"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
-from mesh_llm.errors import EngineMissing
+from mesh_llm.errors import EngineFailed, EngineMissing
 from mesh_llm.types import Device, DeviceKind
+
+Signatures = dict[str, tuple[object, list[object]]]
 
 # enum ggml_backend_dev_type, ggml-backend.h
 _DEVICE_KINDS = {
@@ -131,9 +134,7 @@ class MeshLibrary:
 
     def __init__(self, path: Path) -> None:
         self.native = ctypes.CDLL(str(path))
-        self.native.ggml_mesh_engine_version.restype = ctypes.c_char_p
-        self.native.ggml_mesh_guard.argtypes = [ctypes.c_int]
-        self.native.ggml_mesh_selftest.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        _declare_mesh(self.native)
         made_for = self.native.ggml_mesh_engine_version().decode()
         if made_for != ENGINE_VERSION:
             raise EngineMissing(
@@ -147,9 +148,91 @@ class MeshLibrary:
             raise OSError(code, f"cannot watch descriptor {descriptor}")
 
     def selftest(self) -> None:
-        why = ctypes.create_string_buffer(500)
-        if self.native.ggml_mesh_selftest(why, len(why)):
-            raise EngineMissing(why.value.decode(errors="replace"))
+        why = _Reason()
+        if self.native.ggml_mesh_selftest(*why.arguments):
+            raise EngineMissing(why.text)
+
+    # -- the host's side -----------------------------------------------------------------------
+
+    def use_model(self, fingerprint: str, files: Sequence[str]) -> None:
+        """Weights of this model are asked for by name from now on, never sent."""
+        why = _Reason()
+        if self.native.ggml_mesh_use_model(fingerprint.encode(), *_strings(files), *why.arguments):
+            raise EngineFailed(why.text)
+
+    def connect(self, descriptor: int, name: str) -> int:
+        """A device for the worker at the other end of a socket, which the library owns from here on."""
+        why = _Reason()
+        index: int = self.native.ggml_mesh_connect(descriptor, name.encode(), *why.arguments)
+        if index < 0:
+            raise EngineFailed(why.text)
+        return index
+
+    def link(self, source: int, target: int, peer: int) -> None:
+        self.native.ggml_mesh_link(source, target, peer)
+
+    def loaded(self) -> None:
+        """The model is loaded: results that cannot be read fail their requests from here on."""
+        self.native.ggml_mesh_loaded()
+
+    def failure(self, index: int) -> str:
+        """Why the device at `index` no longer works; empty while it does."""
+        why = _Reason()
+        self.native.ggml_mesh_failure(index, *why.arguments)
+        return why.text
+
+    # -- the worker's side ---------------------------------------------------------------------
+
+    def new_worker(self, device: str, *, threads: int, quota_bytes: int) -> WorkerHandle:
+        why = _Reason()
+        handle = self.native.ggml_mesh_worker_new(device.encode(), threads, quota_bytes, *why.arguments)
+        if not handle:
+            raise EngineFailed(why.text)
+        return WorkerHandle(self.native, handle)
+
+
+class WorkerHandle:
+    """A device of this machine that is lent to clients; lives as long as the process."""
+
+    def __init__(self, native: ctypes.CDLL, handle: int) -> None:
+        self._native = native
+        self._handle = handle
+
+    def add_model(self, fingerprint: str, files: Sequence[str]) -> None:
+        why = _Reason()
+        if self._native.ggml_mesh_worker_add_model(
+            self._handle, fingerprint.encode(), *_strings(files), *why.arguments
+        ):
+            raise EngineFailed(why.text)
+
+    def add_peer(self, number: int, descriptor: int) -> None:
+        if self._native.ggml_mesh_worker_add_peer(self._handle, number, descriptor):
+            raise EngineFailed(f"the link to worker {number} cannot be used")
+
+    def serve(self, descriptor: int) -> str:
+        """Serve one client until it leaves, and return what it did wrong, if anything. Blocks."""
+        why = _Reason()
+        self._native.ggml_mesh_worker_serve(self._handle, descriptor, *why.arguments)
+        return why.text
+
+
+class _Reason:
+    """Room for the sentence that a failing call leaves."""
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(500)
+
+    @property
+    def arguments(self) -> tuple[ctypes.Array[ctypes.c_char], int]:
+        return self._buffer, len(self._buffer)
+
+    @property
+    def text(self) -> str:
+        return self._buffer.value.decode(errors="replace")
+
+
+def _strings(values: Sequence[str]) -> tuple[ctypes.Array[ctypes.c_char_p], int]:
+    return (ctypes.c_char_p * len(values))(*(value.encode() for value in values)), len(values)
 
 
 class _Feature(ctypes.Structure):
@@ -158,10 +241,32 @@ class _Feature(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
 
 
+def _declare_mesh(native: ctypes.CDLL) -> None:
+    pointer, text, size, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
+    texts = ctypes.POINTER(text)
+    _apply(
+        native,
+        {
+            "ggml_mesh_engine_version": (text, []),
+            "ggml_mesh_guard": (number, [number]),
+            "ggml_mesh_selftest": (number, [text, size]),
+            "ggml_mesh_use_model": (number, [text, texts, size, text, size]),
+            "ggml_mesh_connect": (number, [number, text, text, size]),
+            "ggml_mesh_link": (None, [number, number, ctypes.c_uint]),
+            "ggml_mesh_loaded": (None, []),
+            "ggml_mesh_failure": (size, [number, text, size]),
+            "ggml_mesh_worker_new": (pointer, [text, number, ctypes.c_ulonglong, text, size]),
+            "ggml_mesh_worker_add_model": (number, [pointer, text, texts, size, text, size]),
+            "ggml_mesh_worker_add_peer": (number, [pointer, ctypes.c_uint, number]),
+            "ggml_mesh_worker_serve": (number, [pointer, number, text, size]),
+        },
+    )
+
+
 def _declare(native: ctypes.CDLL) -> None:
     """Argument and result types: ctypes assumes int, which cuts pointers in half."""
     pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-    signatures: dict[str, tuple[object, list[object]]] = {
+    signatures: Signatures = {
         "ggml_backend_reg_by_name": (pointer, [text]),
         "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
         "ggml_backend_unload": (None, [pointer]),
@@ -176,6 +281,10 @@ def _declare(native: ctypes.CDLL) -> None:
             [pointer, ctypes.POINTER(size), ctypes.POINTER(size)],
         ),
     }
+    _apply(native, signatures)
+
+
+def _apply(native: ctypes.CDLL, signatures: Signatures) -> None:
     for name, (result, arguments) in signatures.items():
         function = getattr(native, name)
         function.restype = result

@@ -81,8 +81,12 @@ async def spawn(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     own_session: bool = True,
+    pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[Child]:
-    """Start a program. With `own_session` off it stays in our group and is killed along with us."""
+    """Start a program, with the descriptors in `pass_fds` open in it under the same numbers.
+
+    With `own_session` off it stays in our group and is killed along with us.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             *(os.fspath(part) for part in argv),
@@ -90,6 +94,7 @@ async def spawn(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=own_session,
+            pass_fds=pass_fds,
             env={**os.environ, **(env or {})},
             cwd=cwd,
         )

@@ -5,7 +5,9 @@
 2. loads the engine, its native libraries and the model;
 3. prints one JSON line: `{"event": "ready", "port", "pid"}` or
    `{"event": "failed", "cause"}`; what the engine itself has to say goes to
-   stderr.
+   stderr;
+4. prints `{"event": "link_failed", "name", "cause"}` for each worker that no
+   longer works, at any time: requests fail then, and the engine lives on.
 """
 
 from __future__ import annotations
@@ -13,18 +15,23 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from mesh_llm.defaults import ENGINE_LOG_VERBOSITY
 from mesh_llm.engine.library import Engine, MeshLibrary
-from mesh_llm.engine.spec import EngineSpec
-from mesh_llm.errors import MeshError
+from mesh_llm.engine.spec import EngineSpec, LinkSpec
+from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.types import Device, DeviceKind
+
+Report = Callable[[dict[str, Any]], None]
 
 _ORPHANED = 75
 _PR_SET_PDEATHSIG = 1
@@ -33,10 +40,10 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     # A terminal's Ctrl-C is for the node, which drains first; the node then ends us with TERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    report = _separate_stdout()
+    report = separate_stdout()
     spec = EngineSpec.from_line(sys.stdin.readline())
     try:
-        server = start(spec)
+        server = start(spec, report)
     except (MeshError, OSError, RuntimeError, ValueError) as error:
         report({"event": "failed", "cause": str(error)})
         os._exit(1)
@@ -45,7 +52,7 @@ def main() -> None:
     threading.Event().wait()
 
 
-def _separate_stdout() -> Any:
+def separate_stdout() -> Report:
     """Keep stdout for our own lines: native code that prints to it lands in stderr instead."""
     ours = os.dup(1)
     os.dup2(2, 1)
@@ -56,21 +63,78 @@ def _separate_stdout() -> Any:
     return report
 
 
-def start(spec: EngineSpec) -> Any:
-    libraries = spec.library_paths()
+def start(spec: EngineSpec, report: Report) -> Any:
+    engine, mesh = load_guarded(spec.library_paths())
+    if not spec.links:
+        return _serve(spec, engine)
+    if mesh is None:
+        raise EngineFailed("there is no libggml-mesh on this machine, and the plan has links")
+    open_links(mesh, spec)
+    try:
+        server = _serve(spec, engine)
+    finally:
+        # The engine says no more than that it failed; or that it did not, where a worker was lost at the end.
+        failed = report_failures(mesh, dict(enumerate(spec.links)), report)
+    if failed:
+        raise EngineFailed("a worker was lost while the model was loading")
+    mesh.loaded()
+    threading.Thread(target=watch_links, args=(mesh, spec, report), name="links", daemon=True).start()
+    return server
+
+
+def _serve(spec: EngineSpec, engine: Engine) -> Any:
+    import xllamacpp  # after the native libraries and the links: importing it fixes the list of devices
+
+    return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices()))
+
+
+def load_guarded(libraries: dict[str, Path]) -> tuple[Engine, MeshLibrary | None]:
+    """The engine and its libraries, in a process that ends when its node does."""
     engine = Engine.load({})
+    mesh = None
     if "mesh" in libraries:
         # Before anything slow: from here on no death of the node goes unnoticed.
         engine.load_backend("mesh", libraries["mesh"])
-        MeshLibrary(libraries["mesh"]).guard(0)
+        mesh = MeshLibrary(libraries["mesh"])
+        mesh.guard(0)
     else:
         _watch_from_python()
     for backend, path in libraries.items():
         if backend != "mesh":
             engine.load_backend(backend, path)
-    import xllamacpp  # after the native libraries: importing it fixes the list of devices
+    return engine, mesh
 
-    return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices()))
+
+def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
+    if spec.fingerprint:
+        mesh.use_model(spec.fingerprint, spec.files)
+    for link in spec.links:
+        mesh.connect(link.fd, link.name)
+    for index, link in enumerate(spec.links):
+        if link.pushes_to_next and index + 1 < len(spec.links):
+            mesh.link(index, index + 1, index + 1)
+
+
+def watch_links(mesh: MeshLibrary, spec: EngineSpec, report: Report) -> None:
+    """Tell the node of every worker that is lost, also while nobody asks for anything."""
+    watched = dict(enumerate(spec.links))
+    while watched:
+        poller = select.poll()
+        for link in watched.values():
+            # Asked for nothing but the end of it: what a link carries is for the library to read.
+            poller.register(link.fd, getattr(select, "POLLRDHUP", 0))
+        poller.poll()
+        for index in report_failures(mesh, watched, report):
+            del watched[index]
+
+
+def report_failures(mesh: MeshLibrary, links: dict[int, LinkSpec], report: Report) -> list[int]:
+    """The indices of links that failed, after telling the node why."""
+    causes = {index: mesh.failure(index) for index in links}
+    failed = [index for index, cause in causes.items() if cause]
+    for index in failed:
+        report({"event": "link_failed", "name": links[index].name, "cause": causes[index]})
+    return failed
 
 
 def _watch_from_python() -> None:
@@ -115,9 +179,27 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...]) ->
     params.fit_params = False  # we have fitted it, over all machines; the engine knows only this one
     params.offline = True
     params.verbosity = ENGINE_LOG_VERBOSITY
+    if spec.links:
+        _split(params, spec)
     for key, value in spec.settings.items():
         setattr(params, key, value)
     return params
+
+
+def _split(params: Any, spec: EngineSpec) -> None:
+    """Layers on workers, after the host's own; embedding and output head stay here."""
+    shares = [link.layers for link in spec.links]
+    # The engine counts the head as one more layer, of the last device. The override keeps it on the host:
+    # logits are large, and the way back would carry them for every token.
+    shares[-1] += 1
+    params.n_gpu_layers = sum(shares)
+    length = len(params.tensor_split)
+    params.tensor_split = ([float(share) for share in shares] + [0.0] * length)[:length]
+    params.tensor_buft_overrides = "token_embd.weight=CPU" if spec.head_tied else "output.weight=CPU"
+    params.mmproj_use_gpu = False
+    # Saved states would pull the whole cache over the links.
+    params.cache_ram_mib = 0
+    params.n_ctx_checkpoints = 0
 
 
 def tensor_split(chosen: tuple[str, ...], devices: tuple[Device, ...], length: int) -> list[float]:

@@ -68,6 +68,17 @@ def parse_setting(text: str) -> tuple[str, Setting]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpec:
+    """One worker, seen from the engine child: a socket that it inherits, and the layers behind it."""
+
+    name: str
+    fd: int
+    layers: int
+    pushes_to_next: bool = False
+    """The worker has a link of its own to the next one, which it calls by that one's index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """Everything that decides how the engine child runs."""
 
@@ -90,6 +101,12 @@ class EngineSpec:
     libraries: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Setting] = field(default_factory=dict)
     bin_dir: str | None = None
+    files: tuple[str, ...] = ()
+    """All files of the model, for links."""
+    fingerprint: str = ""
+    head_tied: bool = False
+    links: tuple[LinkSpec, ...] = ()
+    """Workers in the order of their layers, after the host's own."""
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -97,7 +114,30 @@ class EngineSpec:
     @classmethod
     def from_line(cls, line: str) -> EngineSpec:
         document: dict[str, Any] = json.loads(line)
-        return cls(**{**document, "devices": tuple(document["devices"])})
+        links = tuple(LinkSpec(**fields) for fields in document["links"])
+        lists = {name: tuple(document[name]) for name in ("devices", "files")}
+        return cls(**{**document, **lists, "links": links})
 
     def library_paths(self) -> dict[str, Path]:
         return {name: Path(path) for name, path in self.libraries.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """Everything that a worker child is told."""
+
+    socket: str
+    """The unix socket on which it is handed its links."""
+    device: str
+    threads: int
+    quota_bytes: int
+    libraries: dict[str, str]
+    models: dict[str, list[str]] = field(default_factory=dict)
+    """Files by fingerprint."""
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> WorkerSpec:
+        return cls(**json.loads(line))

@@ -53,6 +53,8 @@ class EngineReport:
     restarts: int = 0
     buffers: dict[str, int] = field(default_factory=dict)
     """Bytes by kind (model, KV, compute …), as the engine itself reports them."""
+    failed_links: dict[str, str] = field(default_factory=dict)
+    """Why a worker no longer works, by the link's name. The engine runs, and fails every request."""
 
 
 class EngineSupervisor:
@@ -77,7 +79,8 @@ class EngineSupervisor:
             was_ready = was_ready or self.report.state is EngineState.READY
             log.warning("engine died cause=%s after_s=%.1f: %s", death.cause, lived_s, death.sentence)
             self._change(state=EngineState.FAILED, reason=death.sentence, pid=None, port=None)
-            if death.hopeless or not was_ready:
+            # With links: they ended with the child, and who made them has to make new ones.
+            if death.hopeless or not was_ready or self.spec.links:
                 raise EngineFailed(death.sentence, hint=f"its log: {self._log_file}")
             backoff = ENGINE_BACKOFF_FIRST_S if lived_s > ENGINE_HEALTHY_S else backoff
             await asyncio.sleep(backoff)
@@ -101,13 +104,14 @@ class EngineSupervisor:
         self._death = asyncio.get_running_loop().create_future()
         self._started = time.monotonic()
         kills_before = oom_kills()
-        self._change(state=EngineState.LOADING, reason="the model is loading", buffers={})
+        self._change(state=EngineState.LOADING, reason="the model is loading", buffers={}, failed_links={})
         try:
             async with (
                 self._log() as write,
                 spawn(
                     module("mesh_llm.engine.external" if self.spec.bin_dir else "mesh_llm.engine.serve"),
                     on_stdout=self._on_event,
+                    pass_fds=[link.fd for link in self.spec.links],
                     on_stderr=lambda line: self._on_log(line, write),
                 ) as child,
             ):
@@ -124,6 +128,9 @@ class EngineSupervisor:
         return death
 
     def _explain(self, child: Child, status: int, *, oom_killed: bool) -> Death:
+        if status > 0 and self.report.failed_links:
+            causes = "; ".join(self.report.failed_links.values())
+            return Death(cause=Cause.LINK, sentence=f"the engine cannot use its workers ({causes})")
         return explain(status=status, failed=self._failed, lines=tuple(child.recent), oom_killed=oom_killed)
 
     def _on_event(self, line: str) -> None:
@@ -138,6 +145,10 @@ class EngineSupervisor:
             self._change(state=EngineState.READY, reason="", port=event["port"], ready_s=ready_s)
         elif event.get("event") == "failed":
             self._failed = str(event.get("cause"))
+        elif event.get("event") == "link_failed":
+            log.warning("worker lost link=%s: %s", event["name"], event["cause"])
+            failed = {**self.report.failed_links, event["name"]: event["cause"]}
+            self._change(failed_links=failed)
 
     def _on_log(self, line: str, write: Callable[[str], None]) -> None:
         write(redacted(line))

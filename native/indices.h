@@ -1,0 +1,36 @@
+#pragma once
+
+// Row numbers that a graph reads from memory. A wrong one would make a kernel
+// read or write outside of its tensor, or end the process, and no rule on shapes
+// can tell: the numbers themselves have to be looked at.
+
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace mesh {
+
+// Every number in `tensor` has to be at least 0 and less than `bound`.
+struct index_check {
+    const ggml_tensor * tensor;
+    int64_t             bound;
+    bool                distinct;  // and no number may come twice in a row
+};
+
+// A node, and its place in the table that it came from.
+struct placed_node {
+    size_t              index;
+    const ggml_tensor * node;
+};
+
+// What has to be checked before each run of these nodes, which come in the order of execution. Numbers that
+// are computed on the way are accepted only from ARGSORT and TOP_K, whose results are bounded by what they sort,
+// and only if nothing is written over them. Throws std::invalid_argument.
+std::vector<index_check> index_checks(const std::vector<placed_node> & nodes);
+
+// Reads the numbers. Throws std::invalid_argument where one is out of bounds.
+void run_checks(const std::vector<index_check> & checks);
+
+}  // namespace mesh

@@ -1,0 +1,196 @@
+#include "inputs.h"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace mesh {
+
+namespace {
+
+using wire::input_form;
+using wire::input_head;
+
+// Changes closer than this are sent as one: a new one costs 8 bytes of its own.
+constexpr size_t CHANGE_GAP = 8;
+
+void append(std::vector<uint8_t> & out, const void * data, size_t size) {
+    const auto * bytes = static_cast<const uint8_t *>(data);
+    out.insert(out.end(), bytes, bytes + size);
+}
+
+// What differs: (offset, length, bytes) one after the other. False as soon as it is no shorter than `limit`.
+bool encode_changes(
+    const std::vector<uint8_t> & before, const std::vector<uint8_t> & now, size_t limit, std::vector<uint8_t> & out
+) {
+    size_t i = 0;
+    while (i < now.size()) {
+        if (before[i] == now[i]) {
+            ++i;
+            continue;
+        }
+        size_t end = i + 1;
+        for (size_t same = 0, j = end; j < now.size() && same < CHANGE_GAP; ++j) {
+            same = before[j] == now[j] ? same + 1 : 0;
+            end  = same == 0 ? j + 1 : end;
+        }
+        const wire::change change = {static_cast<uint32_t>(i), static_cast<uint32_t>(end - i)};
+        if (out.size() + sizeof change + change.size >= limit) {
+            return false;
+        }
+        append(out, &change, sizeof change);
+        append(out, now.data() + i, change.size);
+        i = end;
+    }
+    return true;
+}
+
+// Runs of equal 16-bit words: what masks are made of.
+bool encode_runs(const std::vector<uint8_t> & now, size_t limit, std::vector<uint8_t> & out) {
+    if (now.size() % 2 != 0) {
+        return false;
+    }
+    size_t i = 0;
+    while (i < now.size()) {
+        uint16_t word = 0;
+        std::memcpy(&word, now.data() + i, sizeof word);
+        size_t end = i + 2;
+        while (end < now.size() && std::memcmp(now.data() + end, &word, sizeof word) == 0) {
+            end += 2;
+        }
+        const wire::run_of_words run = {static_cast<uint32_t>((end - i) / 2), word, 0};
+        if (out.size() + sizeof run >= limit) {
+            return false;
+        }
+        append(out, &run, sizeof run);
+        i = end;
+    }
+    return true;
+}
+
+[[noreturn]] void refuse(const char * what) {
+    throw std::invalid_argument(std::string("an input ") + what);
+}
+
+void decode_changes(const uint8_t * bytes, size_t size, std::vector<uint8_t> & data) {
+    size_t position = 0;
+    while (position < size) {
+        wire::change change{};
+        if (size - position < sizeof change) {
+            refuse("ends in the middle of a change");
+        }
+        std::memcpy(&change, bytes + position, sizeof change);
+        position += sizeof change;
+        if (change.size > size - position || change.offset > data.size() ||
+            change.size > data.size() - change.offset) {
+            refuse("changes what lies outside of it");
+        }
+        std::memcpy(data.data() + change.offset, bytes + position, change.size);
+        position += change.size;
+    }
+}
+
+void decode_runs(const uint8_t * bytes, size_t size, std::vector<uint8_t> & data) {
+    size_t filled = 0;
+    for (size_t position = 0; position < size; position += sizeof(wire::run_of_words)) {
+        wire::run_of_words run{};
+        if (size - position < sizeof run) {
+            refuse("ends in the middle of a run");
+        }
+        std::memcpy(&run, bytes + position, sizeof run);
+        if (run.count > (data.size() - filled) / 2) {
+            refuse("runs beyond its end");
+        }
+        for (uint32_t i = 0; i < run.count; ++i, filled += 2) {
+            std::memcpy(data.data() + filled, &run.word, sizeof run.word);
+        }
+    }
+    if (filled != data.size()) {
+        refuse("is not filled by its runs");
+    }
+}
+
+}  // namespace
+
+void shadows::encode(const input & value, std::vector<uint8_t> & out) {
+    input_head head{};
+    head.buffer_id = value.buffer_id;
+    head.offset    = value.offset;
+    head.size      = value.data.size();
+    head.form      = static_cast<uint32_t>(input_form::raw);
+
+    std::vector<uint8_t> body;
+    const auto           before = known_.find({value.buffer_id, value.offset, value.data.size()});
+    if (before != known_.end() && encode_changes(before->second, value.data, value.data.size(), body)) {
+        head.form = static_cast<uint32_t>(input_form::changes);
+    } else {
+        body.clear();
+        if (encode_runs(value.data, value.data.size() / 2, body)) {
+            head.form = static_cast<uint32_t>(input_form::runs);
+        } else {
+            body = value.data;
+        }
+    }
+    head.body = body.size();
+    append(out, &head, sizeof head);
+    append(out, body.data(), body.size());
+    remember(value);
+}
+
+input shadows::decode(const std::vector<uint8_t> & in, size_t & position) {
+    input_head head{};
+    if (in.size() - position < sizeof head) {
+        refuse("is cut short");
+    }
+    std::memcpy(&head, in.data() + position, sizeof head);
+    position += sizeof head;
+    if (head.body > in.size() - position || head.size > wire::MAX_FRAME_BYTES) {
+        refuse("is larger than its frame");
+    }
+    const uint8_t * body = in.data() + position;
+    position += head.body;
+
+    input value;
+    value.buffer_id = head.buffer_id;
+    value.offset    = head.offset;
+    switch (static_cast<input_form>(head.form)) {
+        case input_form::raw:
+            if (head.body != head.size) {
+                refuse("has another size than it says");
+            }
+            value.data.assign(body, body + head.body);
+            break;
+        case input_form::changes: {
+            const auto before = known_.find({head.buffer_id, head.offset, head.size});
+            if (before == known_.end()) {
+                refuse("changes what was never sent");
+            }
+            value.data = before->second;
+            decode_changes(body, head.body, value.data);
+            break;
+        }
+        case input_form::runs:
+            value.data.resize(head.size);
+            decode_runs(body, head.body, value.data);
+            break;
+        default:
+            refuse("has an unknown form");
+    }
+    remember(value);
+    return value;
+}
+
+void shadows::remember(const input & value) {
+    std::vector<uint8_t> & shadow = known_[{value.buffer_id, value.offset, value.data.size()}];
+    bytes_ += value.data.size() - shadow.size();
+    shadow = value.data;
+    if (bytes_ > wire::MAX_SHADOW_BYTES) {
+        clear();
+    }
+}
+
+void shadows::clear() {
+    known_.clear();
+    bytes_ = 0;
+}
+
+}  // namespace mesh

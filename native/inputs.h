@@ -1,0 +1,43 @@
+#pragma once
+
+// Inputs of a graph on the wire: most of them hardly change from token to token.
+//
+// Both sides keep a shadow of each input as it was last sent, by its place. The
+// memory itself cannot serve as one: the allocator reuses it between runs.
+
+#include "wire.h"
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <vector>
+
+namespace mesh {
+
+struct input {
+    uint32_t             buffer_id = 0;
+    uint64_t             offset    = 0;
+    std::vector<uint8_t> data;
+};
+
+class shadows {
+  public:
+    // Appends `value` to `out` in the shortest form, and remembers it.
+    void encode(const input & value, std::vector<uint8_t> & out);
+
+    // Reads one input at `position`, which moves behind it, and remembers it. Throws std::invalid_argument.
+    input decode(const std::vector<uint8_t> & in, size_t & position);
+
+    // Both sides forget at the same commands, so they always agree.
+    void clear();
+
+  private:
+    using place = std::tuple<uint32_t, uint64_t, uint64_t>;  // buffer, offset, size
+
+    std::map<place, std::vector<uint8_t>> known_;
+    uint64_t                              bytes_ = 0;
+
+    void remember(const input & value);
+};
+
+}  // namespace mesh

@@ -1,0 +1,183 @@
+#include "link.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+namespace mesh {
+
+namespace {
+
+// Commands of one token fit; larger payloads bypass the buffer.
+constexpr size_t READ_BUFFER_BYTES = 64 << 10;
+constexpr size_t MAX_PARTS         = 8;
+
+#ifdef MSG_NOSIGNAL
+constexpr int SEND_FLAGS = MSG_NOSIGNAL;
+#else
+constexpr int SEND_FLAGS = 0;  // macOS: SO_NOSIGPIPE, set when the link is opened
+#endif
+
+// A peer that ended shows as POLLHUP, unasked; where only its sending side did, Linux has to be asked.
+#ifdef POLLRDHUP
+constexpr short ENDED = POLLRDHUP;
+#else
+constexpr short ENDED = 0;
+#endif
+
+std::string reason(const char * what) {
+    return std::string(what) + ": " + std::strerror(errno);
+}
+
+}  // namespace
+
+link::link(int fd) : fd_(fd), buffer_(READ_BUFFER_BYTES) {
+#ifdef SO_NOSIGPIPE
+    const int on = 1;
+    setsockopt(fd_, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+#endif
+}
+
+link::~link() {
+    close(fd_);
+}
+
+void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts) {
+    wire::header head{};
+    head.kind   = kind;
+    head.ticket = ticket;
+
+    std::array<iovec, MAX_PARTS + 1> vectors{};
+    size_t                           count = 0;
+    vectors[count++]                       = {&head, sizeof head};
+    for (const bytes_view & part : parts) {
+        if (part.size > 0) {
+            vectors.at(count++) = {const_cast<void *>(part.data), part.size};
+            head.size += part.size;
+        }
+    }
+    iovec * next = vectors.data();
+    while (count > 0) {
+        msghdr message{};
+        message.msg_iov     = next;
+        message.msg_iovlen  = count;
+        const ssize_t written = sendmsg(fd_, &message, SEND_FLAGS);
+        if (written < 0) {
+            if (errno == EINTR) {
+                continue;
+            }
+            throw link_error(reason("the link is lost"));
+        }
+        sent_.fetch_add(static_cast<uint64_t>(written), std::memory_order_relaxed);
+        auto left = static_cast<size_t>(written);
+        while (count > 0 && left >= next->iov_len) {
+            left -= next->iov_len;
+            ++next;
+            --count;
+        }
+        if (count > 0) {
+            next->iov_base = static_cast<uint8_t *>(next->iov_base) + left;
+            next->iov_len -= left;
+        }
+    }
+}
+
+wire::header link::receive_header() {
+    wire::header head{};
+    receive(&head, sizeof head);
+    if (head.size > wire::MAX_FRAME_BYTES) {
+        throw link_error("a frame of " + std::to_string(head.size) + " bytes is over the limit");
+    }
+    return head;
+}
+
+void link::receive(void * data, size_t size) {
+    auto * target = static_cast<uint8_t *>(data);
+    while (size > 0) {
+        if (begin_ == end_) {
+            if (size >= buffer_.size()) {
+                const ssize_t count = read(fd_, target, size);
+                if (count < 0 && errno == EINTR) {
+                    continue;
+                }
+                if (count <= 0) {
+                    throw link_error(count == 0 ? "the other side closed the link" : reason("the link is lost"));
+                }
+                received_.fetch_add(static_cast<uint64_t>(count), std::memory_order_relaxed);
+                target += count;
+                size -= static_cast<size_t>(count);
+                continue;
+            }
+            fill();
+        }
+        const size_t count = std::min(size, end_ - begin_);
+        std::memcpy(target, buffer_.data() + begin_, count);
+        begin_ += count;
+        target += count;
+        size -= count;
+    }
+}
+
+void link::fill() {
+    for (;;) {
+        const ssize_t count = read(fd_, buffer_.data(), buffer_.size());
+        if (count > 0) {
+            received_.fetch_add(static_cast<uint64_t>(count), std::memory_order_relaxed);
+            begin_ = 0;
+            end_   = static_cast<size_t>(count);
+            return;
+        }
+        if (count == 0) {
+            throw link_error("the other side closed the link");
+        }
+        if (errno != EINTR) {
+            throw link_error(reason("the link is lost"));
+        }
+    }
+}
+
+frame link::receive_frame() {
+    frame message;
+    message.head = receive_header();
+    message.payload.resize(message.head.size);
+    receive(message.payload.data(), message.payload.size());
+    return message;
+}
+
+bool link::readable() const noexcept {
+    pollfd self = {fd_, POLLIN, 0};
+    return begin_ != end_ || poll(&self, 1, 0) > 0;
+}
+
+int link::wait_readable(const std::vector<const link *> & others) const {
+    if (begin_ != end_) {
+        return -1;
+    }
+    std::vector<pollfd> watched = {{fd_, POLLIN, 0}};
+    for (const link * other : others) {
+        watched.push_back({other->fd_, ENDED, 0});
+    }
+    while (poll(watched.data(), static_cast<nfds_t>(watched.size()), -1) < 0) {
+        if (errno != EINTR) {
+            throw link_error(reason("the link is lost"));
+        }
+    }
+    if (watched[0].revents != 0) {
+        return -1;
+    }
+    const auto ended =
+        std::find_if(watched.begin(), watched.end(), [](const pollfd & entry) { return entry.revents != 0; });
+    return static_cast<int>(ended - watched.begin()) - 1;
+}
+
+void link::shut() noexcept {
+    // A socket wakes its readers; a pipe would not, so links are always sockets.
+    shutdown(fd_, SHUT_RDWR);
+}
+
+}  // namespace mesh

@@ -1,0 +1,6 @@
+#pragma once
+
+#include "ggml-backend.h"
+
+// The registry that all mesh devices belong to.
+ggml_backend_reg_t ggml_mesh_registry();

@@ -1,0 +1,470 @@
+// The rules: every example passes them and computes the same after the round trip over the wire; every rule
+// refuses what breaks it.
+
+#include "check.h"
+#include "host.h"
+#include "rules.h"
+#include "validate.h"
+
+#include "ggml-cpu.h"
+
+#include <algorithm>
+#include <set>
+
+using mesh::wire::tensor;
+using table = std::vector<tensor>;
+
+namespace {
+
+ggml_backend_buffer_type_t main_memory() {
+    return ggml_backend_get_default_buffer_type(host::cpu());
+}
+
+// The last node with this op; its sources by number.
+tensor & node_of(table & t, ggml_op op) {
+    const auto found = std::find_if(t.rbegin(), t.rend(), [&](const tensor & each) {
+        return each.is_node != 0 && each.op == static_cast<uint32_t>(op);
+    });
+    CHECK(found != t.rend());
+    return *found;
+}
+
+tensor & source(table & t, ggml_op op, size_t i) {
+    return t[node_of(t, op).sources[i] - 1];
+}
+
+struct refusal {
+    const char *                 of;
+    const char *                 says;
+    std::function<void(table &)> change;
+};
+
+void expect_refusals(const std::vector<refusal> & refusals) {
+    for (const refusal & each : refusals) {
+        const host::graph built(host::example_named(each.of), main_memory());
+        table             t = built.table();
+        each.change(t);
+        const std::string said = check::thrown([&] { built.decode(t); });
+        if (said.find(each.says) == std::string::npos) {
+            check::fail(__FILE__, __LINE__, std::string(each.of) + ": \"" + said + "\" is not \"" + each.says + "\"");
+        }
+    }
+}
+
+refusal set_param(const char * of, const char * says, ggml_op op, size_t i, int32_t value) {
+    return {of, says, [=](table & t) { node_of(t, op).op_params[i] = value; }};
+}
+
+refusal set_type(const char * of, const char * says, ggml_op op, size_t i, ggml_type type) {
+    return {of, says, [=](table & t) { source(t, op, i).type = type; }};
+}
+
+// Half as long, and thereby still inside of its memory.
+refusal shorten(const char * of, const char * says, ggml_op op, size_t i, size_t dimension) {
+    return {of, says, [=](table & t) { source(t, op, i).ne[dimension] /= 2; }};
+}
+
+refusal spread(const char * of, const char * says, ggml_op op, size_t i) {
+    return {of, says, [=](table & t) {
+                tensor & s = source(t, op, i);
+                s.ne[0]    = std::max<int64_t>(s.ne[0] / 2, 1);
+                s.nb[0] *= 2;
+            }};
+}
+
+}  // namespace
+
+TEST("rules: every op on the list has an example, and no other is allowed") {
+    std::set<uint32_t> seen;
+    for (const host::example & each : host::examples()) {
+        const host::graph built(each, main_memory());
+        for (const tensor & entry : built.table()) {
+            seen.insert(entry.op);
+        }
+    }
+    for (uint32_t op = 0; op < GGML_OP_COUNT; ++op) {
+        if (mesh::op_is_allowed(op) && seen.count(op) == 0) {
+            check::fail(__FILE__, __LINE__, std::string("no example of ") + ggml_op_name(static_cast<ggml_op>(op)));
+        }
+    }
+    for (const ggml_op op : {GGML_OP_CUSTOM, GGML_OP_MAP_CUSTOM1, GGML_OP_MAP_CUSTOM2, GGML_OP_MAP_CUSTOM3}) {
+        CHECK(!mesh::op_is_allowed(op));
+    }
+    CHECK(!mesh::op_is_allowed(GGML_OP_COUNT));
+}
+
+TEST("codec: every example computes the same after the round trip") {
+    for (const host::example & each : host::examples()) {
+        const host::graph there(each, main_memory());
+        const host::graph here(each, main_memory());
+        host::compute(here.get());
+        mesh::built_graph decoded;
+        try {
+            decoded = there.decode(there.table());
+            mesh::run_checks(decoded.checks);
+        } catch (const std::exception & error) {
+            check::fail(__FILE__, __LINE__, std::string(each.name) + ": " + error.what());
+        }
+        host::compute(decoded.graph);
+        if (there.result() != here.result()) {
+            check::fail(__FILE__, __LINE__, std::string(each.name) + " computes something else");
+        }
+    }
+}
+
+TEST("codec: the same work gives the same bytes") {
+    const host::graph one(host::example_named("mixture"), main_memory());
+    const host::graph two(host::example_named("mixture"), main_memory());
+    const auto        a = mesh::key_of(one.table());
+    const auto        b = mesh::key_of(two.table());
+    CHECK(a.words[0] == b.words[0] && a.words[1] == b.words[1]);
+    const auto c = mesh::key_of(host::graph(host::example_named("rope"), main_memory()).table());
+    CHECK(a.words[0] != c.words[0] && a.words[1] != c.words[1]);
+}
+
+TEST("rules: types are what the CPU's kernels say they are") {
+    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+        const auto   type   = static_cast<ggml_type>(i);
+        const auto * traits = ggml_get_type_traits_cpu(type);
+        const auto   dot    = mesh::dot_type(type);
+        CHECK(dot == GGML_TYPE_COUNT || (traits->vec_dot != nullptr && traits->vec_dot_type == dot));
+        CHECK(!mesh::can_quantise(type) || traits->from_float != nullptr);
+        CHECK(!mesh::can_dequantise(type) || type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr);
+    }
+}
+
+TEST("rules: a tensor's own numbers") {
+    expect_refusals({
+        {"add", "its type does not exist", [](table & t) { t[0].type = GGML_TYPE_COUNT; }},
+        {"add", "its type does not exist", [](table & t) { t[0].type = 4; }},  // a type that was removed
+        {"add", "this op is not allowed", [](table & t) { t.back().op = GGML_OP_CUSTOM; }},
+        {"add", "this op is not allowed", [](table & t) { t.back().op = 0xffffffff; }},
+        {"add", "a dimension is too long", [](table & t) { t[0].ne[1] = -1; }},
+        {"add", "a dimension is too long", [](table & t) { t[0].ne[1] = 1LL << 32; }},
+        {"add", "it has too many rows", [](table & t) { t[0].ne[1] = t[0].ne[2] = 1LL << 20; }},
+        {"add", "it has too many elements", [](table & t) { t[0].ne[0] = t[0].ne[1] = 1LL << 29; }},
+        {"mul_mat q4_0", "its rows are not whole blocks", [](table & t) { source(t, GGML_OP_MUL_MAT, 0).ne[0] = 33; }},
+        {"add", "a stride is not whole elements", [](table & t) { t[0].nb[1] = 33; }},
+        {"add", "a stride is not whole elements", [](table & t) { t[0].nb[1] = 1ULL << 63; }},
+        {"mul_mat q4_0", "its blocks do not lie side by side",
+         [](table & t) { source(t, GGML_OP_MUL_MAT, 0).nb[0] *= 2; }},
+        {"add", "its size overflows", [](table & t) { t[0].nb[1] = 1ULL << 62; }},
+        {"add", "outside of its buffer", [](table & t) { t[0].nb[1] = 1ULL << 40; }},
+        {"add", "outside of its buffer", [](table & t) { t[0].offset = 1ULL << 40; }},
+        {"add", "it is marked as nothing that exists", [](table & t) { t[0].flags = 1U << 20; }},
+        {"add", "it is marked as nothing that exists", [](table & t) { t[0].is_node = 2; }},
+        {"add", "it is not aligned", [](table & t) { t[0].offset += 4; }},
+        {"add", "it uses what comes later", [](table & t) { t.back().sources[0] = 100; }},
+        {"add", "it uses what comes later",
+         [](table & t) { t.back().sources[1] = static_cast<uint32_t>(t.size()); }},
+        {"add", "a source is missing", [](table & t) { t.back().sources[1] = 0; }},
+        {"add", "it has a source too many", [](table & t) { t.back().sources[2] = 1; }},
+        {"add", "it is computed, but no node", [](table & t) { t.back().is_node = 0; }},
+        {"mixture", "it is used more often than it says", [](table & t) { node_of(t, GGML_OP_ARGSORT).use_count = 0; }},
+        {"mixture", "it is used more often than it says",
+         [](table & t) { node_of(t, GGML_OP_ARGSORT).use_count = 0xffffffff; }},
+    });
+}
+
+TEST("rules: views") {
+    expect_refusals({
+        {"views", "it is a view of what comes later", [](table & t) { node_of(t, GGML_OP_PERMUTE).view_of = 100; }},
+        {"views", "it is a view of another type", [](table & t) { node_of(t, GGML_OP_PERMUTE).type = GGML_TYPE_I32; }},
+        {"views", "it is a view into another buffer", [](table & t) { node_of(t, GGML_OP_PERMUTE).buffer_id = 2; }},
+        {"views", "it lies elsewhere than its parent says", [](table & t) { node_of(t, GGML_OP_PERMUTE).offset += 4; }},
+        {"mixture", "it lies outside of its parent", [](table & t) { node_of(t, GGML_OP_VIEW).ne[1] = 4; }},
+        {"mixture", "it is a view of a view",
+         [](table & t) {
+             tensor copy  = node_of(t, GGML_OP_VIEW);
+             copy.view_of = static_cast<uint32_t>(&node_of(t, GGML_OP_VIEW) - t.data()) + 1;
+             t.push_back(copy);
+         }},
+        {"mixture", "it is not aligned",
+         [](table & t) {
+             node_of(t, GGML_OP_VIEW).view_offset += 2;
+             node_of(t, GGML_OP_VIEW).offset += 2;
+         }},
+        {"views", "it is a view of nothing",
+         [](table & t) { node_of(t, GGML_OP_RESHAPE).view_of = 0; }},
+        {"views", "more or less elements", [](table & t) { node_of(t, GGML_OP_RESHAPE).ne[0] = 4; }},
+        set_param("views", "an axis does not exist", GGML_OP_PERMUTE, 0, 4),
+        set_param("views", "an axis comes twice", GGML_OP_PERMUTE, 0, 1),
+    });
+}
+
+TEST("rules: memory of nodes") {
+    expect_refusals({
+        {"add", "its elements overlap", [](table & t) { t.back().nb[1] = 0; }},
+        {"add", "a source's elements overlap", [](table & t) { source(t, GGML_OP_ADD, 0).nb[1] = 0; }},
+        {"add", "it is computed into no buffer", [](table & t) { t.back().buffer_id = 0; }},
+        {"add", "a source has no memory", [](table & t) { source(t, GGML_OP_ADD, 1).buffer_id = 0; }},
+        {"add", "a source has no elements", [](table & t) { source(t, GGML_OP_ADD, 1).ne[0] = 0; }},
+        {"add", "it would overwrite what it reads",
+         [](table & t) { t.back().offset = source(t, GGML_OP_ADD, 0).offset + 32; }},
+        {"argsort", "it would overwrite what it reads",
+         [](table & t) { t.back().offset = source(t, GGML_OP_ARGSORT, 0).offset; }},
+        {"cpy f16", "it writes elsewhere than it says",
+         [](table & t) { node_of(t, GGML_OP_CPY).sources[1] = node_of(t, GGML_OP_CPY).sources[0]; }},
+        {"set_rows", "it writes elsewhere than it says",
+         [](table & t) { node_of(t, GGML_OP_SET_ROWS).sources[2] = node_of(t, GGML_OP_SET_ROWS).sources[0]; }},
+    });
+}
+
+TEST("rules: ops that move data") {
+    expect_refusals({
+        {"dup", "more or less elements", [](table & t) { t.back().ne[1] = 2; }},
+        {"dup", "only CPY converts", [](table & t) { source(t, GGML_OP_DUP, 0); t.back().type = GGML_TYPE_I32; }},
+        {"cpy q8_0", "its rows have another length",
+         [](table & t) {
+             tensor & s = source(t, GGML_OP_CPY, 0);
+             s.ne[0]    = 96;
+             s.ne[1]    = 2;
+             s.nb[1]    = 96 * 4;
+         }},
+        spread("cpy q8_0", "more or less elements", GGML_OP_CPY, 0),
+        {"cast q8_0", "there is no conversion",
+         [](table & t) { node_of(t, GGML_OP_CPY).type = GGML_TYPE_I32; }},
+        set_param("concat", "its dimension does not exist", GGML_OP_CONCAT, 0, 4),
+        set_param("concat", "its dimension does not exist", GGML_OP_CONCAT, 0, -1),
+        set_param("concat", "its shape is not that of its sources", GGML_OP_CONCAT, 0, 1),
+        set_type("concat", "its sources have another type", GGML_OP_CONCAT, 1, GGML_TYPE_I32),
+        shorten("concat", "its shape is not that of its sources", GGML_OP_CONCAT, 1, 1),
+        set_type("repeat", "it has another type", GGML_OP_REPEAT, 0, GGML_TYPE_I32),
+        {"repeat", "its shape is no multiple", [](table & t) { source(t, GGML_OP_REPEAT, 0).ne[0] = 3; }},
+        spread("repeat", "its rows do not lie side by side", GGML_OP_REPEAT, 0),
+        set_param("pad", "its margin is negative", GGML_OP_PAD, 0, -2),
+        set_param("pad", "not that of its source with the margin", GGML_OP_PAD, 1, 3),
+        set_param("pad", "it may not go round", GGML_OP_PAD, 8, 1),
+        set_type("pad", "only F32 is padded", GGML_OP_PAD, 0, GGML_TYPE_I32),
+        set_param("set", "a stride or offset is negative", GGML_OP_SET, 0, -32),
+        set_param("set", "a stride or offset is negative", GGML_OP_SET, 3, -4),
+        set_param("set", "the part lies outside of it", GGML_OP_SET, 3, 100),
+        set_param("set", "the part lies outside of it", GGML_OP_SET, 0, INT32_MAX),
+        set_type("acc", "this type cannot be set", GGML_OP_ACC, 1, GGML_TYPE_I32),
+        spread("acc", "the part's rows", GGML_OP_ACC, 1),
+        set_type("get_rows", "its row numbers are not I32", GGML_OP_GET_ROWS, 1, GGML_TYPE_F32),
+        shorten("get_rows", "its shape is not that of its rows", GGML_OP_GET_ROWS, 1, 0),
+        shorten("get_rows", "its shape is not that of its rows", GGML_OP_GET_ROWS, 0, 0),
+        spread("get_rows", "its rows do not lie side by side", GGML_OP_GET_ROWS, 0),
+        {"get_rows", "there is no conversion", [](table & t) { t.back().type = GGML_TYPE_I32; }},
+        set_type("set_rows", "its row numbers are neither", GGML_OP_SET_ROWS, 1, GGML_TYPE_F64),
+        shorten("set_rows", "its row numbers do not fit", GGML_OP_SET_ROWS, 1, 0),
+        shorten("set_rows", "its row numbers do not fit", GGML_OP_SET_ROWS, 0, 1),
+        {"set_rows q8_0", "there is no conversion",
+         [](table & t) {
+             tensor & s = source(t, GGML_OP_SET_ROWS, 0);
+             s.type     = GGML_TYPE_F16;
+             s.nb[0]    = 2;
+         }},
+    });
+}
+
+TEST("rules: ops on elements and rows") {
+    expect_refusals({
+        set_type("add", "these types do not go together", GGML_OP_ADD, 1, GGML_TYPE_I32),
+        {"add", "its second source does not repeat", [](table & t) { source(t, GGML_OP_ADD, 1).ne[0] = 3; }},
+        {"add", "its shape is not that of its source", [](table & t) { t.back().ne[1] = 2; }},
+        spread("add", "its shape is not that of its source", GGML_OP_ADD, 0),
+        shorten("add_id", "its row numbers do not fit", GGML_OP_ADD_ID, 2, 0),
+        shorten("add_id", "its rows do not fit", GGML_OP_ADD_ID, 1, 0),
+        set_type("add_id", "these types do not go together", GGML_OP_ADD_ID, 2, GGML_TYPE_F32),
+        set_param("silu", "its function does not exist", GGML_OP_UNARY, 0, GGML_UNARY_OP_COUNT),
+        set_param("silu", "its function does not exist", GGML_OP_UNARY, 0, -1),
+        set_type("sqr", "these types do not go together", GGML_OP_SQR, 0, GGML_TYPE_I32),
+        set_param("swiglu", "its function does not exist", GGML_OP_GLU, 0, GGML_GLU_OP_COUNT),
+        shorten("swiglu", "its rows are not half the source's", GGML_OP_GLU, 0, 0),
+        shorten("swiglu split", "its sources do not fit each other", GGML_OP_GLU, 1, 0),
+        set_param("swiglu oai", "its limit is negative", GGML_OP_GLU, 3, static_cast<int32_t>(0xbf800000)),
+        set_param("swiglu oai", "its limit is negative", GGML_OP_GLU, 3, 0x7fc00000),
+        {"swiglu", "its rows do not follow each other",
+         [](table & t) {
+             // Contiguous to ggml, which ignores the stride of a dimension of length 1.
+             for (tensor * each : {&source(t, GGML_OP_GLU, 0), &node_of(t, GGML_OP_GLU)}) {
+                 each->ne[2] = each->ne[1];
+                 each->nb[2] = each->nb[1];
+                 each->ne[1] = 1;
+                 each->nb[1] = 1 << 20;
+             }
+         }},
+        {"scale", "its rows do not follow each other",
+         [](table & t) {
+             for (tensor * each : {&source(t, GGML_OP_SCALE, 0), &node_of(t, GGML_OP_SCALE)}) {
+                 each->ne[2] = each->ne[1];
+                 each->nb[2] = each->nb[1];
+                 each->ne[1] = 1;
+                 each->nb[1] = 1 << 20;
+             }
+         }},
+        set_type("clamp", "these types do not go together", GGML_OP_CLAMP, 0, GGML_TYPE_I32),
+        {"leaky_relu", "its shape is not", [](table & t) { t.back().ne[1] = 2; }},
+        {"fill", "its shape is not", [](table & t) { t.back().ne[1] = 2; }},
+        set_param("arange", "more or less elements than steps", GGML_OP_ARANGE, 1, 0x7f800000),
+        set_param("arange", "more or less elements than steps", GGML_OP_ARANGE, 2, 0),
+        set_param("tri", "its half does not exist", GGML_OP_TRI, 0, 4),
+        {"diag", "its source is not one row", [](table & t) { std::swap(source(t, GGML_OP_DIAG, 0).ne[1], source(t, GGML_OP_DIAG, 0).ne[2]); }},
+        set_param("diag_mask_inf", "its past is longer", GGML_OP_DIAG_MASK_INF, 0, INT32_MAX),
+        {"sum", "it is not one number", [](table & t) { t.back().ne[0] = 2; }},
+        {"sum_rows", "not one number for each row", [](table & t) { t.back().ne[1] = 2; }},
+        {"mean", "not one number for each row", [](table & t) { t.back().ne[1] = 2; }},
+        {"cumsum", "its shape is not", [](table & t) { t.back().ne[1] = 2; }},
+        {"argmax", "not one number for each row", [](table & t) { t.back().ne[0] = 2; }},
+        set_param("argsort", "its order does not exist", GGML_OP_ARGSORT, 0, 7),
+        set_type("argsort", "it is I32 from F32 only", GGML_OP_ARGSORT, 0, GGML_TYPE_I32),
+        {"top_k", "it has more than its source",
+         [](table & t) { source(t, GGML_OP_TOP_K, 0).ne[0] = 4; }},
+        set_param("norm", "its epsilon is negative", GGML_OP_NORM, 0, static_cast<int32_t>(0xbf800000)),
+        set_param("rms_norm", "its epsilon is negative", GGML_OP_RMS_NORM, 0, 0x7fc00000),
+        spread("l2_norm", "its shape is not", GGML_OP_L2_NORM, 0),
+        set_param("group_norm", "no or too many groups", GGML_OP_GROUP_NORM, 0, 0),
+        set_param("group_norm", "no or too many groups", GGML_OP_GROUP_NORM, 0, 5),
+    });
+}
+
+TEST("rules: products and attention") {
+    expect_refusals({
+        set_type("mul_mat", "this type is not multiplied", GGML_OP_MUL_MAT, 0, GGML_TYPE_I32),
+        set_type("mul_mat", "these types do not go together", GGML_OP_MUL_MAT, 1, GGML_TYPE_I32),
+        shorten("mul_mat", "its sources do not fit each other", GGML_OP_MUL_MAT, 1, 0),
+        shorten("mul_mat", "its shape is not that of a product", GGML_OP_MUL_MAT, 0, 1),
+        shorten("mul_mat", "its shape is not that of a product", GGML_OP_MUL_MAT, 1, 1),
+        set_param("mul_mat", "its hint does not exist", GGML_OP_MUL_MAT, 1, 2),
+        set_param("mul_mat", "not of a power of two", GGML_OP_MUL_MAT, 1, 1),
+        {"mul_mat", "it is transposed", [](table & t) { t.back().nb[2] = 0; }},
+        shorten("mul_mat_id", "its experts do not fit its input", GGML_OP_MUL_MAT_ID, 2, 1),
+        set_type("mul_mat_id", "these types do not go together", GGML_OP_MUL_MAT_ID, 2, GGML_TYPE_F32),
+        {"mul_mat_id", "its shape is not that of a product", [](table & t) { t.back().ne[1] = 1; }},
+        set_type("soft_max", "its mask is neither", GGML_OP_SOFT_MAX, 1, GGML_TYPE_BF16),
+        shorten("soft_max", "its mask does not fit", GGML_OP_SOFT_MAX, 1, 0),
+        shorten("soft_max", "its mask does not fit", GGML_OP_SOFT_MAX, 1, 1),
+        shorten("soft_max", "its sinks are not one for each head", GGML_OP_SOFT_MAX, 2, 0),
+        set_param("rope", "its mode does not exist", GGML_OP_ROPE, 2, 3),
+        set_param("rope", "it does not rotate pairs", GGML_OP_ROPE, 1, 0),
+        set_param("rope", "it does not rotate pairs", GGML_OP_ROPE, 1, 3),
+        set_param("rope", "it rotates beyond its rows", GGML_OP_ROPE, 1, 18),
+        set_param("rope partly", "it rotates beyond its rows", GGML_OP_ROPE, 15, 10),
+        set_param("rope partly", "it rotates beyond its rows", GGML_OP_ROPE, 15, -2),
+        shorten("rope", "it has too few positions", GGML_OP_ROPE, 1, 0),
+        shorten("rope sections", "it has too few positions", GGML_OP_ROPE, 1, 0),
+        shorten("rope", "it has too few factors", GGML_OP_ROPE, 2, 0),
+        set_param("rope sections", "a section is negative", GGML_OP_ROPE, 11, -1),
+        set_param("rope sections", "its sections are longer", GGML_OP_ROPE, 11, 100),
+        {"rope sections", "it has no sections",
+         [](table & t) { std::fill_n(node_of(t, GGML_OP_ROPE).op_params + 11, 4, 0); }},
+        set_param("rope vision", "it does not rotate whole rows", GGML_OP_ROPE, 1, 4),
+        set_type("flash_attn", "its queries are not F32", GGML_OP_FLASH_ATTN_EXT, 0, GGML_TYPE_I32),
+        set_type("flash_attn", "its cache has an unknown type", GGML_OP_FLASH_ATTN_EXT, 1, GGML_TYPE_I16),
+        shorten("flash_attn", "its queries, keys and values do not fit", GGML_OP_FLASH_ATTN_EXT, 1, 1),
+        shorten("flash_attn", "its queries, keys and values do not fit", GGML_OP_FLASH_ATTN_EXT, 0, 0),
+        shorten("flash_attn", "its mask does not fit", GGML_OP_FLASH_ATTN_EXT, 3, 0),
+        shorten("flash_attn", "its mask does not fit", GGML_OP_FLASH_ATTN_EXT, 3, 1),
+        shorten("flash_attn", "its sinks are not one for each head", GGML_OP_FLASH_ATTN_EXT, 4, 0),
+        set_param("flash_attn", "its precision does not exist", GGML_OP_FLASH_ATTN_EXT, 3, 1),
+        {"flash_attn", "its heads do not fit",
+         [](table & t) {
+             source(t, GGML_OP_FLASH_ATTN_EXT, 0).ne[2] = 3;
+         }},
+        {"flash_attn long", "it is not contiguous", [](table & t) { t.back().nb[1] = 1 << 20; t.back().ne[1] = 1; t.back().nb[2] = 1 << 20; t.back().nb[3] = 1 << 20; }},
+    });
+}
+
+TEST("rules: ops with a state") {
+    expect_refusals({
+        shorten("ssm_conv", "its shape is not that of its input", GGML_OP_SSM_CONV, 0, 2),
+        shorten("ssm_conv", "its sources do not fit each other", GGML_OP_SSM_CONV, 0, 1),
+        {"ssm_conv", "its sources do not fit each other", [](table & t) { source(t, GGML_OP_SSM_CONV, 0).ne[0] = 2; source(t, GGML_OP_SSM_CONV, 0).nb[1] = 8; }},
+        shorten("ssm_scan mamba2", "its state does not fit", GGML_OP_SSM_SCAN, 1, 1),
+        shorten("ssm_scan mamba2", "its steps do not fit", GGML_OP_SSM_SCAN, 2, 0),
+        {"ssm_scan mamba2", "its decay does not fit",
+         [](table & t) {
+             tensor & s = source(t, GGML_OP_SSM_SCAN, 3);
+             s.ne[1]    = 2;
+             s.nb[2] = s.nb[3] = 8;
+         }},
+        shorten("ssm_scan mamba2", "its groups do not fit", GGML_OP_SSM_SCAN, 4, 1),
+        shorten("ssm_scan mamba2", "its numbers of states do not fit", GGML_OP_SSM_SCAN, 6, 0),
+        set_param("ssm_scan mamba2", "its size is not that", GGML_OP_SSM_SCAN, 0, 2),
+        set_param("ssm_scan mamba2", "it keeps no or too many states", GGML_OP_SSM_SCAN, 0, 0),
+        {"ssm_scan mamba2", "its state is not contiguous", [](table & t) { source(t, GGML_OP_SSM_SCAN, 0).nb[3] = 4; source(t, GGML_OP_SSM_SCAN, 0).ne[3] = 1; }},
+        shorten("rwkv_wkv6", "its sources do not fit each other", GGML_OP_RWKV_WKV6, 1, 2),
+        shorten("rwkv_wkv7", "its state does not fit", GGML_OP_RWKV_WKV7, 6, 0),
+        {"gated_linear_attn", "its tokens do not fit its sequences",
+         [](table & t) { source(t, GGML_OP_GATED_LINEAR_ATTN, 4).ne[1] = 4; source(t, GGML_OP_GATED_LINEAR_ATTN, 4).ne[0] /= 2; }},
+        shorten("gated_delta_net", "its state does not fit", GGML_OP_GATED_DELTA_NET, 5, 3),
+        shorten("gated_delta_net", "its beta does not fit", GGML_OP_GATED_DELTA_NET, 4, 2),
+        set_param("gated_delta_net", "its size is not that", GGML_OP_GATED_DELTA_NET, 0, 3),
+        shorten("solve_tri", "its sources do not fit each other", GGML_OP_SOLVE_TRI, 1, 1),
+    });
+}
+
+// --- row numbers ---
+
+namespace {
+
+// Decodes an example whose numbers were changed, and looks at them.
+std::string said_of_numbers(const char * name, ggml_op op, size_t i, int64_t value) {
+    const host::graph       built(host::example_named(name), main_memory());
+    const mesh::built_graph decoded = built.decode(built.table());
+    for (int n = 0; n < ggml_graph_n_nodes(decoded.graph); ++n) {
+        const ggml_tensor * node = ggml_graph_node(decoded.graph, n);
+        if (node->op == op) {
+            ggml_backend_tensor_set(node->src[i], &value, 0, ggml_type_size(node->src[i]->type));
+        }
+    }
+    return check::thrown([&] { mesh::run_checks(decoded.checks); });
+}
+
+}  // namespace
+
+TEST("indices: numbers out of bounds are found before each run") {
+    CHECK_EQUAL(said_of_numbers("get_rows", GGML_OP_GET_ROWS, 1, 5), "");
+    CHECK_CONTAINS(said_of_numbers("get_rows", GGML_OP_GET_ROWS, 1, 6), "row 6 is asked for where there are 6");
+    CHECK_CONTAINS(said_of_numbers("get_rows", GGML_OP_GET_ROWS, 1, -1), "row -1");
+    CHECK_CONTAINS(said_of_numbers("set_rows", GGML_OP_SET_ROWS, 1, 6), "row 6");
+    CHECK_CONTAINS(said_of_numbers("set_rows", GGML_OP_SET_ROWS, 1, INT64_MIN), "row -");
+    CHECK_CONTAINS(said_of_numbers("add_id", GGML_OP_ADD_ID, 2, 4), "row 4");
+    CHECK_CONTAINS(said_of_numbers("mul_mat_id", GGML_OP_MUL_MAT_ID, 2, 4), "row 4");
+    CHECK_CONTAINS(said_of_numbers("mul_mat_id", GGML_OP_MUL_MAT_ID, 2, 1), "one expert is asked for twice");
+    CHECK_CONTAINS(said_of_numbers("ssm_scan mamba2", GGML_OP_SSM_SCAN, 6, 3), "row 3");
+}
+
+TEST("indices: computed numbers have to be bounded by what computes them") {
+    const char * says = "its row numbers are computed, and may be out of bounds";
+    expect_refusals({
+        // More is sorted than there are experts.
+        {"mixture", says, [](table & t) { source(t, GGML_OP_MUL_MAT_ID, 0).ne[2] = 3; }},
+        // What sorts is not computed.
+        {"mixture", says, [](table & t) { node_of(t, GGML_OP_ARGSORT).flags = 0; }},
+        // One expert twice: rows of the view straddle those that were sorted.
+        {"mixture", says,
+         [](table & t) { node_of(t, GGML_OP_VIEW).nb[1] = 12; }},
+        // Something else is written over them before they are used.
+        {"mixture", says,
+         [](table & t) {
+             const tensor sorted = node_of(t, GGML_OP_ARGSORT);
+             tensor       filled = sorted;
+             filled.op           = GGML_OP_FILL;
+             filled.type         = GGML_TYPE_F32;
+             const auto at       = static_cast<size_t>(&node_of(t, GGML_OP_MUL_MAT_ID) - t.data());
+             filled.use_count    = 9;
+             tensor place        = filled;
+             place.op            = GGML_OP_NONE;
+             place.is_node       = 0;
+             std::fill(std::begin(place.sources), std::end(place.sources), 0);
+             table longer(t.begin(), t.begin() + static_cast<std::ptrdiff_t>(at));
+             longer.push_back(place);
+             std::fill(std::begin(filled.sources), std::end(filled.sources), 0);
+             filled.sources[0] = static_cast<uint32_t>(longer.size());
+             std::fill(std::begin(filled.op_params), std::end(filled.op_params), 0x7f7f7f7f);
+             longer.push_back(filled);
+             for (size_t i = at; i < t.size(); ++i) {
+                 tensor moved = t[i];
+                 for (uint32_t & number : moved.sources) {
+                     number += number > at ? 2 : 0;
+                 }
+                 moved.view_of += moved.view_of > at ? 2 : 0;
+                 longer.push_back(moved);
+             }
+             t = longer;
+         }},
+    });
+}

@@ -1,0 +1,331 @@
+// Whole sessions: a real client and a real worker over a socket pair.
+
+#include "check.h"
+#include "frames.h"
+#include "ggml-mesh.h"
+#include "session.h"
+#include "validate.h"
+
+#include <chrono>
+#include <cstring>
+#include <unistd.h>
+
+using namespace session;
+
+namespace {
+
+constexpr uint64_t QUOTA = 8 << 20;
+
+std::vector<uint8_t> computed_here(const host::example & what) {
+    const host::graph graph(what, ggml_backend_get_default_buffer_type(host::cpu()));
+    host::compute(graph.get());
+    return graph.result();
+}
+
+}  // namespace
+
+// --- strangers ---
+
+namespace {
+
+// What the worker says to bytes that no client of ours would send.
+class stranger {
+  public:
+    explicit stranger(worker & to) : link_(to.connect()) {}
+
+    void send(mesh::wire::command kind, std::initializer_list<mesh::bytes_view> parts) {
+        link_.send(static_cast<uint8_t>(kind), ++ticket_, parts);
+    }
+
+    // What the worker grants.
+    uint64_t greet() {
+        const mesh::wire::hello self = hello();
+        send(mesh::wire::command::hello, {{&self, sizeof self}});
+        const mesh::frame        answer = link_.receive_frame();
+        mesh::wire::hello_answer facts{};
+        CHECK(answer.head.kind == static_cast<uint8_t>(mesh::wire::answer::hello) && answer.payload.size() == sizeof facts);
+        std::memcpy(&facts, answer.payload.data(), sizeof facts);
+        return facts.grant_bytes;
+    }
+
+    bool alloc(uint32_t id, uint64_t size) {
+        const mesh::wire::alloc request = {id, 0, size};
+        send(mesh::wire::command::alloc, {{&request, sizeof request}});
+        const mesh::frame answer = link_.receive_frame();
+        return answer.payload == std::vector<uint8_t>(sizeof(uint32_t));
+    }
+
+    void free(uint32_t id) {
+        send(mesh::wire::command::free, {{&id, sizeof id}});
+    }
+
+    std::string complaint() {
+        for (;;) {
+            const mesh::frame answer = link_.receive_frame();
+            if (answer.head.kind == static_cast<uint8_t>(mesh::wire::answer::error)) {
+                return {answer.payload.begin(), answer.payload.end()};
+            }
+        }
+    }
+
+    static mesh::wire::hello hello() {
+        mesh::wire::hello self{};
+        self.magic   = mesh::wire::MAGIC;
+        self.version = mesh::wire::VERSION;
+        std::strncpy(self.engine, ggml_mesh_engine_version(), sizeof self.engine - 1);
+        self.op_count    = GGML_OP_COUNT;
+        self.type_count  = GGML_TYPE_COUNT;
+        self.tensor_size = sizeof(ggml_tensor);
+        return self;
+    }
+
+  private:
+    mesh::link link_;
+    uint32_t   ticket_ = 0;
+};
+
+std::string complaint_about(worker & to, const std::function<void(stranger &)> & deed) {
+    stranger other(to);
+    other.greet();
+    other.alloc(1, 4096);
+    deed(other);
+    return other.complaint();
+}
+
+template <typename Request> std::function<void(stranger &)> sends(mesh::wire::command kind, Request request) {
+    return [=](stranger & other) { other.send(kind, {{&request, sizeof request}}); };
+}
+
+}  // namespace
+
+// --- clients of ours ---
+
+TEST("session: every example computes the same as here") {
+    worker       remote(QUOTA);
+    const relay  between(remote.connect(), cut::never, 0);
+    const device on(between.client_fd());
+    for (const host::example & each : host::examples()) {
+        std::vector<uint8_t> there;
+        try {
+            there = exercise(on, each);
+        } catch (const std::exception & error) {
+            check::fail(__FILE__, __LINE__, std::string(each.name) + ": " + error.what() + " " + on.failure());
+        }
+        if (there != computed_here(each)) {
+            check::fail(__FILE__, __LINE__, std::string(each.name) + " computes something else");
+        }
+    }
+    CHECK_EQUAL(on.failure(), "");
+}
+
+TEST("session: a graph is sent once, and runs again with other inputs") {
+    worker                 remote(QUOTA);
+    relay                  between(remote.connect(), cut::never, 0);
+    const device           on(between.client_fd());
+    const host::graph      graph(host::example_named("mul_mat"), ggml_backend_dev_buffer_type(on.handle));
+    const ggml_backend_ptr backend(ggml_backend_dev_init(on.handle, nullptr));
+    CHECK(ggml_backend_graph_compute(backend.get(), graph.get()) == GGML_STATUS_SUCCESS);
+    const std::vector<uint8_t> first = graph.result();
+    const size_t               seen  = between.seen();
+    ggml_tensor *              input = ggml_graph_node(graph.get(), 0)->src[1];
+    const std::vector<float>   zeros(static_cast<size_t>(ggml_nelements(input)));
+    ggml_backend_tensor_set(input, zeros.data(), 0, ggml_nbytes(input));
+    CHECK(ggml_backend_graph_compute(backend.get(), graph.get()) == GGML_STATUS_SUCCESS);
+    CHECK(graph.result() != first);
+    CHECK_EQUAL(between.seen(), seen + 2);  // RUN and GET
+}
+
+TEST("session: quotas are kept, and a refusal is polite") {
+    worker   remote(QUOTA);
+    stranger other(remote);
+    CHECK_EQUAL(other.greet(), QUOTA);
+    CHECK(!other.alloc(1, QUOTA + 1));
+    CHECK(!other.alloc(1, UINT64_MAX));
+    CHECK(other.alloc(1, QUOTA));
+    CHECK(!other.alloc(2, 1));
+    other.free(1);
+    CHECK(other.alloc(2, QUOTA));
+}
+
+TEST("session: a client that gets no memory says so") {
+    worker       remote(QUOTA);
+    const relay  between(remote.connect(), cut::never, 0);
+    const device on(between.client_fd());
+    CHECK(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(on.handle), QUOTA + 1) == nullptr);
+    CHECK_CONTAINS(on.failure(), "no room");
+}
+
+namespace {
+
+// A session whose link is cut at its command number `count`; how many there were.
+int cut_session(cut when, size_t count, bool & failed) {
+    const host::example & what = host::example_named("mixture");
+    worker                remote(QUOTA);
+    const auto            start = std::chrono::steady_clock::now();
+    size_t                seen  = 0;
+    {
+        relay             between(remote.connect(), when, count);
+        const std::string refused = check::thrown([&] {
+            const device on(between.client_fd());
+            failed = !check::thrown([&] { exercise(on, what); }).empty();
+            CHECK(failed == !on.failure().empty() || !failed);
+            CHECK(!failed || !check::thrown([&] { exercise(on, what); }).empty());  // it stays failed
+        });
+        failed = failed || !refused.empty();
+        seen   = between.seen();
+    }
+    remote.join();
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+    stranger next(remote);
+    CHECK_EQUAL(next.greet(), QUOTA);  // what the session held is there again
+    return static_cast<int>(seen);
+}
+
+}  // namespace
+
+TEST("session: the link is cut at every command, the client says so in time, and memory comes back") {
+    // Each in a process of its own: a client that lost one worker gives up all.
+    const int total = check::isolated([] {
+        bool failed = false;
+        return cut_session(cut::never, 0, failed);
+    });
+    CHECK(total >= 6);  // HELLO, ALLOC, GRAPH, RUN, GET, FREE
+    for (const cut when : {cut::before, cut::after}) {
+        for (int count = 0; count < total; ++count) {
+            const int failed = check::isolated([&] {
+                bool result = false;
+                cut_session(when, static_cast<size_t>(count), result);
+                return result ? 1 : 0;
+            });
+            CHECK_EQUAL(failed, count + 1 == total ? 0 : 1);  // nothing waits for FREE
+        }
+    }
+}
+
+TEST("session: two at once share the quota, and one that dies does not disturb the other") {
+    worker       remote(QUOTA);
+    const relay  between(remote.connect(), cut::never, 0);
+    const device staying(between.client_fd());
+    {
+        // Not with a client of ours: all devices of a process are one session.
+        stranger leaving(remote);
+        leaving.greet();
+        leaving.alloc(1, QUOTA / 2);
+    }
+    for (int i = 0; i < 3; ++i) {
+        CHECK(exercise(staying, host::example_named("mixture")) == computed_here(host::example_named("mixture")));
+    }
+}
+
+TEST("session: activations go straight from one worker to the next") {
+    worker     first(QUOTA);
+    worker     second(QUOTA);
+    const auto pair = sockets();
+    CHECK_EQUAL(ggml_mesh_worker_add_peer(first.handle(), 3, pair.first), 0);
+    CHECK_EQUAL(ggml_mesh_worker_add_peer(second.handle(), 4, pair.second), 0);
+    const relay  to_first(first.connect(), cut::never, 0);
+    const relay  to_second(second.connect(), cut::never, 0);
+    const device one(to_first.client_fd());
+    const device two(to_second.client_fd());
+    ggml_mesh_link(one.index, two.index, 3);
+    const ggml_backend_ptr one_backend(ggml_backend_dev_init(one.handle, nullptr));
+    const ggml_backend_ptr two_backend(ggml_backend_dev_init(two.handle, nullptr));
+    const host::graph      from(host::example_named("sqr"), ggml_backend_dev_buffer_type(one.handle));
+    const host::graph      to(host::example_named("sqr"), ggml_backend_dev_buffer_type(two.handle));
+    CHECK(ggml_backend_graph_compute(one_backend.get(), from.get()) == GGML_STATUS_SUCCESS);
+    ggml_tensor * result = ggml_graph_node(from.get(), 0);
+    ggml_tensor * input  = ggml_graph_node(to.get(), 0)->src[0];
+    ggml_backend_tensor_copy_async(one_backend.get(), two_backend.get(), result, input);
+    std::vector<uint8_t> arrived(ggml_nbytes(input));
+    ggml_backend_tensor_get(input, arrived.data(), 0, arrived.size());
+    CHECK(arrived == from.result());
+    CHECK_EQUAL(one.failure() + two.failure(), "");
+}
+
+TEST("session: who does not greet, or speaks another version, is sent away") {
+    worker remote(QUOTA);
+    {
+        stranger other(remote);
+        other.send(mesh::wire::command::alloc, {});
+        CHECK_CONTAINS(other.complaint(), "the first command has to be HELLO");
+    }
+    auto self    = stranger::hello();
+    self.version = 77;
+    {
+        stranger other(remote);
+        other.send(mesh::wire::command::hello, {{&self, sizeof self}});
+        CHECK_CONTAINS(other.complaint(), "it speaks protocol 77, this worker 1");
+    }
+    self = stranger::hello();
+    std::strncpy(self.engine, "1999.1.1", sizeof self.engine - 1);
+    {
+        stranger other(remote);
+        other.send(mesh::wire::command::hello, {{&self, sizeof self}});
+        CHECK_CONTAINS(other.complaint(), "it runs engine 1999.1.1");
+    }
+    CHECK_CONTAINS(
+        complaint_about(remote, sends(mesh::wire::command::hello, stranger::hello())), "HELLO comes once"
+    );
+}
+
+TEST("session: commands outside of what the session has are refused") {
+    using mesh::wire::command;
+    using mesh::wire::span;
+    worker remote(QUOTA);
+    const span inside  = {1, 0, 0, 4096};
+    const span outside = {1, 0, 1, 4096};
+    const span far     = {1, 0, ~0ULL, 2};
+    const span foreign = {2, 0, 0, 1};
+    for (const span & where : {outside, far}) {
+        const char * says = "a range lies outside of its buffer";
+        CHECK_CONTAINS(complaint_about(remote, sends(command::get, where)), says);
+        CHECK_CONTAINS(complaint_about(remote, sends(command::set, where)), says);
+        CHECK_CONTAINS(complaint_about(remote, sends(command::clear, mesh::wire::clear{where, 1, {}})), says);
+        CHECK_CONTAINS(complaint_about(remote, sends(command::copy, mesh::wire::copy{where, 1, 0, 0})), says);
+        CHECK_CONTAINS(complaint_about(remote, sends(command::push, mesh::wire::push{where, 1, 0, 0})), says);
+        CHECK_CONTAINS(complaint_about(remote, sends(command::recv, mesh::wire::recv{where, 1})), says);
+    }
+    CHECK_CONTAINS(complaint_about(remote, sends(command::copy, mesh::wire::copy{inside, 1, 0, 8})), "outside");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::get, foreign)), "buffer 2 does not exist");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::free, uint32_t{2})), "buffer 2 does not exist");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::alloc, mesh::wire::alloc{1, 0, 1})), "cannot be made");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::alloc, mesh::wire::alloc{0, 0, 1})), "cannot be made");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::push, mesh::wire::push{inside, 1, 9, 0})), "is lost");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::get, uint32_t{1})), "a command is too short");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::set, inside)), "another size than it says");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::deliver, inside)), "does not exist");
+    CHECK_CONTAINS(complaint_about(remote, sends(static_cast<command>(200), inside)), "command 200 does not exist");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::run, mesh::wire::graph_key{})), "never sent");
+    CHECK_CONTAINS(complaint_about(remote, sends(command::graph, mesh::wire::graph_key{})), "does not end with a tensor");
+    remote.join();
+    CHECK_EQUAL(stranger(remote).greet(), QUOTA);
+}
+
+TEST("session: a foreign graph is refused with the tensor, the op and the rule") {
+    worker            remote(QUOTA);
+    const host::graph built(host::example_named("rope"), ggml_backend_get_default_buffer_type(host::cpu()));
+    auto              table            = built.table();
+    table.back().op_params[1]          = 0;
+    const mesh::wire::graph_key key    = {};
+    const std::string           answer = complaint_about(remote, [&](stranger & other) {
+        other.send(
+            mesh::wire::command::graph, {{&key, sizeof key}, {table.data(), table.size() * sizeof table[0]}}
+        );
+    });
+    CHECK_CONTAINS(answer, "tensor " + std::to_string(table.size() - 1) + " (ROPE): it does not rotate pairs");
+}
+
+TEST("session: row numbers that changed since the last run are looked at again") {
+    worker                 remote(QUOTA);
+    const relay            between(remote.connect(), cut::never, 0);
+    const device           on(between.client_fd());
+    const host::graph      graph(host::example_named("get_rows"), ggml_backend_dev_buffer_type(on.handle));
+    const ggml_backend_ptr backend(ggml_backend_dev_init(on.handle, nullptr));
+    CHECK(ggml_backend_graph_compute(backend.get(), graph.get()) == GGML_STATUS_SUCCESS);
+    CHECK(!graph.result().empty());
+    const int32_t far = 6;
+    ggml_backend_tensor_set(ggml_graph_node(graph.get(), 0)->src[1], &far, 0, sizeof far);
+    ggml_backend_graph_compute(backend.get(), graph.get());
+    CHECK(!check::thrown([&] { graph.result(); }).empty());
+    CHECK_CONTAINS(on.failure(), "row 6 is asked for where there are 6");
+}

@@ -1,0 +1,103 @@
+#pragma once
+
+// Weights that a worker holds: read from its own files, kept between sessions,
+// shared by them, and laid out as its device likes them best.
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace mesh {
+
+// A file mapped for reading. The kernel keeps its pages for as long as there is room.
+class mapped_file {
+  public:
+    explicit mapped_file(const std::string & path);
+    ~mapped_file();
+
+    mapped_file(const mapped_file &)             = delete;
+    mapped_file & operator=(const mapped_file &) = delete;
+
+    uint8_t * data() const noexcept {
+        return data_;
+    }
+
+    size_t size() const noexcept {
+        return size_;
+    }
+
+  private:
+    uint8_t * data_ = nullptr;
+    size_t    size_ = 0;
+};
+
+// One tensor of a model on this machine.
+class weight {
+  public:
+    weight(ggml_backend_dev_t device, ggml_type type, const int64_t * ne, const uint8_t * bytes);
+
+    size_t size() const noexcept {
+        return size_;
+    }
+
+    ggml_type type() const noexcept {
+        return type_;
+    }
+
+    int64_t elements() const noexcept {
+        return ne_[0] * ne_[1] * ne_[2] * ne_[3];
+    }
+
+    bool has_shape(const int64_t * ne) const noexcept;
+
+    // The bytes as the file has them, in the device's plain layout.
+    const ggml_tensor * plain();
+
+    // The tensor that `node` should multiply with instead of the plain one: in the first of the device's
+    // special layouts that takes it, repacked on first use. Null where the plain one is best.
+    ggml_tensor * best_for(ggml_tensor * node);
+
+  private:
+    struct layout {
+        ggml_context_ptr        context;
+        ggml_backend_buffer_ptr buffer;
+        ggml_tensor *           tensor = nullptr;
+    };
+
+    ggml_backend_dev_t device_;
+    ggml_type          type_;
+    int64_t            ne_[4];
+    const uint8_t *    bytes_;
+    size_t             size_;
+    std::mutex         mutex_;
+    layout             plain_;
+    std::vector<std::pair<ggml_backend_buffer_type_t, layout>> special_;
+
+    ggml_tensor * new_tensor(layout & place) const;
+    bool          takes(ggml_backend_buffer_type_t kind, ggml_tensor * node) const;
+    bool          takes(ggml_tensor * candidate, ggml_tensor * node) const;
+};
+
+// All tensors of one model, by name.
+class model_weights {
+  public:
+    model_weights(ggml_backend_dev_t device, const std::vector<std::string> & paths);
+
+    // Null where the model has no such tensor.
+    weight * find(const std::string & name);
+
+  private:
+    std::vector<std::unique_ptr<mapped_file>>      files_;
+    std::map<std::string, std::unique_ptr<weight>> weights_;
+};
+
+// Names and sizes of a model's tensors, without their data: what the host needs to ask for them.
+std::map<std::string, uint64_t> tensor_sizes(const std::vector<std::string> & paths);
+
+}  // namespace mesh

@@ -1,0 +1,88 @@
+"""The node's side of a worker child: start it, hand it links, hear of its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.defaults import WORKER_HAND_OVER_S, WORKER_READY_S
+from mesh_llm.engine.diagnostics import explain
+from mesh_llm.engine.process import Child, module, spawn
+from mesh_llm.engine.spec import WorkerSpec
+from mesh_llm.errors import EngineFailed
+
+log = logging.getLogger(__name__)
+
+
+class Lender:
+    """A running worker child. Made by `lend`."""
+
+    def __init__(self, child: Child, socket_path: Path) -> None:
+        self.child = child
+        self.faults: list[str] = []
+        """What clients did wrong, in the order in which their sessions ended."""
+        self._socket = socket_path
+
+    async def serve(self, link: socket.socket) -> None:
+        """Hand over an engine's link; the worker owns it from here on."""
+        await asyncio.to_thread(self._hand_over, link, {"kind": "session"})
+
+    async def add_peer(self, number: int, link: socket.socket) -> None:
+        """Hand over a link to another worker, which this one is to call `number`."""
+        await asyncio.to_thread(self._hand_over, link, {"kind": "peer", "number": number})
+
+    def _hand_over(self, link: socket.socket, what: dict[str, Any]) -> None:
+        with link, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.settimeout(WORKER_HAND_OVER_S)
+            try:
+                door.connect(str(self._socket))
+                socket.send_fds(door, [json.dumps(what).encode()], [link.fileno()])
+                accepted = door.recv(16)
+            except OSError as error:
+                raise EngineFailed(f"the worker does not take a link: {error.strerror or error}") from error
+            if accepted != b"ok\n":
+                raise EngineFailed("the worker closed a link that it was handed")
+
+
+@asynccontextmanager
+async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
+    """A worker child for the length of the block."""
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    failed: list[str] = []
+    lender: Lender | None = None
+
+    def on_event(line: str) -> None:
+        event = json.loads(line)
+        match event["event"]:
+            case "ready" if not ready.done():
+                ready.set_result(None)
+            case "failed":
+                failed.append(event["cause"])
+            case "ended" if lender is not None and event["fault"]:
+                log.warning("worker session ended: %s", event["fault"])
+                lender.faults.append(event["fault"])
+
+    async with spawn(module("mesh_llm.engine.worker"), on_stdout=on_event, on_stderr=log.debug) as child:
+        lender = Lender(child, Path(spec.socket))
+        await child.send(spec.to_line(), close=False)
+        ended = asyncio.create_task(child.wait(), name="worker exit")
+        try:
+            await asyncio.wait((ready, ended), timeout=WORKER_READY_S, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                status = ended.result() if ended.done() else 0
+                death = explain(
+                    status=status,
+                    failed=failed[0] if failed else "it was not ready in time",
+                    lines=tuple(child.recent),
+                    oom_killed=False,
+                )
+                raise EngineFailed(death.sentence.replace("the engine", "the worker"))
+            yield lender
+        finally:
+            ended.cancel()

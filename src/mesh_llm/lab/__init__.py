@@ -1,0 +1,1 @@
+"""Experiments on one machine: split engines, delay lines, faults, side-by-side benchmarks."""

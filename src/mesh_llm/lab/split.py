@@ -1,0 +1,173 @@
+"""A split engine on one machine: worker children, links between them, an engine child over them.
+
+What tests and benchmarks use until nodes find each other by themselves, and
+afterwards where a mesh would only be in the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mesh_llm.engine.lender import Lender, lend
+from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
+from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
+from mesh_llm.errors import EngineFailed
+from mesh_llm.lab.delay import Line, Lines, delay_lines
+from mesh_llm.types import ModelFacts, Setting
+
+READY_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan:
+    """Layers per worker, in order; what is left over is the host's own and comes first."""
+
+    facts: ModelFacts
+    libraries: dict[str, Path]
+    workers: tuple[int, ...]
+    threads: int = 1
+    context: int = 2048
+    slots: int = 1
+    quota_bytes: int = 8 << 30
+    push: bool = True
+    """Links between neighbouring workers; without them the host relays."""
+    by_reference: bool = True
+    """Workers have the model's files; without them its weights are sent."""
+    delay_s: float = 0.0
+    """One way, on every link."""
+    cache_type: str = "f16"
+    embeddings: bool = False
+    settings: dict[str, Setting] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitEngine:
+    url: str
+    key: str
+    supervisor: EngineSupervisor
+    workers: tuple[Lender, ...]
+    delays: Lines
+    """What the links' delays really were; known when the block has ended."""
+
+
+@asynccontextmanager
+async def split_engine(plan: SplitPlan, workers: Sequence[Lender] = ()) -> AsyncIterator[SplitEngine]:
+    """Serves for the length of the block, over new workers or over those given, linked already."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mesh-lab-")))
+        lines: list[Line] = []
+        if not workers:
+            workers = [
+                await stack.enter_async_context(lend(worker_spec(plan, folder / f"{index}.sock")))
+                for index in range(len(plan.workers))
+            ]
+            if plan.push:
+                await link_neighbours(workers, delay_s=plan.delay_s, lines=lines)
+        ends = []
+        for worker in workers:
+            here, there = _link(plan.delay_s, lines)
+            ends.append(stack.enter_context(here))
+            await worker.serve(there)
+        delays = await stack.enter_async_context(delay_lines(lines)) if lines else Lines()
+        supervisor = await stack.enter_async_context(_engine(plan, ends, folder / "engine.log"))
+        yield SplitEngine(
+            url=f"http://127.0.0.1:{supervisor.report.port}",
+            key=supervisor.spec.key,
+            supervisor=supervisor,
+            workers=tuple(workers),
+            delays=delays,
+        )
+
+
+def worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
+    files = [str(file) for file in plan.facts.files]
+    return WorkerSpec(
+        socket=str(path),
+        device="CPU",
+        threads=plan.threads,
+        quota_bytes=plan.quota_bytes,
+        libraries={name: str(library) for name, library in plan.libraries.items()},
+        models={plan.facts.fingerprint: files} if plan.by_reference else {},
+    )
+
+
+def _link(delay_s: float, lines: list[Line]) -> tuple[socket.socket, socket.socket]:
+    """The two ends of a link, with a delay line in between if there is a delay."""
+    here, there = socket.socketpair()
+    if not delay_s:
+        return here, there
+    near, far = socket.socketpair()
+    lines.append(Line(one=there, other=near, delay_s=delay_s))
+    return here, far
+
+
+async def link_neighbours(workers: Sequence[Lender], *, delay_s: float, lines: list[Line]) -> None:
+    for index in range(len(workers) - 1):
+        here, there = _link(delay_s, lines)
+        await workers[index].add_peer(index + 1, here)
+        await workers[index + 1].add_peer(index, there)
+
+
+@asynccontextmanager
+async def _engine(
+    plan: SplitPlan, ends: Sequence[socket.socket], log_file: Path
+) -> AsyncIterator[EngineSupervisor]:
+    ready = asyncio.Event()
+
+    def on_change(report: EngineReport) -> None:
+        if report.state is EngineState.READY:
+            ready.set()
+
+    supervisor = EngineSupervisor(_engine_spec(plan, ends), log_file, on_change)
+    running = asyncio.create_task(supervisor.run(), name="engine")
+    waiting = asyncio.create_task(ready.wait(), name="engine ready")
+    try:
+        await asyncio.wait((running, waiting), timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        if not ready.is_set():
+            raise EngineFailed(f"the split engine was not ready within {READY_S:.0f} s")
+        # The child has its own copies. With ours open, workers would not notice that it died.
+        for end in ends:
+            end.close()
+        yield supervisor
+    finally:
+        running.cancel()
+        waiting.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+
+
+def _engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
+    last = len(ends) - 1
+    return EngineSpec(
+        model=str(plan.facts.files[0]),
+        alias="split",
+        context=plan.context * plan.slots,
+        slots=plan.slots,
+        threads=plan.threads,
+        key=secrets.token_urlsafe(16),
+        cache_type_k=plan.cache_type,
+        cache_type_v=plan.cache_type,
+        embeddings=plan.embeddings,
+        libraries={name: str(library) for name, library in plan.libraries.items()},
+        settings=plan.settings,
+        files=tuple(str(file) for file in plan.facts.files),
+        fingerprint=plan.facts.fingerprint if plan.by_reference else "",
+        head_tied=plan.facts.head_bytes == 0,
+        links=tuple(
+            LinkSpec(
+                name=f"MESH{index}",
+                fd=end.fileno(),
+                layers=layers,
+                pushes_to_next=plan.push and index < last,
+            )
+            for index, (end, layers) in enumerate(zip(ends, plan.workers, strict=True))
+        ),
+    )

@@ -94,10 +94,10 @@ def test_rounds_end_when_their_time_is_up_but_never_before_the_first() -> None:
     seconds = iter([0.0, 4.0, 9.0, 11.0])
     cut = Rounds(wanted=9, budget_s=10.0, clock=lambda: next(seconds))
     assert list(cut) == [0, 1, 2]
-    assert cut.note() == "3 rounds of the 9 planned: time was up, the machine is busy"
+    assert cut.note() == "rounds: 3 of the 9 planned: time was up, the machine is busy"
     assert list(Rounds(wanted=2, budget_s=0.0, clock=lambda: 0.0)) == [0]
     whole = Rounds(wanted=2, budget_s=1.0, clock=lambda: 0.0)
-    assert (list(whole), whole.note()) == ([0, 1], "2 rounds")
+    assert (list(whole), whole.note()) == ([0, 1], "rounds: 2")
 
 
 def test_an_added_time_spreads_over_the_other_sides_median() -> None:

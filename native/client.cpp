@@ -89,7 +89,7 @@ class known_graphs {
     }
 
   private:
-    std::deque<wire::graph_key>                                         order_;
+    std::deque<wire::graph_key> order_;
     std::unordered_map<wire::graph_key, graph_use, key_hash, key_equal> uses_;
 };
 
@@ -142,7 +142,7 @@ class address_range {
         }
     }
 
-    address_range(const address_range &)             = delete;
+    address_range(const address_range &) = delete;
     address_range & operator=(const address_range &) = delete;
 
     uint8_t * base() const noexcept {
@@ -161,17 +161,17 @@ class device;
 extern const ggml_backend_buffer_i BUFFER_INTERFACE;
 
 struct remote_buffer {
-    device *      owner;
-    uint32_t      id;
+    device * owner;
+    uint32_t id;
     address_range addresses;
-    bool          attached = false;  // holds weights that the worker has read itself
+    bool attached = false;  // holds weights that the worker has read itself
 
     remote_buffer(device * holder, uint32_t number, size_t size) : owner(holder), id(number), addresses(size) {}
 };
 
 // The model that is being loaded, by name.
 struct used_model {
-    std::string                     fingerprint;
+    std::string fingerprint;
     std::map<std::string, uint64_t> sizes;
 
     bool holds(ggml_tensor ** tensors, int count) const {
@@ -187,7 +187,7 @@ class device {
     device(int fd, std::string name);
 
     // Made by ggml's rules: they live as long as the process.
-    ggml_backend_device      handle{};
+    ggml_backend_device handle{};
     ggml_backend_buffer_type buffer_type{};
 
     const std::string & name() const {
@@ -201,15 +201,15 @@ class device {
     ggml_backend_buffer_t alloc(size_t size, ggml_backend_buffer_usage usage);
     ggml_backend_buffer_t
     attach(const std::string & fingerprint, const std::vector<wire::attach_entry> & entries, size_t size);
-    void                  free(const remote_buffer & buffer) noexcept;
-    void                  clear(const wire::span & where, uint8_t value) noexcept;
-    void                  set(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept;
-    void                  hold(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept;
-    bool                  get(const remote_buffer & buffer, uint64_t offset, void * data, size_t size) noexcept;
-    void                  copy(const wire::copy & what) noexcept;
-    bool                  push(const wire::span & from, device & to, uint64_t number) noexcept;
-    void                  recv(const wire::span & to, uint64_t number) noexcept;
-    ggml_status           compute(const ggml_cgraph * graph) noexcept;
+    void free(const remote_buffer & buffer) noexcept;
+    void clear(const wire::span & where, uint8_t value) noexcept;
+    void set(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept;
+    void hold(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept;
+    bool get(const remote_buffer & buffer, uint64_t offset, void * data, size_t size) noexcept;
+    void copy(const wire::copy & what) noexcept;
+    bool push(const wire::span & from, device & to, uint64_t number) noexcept;
+    void recv(const wire::span & to, uint64_t number) noexcept;
+    ggml_status compute(const ggml_cgraph * graph) noexcept;
 
     void add_peer(const device * other, uint32_t number) {
         const std::lock_guard lock(mutex_);
@@ -220,31 +220,31 @@ class device {
     std::string failure() noexcept;
 
   private:
-    std::mutex         mutex_;
-    link               link_;
-    std::string        name_;
-    std::string        failure_;
+    std::mutex mutex_;
+    link link_;
+    std::string name_;
+    std::string failure_;
     wire::hello_answer facts_{};
-    uint32_t           last_ticket_    = 0;
-    uint32_t           last_buffer_id_ = 0;
-    uint32_t           runs_in_flight_ = 0;
-    uint64_t           last_uid_       = 0;
-    wire::graph_key    last_key_{};
-    known_graphs       known_;
-    const graph_use *  last_use_ = nullptr;
+    uint32_t last_ticket_ = 0;
+    uint32_t last_buffer_id_ = 0;
+    uint32_t runs_in_flight_ = 0;
+    uint64_t last_uid_ = 0;
+    wire::graph_key last_key_{};
+    known_graphs known_;
+    const graph_use * last_use_ = nullptr;
     std::vector<input> held_;  // set, and not sent before a graph reads it
-    shadows            shadows_;
+    shadows shadows_;
     std::map<const device *, uint32_t> peers_;
 
-    void            greet();
-    void            send(wire::command kind, std::initializer_list<bytes_view> parts);
-    wire::header    await(wire::answer kind, uint32_t ticket);
-    wire::header    next_header();
-    void            take_notice(const wire::header & head);
+    void greet();
+    void send(wire::command kind, std::initializer_list<bytes_view> parts);
+    wire::header await(wire::answer kind, uint32_t ticket);
+    wire::header next_header();
+    void take_notice(const wire::header & head);
     const graph_use * announce(const ggml_cgraph * graph);
-    void              send_piecewise(uint32_t buffer_id, uint64_t offset, const uint8_t * data, size_t size);
-    void              let_go(const stretch & wanted);
-    void              replace(const stretch & fresh);
+    void send_piecewise(uint32_t buffer_id, uint64_t offset, const uint8_t * data, size_t size);
+    void let_go(const stretch & wanted);
+    void replace(const stretch & fresh);
 
     // Runs `work` unless the device has failed; turns what it throws into the failure.
     template <typename Work> bool attempt(Work && work) noexcept {
@@ -295,7 +295,7 @@ uint64_t offset_in(const remote_buffer & buffer, const ggml_tensor * tensor) {
 wire::session_id our_session() {
     static const wire::session_id id = [] {
         std::random_device random;
-        const auto         word = [&] { return (static_cast<uint64_t>(random()) << 32) | random(); };
+        const auto word = [&] { return (static_cast<uint64_t>(random()) << 32) | random(); };
         return wire::session_id{{word(), word()}};
     }();
     return id;
@@ -304,11 +304,11 @@ wire::session_id our_session() {
 wire::hello our_hello() {
     wire::hello self{};
     self.session = our_session();
-    self.magic   = wire::MAGIC;
+    self.magic = wire::MAGIC;
     self.version = wire::VERSION;
     std::snprintf(self.engine, sizeof self.engine, "%s", ggml_mesh_engine_version());
-    self.op_count    = GGML_OP_COUNT;
-    self.type_count  = GGML_TYPE_COUNT;
+    self.op_count = GGML_OP_COUNT;
+    self.type_count = GGML_TYPE_COUNT;
     self.tensor_size = sizeof(ggml_tensor);
     return self;
 }
@@ -329,7 +329,7 @@ void device::greet() {
         throw link_error("it does not speak ggml-mesh");
     }
     link_.receive(&facts_, sizeof facts_);
-    facts_.name[sizeof facts_.name - 1]               = 0;
+    facts_.name[sizeof facts_.name - 1] = 0;
     facts_.description[sizeof facts_.description - 1] = 0;
     facts_.self.engine[sizeof facts_.self.engine - 1] = 0;
     if (facts_.self.magic != self.magic || facts_.self.version != self.version ||
@@ -395,7 +395,7 @@ void device::take_notice(const wire::header & head) {
 
 ggml_backend_buffer_t device::alloc(size_t size, ggml_backend_buffer_usage usage) {
     std::unique_ptr<remote_buffer> buffer;
-    uint32_t                       refused = 1;
+    uint32_t refused = 1;
     attempt([&] {
         buffer = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size);
         if (buffer->addresses.base() == nullptr) {
@@ -409,8 +409,10 @@ ggml_backend_buffer_t device::alloc(size_t size, ggml_backend_buffer_usage usage
         }
         link_.receive(&refused, sizeof refused);
         if (refused != 0) {
-            throw link_error("it has no room for " + in_megabytes(size) + " (" + in_megabytes(facts_.grant_bytes) +
-                             " were free for this engine)");
+            throw link_error(
+                "it has no room for " + in_megabytes(size) + " (" + in_megabytes(facts_.grant_bytes) +
+                " were free for this engine)"
+            );
         }
     });
     if (refused != 0) {
@@ -422,19 +424,19 @@ ggml_backend_buffer_t device::alloc(size_t size, ggml_backend_buffer_usage usage
 ggml_backend_buffer_t
 device::attach(const std::string & fingerprint, const std::vector<wire::attach_entry> & entries, size_t size) {
     std::unique_ptr<remote_buffer> buffer;
-    const bool                     done = attempt([&] {
-        buffer           = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size);
+    const bool done = attempt([&] {
+        buffer = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size);
         buffer->attached = true;
         wire::attach request{};
         std::snprintf(request.fingerprint, sizeof request.fingerprint, "%s", fingerprint.c_str());
         request.buffer_id = buffer->id;
-        request.count     = static_cast<uint32_t>(entries.size());
+        request.count = static_cast<uint32_t>(entries.size());
         send(
             wire::command::attach,
             {{&request, sizeof request}, {entries.data(), entries.size() * sizeof entries[0]}}
         );
         const wire::header head = await(wire::answer::attach, last_ticket_);
-        std::string        refusal(head.size, 0);
+        std::string refusal(head.size, 0);
         link_.receive(refusal.data(), refusal.size());
         if (!refusal.empty()) {
             throw link_error(refusal);
@@ -481,7 +483,7 @@ void device::set(const remote_buffer & buffer, uint64_t offset, const void * dat
 void device::send_piecewise(uint32_t buffer_id, uint64_t offset, const uint8_t * data, size_t size) {
     constexpr size_t piece = wire::MAX_FRAME_BYTES / 2;
     for (size_t done = 0; done < size; done += piece) {
-        const size_t     count = std::min(piece, size - done);
+        const size_t count = std::min(piece, size - done);
         const wire::span where = {buffer_id, 0, offset + done, count};
         send(wire::command::set, {{&where, sizeof where}, {data + done, count}});
     }
@@ -533,7 +535,7 @@ bool device::get(const remote_buffer & buffer, uint64_t offset, void * data, siz
         let_go({buffer.id, offset, offset + size});
         constexpr size_t piece = wire::MAX_FRAME_BYTES / 2;
         for (size_t done = 0; done < size; done += piece) {
-            const size_t     count = std::min(piece, size - done);
+            const size_t count = std::min(piece, size - done);
             const wire::span where = {buffer.id, 0, offset + done, count};
             send(wire::command::get, {{&where, sizeof where}});
             const wire::header head = await(wire::answer::data, last_ticket_);
@@ -590,7 +592,7 @@ ggml_status device::compute(const ggml_cgraph * graph) noexcept {
         std::vector<uint8_t> inputs;
         for (auto entry = held_.begin(); entry != held_.end();) {
             const stretch place = {entry->buffer_id, entry->offset, entry->offset + entry->data.size()};
-            const bool    read  = touches_any(place, use->reads);
+            const bool read = touches_any(place, use->reads);
             if (read) {
                 shadows_.encode(*entry, inputs);
             }
@@ -743,7 +745,7 @@ class layout_plan {
     }
 
   private:
-    size_t              size_ = 0;
+    size_t size_ = 0;
     std::vector<size_t> offsets_;
 };
 
@@ -753,10 +755,10 @@ std::vector<wire::attach_entry> attach_entries(ggml_tensor ** tensors, int count
         if (tensors[i]->view_src == nullptr) {
             wire::attach_entry entry{};
             std::snprintf(entry.name, sizeof entry.name, "%s", ggml_get_name(tensors[i]));
-            entry.offset   = plan.offset(i);
-            entry.size     = ggml_nbytes(tensors[i]);
+            entry.offset = plan.offset(i);
+            entry.size = ggml_nbytes(tensors[i]);
             entry.elements = ggml_nelements(tensors[i]);
-            entry.type     = static_cast<uint32_t>(tensors[i]->type);
+            entry.type = static_cast<uint32_t>(tensors[i]->type);
             entries.push_back(entry);
         }
     }
@@ -765,8 +767,8 @@ std::vector<wire::attach_entry> attach_entries(ggml_tensor ** tensors, int count
 
 // llama.cpp's weights come here all at once, with their names; so do its caches.
 ggml_backend_buffer_t type_alloc_buffer_n(ggml_backend_buffer_type_t type, ggml_tensor ** tensors, int count) {
-    device &              owner = device_of(type->device);
-    const layout_plan     plan(tensors, count, owner.facts().alignment);
+    device & owner = device_of(type->device);
+    const layout_plan plan(tensors, count, owner.facts().alignment);
     ggml_backend_buffer_t buffer =
         model().holds(tensors, count)
             ? owner.attach(model().fingerprint, attach_entries(tensors, count, plan), plan.size())
@@ -817,8 +819,8 @@ bool push_between(const ggml_tensor * src, const ggml_tensor * dst) {
     static std::atomic<uint64_t> last_number{0};
 
     const remote_buffer & from = remote(buffer_of(src));
-    const remote_buffer & to   = remote(buffer_of(dst));
-    const size_t          size = ggml_nbytes(src);
+    const remote_buffer & to = remote(buffer_of(dst));
+    const size_t size = ggml_nbytes(src);
     if (from.owner == to.owner || size > wire::MAX_FRAME_BYTES / 2) {
         return false;
     }
@@ -863,7 +865,7 @@ const char * device_get_description(ggml_backend_dev_t dev) {
 }
 
 void device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
-    *free  = device_of(dev).facts().grant_bytes;
+    *free = device_of(dev).facts().grant_bytes;
     *total = device_of(dev).facts().total_bytes;
 }
 
@@ -872,9 +874,9 @@ enum ggml_backend_dev_type device_get_type(ggml_backend_dev_t) {
 }
 
 void device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
-    props->name        = device_get_name(dev);
+    props->name = device_get_name(dev);
     props->description = device_get_description(dev);
-    props->type        = device_get_type(dev);
+    props->type = device_get_type(dev);
     device_get_memory(dev, &props->memory_free, &props->memory_total);
     // Neither asynchronous copies nor events: an ordered stream overlaps without them, and with them
     // llama.cpp waits for everything each time it reuses a graph.
@@ -967,12 +969,12 @@ const ggml_backend_buffer_i BUFFER_INTERFACE = {
 
 int ggml_mesh_connect(int fd, const char * name, char * why, size_t why_size) {
     try {
-        auto connected                 = std::make_unique<mesh::device>(fd, name);
-        connected->handle.iface        = mesh::DEVICE_INTERFACE;
-        connected->handle.reg          = ggml_mesh_registry();
-        connected->handle.context      = connected.get();
-        connected->buffer_type.iface   = mesh::TYPE_INTERFACE;
-        connected->buffer_type.device  = &connected->handle;
+        auto connected = std::make_unique<mesh::device>(fd, name);
+        connected->handle.iface = mesh::DEVICE_INTERFACE;
+        connected->handle.reg = ggml_mesh_registry();
+        connected->handle.context = connected.get();
+        connected->buffer_type.iface = mesh::TYPE_INTERFACE;
+        connected->buffer_type.device = &connected->handle;
         connected->buffer_type.context = connected.get();
         ggml_backend_device_register(&connected->handle);
         mesh::devices().push_back(std::move(connected));
@@ -996,8 +998,8 @@ int ggml_mesh_use_model(
 }
 
 void ggml_mesh_link(int from, int to, unsigned int peer) {
-    const auto & all   = mesh::devices();
-    const auto   count = static_cast<int>(all.size());
+    const auto & all = mesh::devices();
+    const auto count = static_cast<int>(all.size());
     if (from >= 0 && from < count && to >= 0 && to < count) {
         all[static_cast<size_t>(from)]->add_peer(all[static_cast<size_t>(to)].get(), peer);
     }

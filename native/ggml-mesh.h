@@ -38,7 +38,8 @@ GGML_MESH_API int ggml_mesh_connect(int fd, const char * name, char * why, size_
 // Names the model that is going to be loaded: its weights are then asked for by
 // name and never sent. Returns 0, or 1 with the reason in `why`.
 GGML_MESH_API int ggml_mesh_use_model(
-    const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size);
+    const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size
+);
 
 // Device `from` can push to device `to`, which its worker calls `peer`: activations
 // between them then go straight, and not through this machine.
@@ -56,15 +57,16 @@ GGML_MESH_API size_t ggml_mesh_failure(int index, char * why, size_t why_size);
 
 // Lends the ggml device `device_name`, up to `quota` bytes of its memory to all
 // sessions together. Null with the reason in `why` if there is no such device.
-GGML_MESH_API void * ggml_mesh_worker_new(
-    const char * device_name, int threads, unsigned long long quota, char * why, size_t why_size);
+GGML_MESH_API void *
+ggml_mesh_worker_new(const char * device_name, int threads, unsigned long long quota, char * why, size_t why_size);
 GGML_MESH_API void ggml_mesh_worker_free(void * worker);
 
 // Tells the worker of a model on its own disk, all files of it in order. Clients
 // that name the same fingerprint get its weights from there. Returns 0, or 1
 // with the reason in `why`.
 GGML_MESH_API int ggml_mesh_worker_add_model(
-    void * worker, const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size);
+    void * worker, const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size
+);
 
 // A socket to another worker, which is owned from here on. Both sides call each
 // other by numbers of their own; the client is told which (ggml_mesh_link).

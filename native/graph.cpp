@@ -37,9 +37,9 @@ class encoder {
     }
 
   private:
-    const ggml_cgraph *                               graph_;
-    const place_of &                                  place_;
-    std::vector<wire::tensor>                         table_;
+    const ggml_cgraph * graph_;
+    const place_of & place_;
+    std::vector<wire::tensor> table_;
     std::unordered_map<const ggml_tensor *, uint32_t> index_;  // index + 1
 
     // The scheduler gives a device nodes that compute nothing: views of another device's memory, copies of no
@@ -50,9 +50,9 @@ class encoder {
 
     void add_node(const ggml_tensor * node, int32_t use_count) {
         wire::tensor entry = described(node);
-        entry.is_node      = 1;
-        entry.use_count    = static_cast<uint32_t>(use_count);
-        entry.op           = static_cast<uint32_t>(node->op);
+        entry.is_node = 1;
+        entry.use_count = static_cast<uint32_t>(use_count);
+        entry.op = static_cast<uint32_t>(node->op);
         std::memcpy(entry.op_params, node->op_params, sizeof entry.op_params);
         for (size_t i = 0; i < GGML_MAX_SRC; ++i) {
             entry.sources[i] = node->src[i] != nullptr && node->src[i] != node ? reference(node->src[i]) : 0;
@@ -68,7 +68,7 @@ class encoder {
     // A tensor that this graph reads and does not compute.
     uint32_t add_leaf(const ggml_tensor * leaf) {
         wire::tensor entry = described(leaf);
-        entry.op           = GGML_OP_NONE;
+        entry.op = GGML_OP_NONE;
         return append(leaf, entry);
     }
 
@@ -79,19 +79,19 @@ class encoder {
 
     wire::tensor described(const ggml_tensor * tensor) {
         wire::tensor entry{};
-        entry.type  = static_cast<uint32_t>(tensor->type);
+        entry.type = static_cast<uint32_t>(tensor->type);
         entry.flags = static_cast<uint32_t>(tensor->flags);
         for (size_t i = 0; i < GGML_MAX_DIMS; ++i) {
             entry.ne[i] = tensor->ne[i];
             entry.nb[i] = tensor->nb[i];
         }
         if (tensor->view_src != nullptr) {
-            entry.view_of     = reference(tensor->view_src);
+            entry.view_of = reference(tensor->view_src);
             entry.view_offset = tensor->view_offs;
         }
         const placed where = place_(tensor);
-        entry.buffer_id    = where.buffer_id;
-        entry.offset       = where.offset;
+        entry.buffer_id = where.buffer_id;
+        entry.offset = where.offset;
         return entry;
     }
 
@@ -109,10 +109,10 @@ void fill(ggml_tensor * tensor, const wire::tensor & entry, const std::vector<gg
     for (size_t i = 0; i < GGML_MAX_DIMS; ++i) {
         tensor->nb[i] = entry.nb[i];
     }
-    tensor->op        = static_cast<ggml_op>(entry.op);
-    tensor->flags     = static_cast<int32_t>(entry.flags);
+    tensor->op = static_cast<ggml_op>(entry.op);
+    tensor->flags = static_cast<int32_t>(entry.flags);
     tensor->view_offs = entry.view_offset;
-    tensor->view_src  = entry.view_of != 0 ? built[entry.view_of - 1] : nullptr;
+    tensor->view_src = entry.view_of != 0 ? built[entry.view_of - 1] : nullptr;
     std::memcpy(tensor->op_params, entry.op_params, sizeof entry.op_params);
     for (size_t i = 0; i < GGML_MAX_SRC; ++i) {
         if (entry.sources[i] != 0) {
@@ -128,7 +128,7 @@ location place(size_t index, ggml_tensor * tensor, const wire::tensor & entry, c
         refuse(index, tensor->op, "it would overwrite a weight");
     }
     tensor->buffer = where.buffer;
-    tensor->data   = where.data;
+    tensor->data = where.data;
     return where;
 }
 
@@ -177,11 +177,11 @@ class decoder {
 
   private:
     const std::vector<wire::tensor> & table_;
-    const locate &                    find_;
-    built_graph                       result_;
-    std::vector<ggml_tensor *>        built_;
-    std::vector<weight *>             weights_;
-    std::vector<placed_node>          nodes_;
+    const locate & find_;
+    built_graph result_;
+    std::vector<ggml_tensor *> built_;
+    std::vector<weight *> weights_;
+    std::vector<placed_node> nodes_;
 
     void add(size_t index, const wire::tensor & entry) {
         ggml_tensor * tensor =
@@ -236,10 +236,10 @@ std::vector<wire::tensor> encode(const ggml_cgraph * graph, const place_of & pla
 wire::graph_key key_of(const std::vector<wire::tensor> & table) {
     // Two multiplicative lanes with different odd constants. Not a cryptographic hash: a session that
     // collides with itself, once in 2^64 graphs, hurts only itself, and nobody else uses its keys.
-    uint64_t         a     = 0x9e3779b97f4a7c15ULL ^ table.size();
-    uint64_t         b     = 0xc2b2ae3d27d4eb4fULL + table.size();
-    const auto *     words = reinterpret_cast<const uint64_t *>(table.data());
-    const size_t     count = table.size() * sizeof(wire::tensor) / sizeof(uint64_t);
+    uint64_t a = 0x9e3779b97f4a7c15ULL ^ table.size();
+    uint64_t b = 0xc2b2ae3d27d4eb4fULL + table.size();
+    const auto * words = reinterpret_cast<const uint64_t *>(table.data());
+    const size_t count = table.size() * sizeof(wire::tensor) / sizeof(uint64_t);
     static_assert(sizeof(wire::tensor) % sizeof(uint64_t) == 0);
     for (size_t i = 0; i < count; ++i) {
         a = (a ^ words[i]) * 0xff51afd7ed558ccdULL;

@@ -18,7 +18,7 @@ namespace mesh {
 // Where a tensor's bytes are: a buffer that both sides know by number.
 struct placed {
     uint32_t buffer_id = 0;
-    uint64_t offset    = 0;
+    uint64_t offset = 0;
 };
 
 using place_of = std::function<placed(const ggml_tensor *)>;
@@ -33,10 +33,10 @@ class weight;
 
 // Memory on the worker that a client may use.
 struct location {
-    ggml_backend_buffer * buffer    = nullptr;
-    uint8_t *             data      = nullptr;
-    weight *              source    = nullptr;  // the weight that begins here, if one does
-    bool                  is_weight = false;    // read-only
+    ggml_backend_buffer * buffer = nullptr;
+    uint8_t * data = nullptr;
+    weight * source = nullptr;  // the weight that begins here, if one does
+    bool is_weight = false;     // read-only
 };
 
 // Finds `size` bytes at `offset` of a buffer. Throws std::invalid_argument where they are not the client's.
@@ -44,8 +44,8 @@ using locate = std::function<location(uint32_t buffer_id, uint64_t offset, uint6
 
 // A graph that the worker can compute; owns its tensors, not their data.
 struct built_graph {
-    ggml_context_ptr         context;
-    ggml_cgraph *            graph = nullptr;
+    ggml_context_ptr context;
+    ggml_cgraph * graph = nullptr;
     std::vector<index_check> checks;  // to be run before each computation
 };
 

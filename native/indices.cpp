@@ -18,32 +18,32 @@ namespace {
 constexpr size_t MAX_INDEX_USERS = 8192;
 
 struct index_use {
-    size_t  source;
+    size_t source;
     int64_t bound;
-    bool    distinct;
+    bool distinct;
 };
 
 // Which source of an op holds row numbers, if one does.
 bool find_use(const ggml_tensor & node, index_use & use) {
     switch (node.op) {
-        case GGML_OP_GET_ROWS:
-            use = {1, node.src[0]->ne[1], false};
-            return true;
-        case GGML_OP_SET_ROWS:
-            use = {1, node.ne[1], false};
-            return true;
-        case GGML_OP_ADD_ID:
-            use = {2, node.src[1]->ne[1], false};
-            return true;
-        case GGML_OP_MUL_MAT_ID:
-            // The repacking kernel has room for one row per token and expert.
-            use = {2, node.src[0]->ne[2], true};
-            return true;
-        case GGML_OP_SSM_SCAN:
-            use = {6, node.src[0]->ne[3], false};
-            return true;
-        default:
-            return false;
+    case GGML_OP_GET_ROWS:
+        use = {1, node.src[0]->ne[1], false};
+        return true;
+    case GGML_OP_SET_ROWS:
+        use = {1, node.ne[1], false};
+        return true;
+    case GGML_OP_ADD_ID:
+        use = {2, node.src[1]->ne[1], false};
+        return true;
+    case GGML_OP_MUL_MAT_ID:
+        // The repacking kernel has room for one row per token and expert.
+        use = {2, node.src[0]->ne[2], true};
+        return true;
+    case GGML_OP_SSM_SCAN:
+        use = {6, node.src[0]->ne[3], false};
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -57,8 +57,8 @@ bool overlap(const ggml_tensor & a, const ggml_tensor & b) {
 
 // Whether each row of `ids` lies within one row of `sorted`, side by side, so that no number comes twice.
 bool is_part_of_rows(const ggml_tensor & ids, const ggml_tensor & sorted) {
-    const auto   offset = static_cast<size_t>(begin_of(ids) - begin_of(sorted));
-    const size_t row    = sorted.nb[1];
+    const auto offset = static_cast<size_t>(begin_of(ids) - begin_of(sorted));
+    const size_t row = sorted.nb[1];
     if (ids.nb[0] != sizeof(int32_t) || row == 0 || (ids.ne[1] > 1 && ids.nb[1] % row != 0)) {
         return false;
     }
@@ -67,7 +67,7 @@ bool is_part_of_rows(const ggml_tensor & ids, const ggml_tensor & sorted) {
 }
 
 bool is_bounded_by(const ggml_tensor & ids, const ggml_tensor & writer, const index_use & use) {
-    const bool sorts    = writer.op == GGML_OP_ARGSORT || writer.op == GGML_OP_TOP_K;
+    const bool sorts = writer.op == GGML_OP_ARGSORT || writer.op == GGML_OP_TOP_K;
     const bool computed = (writer.flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
     if (!sorts || !computed || ids.type != GGML_TYPE_I32 || writer.src[0]->ne[0] > use.bound) {
         return false;
@@ -88,7 +88,7 @@ bool same_numbers(const ggml_tensor & a, const ggml_tensor & b) {
 void add_check(std::vector<index_check> & checks, const ggml_tensor * ids, const index_use & use) {
     for (index_check & known : checks) {
         if (same_numbers(*known.tensor, *ids)) {
-            known.bound    = std::min(known.bound, use.bound);
+            known.bound = std::min(known.bound, use.bound);
             known.distinct = known.distinct || use.distinct;
             return;
         }
@@ -115,7 +115,7 @@ class bytes_of {
 
   private:
     std::vector<uint8_t> copy_;
-    const uint8_t *      data_;
+    const uint8_t * data_;
 };
 
 [[noreturn]] void out_of_bounds(int64_t number, int64_t bound) {
@@ -146,7 +146,7 @@ void check_row(const uint8_t * row, const index_check & check, std::vector<Numbe
 
 template <typename Number> void check_numbers(const index_check & check) {
     const ggml_tensor & t = *check.tensor;
-    const bytes_of      bytes(&t);
+    const bytes_of bytes(&t);
     std::vector<Number> seen;
     for (int64_t i3 = 0; i3 < t.ne[3]; ++i3) {
         for (int64_t i2 = 0; i2 < t.ne[2]; ++i2) {
@@ -162,14 +162,14 @@ template <typename Number> void check_numbers(const index_check & check) {
 }  // namespace
 
 std::vector<index_check> index_checks(const std::vector<placed_node> & nodes) {
-    std::vector<index_check>         checks;
+    std::vector<index_check> checks;
     std::vector<const ggml_tensor *> writers;
-    size_t                           users = 0;
+    size_t users = 0;
     for (const auto & [index, node] : nodes) {
         index_use use{};
         if ((node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0 && !ggml_is_empty(node) && find_use(*node, use)) {
-            const ggml_tensor * ids  = node->src[use.source];
-            const auto          last = std::find_if(writers.rbegin(), writers.rend(), [&](const ggml_tensor * writer) {
+            const ggml_tensor * ids = node->src[use.source];
+            const auto last = std::find_if(writers.rbegin(), writers.rend(), [&](const ggml_tensor * writer) {
                 return overlap(*writer, *ids);
             });
             if (++users > MAX_INDEX_USERS) {

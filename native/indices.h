@@ -15,13 +15,13 @@ namespace mesh {
 // Every number in `tensor` has to be at least 0 and less than `bound`.
 struct index_check {
     const ggml_tensor * tensor;
-    int64_t             bound;
-    bool                distinct;  // and no number may come twice in a row
+    int64_t bound;
+    bool distinct;  // and no number may come twice in a row
 };
 
 // A node, and its place in the table that it came from.
 struct placed_node {
-    size_t              index;
+    size_t index;
     const ggml_tensor * node;
 };
 

@@ -31,7 +31,7 @@ bool encode_changes(
         size_t end = i + 1;
         for (size_t same = 0, j = end; j < now.size() && same < CHANGE_GAP; ++j) {
             same = before[j] == now[j] ? same + 1 : 0;
-            end  = same == 0 ? j + 1 : end;
+            end = same == 0 ? j + 1 : end;
         }
         const wire::change change = {static_cast<uint32_t>(i), static_cast<uint32_t>(end - i)};
         if (out.size() + sizeof change + change.size >= limit) {
@@ -114,12 +114,12 @@ void decode_runs(const uint8_t * bytes, size_t size, std::vector<uint8_t> & data
 void shadows::encode(const input & value, std::vector<uint8_t> & out) {
     input_head head{};
     head.buffer_id = value.buffer_id;
-    head.offset    = value.offset;
-    head.size      = value.data.size();
-    head.form      = static_cast<uint32_t>(input_form::raw);
+    head.offset = value.offset;
+    head.size = value.data.size();
+    head.form = static_cast<uint32_t>(input_form::raw);
 
     std::vector<uint8_t> body;
-    const auto           before = known_.find({value.buffer_id, value.offset, value.data.size()});
+    const auto before = known_.find({value.buffer_id, value.offset, value.data.size()});
     if (before != known_.end() && encode_changes(before->second, value.data, value.data.size(), body)) {
         head.form = static_cast<uint32_t>(input_form::changes);
     } else {
@@ -151,29 +151,29 @@ input shadows::decode(const std::vector<uint8_t> & in, size_t & position) {
 
     input value;
     value.buffer_id = head.buffer_id;
-    value.offset    = head.offset;
+    value.offset = head.offset;
     switch (static_cast<input_form>(head.form)) {
-        case input_form::raw:
-            if (head.body != head.size) {
-                refuse("has another size than it says");
-            }
-            value.data.assign(body, body + head.body);
-            break;
-        case input_form::changes: {
-            const auto before = known_.find({head.buffer_id, head.offset, head.size});
-            if (before == known_.end()) {
-                refuse("changes what was never sent");
-            }
-            value.data = before->second;
-            decode_changes(body, head.body, value.data);
-            break;
+    case input_form::raw:
+        if (head.body != head.size) {
+            refuse("has another size than it says");
         }
-        case input_form::runs:
-            value.data.resize(head.size);
-            decode_runs(body, head.body, value.data);
-            break;
-        default:
-            refuse("has an unknown form");
+        value.data.assign(body, body + head.body);
+        break;
+    case input_form::changes: {
+        const auto before = known_.find({head.buffer_id, head.offset, head.size});
+        if (before == known_.end()) {
+            refuse("changes what was never sent");
+        }
+        value.data = before->second;
+        decode_changes(body, head.body, value.data);
+        break;
+    }
+    case input_form::runs:
+        value.data.resize(head.size);
+        decode_runs(body, head.body, value.data);
+        break;
+    default:
+        refuse("has an unknown form");
     }
     remember(value);
     return value;

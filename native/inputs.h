@@ -15,8 +15,8 @@
 namespace mesh {
 
 struct input {
-    uint32_t             buffer_id = 0;
-    uint64_t             offset    = 0;
+    uint32_t buffer_id = 0;
+    uint64_t offset = 0;
     std::vector<uint8_t> data;
 };
 
@@ -35,7 +35,7 @@ class shadows {
     using place = std::tuple<uint32_t, uint64_t, uint64_t>;  // buffer, offset, size
 
     std::map<place, std::vector<uint8_t>> known_;
-    uint64_t                              bytes_ = 0;
+    uint64_t bytes_ = 0;
 
     void remember(const input & value);
 };

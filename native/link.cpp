@@ -15,7 +15,7 @@ namespace {
 
 // Commands of one token fit; larger payloads bypass the buffer.
 constexpr size_t READ_BUFFER_BYTES = 64 << 10;
-constexpr size_t MAX_PARTS         = 8;
+constexpr size_t MAX_PARTS = 8;
 
 #ifdef MSG_NOSIGNAL
 constexpr int SEND_FLAGS = MSG_NOSIGNAL;
@@ -49,12 +49,12 @@ link::~link() {
 
 void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts) {
     wire::header head{};
-    head.kind   = kind;
+    head.kind = kind;
     head.ticket = ticket;
 
     std::array<iovec, MAX_PARTS + 1> vectors{};
-    size_t                           count = 0;
-    vectors[count++]                       = {&head, sizeof head};
+    size_t count = 0;
+    vectors[count++] = {&head, sizeof head};
     for (const bytes_view & part : parts) {
         if (part.size > 0) {
             vectors.at(count++) = {const_cast<void *>(part.data), part.size};
@@ -64,8 +64,8 @@ void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view>
     iovec * next = vectors.data();
     while (count > 0) {
         msghdr message{};
-        message.msg_iov     = next;
-        message.msg_iovlen  = count;
+        message.msg_iov = next;
+        message.msg_iovlen = count;
         const ssize_t written = sendmsg(fd_, &message, SEND_FLAGS);
         if (written < 0) {
             if (errno == EINTR) {
@@ -129,7 +129,7 @@ void link::fill() {
         if (count > 0) {
             received_.fetch_add(static_cast<uint64_t>(count), std::memory_order_relaxed);
             begin_ = 0;
-            end_   = static_cast<size_t>(count);
+            end_ = static_cast<size_t>(count);
             return;
         }
         if (count == 0) {

@@ -21,11 +21,11 @@ struct link_error : std::runtime_error {
 
 struct bytes_view {
     const void * data;
-    size_t       size;
+    size_t size;
 };
 
 struct frame {
-    wire::header         head{};
+    wire::header head{};
     std::vector<uint8_t> payload;
 };
 
@@ -36,15 +36,15 @@ class link {
     explicit link(int fd);
     ~link();
 
-    link(const link &)             = delete;
+    link(const link &) = delete;
     link & operator=(const link &) = delete;
 
     void send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts);
 
     // The next header; its payload has to be received next, in one piece or several.
     wire::header receive_header();
-    void         receive(void * data, size_t size);
-    frame        receive_frame();
+    void receive(void * data, size_t size);
+    frame receive_frame();
 
     // True if a read would not wait: something has arrived, or the link has ended.
     bool readable() const noexcept;
@@ -63,10 +63,10 @@ class link {
     }
 
   private:
-    int                   fd_;
-    std::vector<uint8_t>  buffer_;
-    size_t                begin_ = 0;
-    size_t                end_   = 0;
+    int fd_;
+    std::vector<uint8_t> buffer_;
+    size_t begin_ = 0;
+    size_t end_ = 0;
     std::atomic<uint64_t> sent_{0};
     std::atomic<uint64_t> received_{0};
 

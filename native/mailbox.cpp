@@ -9,7 +9,7 @@ void mailbox::open(const wire::session_id & session) {
 
 void mailbox::close(const wire::session_id & session) {
     const std::lock_guard lock(mutex_);
-    const auto            found = boxes_.find(session);
+    const auto found = boxes_.find(session);
     if (found != boxes_.end()) {
         changed_.notify_all();
         boxes_.erase(found);
@@ -18,7 +18,7 @@ void mailbox::close(const wire::session_id & session) {
 
 bool mailbox::deliver(const wire::session_id & session, uint64_t number, std::vector<uint8_t> && data) {
     const std::lock_guard lock(mutex_);
-    const auto            found = boxes_.find(session);
+    const auto found = boxes_.find(session);
     if (found == boxes_.end() || found->second.bytes + data.size() > wire::MAX_QUEUE_BYTES) {
         return false;
     }
@@ -33,7 +33,7 @@ bool mailbox::receive(
     const wire::session_id & session, uint64_t number, std::chrono::milliseconds time, std::vector<uint8_t> & data
 ) {
     std::unique_lock lock(mutex_);
-    const auto       arrived = [&] {
+    const auto arrived = [&] {
         const auto found = boxes_.find(session);
         return found == boxes_.end() || found->second.arrived.count(number) != 0;
     };
@@ -45,7 +45,7 @@ bool mailbox::receive(
         return false;
     }
     auto & entries = found->second.arrived;
-    data           = std::move(entries[number]);
+    data = std::move(entries[number]);
     entries.erase(number);
     found->second.bytes -= data.size();
     return true;

@@ -24,13 +24,14 @@ class mailbox {
 
     // Waits for push `number`. False when the session ends or the time is over.
     bool receive(
-        const wire::session_id & session, uint64_t number, std::chrono::milliseconds time, std::vector<uint8_t> & data
+        const wire::session_id & session, uint64_t number, std::chrono::milliseconds time,
+        std::vector<uint8_t> & data
     );
 
   private:
     struct box {
         std::map<uint64_t, std::vector<uint8_t>> arrived;
-        uint64_t                                 bytes  = 0;
+        uint64_t bytes = 0;
     };
 
     struct session_less {
@@ -39,8 +40,8 @@ class mailbox {
         }
     };
 
-    std::mutex                                    mutex_;
-    std::condition_variable                       changed_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
     std::map<wire::session_id, box, session_less> boxes_;
 };
 

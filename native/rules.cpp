@@ -53,7 +53,7 @@ bool has_own_bytes(const ggml_tensor & t) {
         return true;
     }
     struct dimension {
-        size_t  stride;
+        size_t stride;
         int64_t steps;
     };
     std::array<dimension, GGML_MAX_DIMS> order{};
@@ -76,60 +76,61 @@ bool has_own_bytes(const ggml_tensor & t) {
 }
 
 bool same_place(const ggml_tensor & a, const ggml_tensor & b) {
-    return a.data == b.data && a.type == b.type && same_shape(a, b) && std::equal(a.nb, a.nb + GGML_MAX_DIMS, b.nb);
+    return a.data == b.data && a.type == b.type && same_shape(a, b) &&
+           std::equal(a.nb, a.nb + GGML_MAX_DIMS, b.nb);
 }
 
 ggml_type dot_type(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_F32:
-        case GGML_TYPE_F16:
-        case GGML_TYPE_BF16:
-            return type;
-        case GGML_TYPE_Q4_1:
-        case GGML_TYPE_Q5_1:
-            return GGML_TYPE_Q8_1;
-        case GGML_TYPE_Q1_0:
-        case GGML_TYPE_Q2_0:
-        case GGML_TYPE_Q4_0:
-        case GGML_TYPE_Q5_0:
-        case GGML_TYPE_Q8_0:
-        case GGML_TYPE_MXFP4:
-        case GGML_TYPE_NVFP4:
-        case GGML_TYPE_IQ4_NL:
-            return GGML_TYPE_Q8_0;
-        case GGML_TYPE_Q2_K:
-        case GGML_TYPE_Q3_K:
-        case GGML_TYPE_Q4_K:
-        case GGML_TYPE_Q5_K:
-        case GGML_TYPE_Q6_K:
-        case GGML_TYPE_IQ2_XXS:
-        case GGML_TYPE_IQ2_XS:
-        case GGML_TYPE_IQ2_S:
-        case GGML_TYPE_IQ3_XXS:
-        case GGML_TYPE_IQ3_S:
-        case GGML_TYPE_IQ1_S:
-        case GGML_TYPE_IQ1_M:
-        case GGML_TYPE_IQ4_XS:
-        case GGML_TYPE_TQ1_0:
-        case GGML_TYPE_TQ2_0:
-            return GGML_TYPE_Q8_K;
-        default:
-            return GGML_TYPE_COUNT;
+    case GGML_TYPE_F32:
+    case GGML_TYPE_F16:
+    case GGML_TYPE_BF16:
+        return type;
+    case GGML_TYPE_Q4_1:
+    case GGML_TYPE_Q5_1:
+        return GGML_TYPE_Q8_1;
+    case GGML_TYPE_Q1_0:
+    case GGML_TYPE_Q2_0:
+    case GGML_TYPE_Q4_0:
+    case GGML_TYPE_Q5_0:
+    case GGML_TYPE_Q8_0:
+    case GGML_TYPE_MXFP4:
+    case GGML_TYPE_NVFP4:
+    case GGML_TYPE_IQ4_NL:
+        return GGML_TYPE_Q8_0;
+    case GGML_TYPE_Q2_K:
+    case GGML_TYPE_Q3_K:
+    case GGML_TYPE_Q4_K:
+    case GGML_TYPE_Q5_K:
+    case GGML_TYPE_Q6_K:
+    case GGML_TYPE_IQ2_XXS:
+    case GGML_TYPE_IQ2_XS:
+    case GGML_TYPE_IQ2_S:
+    case GGML_TYPE_IQ3_XXS:
+    case GGML_TYPE_IQ3_S:
+    case GGML_TYPE_IQ1_S:
+    case GGML_TYPE_IQ1_M:
+    case GGML_TYPE_IQ4_XS:
+    case GGML_TYPE_TQ1_0:
+    case GGML_TYPE_TQ2_0:
+        return GGML_TYPE_Q8_K;
+    default:
+        return GGML_TYPE_COUNT;
     }
 }
 
 bool can_quantise(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_IQ2_XXS:
-        case GGML_TYPE_IQ2_XS:
-        case GGML_TYPE_IQ2_S:
-        case GGML_TYPE_IQ3_XXS:
-        case GGML_TYPE_IQ3_S:
-        case GGML_TYPE_IQ1_S:
-        case GGML_TYPE_IQ1_M:
-            return false;  // they need tables that are made for quantising whole models
-        default:
-            return dot_type(type) != GGML_TYPE_COUNT;
+    case GGML_TYPE_IQ2_XXS:
+    case GGML_TYPE_IQ2_XS:
+    case GGML_TYPE_IQ2_S:
+    case GGML_TYPE_IQ3_XXS:
+    case GGML_TYPE_IQ3_S:
+    case GGML_TYPE_IQ1_S:
+    case GGML_TYPE_IQ1_M:
+        return false;  // they need tables that are made for quantising whole models
+    default:
+        return dot_type(type) != GGML_TYPE_COUNT;
     }
 }
 
@@ -146,7 +147,9 @@ void check_views(const subject & node) {
     if (dst.op == GGML_OP_VIEW) {
         return;  // its place was checked against its parent's
     }
-    node.require(ggml_nelements(&dst) == ggml_nelements(&node.src(0)), "it has more or less elements than its source");
+    node.require(
+        ggml_nelements(&dst) == ggml_nelements(&node.src(0)), "it has more or less elements than its source"
+    );
     if (dst.op == GGML_OP_PERMUTE) {
         uint32_t seen = 0;
         for (size_t i = 0; i < GGML_MAX_DIMS; ++i) {
@@ -183,9 +186,7 @@ void check_quantising_copy(const subject & node) {
 void check_dequantising_copy(const subject & node) {
     const ggml_tensor & dst = node.dst();
     const ggml_tensor & src = node.src(0);
-    node.require(
-        can_dequantise(src.type) && is(dst, GGML_TYPE_F32), "there is no conversion between these types"
-    );
+    node.require(can_dequantise(src.type) && is(dst, GGML_TYPE_F32), "there is no conversion between these types");
     node.require(
         has_dense_rows(dst) && (dst.ne[0] % ggml_blck_size(src.type) == 0 || ggml_is_contiguous(&dst)),
         "its rows do not hold whole blocks"
@@ -218,13 +219,15 @@ void check_copy(const subject & node) {
 
 void check_concat(const subject & node) {
     const ggml_tensor & dst = node.dst();
-    const int32_t       dim = node.param(0);
+    const int32_t dim = node.param(0);
     node.require(dim >= 0 && dim < GGML_MAX_DIMS, "its dimension does not exist");
     node.require(dst.type == node.src(0).type && dst.type == node.src(1).type, "its sources have another type");
     for (int i = 0; i < GGML_MAX_DIMS; ++i) {
         const int64_t a = node.src(0).ne[i];
         const int64_t b = node.src(1).ne[i];
-        node.require(i == dim ? dst.ne[i] == a + b : dst.ne[i] == a && a == b, "its shape is not that of its sources");
+        node.require(
+            i == dim ? dst.ne[i] == a + b : dst.ne[i] == a && a == b, "its shape is not that of its sources"
+        );
     }
     const bool single = ggml_blck_size(dst.type) == 1 && ggml_type_size(dst.type) <= sizeof(float);
     node.require(
@@ -253,19 +256,20 @@ void check_pad(const subject & node) {
     node.require(node.param(8) == 0, "it may not go round");
     for (size_t i = 0; i < GGML_MAX_DIMS; ++i) {
         const int64_t before = node.param(2 * i);
-        const int64_t after  = node.param(2 * i + 1);
+        const int64_t after = node.param(2 * i + 1);
         node.require(before >= 0 && after >= 0, "its margin is negative");
-        node.require(dst.ne[i] == src.ne[i] + before + after, "its shape is not that of its source with the margin");
+        node.require(
+            dst.ne[i] == src.ne[i] + before + after, "its shape is not that of its source with the margin"
+        );
     }
 }
 
 // The second source is written into a copy of the first, at strides and an offset of its own.
 void check_set(const subject & node) {
-    const ggml_tensor & dst  = node.dst();
-    const ggml_tensor & src  = node.src(0);
+    const ggml_tensor & dst = node.dst();
+    const ggml_tensor & src = node.src(0);
     const ggml_tensor & part = node.src(1);
-    const bool          typed =
-        is(dst, GGML_TYPE_F32) || (dst.op == GGML_OP_SET && is(dst, GGML_TYPE_I32));
+    const bool typed = is(dst, GGML_TYPE_F32) || (dst.op == GGML_OP_SET && is(dst, GGML_TYPE_I32));
     node.require(typed && src.type == dst.type && part.type == dst.type, "this type cannot be set");
     node.require(same_shape(dst, src), "its shape is not that of its source");
     node.require(ggml_is_contiguous(&dst) && ggml_is_contiguous(&src), "it is not contiguous");
@@ -274,7 +278,7 @@ void check_set(const subject & node) {
         return;
     }
     int64_t end = node.param(3) + part.ne[0] * static_cast<int64_t>(sizeof(float));
-    bool    ok  = node.param(3) >= 0;
+    bool ok = node.param(3) >= 0;
     for (size_t i = 0; i < 3; ++i) {
         // Lengths have 31 bits and so have these strides: three products and their sum fit 64.
         ok = ok && node.param(i) >= 0;
@@ -287,16 +291,18 @@ void check_set(const subject & node) {
 // --- rows by number; the numbers themselves are checked before each run ---
 
 void check_get_rows(const subject & node) {
-    const ggml_tensor & dst  = node.dst();
+    const ggml_tensor & dst = node.dst();
     const ggml_tensor & rows = node.src(0);
-    const ggml_tensor & ids  = node.src(1);
+    const ggml_tensor & ids = node.src(1);
     node.require(is(ids, GGML_TYPE_I32), "its row numbers are not I32");
     node.require(
         is(rows, GGML_TYPE_I32) ? is(dst, GGML_TYPE_I32) : can_dequantise(rows.type) && is(dst, GGML_TYPE_F32),
         "there is no conversion between these types"
     );
     node.require(has_dense_rows(rows) && has_dense_rows(dst), "its rows do not lie side by side");
-    node.require(rows.ne[2] == ids.ne[1] && rows.ne[3] == ids.ne[2] && ids.ne[3] == 1, "its row numbers do not fit");
+    node.require(
+        rows.ne[2] == ids.ne[1] && rows.ne[3] == ids.ne[2] && ids.ne[3] == 1, "its row numbers do not fit"
+    );
     node.require(has_shape(dst, rows.ne[0], ids.ne[0], ids.ne[1], ids.ne[2]), "its shape is not that of its rows");
 }
 
@@ -312,7 +318,8 @@ void check_set_rows(const subject & node) {
     );
     node.require(has_dense_rows(dst) && has_dense_rows(src), "its rows do not lie side by side");
     node.require(
-        dst.ne[0] == src.ne[0] && dst.ne[2] == src.ne[2] && dst.ne[3] == src.ne[3], "its rows do not fit the source's"
+        dst.ne[0] == src.ne[0] && dst.ne[2] == src.ne[2] && dst.ne[3] == src.ne[3],
+        "its rows do not fit the source's"
     );
     node.require(
         ids.ne[0] == src.ne[1] && divides(ids.ne[1], src.ne[2]) && divides(ids.ne[2], src.ne[3]) && ids.ne[3] == 1,

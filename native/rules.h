@@ -36,7 +36,7 @@ class subject {
     void require(bool holds, const char * rule) const;
 
   private:
-    size_t              index_;
+    size_t index_;
     const ggml_tensor * node_;
 };
 
@@ -92,18 +92,18 @@ bool can_dequantise(ggml_type type);
 
 // --- the rules, by family ---
 
-void check_views(const subject & node);         // RESHAPE, VIEW, PERMUTE, TRANSPOSE
-void check_copy(const subject & node);          // CPY, DUP, CONT
+void check_views(const subject & node);  // RESHAPE, VIEW, PERMUTE, TRANSPOSE
+void check_copy(const subject & node);   // CPY, DUP, CONT
 void check_concat(const subject & node);
 void check_repeat(const subject & node);
 void check_pad(const subject & node);
-void check_set(const subject & node);           // SET, ACC
+void check_set(const subject & node);  // SET, ACC
 void check_get_rows(const subject & node);
 void check_set_rows(const subject & node);
 
-void check_binary(const subject & node);        // ADD, SUB, MUL, DIV
+void check_binary(const subject & node);  // ADD, SUB, MUL, DIV
 void check_add_id(const subject & node);
-void check_unary(const subject & node);         // UNARY and SQR, SQRT, LOG, SIN, COS
+void check_unary(const subject & node);  // UNARY and SQR, SQRT, LOG, SIN, COS
 void check_glu(const subject & node);
 void check_scale(const subject & node);
 void check_clamp(const subject & node);
@@ -115,12 +115,12 @@ void check_diag(const subject & node);
 void check_diag_mask(const subject & node);
 
 void check_sum(const subject & node);
-void check_row_sums(const subject & node);      // SUM_ROWS, MEAN
+void check_row_sums(const subject & node);  // SUM_ROWS, MEAN
 void check_cumsum(const subject & node);
 void check_argmax(const subject & node);
 void check_argsort(const subject & node);
 void check_top_k(const subject & node);
-void check_norm(const subject & node);          // NORM, RMS_NORM, L2_NORM
+void check_norm(const subject & node);  // NORM, RMS_NORM, L2_NORM
 void check_group_norm(const subject & node);
 
 void check_mul_mat(const subject & node);
@@ -131,7 +131,7 @@ void check_flash_attn(const subject & node);
 
 void check_ssm_conv(const subject & node);
 void check_ssm_scan(const subject & node);
-void check_rwkv(const subject & node);          // RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN
+void check_rwkv(const subject & node);  // RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN
 void check_delta_net(const subject & node);
 void check_solve_tri(const subject & node);
 

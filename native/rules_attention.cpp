@@ -16,12 +16,14 @@ void require_work(const subject & node, uint64_t bytes) {
 
 // What both kinds of matrix products demand of the matrix on the right.
 void check_factors(const subject & node) {
-    const ggml_tensor & a   = node.src(0);
-    const ggml_tensor & b   = node.src(1);
-    const ggml_type     dot = dot_type(a.type);
+    const ggml_tensor & a = node.src(0);
+    const ggml_tensor & b = node.src(1);
+    const ggml_type dot = dot_type(a.type);
     node.require(dot != GGML_TYPE_COUNT && is(node.dst(), GGML_TYPE_F32), "this type is not multiplied");
     node.require(a.ne[0] == b.ne[0] && b.ne[0] % ggml_blck_size(dot) == 0, "its sources do not fit each other");
-    node.require(has_dense_rows(a) && has_dense_rows(b) && has_dense_rows(node.dst()), "its rows do not lie side by side");
+    node.require(
+        has_dense_rows(a) && has_dense_rows(b) && has_dense_rows(node.dst()), "its rows do not lie side by side"
+    );
     // Repacking kernels read four rows as one piece.
     node.require(b.ne[1] <= 1 || b.nb[1] >= ggml_row_size(b.type, b.ne[0]), "its rows overlap");
     const ggml_tensor & dst = node.dst();
@@ -38,11 +40,13 @@ constexpr uint64_t TILE_BYTES = 1 << 20;  // per thread, of the tiled kernels
 }  // namespace
 
 void check_mul_mat(const subject & node) {
-    const ggml_tensor & a   = node.src(0);
-    const ggml_tensor & b   = node.src(1);
+    const ggml_tensor & a = node.src(0);
+    const ggml_tensor & b = node.src(1);
     const ggml_tensor & dst = node.dst();
-    const bool          widened = is(a, GGML_TYPE_F32) && is_float(b);
-    node.require(is(b, GGML_TYPE_F32) || widened || (is_float(b) && b.type == a.type), "these types do not go together");
+    const bool widened = is(a, GGML_TYPE_F32) && is_float(b);
+    node.require(
+        is(b, GGML_TYPE_F32) || widened || (is_float(b) && b.type == a.type), "these types do not go together"
+    );
     check_factors(node);
     node.require(divides(a.ne[2], b.ne[2]) && divides(a.ne[3], b.ne[3]), "its sources do not fit each other");
     node.require(has_shape(dst, a.ne[1], b.ne[1], b.ne[2], b.ne[3]), "its shape is not that of a product");
@@ -57,16 +61,18 @@ void check_mul_mat(const subject & node) {
 }
 
 void check_mul_mat_id(const subject & node) {
-    const ggml_tensor & a   = node.src(0);
-    const ggml_tensor & b   = node.src(1);
+    const ggml_tensor & a = node.src(0);
+    const ggml_tensor & b = node.src(1);
     const ggml_tensor & ids = node.src(2);
     node.require(is(b, GGML_TYPE_F32) && is(ids, GGML_TYPE_I32), "these types do not go together");
     check_factors(node);
-    node.require(a.ne[3] == 1 && b.ne[3] == 1 && ids.ne[2] == 1 && ids.ne[3] == 1, "its sources have too many dimensions");
+    node.require(
+        a.ne[3] == 1 && b.ne[3] == 1 && ids.ne[2] == 1 && ids.ne[3] == 1, "its sources have too many dimensions"
+    );
     node.require(ids.ne[1] == b.ne[2] && divides(b.ne[1], ids.ne[0]), "its experts do not fit its input");
     node.require(has_shape(node.dst(), a.ne[1], ids.ne[0], b.ne[2], 1), "its shape is not that of a product");
-    const auto     experts = static_cast<uint64_t>(a.ne[2]);
-    const uint64_t chosen  = static_cast<uint64_t>(ids.ne[0] * ids.ne[1]) + static_cast<uint64_t>(b.ne[2]);
+    const auto experts = static_cast<uint64_t>(a.ne[2]);
+    const uint64_t chosen = static_cast<uint64_t>(ids.ne[0] * ids.ne[1]) + static_cast<uint64_t>(b.ne[2]);
     node.require(experts <= MAX_WORK_BYTES && chosen <= MAX_WORK_BYTES, "it needs too much scratch memory");
     require_work(
         node, converted_bytes(b) + experts * (chosen * sizeof(int64_t) + 128) + TILE_BYTES * MAX_THREADS_ASSUMED
@@ -110,8 +116,8 @@ void check_sections(const subject & node) {
 }
 
 void check_rope_mode(const subject & node) {
-    const ggml_tensor & dst  = node.dst();
-    const int32_t       mode = node.param(2);
+    const ggml_tensor & dst = node.dst();
+    const int32_t mode = node.param(2);
     node.require(
         mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX || mode == GGML_ROPE_TYPE_MROPE ||
             mode == GGML_ROPE_TYPE_IMROPE || mode == GGML_ROPE_TYPE_VISION,
@@ -135,9 +141,9 @@ void check_rope_mode(const subject & node) {
 }  // namespace
 
 void check_rope(const subject & node) {
-    const ggml_tensor & dst    = node.dst();
-    const int64_t       dims   = node.param(1);
-    const int64_t       offset = node.param(15);
+    const ggml_tensor & dst = node.dst();
+    const int64_t dims = node.param(1);
+    const int64_t offset = node.param(15);
     node.require(is(dst, GGML_TYPE_F32) || is(dst, GGML_TYPE_F16), "it is F32 or F16 only");
     node.require(dst.type == node.src(0).type, "these types do not go together");
     node.require(same_shape(dst, node.src(0)), "its shape is not that of its source");
@@ -177,13 +183,15 @@ void check_heads(const subject & node) {
 
 void check_flash_attn(const subject & node) {
     const ggml_tensor & dst = node.dst();
-    const ggml_tensor & q   = node.src(0);
-    const ggml_tensor & k   = node.src(1);
-    const ggml_tensor & v   = node.src(2);
+    const ggml_tensor & q = node.src(0);
+    const ggml_tensor & k = node.src(1);
+    const ggml_tensor & v = node.src(2);
     check_heads(node);
     node.require(is(dst, GGML_TYPE_F32) && is_packed(dst), "it is not contiguous");
     node.require(has_shape(dst, v.ne[0], q.ne[2], q.ne[1], q.ne[3]), "its shape is not that of its queries");
-    node.require(node.param(3) == GGML_PREC_DEFAULT || node.param(3) == GGML_PREC_F32, "its precision does not exist");
+    node.require(
+        node.param(3) == GGML_PREC_DEFAULT || node.param(3) == GGML_PREC_F32, "its precision does not exist"
+    );
     if (node.has(3)) {
         const ggml_tensor & mask = node.src(3);
         node.require(is(mask, GGML_TYPE_F16) && has_dense_rows(mask), "its mask is not F16");
@@ -200,8 +208,8 @@ void check_flash_attn(const subject & node) {
     }
     // Tiles of 64 queries and keys in float; or one partial result per head and thread.
     constexpr uint64_t TILE = 64;
-    const auto         row  = static_cast<uint64_t>(k.ne[0] + v.ne[0]);
-    const auto         all  = static_cast<uint64_t>(q.ne[2]) * static_cast<uint64_t>(v.ne[0] + 2);
+    const auto row = static_cast<uint64_t>(k.ne[0] + v.ne[0]);
+    const auto all = static_cast<uint64_t>(q.ne[2]) * static_cast<uint64_t>(v.ne[0] + 2);
     node.require(row <= MAX_WORK_BYTES && all <= MAX_WORK_BYTES, "it needs too much scratch memory");
     require_work(node, sizeof(float) * MAX_THREADS_ASSUMED * (2 * TILE * (row + TILE) + all));
 }

@@ -24,8 +24,8 @@ void require_f32(const subject & node) {
 
 void check_binary(const subject & node) {
     const ggml_type dst = node.dst().type;
-    const ggml_type a   = node.src(0).type;
-    const ggml_type b   = node.src(1).type;
+    const ggml_type a = node.src(0).type;
+    const ggml_type b = node.src(1).type;
     node.require(is_float(node.dst()) && is_float(node.src(0)), "these types do not go together");
     node.require(
         (a == b && dst == a) || (b == GGML_TYPE_F32 && (dst == a || dst == GGML_TYPE_F32)),
@@ -37,9 +37,9 @@ void check_binary(const subject & node) {
 }
 
 void check_add_id(const subject & node) {
-    const ggml_tensor & dst  = node.dst();
+    const ggml_tensor & dst = node.dst();
     const ggml_tensor & rows = node.src(1);
-    const ggml_tensor & ids  = node.src(2);
+    const ggml_tensor & ids = node.src(2);
     require_f32(node);
     node.require(is(rows, GGML_TYPE_F32) && is(ids, GGML_TYPE_I32), "these types do not go together");
     require_same(node);
@@ -59,7 +59,9 @@ void check_unary(const subject & node) {
     require_same(node);
     require_dense(node);
     if (dst.op == GGML_OP_UNARY && node.param(0) == GGML_UNARY_OP_XIELU) {
-        node.require(ggml_is_contiguous_1(&dst) && ggml_is_contiguous_1(&src), "its rows do not follow each other");
+        node.require(
+            ggml_is_contiguous_1(&dst) && ggml_is_contiguous_1(&src), "its rows do not follow each other"
+        );
     }
 }
 
@@ -92,7 +94,9 @@ void check_scale(const subject & node) {
     node.require(dst.type == src.type, "these types do not go together");
     require_same(node);
     node.require(ggml_is_contiguous(&dst) && ggml_is_contiguous(&src), "it is not contiguous");
-    node.require(has_even_rows(dst) && has_even_rows(src) && dst.nb[1] == src.nb[1], "its rows do not follow each other");
+    node.require(
+        has_even_rows(dst) && has_even_rows(src) && dst.nb[1] == src.nb[1], "its rows do not follow each other"
+    );
 }
 
 void check_clamp(const subject & node) {
@@ -130,7 +134,10 @@ void check_arange(const subject & node) {
 void check_tri(const subject & node) {
     require_f32(node);
     require_same(node);
-    node.require(node.param(0) >= GGML_TRI_TYPE_UPPER_DIAG && node.param(0) <= GGML_TRI_TYPE_LOWER, "its half does not exist");
+    node.require(
+        node.param(0) >= GGML_TRI_TYPE_UPPER_DIAG && node.param(0) <= GGML_TRI_TYPE_LOWER,
+        "its half does not exist"
+    );
     node.require(ggml_is_contiguous(&node.src(0)) && has_dense_rows(node.src(0)), "its source is not contiguous");
     node.require(has_dense_rows(node.dst()), "its rows do not lie side by side");
 }
@@ -175,7 +182,9 @@ void check_argmax(const subject & node) {
     const ggml_tensor & src = node.src(0);
     node.require(is(node.dst(), GGML_TYPE_I32) && is(src, GGML_TYPE_F32), "it is I32 from F32 only");
     require_dense(node);
-    node.require(ggml_is_matrix(&src) && has_shape(node.dst(), src.ne[1], 1, 1, 1), "it is not one number for each row");
+    node.require(
+        ggml_is_matrix(&src) && has_shape(node.dst(), src.ne[1], 1, 1, 1), "it is not one number for each row"
+    );
 }
 
 void check_argsort(const subject & node) {

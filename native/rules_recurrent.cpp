@@ -35,14 +35,14 @@ class product {
     }
 
   private:
-    int64_t value_    = 1;
-    bool    overflow_ = false;
+    int64_t value_ = 1;
+    bool overflow_ = false;
 };
 
 }  // namespace
 
 void check_ssm_conv(const subject & node) {
-    const ggml_tensor & x      = node.src(0);
+    const ggml_tensor & x = node.src(0);
     const ggml_tensor & kernel = node.src(1);
     require_f32(node, 2);
     node.require(is_packed(kernel) && has_dense_rows(node.dst()), "it is not contiguous");
@@ -58,17 +58,17 @@ void check_ssm_conv(const subject & node) {
 namespace {
 
 void check_ssm_inputs(const subject & node) {
-    const ggml_tensor & state  = node.src(0);
-    const ggml_tensor & x      = node.src(1);
-    const ggml_tensor & dt     = node.src(2);
-    const ggml_tensor & decay  = node.src(3);
-    const ggml_tensor & b      = node.src(4);
-    const ggml_tensor & c      = node.src(5);
-    const int64_t       width  = x.ne[0];
-    const int64_t       heads  = x.ne[1];
-    const int64_t       tokens = x.ne[2];
-    const int64_t       seqs   = x.ne[3];
-    const auto          joined = [](const ggml_tensor & t) {
+    const ggml_tensor & state = node.src(0);
+    const ggml_tensor & x = node.src(1);
+    const ggml_tensor & dt = node.src(2);
+    const ggml_tensor & decay = node.src(3);
+    const ggml_tensor & b = node.src(4);
+    const ggml_tensor & c = node.src(5);
+    const int64_t width = x.ne[0];
+    const int64_t heads = x.ne[1];
+    const int64_t tokens = x.ne[2];
+    const int64_t seqs = x.ne[3];
+    const auto joined = [](const ggml_tensor & t) {
         return has_dense_rows(t) && t.nb[1] == static_cast<size_t>(t.ne[0]) * sizeof(float);
     };
     node.require(is_packed(state) && has_dense_rows(dt) && is_packed(decay), "its state is not contiguous");
@@ -87,13 +87,14 @@ void check_ssm_inputs(const subject & node) {
 
 void check_ssm_scan(const subject & node) {
     const ggml_tensor & state = node.src(0);
-    const ggml_tensor & x     = node.src(1);
-    const ggml_tensor & ids   = node.src(6);
-    const int64_t       slots = node.param(0);
+    const ggml_tensor & x = node.src(1);
+    const ggml_tensor & ids = node.src(6);
+    const int64_t slots = node.param(0);
     require_f32(node, 6);
     check_ssm_inputs(node);
     node.require(
-        is(ids, GGML_TYPE_I32) && has_dense_rows(ids) && has_shape(ids, x.ne[3], 1, 1, 1), "its numbers of states do not fit"
+        is(ids, GGML_TYPE_I32) && has_dense_rows(ids) && has_shape(ids, x.ne[3], 1, 1, 1),
+        "its numbers of states do not fit"
     );
     node.require(slots >= 1 && (slots == 1 || node.src(3).ne[0] == 1), "it keeps no or too many states");
     node.require(ggml_is_contiguous(&node.dst()) && has_dense_rows(node.dst()), "it is not contiguous");
@@ -104,13 +105,13 @@ void check_ssm_scan(const subject & node) {
 
 // One matrix of state per head; all sources but the last (and one vector of WKV6) have a row per head and token.
 void check_rwkv(const subject & node) {
-    const ggml_tensor & dst   = node.dst();
-    const size_t        last  = dst.op == GGML_OP_RWKV_WKV7 ? 6 : dst.op == GGML_OP_RWKV_WKV6 ? 5 : 4;
+    const ggml_tensor & dst = node.dst();
+    const size_t last = dst.op == GGML_OP_RWKV_WKV7 ? 6 : dst.op == GGML_OP_RWKV_WKV6 ? 5 : 4;
     const ggml_tensor & state = node.src(last);
-    const int64_t       size  = node.src(0).ne[0];
-    const int64_t       heads = node.src(0).ne[1];
-    const int64_t       rows  = node.src(0).ne[2];
-    const int64_t       seqs  = state.ne[1];
+    const int64_t size = node.src(0).ne[0];
+    const int64_t heads = node.src(0).ne[1];
+    const int64_t rows = node.src(0).ne[2];
+    const int64_t seqs = state.ne[1];
     require_f32(node, last + 1);
     // Its vectors have no remainder: the longest that there are go through a head of 64 in one step.
     node.require(dst.op != GGML_OP_RWKV_WKV7 || size % 64 == 0, "its heads are not multiples of 64");
@@ -127,17 +128,19 @@ void check_rwkv(const subject & node) {
     node.require(seqs >= 1 && rows >= 1 && rows % seqs == 0, "its tokens do not fit its sequences");
     node.require(product({size, size, heads, seqs}) == ggml_nelements(&state), "its state does not fit");
     node.require(ggml_is_contiguous(&dst) && has_dense_rows(dst), "it is not contiguous");
-    node.require(has_shape(dst, size * heads, rows + size * seqs, 1, 1), "its size is not that of its output and states");
+    node.require(
+        has_shape(dst, size * heads, rows + size * seqs, 1, 1), "its size is not that of its output and states"
+    );
 }
 
 void check_delta_net(const subject & node) {
-    const ggml_tensor & dst   = node.dst();
-    const ggml_tensor & v     = node.src(2);
-    const ggml_tensor & gate  = node.src(3);
+    const ggml_tensor & dst = node.dst();
+    const ggml_tensor & v = node.src(2);
+    const ggml_tensor & gate = node.src(3);
     const ggml_tensor & state = node.src(5);
-    const int64_t       size  = v.ne[0];
-    const int64_t       heads = v.ne[1];
-    const int64_t       slots = node.param(0);
+    const int64_t size = v.ne[0];
+    const int64_t heads = v.ne[1];
+    const int64_t slots = node.param(0);
     require_f32(node, 6);
     for (size_t i = 0; i < 2; ++i) {
         const ggml_tensor & each = node.src(i);
@@ -145,11 +148,13 @@ void check_delta_net(const subject & node) {
         node.require(divides(each.ne[1], heads) && divides(each.ne[3], v.ne[3]), "its heads do not fit");
     }
     node.require(
-        has_dense_rows(node.src(0)) && has_dense_rows(node.src(1)) && has_dense_rows(v), "its rows do not lie side by side"
+        has_dense_rows(node.src(0)) && has_dense_rows(node.src(1)) && has_dense_rows(v),
+        "its rows do not lie side by side"
     );
     node.require(is_packed(gate) && is_packed(node.src(4)) && is_packed(state), "its state is not contiguous");
     node.require(
-        (gate.ne[0] == 1 || gate.ne[0] == size) && has_shape(gate, gate.ne[0], heads, v.ne[2], v.ne[3]), "its gate does not fit"
+        (gate.ne[0] == 1 || gate.ne[0] == size) && has_shape(gate, gate.ne[0], heads, v.ne[2], v.ne[3]),
+        "its gate does not fit"
     );
     node.require(has_shape(node.src(4), 1, heads, v.ne[2], v.ne[3]), "its beta does not fit");
     node.require(has_shape(state, size, size, heads, v.ne[3]), "its state does not fit");

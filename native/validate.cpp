@@ -13,7 +13,7 @@ namespace {
 // An op that a worker computes: which sources it needs and which it may have, as bits, and its rules. None of
 // these ops carries a pointer or calls back.
 struct op_rules {
-    ggml_op  op;
+    ggml_op op;
     uint32_t needs;
     uint32_t may_have;
     op_check check;
@@ -83,20 +83,19 @@ constexpr op_rules RULES[] = {
 };
 
 const op_rules * rules_of(uint32_t op) {
-    const auto * const found =
-        std::find_if(std::begin(RULES), std::end(RULES), [&](const op_rules & entry) {
-            return static_cast<uint32_t>(entry.op) == op;
-        });
+    const auto * const found = std::find_if(std::begin(RULES), std::end(RULES), [&](const op_rules & entry) {
+        return static_cast<uint32_t>(entry.op) == op;
+    });
     return found != std::end(RULES) ? found : nullptr;
 }
 
 // Ops that may write over a source which they read element by element, at the same place.
 constexpr ggml_op IN_PLACE[] = {
-    GGML_OP_ADD,  GGML_OP_ADD_ID,   GGML_OP_SUB,     GGML_OP_MUL,           GGML_OP_DIV,
-    GGML_OP_SQR,  GGML_OP_SQRT,     GGML_OP_LOG,      GGML_OP_SIN,     GGML_OP_COS,           GGML_OP_UNARY,
-    GGML_OP_FILL, GGML_OP_SCALE,    GGML_OP_CLAMP,    GGML_OP_ROPE,    GGML_OP_DIAG_MASK_INF, GGML_OP_SOFT_MAX,
-    GGML_OP_NORM, GGML_OP_RMS_NORM, GGML_OP_L2_NORM,  GGML_OP_GROUP_NORM, GGML_OP_LEAKY_RELU, GGML_OP_SET,
-    GGML_OP_ACC,  GGML_OP_DUP,
+    GGML_OP_ADD,           GGML_OP_ADD_ID,     GGML_OP_SUB,   GGML_OP_MUL,      GGML_OP_DIV,
+    GGML_OP_SQR,           GGML_OP_SQRT,       GGML_OP_LOG,   GGML_OP_SIN,      GGML_OP_COS,
+    GGML_OP_UNARY,         GGML_OP_FILL,       GGML_OP_SCALE, GGML_OP_CLAMP,    GGML_OP_ROPE,
+    GGML_OP_DIAG_MASK_INF, GGML_OP_SOFT_MAX,   GGML_OP_NORM,  GGML_OP_RMS_NORM, GGML_OP_L2_NORM,
+    GGML_OP_GROUP_NORM,    GGML_OP_LEAKY_RELU, GGML_OP_SET,   GGML_OP_ACC,      GGML_OP_DUP,
 };
 
 bool may_work_in_place(ggml_op op) {
@@ -215,8 +214,8 @@ class entry_checker {
 
   private:
     const std::vector<wire::tensor> & table_;
-    size_t                            index_;
-    const wire::tensor &              entry_;
+    size_t index_;
+    const wire::tensor & entry_;
 
     void require(bool holds, const char * rule) const {
         if (!holds) {
@@ -234,24 +233,28 @@ class entry_checker {
         }
         require(entry_.ne[0] * rows <= MAX_ELEMENTS, "it has too many elements");
         require(
-            entry_.ne[0] % ggml_blck_size(static_cast<ggml_type>(entry_.type)) == 0, "its rows are not whole blocks"
+            entry_.ne[0] % ggml_blck_size(static_cast<ggml_type>(entry_.type)) == 0,
+            "its rows are not whole blocks"
         );
     }
 
     void check_strides() const {
-        const auto     type = static_cast<ggml_type>(entry_.type);
+        const auto type = static_cast<ggml_type>(entry_.type);
         const uint64_t size = ggml_type_size(type);
         for (const uint64_t stride : entry_.nb) {
-            require(stride <= static_cast<uint64_t>(INT64_MAX) && stride % size == 0, "a stride is not whole elements");
+            require(
+                stride <= static_cast<uint64_t>(INT64_MAX) && stride % size == 0, "a stride is not whole elements"
+            );
         }
         require(ggml_blck_size(type) == 1 || entry_.nb[0] == size, "its blocks do not lie side by side");
         uint64_t bytes = size;
         for (size_t i = 0; i < GGML_MAX_DIMS && !is_empty(entry_); ++i) {
-            const auto steps = static_cast<uint64_t>(i == 0 ? entry_.ne[0] / ggml_blck_size(type) : entry_.ne[i]) - 1;
-            uint64_t   span  = 0;
+            const auto steps =
+                static_cast<uint64_t>(i == 0 ? entry_.ne[0] / ggml_blck_size(type) : entry_.ne[i]) - 1;
+            uint64_t span = 0;
             require(
-                !__builtin_mul_overflow(steps, entry_.nb[i], &span) && !__builtin_add_overflow(bytes, span, &bytes) &&
-                    bytes <= static_cast<uint64_t>(INT64_MAX),
+                !__builtin_mul_overflow(steps, entry_.nb[i], &span) &&
+                    !__builtin_add_overflow(bytes, span, &bytes) && bytes <= static_cast<uint64_t>(INT64_MAX),
                 "its size overflows"
             );
         }
@@ -277,7 +280,9 @@ class entry_checker {
         require(parent.view_of == 0, "it is a view of a view");
         require(entry_.type == parent.type, "it is a view of another type");
         require(entry_.buffer_id == parent.buffer_id, "it is a view into another buffer");
-        require(entry_.view_offset % ggml_type_size(static_cast<ggml_type>(entry_.type)) == 0, "it is not aligned");
+        require(
+            entry_.view_offset % ggml_type_size(static_cast<ggml_type>(entry_.type)) == 0, "it is not aligned"
+        );
         uint64_t offset = 0;
         require(
             !__builtin_add_overflow(parent.offset, entry_.view_offset, &offset) &&
@@ -299,7 +304,8 @@ uint64_t extent(const wire::tensor & entry) {
     if (is_empty(entry)) {
         return 0;  // a micro-batch without outputs ends in tensors without elements
     }
-    uint64_t bytes = ggml_type_size(type) + static_cast<uint64_t>(entry.ne[0] / ggml_blck_size(type) - 1) * entry.nb[0];
+    uint64_t bytes =
+        ggml_type_size(type) + static_cast<uint64_t>(entry.ne[0] / ggml_blck_size(type) - 1) * entry.nb[0];
     for (size_t i = 1; i < GGML_MAX_DIMS; ++i) {
         bytes += static_cast<uint64_t>(entry.ne[i] - 1) * entry.nb[i];
     }
@@ -316,7 +322,7 @@ void check_node(size_t index, const ggml_tensor * node) {
     const subject checked(index, node);
     if (!op_only_renames(node->op)) {
         const bool in_parts = node->op == GGML_OP_SET_ROWS;
-        const bool runs     = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0 && !ggml_is_empty(node);
+        const bool runs = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0 && !ggml_is_empty(node);
         checked.require(node->data != nullptr || !runs, "it is computed into no buffer");
         checked.require(in_parts || ggml_nelements(node) <= MAX_COMPUTED, "it has too many elements");
         checked.require(has_own_bytes(*node), "its elements overlap");

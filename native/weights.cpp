@@ -33,9 +33,9 @@ gguf_ptr open_gguf(const std::string & path) {
 
 std::vector<ggml_backend_buffer_type_t> special_layouts(ggml_backend_dev_t device) {
     std::vector<ggml_backend_buffer_type_t> found;
-    auto get_extra = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
-        ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"
-    ));
+    auto get_extra = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts")
+    );
     if (get_extra != nullptr) {
         for (ggml_backend_buffer_type_t * kind = get_extra(device); kind != nullptr && *kind != nullptr; ++kind) {
             found.push_back(*kind);
@@ -90,14 +90,14 @@ const ggml_tensor * weight::plain() {
     if (plain_.tensor != nullptr) {
         return plain_.tensor;
     }
-    layout        place;
+    layout place;
     ggml_tensor * tensor = new_tensor(place);
     // A device that computes in main memory takes the file's pages as they are.
     auto * mapped = const_cast<uint8_t *>(bytes_);
     place.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(device_, mapped, size_, size_));
     if (place.buffer) {
         tensor->buffer = place.buffer.get();
-        tensor->data   = mapped;
+        tensor->data = mapped;
     } else {
         ggml_backend_buffer_type_t kind = ggml_backend_dev_buffer_type(device_);
         place.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(place.context.get(), kind));
@@ -114,17 +114,17 @@ const ggml_tensor * weight::plain() {
 // Asks the device with a buffer of no size, before memory is spent.
 bool weight::takes(ggml_backend_buffer_type_t kind, ggml_tensor * node) const {
     const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(kind, 0));
-    layout                        place;
-    ggml_tensor *                 tensor = new_tensor(place);
-    tensor->buffer                       = empty.get();
+    layout place;
+    ggml_tensor * tensor = new_tensor(place);
+    tensor->buffer = empty.get();
     return takes(tensor, node);
 }
 
 bool weight::takes(ggml_tensor * candidate, ggml_tensor * node) const {
     ggml_tensor * before = node->src[0];
-    node->src[0]         = candidate;
-    const bool yes       = ggml_backend_dev_supports_op(device_, node);
-    node->src[0]         = before;
+    node->src[0] = candidate;
+    const bool yes = ggml_backend_dev_supports_op(device_, node);
+    node->src[0] = before;
     return yes;
 }
 
@@ -165,10 +165,10 @@ model_weights::model_weights(ggml_backend_dev_t device, const std::vector<std::s
         const gguf_ptr index = open_gguf(path);
         files_.push_back(std::make_unique<mapped_file>(path));
         const mapped_file & file = *files_.back();
-        const size_t        data = gguf_get_data_offset(index.get());
+        const size_t data = gguf_get_data_offset(index.get());
         for (int64_t i = 0; i < gguf_get_n_tensors(index.get()); ++i) {
             const size_t offset = data + gguf_get_tensor_offset(index.get(), i);
-            const size_t size   = gguf_get_tensor_size(index.get(), i);
+            const size_t size = gguf_get_tensor_size(index.get(), i);
             if (offset > file.size() || size > file.size() - offset) {
                 throw std::runtime_error(path + " is cut short");
             }

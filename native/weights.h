@@ -21,7 +21,7 @@ class mapped_file {
     explicit mapped_file(const std::string & path);
     ~mapped_file();
 
-    mapped_file(const mapped_file &)             = delete;
+    mapped_file(const mapped_file &) = delete;
     mapped_file & operator=(const mapped_file &) = delete;
 
     uint8_t * data() const noexcept {
@@ -34,7 +34,7 @@ class mapped_file {
 
   private:
     uint8_t * data_ = nullptr;
-    size_t    size_ = 0;
+    size_t size_ = 0;
 };
 
 // One tensor of a model on this machine.
@@ -65,23 +65,23 @@ class weight {
 
   private:
     struct layout {
-        ggml_context_ptr        context;
+        ggml_context_ptr context;
         ggml_backend_buffer_ptr buffer;
-        ggml_tensor *           tensor = nullptr;
+        ggml_tensor * tensor = nullptr;
     };
 
     ggml_backend_dev_t device_;
-    ggml_type          type_;
-    int64_t            ne_[4];
-    const uint8_t *    bytes_;
-    size_t             size_;
-    std::mutex         mutex_;
-    layout             plain_;
+    ggml_type type_;
+    int64_t ne_[4];
+    const uint8_t * bytes_;
+    size_t size_;
+    std::mutex mutex_;
+    layout plain_;
     std::vector<std::pair<ggml_backend_buffer_type_t, layout>> special_;
 
     ggml_tensor * new_tensor(layout & place) const;
-    bool          takes(ggml_backend_buffer_type_t kind, ggml_tensor * node) const;
-    bool          takes(ggml_tensor * candidate, ggml_tensor * node) const;
+    bool takes(ggml_backend_buffer_type_t kind, ggml_tensor * node) const;
+    bool takes(ggml_tensor * candidate, ggml_tensor * node) const;
 };
 
 // All tensors of one model, by name.
@@ -93,7 +93,7 @@ class model_weights {
     weight * find(const std::string & name);
 
   private:
-    std::vector<std::unique_ptr<mapped_file>>      files_;
+    std::vector<std::unique_ptr<mapped_file>> files_;
     std::map<std::string, std::unique_ptr<weight>> weights_;
 };
 

@@ -35,48 +35,48 @@
 
 namespace mesh::wire {
 
-constexpr uint32_t MAGIC   = 0x4853454d;  // "MESH"
+constexpr uint32_t MAGIC = 0x4853454d;  // "MESH"
 constexpr uint32_t VERSION = 1;
 
 // Limits on what one frame or session may ask for; beyond them it is refused.
-constexpr uint64_t MAX_FRAME_BYTES    = 64ULL << 20;  // a micro-batch of activations is 16 MB at 8192 × 512
-constexpr uint32_t MAX_GRAPH_TENSORS  = 1U << 16;     // the largest graphs known have some 10,000
-constexpr uint32_t MAX_CACHED_GRAPHS  = 64;           // per session; decode needs one, speculation and slots some more
-constexpr uint32_t MAX_CACHED_TENSORS = 1U << 20;     // in all these graphs; some 450 bytes each
-constexpr uint32_t MAX_BUFFERS        = 256;          // per session; llama.cpp makes about five
-constexpr uint64_t MAX_QUEUE_BYTES    = 256ULL << 20; // commands that have arrived and wait for the device
-constexpr uint64_t MAX_SHADOW_BYTES   = 64ULL << 20;  // inputs that both sides remember, per session
-constexpr uint32_t RECV_TIMEOUT_MS    = 60'000;       // for a push that is on its way; a whole prompt may be before it
-constexpr uint32_t MAX_RUNS_IN_FLIGHT = 32;           // micro-batches that a client sends ahead
+constexpr uint64_t MAX_FRAME_BYTES = 64ULL << 20;  // a micro-batch of activations is 16 MB at 8192 × 512
+constexpr uint32_t MAX_GRAPH_TENSORS = 1U << 16;   // the largest graphs known have some 10,000
+constexpr uint32_t MAX_CACHED_GRAPHS = 64;  // per session; decode needs one, speculation and slots some more
+constexpr uint32_t MAX_CACHED_TENSORS = 1U << 20;   // in all these graphs; some 450 bytes each
+constexpr uint32_t MAX_BUFFERS = 256;               // per session; llama.cpp makes about five
+constexpr uint64_t MAX_QUEUE_BYTES = 256ULL << 20;  // commands that have arrived and wait for the device
+constexpr uint64_t MAX_SHADOW_BYTES = 64ULL << 20;  // inputs that both sides remember, per session
+constexpr uint32_t RECV_TIMEOUT_MS = 60'000;  // for a push that is on its way; a whole prompt may be before it
+constexpr uint32_t MAX_RUNS_IN_FLIGHT = 32;   // micro-batches that a client sends ahead
 
 enum class command : uint8_t {
     hello = 1,
     alloc = 2,
-    free  = 3,
+    free = 3,
     clear = 4,
-    set   = 5,
-    get   = 6,
-    copy  = 7,
+    set = 5,
+    get = 6,
+    copy = 7,
     graph = 8,
-    run   = 9,
+    run = 9,
     attach = 10,
-    push   = 11,
-    recv   = 12,
+    push = 11,
+    recv = 12,
     deliver = 13,
 };
 
 enum class answer : uint8_t {
     hello = 0x81,
     alloc = 0x82,
-    data  = 0x86,
-    done  = 0x89,
+    data = 0x86,
+    done = 0x89,
     attach = 0x8a,
     error = 0xff,
 };
 
 struct header {
-    uint8_t  kind;
-    uint8_t  reserved[3];
+    uint8_t kind;
+    uint8_t reserved[3];
     uint32_t ticket;
     uint64_t size;
 };
@@ -92,9 +92,9 @@ struct hello {
     session_id session;
     uint32_t magic;
     uint32_t version;
-    char     engine[32];   // version of the engine, zero-padded
-    uint32_t op_count;     // GGML_OP_COUNT, GGML_TYPE_COUNT and the size of a tensor: the same numbers
-    uint32_t type_count;   // with another meaning would compute nonsense, so different tables are refused
+    char engine[32];      // version of the engine, zero-padded
+    uint32_t op_count;    // GGML_OP_COUNT, GGML_TYPE_COUNT and the size of a tensor: the same numbers
+    uint32_t type_count;  // with another meaning would compute nonsense, so different tables are refused
     uint32_t tensor_size;
     uint32_t reserved;
 };
@@ -102,14 +102,14 @@ struct hello {
 static_assert(sizeof(hello) == 72);
 
 struct hello_answer {
-    hello    self;
+    hello self;
     uint32_t device_type;  // enum ggml_backend_dev_type
     uint32_t reserved;
     uint64_t grant_bytes;  // what this session may allocate
     uint64_t total_bytes;
     uint64_t alignment;
-    char     name[64];
-    char     description[128];
+    char name[64];
+    char description[128];
 };
 
 static_assert(sizeof(hello_answer) == 72 + 8 + 24 + 192);
@@ -125,7 +125,7 @@ static_assert(sizeof(alloc) == 16);
 // Weights by reference: the worker takes them from its own copy of the model and
 // presents them at the addresses that the client chose. No byte of them travels.
 struct attach {
-    char     fingerprint[64];
+    char fingerprint[64];
     uint32_t buffer_id;
     uint32_t count;
 };
@@ -133,10 +133,10 @@ struct attach {
 static_assert(sizeof(attach) == 72);
 
 struct attach_entry {
-    char     name[64];
+    char name[64];
     uint64_t offset;
     uint64_t size;
-    int64_t  elements;
+    int64_t elements;
     uint32_t type;
     uint32_t reserved;
 };
@@ -153,7 +153,7 @@ struct span {
 static_assert(sizeof(span) == 24);
 
 struct clear {
-    span    where;
+    span where;
     uint8_t value;
     uint8_t reserved[7];
 };
@@ -161,7 +161,7 @@ struct clear {
 static_assert(sizeof(clear) == 32);
 
 struct copy {
-    span     from;
+    span from;
     uint32_t to_buffer_id;
     uint32_t reserved;
     uint64_t to_offset;
@@ -170,16 +170,16 @@ struct copy {
 static_assert(sizeof(copy) == 40);
 
 struct push {
-    span     from;
-    uint64_t number;   // of this push in its session
-    uint32_t peer;     // which worker, by the number that both sides were told
+    span from;
+    uint64_t number;  // of this push in its session
+    uint32_t peer;    // which worker, by the number that both sides were told
     uint32_t reserved;
 };
 
 static_assert(sizeof(push) == 40);
 
 struct recv {
-    span     to;
+    span to;
     uint64_t number;
 };
 
@@ -187,7 +187,7 @@ static_assert(sizeof(recv) == 32);
 
 struct deliver {
     session_id session;
-    uint64_t   number;
+    uint64_t number;
 };
 
 static_assert(sizeof(deliver) == 24);
@@ -198,7 +198,7 @@ struct graph_key {
 
 static_assert(sizeof(graph_key) == 16);
 
-constexpr uint32_t TENSOR_SOURCES   = 10;
+constexpr uint32_t TENSOR_SOURCES = 10;
 constexpr uint32_t TENSOR_OP_PARAMS = 16;
 
 // A tensor of a graph. Sources come before the tensors that use them.
@@ -207,25 +207,25 @@ struct tensor {
     uint32_t op;
     uint32_t flags;
     uint32_t use_count;
-    int64_t  ne[4];
+    int64_t ne[4];
     uint64_t nb[4];
-    int32_t  op_params[TENSOR_OP_PARAMS];
+    int32_t op_params[TENSOR_OP_PARAMS];
     uint32_t sources[TENSOR_SOURCES];  // index + 1 in the same graph; 0 is none
     uint32_t view_of;                  // index + 1
     uint32_t is_node;                  // 1 if it is computed in this graph, in the order of the table
     uint64_t view_offset;
     uint32_t buffer_id;
     uint32_t reserved;
-    uint64_t offset;                   // of its data in that buffer
+    uint64_t offset;  // of its data in that buffer
 };
 
 static_assert(sizeof(tensor) == 16 + 32 + 32 + 64 + 40 + 8 + 8 + 8 + 8);
 
 // An input of a RUN, written before it is computed.
 enum class input_form : uint32_t {
-    raw     = 0,
+    raw = 0,
     changes = 1,  // change and bytes, repeated: what differs from the same input as it was sent last
-    runs    = 2,  // run_of_words, repeated: the whole input
+    runs = 2,     // run_of_words, repeated: the whole input
 };
 
 struct input_head {
@@ -256,9 +256,9 @@ static_assert(sizeof(run_of_words) == 8);
 // What one RUN cost, in nanoseconds.
 struct telemetry {
     uint64_t compute_ns;
-    uint64_t wait_ns;     // between the end of the run before and the arrival of this one
-    uint64_t bytes_in;    // since the run before
-    uint32_t queued;      // commands that were waiting behind it
+    uint64_t wait_ns;   // between the end of the run before and the arrival of this one
+    uint64_t bytes_in;  // since the run before
+    uint32_t queued;    // commands that were waiting behind it
     uint32_t reserved;
 };
 

@@ -77,11 +77,11 @@ class inbox {
     }
 
   private:
-    std::mutex              mutex_;
+    std::mutex mutex_;
     std::condition_variable changed_;
-    std::deque<frame>       frames_;
-    uint64_t                bytes_  = 0;
-    bool                    closed_ = false;
+    std::deque<frame> frames_;
+    uint64_t bytes_ = 0;
+    bool closed_ = false;
 };
 
 template <typename T> T read_struct(const frame & message) {
@@ -113,7 +113,7 @@ class worker {
         }
     }
 
-    worker(const worker &)             = delete;
+    worker(const worker &) = delete;
     worker & operator=(const worker &) = delete;
 
     ggml_backend_dev_t device() const {
@@ -148,26 +148,26 @@ class worker {
 
     // A model on this machine's disk, known by its fingerprint from now on.
     void add_model(const std::string & fingerprint, const std::vector<std::string> & paths) {
-        auto                  model = std::make_unique<model_weights>(device_, paths);
+        auto model = std::make_unique<model_weights>(device_, paths);
         const std::lock_guard lock(mutex_);
         models_[fingerprint] = std::move(model);
     }
 
     model_weights * find_model(const std::string & fingerprint) {
         const std::lock_guard lock(mutex_);
-        const auto            found = models_.find(fingerprint);
+        const auto found = models_.find(fingerprint);
         return found != models_.end() ? found->second.get() : nullptr;
     }
 
     // A link to another worker, in both directions, until one of them closes it.
     void add_peer(uint32_t number, int fd) {
-        auto                  peer = std::make_shared<link>(fd);
+        auto peer = std::make_shared<link>(fd);
         const std::lock_guard lock(peers_mutex_);
         peers_[number] = peer;
         receivers_.emplace_back(peer, std::thread([this, peer, number] {
                                     receive_pushes(*peer);
                                     const std::lock_guard again(peers_mutex_);
-                                    const auto            found = peers_.find(number);
+                                    const auto found = peers_.find(number);
                                     if (found != peers_.end() && found->second == peer) {
                                         peers_.erase(found);
                                     }
@@ -177,12 +177,13 @@ class worker {
     void push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data) {
         // Held while writing: two sessions must not mix their frames on one link.
         const std::lock_guard lock(peers_mutex_);
-        const auto            found = peers_.find(number);
+        const auto found = peers_.find(number);
         if (found == peers_.end()) {
             throw std::runtime_error("the link to worker " + std::to_string(number) + " is lost");
         }
         found->second->send(
-            static_cast<uint8_t>(wire::command::deliver), 0, {{&address, sizeof address}, {data.data(), data.size()}}
+            static_cast<uint8_t>(wire::command::deliver), 0,
+            {{&address, sizeof address}, {data.data(), data.size()}}
         );
     }
 
@@ -199,13 +200,13 @@ class worker {
     void receive_pushes(link & peer) noexcept;
 
     ggml_backend_dev_t device_;
-    int                threads_;
-    uint64_t           quota_;
-    uint64_t           taken_ = 0;
-    std::mutex         mutex_;
-    std::mutex         computing_;
-    mailbox            mail_;
-    std::mutex         peers_mutex_;
+    int threads_;
+    uint64_t quota_;
+    uint64_t taken_ = 0;
+    std::mutex mutex_;
+    std::mutex computing_;
+    mailbox mail_;
+    std::mutex peers_mutex_;
     std::map<uint32_t, std::shared_ptr<link>> peers_;
     std::vector<std::pair<std::shared_ptr<link>, std::thread>> receivers_;  // one for each peer there ever was
     std::map<std::string, std::unique_ptr<model_weights>> models_;  // outlive sessions, and are shared by them
@@ -214,7 +215,7 @@ class worker {
 void worker::receive_pushes(link & peer) noexcept {
     try {
         for (;;) {
-            wire::deliver      address{};
+            wire::deliver address{};
             const wire::header head = peer.receive_header();
             if (head.kind != static_cast<uint8_t>(wire::command::deliver) || head.size < sizeof address) {
                 throw link_error("it speaks out of turn");
@@ -257,7 +258,7 @@ class session {
         }
     }
 
-    session(const session &)             = delete;
+    session(const session &) = delete;
     session & operator=(const session &) = delete;
 
     // Serves until the link closes. Throws what the client did wrong, after telling it.
@@ -284,26 +285,26 @@ class session {
   private:
     // Either memory of the session's own, or weights of the worker at the client's addresses.
     struct memory {
-        ggml_backend_buffer_ptr      buffer;
-        uint64_t                     size = 0;
+        ggml_backend_buffer_ptr buffer;
+        uint64_t size = 0;
         std::map<uint64_t, weight *> weights;
     };
 
-    worker &                                        worker_;
-    link                                            link_;
-    inbox                                           inbox_;
-    ggml_backend_ptr                                backend_;
-    bool                                            greeted_ = false;
-    std::mutex                                      mail_mutex_;  // the reader closes what the executor opens
-    bool                                            mail_closed_ = false;
-    wire::session_id                                id_{};
-    std::map<uint32_t, memory>                      buffers_;
+    worker & worker_;
+    link link_;
+    inbox inbox_;
+    ggml_backend_ptr backend_;
+    bool greeted_ = false;
+    std::mutex mail_mutex_;  // the reader closes what the executor opens
+    bool mail_closed_ = false;
+    wire::session_id id_{};
+    std::map<uint32_t, memory> buffers_;
     std::map<wire::graph_key, built_graph, key_less> graphs_;
-    std::deque<wire::graph_key>                     order_;
-    size_t                                          tensors_ = 0;  // of all graphs that are kept
-    shadows                                         shadows_;
-    clock::time_point                               idle_since_ = clock::now();
-    uint64_t                                        counted_in_ = 0;
+    std::deque<wire::graph_key> order_;
+    size_t tensors_ = 0;  // of all graphs that are kept
+    shadows shadows_;
+    clock::time_point idle_since_ = clock::now();
+    uint64_t counted_in_ = 0;
 
     void read_commands() {
         try {
@@ -348,39 +349,39 @@ class session {
             throw std::invalid_argument("the first command has to be HELLO");
         }
         switch (command) {
-            case wire::command::hello:
-                return on_hello(message);
-            case wire::command::alloc:
-                return on_alloc(message);
-            case wire::command::attach:
-                return on_attach(message);
-            case wire::command::free:
-                return on_free(message);
-            case wire::command::clear:
-                return on_clear(message);
-            case wire::command::set:
-                return on_set(message);
-            case wire::command::get:
-                return on_get(message);
-            case wire::command::copy:
-                return on_copy(message);
-            case wire::command::graph:
-                return on_graph(message);
-            case wire::command::run:
-                return on_run(message);
-            case wire::command::push:
-                return on_push(message);
-            case wire::command::recv:
-                return on_recv(message);
-            case wire::command::deliver:
-                break;  // between workers only
+        case wire::command::hello:
+            return on_hello(message);
+        case wire::command::alloc:
+            return on_alloc(message);
+        case wire::command::attach:
+            return on_attach(message);
+        case wire::command::free:
+            return on_free(message);
+        case wire::command::clear:
+            return on_clear(message);
+        case wire::command::set:
+            return on_set(message);
+        case wire::command::get:
+            return on_get(message);
+        case wire::command::copy:
+            return on_copy(message);
+        case wire::command::graph:
+            return on_graph(message);
+        case wire::command::run:
+            return on_run(message);
+        case wire::command::push:
+            return on_push(message);
+        case wire::command::recv:
+            return on_recv(message);
+        case wire::command::deliver:
+            break;  // between workers only
         }
         throw std::invalid_argument("command " + std::to_string(message.head.kind) + " does not exist");
     }
 
     void on_hello(const frame & message) {
-        auto theirs                               = read_struct<wire::hello>(message);
-        theirs.engine[sizeof theirs.engine - 1]   = 0;
+        auto theirs = read_struct<wire::hello>(message);
+        theirs.engine[sizeof theirs.engine - 1] = 0;
         if (greeted_) {
             throw std::invalid_argument("HELLO comes once");
         }
@@ -405,14 +406,14 @@ class session {
 
     wire::hello_answer describe(const wire::hello & self) {
         wire::hello_answer facts{};
-        size_t             free_bytes  = 0;
-        size_t             total_bytes = 0;
+        size_t free_bytes = 0;
+        size_t total_bytes = 0;
         ggml_backend_dev_memory(worker_.device(), &free_bytes, &total_bytes);
-        facts.self        = self;
+        facts.self = self;
         facts.device_type = static_cast<uint32_t>(ggml_backend_dev_type(worker_.device()));
         facts.grant_bytes = worker_.left();
         facts.total_bytes = std::max<uint64_t>(total_bytes, worker_.quota());
-        facts.alignment   = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(worker_.device()));
+        facts.alignment = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(worker_.device()));
         std::snprintf(facts.name, sizeof facts.name, "%s", ggml_backend_dev_name(worker_.device()));
         std::snprintf(
             facts.description, sizeof facts.description, "%s", ggml_backend_dev_description(worker_.device())
@@ -444,16 +445,20 @@ class session {
     }
 
     void on_attach(const frame & message) {
-        auto request                                        = read_struct<wire::attach>(message);
+        auto request = read_struct<wire::attach>(message);
         request.fingerprint[sizeof request.fingerprint - 1] = 0;
         if (request.buffer_id == 0 || buffers_.count(request.buffer_id) != 0 ||
             buffers_.size() >= wire::MAX_BUFFERS ||
             message.payload.size() != sizeof request + request.count * sizeof(wire::attach_entry)) {
-            throw std::invalid_argument("weights cannot be attached as buffer " + std::to_string(request.buffer_id));
+            throw std::invalid_argument(
+                "weights cannot be attached as buffer " + std::to_string(request.buffer_id)
+            );
         }
         std::vector<wire::attach_entry> entries(request.count);
         if (!entries.empty()) {
-            std::memcpy(entries.data(), message.payload.data() + sizeof request, entries.size() * sizeof entries[0]);
+            std::memcpy(
+                entries.data(), message.payload.data() + sizeof request, entries.size() * sizeof entries[0]
+            );
         }
         const std::string refusal = attach(request, entries);
         answer(wire::answer::attach, message, {{refusal.data(), refusal.size()}});
@@ -468,7 +473,7 @@ class session {
         memory attached;
         for (wire::attach_entry & entry : entries) {
             entry.name[sizeof entry.name - 1] = 0;
-            weight * found                    = model->find(entry.name);
+            weight * found = model->find(entry.name);
             if (found == nullptr) {
                 return std::string("its copy of the model has no tensor ") + entry.name;
             }
@@ -483,7 +488,7 @@ class session {
     }
 
     void on_free(const frame & message) {
-        const auto id    = read_struct<uint32_t>(message);
+        const auto id = read_struct<uint32_t>(message);
         const auto found = buffers_.find(id);
         if (found == buffers_.end()) {
             throw std::invalid_argument("buffer " + std::to_string(id) + " does not exist");
@@ -519,7 +524,7 @@ class session {
             throw std::invalid_argument("a range begins before the first weight");
         }
         const auto [start, source] = *std::prev(after);
-        const uint64_t inside      = offset - start;
+        const uint64_t inside = offset - start;
         if (inside > source->size() || size > source->size() - inside) {
             throw std::invalid_argument("a range lies outside of its weight");
         }
@@ -540,19 +545,19 @@ class session {
         ggml_tensor tensor{};
 
         byte_tensor(const location & where, uint64_t size) {
-            tensor.type   = GGML_TYPE_I8;
+            tensor.type = GGML_TYPE_I8;
             tensor.buffer = where.buffer;
-            tensor.data   = where.data;
-            tensor.ne[0]  = static_cast<int64_t>(size);
+            tensor.data = where.data;
+            tensor.ne[0] = static_cast<int64_t>(size);
             tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
-            tensor.nb[0]                               = 1;
+            tensor.nb[0] = 1;
             tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = size;
         }
     };
 
     void on_clear(const frame & message) {
         const auto request = read_struct<wire::clear>(message);
-        const location at  = writable(request.where);
+        const location at = writable(request.where);
         if (request.where.size > 0) {
             byte_tensor bytes(at, request.where.size);
             ggml_backend_tensor_memset(&bytes.tensor, request.value, 0, request.where.size);
@@ -576,7 +581,7 @@ class session {
         if (where.size > wire::MAX_FRAME_BYTES) {
             throw std::invalid_argument("a GET asks for more than a frame holds");
         }
-        const location       at = find(where.buffer_id, where.offset, where.size);
+        const location at = find(where.buffer_id, where.offset, where.size);
         std::vector<uint8_t> data(where.size);
         if (where.size > 0) {
             byte_tensor bytes(at, where.size);
@@ -588,7 +593,7 @@ class session {
     void on_copy(const frame & message) {
         const auto request = read_struct<wire::copy>(message);
         const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
-        const location to   = writable({request.to_buffer_id, 0, request.to_offset, request.from.size});
+        const location to = writable({request.to_buffer_id, 0, request.to_offset, request.from.size});
         if (request.from.size > 0) {
             byte_tensor source(from, request.from.size);
             byte_tensor target(to, request.from.size);
@@ -601,7 +606,7 @@ class session {
         if (request.from.size > wire::MAX_FRAME_BYTES / 2) {
             throw std::invalid_argument("a PUSH is larger than a frame holds");
         }
-        const location       from = find(request.from.buffer_id, request.from.offset, request.from.size);
+        const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
         std::vector<uint8_t> data(request.from.size);
         if (!data.empty()) {
             byte_tensor bytes(from, data.size());
@@ -611,15 +616,17 @@ class session {
     }
 
     void on_recv(const frame & message) {
-        const auto           request = read_struct<wire::recv>(message);
-        const location       to      = writable(request.to);
+        const auto request = read_struct<wire::recv>(message);
+        const location to = writable(request.to);
         std::vector<uint8_t> data;
         if (!worker_.mail().receive(id_, request.number, std::chrono::milliseconds(wire::RECV_TIMEOUT_MS), data)) {
             throw std::runtime_error("the stage before it sent nothing");
         }
         if (data.size() != request.to.size) {
-            throw std::runtime_error("the stage before it sent " + std::to_string(data.size()) + " bytes instead of " +
-                                     std::to_string(request.to.size));
+            throw std::runtime_error(
+                "the stage before it sent " + std::to_string(data.size()) + " bytes instead of " +
+                std::to_string(request.to.size)
+            );
         }
         if (!data.empty()) {
             byte_tensor bytes(to, data.size());
@@ -628,16 +635,15 @@ class session {
     }
 
     void on_graph(const frame & message) {
-        const auto   key   = read_struct<wire::graph_key>(message);
+        const auto key = read_struct<wire::graph_key>(message);
         const size_t bytes = message.payload.size() - sizeof key;
         if (bytes == 0 || bytes % sizeof(wire::tensor) != 0) {
             throw std::invalid_argument("a graph does not end with a tensor");
         }
         std::vector<wire::tensor> table(bytes / sizeof(wire::tensor));
         std::memcpy(table.data(), message.payload.data() + sizeof key, bytes);
-        built_graph graph = decode(table, [this](uint32_t id, uint64_t offset, uint64_t size) {
-            return find(id, offset, size);
-        });
+        built_graph graph =
+            decode(table, [this](uint32_t id, uint64_t offset, uint64_t size) { return find(id, offset, size); });
         if (graphs_.count(key) != 0) {
             throw std::invalid_argument("a graph is sent twice");
         }
@@ -661,8 +667,8 @@ class session {
 
     void write_inputs(const frame & message, size_t position) {
         while (position < message.payload.size()) {
-            const input    value = shadows_.decode(message.payload, position);
-            const location to    = writable({value.buffer_id, 0, value.offset, value.data.size()});
+            const input value = shadows_.decode(message.payload, position);
+            const location to = writable({value.buffer_id, 0, value.offset, value.data.size()});
             if (!value.data.empty()) {
                 byte_tensor bytes(to, value.data.size());
                 ggml_backend_tensor_set(&bytes.tensor, value.data.data(), 0, value.data.size());
@@ -678,18 +684,18 @@ class session {
         write_inputs(message, sizeof(wire::graph_key));
         run_checks(found->second.checks);
         wire::telemetry cost{};
-        const auto      start = clock::now();
-        cost.wait_ns          = nanoseconds(start - idle_since_);
-        cost.queued           = inbox_.waiting();
+        const auto start = clock::now();
+        cost.wait_ns = nanoseconds(start - idle_since_);
+        cost.queued = inbox_.waiting();
         {
             const std::lock_guard lock(worker_.computing());
             if (ggml_backend_graph_compute(backend_.get(), found->second.graph) != GGML_STATUS_SUCCESS) {
                 throw std::runtime_error("the device could not compute a graph");
             }
         }
-        idle_since_     = clock::now();
+        idle_since_ = clock::now();
         cost.compute_ns = nanoseconds(idle_since_ - start);
-        cost.bytes_in   = link_.received_bytes() - counted_in_;
+        cost.bytes_in = link_.received_bytes() - counted_in_;
         counted_in_ += cost.bytes_in;
         answer(wire::answer::done, message, {{&cost, sizeof cost}});
     }

@@ -30,14 +30,14 @@ using session_bytes::frame;
 
 namespace {
 
-constexpr uint64_t QUOTA       = 4 << 20;
-constexpr uint8_t  GREETS      = 1;
-constexpr uint8_t  TWO_THREADS = 2;
-constexpr size_t   MAX_SENT    = 1 << 20;
+constexpr uint64_t QUOTA = 4 << 20;
+constexpr uint8_t GREETS = 1;
+constexpr uint8_t TWO_THREADS = 2;
+constexpr size_t MAX_SENT = 1 << 20;
 
 void * worker_with(int threads) {
-    char   why[256] = "";
-    void * made     = ggml_mesh_worker_new("CPU", threads, QUOTA, why, sizeof why);
+    char why[256] = "";
+    void * made = ggml_mesh_worker_new("CPU", threads, QUOTA, why, sizeof why);
     // A link to itself: what is pushed to peer 0 comes back as the mail of the same session.
     std::array<int, 2> fds{};
     if (made == nullptr || socketpair(AF_UNIX, SOCK_STREAM, 0, fds.data()) != 0) {
@@ -50,8 +50,8 @@ void * worker_with(int threads) {
 
 void add(std::vector<uint8_t> & bytes, uint8_t kind, const std::vector<uint8_t> & payload) {
     mesh::wire::header head{};
-    head.kind        = kind;
-    head.size        = payload.size();
+    head.kind = kind;
+    head.size = payload.size();
     const auto * raw = reinterpret_cast<const uint8_t *>(&head);
     bytes.insert(bytes.end(), raw, raw + sizeof head);
     bytes.insert(bytes.end(), payload.begin(), payload.end());
@@ -60,11 +60,11 @@ void add(std::vector<uint8_t> & bytes, uint8_t kind, const std::vector<uint8_t> 
 std::vector<uint8_t> hello() {
     mesh::wire::hello self{};
     self.session = {{1, 2}};
-    self.magic   = mesh::wire::MAGIC;
+    self.magic = mesh::wire::MAGIC;
     self.version = mesh::wire::VERSION;
     std::strncpy(self.engine, ggml_mesh_engine_version(), sizeof self.engine - 1);
-    self.op_count    = GGML_OP_COUNT;
-    self.type_count  = GGML_TYPE_COUNT;
+    self.op_count = GGML_OP_COUNT;
+    self.type_count = GGML_TYPE_COUNT;
     self.tensor_size = sizeof(ggml_tensor);
     const auto * raw = reinterpret_cast<const uint8_t *>(&self);
     return {raw, raw + sizeof self};
@@ -81,7 +81,7 @@ bool number_of(const frame & each, size_t at, uint64_t & number) {
 
 std::vector<uint8_t> bytes_to_send(uint8_t options, const std::vector<frame> & frames) {
     std::vector<uint8_t> bytes;
-    std::set<uint64_t>   pushed;
+    std::set<uint64_t> pushed;
     if ((options & GREETS) != 0) {
         add(bytes, static_cast<uint8_t>(command::hello), hello());
     }
@@ -104,7 +104,7 @@ std::vector<uint8_t> bytes_to_send(uint8_t options, const std::vector<frame> & f
 // Writes, and reads what comes back, until the other side ends.
 void converse(int fd, const std::vector<uint8_t> & bytes) {
     std::array<uint8_t, 1 << 16> ignored{};
-    size_t                       sent = 0;
+    size_t sent = 0;
     fcntl(fd, F_SETFL, O_NONBLOCK);
     for (;;) {
         pollfd self = {fd, static_cast<short>(POLLIN | (sent < bytes.size() ? POLLOUT : 0)), 0};
@@ -137,7 +137,7 @@ void mutate_graph(frame & graph, dice & random) {
         table.push_back(session_bytes::get_tensor(graph, i));
     }
     for (size_t i = 0; i <= random.below(3); ++i) {
-        const size_t       at     = random.below(count);
+        const size_t at = random.below(count);
         mesh::wire::tensor tensor = session_bytes::get_tensor(graph, at);
         session_bytes::change_field(tensor, table, random);
         session_bytes::set_tensor(graph, at, tensor);
@@ -147,28 +147,28 @@ void mutate_graph(frame & graph, dice & random) {
 void mutate_frames(std::vector<frame> & frames, dice & random) {
     const size_t at = random.below(frames.size());
     switch (random.below(6)) {
-        case 0:
-            frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(at));
-            break;
-        case 1:
-            frames.insert(
-                frames.begin() + static_cast<std::ptrdiff_t>(random.below(frames.size())), frame(frames[at])
-            );
-            break;
-        case 2:
-            std::swap(frames[at], frames[random.below(frames.size())]);
-            break;
-        case 3:
-            frames[at].head.kind = static_cast<uint8_t>(random.below(15));
-            break;
-        default:
-            if (!frames[at].payload.empty()) {
-                // One number of 4 bytes, where most numbers lie.
-                const size_t word  = random.below((frames[at].payload.size() + 3) / 4) * 4;
-                auto         value = static_cast<uint32_t>(random.below(2) == 0 ? random.below(70) : random.next());
-                const size_t size  = std::min(sizeof value, frames[at].payload.size() - word);
-                std::memcpy(frames[at].payload.data() + word, &value, size);
-            }
+    case 0:
+        frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(at));
+        break;
+    case 1:
+        frames.insert(
+            frames.begin() + static_cast<std::ptrdiff_t>(random.below(frames.size())), frame(frames[at])
+        );
+        break;
+    case 2:
+        std::swap(frames[at], frames[random.below(frames.size())]);
+        break;
+    case 3:
+        frames[at].head.kind = static_cast<uint8_t>(random.below(15));
+        break;
+    default:
+        if (!frames[at].payload.empty()) {
+            // One number of 4 bytes, where most numbers lie.
+            const size_t word = random.below((frames[at].payload.size() + 3) / 4) * 4;
+            auto value = static_cast<uint32_t>(random.below(2) == 0 ? random.below(70) : random.next());
+            const size_t size = std::min(sizeof value, frames[at].payload.size() - word);
+            std::memcpy(frames[at].payload.data() + word, &value, size);
+        }
     }
 }
 
@@ -211,13 +211,13 @@ extern "C" int LLVMFuzzerInitialize(int *, char ***) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
-    static void * const alone    = worker_with(1);
+    static void * const alone = worker_with(1);
     static void * const together = worker_with(2);
     if (size < 1 || size > MAX_SENT) {
         return 0;
     }
     const std::vector<uint8_t> bytes = bytes_to_send(data[0], session_bytes::parse(data + 1, size - 1));
-    std::array<int, 2>         fds{};
+    std::array<int, 2> fds{};
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds.data()) != 0) {
         std::abort();
     }

@@ -16,7 +16,7 @@ struct failure : std::runtime_error {
 };
 
 struct test {
-    const char *          name;
+    const char * name;
     std::function<void()> body;
 };
 
@@ -51,24 +51,24 @@ std::string thrown(const std::function<void()> & work);
 #define CHECK_NAME_(a, b) a##b
 #define CHECK_NAME(a, b) CHECK_NAME_(a, b)
 
-#define TEST(name)                                                                                                   \
-    static void                    CHECK_NAME(test_, __LINE__)();                                                    \
-    static const check::registered CHECK_NAME(registered_, __LINE__)(name, CHECK_NAME(test_, __LINE__));             \
-    static void                    CHECK_NAME(test_, __LINE__)()
+#define TEST(name)                                                                                                \
+    static void CHECK_NAME(test_, __LINE__)();                                                                    \
+    static const check::registered CHECK_NAME(registered_, __LINE__)(name, CHECK_NAME(test_, __LINE__));          \
+    static void CHECK_NAME(test_, __LINE__)()
 
-#define CHECK(condition)                                                                                             \
-    do {                                                                                                             \
-        if (!(condition)) {                                                                                          \
-            check::fail(__FILE__, __LINE__, #condition);                                                             \
-        }                                                                                                            \
+#define CHECK(condition)                                                                                          \
+    do {                                                                                                          \
+        if (!(condition)) {                                                                                       \
+            check::fail(__FILE__, __LINE__, #condition);                                                          \
+        }                                                                                                         \
     } while (false)
 
 #define CHECK_EQUAL(found, expected) check::equal(found, expected, #found, __FILE__, __LINE__)
 
-#define CHECK_CONTAINS(text, part)                                                                                   \
-    do {                                                                                                             \
-        const std::string check_text = (text);                                                                       \
-        if (check_text.find(part) == std::string::npos) {                                                            \
-            check::fail(__FILE__, __LINE__, "\"" + check_text + "\" does not say \"" + (part) + "\"");               \
-        }                                                                                                            \
+#define CHECK_CONTAINS(text, part)                                                                                \
+    do {                                                                                                          \
+        const std::string check_text = (text);                                                                    \
+        if (check_text.find(part) == std::string::npos) {                                                         \
+            check::fail(__FILE__, __LINE__, "\"" + check_text + "\" does not say \"" + (part) + "\"");            \
+        }                                                                                                         \
     } while (false)

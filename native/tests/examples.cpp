@@ -29,17 +29,17 @@ ggml_tensor * blocks(context c, ggml_type type, int64_t a, int64_t b = 1, int64_
 ggml_tensor * rope(context c, int mode, ggml_tensor * factors, int n_positions) {
     int sections[4] = {4, 2, 2, 0};
     return ggml_rope_multi(
-        c, floats(c, 16, 3, 5), numbers(c, n_positions), factors, mode == GGML_ROPE_TYPE_VISION ? 8 : 16, sections, mode,
-        4096, 10000.0F, 1.0F, 0.0F, 1.0F, 32.0F, 1.0F
+        c, floats(c, 16, 3, 5), numbers(c, n_positions), factors, mode == GGML_ROPE_TYPE_VISION ? 8 : 16, sections,
+        mode, 4096, 10000.0F, 1.0F, 0.0F, 1.0F, 32.0F, 1.0F
     );
 }
 
 ggml_tensor * flash(context c, ggml_type k_type, ggml_type v_type, int64_t tokens, int64_t cells, bool sinks) {
-    ggml_tensor * q    = floats(c, 32, tokens, 4);
-    ggml_tensor * k    = blocks(c, k_type, 32, cells, 2);
-    ggml_tensor * v    = blocks(c, v_type, 32, cells, 2);
+    ggml_tensor * q = floats(c, 32, tokens, 4);
+    ggml_tensor * k = blocks(c, k_type, 32, cells, 2);
+    ggml_tensor * v = blocks(c, v_type, 32, cells, 2);
     ggml_tensor * mask = halves(c, cells, tokens);
-    ggml_tensor * out  = ggml_flash_attn_ext(c, q, k, v, mask, 0.25F, 0.0F, 0.0F);
+    ggml_tensor * out = ggml_flash_attn_ext(c, q, k, v, mask, 0.25F, 0.0F, 0.0F);
     if (sinks) {
         ggml_flash_attn_ext_add_sinks(out, floats(c, 4));
     }
@@ -48,15 +48,16 @@ ggml_tensor * flash(context c, ggml_type k_type, ggml_type v_type, int64_t token
 
 // Experts chosen by what a router says, as all mixtures do it.
 ggml_tensor * mixture(context c, ggml_type type) {
-    constexpr int64_t width   = 256;
+    constexpr int64_t width = 256;
     constexpr int64_t experts = 4;
-    constexpr int64_t tokens  = 3;
-    ggml_tensor *     probabilities = ggml_soft_max(c, floats(c, experts, tokens));
-    ggml_tensor *     sorted        = ggml_argsort(c, probabilities, GGML_SORT_ORDER_DESC);
-    ggml_tensor *     chosen        = ggml_view_2d(c, sorted, 2, tokens, sorted->nb[1], 0);
-    ggml_tensor *     out           = ggml_mul_mat_id(c, blocks(c, type, width, 8, experts), floats(c, width, 1, tokens), chosen);
-    ggml_tensor *     biased        = ggml_add_id(c, out, floats(c, 8, experts), chosen);
-    ggml_tensor *     weights = ggml_get_rows(c, ggml_reshape_3d(c, probabilities, 1, experts, tokens), chosen);
+    constexpr int64_t tokens = 3;
+    ggml_tensor * probabilities = ggml_soft_max(c, floats(c, experts, tokens));
+    ggml_tensor * sorted = ggml_argsort(c, probabilities, GGML_SORT_ORDER_DESC);
+    ggml_tensor * chosen = ggml_view_2d(c, sorted, 2, tokens, sorted->nb[1], 0);
+    ggml_tensor * out =
+        ggml_mul_mat_id(c, blocks(c, type, width, 8, experts), floats(c, width, 1, tokens), chosen);
+    ggml_tensor * biased = ggml_add_id(c, out, floats(c, 8, experts), chosen);
+    ggml_tensor * weights = ggml_get_rows(c, ggml_reshape_3d(c, probabilities, 1, experts, tokens), chosen);
     return ggml_mul(c, biased, weights);
 }
 
@@ -64,8 +65,8 @@ ggml_tensor * scan(context c, bool mamba2) {
     const int64_t state = 16;
     const int64_t width = mamba2 ? 8 : 1;
     return ggml_ssm_scan(
-        c, floats(c, state, width, 4, 3), floats(c, width, 4, 5, 2), floats(c, 4, 5, 2), floats(c, mamba2 ? 1 : state, 4),
-        floats(c, state, 2, 5, 2), floats(c, state, 2, 5, 2), numbers(c, 2), 1
+        c, floats(c, state, width, 4, 3), floats(c, width, 4, 5, 2), floats(c, 4, 5, 2),
+        floats(c, mamba2 ? 1 : state, 4), floats(c, state, 2, 5, 2), floats(c, state, 2, 5, 2), numbers(c, 2), 1
     );
 }
 
@@ -80,7 +81,8 @@ std::vector<example> movers() {
         {"cpy f16", [](context c) { return ggml_cpy(c, floats(c, 8, 3), halves(c, 4, 6)); }},
         {"cpy q8_0", [](context c) { return ggml_cpy(c, floats(c, 64, 3), blocks(c, GGML_TYPE_Q8_0, 64, 3)); }},
         {"cast q8_0", [](context c) { return ggml_cast(c, blocks(c, GGML_TYPE_Q8_0, 64, 3), GGML_TYPE_F32); }},
-        {"cast f16", [](context c) { return ggml_add(c, ggml_cast(c, floats(c, 8, 3), GGML_TYPE_F16), halves(c, 8)); }},
+        {"cast f16",
+         [](context c) { return ggml_add(c, ggml_cast(c, floats(c, 8, 3), GGML_TYPE_F16), halves(c, 8)); }},
         {"concat", [](context c) { return ggml_concat(c, floats(c, 3, 4, 2), floats(c, 5, 4, 2), 0); }},
         {"concat q8_0",
          [](context c) {
@@ -89,14 +91,16 @@ std::vector<example> movers() {
         {"repeat", [](context c) { return ggml_repeat(c, floats(c, 4, 1), floats(c, 8, 3)); }},
         {"pad", [](context c) { return ggml_pad(c, floats(c, 4, 3), 2, 1, 0, 0); }},
         {"set", [](context c) { return ggml_set_2d(c, floats(c, 8, 4), floats(c, 4, 2), 8 * 4, 16); }},
-        {"set in place", [](context c) { return ggml_set_2d_inplace(c, floats(c, 8, 4), floats(c, 4, 2), 8 * 4, 16); }},
+        {"set in place",
+         [](context c) { return ggml_set_2d_inplace(c, floats(c, 8, 4), floats(c, 4, 2), 8 * 4, 16); }},
         {"acc",
          [](context c) {
              ggml_tensor * t = floats(c, 8, 4);
              return ggml_acc(c, t, floats(c, 4, 2), t->nb[1], t->nb[2], t->nb[3], 16);
          }},
         {"get_rows", [](context c) { return ggml_get_rows(c, floats(c, 8, 6), numbers(c, 4)); }},
-        {"get_rows q4_k", [](context c) { return ggml_get_rows(c, blocks(c, GGML_TYPE_Q4_K, 256, 6), numbers(c, 4)); }},
+        {"get_rows q4_k",
+         [](context c) { return ggml_get_rows(c, blocks(c, GGML_TYPE_Q4_K, 256, 6), numbers(c, 4)); }},
         {"set_rows",
          [](context c) {
              return ggml_set_rows(c, halves(c, 8, 6), floats(c, 8, 4), ggml_new_tensor_1d(c, GGML_TYPE_I64, 4));
@@ -104,8 +108,10 @@ std::vector<example> movers() {
         {"set_rows q8_0",
          [](context c) {
              ggml_tensor * cache = blocks(c, GGML_TYPE_Q8_0, 32, 6);
-             ggml_tensor * ids   = ggml_new_tensor_1d(c, GGML_TYPE_I64, 4);
-             return ggml_set_rows(c, ggml_view_2d(c, cache, 32, 5, cache->nb[1], cache->nb[1]), floats(c, 32, 4), ids);
+             ggml_tensor * ids = ggml_new_tensor_1d(c, GGML_TYPE_I64, 4);
+             return ggml_set_rows(
+                 c, ggml_view_2d(c, cache, 32, 5, cache->nb[1], cache->nb[1]), floats(c, 32, 4), ids
+             );
          }},
     };
 }
@@ -116,7 +122,8 @@ std::vector<example> elements() {
         {"sub", [](context c) { return ggml_sub(c, floats(c, 8, 3), floats(c, 8, 3)); }},
         {"mul in place", [](context c) { return ggml_mul_inplace(c, floats(c, 8, 3), floats(c, 8)); }},
         {"div", [](context c) { return ggml_div(c, halves(c, 8, 3), floats(c, 1, 3)); }},
-        {"add_id", [](context c) { return ggml_add_id(c, floats(c, 8, 2, 3), floats(c, 8, 4), numbers(c, 2, 3)); }},
+        {"add_id",
+         [](context c) { return ggml_add_id(c, floats(c, 8, 2, 3), floats(c, 8, 4), numbers(c, 2, 3)); }},
         {"sqr", [](context c) { return ggml_sqr(c, floats(c, 8, 3)); }},
         {"sqrt", [](context c) { return ggml_sqrt(c, floats(c, 8, 3)); }},
         {"log", [](context c) { return ggml_log(c, floats(c, 8, 3)); }},
@@ -126,7 +133,8 @@ std::vector<example> elements() {
         {"gelu f16", [](context c) { return ggml_gelu(c, halves(c, 40, 3)); }},
         {"swiglu", [](context c) { return ggml_swiglu(c, floats(c, 80, 3)); }},
         {"swiglu split", [](context c) { return ggml_swiglu_split(c, floats(c, 40, 3), floats(c, 40, 3)); }},
-        {"swiglu oai", [](context c) { return ggml_swiglu_oai(c, floats(c, 40, 3), floats(c, 40, 3), 1.7F, 7.0F); }},
+        {"swiglu oai",
+         [](context c) { return ggml_swiglu_oai(c, floats(c, 40, 3), floats(c, 40, 3), 1.7F, 7.0F); }},
         {"scale", [](context c) { return ggml_scale_bias(c, floats(c, 8, 3), 2.0F, 0.5F); }},
         {"clamp", [](context c) { return ggml_clamp(c, floats(c, 8, 3), -0.2F, 0.2F); }},
         {"leaky_relu", [](context c) { return ggml_leaky_relu(c, floats(c, 8, 3), 0.1F, false); }},
@@ -143,7 +151,8 @@ std::vector<example> elements() {
         {"argsort", [](context c) { return ggml_argsort(c, floats(c, 40, 3), GGML_SORT_ORDER_ASC); }},
         {"top_k", [](context c) { return ggml_top_k(c, floats(c, 40, 3), 5); }},
         {"norm", [](context c) { return ggml_norm(c, floats(c, 8, 3), 1e-5F); }},
-        {"rms_norm", [](context c) { return ggml_mul(c, ggml_rms_norm(c, floats(c, 8, 3), 1e-5F), floats(c, 8)); }},
+        {"rms_norm",
+         [](context c) { return ggml_mul(c, ggml_rms_norm(c, floats(c, 8, 3), 1e-5F), floats(c, 8)); }},
         {"l2_norm", [](context c) { return ggml_l2_norm(c, floats(c, 8, 3), 1e-5F); }},
         {"group_norm", [](context c) { return ggml_group_norm(c, floats(c, 8, 3, 4), 2, 1e-5F); }},
     };
@@ -153,8 +162,10 @@ std::vector<example> attention() {
     return {
         {"mul_mat", [](context c) { return ggml_mul_mat(c, floats(c, 32, 5), floats(c, 32, 3)); }},
         {"mul_mat f16", [](context c) { return ggml_mul_mat(c, halves(c, 32, 5, 2), floats(c, 32, 3, 4)); }},
-        {"mul_mat q4_0", [](context c) { return ggml_mul_mat(c, blocks(c, GGML_TYPE_Q4_0, 64, 16), floats(c, 64, 9)); }},
-        {"mul_mat q4_k", [](context c) { return ggml_mul_mat(c, blocks(c, GGML_TYPE_Q4_K, 256, 16), floats(c, 256, 9)); }},
+        {"mul_mat q4_0",
+         [](context c) { return ggml_mul_mat(c, blocks(c, GGML_TYPE_Q4_0, 64, 16), floats(c, 64, 9)); }},
+        {"mul_mat q4_k",
+         [](context c) { return ggml_mul_mat(c, blocks(c, GGML_TYPE_Q4_K, 256, 16), floats(c, 256, 9)); }},
         {"mul_mat hadamard",
          [](context c) {
              ggml_tensor * out = ggml_mul_mat(c, floats(c, 32, 32), floats(c, 32, 3));
@@ -207,10 +218,12 @@ std::vector<example> recurrent() {
          [](context c) {
              const auto rows = [&] { return floats(c, 16, 2, 6, 3); };
              return ggml_gated_delta_net(
-                 c, rows(), rows(), rows(), floats(c, 1, 2, 6, 3), floats(c, 1, 2, 6, 3), floats(c, 16, 16, 2, 3), 2
+                 c, rows(), rows(), rows(), floats(c, 1, 2, 6, 3), floats(c, 1, 2, 6, 3), floats(c, 16, 16, 2, 3),
+                 2
              );
          }},
-        {"solve_tri", [](context c) { return ggml_solve_tri(c, floats(c, 6, 6, 2), floats(c, 3, 6, 2), true, true, false); }},
+        {"solve_tri",
+         [](context c) { return ggml_solve_tri(c, floats(c, 6, 6, 2), floats(c, 3, 6, 2), true, true, false); }},
     };
 }
 

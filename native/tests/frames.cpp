@@ -14,26 +14,26 @@ constexpr size_t KEY_BYTES = sizeof(mesh::wire::graph_key);
 uint64_t odd_number(uint64_t before, dice & random) {
     constexpr uint64_t edges[] = {0, 1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 255, 256, 1024, 4096, 65536};
     switch (random.below(10)) {
-        case 0:
-            return before + 1;
-        case 1:
-            return before - 1;
-        case 2:
-            return before * 2;
-        case 3:
-            return before / 2;
-        case 4:
-            return 1ULL << random.below(64);
-        case 5:
-            return ~0ULL << random.below(64);
-        case 6:
-            return before + random.below(64);
-        case 7:
-            return before - random.below(64);
-        case 8:
-            return random.next();
-        default:
-            return edges[random.below(std::size(edges))];
+    case 0:
+        return before + 1;
+    case 1:
+        return before - 1;
+    case 2:
+        return before * 2;
+    case 3:
+        return before / 2;
+    case 4:
+        return 1ULL << random.below(64);
+    case 5:
+        return ~0ULL << random.below(64);
+    case 6:
+        return before + random.below(64);
+    case 7:
+        return before - random.below(64);
+    case 8:
+        return random.next();
+    default:
+        return edges[random.below(std::size(edges))];
     }
 }
 
@@ -45,7 +45,7 @@ template <typename Field> void change(Field & field, dice & random) {
 
 std::vector<frame> parse(const uint8_t * bytes, size_t size) {
     std::vector<frame> frames;
-    size_t             position = 0;
+    size_t position = 0;
     while (size - position >= sizeof(mesh::wire::header)) {
         frame next;
         std::memcpy(&next.head, bytes + position, sizeof next.head);
@@ -62,7 +62,7 @@ std::vector<frame> parse(const uint8_t * bytes, size_t size) {
 std::vector<uint8_t> join(const std::vector<frame> & frames) {
     std::vector<uint8_t> bytes;
     for (frame each : frames) {
-        each.head.size   = each.payload.size();
+        each.head.size = each.payload.size();
         const auto * head = reinterpret_cast<const uint8_t *>(&each.head);
         bytes.insert(bytes.end(), head, head + sizeof each.head);
         bytes.insert(bytes.end(), each.payload.begin(), each.payload.end());
@@ -85,55 +85,55 @@ void set_tensor(frame & graph, size_t index, const tensor & value) {
 }
 
 std::string change_field(tensor & t, const std::vector<tensor> & others, dice & random) {
-    const size_t i     = random.below(4);
+    const size_t i = random.below(4);
     const tensor other = others[random.below(others.size())];
     switch (random.below(16)) {
-        case 0:
-            t.type = static_cast<uint32_t>(random.below(45));
-            return "type";
-        case 1:
-            t.op = static_cast<uint32_t>(random.below(110));
-            return "op";
-        case 2:
-            change(t.flags, random);
-            return "flags";
-        case 3:
-            change(t.use_count, random);
-            return "use_count";
-        case 4:
-        case 5:
-            change(t.ne[i], random);
-            return "ne";
-        case 6:
-        case 7:
-            change(t.nb[i], random);
-            return "nb";
-        case 8:
-            change(t.op_params[random.below(std::size(t.op_params))], random);
-            return "op_params";
-        case 9:
-            change(t.sources[random.below(std::size(t.sources))], random);
-            return "sources";
-        case 10:
-            t.sources[i] = static_cast<uint32_t>(random.below(others.size() + 1));
-            return "sources";
-        case 11:
-            change(t.view_of, random);
-            return "view_of";
-        case 12:
-            change(t.view_offset, random);
-            return "view_offset";
-        case 13:
-            change(t.offset, random);
-            return "offset";
-        case 14:
-            t.buffer_id = other.buffer_id;
-            t.offset    = other.offset;
-            return "place";
-        default:
-            std::copy(std::begin(other.ne), std::end(other.ne), std::begin(t.ne));
-            std::copy(std::begin(other.nb), std::end(other.nb), std::begin(t.nb));
-            return "shape";
+    case 0:
+        t.type = static_cast<uint32_t>(random.below(45));
+        return "type";
+    case 1:
+        t.op = static_cast<uint32_t>(random.below(110));
+        return "op";
+    case 2:
+        change(t.flags, random);
+        return "flags";
+    case 3:
+        change(t.use_count, random);
+        return "use_count";
+    case 4:
+    case 5:
+        change(t.ne[i], random);
+        return "ne";
+    case 6:
+    case 7:
+        change(t.nb[i], random);
+        return "nb";
+    case 8:
+        change(t.op_params[random.below(std::size(t.op_params))], random);
+        return "op_params";
+    case 9:
+        change(t.sources[random.below(std::size(t.sources))], random);
+        return "sources";
+    case 10:
+        t.sources[i] = static_cast<uint32_t>(random.below(others.size() + 1));
+        return "sources";
+    case 11:
+        change(t.view_of, random);
+        return "view_of";
+    case 12:
+        change(t.view_offset, random);
+        return "view_offset";
+    case 13:
+        change(t.offset, random);
+        return "offset";
+    case 14:
+        t.buffer_id = other.buffer_id;
+        t.offset = other.offset;
+        return "place";
+    default:
+        std::copy(std::begin(other.ne), std::end(other.ne), std::begin(t.ne));
+        std::copy(std::begin(other.nb), std::end(other.nb), std::begin(t.nb));
+        return "shape";
     }
 }
 

@@ -12,7 +12,7 @@
 namespace session_bytes {
 
 struct frame {
-    mesh::wire::header   head{};
+    mesh::wire::header head{};
     std::vector<uint8_t> payload;
 
     bool is(mesh::wire::command kind) const {
@@ -26,9 +26,9 @@ std::vector<frame> parse(const uint8_t * bytes, size_t size);
 std::vector<uint8_t> join(const std::vector<frame> & frames);
 
 // How many tensors a GRAPH holds, and one of them.
-size_t             tensor_count(const frame & graph);
+size_t tensor_count(const frame & graph);
 mesh::wire::tensor get_tensor(const frame & graph, size_t index);
-void               set_tensor(frame & graph, size_t index, const mesh::wire::tensor & tensor);
+void set_tensor(frame & graph, size_t index, const mesh::wire::tensor & tensor);
 
 // A source of numbers that is the same on every machine.
 class dice {
@@ -51,6 +51,7 @@ class dice {
 };
 
 // Changes one field of one tensor, to a value that is likely to matter. Says which.
-std::string change_field(mesh::wire::tensor & tensor, const std::vector<mesh::wire::tensor> & others, dice & random);
+std::string
+change_field(mesh::wire::tensor & tensor, const std::vector<mesh::wire::tensor> & others, dice & random);
 
 }  // namespace session_bytes

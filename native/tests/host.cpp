@@ -12,16 +12,16 @@ namespace host {
 
 namespace {
 
-constexpr size_t   MAX_TENSORS = 64;
-constexpr uint32_t BUFFER      = 1;
+constexpr size_t MAX_TENSORS = 64;
+constexpr uint32_t BUFFER = 1;
 
 // Something for every type: small floats, small integers, and bytes for blocks.
 std::vector<uint8_t> values_for(const ggml_tensor * t) {
     std::vector<uint8_t> bytes(ggml_nbytes(t));
-    const auto           count = static_cast<size_t>(ggml_nelements(t));
-    const auto           row   = static_cast<size_t>(std::max<int64_t>(t->ne[0], 1));
+    const auto count = static_cast<size_t>(ggml_nelements(t));
+    const auto row = static_cast<size_t>(std::max<int64_t>(t->ne[0], 1));
     for (size_t i = 0; i < count; ++i) {
-        const float   wave   = 0.5F * std::sin(static_cast<float>(i) * 0.7F) + 0.1F;
+        const float wave = 0.5F * std::sin(static_cast<float>(i) * 0.7F) + 0.1F;
         const int64_t number = static_cast<int64_t>(i % row);
         if (t->type == GGML_TYPE_F32) {
             std::memcpy(bytes.data() + i * sizeof wave, &wave, sizeof wave);
@@ -67,7 +67,7 @@ graph::graph(const example & from, ggml_backend_buffer_type_t memory)
           {MAX_TENSORS * ggml_tensor_overhead() + ggml_graph_overhead_custom(MAX_TENSORS, false), nullptr, true}
       )) {
     output_ = from.build(context_.get());
-    graph_  = ggml_new_graph_custom(context_.get(), MAX_TENSORS, false);
+    graph_ = ggml_new_graph_custom(context_.get(), MAX_TENSORS, false);
     ggml_build_forward_expand(graph_, output_);
     buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(context_.get(), memory));
     if (!buffer_) {
@@ -79,7 +79,7 @@ graph::graph(const example & from, ggml_backend_buffer_type_t memory)
 
 void graph::fill() {
     for (ggml_tensor * t = ggml_get_first_tensor(context_.get()); t != nullptr;
-         t               = ggml_get_next_tensor(context_.get(), t)) {
+         t = ggml_get_next_tensor(context_.get(), t)) {
         if (t->op == GGML_OP_NONE && t->view_src == nullptr) {
             const std::vector<uint8_t> bytes = values_for(t);
             ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());

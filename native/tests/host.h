@@ -18,12 +18,12 @@ namespace host {
 
 // One small graph for each op, or for a way in which models use it.
 struct example {
-    const char *                                   name;
-    std::function<ggml_tensor *(ggml_context *)>   build;
+    const char * name;
+    std::function<ggml_tensor *(ggml_context *)> build;
 };
 
 const std::vector<example> & examples();
-const example &              example_named(const std::string & name);
+const example & example_named(const std::string & name);
 
 // An example with memory, and with numbers in its inputs: integers count along their rows, the rest are waves.
 class graph {
@@ -38,12 +38,12 @@ class graph {
     std::vector<uint8_t> result() const;
 
     std::vector<mesh::wire::tensor> table() const;
-    mesh::built_graph               decode(const std::vector<mesh::wire::tensor> & table) const;
+    mesh::built_graph decode(const std::vector<mesh::wire::tensor> & table) const;
 
   private:
-    ggml_context_ptr        context_;
-    ggml_cgraph *           graph_  = nullptr;
-    ggml_tensor *           output_ = nullptr;
+    ggml_context_ptr context_;
+    ggml_cgraph * graph_ = nullptr;
+    ggml_tensor * output_ = nullptr;
     ggml_backend_buffer_ptr buffer_;
 
     void fill();

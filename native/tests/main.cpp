@@ -42,7 +42,7 @@ namespace check {
 namespace {
 
 constexpr unsigned TEST_SECONDS = 120;  // one that takes longer hangs; sanitizers on a busy machine are slow
-constexpr int      FAILED       = 251;
+constexpr int FAILED = 251;
 
 [[noreturn]] void run_child(const std::function<int()> & work, int pipe) {
     alarm(TEST_SECONDS);
@@ -61,7 +61,7 @@ constexpr int      FAILED       = 251;
 
 std::string read_all(int pipe) {
     std::string text;
-    char        piece[256];
+    char piece[256];
     for (ssize_t count = 0; (count = read(pipe, piece, sizeof piece)) > 0;) {
         text.append(piece, static_cast<size_t>(count));
     }
@@ -82,14 +82,16 @@ int isolated(const std::function<int()> & work) {
         run_child(work, pipes[1]);
     }
     close(pipes[1]);
-    const std::string what   = read_all(pipes[0]);
-    int               status = 0;
+    const std::string what = read_all(pipes[0]);
+    int status = 0;
     close(pipes[0]);
     if (child < 0 || waitpid(child, &status, 0) < 0) {
         throw failure("no process");
     }
     if (WIFSIGNALED(status)) {
-        throw failure(WTERMSIG(status) == SIGALRM ? "it hangs" : "it died of signal " + std::to_string(WTERMSIG(status)));
+        throw failure(
+            WTERMSIG(status) == SIGALRM ? "it hangs" : "it died of signal " + std::to_string(WTERMSIG(status))
+        );
     }
     if (WEXITSTATUS(status) >= FAILED || !what.empty()) {
         throw failure(what.empty() ? "it ended with " + std::to_string(WEXITSTATUS(status)) : what);
@@ -102,7 +104,7 @@ int isolated(const std::function<int()> & work) {
 namespace {
 
 bool run(const check::test & test) {
-    const auto  start = std::chrono::steady_clock::now();
+    const auto start = std::chrono::steady_clock::now();
     std::string what;
     try {
         const int value = check::isolated([&] {
@@ -114,8 +116,10 @@ bool run(const check::test & test) {
         what = error.what();
     }
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    std::printf("%s %s (%.2f s)%s%s\n", what.empty() ? "ok    " : "FAILED", test.name, took.count(),
-                what.empty() ? "" : "\n       ", what.c_str());
+    std::printf(
+        "%s %s (%.2f s)%s%s\n", what.empty() ? "ok    " : "FAILED", test.name, took.count(),
+        what.empty() ? "" : "\n       ", what.c_str()
+    );
     return what.empty();
 }
 
@@ -124,7 +128,7 @@ bool run(const check::test & test) {
 int main(int argc, char ** argv) {
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     int failed = 0;
-    int count  = 0;
+    int count = 0;
     for (const check::test & test : check::all_tests()) {
         if (argc < 2 || std::strstr(test.name, argv[1]) != nullptr) {
             ++count;

@@ -27,7 +27,7 @@ std::pair<int, int> sockets() {
 
 worker::worker(uint64_t quota, int threads) {
     char why[WHY_BYTES] = "";
-    handle_             = ggml_mesh_worker_new("CPU", threads, quota, why, sizeof why);
+    handle_ = ggml_mesh_worker_new("CPU", threads, quota, why, sizeof why);
     if (handle_ == nullptr) {
         throw std::runtime_error(why);
     }
@@ -60,13 +60,13 @@ std::string worker::join() {
 
 relay::relay(int worker_fd, cut when, size_t count) : when_(when), count_(count) {
     const auto [outer, inner] = sockets();
-    client_fd_                = outer;
-    client_                   = std::make_unique<mesh::link>(inner);
-    worker_                   = std::make_unique<mesh::link>(worker_fd);
+    client_fd_ = outer;
+    client_ = std::make_unique<mesh::link>(inner);
+    worker_ = std::make_unique<mesh::link>(worker_fd);
     if (const char * path = std::getenv("MESH_RECORD")) {
         record_ = std::fopen(path, "ab");
     }
-    up_   = std::thread([this] { pass_commands(); });
+    up_ = std::thread([this] { pass_commands(); });
     down_ = std::thread([this] { pass_answers(); });
 }
 
@@ -91,7 +91,7 @@ void relay::pass_commands() noexcept {
     try {
         for (;;) {
             const mesh::frame message = client_->receive_frame();
-            const bool        last    = seen_++ == count_ && when_ != cut::never;
+            const bool last = seen_++ == count_ && when_ != cut::never;
             if (last && when_ == cut::after) {
                 client_->shut();  // before its answer can arrive
             }
@@ -116,7 +116,9 @@ void relay::pass_answers() noexcept {
     try {
         for (;;) {
             const mesh::frame message = worker_->receive_frame();
-            client_->send(message.head.kind, message.head.ticket, {{message.payload.data(), message.payload.size()}});
+            client_->send(
+                message.head.kind, message.head.ticket, {{message.payload.data(), message.payload.size()}}
+            );
         }
     } catch (const std::exception &) {
         client_->shut();
@@ -128,8 +130,8 @@ void relay::pass_answers() noexcept {
 
 device::device(int fd) {
     static std::atomic<int> number{0};
-    const std::string       name = "TEST" + std::to_string(number++);
-    char                    why[WHY_BYTES] = "";
+    const std::string name = "TEST" + std::to_string(number++);
+    char why[WHY_BYTES] = "";
     ggml_mesh_loaded();  // failed reads are thrown
     index = ggml_mesh_connect(fd, name.c_str(), why, sizeof why);
     if (index < 0) {
@@ -145,7 +147,7 @@ std::string device::failure() const {
 }
 
 std::vector<uint8_t> exercise(const device & on, const host::example & what) {
-    const host::graph      graph(what, ggml_backend_dev_buffer_type(on.handle));
+    const host::graph graph(what, ggml_backend_dev_buffer_type(on.handle));
     const ggml_backend_ptr backend(ggml_backend_dev_init(on.handle, nullptr));
     if (ggml_backend_graph_compute(backend.get(), graph.get()) != GGML_STATUS_SUCCESS) {
         throw std::runtime_error("compute failed");

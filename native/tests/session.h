@@ -33,9 +33,9 @@ class worker {
     }
 
   private:
-    void *                   handle_ = nullptr;
+    void * handle_ = nullptr;
     std::vector<std::thread> threads_;
-    std::string              said_;
+    std::string said_;
 };
 
 enum class cut { never, before, after };
@@ -56,15 +56,15 @@ class relay {
     }
 
   private:
-    cut                         when_;
-    size_t                      count_;
-    std::atomic<size_t>         seen_{0};
-    int                         client_fd_ = -1;
+    cut when_;
+    size_t count_;
+    std::atomic<size_t> seen_{0};
+    int client_fd_ = -1;
     std::unique_ptr<mesh::link> client_;
     std::unique_ptr<mesh::link> worker_;
-    std::FILE *                 record_ = nullptr;
-    std::thread                 up_;
-    std::thread                 down_;
+    std::FILE * record_ = nullptr;
+    std::thread up_;
+    std::thread down_;
 
     void pass_commands() noexcept;
     void pass_answers() noexcept;
@@ -73,7 +73,7 @@ class relay {
 
 // A device for the other end of `fd`; its name, which no other has had. Throws with the reason.
 struct device {
-    int                index = -1;
+    int index = -1;
     ggml_backend_dev_t handle = nullptr;
 
     explicit device(int fd);

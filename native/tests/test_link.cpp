@@ -24,9 +24,9 @@ std::array<int, 2> sockets() {
 
 std::vector<uint8_t> frame_bytes(uint64_t size) {
     mesh::wire::header head{};
-    head.kind   = 5;
+    head.kind = 5;
     head.ticket = 7;
-    head.size   = size;
+    head.size = size;
     std::vector<uint8_t> bytes(sizeof head + size);
     std::memcpy(bytes.data(), &head, sizeof head);
     for (size_t i = sizeof head; i < bytes.size(); ++i) {
@@ -44,8 +44,8 @@ void write_all(int fd, const uint8_t * data, size_t size) {
 TEST("link: a frame arrives whole, whatever the pieces") {
     const std::vector<uint8_t> bytes = frame_bytes(40);
     for (size_t piece = 1; piece <= bytes.size(); ++piece) {
-        const auto  fds = sockets();
-        mesh::link  receiver(fds[0]);
+        const auto fds = sockets();
+        mesh::link receiver(fds[0]);
         std::thread sender([&] {
             for (size_t i = 0; i < bytes.size(); i += piece) {
                 write_all(fds[1], bytes.data() + i, std::min(piece, bytes.size() - i));
@@ -73,8 +73,8 @@ TEST("link: an end at every byte is noticed") {
 
 TEST("link: a frame over the limit is refused before memory is taken") {
     for (const uint64_t size : {mesh::wire::MAX_FRAME_BYTES + 1, uint64_t{UINT64_MAX}}) {
-        const auto         fds = sockets();
-        mesh::link         receiver(fds[0]);
+        const auto fds = sockets();
+        mesh::link receiver(fds[0]);
         mesh::wire::header head{};
         head.size = size;
         write_all(fds[1], reinterpret_cast<const uint8_t *>(&head), sizeof head);
@@ -84,11 +84,11 @@ TEST("link: a frame over the limit is refused before memory is taken") {
 }
 
 TEST("link: large frames bypass the buffer, and several follow each other") {
-    const auto           fds = sockets();
-    mesh::link           sender(fds[0]);
-    mesh::link           receiver(fds[1]);
+    const auto fds = sockets();
+    mesh::link sender(fds[0]);
+    mesh::link receiver(fds[1]);
     std::vector<uint8_t> large(1 << 20, 0x5a);
-    std::thread          thread([&] {
+    std::thread thread([&] {
         for (uint32_t i = 0; i < 5; ++i) {
             sender.send(9, i, {{large.data(), i % 2 == 0 ? large.size() : 3}, {nullptr, 0}});
         }
@@ -103,9 +103,9 @@ TEST("link: large frames bypass the buffer, and several follow each other") {
 }
 
 TEST("link: shut ends a read that waits, and sending to nobody throws") {
-    const auto  fds = sockets();
-    mesh::link  one(fds[0]);
-    mesh::link  two(fds[1]);
+    const auto fds = sockets();
+    mesh::link one(fds[0]);
+    mesh::link two(fds[1]);
     std::thread thread([&] {
         std::this_thread::sleep_for(20ms);
         one.shut();
@@ -119,9 +119,9 @@ TEST("link: shut ends a read that waits, and sending to nobody throws") {
 // --- what is pushed ---
 
 TEST("mailbox: a push waits for its session, or is waited for") {
-    mesh::mailbox              mail;
+    mesh::mailbox mail;
     const mesh::wire::session_id id = {{1, 2}};
-    std::vector<uint8_t>       data;
+    std::vector<uint8_t> data;
     CHECK(!mail.deliver(id, 1, {1, 2, 3}));  // nobody is here
     mail.open(id);
     CHECK(mail.deliver(id, 1, {1, 2, 3}));
@@ -138,9 +138,9 @@ TEST("mailbox: a push waits for its session, or is waited for") {
 }
 
 TEST("mailbox: the end of a session wakes who waits") {
-    mesh::mailbox              mail;
+    mesh::mailbox mail;
     const mesh::wire::session_id id = {{1, 2}};
-    std::vector<uint8_t>       data;
+    std::vector<uint8_t> data;
     mail.open(id);
     std::thread closer([&] {
         std::this_thread::sleep_for(10ms);
@@ -152,7 +152,7 @@ TEST("mailbox: the end of a session wakes who waits") {
 }
 
 TEST("mailbox: a session cannot hoard") {
-    mesh::mailbox              mail;
+    mesh::mailbox mail;
     const mesh::wire::session_id id = {{1, 2}};
     mail.open(id);
     const size_t piece = mesh::wire::MAX_QUEUE_BYTES / 4;
@@ -170,21 +170,21 @@ TEST("mailbox: a session cannot hoard") {
 // --- inputs ---
 
 TEST("inputs: both sides agree, and nonsense is refused") {
-    mesh::shadows        ours;
-    mesh::shadows        theirs;
+    mesh::shadows ours;
+    mesh::shadows theirs;
     std::vector<uint8_t> data(256, 0);
     for (size_t round = 0; round < 20; ++round) {
         data[round * 7 % data.size()] = static_cast<uint8_t>(round + 1);
         std::vector<uint8_t> bytes;
         ours.encode({1, 64, data}, bytes);
-        size_t            position = 0;
-        const mesh::input got      = theirs.decode(bytes, position);
+        size_t position = 0;
+        const mesh::input got = theirs.decode(bytes, position);
         CHECK_EQUAL(position, bytes.size());
         CHECK(got.data == data && got.buffer_id == 1 && got.offset == 64);
         for (size_t cut = 0; cut < bytes.size(); ++cut) {
-            mesh::shadows        fresh;
+            mesh::shadows fresh;
             std::vector<uint8_t> shorter(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(cut));
-            size_t               start = 0;
+            size_t start = 0;
             CHECK(!check::thrown([&] { fresh.decode(shorter, start); }).empty());
         }
     }

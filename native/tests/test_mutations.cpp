@@ -15,7 +15,7 @@ using mesh::wire::tensor;
 
 namespace {
 
-constexpr size_t CHANGES_PER_EXAMPLE   = 60;
+constexpr size_t CHANGES_PER_EXAMPLE = 60;
 constexpr size_t CHANGES_PER_RECORDING = 150;
 
 // Buffers of a recorded session, without the session.
@@ -33,7 +33,7 @@ class memory {
                 throw std::invalid_argument("it does not exist");
             }
             ggml_backend_buffer_t buffer = found->second.get();
-            const size_t          room   = ggml_backend_buffer_get_size(buffer);
+            const size_t room = ggml_backend_buffer_get_size(buffer);
             if (offset > room || size > room - offset) {
                 throw std::invalid_argument("it lies outside");
             }
@@ -63,7 +63,7 @@ bool survive(const decode & with, const std::vector<tensor> & table, int threads
 
 size_t survive_changes(const decode & with, const std::vector<tensor> & table, size_t changes, uint64_t seed) {
     session_bytes::dice random(seed);
-    size_t              accepted = 0;
+    size_t accepted = 0;
     for (size_t i = 0; i < changes; ++i) {
         std::vector<tensor> changed = table;
         session_bytes::change_field(changed[random.below(changed.size())], table, random);
@@ -73,7 +73,7 @@ size_t survive_changes(const decode & with, const std::vector<tensor> & table, s
 }
 
 std::vector<session_bytes::frame> recording(const std::filesystem::path & path) {
-    std::ifstream              file(path, std::ios::binary);
+    std::ifstream file(path, std::ios::binary);
     const std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
     CHECK(bytes.size() > 1);
     return session_bytes::parse(bytes.data() + 1, bytes.size() - 1);
@@ -95,12 +95,12 @@ memory memory_of(const std::vector<session_bytes::frame> & frames) {
 
 TEST("mutations: examples with one field changed are refused or computed, never a crash") {
     size_t accepted = 0;
-    size_t seed     = 0;
+    size_t seed = 0;
     for (const host::example & each : host::examples()) {
         const host::graph built(each, ggml_backend_get_default_buffer_type(host::cpu()));
         accepted += survive_changes(
-            [&](const std::vector<tensor> & table) { return built.decode(table); }, built.table(), CHANGES_PER_EXAMPLE,
-            ++seed
+            [&](const std::vector<tensor> & table) { return built.decode(table); }, built.table(),
+            CHANGES_PER_EXAMPLE, ++seed
         );
     }
     const size_t tried = host::examples().size() * CHANGES_PER_EXAMPLE;
@@ -110,10 +110,10 @@ TEST("mutations: examples with one field changed are refused or computed, never 
 
 TEST("mutations: recorded graphs with one field changed are refused or computed, never a crash") {
     size_t accepted = 0;
-    size_t tried    = 0;
+    size_t tried = 0;
     for (const auto & entry : std::filesystem::directory_iterator(MESH_CORPUS)) {
         const std::vector<session_bytes::frame> frames = recording(entry.path());
-        const memory                            owned  = memory_of(frames);
+        const memory owned = memory_of(frames);
         const decode with = [&](const std::vector<tensor> & table) { return owned.decode(table); };
         for (const session_bytes::frame & each : frames) {
             if (!each.is(mesh::wire::command::graph)) {
@@ -125,7 +125,9 @@ TEST("mutations: recorded graphs with one field changed are refused or computed,
             }
             // The graph as it was recorded has to pass, or the recordings are older than the protocol.
             if (!survive(with, table)) {
-                check::fail(__FILE__, __LINE__, entry.path().filename().string() + " no longer passes: record it anew");
+                check::fail(
+                    __FILE__, __LINE__, entry.path().filename().string() + " no longer passes: record it anew"
+                );
             }
             accepted += survive_changes(with, table, CHANGES_PER_RECORDING, ++tried);
         }

@@ -34,19 +34,21 @@ tensor & source(table & t, ggml_op op, size_t i) {
 }
 
 struct refusal {
-    const char *                 of;
-    const char *                 says;
+    const char * of;
+    const char * says;
     std::function<void(table &)> change;
 };
 
 void expect_refusals(const std::vector<refusal> & refusals) {
     for (const refusal & each : refusals) {
         const host::graph built(host::example_named(each.of), main_memory());
-        table             t = built.table();
+        table t = built.table();
         each.change(t);
         const std::string said = check::thrown([&] { built.decode(t); });
         if (said.find(each.says) == std::string::npos) {
-            check::fail(__FILE__, __LINE__, std::string(each.of) + ": \"" + said + "\" is not \"" + each.says + "\"");
+            check::fail(
+                __FILE__, __LINE__, std::string(each.of) + ": \"" + said + "\" is not \"" + each.says + "\""
+            );
         }
     }
 }
@@ -67,7 +69,7 @@ refusal shorten(const char * of, const char * says, ggml_op op, size_t i, size_t
 refusal spread(const char * of, const char * says, ggml_op op, size_t i) {
     return {of, says, [=](table & t) {
                 tensor & s = source(t, op, i);
-                s.ne[0]    = std::max<int64_t>(s.ne[0] / 2, 1);
+                s.ne[0] = std::max<int64_t>(s.ne[0] / 2, 1);
                 s.nb[0] *= 2;
             }};
 }
@@ -84,7 +86,9 @@ TEST("rules: every op on the list has an example, and no other is allowed") {
     }
     for (uint32_t op = 0; op < GGML_OP_COUNT; ++op) {
         if (mesh::op_is_allowed(op) && seen.count(op) == 0) {
-            check::fail(__FILE__, __LINE__, std::string("no example of ") + ggml_op_name(static_cast<ggml_op>(op)));
+            check::fail(
+                __FILE__, __LINE__, std::string("no example of ") + ggml_op_name(static_cast<ggml_op>(op))
+            );
         }
     }
     for (const ggml_op op : {GGML_OP_CUSTOM, GGML_OP_MAP_CUSTOM1, GGML_OP_MAP_CUSTOM2, GGML_OP_MAP_CUSTOM3}) {
@@ -115,8 +119,8 @@ TEST("codec: every example computes the same after the round trip") {
 TEST("codec: the same work gives the same bytes") {
     const host::graph one(host::example_named("mixture"), main_memory());
     const host::graph two(host::example_named("mixture"), main_memory());
-    const auto        a = mesh::key_of(one.table());
-    const auto        b = mesh::key_of(two.table());
+    const auto a = mesh::key_of(one.table());
+    const auto b = mesh::key_of(two.table());
     CHECK(a.words[0] == b.words[0] && a.words[1] == b.words[1]);
     const auto c = mesh::key_of(host::graph(host::example_named("rope"), main_memory()).table());
     CHECK(a.words[0] != c.words[0] && a.words[1] != c.words[1]);
@@ -124,12 +128,14 @@ TEST("codec: the same work gives the same bytes") {
 
 TEST("rules: types are what the CPU's kernels say they are") {
     for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
-        const auto   type   = static_cast<ggml_type>(i);
+        const auto type = static_cast<ggml_type>(i);
         const auto * traits = ggml_get_type_traits_cpu(type);
-        const auto   dot    = mesh::dot_type(type);
+        const auto dot = mesh::dot_type(type);
         CHECK(dot == GGML_TYPE_COUNT || (traits->vec_dot != nullptr && traits->vec_dot_type == dot));
         CHECK(!mesh::can_quantise(type) || traits->from_float != nullptr);
-        CHECK(!mesh::can_dequantise(type) || type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr);
+        CHECK(
+            !mesh::can_dequantise(type) || type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr
+        );
     }
 }
 
@@ -143,7 +149,8 @@ TEST("rules: a tensor's own numbers") {
         {"add", "a dimension is too long", [](table & t) { t[0].ne[1] = 1LL << 32; }},
         {"add", "it has too many rows", [](table & t) { t[0].ne[1] = t[0].ne[2] = 1LL << 20; }},
         {"add", "it has too many elements", [](table & t) { t[0].ne[0] = t[0].ne[1] = 1LL << 29; }},
-        {"mul_mat q4_0", "its rows are not whole blocks", [](table & t) { source(t, GGML_OP_MUL_MAT, 0).ne[0] = 33; }},
+        {"mul_mat q4_0", "its rows are not whole blocks",
+         [](table & t) { source(t, GGML_OP_MUL_MAT, 0).ne[0] = 33; }},
         {"add", "a stride is not whole elements", [](table & t) { t[0].nb[1] = 33; }},
         {"add", "a stride is not whole elements", [](table & t) { t[0].nb[1] = 1ULL << 63; }},
         {"mul_mat q4_0", "its blocks do not lie side by side",
@@ -160,7 +167,8 @@ TEST("rules: a tensor's own numbers") {
         {"add", "a source is missing", [](table & t) { t.back().sources[1] = 0; }},
         {"add", "it has a source too many", [](table & t) { t.back().sources[2] = 1; }},
         {"add", "it is computed, but no node", [](table & t) { t.back().is_node = 0; }},
-        {"mixture", "it is used more often than it says", [](table & t) { node_of(t, GGML_OP_ARGSORT).use_count = 0; }},
+        {"mixture", "it is used more often than it says",
+         [](table & t) { node_of(t, GGML_OP_ARGSORT).use_count = 0; }},
         {"mixture", "it is used more often than it says",
          [](table & t) { node_of(t, GGML_OP_ARGSORT).use_count = 0xffffffff; }},
     });
@@ -168,14 +176,18 @@ TEST("rules: a tensor's own numbers") {
 
 TEST("rules: views") {
     expect_refusals({
-        {"views", "it is a view of what comes later", [](table & t) { node_of(t, GGML_OP_PERMUTE).view_of = 100; }},
-        {"views", "it is a view of another type", [](table & t) { node_of(t, GGML_OP_PERMUTE).type = GGML_TYPE_I32; }},
-        {"views", "it is a view into another buffer", [](table & t) { node_of(t, GGML_OP_PERMUTE).buffer_id = 2; }},
-        {"views", "it lies elsewhere than its parent says", [](table & t) { node_of(t, GGML_OP_PERMUTE).offset += 4; }},
+        {"views", "it is a view of what comes later",
+         [](table & t) { node_of(t, GGML_OP_PERMUTE).view_of = 100; }},
+        {"views", "it is a view of another type",
+         [](table & t) { node_of(t, GGML_OP_PERMUTE).type = GGML_TYPE_I32; }},
+        {"views", "it is a view into another buffer",
+         [](table & t) { node_of(t, GGML_OP_PERMUTE).buffer_id = 2; }},
+        {"views", "it lies elsewhere than its parent says",
+         [](table & t) { node_of(t, GGML_OP_PERMUTE).offset += 4; }},
         {"mixture", "it lies outside of its parent", [](table & t) { node_of(t, GGML_OP_VIEW).ne[1] = 4; }},
         {"mixture", "it is a view of a view",
          [](table & t) {
-             tensor copy  = node_of(t, GGML_OP_VIEW);
+             tensor copy = node_of(t, GGML_OP_VIEW);
              copy.view_of = static_cast<uint32_t>(&node_of(t, GGML_OP_VIEW) - t.data()) + 1;
              t.push_back(copy);
          }},
@@ -184,8 +196,7 @@ TEST("rules: views") {
              node_of(t, GGML_OP_VIEW).view_offset += 2;
              node_of(t, GGML_OP_VIEW).offset += 2;
          }},
-        {"views", "it is a view of nothing",
-         [](table & t) { node_of(t, GGML_OP_RESHAPE).view_of = 0; }},
+        {"views", "it is a view of nothing", [](table & t) { node_of(t, GGML_OP_RESHAPE).view_of = 0; }},
         {"views", "more or less elements", [](table & t) { node_of(t, GGML_OP_RESHAPE).ne[0] = 4; }},
         set_param("views", "an axis does not exist", GGML_OP_PERMUTE, 0, 4),
         set_param("views", "an axis comes twice", GGML_OP_PERMUTE, 0, 1),
@@ -213,17 +224,20 @@ TEST("rules: memory of nodes") {
 TEST("rules: ops that move data") {
     expect_refusals({
         {"dup", "more or less elements", [](table & t) { t.back().ne[1] = 2; }},
-        {"dup", "only CPY converts", [](table & t) { source(t, GGML_OP_DUP, 0); t.back().type = GGML_TYPE_I32; }},
+        {"dup", "only CPY converts",
+         [](table & t) {
+             source(t, GGML_OP_DUP, 0);
+             t.back().type = GGML_TYPE_I32;
+         }},
         {"cpy q8_0", "its rows have another length",
          [](table & t) {
              tensor & s = source(t, GGML_OP_CPY, 0);
-             s.ne[0]    = 96;
-             s.ne[1]    = 2;
-             s.nb[1]    = 96 * 4;
+             s.ne[0] = 96;
+             s.ne[1] = 2;
+             s.nb[1] = 96 * 4;
          }},
         spread("cpy q8_0", "more or less elements", GGML_OP_CPY, 0),
-        {"cast q8_0", "there is no conversion",
-         [](table & t) { node_of(t, GGML_OP_CPY).type = GGML_TYPE_I32; }},
+        {"cast q8_0", "there is no conversion", [](table & t) { node_of(t, GGML_OP_CPY).type = GGML_TYPE_I32; }},
         set_param("concat", "its dimension does not exist", GGML_OP_CONCAT, 0, 4),
         set_param("concat", "its dimension does not exist", GGML_OP_CONCAT, 0, -1),
         set_param("concat", "its shape is not that of its sources", GGML_OP_CONCAT, 0, 1),
@@ -253,8 +267,8 @@ TEST("rules: ops that move data") {
         {"set_rows q8_0", "there is no conversion",
          [](table & t) {
              tensor & s = source(t, GGML_OP_SET_ROWS, 0);
-             s.type     = GGML_TYPE_F16;
-             s.nb[0]    = 2;
+             s.type = GGML_TYPE_F16;
+             s.nb[0] = 2;
          }},
     });
 }
@@ -301,7 +315,8 @@ TEST("rules: ops on elements and rows") {
         set_param("arange", "more or less elements than steps", GGML_OP_ARANGE, 1, 0x7f800000),
         set_param("arange", "more or less elements than steps", GGML_OP_ARANGE, 2, 0),
         set_param("tri", "its half does not exist", GGML_OP_TRI, 0, 4),
-        {"diag", "its source is not one row", [](table & t) { std::swap(source(t, GGML_OP_DIAG, 0).ne[1], source(t, GGML_OP_DIAG, 0).ne[2]); }},
+        {"diag", "its source is not one row",
+         [](table & t) { std::swap(source(t, GGML_OP_DIAG, 0).ne[1], source(t, GGML_OP_DIAG, 0).ne[2]); }},
         set_param("diag_mask_inf", "its past is longer", GGML_OP_DIAG_MASK_INF, 0, INT32_MAX),
         {"sum", "it is not one number", [](table & t) { t.back().ne[0] = 2; }},
         {"sum_rows", "not one number for each row", [](table & t) { t.back().ne[1] = 2; }},
@@ -310,8 +325,7 @@ TEST("rules: ops on elements and rows") {
         {"argmax", "not one number for each row", [](table & t) { t.back().ne[0] = 2; }},
         set_param("argsort", "its order does not exist", GGML_OP_ARGSORT, 0, 7),
         set_type("argsort", "it is I32 from F32 only", GGML_OP_ARGSORT, 0, GGML_TYPE_I32),
-        {"top_k", "it has more than its source",
-         [](table & t) { source(t, GGML_OP_TOP_K, 0).ne[0] = 4; }},
+        {"top_k", "it has more than its source", [](table & t) { source(t, GGML_OP_TOP_K, 0).ne[0] = 4; }},
         set_param("norm", "its epsilon is negative", GGML_OP_NORM, 0, static_cast<int32_t>(0xbf800000)),
         set_param("rms_norm", "its epsilon is negative", GGML_OP_RMS_NORM, 0, 0x7fc00000),
         spread("l2_norm", "its shape is not", GGML_OP_L2_NORM, 0),
@@ -359,11 +373,14 @@ TEST("rules: products and attention") {
         shorten("flash_attn", "its mask does not fit", GGML_OP_FLASH_ATTN_EXT, 3, 1),
         shorten("flash_attn", "its sinks are not one for each head", GGML_OP_FLASH_ATTN_EXT, 4, 0),
         set_param("flash_attn", "its precision does not exist", GGML_OP_FLASH_ATTN_EXT, 3, 1),
-        {"flash_attn", "its heads do not fit",
+        {"flash_attn", "its heads do not fit", [](table & t) { source(t, GGML_OP_FLASH_ATTN_EXT, 0).ne[2] = 3; }},
+        {"flash_attn long", "it is not contiguous",
          [](table & t) {
-             source(t, GGML_OP_FLASH_ATTN_EXT, 0).ne[2] = 3;
+             t.back().nb[1] = 1 << 20;
+             t.back().ne[1] = 1;
+             t.back().nb[2] = 1 << 20;
+             t.back().nb[3] = 1 << 20;
          }},
-        {"flash_attn long", "it is not contiguous", [](table & t) { t.back().nb[1] = 1 << 20; t.back().ne[1] = 1; t.back().nb[2] = 1 << 20; t.back().nb[3] = 1 << 20; }},
     });
 }
 
@@ -371,24 +388,35 @@ TEST("rules: ops with a state") {
     expect_refusals({
         shorten("ssm_conv", "its shape is not that of its input", GGML_OP_SSM_CONV, 0, 2),
         shorten("ssm_conv", "its sources do not fit each other", GGML_OP_SSM_CONV, 0, 1),
-        {"ssm_conv", "its sources do not fit each other", [](table & t) { source(t, GGML_OP_SSM_CONV, 0).ne[0] = 2; source(t, GGML_OP_SSM_CONV, 0).nb[1] = 8; }},
+        {"ssm_conv", "its sources do not fit each other",
+         [](table & t) {
+             source(t, GGML_OP_SSM_CONV, 0).ne[0] = 2;
+             source(t, GGML_OP_SSM_CONV, 0).nb[1] = 8;
+         }},
         shorten("ssm_scan mamba2", "its state does not fit", GGML_OP_SSM_SCAN, 1, 1),
         shorten("ssm_scan mamba2", "its steps do not fit", GGML_OP_SSM_SCAN, 2, 0),
         {"ssm_scan mamba2", "its decay does not fit",
          [](table & t) {
              tensor & s = source(t, GGML_OP_SSM_SCAN, 3);
-             s.ne[1]    = 2;
+             s.ne[1] = 2;
              s.nb[2] = s.nb[3] = 8;
          }},
         shorten("ssm_scan mamba2", "its groups do not fit", GGML_OP_SSM_SCAN, 4, 1),
         shorten("ssm_scan mamba2", "its numbers of states do not fit", GGML_OP_SSM_SCAN, 6, 0),
         set_param("ssm_scan mamba2", "its size is not that", GGML_OP_SSM_SCAN, 0, 2),
         set_param("ssm_scan mamba2", "it keeps no or too many states", GGML_OP_SSM_SCAN, 0, 0),
-        {"ssm_scan mamba2", "its state is not contiguous", [](table & t) { source(t, GGML_OP_SSM_SCAN, 0).nb[3] = 4; source(t, GGML_OP_SSM_SCAN, 0).ne[3] = 1; }},
+        {"ssm_scan mamba2", "its state is not contiguous",
+         [](table & t) {
+             source(t, GGML_OP_SSM_SCAN, 0).nb[3] = 4;
+             source(t, GGML_OP_SSM_SCAN, 0).ne[3] = 1;
+         }},
         shorten("rwkv_wkv6", "its sources do not fit each other", GGML_OP_RWKV_WKV6, 1, 2),
         shorten("rwkv_wkv7", "its state does not fit", GGML_OP_RWKV_WKV7, 6, 0),
         {"gated_linear_attn", "its tokens do not fit its sequences",
-         [](table & t) { source(t, GGML_OP_GATED_LINEAR_ATTN, 4).ne[1] = 4; source(t, GGML_OP_GATED_LINEAR_ATTN, 4).ne[0] /= 2; }},
+         [](table & t) {
+             source(t, GGML_OP_GATED_LINEAR_ATTN, 4).ne[1] = 4;
+             source(t, GGML_OP_GATED_LINEAR_ATTN, 4).ne[0] /= 2;
+         }},
         shorten("gated_delta_net", "its state does not fit", GGML_OP_GATED_DELTA_NET, 5, 3),
         shorten("gated_delta_net", "its beta does not fit", GGML_OP_GATED_DELTA_NET, 4, 2),
         set_param("gated_delta_net", "its size is not that", GGML_OP_GATED_DELTA_NET, 0, 3),
@@ -402,7 +430,7 @@ namespace {
 
 // Decodes an example whose numbers were changed, and looks at them.
 std::string said_of_numbers(const char * name, ggml_op op, size_t i, int64_t value) {
-    const host::graph       built(host::example_named(name), main_memory());
+    const host::graph built(host::example_named(name), main_memory());
     const mesh::built_graph decoded = built.decode(built.table());
     for (int n = 0; n < ggml_graph_n_nodes(decoded.graph); ++n) {
         const ggml_tensor * node = ggml_graph_node(decoded.graph, n);
@@ -435,20 +463,19 @@ TEST("indices: computed numbers have to be bounded by what computes them") {
         // What sorts is not computed.
         {"mixture", says, [](table & t) { node_of(t, GGML_OP_ARGSORT).flags = 0; }},
         // One expert twice: rows of the view straddle those that were sorted.
-        {"mixture", says,
-         [](table & t) { node_of(t, GGML_OP_VIEW).nb[1] = 12; }},
+        {"mixture", says, [](table & t) { node_of(t, GGML_OP_VIEW).nb[1] = 12; }},
         // Something else is written over them before they are used.
         {"mixture", says,
          [](table & t) {
              const tensor sorted = node_of(t, GGML_OP_ARGSORT);
-             tensor       filled = sorted;
-             filled.op           = GGML_OP_FILL;
-             filled.type         = GGML_TYPE_F32;
-             const auto at       = static_cast<size_t>(&node_of(t, GGML_OP_MUL_MAT_ID) - t.data());
-             filled.use_count    = 9;
-             tensor place        = filled;
-             place.op            = GGML_OP_NONE;
-             place.is_node       = 0;
+             tensor filled = sorted;
+             filled.op = GGML_OP_FILL;
+             filled.type = GGML_TYPE_F32;
+             const auto at = static_cast<size_t>(&node_of(t, GGML_OP_MUL_MAT_ID) - t.data());
+             filled.use_count = 9;
+             tensor place = filled;
+             place.op = GGML_OP_NONE;
+             place.is_node = 0;
              std::fill(std::begin(place.sources), std::end(place.sources), 0);
              table longer(t.begin(), t.begin() + static_cast<std::ptrdiff_t>(at));
              longer.push_back(place);

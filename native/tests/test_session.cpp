@@ -41,9 +41,12 @@ class stranger {
     uint64_t greet() {
         const mesh::wire::hello self = hello();
         send(mesh::wire::command::hello, {{&self, sizeof self}});
-        const mesh::frame        answer = link_.receive_frame();
+        const mesh::frame answer = link_.receive_frame();
         mesh::wire::hello_answer facts{};
-        CHECK(answer.head.kind == static_cast<uint8_t>(mesh::wire::answer::hello) && answer.payload.size() == sizeof facts);
+        CHECK(
+            answer.head.kind == static_cast<uint8_t>(mesh::wire::answer::hello) &&
+            answer.payload.size() == sizeof facts
+        );
         std::memcpy(&facts, answer.payload.data(), sizeof facts);
         return facts.grant_bytes;
     }
@@ -70,18 +73,18 @@ class stranger {
 
     static mesh::wire::hello hello() {
         mesh::wire::hello self{};
-        self.magic   = mesh::wire::MAGIC;
+        self.magic = mesh::wire::MAGIC;
         self.version = mesh::wire::VERSION;
         std::strncpy(self.engine, ggml_mesh_engine_version(), sizeof self.engine - 1);
-        self.op_count    = GGML_OP_COUNT;
-        self.type_count  = GGML_TYPE_COUNT;
+        self.op_count = GGML_OP_COUNT;
+        self.type_count = GGML_TYPE_COUNT;
         self.tensor_size = sizeof(ggml_tensor);
         return self;
     }
 
   private:
     mesh::link link_;
-    uint32_t   ticket_ = 0;
+    uint32_t ticket_ = 0;
 };
 
 std::string complaint_about(worker & to, const std::function<void(stranger &)> & deed) {
@@ -101,8 +104,8 @@ template <typename Request> std::function<void(stranger &)> sends(mesh::wire::co
 // --- clients of ours ---
 
 TEST("session: every example computes the same as here") {
-    worker       remote(QUOTA);
-    const relay  between(remote.connect(), cut::never, 0);
+    worker remote(QUOTA);
+    const relay between(remote.connect(), cut::never, 0);
     const device on(between.client_fd());
     for (const host::example & each : host::examples()) {
         std::vector<uint8_t> there;
@@ -119,16 +122,16 @@ TEST("session: every example computes the same as here") {
 }
 
 TEST("session: a graph is sent once, and runs again with other inputs") {
-    worker                 remote(QUOTA);
-    relay                  between(remote.connect(), cut::never, 0);
-    const device           on(between.client_fd());
-    const host::graph      graph(host::example_named("mul_mat"), ggml_backend_dev_buffer_type(on.handle));
+    worker remote(QUOTA);
+    relay between(remote.connect(), cut::never, 0);
+    const device on(between.client_fd());
+    const host::graph graph(host::example_named("mul_mat"), ggml_backend_dev_buffer_type(on.handle));
     const ggml_backend_ptr backend(ggml_backend_dev_init(on.handle, nullptr));
     CHECK(ggml_backend_graph_compute(backend.get(), graph.get()) == GGML_STATUS_SUCCESS);
     const std::vector<uint8_t> first = graph.result();
-    const size_t               seen  = between.seen();
-    ggml_tensor *              input = ggml_graph_node(graph.get(), 0)->src[1];
-    const std::vector<float>   zeros(static_cast<size_t>(ggml_nelements(input)));
+    const size_t seen = between.seen();
+    ggml_tensor * input = ggml_graph_node(graph.get(), 0)->src[1];
+    const std::vector<float> zeros(static_cast<size_t>(ggml_nelements(input)));
     ggml_backend_tensor_set(input, zeros.data(), 0, ggml_nbytes(input));
     CHECK(ggml_backend_graph_compute(backend.get(), graph.get()) == GGML_STATUS_SUCCESS);
     CHECK(graph.result() != first);
@@ -136,7 +139,7 @@ TEST("session: a graph is sent once, and runs again with other inputs") {
 }
 
 TEST("session: quotas are kept, and a refusal is polite") {
-    worker   remote(QUOTA);
+    worker remote(QUOTA);
     stranger other(remote);
     CHECK_EQUAL(other.greet(), QUOTA);
     CHECK(!other.alloc(1, QUOTA + 1));
@@ -148,8 +151,8 @@ TEST("session: quotas are kept, and a refusal is polite") {
 }
 
 TEST("session: a client that gets no memory says so") {
-    worker       remote(QUOTA);
-    const relay  between(remote.connect(), cut::never, 0);
+    worker remote(QUOTA);
+    const relay between(remote.connect(), cut::never, 0);
     const device on(between.client_fd());
     CHECK(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(on.handle), QUOTA + 1) == nullptr);
     CHECK_CONTAINS(on.failure(), "no room");
@@ -160,11 +163,11 @@ namespace {
 // A session whose link is cut at its command number `count`; how many there were.
 int cut_session(cut when, size_t count, bool & failed) {
     const host::example & what = host::example_named("mixture");
-    worker                remote(QUOTA);
-    const auto            start = std::chrono::steady_clock::now();
-    size_t                seen  = 0;
+    worker remote(QUOTA);
+    const auto start = std::chrono::steady_clock::now();
+    size_t seen = 0;
     {
-        relay             between(remote.connect(), when, count);
+        relay between(remote.connect(), when, count);
         const std::string refused = check::thrown([&] {
             const device on(between.client_fd());
             failed = !check::thrown([&] { exercise(on, what); }).empty();
@@ -172,7 +175,7 @@ int cut_session(cut when, size_t count, bool & failed) {
             CHECK(!failed || !check::thrown([&] { exercise(on, what); }).empty());  // it stays failed
         });
         failed = failed || !refused.empty();
-        seen   = between.seen();
+        seen = between.seen();
     }
     remote.join();
     CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
@@ -203,8 +206,8 @@ TEST("session: the link is cut at every command, the client says so in time, and
 }
 
 TEST("session: two at once share the quota, and one that dies does not disturb the other") {
-    worker       remote(QUOTA);
-    const relay  between(remote.connect(), cut::never, 0);
+    worker remote(QUOTA);
+    const relay between(remote.connect(), cut::never, 0);
     const device staying(between.client_fd());
     {
         // Not with a client of ours: all devices of a process are one session.
@@ -218,23 +221,23 @@ TEST("session: two at once share the quota, and one that dies does not disturb t
 }
 
 TEST("session: activations go straight from one worker to the next") {
-    worker     first(QUOTA);
-    worker     second(QUOTA);
+    worker first(QUOTA);
+    worker second(QUOTA);
     const auto pair = sockets();
     CHECK_EQUAL(ggml_mesh_worker_add_peer(first.handle(), 3, pair.first), 0);
     CHECK_EQUAL(ggml_mesh_worker_add_peer(second.handle(), 4, pair.second), 0);
-    const relay  to_first(first.connect(), cut::never, 0);
-    const relay  to_second(second.connect(), cut::never, 0);
+    const relay to_first(first.connect(), cut::never, 0);
+    const relay to_second(second.connect(), cut::never, 0);
     const device one(to_first.client_fd());
     const device two(to_second.client_fd());
     ggml_mesh_link(one.index, two.index, 3);
     const ggml_backend_ptr one_backend(ggml_backend_dev_init(one.handle, nullptr));
     const ggml_backend_ptr two_backend(ggml_backend_dev_init(two.handle, nullptr));
-    const host::graph      from(host::example_named("sqr"), ggml_backend_dev_buffer_type(one.handle));
-    const host::graph      to(host::example_named("sqr"), ggml_backend_dev_buffer_type(two.handle));
+    const host::graph from(host::example_named("sqr"), ggml_backend_dev_buffer_type(one.handle));
+    const host::graph to(host::example_named("sqr"), ggml_backend_dev_buffer_type(two.handle));
     CHECK(ggml_backend_graph_compute(one_backend.get(), from.get()) == GGML_STATUS_SUCCESS);
     ggml_tensor * result = ggml_graph_node(from.get(), 0);
-    ggml_tensor * input  = ggml_graph_node(to.get(), 0)->src[0];
+    ggml_tensor * input = ggml_graph_node(to.get(), 0)->src[0];
     ggml_backend_tensor_copy_async(one_backend.get(), two_backend.get(), result, input);
     std::vector<uint8_t> arrived(ggml_nbytes(input));
     ggml_backend_tensor_get(input, arrived.data(), 0, arrived.size());
@@ -249,7 +252,7 @@ TEST("session: who does not greet, or speaks another version, is sent away") {
         other.send(mesh::wire::command::alloc, {});
         CHECK_CONTAINS(other.complaint(), "the first command has to be HELLO");
     }
-    auto self    = stranger::hello();
+    auto self = stranger::hello();
     self.version = 77;
     {
         stranger other(remote);
@@ -272,9 +275,9 @@ TEST("session: commands outside of what the session has are refused") {
     using mesh::wire::command;
     using mesh::wire::span;
     worker remote(QUOTA);
-    const span inside  = {1, 0, 0, 4096};
+    const span inside = {1, 0, 0, 4096};
     const span outside = {1, 0, 1, 4096};
-    const span far     = {1, 0, ~0ULL, 2};
+    const span far = {1, 0, ~0ULL, 2};
     const span foreign = {2, 0, 0, 1};
     for (const span & where : {outside, far}) {
         const char * says = "a range lies outside of its buffer";
@@ -294,20 +297,24 @@ TEST("session: commands outside of what the session has are refused") {
     CHECK_CONTAINS(complaint_about(remote, sends(command::get, uint32_t{1})), "a command is too short");
     CHECK_CONTAINS(complaint_about(remote, sends(command::set, inside)), "another size than it says");
     CHECK_CONTAINS(complaint_about(remote, sends(command::deliver, inside)), "does not exist");
-    CHECK_CONTAINS(complaint_about(remote, sends(static_cast<command>(200), inside)), "command 200 does not exist");
+    CHECK_CONTAINS(
+        complaint_about(remote, sends(static_cast<command>(200), inside)), "command 200 does not exist"
+    );
     CHECK_CONTAINS(complaint_about(remote, sends(command::run, mesh::wire::graph_key{})), "never sent");
-    CHECK_CONTAINS(complaint_about(remote, sends(command::graph, mesh::wire::graph_key{})), "does not end with a tensor");
+    CHECK_CONTAINS(
+        complaint_about(remote, sends(command::graph, mesh::wire::graph_key{})), "does not end with a tensor"
+    );
     remote.join();
     CHECK_EQUAL(stranger(remote).greet(), QUOTA);
 }
 
 TEST("session: a foreign graph is refused with the tensor, the op and the rule") {
-    worker            remote(QUOTA);
+    worker remote(QUOTA);
     const host::graph built(host::example_named("rope"), ggml_backend_get_default_buffer_type(host::cpu()));
-    auto              table            = built.table();
-    table.back().op_params[1]          = 0;
-    const mesh::wire::graph_key key    = {};
-    const std::string           answer = complaint_about(remote, [&](stranger & other) {
+    auto table = built.table();
+    table.back().op_params[1] = 0;
+    const mesh::wire::graph_key key = {};
+    const std::string answer = complaint_about(remote, [&](stranger & other) {
         other.send(
             mesh::wire::command::graph, {{&key, sizeof key}, {table.data(), table.size() * sizeof table[0]}}
         );
@@ -316,10 +323,10 @@ TEST("session: a foreign graph is refused with the tensor, the op and the rule")
 }
 
 TEST("session: row numbers that changed since the last run are looked at again") {
-    worker                 remote(QUOTA);
-    const relay            between(remote.connect(), cut::never, 0);
-    const device           on(between.client_fd());
-    const host::graph      graph(host::example_named("get_rows"), ggml_backend_dev_buffer_type(on.handle));
+    worker remote(QUOTA);
+    const relay between(remote.connect(), cut::never, 0);
+    const device on(between.client_fd());
+    const host::graph graph(host::example_named("get_rows"), ggml_backend_dev_buffer_type(on.handle));
     const ggml_backend_ptr backend(ggml_backend_dev_init(on.handle, nullptr));
     CHECK(ggml_backend_graph_compute(backend.get(), graph.get()) == GGML_STATUS_SUCCESS);
     CHECK(!graph.result().empty());

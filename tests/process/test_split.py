@@ -62,7 +62,9 @@ def assert_same(expected: Talk, found: Talk) -> None:
     """First what people see, then every bit."""
     for name, answer in expected.items():
         assert found[name].tokens == answer.tokens, name
-        assert found[name] == answer, f"{name}: log-probabilities differ by up to {worst(answer, found[name])}"
+        assert found[name] == answer, (
+            f"{name}: log-probabilities differ by up to {worst(answer, found[name])}"
+        )
 
 
 def worst(one: Answer, other: Answer) -> float:
@@ -116,7 +118,9 @@ async def test_every_cut(libraries: dict[str, Path], tmp_path: Path) -> None:
     await compare(alone, [*with_host, *between_two])
 
 
-@pytest.mark.parametrize("layers", [(30,), (8, 8), (10, 10, 10), pytest.param((6,) * 5, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "layers", [(30,), (8, 8), (10, 10, 10), pytest.param((6,) * 5, marks=pytest.mark.full)]
+)
 async def test_smollm2(layers: tuple[int, ...], smollm2: Path, libraries: dict[str, Path]) -> None:
     alone = await plan_for(smollm2, libraries, settings={"n_ctx_checkpoints": 0})
 
@@ -226,9 +230,7 @@ async def test_quantised_cache(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "deepseek2", "gpt-oss", *HYBRID])
-async def test_without_flash_attention(
-    architecture: str, libraries: dict[str, Path], tmp_path: Path
-) -> None:
+async def test_without_flash_attention(architecture: str, libraries: dict[str, Path], tmp_path: Path) -> None:
     settings = SMALL_BATCHES | {"flash_attn_type": FLASH_OFF}
     alone = await plan_for(tiny(tmp_path, architecture), libraries, settings=settings)
     await compare(alone, [over(alone, 6), over(alone, 2, 1, 2)])

@@ -43,7 +43,10 @@ SPAWNS_OR_SIGNALS = {
     *("signal.pthread_kill", "signal.raise_signal"),
 }
 SPAWNER = "engine/process.py"
-CHILDREN = {f"engine/{name}.py" for name in ("describe", "external", "gguf", "serve", "sources")}
+CHILDREN = {
+    *(f"engine/{name}.py" for name in ("describe", "external", "gguf", "serve", "sources", "worker")),
+    "lab/delay.py",
+}
 LINE_LIMIT = 500
 
 

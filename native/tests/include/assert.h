@@ -14,7 +14,7 @@ void mesh_assertion_failed(const char * expression, const char * file, int line)
 }
 #endif
 
-#define assert(expression) ((expression) ? (void) 0 : mesh_assertion_failed(#expression, __FILE__, __LINE__))
+#define assert(expression) ((expression) ? (void)0 : mesh_assertion_failed(#expression, __FILE__, __LINE__))
 
 #if !defined(__cplusplus) && !defined(static_assert)
 #define static_assert _Static_assert

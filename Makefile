@@ -30,7 +30,7 @@ check: setup ## lint, format, types, import direction, native code
 	sh tools/check_native.sh
 
 bench: setup ## the quick benchmarks, tables to bench/results; ARGS go to bench.run
-	@$(BIN)/python -m bench.run $(ARGS)
+	@$(BIN)/python -m bench.run --quick $(ARGS)
 
 fmt: setup ## format the code, mend what the linter can mend
 	$(BIN)/ruff check --fix-only --exit-zero $(CODE)

@@ -1,7 +1,7 @@
 # From a clone: `make demo` and `make test` set up what they need. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check bench fmt lock clean
+.PHONY: help setup demo test test-full test-native check bench fmt lock clean
 
 BIN := .venv/bin
 # Folders of Python code that exist.
@@ -19,8 +19,13 @@ demo: setup ## a mesh on this machine and one question to it; ARGS="--once" and 
 test: check ## check, then all tests but the long ones; ARGS="-k name" and others go to pytest
 	$(BIN)/pytest -m "not full" $(ARGS)
 
-test-full: check ## check, then every test
+test-full: check test-native ## check, then every test, the native ones under sanitizers
 	$(BIN)/pytest $(ARGS)
+
+test-native: setup ## the native tests: plain, then under the address and thread sanitizers (ggml is compiled for each)
+	sh tools/test_native.sh plain
+	sh tools/test_native.sh address
+	sh tools/test_native.sh thread
 
 check: setup ## lint, format, types, import direction, native code
 	$(BIN)/ruff check $(CODE)

@@ -118,17 +118,15 @@ async def test_every_cut(libraries: dict[str, Path], tmp_path: Path) -> None:
     await compare(alone, [*with_host, *between_two])
 
 
-@pytest.mark.parametrize(
-    "layers", [(30,), (8, 8), (10, 10, 10), pytest.param((6,) * 5, marks=pytest.mark.full)]
-)
-async def test_smollm2(layers: tuple[int, ...], smollm2: Path, libraries: dict[str, Path]) -> None:
+async def test_smollm2(smollm2: Path, libraries: dict[str, Path]) -> None:
     alone = await plan_for(smollm2, libraries, settings={"n_ctx_checkpoints": 0})
 
     async def ask(client: Client) -> Talk:
         sky = await client.complete("The sky is blue because", n_predict=32, cache_prompt=False)
         return {"sky": sky, "long": await client.complete(token_ids(300), n_predict=8, ignore_eos=True)}
 
-    await compare(alone, [over(alone, *layers)], ask)
+    splits = [(30,), (8, 8), (10, 10, 10), (6, 6, 6, 6, 6)]
+    await compare(alone, [over(alone, *layers) for layers in splits], ask)
 
 
 # -- links and weights ---------------------------------------------------------------------------------

@@ -114,8 +114,8 @@ class EngineSpec:
     @classmethod
     def from_line(cls, line: str) -> EngineSpec:
         document: dict[str, Any] = json.loads(line)
-        links = tuple(LinkSpec(**fields) for fields in document["links"])
-        lists = {name: tuple(document[name]) for name in ("devices", "files")}
+        links = tuple(LinkSpec(**fields) for fields in document.get("links", ()))
+        lists = {name: tuple(document.get(name, ())) for name in ("devices", "files")}
         return cls(**{**document, **lists, "links": links})
 
     def library_paths(self) -> dict[str, Path]:

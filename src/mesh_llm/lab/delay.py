@@ -12,6 +12,7 @@ Python with nobody.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import socket
@@ -30,6 +31,8 @@ _CHUNK_BYTES = 1 << 18
 _SPIN_S = 0.0002
 """The last stretch is spent looking at the clock: a sleep wakes up some 100 µs late."""
 _LATENESS_KEPT = 4096
+_REPORT_S = 10.0
+"""For the child to report and end; it needs milliseconds."""
 _PR_SET_TIMERSLACK = 29
 
 
@@ -93,10 +96,11 @@ class _Direction:
                 _wait_until(stamp + self._delay_s)
                 if not chunk:
                     break
+                # Counted before it is sent: who has received it may ask for the report at once.
                 self._delays.append(time.perf_counter() - stamp)
-                self._target.sendall(chunk)
                 self._chunks += 1
                 self._bytes += len(chunk)
+                self._target.sendall(chunk)
         # The end of a link takes as long to be noticed as anything else on it.
         for end in (self._source, self._target):
             with suppress(OSError):
@@ -165,7 +169,8 @@ async def delay_lines(lines: Sequence[Line]) -> AsyncIterator[Lines]:
             yield running
             # The end of its input asks the child for its report.
             await child.send(b"", close=True)
-            await child.wait()
+            async with asyncio.timeout(_REPORT_S):
+                await child.wait()
     finally:
         for end in ends:
             end.close()

@@ -1,0 +1,189 @@
+"""Delay lines: everything arrives, in order, once its time has come, and not much later."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from mesh_llm.lab.delay import Line, delay_lines
+
+WAIT_S = 20.0
+CLOSE_MS = 0.3
+"""How far from what was asked for the median may be: what a line is for."""
+SLACK_S = 0.5
+"""For the other side to be scheduled, on a machine that is busy with something else."""
+
+
+def unix_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    for end in (near, far):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return near, far
+
+
+Pair = Callable[[], tuple[socket.socket, socket.socket]]
+PAIRS = pytest.mark.parametrize("pair", [unix_pair, tcp_pair])
+
+
+@contextmanager
+def ends_of(
+    line_count: int, delay_s: float, pair: Pair = unix_pair
+) -> Iterator[tuple[list[Line], list[socket.socket]]]:
+    """Lines, and for each its two outer ends: left, right, left, right …"""
+    lines, ends = [], []
+    for _ in range(line_count):
+        left, inner_left = pair()
+        right, inner_right = pair()
+        lines.append(Line(one=inner_left, other=inner_right, delay_s=delay_s))
+        ends += [left, right]
+    for end in ends:
+        end.settimeout(WAIT_S)
+    try:
+        yield lines, ends
+    finally:
+        for end in ends:
+            end.close()
+
+
+def receive(end: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size and (piece := end.recv(size - len(data))):
+        data += piece
+    return bytes(data)
+
+
+def ping(source: socket.socket, target: socket.socket, count: int) -> list[float]:
+    """One way, in milliseconds, one chunk at a time."""
+    delays = []
+    for number in range(count):
+        message = number.to_bytes(8, "big")
+        sent = time.perf_counter()
+        source.sendall(message)
+        assert receive(target, len(message)) == message
+        delays.append(1000 * (time.perf_counter() - sent))
+    return delays
+
+
+@PAIRS
+async def test_content_and_order_under_load(pair: Pair) -> None:
+    """Both directions of two lines at once, in pieces of every size."""
+    size = 6 << 20
+    with ends_of(2, 0.005, pair) as (lines, ends):
+        sent, found = {}, {}
+
+        def send(index: int) -> None:
+            noise = random.Random(index)
+            data = noise.randbytes(size)
+            sent[index] = hashlib.sha256(data).hexdigest()
+            at = 0
+            while at < size:
+                step = noise.choice((1, 100, 5000, 300_000))
+                ends[index].sendall(data[at : at + step])
+                at += step
+
+        def check(index: int) -> None:
+            # What goes in at one end comes out at the other.
+            found[index ^ 1] = hashlib.sha256(receive(ends[index], size)).hexdigest()
+
+        async with delay_lines(lines) as running:
+            work = [threading.Thread(target=job, args=(i,)) for i in range(4) for job in (send, check)]
+            for thread in work:
+                thread.start()
+            for thread in work:
+                await asyncio.to_thread(thread.join, WAIT_S)
+        assert found == sent
+        assert [passage.size_bytes for passage in running.passages] == [size] * 4
+
+
+@PAIRS
+async def test_the_delay_is_what_was_asked_for_and_reported(pair: Pair) -> None:
+    with ends_of(1, 0.010, pair) as (lines, (left, right)):
+        async with delay_lines(lines) as running:
+            there = await asyncio.to_thread(ping, left, right, 60)
+            back = await asyncio.to_thread(ping, right, left, 60)
+    assert min(there + back) >= 10
+    assert len(running.passages) == 2
+    for measured, passage in zip((there, back), running.passages, strict=True):
+        assert passage.chunks == 60
+        assert passage.size_bytes == 60 * 8
+        assert 10 <= passage.median_ms <= 10 + CLOSE_MS
+        assert passage.worst_ms >= passage.median_ms
+        # Seen from outside: the way through the kernel, and back into this process, comes on top.
+        assert 0 <= statistics.median(measured) - passage.median_ms < 1000 * SLACK_S
+    assert running.report().count(" × 60") == 2
+    assert f"{running.passages[0].median_ms:.2f} ms" in running.report()
+
+
+async def test_chunks_do_not_wait_for_each_other() -> None:
+    """Ten on their way at a time take one delay, not ten."""
+    delay_s, count, pause_s = 0.2, 10, 0.005
+    with ends_of(1, delay_s) as (lines, (left, right)):
+        async with delay_lines(lines) as running:
+            await asyncio.to_thread(ping, left, right, 1)  # its child runs now
+            sent: list[float] = []
+
+            def send() -> None:
+                for _ in range(count):
+                    sent.append(time.perf_counter())
+                    left.sendall(b"x")
+                    time.sleep(pause_s)  # or the line would read several at once
+
+            sending = asyncio.create_task(asyncio.to_thread(send))
+            arrived = []
+            for _ in range(count):
+                assert await asyncio.to_thread(right.recv, 1) == b"x"
+                arrived.append(time.perf_counter())
+            await sending
+    assert running.passages[0].chunks > 2, "there was nothing to wait for"
+    for before, after in zip(sent, arrived, strict=True):
+        assert after - before >= delay_s
+    assert arrived[-1] - sent[0] < 2 * delay_s + SLACK_S < count * delay_s
+    assert running.passages[0].median_ms <= 1000 * delay_s + CLOSE_MS
+
+
+@PAIRS
+async def test_the_end_takes_as_long_as_everything_else(pair: Pair) -> None:
+    delay_s = 0.1
+    with ends_of(1, delay_s, pair) as (lines, (left, right)):
+        async with delay_lines(lines):
+            left.sendall(b"last words")
+            closed = time.perf_counter()
+            left.close()
+            assert await asyncio.to_thread(receive, right, 100) == b"last words"
+            waited = time.perf_counter() - closed
+    assert delay_s <= waited < delay_s + SLACK_S
+
+
+async def test_nothing_is_left() -> None:
+    """Lines end with their block, also by an error in it; and both ends notice."""
+    process = psutil.Process()
+    before = {child.pid for child in process.children()}
+    with ends_of(1, 0.001) as (lines, (left, right)):
+
+        async def fail() -> None:
+            async with delay_lines(lines):
+                assert len(process.children()) == len(before) + 1
+                await asyncio.to_thread(ping, left, right, 1)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        assert {child.pid for child in process.children()} == before
+        assert (left.recv(1), right.recv(1)) == (b"", b"")
+        assert [end.fileno() for line in lines for end in (line.one, line.other)] == [-1, -1]

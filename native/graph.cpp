@@ -49,7 +49,7 @@ class encoder {
     }
 
     void add_node(const ggml_tensor * node, int32_t use_count) {
-        wire::tensor entry = described(node);
+        wire::tensor entry = described(node, parent_of(node));
         entry.is_node = 1;
         entry.use_count = static_cast<uint32_t>(use_count);
         entry.op = static_cast<uint32_t>(node->op);
@@ -65,19 +65,23 @@ class encoder {
         append(node, entry);
     }
 
-    // A tensor that this graph reads and does not compute.
-    uint32_t add_leaf(const ggml_tensor * leaf) {
-        wire::tensor entry = described(leaf);
-        entry.op = GGML_OP_NONE;
-        return append(leaf, entry);
-    }
-
+    // A source: computed before, or only read by this graph.
     uint32_t reference(const ggml_tensor * tensor) {
         const auto found = index_.find(tensor);
-        return found != index_.end() ? found->second : add_leaf(tensor);
+        return found != index_.end() ? found->second : append(tensor, described(tensor, parent_of(tensor)));
     }
 
-    wire::tensor described(const ggml_tensor * tensor) {
+    // What it is a view of, which is never a view itself.
+    uint32_t parent_of(const ggml_tensor * tensor) {
+        const ggml_tensor * parent = tensor->view_src;
+        if (parent == nullptr) {
+            return 0;
+        }
+        const auto found = index_.find(parent);
+        return found != index_.end() ? found->second : append(parent, described(parent, 0));
+    }
+
+    wire::tensor described(const ggml_tensor * tensor, uint32_t parent) const {
         wire::tensor entry{};
         entry.type = static_cast<uint32_t>(tensor->type);
         entry.flags = static_cast<uint32_t>(tensor->flags);
@@ -85,10 +89,9 @@ class encoder {
             entry.ne[i] = tensor->ne[i];
             entry.nb[i] = tensor->nb[i];
         }
-        if (tensor->view_src != nullptr) {
-            entry.view_of = reference(tensor->view_src);
-            entry.view_offset = tensor->view_offs;
-        }
+        entry.op = GGML_OP_NONE;
+        entry.view_of = parent;
+        entry.view_offset = parent != 0 ? tensor->view_offs : 0;
         const placed where = place_(tensor);
         entry.buffer_id = where.buffer_id;
         entry.offset = where.offset;

@@ -16,13 +16,12 @@ case $said in skipped:*) echo "skipped: fuzzing: ${said#skipped: }"; exit 0 ;; e
 ninja -C "$cache" ${MESH_JOBS:+-j "$MESH_JOBS"} mesh-fuzz >"$cache/build.log" 2>&1 || { tail -n 50 "$cache/build.log"; exit 1; }
 
 mkdir -p "$cache/corpus" "$cache/findings"
-if [ ! -f "$cache/corpus/examples" ]; then
-    # The first byte holds options, see native/fuzz/session.cpp; the recordings greet by themselves.
-    printf '\000' >"$cache/corpus/examples"
-    MESH_RECORD="$cache/corpus/examples" "$cache/tests/mesh-tests" 'session: every example' >/dev/null
+if [ ! -f "$cache/corpus/add" ]; then
+    MESH_RECORD="$cache/corpus" "$cache/tests/mesh-tests" 'session: every example' >/dev/null
+    MESH_RECORD="$cache/corpus" "$cache/tests/mesh-tests" 'weights: they are attached' >/dev/null
 fi
 
 export ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
-exec "$cache/tests/mesh-fuzz" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=3000 -max_len=200000 -len_control=0 \
+exec "$cache/tests/mesh-fuzz" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=3000 -max_len=60000 -len_control=0 \
     -print_final_stats=1 -artifact_prefix="$cache/findings/" "$cache/corpus" native/fuzz/corpus

@@ -46,5 +46,5 @@ ninja -C "$cache" ${MESH_JOBS:+-j "$MESH_JOBS"} mesh-tests >"$cache/build.log" 2
 
 export ASAN_OPTIONS="detect_leaks=1:abort_on_error=1:${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
-export TSAN_OPTIONS="halt_on_error=1:suppressions=$PWD/native/tests/thread.supp:${TSAN_OPTIONS:-}"
+export TSAN_OPTIONS="halt_on_error=1:${TSAN_OPTIONS:-}"
 exec "$cache/tests/mesh-tests" ${name:+"$name"}

@@ -5,6 +5,7 @@
 
 #include "frames.h"
 #include "ggml-mesh.h"
+#include "model.h"
 #include "wire.h"
 
 #include "ggml.h"
@@ -41,6 +42,12 @@ void * worker_with(int threads) {
     // A link to itself: what is pushed to peer 0 comes back as the mail of the same session.
     std::array<int, 2> fds{};
     if (made == nullptr || socketpair(AF_UNIX, SOCK_STREAM, 0, fds.data()) != 0) {
+        std::abort();
+    }
+    const model::temporary_file file;  // stays mapped
+    model::write(file.path());
+    const char * paths[] = {file.path().c_str()};
+    if (ggml_mesh_worker_add_model(made, model::FINGERPRINT, paths, 1, why, sizeof why) != 0) {
         std::abort();
     }
     ggml_mesh_worker_add_peer(made, 0, fds[0]);

@@ -5,8 +5,8 @@
 #include <string.h>
 
 // Numbers that a client may spoil: nothing is addressed with them. The last is about nodes without elements.
-static const char * const ABOUT_VALUES[] = {"isnan", "isinf", "sum > 0.0", "scale > 0.0f", "diag != 0.0f",
-                                           "fabsf(fval) <=", "n_tasks > 0"};
+static const char * const ABOUT_VALUES[] = {"isnan",        "isinf",          "sum > 0.0",  "scale > 0.0f",
+                                            "diag != 0.0f", "fabsf(fval) <=", "n_tasks > 0"};
 
 void mesh_assertion_failed(const char * expression, const char * file, int line);
 

@@ -43,28 +43,29 @@ int worker::connect() {
     threads_.emplace_back([this, fd = theirs] {
         char why[WHY_BYTES] = "";
         ggml_mesh_worker_serve(handle_, fd, why, sizeof why);
-        said_ = why;
     });
     return ours;
 }
 
-std::string worker::join() {
+void worker::join() {
     for (std::thread & thread : threads_) {
         thread.join();
     }
     threads_.clear();
-    return said_;
 }
 
 // --- relay ---
 
-relay::relay(int worker_fd, cut when, size_t count) : when_(when), count_(count) {
+relay::relay(int worker_fd, cut when, size_t count, const std::string & name) : when_(when), count_(count) {
     const auto [outer, inner] = sockets();
     client_fd_ = outer;
     client_ = std::make_unique<mesh::link>(inner);
     worker_ = std::make_unique<mesh::link>(worker_fd);
-    if (const char * path = std::getenv("MESH_RECORD")) {
-        record_ = std::fopen(path, "ab");
+    const char * folder = std::getenv("MESH_RECORD");
+    if (folder != nullptr && !name.empty()) {
+        record_ = std::fopen((std::string(folder) + "/" + name).c_str(), "wb");
+        CHECK(record_ != nullptr);
+        std::fputc(0, record_);  // the fuzzer's options: the recording greets by itself
     }
     up_ = std::thread([this] { pass_commands(); });
     down_ = std::thread([this] { pass_answers(); });

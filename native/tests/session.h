@@ -25,8 +25,8 @@ class worker {
     // The client's end of a new session.
     int connect();
 
-    // Waits until all sessions are over; what the last one said.
-    std::string join();
+    // Waits until all sessions are over.
+    void join();
 
     void * handle() const {
         return handle_;
@@ -35,16 +35,16 @@ class worker {
   private:
     void * handle_ = nullptr;
     std::vector<std::thread> threads_;
-    std::string said_;
 };
 
 enum class cut { never, before, after };
 
 // Passes frames on, until it has seen `count` of the client's: that one is lost, or its answer is. Where the
-// environment names a file (MESH_RECORD), what the client sent is appended to it.
+// environment names a folder (MESH_RECORD), what the client sent is written there under `name`, as the fuzzer
+// reads it (../fuzz/session.cpp).
 class relay {
   public:
-    relay(int worker_fd, cut when, size_t count);
+    relay(int worker_fd, cut when, size_t count, const std::string & name = {});
     ~relay();
 
     int client_fd() const {

@@ -36,9 +36,11 @@ GGML_MESH_API int ggml_mesh_selftest(char * why, size_t why_size);
 GGML_MESH_API int ggml_mesh_connect(int fd, const char * name, char * why, size_t why_size);
 
 // Names the model that is going to be loaded: its weights are then asked for by
-// name and never sent. Returns 0, or 1 with the reason in `why`.
+// name, and sent only if they `may_be_sent` and a worker has no copy of the model.
+// Returns 0, or 1 with the reason in `why`.
 GGML_MESH_API int ggml_mesh_use_model(
-    const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size
+    const char * fingerprint, const char * const * paths, size_t count, int may_be_sent, char * why,
+    size_t why_size
 );
 
 // Device `from` can push to device `to`, which its worker calls `peer`: activations
@@ -52,6 +54,29 @@ GGML_MESH_API void ggml_mesh_loaded(void);
 
 // Why the device no longer works; 0 while it does, else the length of the reason.
 GGML_MESH_API size_t ggml_mesh_failure(int index, char * why, size_t why_size);
+
+// What a device has done since it was connected; sums, so that whoever reads them twice knows what happened
+// in between.
+struct ggml_mesh_stage {
+    unsigned long long runs;
+    unsigned long long compute_ns;
+    unsigned long long wait_ns;          // that the worker waited for something to do
+    unsigned long long sent_bytes;       // from here to the worker
+    unsigned long long received_bytes;   // and back
+    unsigned long long worker_in_bytes;  // all that reached the worker, pushes of its peers included
+    unsigned long long worker_out_bytes;
+    unsigned long long weight_bytes;  // of sent_bytes: weights, for want of the model's file over there
+    unsigned int queued;              // commands that waited behind the last run
+    unsigned int in_flight;           // runs that are not done
+};
+
+// Returns 0, or 1 where there is no such device.
+GGML_MESH_API int ggml_mesh_stage_counters(int index, struct ggml_mesh_stage * counters);
+
+// --- both ---
+
+// Appends a line of JSON to `fd` for each frame that is sent or received from now on.
+GGML_MESH_API void ggml_mesh_trace(int fd);
 
 // --- worker ---
 
@@ -67,6 +92,19 @@ GGML_MESH_API void ggml_mesh_worker_free(void * worker);
 GGML_MESH_API int ggml_mesh_worker_add_model(
     void * worker, const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size
 );
+
+// Reads layers `first_layer` to `last_layer` (not included) of a model into the device's memory before anybody
+// asks for them, and calls `progress` after each weight, in bytes. Returns 0, or 1 with the reason in `why`.
+GGML_MESH_API int ggml_mesh_worker_prepare(
+    void * worker, const char * fingerprint, int first_layer, int last_layer,
+    void (*progress)(unsigned long long done, unsigned long long total), char * why, size_t why_size
+);
+
+// Gives back the memory of a model's weights, those aside that a client uses. Returns how many bytes that were.
+GGML_MESH_API unsigned long long ggml_mesh_worker_unload(void * worker, const char * fingerprint);
+
+// Bytes of weights that are kept, used or not.
+GGML_MESH_API unsigned long long ggml_mesh_worker_resident(void * worker);
 
 // A socket to another worker, which is owned from here on. Both sides call each
 // other by numbers of their own; the client is told which (ggml_mesh_link).

@@ -29,6 +29,18 @@ std::vector<wire::tensor> encode(const ggml_cgraph * graph, const place_of & pla
 
 wire::graph_key key_of(const std::vector<wire::tensor> & table);
 
+struct key_hash {
+    size_t operator()(const wire::graph_key & key) const noexcept {
+        return static_cast<size_t>(key.words[0]);
+    }
+};
+
+struct key_equal {
+    bool operator()(const wire::graph_key & a, const wire::graph_key & b) const noexcept {
+        return a.words[0] == b.words[0] && a.words[1] == b.words[1];
+    }
+};
+
 class weight;
 
 // Memory on the worker that a client may use.

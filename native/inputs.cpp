@@ -1,5 +1,7 @@
 #include "inputs.h"
 
+#include "changes.h"
+
 #include <cstring>
 #include <stdexcept>
 
@@ -9,40 +11,6 @@ namespace {
 
 using wire::input_form;
 using wire::input_head;
-
-// Changes closer than this are sent as one: a new one costs 8 bytes of its own.
-constexpr size_t CHANGE_GAP = 8;
-
-void append(std::vector<uint8_t> & out, const void * data, size_t size) {
-    const auto * bytes = static_cast<const uint8_t *>(data);
-    out.insert(out.end(), bytes, bytes + size);
-}
-
-// What differs: (offset, length, bytes) one after the other. False as soon as it is no shorter than `limit`.
-bool encode_changes(
-    const std::vector<uint8_t> & before, const std::vector<uint8_t> & now, size_t limit, std::vector<uint8_t> & out
-) {
-    size_t i = 0;
-    while (i < now.size()) {
-        if (before[i] == now[i]) {
-            ++i;
-            continue;
-        }
-        size_t end = i + 1;
-        for (size_t same = 0, j = end; j < now.size() && same < CHANGE_GAP; ++j) {
-            same = before[j] == now[j] ? same + 1 : 0;
-            end = same == 0 ? j + 1 : end;
-        }
-        const wire::change change = {static_cast<uint32_t>(i), static_cast<uint32_t>(end - i)};
-        if (out.size() + sizeof change + change.size >= limit) {
-            return false;
-        }
-        append(out, &change, sizeof change);
-        append(out, now.data() + i, change.size);
-        i = end;
-    }
-    return true;
-}
 
 // Runs of equal 16-bit words: what masks are made of.
 bool encode_runs(const std::vector<uint8_t> & now, size_t limit, std::vector<uint8_t> & out) {
@@ -69,24 +37,6 @@ bool encode_runs(const std::vector<uint8_t> & now, size_t limit, std::vector<uin
 
 [[noreturn]] void refuse(const char * what) {
     throw std::invalid_argument(std::string("an input ") + what);
-}
-
-void decode_changes(const uint8_t * bytes, size_t size, std::vector<uint8_t> & data) {
-    size_t position = 0;
-    while (position < size) {
-        wire::change change{};
-        if (size - position < sizeof change) {
-            refuse("ends in the middle of a change");
-        }
-        std::memcpy(&change, bytes + position, sizeof change);
-        position += sizeof change;
-        if (change.size > size - position || change.offset > data.size() ||
-            change.size > data.size() - change.offset) {
-            refuse("changes what lies outside of it");
-        }
-        std::memcpy(data.data() + change.offset, bytes + position, change.size);
-        position += change.size;
-    }
 }
 
 void decode_runs(const uint8_t * bytes, size_t size, std::vector<uint8_t> & data) {
@@ -120,7 +70,8 @@ void shadows::encode(const input & value, std::vector<uint8_t> & out) {
 
     std::vector<uint8_t> body;
     const auto before = known_.find({value.buffer_id, value.offset, value.data.size()});
-    if (before != known_.end() && encode_changes(before->second, value.data, value.data.size(), body)) {
+    if (before != known_.end() &&
+        encode_changes(before->second.data(), value.data.data(), value.data.size(), body)) {
         head.form = static_cast<uint32_t>(input_form::changes);
     } else {
         body.clear();
@@ -165,7 +116,7 @@ input shadows::decode(const std::vector<uint8_t> & in, size_t & position) {
             refuse("changes what was never sent");
         }
         value.data = before->second;
-        decode_changes(body, head.body, value.data);
+        decode_changes(body, head.body, value.data.data(), value.data.size());
         break;
     }
     case input_form::runs:

@@ -1,5 +1,8 @@
 #include "link.h"
 
+#include "changes.h"
+#include "trace.h"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -16,6 +19,7 @@ namespace {
 // Commands of one token fit; larger payloads bypass the buffer.
 constexpr size_t READ_BUFFER_BYTES = 64 << 10;
 constexpr size_t MAX_PARTS = 8;
+constexpr size_t MAX_POSTPONED_BYTES = 4 << 10;
 
 #ifdef MSG_NOSIGNAL
 constexpr int SEND_FLAGS = MSG_NOSIGNAL;
@@ -36,7 +40,7 @@ std::string reason(const char * what) {
 
 }  // namespace
 
-link::link(int fd) : fd_(fd), buffer_(READ_BUFFER_BYTES) {
+link::link(int fd, std::string name) : fd_(fd), name_(std::move(name)), buffer_(READ_BUFFER_BYTES) {
 #ifdef SO_NOSIGPIPE
     const int on = 1;
     setsockopt(fd_, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
@@ -52,8 +56,11 @@ void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view>
     head.kind = kind;
     head.ticket = ticket;
 
-    std::array<iovec, MAX_PARTS + 1> vectors{};
+    std::array<iovec, MAX_PARTS + 2> vectors{};
     size_t count = 0;
+    if (!postponed_.empty()) {
+        vectors[count++] = {postponed_.data(), postponed_.size()};
+    }
     vectors[count++] = {&head, sizeof head};
     for (const bytes_view & part : parts) {
         if (part.size > 0) {
@@ -61,6 +68,7 @@ void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view>
             head.size += part.size;
         }
     }
+    trace_frame(name_, true, kind, ticket, sizeof head + head.size);
     iovec * next = vectors.data();
     while (count > 0) {
         msghdr message{};
@@ -85,6 +93,25 @@ void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view>
             next->iov_len -= left;
         }
     }
+    postponed_.clear();
+}
+
+void link::send_later(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts) {
+    wire::header head{};
+    head.kind = kind;
+    head.ticket = ticket;
+    for (const bytes_view & part : parts) {
+        head.size += part.size;
+    }
+    if (postponed_.size() + head.size > MAX_POSTPONED_BYTES) {
+        send(kind, ticket, parts);
+        return;
+    }
+    trace_frame(name_, true, kind, ticket, sizeof head + head.size);
+    append(postponed_, &head, sizeof head);
+    for (const bytes_view & part : parts) {
+        append(postponed_, part.data, part.size);
+    }
 }
 
 wire::header link::receive_header() {
@@ -93,6 +120,7 @@ wire::header link::receive_header() {
     if (head.size > wire::MAX_FRAME_BYTES) {
         throw link_error("a frame of " + std::to_string(head.size) + " bytes is over the limit");
     }
+    trace_frame(name_, false, head.kind, head.ticket, sizeof head + head.size);
     return head;
 }
 

@@ -33,13 +33,17 @@ struct frame {
 // `shut` may be called from any, and ends both.
 class link {
   public:
-    explicit link(int fd);
+    // `name` is what a trace calls it.
+    link(int fd, std::string name);
     ~link();
 
     link(const link &) = delete;
     link & operator=(const link &) = delete;
 
     void send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts);
+
+    // As `send`, but the frame may wait for the next one: for small commands that mean nothing by themselves.
+    void send_later(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts);
 
     // The next header; its payload has to be received next, in one piece or several.
     wire::header receive_header();
@@ -64,6 +68,8 @@ class link {
 
   private:
     int fd_;
+    std::string name_;
+    std::vector<uint8_t> postponed_;
     std::vector<uint8_t> buffer_;
     size_t begin_ = 0;
     size_t end_ = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <fcntl.h>
 #include <stdexcept>
@@ -152,10 +153,62 @@ ggml_tensor * weight::best_for(ggml_tensor * node) {
         }
         ggml_backend_buffer_set_usage(place.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         ggml_backend_tensor_set(place.tensor, bytes_, 0, size_);
+        advise(MADV_DONTNEED);  // the file's own pages are hardly read again
         special_.emplace_back(kind, std::move(place));
         return special_.back().second.tensor;
     }
     return nullptr;
+}
+
+namespace {
+
+// A product with `source`, as models make it. Null for weights that nothing is multiplied with.
+ggml_tensor * likely_product(ggml_context * context, ggml_tensor * source) {
+    if (source->ne[1] == 1 || source->ne[3] != 1) {
+        return nullptr;
+    }
+    if (source->ne[2] == 1) {
+        return ggml_mul_mat(context, source, ggml_new_tensor_2d(context, GGML_TYPE_F32, source->ne[0], 1));
+    }
+    return ggml_mul_mat_id(
+        context, source, ggml_new_tensor_3d(context, GGML_TYPE_F32, source->ne[0], 1, 1),
+        ggml_new_tensor_2d(context, GGML_TYPE_I32, 1, 1)
+    );
+}
+
+}  // namespace
+
+void weight::settle() {
+    const ggml_context_ptr context(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * node = likely_product(context.get(), ggml_new_tensor(context.get(), type_, GGML_MAX_DIMS, ne_));
+    if (node != nullptr && best_for(node) != nullptr) {
+        return;
+    }
+    if (plain()->data == bytes_) {
+        advise(MADV_WILLNEED);
+        // Read once, so that the first token does not wait for the disk.
+        constexpr size_t page = 4096;
+        for (size_t i = 0; i < size_; i += page) {
+            static_cast<void>(*const_cast<const volatile uint8_t *>(bytes_ + i));
+        }
+    }
+}
+
+void weight::drop() {
+    const std::lock_guard lock(mutex_);
+    special_.clear();
+    plain_ = {};
+    advise(MADV_DONTNEED);
+}
+
+// On the pages that hold nothing else.
+void weight::advise(int advice) const noexcept {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(bytes_) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(bytes_) + size_) / page * page;
+    if (begin < end) {
+        madvise(reinterpret_cast<void *>(begin), end - begin, advice);
+    }
 }
 
 // --- a model ---
@@ -183,6 +236,25 @@ model_weights::model_weights(ggml_backend_dev_t device, const std::vector<std::s
 weight * model_weights::find(const std::string & name) {
     const auto found = weights_.find(name);
     return found != weights_.end() ? found->second.get() : nullptr;
+}
+
+std::vector<weight *> model_weights::layers(int first, int last) {
+    std::vector<weight *> found;
+    for (const auto & [name, entry] : weights_) {
+        int layer = 0;
+        if (std::sscanf(name.c_str(), "blk.%d.", &layer) == 1 && layer >= first && layer < last) {
+            found.push_back(entry.get());
+        }
+    }
+    return found;
+}
+
+std::vector<weight *> model_weights::all() {
+    std::vector<weight *> found;
+    for (const auto & entry : weights_) {
+        found.push_back(entry.second.get());
+    }
+    return found;
 }
 
 std::map<std::string, uint64_t> tensor_sizes(const std::vector<std::string> & paths) {

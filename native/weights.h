@@ -56,6 +56,19 @@ class weight {
 
     bool has_shape(const int64_t * ne) const noexcept;
 
+    // Makes it ready to be used, in the layout that products with it will most likely want.
+    void settle();
+
+    // Gives back what it holds of the device's memory; it is made anew when it is needed.
+    void drop();
+
+    // Kept by the store, under its lock: how many hold it, whether its size is counted, and since when it is idle.
+    struct {
+        uint32_t holders = 0;
+        bool counted = false;
+        uint64_t idle_since = 0;
+    } residence;
+
     // The bytes as the file has them, in the device's plain layout.
     const ggml_tensor * plain();
 
@@ -80,6 +93,7 @@ class weight {
     std::vector<std::pair<ggml_backend_buffer_type_t, layout>> special_;
 
     ggml_tensor * new_tensor(layout & place) const;
+    void advise(int advice) const noexcept;
     bool takes(ggml_backend_buffer_type_t kind, ggml_tensor * node) const;
     bool takes(ggml_tensor * candidate, ggml_tensor * node) const;
 };
@@ -91,6 +105,11 @@ class model_weights {
 
     // Null where the model has no such tensor.
     weight * find(const std::string & name);
+
+    // Those of layers `first` to `last`, the last one not included.
+    std::vector<weight *> layers(int first, int last);
+
+    std::vector<weight *> all();
 
   private:
     std::vector<std::unique_ptr<mapped_file>> files_;

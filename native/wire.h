@@ -7,21 +7,22 @@
 // bytes, then `size` bytes of payload. Everything is little-endian, nothing is
 // a pointer, and everything that arrives is checked before it is used.
 //
-// Commands are executed in the order in which they were sent. Only HELLO,
+// Commands are executed in the order in which they were sent. Only HELLO, SUPPORTS,
 // ALLOC, ATTACH and GET are answered; RUN is followed by a DONE when it has been
 // computed, which nobody has to wait for. After an ERROR the session is over:
 // every later command is skipped, and the link closes.
 //
 //   command  payload                                       answer
 //   HELLO    hello, op and type table hashes               HELLO: hello_answer, name, description
+//   SUPPORTS a graph of one node (tensors)                 SUPPORTS: 1 if the device computes it, else 0
 //   ALLOC    alloc                                         ALLOC: status (0, or refused)
-//   ATTACH   attach, attach_entry × count                  ATTACH: the reason for a refusal, or nothing
+//   ATTACH   attach, attach_entry × count                  ATTACH: attach_status, the reason for a refusal
 //   FREE     buffer_id
 //   CLEAR    clear
 //   SET      span, bytes
 //   GET      span                                          DATA: bytes
 //   COPY     copy                                          (within one worker)
-//   GRAPH    graph_key, tensors (see graph.h)
+//   GRAPH    graph_head, tensors or changes (see graph.h)
 //   RUN      graph_key, inputs (input_head, body) …        DONE: telemetry
 //   PUSH     push                                          (to another worker, over their own link)
 //   RECV     recv                                          (waits for such a push)
@@ -47,7 +48,8 @@ constexpr uint32_t MAX_BUFFERS = 256;               // per session; llama.cpp ma
 constexpr uint64_t MAX_QUEUE_BYTES = 256ULL << 20;  // commands that have arrived and wait for the device
 constexpr uint64_t MAX_SHADOW_BYTES = 64ULL << 20;  // inputs that both sides remember, per session
 constexpr uint32_t RECV_TIMEOUT_MS = 60'000;  // for a push that is on its way; a whole prompt may be before it
-constexpr uint32_t MAX_RUNS_IN_FLIGHT = 32;   // micro-batches that a client sends ahead
+constexpr uint32_t MAX_QUESTION_TENSORS = 2 * 11;  // an op, its sources, and what they are views of
+constexpr uint32_t MAX_RUNS_IN_FLIGHT = 32;        // micro-batches that a client sends ahead
 
 enum class command : uint8_t {
     hello = 1,
@@ -63,6 +65,7 @@ enum class command : uint8_t {
     push = 11,
     recv = 12,
     deliver = 13,
+    supports = 14,
 };
 
 enum class answer : uint8_t {
@@ -71,6 +74,7 @@ enum class answer : uint8_t {
     data = 0x86,
     done = 0x89,
     attach = 0x8a,
+    supports = 0x8e,
     error = 0xff,
 };
 
@@ -143,6 +147,12 @@ struct attach_entry {
 
 static_assert(sizeof(attach_entry) == 96);
 
+enum class attach_status : uint32_t {
+    attached = 0,
+    absent = 1,   // the worker has no such model: its bytes may be sent instead
+    refused = 2,  // it has, and something is different, or there is no room
+};
+
 struct span {
     uint32_t buffer_id;
     uint32_t reserved;
@@ -197,6 +207,16 @@ struct graph_key {
 };
 
 static_assert(sizeof(graph_key) == 16);
+
+// A graph comes whole, or as what differs from the table of one that the worker keeps.
+struct graph_head {
+    graph_key key;
+    graph_key base;
+    uint32_t count;     // tensors
+    uint32_t has_base;  // 1: changes follow, else the tensors
+};
+
+static_assert(sizeof(graph_head) == 40);
 
 constexpr uint32_t TENSOR_SOURCES = 10;
 constexpr uint32_t TENSOR_OP_PARAMS = 16;
@@ -257,11 +277,12 @@ static_assert(sizeof(run_of_words) == 8);
 struct telemetry {
     uint64_t compute_ns;
     uint64_t wait_ns;   // between the end of the run before and the arrival of this one
-    uint64_t bytes_in;  // since the run before
-    uint32_t queued;    // commands that were waiting behind it
+    uint64_t bytes_in;  // since the run before, from client and peers
+    uint64_t bytes_out;
+    uint32_t queued;  // commands that were waiting behind it
     uint32_t reserved;
 };
 
-static_assert(sizeof(telemetry) == 32);
+static_assert(sizeof(telemetry) == 40);
 
 }  // namespace mesh::wire

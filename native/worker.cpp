@@ -1,216 +1,45 @@
-// The worker's side: lends a ggml device of this machine to clients at the other end of links.
-//
-// Each session has two threads: one reads commands, so that the end of a link is
-// noticed at once, even in the middle of a computation; one executes them in
-// order. Whatever a client sends, the worst that happens is an ERROR to it and
-// the end of its session.
+#include "worker.h"
 
 #include "ggml-mesh.h"
-#include "graph.h"
-#include "inputs.h"
-#include "link.h"
-#include "mailbox.h"
-#include "weights.h"
+#include "session.h"
 
-#include "ggml-backend.h"
-
-#include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
-#include <cstring>
-#include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <thread>
+#include <stdexcept>
 
 namespace mesh {
 
-namespace {
-
-using clock = std::chrono::steady_clock;
-
-uint64_t nanoseconds(clock::duration time) {
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+worker::~worker() {
+    for (auto & [peer, thread] : receivers_) {
+        peer->shut();
+        thread.join();
+    }
 }
 
-// Frames that have arrived and wait; bounded in bytes, so that a client cannot fill our memory.
-class inbox {
-  public:
-    // Waits for room. False when the session is over.
-    bool put(frame && message) {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return closed_ || bytes_ <= wire::MAX_QUEUE_BYTES; });
-        if (closed_) {
-            return false;
-        }
-        bytes_ += sizeof(frame) + message.payload.size();
-        frames_.push_back(std::move(message));
-        changed_.notify_all();
-        return true;
-    }
-
-    // The next frame; false at the end. Frames that arrived before the end are dropped: nobody waits for them.
-    bool take(frame & message) {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return closed_ || !frames_.empty(); });
-        if (closed_) {
-            return false;
-        }
-        message = std::move(frames_.front());
-        frames_.pop_front();
-        bytes_ -= sizeof(frame) + message.payload.size();
-        changed_.notify_all();
-        return true;
-    }
-
-    uint32_t waiting() {
-        const std::lock_guard lock(mutex_);
-        return static_cast<uint32_t>(frames_.size());
-    }
-
-    void close() {
-        const std::lock_guard lock(mutex_);
-        closed_ = true;
-        changed_.notify_all();
-    }
-
-  private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::deque<frame> frames_;
-    uint64_t bytes_ = 0;
-    bool closed_ = false;
-};
-
-template <typename T> T read_struct(const frame & message) {
-    T value;
-    if (message.payload.size() < sizeof value) {
-        throw std::invalid_argument("a command is too short");
-    }
-    std::memcpy(&value, message.payload.data(), sizeof value);
-    return value;
+void worker::add_peer(uint32_t number, int fd) {
+    auto peer = std::make_shared<link>(fd, "peer " + std::to_string(number));
+    const std::lock_guard lock(peers_mutex_);
+    peers_[number] = peer;
+    receivers_.emplace_back(peer, std::thread([this, peer, number] {
+                                receive_pushes(*peer);
+                                const std::lock_guard again(peers_mutex_);
+                                const auto found = peers_.find(number);
+                                if (found != peers_.end() && found->second == peer) {
+                                    peers_.erase(found);
+                                }
+                            }));
 }
 
-struct key_less {
-    bool operator()(const wire::graph_key & a, const wire::graph_key & b) const noexcept {
-        return a.words[0] != b.words[0] ? a.words[0] < b.words[0] : a.words[1] < b.words[1];
+void worker::push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data) {
+    // Held while writing: two sessions must not mix their frames on one link.
+    const std::lock_guard lock(peers_mutex_);
+    const auto found = peers_.find(number);
+    if (found == peers_.end()) {
+        throw std::runtime_error("the link to worker " + std::to_string(number) + " is lost");
     }
-};
-
-}  // namespace
-
-class worker {
-  public:
-    worker(ggml_backend_dev_t device, int threads, uint64_t quota)
-        : device_(device), threads_(threads), quota_(quota) {}
-
-    ~worker() {
-        for (auto & [peer, thread] : receivers_) {
-            peer->shut();
-            thread.join();
-        }
-    }
-
-    worker(const worker &) = delete;
-    worker & operator=(const worker &) = delete;
-
-    ggml_backend_dev_t device() const {
-        return device_;
-    }
-
-    uint64_t quota() const {
-        return quota_;
-    }
-
-    // True if so much may be taken, which then has to be given back.
-    bool take(uint64_t bytes) {
-        const std::lock_guard lock(mutex_);
-        if (bytes > quota_ - taken_) {
-            return false;
-        }
-        taken_ += bytes;
-        return true;
-    }
-
-    void give_back(uint64_t bytes) {
-        const std::lock_guard lock(mutex_);
-        taken_ -= bytes;
-    }
-
-    uint64_t left() {
-        const std::lock_guard lock(mutex_);
-        return quota_ - taken_;
-    }
-
-    ggml_backend_ptr new_backend() const;
-
-    // A model on this machine's disk, known by its fingerprint from now on.
-    void add_model(const std::string & fingerprint, const std::vector<std::string> & paths) {
-        auto model = std::make_unique<model_weights>(device_, paths);
-        const std::lock_guard lock(mutex_);
-        models_[fingerprint] = std::move(model);
-    }
-
-    model_weights * find_model(const std::string & fingerprint) {
-        const std::lock_guard lock(mutex_);
-        const auto found = models_.find(fingerprint);
-        return found != models_.end() ? found->second.get() : nullptr;
-    }
-
-    // A link to another worker, in both directions, until one of them closes it.
-    void add_peer(uint32_t number, int fd) {
-        auto peer = std::make_shared<link>(fd);
-        const std::lock_guard lock(peers_mutex_);
-        peers_[number] = peer;
-        receivers_.emplace_back(peer, std::thread([this, peer, number] {
-                                    receive_pushes(*peer);
-                                    const std::lock_guard again(peers_mutex_);
-                                    const auto found = peers_.find(number);
-                                    if (found != peers_.end() && found->second == peer) {
-                                        peers_.erase(found);
-                                    }
-                                }));
-    }
-
-    void push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data) {
-        // Held while writing: two sessions must not mix their frames on one link.
-        const std::lock_guard lock(peers_mutex_);
-        const auto found = peers_.find(number);
-        if (found == peers_.end()) {
-            throw std::runtime_error("the link to worker " + std::to_string(number) + " is lost");
-        }
-        found->second->send(
-            static_cast<uint8_t>(wire::command::deliver), 0,
-            {{&address, sizeof address}, {data.data(), data.size()}}
-        );
-    }
-
-    mailbox & mail() {
-        return mail_;
-    }
-
-    // One graph at a time: sessions that computed together would share the cores and both be slower.
-    std::mutex & computing() {
-        return computing_;
-    }
-
-  private:
-    void receive_pushes(link & peer) noexcept;
-
-    ggml_backend_dev_t device_;
-    int threads_;
-    uint64_t quota_;
-    uint64_t taken_ = 0;
-    std::mutex mutex_;
-    std::mutex computing_;
-    mailbox mail_;
-    std::mutex peers_mutex_;
-    std::map<uint32_t, std::shared_ptr<link>> peers_;
-    std::vector<std::pair<std::shared_ptr<link>, std::thread>> receivers_;  // one for each peer there ever was
-    std::map<std::string, std::unique_ptr<model_weights>> models_;  // outlive sessions, and are shared by them
-};
+    found->second->send(
+        static_cast<uint8_t>(wire::command::deliver), 0, {{&address, sizeof address}, {data.data(), data.size()}}
+    );
+}
 
 void worker::receive_pushes(link & peer) noexcept {
     try {
@@ -245,464 +74,6 @@ ggml_backend_ptr worker::new_backend() const {
     return backend;
 }
 
-namespace {
-
-class session {
-  public:
-    session(worker & owner, int fd) : worker_(owner), link_(fd), backend_(owner.new_backend()) {}
-
-    ~session() {
-        close_mail();
-        for (const auto & entry : buffers_) {
-            worker_.give_back(entry.second.size);
-        }
-    }
-
-    session(const session &) = delete;
-    session & operator=(const session &) = delete;
-
-    // Serves until the link closes. Throws what the client did wrong, after telling it.
-    void serve() {
-        std::thread reader([this] { read_commands(); });
-        std::string fault;
-        try {
-            frame message;
-            while (inbox_.take(message)) {
-                execute(message);
-            }
-        } catch (const std::exception & error) {
-            fault = error.what();
-            tell(fault);
-        }
-        inbox_.close();
-        link_.shut();
-        reader.join();
-        if (!fault.empty()) {
-            throw std::runtime_error(fault);
-        }
-    }
-
-  private:
-    // Either memory of the session's own, or weights of the worker at the client's addresses.
-    struct memory {
-        ggml_backend_buffer_ptr buffer;
-        uint64_t size = 0;
-        std::map<uint64_t, weight *> weights;
-    };
-
-    worker & worker_;
-    link link_;
-    inbox inbox_;
-    ggml_backend_ptr backend_;
-    bool greeted_ = false;
-    std::mutex mail_mutex_;  // the reader closes what the executor opens
-    bool mail_closed_ = false;
-    wire::session_id id_{};
-    std::map<uint32_t, memory> buffers_;
-    std::map<wire::graph_key, built_graph, key_less> graphs_;
-    std::deque<wire::graph_key> order_;
-    size_t tensors_ = 0;  // of all graphs that are kept
-    shadows shadows_;
-    clock::time_point idle_since_ = clock::now();
-    uint64_t counted_in_ = 0;
-
-    void read_commands() {
-        try {
-            while (inbox_.put(link_.receive_frame())) {
-            }
-        } catch (const std::exception &) {
-            // The link is gone, or carries nonsense: either way the session is over.
-        }
-        inbox_.close();
-        close_mail();  // wakes an executor that waits for a push
-    }
-
-    void open_mail(const wire::session_id & id) {
-        const std::lock_guard lock(mail_mutex_);
-        id_ = id;
-        if (!mail_closed_) {
-            worker_.mail().open(id);
-        }
-    }
-
-    void close_mail() {
-        const std::lock_guard lock(mail_mutex_);
-        mail_closed_ = true;
-        worker_.mail().close(id_);
-    }
-
-    void tell(const std::string & fault) noexcept {
-        try {
-            link_.send(static_cast<uint8_t>(wire::answer::error), 0, {{fault.data(), fault.size()}});
-        } catch (const std::exception &) {
-            // Nobody is left to be told.
-        }
-    }
-
-    void answer(wire::answer kind, const frame & to, std::initializer_list<bytes_view> parts) {
-        link_.send(static_cast<uint8_t>(kind), to.head.ticket, parts);
-    }
-
-    void execute(const frame & message) {
-        const auto command = static_cast<wire::command>(message.head.kind);
-        if (!greeted_ && command != wire::command::hello) {
-            throw std::invalid_argument("the first command has to be HELLO");
-        }
-        switch (command) {
-        case wire::command::hello:
-            return on_hello(message);
-        case wire::command::alloc:
-            return on_alloc(message);
-        case wire::command::attach:
-            return on_attach(message);
-        case wire::command::free:
-            return on_free(message);
-        case wire::command::clear:
-            return on_clear(message);
-        case wire::command::set:
-            return on_set(message);
-        case wire::command::get:
-            return on_get(message);
-        case wire::command::copy:
-            return on_copy(message);
-        case wire::command::graph:
-            return on_graph(message);
-        case wire::command::run:
-            return on_run(message);
-        case wire::command::push:
-            return on_push(message);
-        case wire::command::recv:
-            return on_recv(message);
-        case wire::command::deliver:
-            break;  // between workers only
-        }
-        throw std::invalid_argument("command " + std::to_string(message.head.kind) + " does not exist");
-    }
-
-    void on_hello(const frame & message) {
-        auto theirs = read_struct<wire::hello>(message);
-        theirs.engine[sizeof theirs.engine - 1] = 0;
-        if (greeted_) {
-            throw std::invalid_argument("HELLO comes once");
-        }
-        if (theirs.magic != wire::MAGIC || theirs.version != wire::VERSION) {
-            throw std::invalid_argument(
-                "it speaks protocol " + std::to_string(theirs.version) + ", this worker " +
-                std::to_string(wire::VERSION)
-            );
-        }
-        if (std::strcmp(theirs.engine, ggml_mesh_engine_version()) != 0 || theirs.op_count != GGML_OP_COUNT ||
-            theirs.type_count != GGML_TYPE_COUNT || theirs.tensor_size != sizeof(ggml_tensor)) {
-            throw std::invalid_argument(
-                std::string("it runs engine ") + theirs.engine + ", this worker " + ggml_mesh_engine_version() +
-                "; links need the same one"
-            );
-        }
-        greeted_ = true;
-        open_mail(theirs.session);
-        const wire::hello_answer facts = describe(theirs);
-        answer(wire::answer::hello, message, {{&facts, sizeof facts}});
-    }
-
-    wire::hello_answer describe(const wire::hello & self) {
-        wire::hello_answer facts{};
-        size_t free_bytes = 0;
-        size_t total_bytes = 0;
-        ggml_backend_dev_memory(worker_.device(), &free_bytes, &total_bytes);
-        facts.self = self;
-        facts.device_type = static_cast<uint32_t>(ggml_backend_dev_type(worker_.device()));
-        facts.grant_bytes = worker_.left();
-        facts.total_bytes = std::max<uint64_t>(total_bytes, worker_.quota());
-        facts.alignment = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(worker_.device()));
-        std::snprintf(facts.name, sizeof facts.name, "%s", ggml_backend_dev_name(worker_.device()));
-        std::snprintf(
-            facts.description, sizeof facts.description, "%s", ggml_backend_dev_description(worker_.device())
-        );
-        return facts;
-    }
-
-    void on_alloc(const frame & message) {
-        const auto request = read_struct<wire::alloc>(message);
-        if (request.buffer_id == 0 || buffers_.count(request.buffer_id) != 0 ||
-            buffers_.size() >= wire::MAX_BUFFERS) {
-            throw std::invalid_argument("buffer " + std::to_string(request.buffer_id) + " cannot be made");
-        }
-        // A refusal, not an error: the client asked politely, and tells its user.
-        uint32_t refused = worker_.take(request.size) ? 0 : 1;
-        if (refused == 0) {
-            ggml_backend_buffer_ptr buffer(
-                ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(worker_.device()), request.size)
-            );
-            if (buffer) {
-                ggml_backend_buffer_clear(buffer.get(), 0);
-                buffers_.emplace(request.buffer_id, memory{std::move(buffer), request.size, {}});
-            } else {
-                worker_.give_back(request.size);
-                refused = 1;
-            }
-        }
-        answer(wire::answer::alloc, message, {{&refused, sizeof refused}});
-    }
-
-    void on_attach(const frame & message) {
-        auto request = read_struct<wire::attach>(message);
-        request.fingerprint[sizeof request.fingerprint - 1] = 0;
-        if (request.buffer_id == 0 || buffers_.count(request.buffer_id) != 0 ||
-            buffers_.size() >= wire::MAX_BUFFERS ||
-            message.payload.size() != sizeof request + request.count * sizeof(wire::attach_entry)) {
-            throw std::invalid_argument(
-                "weights cannot be attached as buffer " + std::to_string(request.buffer_id)
-            );
-        }
-        std::vector<wire::attach_entry> entries(request.count);
-        if (!entries.empty()) {
-            std::memcpy(
-                entries.data(), message.payload.data() + sizeof request, entries.size() * sizeof entries[0]
-            );
-        }
-        const std::string refusal = attach(request, entries);
-        answer(wire::answer::attach, message, {{refusal.data(), refusal.size()}});
-    }
-
-    // Empty, or why not: a refusal ends the loading of this model, not the session.
-    std::string attach(const wire::attach & request, std::vector<wire::attach_entry> & entries) {
-        model_weights * model = worker_.find_model(request.fingerprint);
-        if (model == nullptr) {
-            return std::string("it has no copy of the model ") + request.fingerprint;
-        }
-        memory attached;
-        for (wire::attach_entry & entry : entries) {
-            entry.name[sizeof entry.name - 1] = 0;
-            weight * found = model->find(entry.name);
-            if (found == nullptr) {
-                return std::string("its copy of the model has no tensor ") + entry.name;
-            }
-            if (static_cast<uint32_t>(found->type()) != entry.type || found->elements() != entry.elements ||
-                found->size() != entry.size) {
-                return std::string("its copy of the model has another ") + entry.name;
-            }
-            attached.weights[entry.offset] = found;
-        }
-        buffers_.emplace(request.buffer_id, std::move(attached));
-        return {};
-    }
-
-    void on_free(const frame & message) {
-        const auto id = read_struct<uint32_t>(message);
-        const auto found = buffers_.find(id);
-        if (found == buffers_.end()) {
-            throw std::invalid_argument("buffer " + std::to_string(id) + " does not exist");
-        }
-        graphs_.clear();
-        order_.clear();
-        tensors_ = 0;
-        shadows_.clear();
-        worker_.give_back(found->second.size);
-        buffers_.erase(found);
-    }
-
-    // The memory behind a client's address; throws where it is not the client's.
-    location find(uint32_t id, uint64_t offset, uint64_t size) {
-        const auto found = buffers_.find(id);
-        if (found == buffers_.end()) {
-            throw std::invalid_argument("buffer " + std::to_string(id) + " does not exist");
-        }
-        memory & place = found->second;
-        if (!place.buffer) {
-            return find_weight(place, offset, size);
-        }
-        if (offset > place.size || size > place.size - offset) {
-            throw std::invalid_argument("a range lies outside of its buffer");
-        }
-        auto * base = static_cast<uint8_t *>(ggml_backend_buffer_get_base(place.buffer.get()));
-        return {place.buffer.get(), base + offset, nullptr, false};
-    }
-
-    static location find_weight(memory & place, uint64_t offset, uint64_t size) {
-        auto after = place.weights.upper_bound(offset);
-        if (after == place.weights.begin()) {
-            throw std::invalid_argument("a range begins before the first weight");
-        }
-        const auto [start, source] = *std::prev(after);
-        const uint64_t inside = offset - start;
-        if (inside > source->size() || size > source->size() - inside) {
-            throw std::invalid_argument("a range lies outside of its weight");
-        }
-        const ggml_tensor * plain = source->plain();
-        return {plain->buffer, static_cast<uint8_t *>(plain->data) + inside, inside == 0 ? source : nullptr, true};
-    }
-
-    location writable(const wire::span & where) {
-        const location found = find(where.buffer_id, where.offset, where.size);
-        if (found.is_weight) {
-            throw std::invalid_argument("a command would overwrite a weight");
-        }
-        return found;
-    }
-
-    // A tensor that stands for plain bytes: how ggml reads and writes any device's memory.
-    struct byte_tensor {
-        ggml_tensor tensor{};
-
-        byte_tensor(const location & where, uint64_t size) {
-            tensor.type = GGML_TYPE_I8;
-            tensor.buffer = where.buffer;
-            tensor.data = where.data;
-            tensor.ne[0] = static_cast<int64_t>(size);
-            tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
-            tensor.nb[0] = 1;
-            tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = size;
-        }
-    };
-
-    void on_clear(const frame & message) {
-        const auto request = read_struct<wire::clear>(message);
-        const location at = writable(request.where);
-        if (request.where.size > 0) {
-            byte_tensor bytes(at, request.where.size);
-            ggml_backend_tensor_memset(&bytes.tensor, request.value, 0, request.where.size);
-        }
-    }
-
-    void on_set(const frame & message) {
-        const auto where = read_struct<wire::span>(message);
-        const location at = writable(where);
-        if (message.payload.size() != sizeof where + where.size) {
-            throw std::invalid_argument("a SET carries another size than it says");
-        }
-        if (where.size > 0) {
-            byte_tensor bytes(at, where.size);
-            ggml_backend_tensor_set(&bytes.tensor, message.payload.data() + sizeof where, 0, where.size);
-        }
-    }
-
-    void on_get(const frame & message) {
-        const auto where = read_struct<wire::span>(message);
-        if (where.size > wire::MAX_FRAME_BYTES) {
-            throw std::invalid_argument("a GET asks for more than a frame holds");
-        }
-        const location at = find(where.buffer_id, where.offset, where.size);
-        std::vector<uint8_t> data(where.size);
-        if (where.size > 0) {
-            byte_tensor bytes(at, where.size);
-            ggml_backend_tensor_get(&bytes.tensor, data.data(), 0, where.size);
-        }
-        answer(wire::answer::data, message, {{data.data(), data.size()}});
-    }
-
-    void on_copy(const frame & message) {
-        const auto request = read_struct<wire::copy>(message);
-        const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
-        const location to = writable({request.to_buffer_id, 0, request.to_offset, request.from.size});
-        if (request.from.size > 0) {
-            byte_tensor source(from, request.from.size);
-            byte_tensor target(to, request.from.size);
-            ggml_backend_tensor_copy(&source.tensor, &target.tensor);
-        }
-    }
-
-    void on_push(const frame & message) {
-        const auto request = read_struct<wire::push>(message);
-        if (request.from.size > wire::MAX_FRAME_BYTES / 2) {
-            throw std::invalid_argument("a PUSH is larger than a frame holds");
-        }
-        const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
-        std::vector<uint8_t> data(request.from.size);
-        if (!data.empty()) {
-            byte_tensor bytes(from, data.size());
-            ggml_backend_tensor_get(&bytes.tensor, data.data(), 0, data.size());
-        }
-        worker_.push(request.peer, {id_, request.number}, data);
-    }
-
-    void on_recv(const frame & message) {
-        const auto request = read_struct<wire::recv>(message);
-        const location to = writable(request.to);
-        std::vector<uint8_t> data;
-        if (!worker_.mail().receive(id_, request.number, std::chrono::milliseconds(wire::RECV_TIMEOUT_MS), data)) {
-            throw std::runtime_error("the stage before it sent nothing");
-        }
-        if (data.size() != request.to.size) {
-            throw std::runtime_error(
-                "the stage before it sent " + std::to_string(data.size()) + " bytes instead of " +
-                std::to_string(request.to.size)
-            );
-        }
-        if (!data.empty()) {
-            byte_tensor bytes(to, data.size());
-            ggml_backend_tensor_set(&bytes.tensor, data.data(), 0, data.size());
-        }
-    }
-
-    void on_graph(const frame & message) {
-        const auto key = read_struct<wire::graph_key>(message);
-        const size_t bytes = message.payload.size() - sizeof key;
-        if (bytes == 0 || bytes % sizeof(wire::tensor) != 0) {
-            throw std::invalid_argument("a graph does not end with a tensor");
-        }
-        std::vector<wire::tensor> table(bytes / sizeof(wire::tensor));
-        std::memcpy(table.data(), message.payload.data() + sizeof key, bytes);
-        built_graph graph =
-            decode(table, [this](uint32_t id, uint64_t offset, uint64_t size) { return find(id, offset, size); });
-        if (graphs_.count(key) != 0) {
-            throw std::invalid_argument("a graph is sent twice");
-        }
-        if (order_.size() == wire::MAX_CACHED_GRAPHS) {
-            forget(order_.front());
-            order_.pop_front();
-        }
-        tensors_ += table.size();
-        if (tensors_ > wire::MAX_CACHED_TENSORS) {
-            throw std::invalid_argument("its graphs are too large to be kept");
-        }
-        order_.push_back(key);
-        graphs_.emplace(key, std::move(graph));
-    }
-
-    void forget(const wire::graph_key & key) {
-        const auto found = graphs_.find(key);
-        tensors_ -= static_cast<size_t>(ggml_graph_size(found->second.graph));
-        graphs_.erase(found);
-    }
-
-    void write_inputs(const frame & message, size_t position) {
-        while (position < message.payload.size()) {
-            const input value = shadows_.decode(message.payload, position);
-            const location to = writable({value.buffer_id, 0, value.offset, value.data.size()});
-            if (!value.data.empty()) {
-                byte_tensor bytes(to, value.data.size());
-                ggml_backend_tensor_set(&bytes.tensor, value.data.data(), 0, value.data.size());
-            }
-        }
-    }
-
-    void on_run(const frame & message) {
-        const auto found = graphs_.find(read_struct<wire::graph_key>(message));
-        if (found == graphs_.end()) {
-            throw std::invalid_argument("a graph is run that was never sent");
-        }
-        write_inputs(message, sizeof(wire::graph_key));
-        run_checks(found->second.checks);
-        wire::telemetry cost{};
-        const auto start = clock::now();
-        cost.wait_ns = nanoseconds(start - idle_since_);
-        cost.queued = inbox_.waiting();
-        {
-            const std::lock_guard lock(worker_.computing());
-            if (ggml_backend_graph_compute(backend_.get(), found->second.graph) != GGML_STATUS_SUCCESS) {
-                throw std::runtime_error("the device could not compute a graph");
-            }
-        }
-        idle_since_ = clock::now();
-        cost.compute_ns = nanoseconds(idle_since_ - start);
-        cost.bytes_in = link_.received_bytes() - counted_in_;
-        counted_in_ += cost.bytes_in;
-        answer(wire::answer::done, message, {{&cost, sizeof cost}});
-    }
-};
-
-}  // namespace
-
 }  // namespace mesh
 
 void * ggml_mesh_worker_new(
@@ -724,7 +95,7 @@ int ggml_mesh_worker_add_model(
     void * worker, const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size
 ) {
     try {
-        static_cast<mesh::worker *>(worker)->add_model(fingerprint, {paths, paths + count});
+        static_cast<mesh::worker *>(worker)->memory().add_model(fingerprint, {paths, paths + count});
         return 0;
     } catch (const std::exception & error) {
         std::snprintf(why, why_size, "%s", error.what());
@@ -743,10 +114,37 @@ int ggml_mesh_worker_add_peer(void * worker, unsigned int number, int fd) {
 
 int ggml_mesh_worker_serve(void * worker, int fd, char * why, size_t why_size) {
     try {
-        mesh::session(*static_cast<mesh::worker *>(worker), fd).serve();
+        mesh::serve_session(*static_cast<mesh::worker *>(worker), fd);
         return 0;
     } catch (const std::exception & error) {
         std::snprintf(why, why_size, "%s", error.what());
         return 1;
     }
+}
+
+int ggml_mesh_worker_prepare(
+    void * worker, const char * fingerprint, int first_layer, int last_layer,
+    void (*progress)(unsigned long long done, unsigned long long total), char * why, size_t why_size
+) {
+    try {
+        static_cast<mesh::worker *>(worker)->memory().prepare(
+            fingerprint, first_layer, last_layer, [&](uint64_t done, uint64_t total) { progress(done, total); }
+        );
+        return 0;
+    } catch (const std::exception & error) {
+        std::snprintf(why, why_size, "%s", error.what());
+        return 1;
+    }
+}
+
+unsigned long long ggml_mesh_worker_unload(void * worker, const char * fingerprint) {
+    try {
+        return static_cast<mesh::worker *>(worker)->memory().unload(fingerprint);
+    } catch (const std::exception &) {
+        return 0;  // a model that nobody named holds nothing
+    }
+}
+
+unsigned long long ggml_mesh_worker_resident(void * worker) {
+    return static_cast<mesh::worker *>(worker)->memory().resident();
 }

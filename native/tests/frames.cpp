@@ -8,7 +8,7 @@ using mesh::wire::tensor;
 
 namespace {
 
-constexpr size_t KEY_BYTES = sizeof(mesh::wire::graph_key);
+constexpr size_t HEAD_BYTES = sizeof(mesh::wire::graph_head);
 
 // Numbers around which things go wrong.
 uint64_t odd_number(uint64_t before, dice & random) {
@@ -71,17 +71,17 @@ std::vector<uint8_t> join(const std::vector<frame> & frames) {
 }
 
 size_t tensor_count(const frame & graph) {
-    return graph.payload.size() < KEY_BYTES ? 0 : (graph.payload.size() - KEY_BYTES) / sizeof(tensor);
+    return graph.payload.size() < HEAD_BYTES ? 0 : (graph.payload.size() - HEAD_BYTES) / sizeof(tensor);
 }
 
 tensor get_tensor(const frame & graph, size_t index) {
     tensor value{};
-    std::memcpy(&value, graph.payload.data() + KEY_BYTES + index * sizeof value, sizeof value);
+    std::memcpy(&value, graph.payload.data() + HEAD_BYTES + index * sizeof value, sizeof value);
     return value;
 }
 
 void set_tensor(frame & graph, size_t index, const tensor & value) {
-    std::memcpy(graph.payload.data() + KEY_BYTES + index * sizeof value, &value, sizeof value);
+    std::memcpy(graph.payload.data() + HEAD_BYTES + index * sizeof value, &value, sizeof value);
 }
 
 std::string change_field(tensor & t, const std::vector<tensor> & others, dice & random) {

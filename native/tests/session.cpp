@@ -59,8 +59,8 @@ void worker::join() {
 relay::relay(int worker_fd, cut when, size_t count, const std::string & name) : when_(when), count_(count) {
     const auto [outer, inner] = sockets();
     client_fd_ = outer;
-    client_ = std::make_unique<mesh::link>(inner);
-    worker_ = std::make_unique<mesh::link>(worker_fd);
+    client_ = std::make_unique<mesh::link>(inner, "client");
+    worker_ = std::make_unique<mesh::link>(worker_fd, "worker");
     const char * folder = std::getenv("MESH_RECORD");
     if (folder != nullptr && !name.empty()) {
         record_ = std::fopen((std::string(folder) + "/" + name).c_str(), "wb");

@@ -45,7 +45,7 @@ TEST("link: a frame arrives whole, whatever the pieces") {
     const std::vector<uint8_t> bytes = frame_bytes(40);
     for (size_t piece = 1; piece <= bytes.size(); ++piece) {
         const auto fds = sockets();
-        mesh::link receiver(fds[0]);
+        mesh::link receiver(fds[0], "test");
         std::thread sender([&] {
             for (size_t i = 0; i < bytes.size(); i += piece) {
                 write_all(fds[1], bytes.data() + i, std::min(piece, bytes.size() - i));
@@ -64,7 +64,7 @@ TEST("link: an end at every byte is noticed") {
     const std::vector<uint8_t> bytes = frame_bytes(24);
     for (size_t count = 0; count < bytes.size(); ++count) {
         const auto fds = sockets();
-        mesh::link receiver(fds[0]);
+        mesh::link receiver(fds[0], "test");
         write_all(fds[1], bytes.data(), count);
         close(fds[1]);
         CHECK_CONTAINS(check::thrown([&] { receiver.receive_frame(); }), "the other side closed the link");
@@ -74,7 +74,7 @@ TEST("link: an end at every byte is noticed") {
 TEST("link: a frame over the limit is refused before memory is taken") {
     for (const uint64_t size : {mesh::wire::MAX_FRAME_BYTES + 1, uint64_t{UINT64_MAX}}) {
         const auto fds = sockets();
-        mesh::link receiver(fds[0]);
+        mesh::link receiver(fds[0], "test");
         mesh::wire::header head{};
         head.size = size;
         write_all(fds[1], reinterpret_cast<const uint8_t *>(&head), sizeof head);
@@ -85,8 +85,8 @@ TEST("link: a frame over the limit is refused before memory is taken") {
 
 TEST("link: large frames bypass the buffer, and several follow each other") {
     const auto fds = sockets();
-    mesh::link sender(fds[0]);
-    mesh::link receiver(fds[1]);
+    mesh::link sender(fds[0], "test");
+    mesh::link receiver(fds[1], "test");
     std::vector<uint8_t> large(1 << 20, 0x5a);
     std::thread thread([&] {
         for (uint32_t i = 0; i < 5; ++i) {
@@ -104,8 +104,8 @@ TEST("link: large frames bypass the buffer, and several follow each other") {
 
 TEST("link: shut ends a read that waits, and sending to nobody throws") {
     const auto fds = sockets();
-    mesh::link one(fds[0]);
-    mesh::link two(fds[1]);
+    mesh::link one(fds[0], "test");
+    mesh::link two(fds[1], "test");
     std::thread thread([&] {
         std::this_thread::sleep_for(20ms);
         one.shut();

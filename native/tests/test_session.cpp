@@ -31,7 +31,7 @@ namespace {
 // What the worker says to bytes that no client of ours would send.
 class stranger {
   public:
-    explicit stranger(worker & to) : link_(to.connect()) {}
+    explicit stranger(worker & to) : link_(to.connect(), "worker") {}
 
     void send(mesh::wire::command kind, std::initializer_list<mesh::bytes_view> parts) {
         link_.send(static_cast<uint8_t>(kind), ++ticket_, parts);
@@ -301,8 +301,12 @@ TEST("session: commands outside of what the session has are refused") {
     );
     CHECK_CONTAINS(complaint_about(remote, sends(command::run, mesh::wire::graph_key{})), "never sent");
     CHECK_CONTAINS(
-        complaint_about(remote, sends(command::graph, mesh::wire::graph_key{})), "does not end with a tensor"
+        complaint_about(remote, sends(command::graph, mesh::wire::graph_head{})), "does not end with a tensor"
     );
+    CHECK_CONTAINS(
+        complaint_about(remote, sends(command::graph, mesh::wire::graph_head{{}, {}, 3, 1})), "that is not here"
+    );
+    CHECK_CONTAINS(complaint_about(remote, sends(command::supports, uint32_t{1})), "does not end with a tensor");
     remote.join();
     CHECK_EQUAL(stranger(remote).greet(), QUOTA);
 }
@@ -312,10 +316,10 @@ TEST("session: a foreign graph is refused with the tensor, the op and the rule")
     const host::graph built(host::example_named("rope"), ggml_backend_get_default_buffer_type(host::cpu()));
     auto table = built.table();
     table.back().op_params[1] = 0;
-    const mesh::wire::graph_key key = {};
+    const mesh::wire::graph_head head = {{}, {}, static_cast<uint32_t>(table.size()), 0};
     const std::string answer = complaint_about(remote, [&](stranger & other) {
         other.send(
-            mesh::wire::command::graph, {{&key, sizeof key}, {table.data(), table.size() * sizeof table[0]}}
+            mesh::wire::command::graph, {{&head, sizeof head}, {table.data(), table.size() * sizeof table[0]}}
         );
     });
     CHECK_CONTAINS(answer, "tensor " + std::to_string(table.size() - 1) + " (ROPE): it does not rotate pairs");

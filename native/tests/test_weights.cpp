@@ -4,6 +4,7 @@
 #include "ggml-mesh.h"
 #include "model.h"
 #include "session.h"
+#include "store.h"
 #include "weights.h"
 
 #include <cmath>
@@ -110,7 +111,7 @@ TEST("weights: they are attached, not sent, and multiply like others") {
             const device on(between.client_fd());
             const char * paths[] = {file.path().c_str()};
             char why[256] = "";
-            CHECK_EQUAL(ggml_mesh_use_model(model::FINGERPRINT, paths, 1, why, sizeof why), 0);
+            CHECK_EQUAL(ggml_mesh_use_model(model::FINGERPRINT, paths, 1, 0, why, sizeof why), 0);
             const ggml_backend_ptr backend(ggml_backend_dev_init(on.handle, nullptr));
             const std::vector<float> there =
                 result_on(backend.get(), ggml_backend_dev_buffer_type(on.handle), each);
@@ -135,4 +136,111 @@ TEST("weights: a file that is cut short, or none, is refused by name") {
     const char * cut_short[] = {file.path().c_str()};
     CHECK_EQUAL(ggml_mesh_worker_add_model(remote.handle(), "x", cut_short, 1, why, sizeof why), 1);
     CHECK_CONTAINS(std::string(why), file.path());
+}
+
+namespace {
+
+std::string attach_all(mesh::store & from, const std::string & fingerprint, mesh::weight_lease & lease) {
+    std::vector<mesh::wire::attach_entry> entries;
+    uint64_t offset = 0;
+    const ggml_context_ptr context(ggml_init({64 * ggml_tensor_overhead(), nullptr, true}));
+    for (const model::matrix & shape : model::matrices()) {
+        const ggml_tensor * tensor = model::new_tensor(context.get(), shape);
+        mesh::wire::attach_entry entry{};
+        std::snprintf(entry.name, sizeof entry.name, "%s", shape.name);
+        entry.offset = offset;
+        entry.size = ggml_nbytes(tensor);
+        entry.elements = ggml_nelements(tensor);
+        entry.type = static_cast<uint32_t>(shape.type);
+        offset += entry.size;
+        entries.push_back(entry);
+    }
+    std::map<uint64_t, mesh::weight *> by_offset;
+    try {
+        lease = from.attach(fingerprint, entries, by_offset);
+    } catch (const mesh::store_refusal & refusal) {
+        return refusal.what();
+    }
+    CHECK_EQUAL(by_offset.size(), entries.size());
+    return {};
+}
+
+uint64_t model_bytes() {
+    uint64_t sum = 0;
+    for (const model::matrix & shape : model::matrices()) {
+        sum += model::bytes_of(shape).size();
+    }
+    return sum;
+}
+
+}  // namespace
+
+TEST("store: weights stay when nobody holds them, and go when there is no other room") {
+    const model::temporary_file file;
+    model::write(file.path());
+    const uint64_t size = model_bytes();
+    mesh::store memory(ggml_backend_get_device(host::cpu()), 2 * size + 1000);
+    for (const char * name : {"a", "b", "c"}) {
+        memory.add_model(name, {file.path()});
+    }
+    mesh::weight_lease a;
+    CHECK_EQUAL(attach_all(memory, "a", a), "");
+    CHECK_EQUAL(memory.resident(), size);
+    {
+        mesh::weight_lease b;
+        CHECK_EQUAL(attach_all(memory, "b", b), "");
+        CHECK_EQUAL(memory.left(), 1000U);
+        mesh::weight_lease c;
+        CHECK_CONTAINS(attach_all(memory, "c", c), "no room for");
+        CHECK(!memory.take(1001));
+    }
+    CHECK_EQUAL(memory.resident(), 2 * size);  // `b` is idle, and still there
+    CHECK_EQUAL(memory.left(), size + 1000);
+    mesh::weight_lease c;
+    CHECK_EQUAL(attach_all(memory, "c", c), "");  // `b` goes, `a` is held
+    CHECK_EQUAL(memory.resident(), 2 * size);
+    CHECK_EQUAL(memory.unload("a"), 0U);
+    a = {};
+    CHECK(memory.take(size + 1000));  // `a` goes for a session's own memory
+    CHECK_EQUAL(memory.resident(), size);
+    memory.give_back(size + 1000);
+    c = {};
+    CHECK_EQUAL(memory.unload("c"), size);
+    CHECK_EQUAL(memory.resident(), 0U);
+    CHECK_EQUAL(memory.left(), memory.quota());
+    CHECK(!memory.take(UINT64_MAX));
+}
+
+TEST("store: the longest idle weights go first") {
+    const model::temporary_file file;
+    model::write(file.path());
+    const uint64_t size = model_bytes();
+    mesh::store memory(ggml_backend_get_device(host::cpu()), 2 * size);
+    for (const char * name : {"a", "b", "c"}) {
+        memory.add_model(name, {file.path()});
+    }
+    for (const char * name : {"a", "b", "a"}) {
+        mesh::weight_lease lease;
+        CHECK_EQUAL(attach_all(memory, name, lease), "");
+    }
+    mesh::weight_lease c;
+    CHECK_EQUAL(attach_all(memory, "c", c), "");
+    CHECK_EQUAL(memory.unload("a"), size);
+    CHECK_EQUAL(memory.unload("b"), 0U);
+}
+
+TEST("weights: what is settled ahead multiplies like the rest, and is there again after it was dropped") {
+    const model::temporary_file file;
+    model::write(file.path());
+    mesh::model_weights weights(ggml_backend_get_device(host::cpu()), {file.path()});
+    for (mesh::weight * one : weights.all()) {
+        one->settle();
+        const std::vector<uint8_t> before(
+            static_cast<const uint8_t *>(one->plain()->data),
+            static_cast<const uint8_t *>(one->plain()->data) + one->size()
+        );
+        one->drop();
+        CHECK(std::memcmp(before.data(), one->plain()->data, one->size()) == 0);
+        one->settle();
+    }
 }

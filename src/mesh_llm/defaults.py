@@ -146,3 +146,5 @@ WORKER_READY_S = 60.0
 """It loads libraries and maps files; a minute means that it hangs."""
 WORKER_HAND_OVER_S = 5.0
 """For a worker on this machine to take a descriptor; it does nothing else in that thread."""
+ENGINE_STAGES_S = 1
+"""Between two reports of what the workers of a split engine have done."""

@@ -141,3 +141,24 @@ class Event:
 
 
 EventSink = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCounters:
+    """What one worker has done for an engine since they were linked: sums, for their differences."""
+
+    runs: int
+    compute_ns: int
+    wait_ns: int
+    """That the worker waited for something to do."""
+    sent_bytes: int
+    """From the host to the worker."""
+    received_bytes: int
+    worker_in_bytes: int
+    """All that reached the worker, also from its neighbours."""
+    worker_out_bytes: int
+    weight_bytes: int
+    """Of the bytes sent: weights, for want of the model's file over there."""
+    queued: int
+    """Commands that waited behind the last run."""
+    in_flight: int

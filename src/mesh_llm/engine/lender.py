@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,58 @@ class Lender:
         """Hand over a link to another worker, which this one is to call `number`."""
         await asyncio.to_thread(self._hand_over, link, {"kind": "peer", "number": number})
 
+    async def add_model(self, fingerprint: str, files: Sequence[str]) -> None:
+        """Tell the worker of a model on this machine's disk."""
+        await self._ask({"kind": "model", "fingerprint": fingerprint, "files": list(files)})
+
+    async def prepare(
+        self,
+        fingerprint: str,
+        layers: tuple[int, int],
+        progress: Callable[[int, int], None] = lambda *_: None,
+    ) -> int:
+        """Read layers (first, and last not included) into memory ahead of their use; the bytes it then holds.
+
+        `progress` gets bytes, done and in all.
+        """
+        return await self._ask(
+            {"kind": "prepare", "fingerprint": fingerprint, "layers": list(layers)}, progress
+        )
+
+    async def unload(self, fingerprint: str) -> int:
+        """Drop a model's weights that no engine uses; the bytes that are still held, of all models."""
+        return await self._ask({"kind": "unload", "fingerprint": fingerprint})
+
+    async def _ask(
+        self, request: dict[str, Any], progress: Callable[[int, int], None] = lambda *_: None
+    ) -> int:
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        except OSError as error:
+            raise EngineFailed(f"the worker does not answer: {error.strerror or error}") from error
+        with closing(writer):
+            writer.write(json.dumps(request).encode())
+            # Ends with the worker, if not before.
+            async for line in reader:
+                match json.loads(line):
+                    case {"done_bytes": done, "total_bytes": total}:
+                        progress(done, total)
+                    case {"fault": fault}:
+                        raise EngineFailed(f"the worker refused: {fault}")
+                    case {"resident_bytes": int(resident)}:
+                        return resident
+        raise EngineFailed("the worker ended in the middle of an answer")
+
     def _hand_over(self, link: socket.socket, what: dict[str, Any]) -> None:
         with link, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.settimeout(WORKER_HAND_OVER_S)
             try:
                 door.connect(str(self._socket))
                 socket.send_fds(door, [json.dumps(what).encode()], [link.fileno()])
-                accepted = door.recv(16)
+                accepted = door.recv(64)
             except OSError as error:
                 raise EngineFailed(f"the worker does not take a link: {error.strerror or error}") from error
-            if accepted != b"ok\n":
+            if not accepted:
                 raise EngineFailed("the worker closed a link that it was handed")
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.errors import EngineFailed, EngineMissing
-from mesh_llm.types import Device, DeviceKind
+from mesh_llm.types import Device, DeviceKind, StageCounters
 
 Signatures = dict[str, tuple[object, list[object]]]
 
@@ -68,13 +69,16 @@ class Engine:
         self.native = native
 
     @classmethod
-    def load(cls, libraries: dict[str, Path] | None = None) -> Engine:
+    def load(cls, libraries: dict[str, Path] | None = None, *, overriding: Path | None = None) -> Engine:
         """Load the wheel, then each native library (by backend name) over its own code.
 
         The wheel comes first and with global symbols: the libraries are linked
-        against nothing and find ggml in it.
+        against nothing and find ggml in it. Only `overriding` comes before
+        it: of two functions with the same name the engine then uses that one's.
         """
         wheel = find_wheel()
+        if overriding is not None:
+            _load_lazily(overriding)
         native = ctypes.CDLL(str(wheel.module), ctypes.RTLD_GLOBAL)
         _declare(native)
         engine = cls(wheel, native)
@@ -129,6 +133,14 @@ class Engine:
         return tuple(names)
 
 
+def _load_lazily(path: Path) -> None:
+    """Into the global symbols, its own ones left open, which ctypes cannot. May fail without harm."""
+    this_process = ctypes.CDLL(None)
+    this_process.dlopen.restype = ctypes.c_void_p
+    this_process.dlopen.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    this_process.dlopen(str(path).encode(), os.RTLD_LAZY | os.RTLD_GLOBAL)
+
+
 class MeshLibrary:
     """The C API of our own library; `Engine.load` has loaded it as a backend already."""
 
@@ -154,10 +166,12 @@ class MeshLibrary:
 
     # -- the host's side -----------------------------------------------------------------------
 
-    def use_model(self, fingerprint: str, files: Sequence[str]) -> None:
-        """Weights of this model are asked for by name from now on, never sent."""
+    def use_model(self, fingerprint: str, files: Sequence[str], *, may_be_sent: bool) -> None:
+        """Weights of this model are asked for by name from now on, and sent at most to a worker without it."""
         why = _Reason()
-        if self.native.ggml_mesh_use_model(fingerprint.encode(), *_strings(files), *why.arguments):
+        if self.native.ggml_mesh_use_model(
+            fingerprint.encode(), *_strings(files), may_be_sent, *why.arguments
+        ):
             raise EngineFailed(why.text)
 
     def connect(self, descriptor: int, name: str) -> int:
@@ -180,6 +194,15 @@ class MeshLibrary:
         why = _Reason()
         self.native.ggml_mesh_failure(index, *why.arguments)
         return why.text
+
+    def stage(self, index: int) -> StageCounters:
+        counters = _Stage()
+        self.native.ggml_mesh_stage_counters(index, ctypes.byref(counters))
+        return StageCounters(**{name: getattr(counters, name) for name in _STAGE_SUMS + _STAGE_LATEST})
+
+    def trace(self, path: str) -> None:
+        """Append a line to a file for each frame that is sent or received from now on."""
+        self.native.ggml_mesh_trace(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
     # -- the worker's side ---------------------------------------------------------------------
 
@@ -204,6 +227,26 @@ class WorkerHandle:
             self._handle, fingerprint.encode(), *_strings(files), *why.arguments
         ):
             raise EngineFailed(why.text)
+
+    def prepare(self, fingerprint: str, first: int, last: int, progress: Callable[[int, int], None]) -> None:
+        """Read layers `first` to `last` (not included) into memory. Blocks.
+
+        `progress` gets bytes, done and in all.
+        """
+        why = _Reason()
+        if self._native.ggml_mesh_worker_prepare(
+            self._handle, fingerprint.encode(), first, last, _PROGRESS(progress), *why.arguments
+        ):
+            raise EngineFailed(why.text)
+
+    def unload(self, fingerprint: str) -> int:
+        """Drop a model's weights that nobody uses, and return their bytes."""
+        dropped: int = self._native.ggml_mesh_worker_unload(self._handle, fingerprint.encode())
+        return dropped
+
+    def resident_bytes(self) -> int:
+        resident: int = self._native.ggml_mesh_worker_resident(self._handle)
+        return resident
 
     def add_peer(self, number: int, descriptor: int) -> None:
         if self._native.ggml_mesh_worker_add_peer(self._handle, number, descriptor):
@@ -235,6 +278,25 @@ def _strings(values: Sequence[str]) -> tuple[ctypes.Array[ctypes.c_char_p], int]
     return (ctypes.c_char_p * len(values))(*(value.encode() for value in values)), len(values)
 
 
+_STAGE_SUMS = (
+    *("runs", "compute_ns", "wait_ns", "sent_bytes", "received_bytes"),
+    *("worker_in_bytes", "worker_out_bytes", "weight_bytes"),
+)
+_STAGE_LATEST = ("queued", "in_flight")
+
+
+class _Stage(ctypes.Structure):
+    """struct ggml_mesh_stage"""
+
+    _fields_ = (
+        *((name, ctypes.c_ulonglong) for name in _STAGE_SUMS),
+        *((name, ctypes.c_uint) for name in _STAGE_LATEST),
+    )
+
+
+_PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_ulonglong, ctypes.c_ulonglong)
+
+
 class _Feature(ctypes.Structure):
     """struct ggml_backend_feature; the list ends with a null name."""
 
@@ -250,11 +312,16 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_engine_version": (text, []),
             "ggml_mesh_guard": (number, [number]),
             "ggml_mesh_selftest": (number, [text, size]),
-            "ggml_mesh_use_model": (number, [text, texts, size, text, size]),
+            "ggml_mesh_use_model": (number, [text, texts, size, number, text, size]),
             "ggml_mesh_connect": (number, [number, text, text, size]),
             "ggml_mesh_link": (None, [number, number, ctypes.c_uint]),
             "ggml_mesh_loaded": (None, []),
             "ggml_mesh_failure": (size, [number, text, size]),
+            "ggml_mesh_stage_counters": (number, [number, ctypes.POINTER(_Stage)]),
+            "ggml_mesh_trace": (None, [number]),
+            "ggml_mesh_worker_prepare": (number, [pointer, text, number, number, _PROGRESS, text, size]),
+            "ggml_mesh_worker_unload": (ctypes.c_ulonglong, [pointer, text]),
+            "ggml_mesh_worker_resident": (ctypes.c_ulonglong, [pointer]),
             "ggml_mesh_worker_new": (pointer, [text, number, ctypes.c_ulonglong, text, size]),
             "ggml_mesh_worker_add_model": (number, [pointer, text, texts, size, text, size]),
             "ggml_mesh_worker_add_peer": (number, [pointer, ctypes.c_uint, number]),

@@ -7,7 +7,9 @@
    `{"event": "failed", "cause"}`; what the engine itself has to say goes to
    stderr;
 4. prints `{"event": "link_failed", "name", "cause"}` for each worker that no
-   longer works, at any time: requests fail then, and the engine lives on.
+   longer works, at any time: requests fail then, and the engine lives on;
+5. prints `{"event": "stages", "stages"}` about once a second while workers
+   compute: what each of them has done so far.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mesh_llm.defaults import ENGINE_LOG_VERBOSITY
+from mesh_llm.defaults import ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
 from mesh_llm.engine.library import Engine, MeshLibrary
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.errors import EngineFailed, MeshError
-from mesh_llm.types import Device, DeviceKind
+from mesh_llm.types import Device, DeviceKind, StageCounters
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -64,7 +67,7 @@ def separate_stdout() -> Report:
 
 
 def start(spec: EngineSpec, report: Report) -> Any:
-    engine, mesh = load_guarded(spec.library_paths())
+    engine, mesh = load_guarded(spec.library_paths(), sparing=bool(spec.links))
     if not spec.links:
         return _serve(spec, engine)
     if mesh is None:
@@ -88,9 +91,12 @@ def _serve(spec: EngineSpec, engine: Engine) -> Any:
     return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices()))
 
 
-def load_guarded(libraries: dict[str, Path]) -> tuple[Engine, MeshLibrary | None]:
-    """The engine and its libraries, in a process that ends when its node does."""
-    engine = Engine.load({})
+def load_guarded(libraries: dict[str, Path], *, sparing: bool = False) -> tuple[Engine, MeshLibrary | None]:
+    """The engine and its libraries, in a process that ends when its node does.
+
+    With `sparing` our library may keep the engine from reading what it does not use.
+    """
+    engine = Engine.load({}, overriding=libraries.get("mesh") if sparing else None)
     mesh = None
     if "mesh" in libraries:
         # Before anything slow: from here on no death of the node goes unnoticed.
@@ -106,8 +112,10 @@ def load_guarded(libraries: dict[str, Path]) -> tuple[Engine, MeshLibrary | None
 
 
 def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
+    if spec.trace is not None:
+        mesh.trace(spec.trace)
     if spec.fingerprint:
-        mesh.use_model(spec.fingerprint, spec.files)
+        mesh.use_model(spec.fingerprint, spec.files, may_be_sent=spec.send_weights)
     for link in spec.links:
         mesh.connect(link.fd, link.name)
     for index, link in enumerate(spec.links):
@@ -116,16 +124,23 @@ def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
 
 
 def watch_links(mesh: MeshLibrary, spec: EngineSpec, report: Report) -> None:
-    """Tell the node of every worker that is lost, also while nobody asks for anything."""
+    """Tell the node of what the workers do, and of each that is lost, also while nobody asks for anything."""
     watched = dict(enumerate(spec.links))
+    told: list[StageCounters] = []
     while watched:
         poller = select.poll()
         for link in watched.values():
             # Asked for nothing but the end of it: what a link carries is for the library to read.
             poller.register(link.fd, getattr(select, "POLLRDHUP", 0))
-        poller.poll()
+        poller.poll(1000 * ENGINE_STAGES_S)
         for index in report_failures(mesh, watched, report):
             del watched[index]
+        stages = [mesh.stage(index) for index in range(len(spec.links))]
+        if [stage.runs for stage in stages] != [stage.runs for stage in told]:
+            names = [link.name for link in spec.links]
+            lines = [{"link": name, **asdict(stage)} for name, stage in zip(names, stages, strict=True)]
+            report({"event": "stages", "stages": lines})
+            told = stages
 
 
 def report_failures(mesh: MeshLibrary, links: dict[int, LinkSpec], report: Report) -> list[int]:
@@ -195,7 +210,8 @@ def _split(params: Any, spec: EngineSpec) -> None:
     params.n_gpu_layers = sum(shares)
     length = len(params.tensor_split)
     params.tensor_split = ([float(share) for share in shares] + [0.0] * length)[:length]
-    params.tensor_buft_overrides = "token_embd.weight=CPU" if spec.head_tied else "output.weight=CPU"
+    if not spec.head_on_worker:
+        params.tensor_buft_overrides = "token_embd.weight=CPU" if spec.head_tied else "output.weight=CPU"
     params.mmproj_use_gpu = False
     # Saved states would pull the whole cache over the links.
     params.cache_ram_mib = 0

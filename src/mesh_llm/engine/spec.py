@@ -104,7 +104,13 @@ class EngineSpec:
     files: tuple[str, ...] = ()
     """All files of the model, for links."""
     fingerprint: str = ""
+    send_weights: bool = False
+    """To workers without the model's files; else they refuse."""
     head_tied: bool = False
+    head_on_worker: bool = False
+    """The output head with the last layers, instead of on the host."""
+    trace: str | None = None
+    """A file that gets a line for each frame on the links."""
     links: tuple[LinkSpec, ...] = ()
     """Workers in the order of their layers, after the host's own."""
 
@@ -134,6 +140,7 @@ class WorkerSpec:
     libraries: dict[str, str]
     models: dict[str, list[str]] = field(default_factory=dict)
     """Files by fingerprint."""
+    trace: str | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

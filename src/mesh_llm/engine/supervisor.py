@@ -30,6 +30,7 @@ from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import EngineFailed
+from mesh_llm.types import StageCounters
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class EngineReport:
     """Bytes by kind (model, KV, compute …), as the engine itself reports them."""
     failed_links: dict[str, str] = field(default_factory=dict)
     """Why a worker no longer works, by the link's name. The engine runs, and fails every request."""
+    stages: dict[str, StageCounters] = field(default_factory=dict)
+    """What the workers have done, by the link's name, as of a second ago."""
 
 
 class EngineSupervisor:
@@ -104,7 +107,9 @@ class EngineSupervisor:
         self._death = asyncio.get_running_loop().create_future()
         self._started = time.monotonic()
         kills_before = oom_kills()
-        self._change(state=EngineState.LOADING, reason="the model is loading", buffers={}, failed_links={})
+        self._change(
+            state=EngineState.LOADING, reason="the model is loading", buffers={}, failed_links={}, stages={}
+        )
         try:
             async with (
                 self._log() as write,
@@ -149,6 +154,10 @@ class EngineSupervisor:
             log.warning("worker lost link=%s: %s", event["name"], event["cause"])
             failed = {**self.report.failed_links, event["name"]: event["cause"]}
             self._change(failed_links=failed)
+        elif event.get("event") == "stages":
+            # No change of state: whoever wants the figures looks at the report.
+            stages = {entry.pop("link"): StageCounters(**entry) for entry in event["stages"]}
+            self.report = replace(self.report, stages=stages)
 
     def _on_log(self, line: str, write: Callable[[str], None]) -> None:
         write(redacted(line))

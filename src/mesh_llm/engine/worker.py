@@ -2,8 +2,10 @@
 
 1. reads one JSON line from stdin (`WorkerSpec`); stdin stays open as its lifeline;
 2. loads the engine and its native libraries, and knows the models it was told of;
-3. listens on a unix socket of the node's: each connection hands over one
-   descriptor, either a session (an engine's link) or a peer (another worker's);
+3. listens on a unix socket of the node's: each connection makes one request, a
+   line of JSON. `session` and `peer` come with a descriptor, an engine's link or
+   another worker's; `model` names a model's files; `prepare` reads layers of it
+   into memory and tells how far it is, line by line; `unload` drops it;
 4. prints JSON lines: `ready`, and `ended` with the reason for each session.
 """
 
@@ -15,12 +17,18 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from mesh_llm.engine.library import WorkerHandle
 from mesh_llm.engine.serve import Report, load_guarded, separate_stdout
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import EngineFailed, MeshError
+
+_REQUEST_BYTES = 1 << 16
+"""Of one request: the paths of a model in a hundred files fit."""
 
 
 def main() -> None:
@@ -34,16 +42,18 @@ def main() -> None:
         report({"event": "failed", "cause": str(error)})
         os._exit(1)
     report({"event": "ready", "pid": os.getpid()})
+    desk = _Desk(worker, report)
     while True:
         connection, _ = listener.accept()
-        with connection:
-            _take_over(connection, worker, report)
+        desk.take(connection)
 
 
 def _open(spec: WorkerSpec) -> WorkerHandle:
     _, mesh = load_guarded({name: Path(path) for name, path in spec.libraries.items()})
     if mesh is None:
         raise EngineFailed("there is no libggml-mesh on this machine", hint="mesh-llm engine build")
+    if spec.trace is not None:
+        mesh.trace(spec.trace)
     worker = mesh.new_worker(spec.device, threads=spec.threads, quota_bytes=spec.quota_bytes)
     for fingerprint, files in spec.models.items():
         worker.add_model(fingerprint, files)
@@ -62,21 +72,58 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _take_over(connection: socket.socket, worker: WorkerHandle, report: Report) -> None:
-    """One descriptor with a line that says what it is."""
-    message, descriptors, _, _ = socket.recv_fds(connection, 4096, 1)
-    if len(descriptors) != 1:
-        return
-    request = json.loads(message)
-    if request["kind"] == "peer":
-        worker.add_peer(request["number"], descriptors[0])
-    else:
-        threading.Thread(
-            target=lambda: report({"event": "ended", "fault": worker.serve(descriptors[0])}),
-            name="session",
-            daemon=True,
-        ).start()
-    connection.sendall(b"ok\n")
+class _Desk:
+    """Takes the node's requests. Those that last get a thread of their own."""
+
+    def __init__(self, worker: WorkerHandle, report: Report) -> None:
+        self._worker = worker
+        self._report = report
+
+    def take(self, connection: socket.socket) -> None:
+        message, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 1)
+        request = json.loads(message or b"{}")
+        match request.get("kind"), descriptors:
+            case "session", [descriptor]:
+                _start(lambda: self._report({"event": "ended", "fault": self._worker.serve(descriptor)}))
+                _end(connection, {"done": True})
+            case "peer", [descriptor]:
+                self._worker.add_peer(request["number"], descriptor)
+                _end(connection, {"done": True})
+            case "model" | "prepare" | "unload", []:
+                _start(lambda: self._answer(connection, request))
+            case _:
+                connection.close()
+
+    def _answer(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        fingerprint = request["fingerprint"]
+        try:
+            match request["kind"]:
+                case "model":
+                    self._worker.add_model(fingerprint, request["files"])
+                case "prepare":
+                    first, last = request["layers"]
+                    self._worker.prepare(
+                        fingerprint, first, last, lambda *sizes: _progress(connection, *sizes)
+                    )
+                case "unload":
+                    self._worker.unload(fingerprint)
+            _end(connection, {"done": True, "resident_bytes": self._worker.resident_bytes()})
+        except MeshError as error:
+            _end(connection, {"fault": error.message})
+
+
+def _start(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, daemon=True).start()
+
+
+def _progress(connection: socket.socket, done: int, total: int) -> None:
+    with suppress(OSError):  # whoever asked has gone; the work goes on
+        connection.sendall(json.dumps({"done_bytes": done, "total_bytes": total}).encode() + b"\n")
+
+
+def _end(connection: socket.socket, answer: dict[str, Any]) -> None:
+    with connection, suppress(OSError):
+        connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 if __name__ == "__main__":

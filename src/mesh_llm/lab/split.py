@@ -44,6 +44,11 @@ class SplitPlan:
     """One way, on every link."""
     cache_type: str = "f16"
     embeddings: bool = False
+    device: str = "CPU"
+    """That workers lend."""
+    head_on_worker: bool = False
+    trace: Path | None = None
+    """A file for the engine's frames; workers write to files of their own beside it."""
     settings: dict[str, Setting] = field(default_factory=dict)
 
 
@@ -90,11 +95,12 @@ def worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
     files = [str(file) for file in plan.facts.files]
     return WorkerSpec(
         socket=str(path),
-        device="CPU",
+        device=plan.device,
         threads=plan.threads,
         quota_bytes=plan.quota_bytes,
         libraries={name: str(library) for name, library in plan.libraries.items()},
         models={plan.facts.fingerprint: files} if plan.by_reference else {},
+        trace=f"{plan.trace}.{path.stem}" if plan.trace else None,
     )
 
 
@@ -159,7 +165,10 @@ def _engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
         libraries={name: str(library) for name, library in plan.libraries.items()},
         settings=plan.settings,
         files=tuple(str(file) for file in plan.facts.files),
-        fingerprint=plan.facts.fingerprint if plan.by_reference else "",
+        fingerprint=plan.facts.fingerprint,
+        send_weights=not plan.by_reference,
+        head_on_worker=plan.head_on_worker,
+        trace=str(plan.trace) if plan.trace else None,
         head_tied=plan.facts.head_bytes == 0,
         links=tuple(
             LinkSpec(

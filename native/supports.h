@@ -1,0 +1,35 @@
+#pragma once
+
+// Whether a worker's device computes an op: asked once for each kind of it.
+//
+// llama.cpp asks about every node of every graph that it builds. What decides is
+// the op, its types, and shapes as far as they do not grow with the context or
+// the batch; the answers are kept for those. A worker checks every graph again,
+// so that an answer that was too general fails a request and harms nobody.
+
+#include "ggml-backend.h"
+#include "wire.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace mesh {
+
+// The op and its sources as a table, the op last.
+std::vector<wire::tensor> question_about(const ggml_tensor * op);
+
+// The worker's side. Throws std::invalid_argument where the table is no question.
+bool device_computes(ggml_backend_dev_t device, const std::vector<wire::tensor> & question);
+
+class support_cache {
+  public:
+    // Null where nobody has asked yet.
+    const bool * find(const std::vector<wire::tensor> & question) const;
+    void add(const std::vector<wire::tensor> & question, bool yes);
+
+  private:
+    std::map<std::string, bool> known_;
+};
+
+}  // namespace mesh

@@ -1,0 +1,68 @@
+#pragma once
+
+// A ggml device of this machine that is lent to clients at the other end of links.
+
+#include "link.h"
+#include "mailbox.h"
+#include "store.h"
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace mesh {
+
+class worker {
+  public:
+    worker(ggml_backend_dev_t device, int threads, uint64_t quota)
+        : device_(device), threads_(threads), memory_(device, quota) {}
+
+    ~worker();
+
+    worker(const worker &) = delete;
+    worker & operator=(const worker &) = delete;
+
+    ggml_backend_dev_t device() const {
+        return device_;
+    }
+
+    store & memory() {
+        return memory_;
+    }
+
+    ggml_backend_ptr new_backend() const;
+
+    // A link to another worker, in both directions, until one of them closes it.
+    void add_peer(uint32_t number, int fd);
+    void push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data);
+
+    mailbox & mail() {
+        return mail_;
+    }
+
+    // One graph at a time: sessions that computed together would share the cores and both be slower.
+    std::mutex & computing() {
+        return computing_;
+    }
+
+  private:
+    ggml_backend_dev_t device_;
+    int threads_;
+    store memory_;
+    std::mutex computing_;
+    mailbox mail_;
+    std::mutex peers_mutex_;
+    std::map<uint32_t, std::shared_ptr<link>> peers_;
+    std::vector<std::pair<std::shared_ptr<link>, std::thread>> receivers_;  // one for each peer there ever was
+
+    void receive_pushes(link & peer) noexcept;
+};
+
+}  // namespace mesh

@@ -219,6 +219,21 @@ void device::drain() {
     }
 }
 
+// What the worker said before its link ended, which a failed write did not let us see.
+std::string device::last_words(const std::string & otherwise) noexcept {
+    try {
+        while (link_.ended()) {  // so that reading cannot wait
+            const frame message = link_.receive_frame();
+            if (message.head.kind == static_cast<uint8_t>(wire::answer::error)) {
+                return {message.payload.begin(), message.payload.end()};
+            }
+        }
+    } catch (const std::exception &) {
+        // It said nothing.
+    }
+    return otherwise;
+}
+
 std::string device::failure() noexcept {
     attempt([&] { drain(); });
     const std::lock_guard lock(mutex_);

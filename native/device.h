@@ -170,6 +170,7 @@ class device {
     wire::header next_header();
     void take_notice(const wire::header & head);
     void drain();
+    std::string last_words(const std::string & otherwise) noexcept;
     template <typename T> T receive_as(const wire::header & head);
 
     const known_graph * announce(const ggml_cgraph * graph);
@@ -188,7 +189,7 @@ class device {
             work();
             return true;
         } catch (const std::exception & error) {
-            failure_ = name_ + ": " + error.what();
+            failure_ = name_ + ": " + last_words(error.what());
             link_.shut();
             return false;
         }

@@ -182,6 +182,11 @@ bool link::readable() const noexcept {
     return begin_ != end_ || poll(&self, 1, 0) > 0;
 }
 
+bool link::ended() const noexcept {
+    pollfd self = {fd_, ENDED, 0};
+    return poll(&self, 1, 0) > 0;
+}
+
 int link::wait_readable(const std::vector<const link *> & others) const {
     if (begin_ != end_) {
         return -1;

@@ -53,6 +53,9 @@ class link {
     // True if a read would not wait: something has arrived, or the link has ended.
     bool readable() const noexcept;
 
+    // True if nothing more will arrive than what has.
+    bool ended() const noexcept;
+
     // Waits until it is readable, or until one of `others` has ended: which one, or -1.
     int wait_readable(const std::vector<const link *> & others) const;
 

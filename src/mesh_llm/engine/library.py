@@ -167,7 +167,7 @@ class MeshLibrary:
     # -- the host's side -----------------------------------------------------------------------
 
     def use_model(self, fingerprint: str, files: Sequence[str], *, may_be_sent: bool) -> None:
-        """Weights of this model are asked for by name from now on, and sent at most to a worker without it."""
+        """Weights of this model are asked for by name from now on; sent, if at all, to one without it."""
         why = _Reason()
         if self.native.ggml_mesh_use_model(
             fingerprint.encode(), *_strings(files), may_be_sent, *why.arguments

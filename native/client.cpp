@@ -132,7 +132,8 @@ ggml_backend_buffer_t wrapped(ggml_backend_buffer_type_t type, remote_buffer_ptr
 }
 
 ggml_backend_buffer_t type_alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    return wrapped(type, device_of(type->device).alloc(size, GGML_BACKEND_BUFFER_USAGE_ANY), size);
+    // Without tensors: it is for graphs.
+    return wrapped(type, device_of(type->device).alloc(size, GGML_BACKEND_BUFFER_USAGE_COMPUTE), size);
 }
 
 // Addresses for a list of tensors, one after the other.

@@ -272,7 +272,7 @@ bool device::supports(const ggml_tensor * op) noexcept {
 remote_buffer_ptr device::alloc(size_t size, ggml_backend_buffer_usage usage) noexcept {
     remote_buffer_ptr buffer;
     attempt([&] {
-        remote_buffer_ptr wanted(new remote_buffer{this, ++last_buffer_id_, address_range(size), false});
+        auto wanted = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size, false);
         const wire::alloc request = {wanted->id, static_cast<uint32_t>(usage), size};
         send(wire::command::alloc, {{&request, sizeof request}});
         if (receive_as<uint32_t>(await(wire::answer::alloc, last_ticket_)) != 0 ||
@@ -292,7 +292,7 @@ remote_buffer_ptr device::attach(
 ) noexcept {
     remote_buffer_ptr buffer;
     attempt([&] {
-        remote_buffer_ptr wanted(new remote_buffer{this, ++last_buffer_id_, address_range(size), true});
+        auto wanted = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size, true);
         wire::attach request{};
         std::snprintf(request.fingerprint, sizeof request.fingerprint, "%s", fingerprint.c_str());
         request.buffer_id = wanted->id;

@@ -90,6 +90,9 @@ struct remote_buffer {
     address_range addresses;
     bool attached;  // holds weights that the worker has read itself
 
+    remote_buffer(device * holder, uint32_t number, size_t size, bool is_attached)
+        : owner(holder), id(number), addresses(size), attached(is_attached) {}
+
     uint64_t offset_of(const ggml_tensor * tensor) const {
         return static_cast<uint64_t>(static_cast<const uint8_t *>(tensor->data) - addresses.base());
     }

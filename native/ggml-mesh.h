@@ -106,6 +106,9 @@ GGML_MESH_API unsigned long long ggml_mesh_worker_unload(void * worker, const ch
 // Bytes of weights that are kept, used or not.
 GGML_MESH_API unsigned long long ggml_mesh_worker_resident(void * worker);
 
+// For tests: fills the memory of graphs with what is not a number between runs.
+GGML_MESH_API void ggml_mesh_worker_poison(void * worker);
+
 // A socket to another worker, which is owned from here on. Both sides call each
 // other by numbers of their own; the client is told which (ggml_mesh_link).
 GGML_MESH_API int ggml_mesh_worker_add_peer(void * worker, unsigned int number, int fd);

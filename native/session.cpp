@@ -133,6 +133,7 @@ class session {
     struct memory {
         ggml_backend_buffer_ptr buffer;
         uint64_t size = 0;
+        bool is_scratch = false;  // nothing in it outlives a graph
         std::map<uint64_t, weight *> weights;
         weight_lease lease;
     };
@@ -153,6 +154,7 @@ class session {
     std::map<uint32_t, memory> buffers_;
     std::unordered_map<wire::graph_key, kept_graph, key_hash, key_equal> graphs_;
     std::deque<wire::graph_key> order_;
+    bool ran_ = false;    // and nothing was written since
     size_t tensors_ = 0;  // of all graphs that are kept
     shadows shadows_;
     clock::time_point idle_since_ = clock::now();
@@ -307,7 +309,15 @@ class session {
             ));
             if (buffer) {
                 ggml_backend_buffer_clear(buffer.get(), 0);
-                buffers_.emplace(request.buffer_id, memory{std::move(buffer), request.size, {}, {}});
+                buffers_.emplace(
+                    request.buffer_id,
+                    memory{
+                        std::move(buffer),
+                        request.size,
+                        request.usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE,
+                        {},
+                        {}}
+                );
             } else {
                 worker_.memory().give_back(request.size);
                 refused = 1;
@@ -391,7 +401,21 @@ class session {
         return {plain->buffer, static_cast<uint8_t *>(plain->data) + inside, inside == 0 ? source : nullptr, true};
     }
 
+    // What a run left in scratch memory has been read by now. With poison in it, a graph that reads more than its
+    // inputs shows at once: 0xff is not a number in every float type, and no row.
+    void poison_scratch() {
+        ran_ = false;
+        for (const auto & entry : buffers_) {
+            if (entry.second.is_scratch) {
+                ggml_backend_buffer_clear(entry.second.buffer.get(), 0xff);
+            }
+        }
+    }
+
     location writable(const wire::span & where) {
+        if (ran_ && worker_.poisons()) {
+            poison_scratch();
+        }
         const location found = find(where.buffer_id, where.offset, where.size);
         if (found.is_weight) {
             throw std::invalid_argument("a command would overwrite a weight");
@@ -583,6 +607,7 @@ class session {
                 throw std::runtime_error("the device could not compute a graph");
             }
         }
+        ran_ = true;
         idle_since_ = clock::now();
         cost.compute_ns = nanoseconds(idle_since_ - start);
         cost.bytes_in = link_.received_bytes() + pushed_in_ - counted_in_;

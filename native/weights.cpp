@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <stdexcept>
@@ -203,11 +203,11 @@ void weight::drop() {
 
 // On the pages that hold nothing else.
 void weight::advise(int advice) const noexcept {
-    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(bytes_) + page - 1) / page * page;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(bytes_) + size_) / page * page;
-    if (begin < end) {
-        madvise(reinterpret_cast<void *>(begin), end - begin, advice);
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t into_page = reinterpret_cast<uintptr_t>(bytes_) % page;
+    const size_t skipped = into_page == 0 ? 0 : page - into_page;
+    if (size_ >= skipped + page) {
+        madvise(const_cast<uint8_t *>(bytes_) + skipped, (size_ - skipped) / page * page, advice);
     }
 }
 
@@ -239,11 +239,14 @@ weight * model_weights::find(const std::string & name) {
 }
 
 std::vector<weight *> model_weights::layers(int first, int last) {
+    static const std::string PREFIX = "blk.";
     std::vector<weight *> found;
     for (const auto & [name, entry] : weights_) {
-        int layer = 0;
-        if (std::sscanf(name.c_str(), "blk.%d.", &layer) == 1 && layer >= first && layer < last) {
-            found.push_back(entry.get());
+        if (name.compare(0, PREFIX.size(), PREFIX) == 0) {
+            const long layer = std::strtol(name.c_str() + PREFIX.size(), nullptr, 10);
+            if (layer >= first && layer < last) {
+                found.push_back(entry.get());
+            }
         }
     }
     return found;

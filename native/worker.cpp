@@ -148,3 +148,7 @@ unsigned long long ggml_mesh_worker_unload(void * worker, const char * fingerpri
 unsigned long long ggml_mesh_worker_resident(void * worker) {
     return static_cast<mesh::worker *>(worker)->memory().resident();
 }
+
+void ggml_mesh_worker_poison(void * worker) {
+    static_cast<mesh::worker *>(worker)->poison();
+}

@@ -9,6 +9,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -43,6 +44,15 @@ class worker {
     void add_peer(uint32_t number, int fd);
     void push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data);
 
+    // For tests: between runs compute buffers are filled with what no graph may read.
+    void poison() {
+        poisons_ = true;
+    }
+
+    bool poisons() const {
+        return poisons_;
+    }
+
     mailbox & mail() {
         return mail_;
     }
@@ -56,6 +66,7 @@ class worker {
     ggml_backend_dev_t device_;
     int threads_;
     store memory_;
+    std::atomic<bool> poisons_{false};
     std::mutex computing_;
     mailbox mail_;
     std::mutex peers_mutex_;

@@ -95,7 +95,7 @@ async def plan_for(model: Path | Sequence[Path], libraries: dict[str, Path], **f
         pytest.skip("libggml-mesh could not be built")
     first = model if isinstance(model, Path) else model[0]
     facts = model_facts(await read_gguf(first))
-    small: dict[str, Any] = {"context": 512, "workers": ()}
+    small: dict[str, Any] = {"context": 512, "workers": (), "poison": True}
     return SplitPlan(facts=facts, libraries=libraries, **(small | fields))
 
 

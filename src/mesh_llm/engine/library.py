@@ -244,6 +244,10 @@ class WorkerHandle:
         dropped: int = self._native.ggml_mesh_worker_unload(self._handle, fingerprint.encode())
         return dropped
 
+    def poison(self) -> None:
+        """For tests: results depend on nothing that a graph left behind, or they are not numbers."""
+        self._native.ggml_mesh_worker_poison(self._handle)
+
     def resident_bytes(self) -> int:
         resident: int = self._native.ggml_mesh_worker_resident(self._handle)
         return resident
@@ -321,6 +325,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_trace": (None, [number]),
             "ggml_mesh_worker_prepare": (number, [pointer, text, number, number, _PROGRESS, text, size]),
             "ggml_mesh_worker_unload": (ctypes.c_ulonglong, [pointer, text]),
+            "ggml_mesh_worker_poison": (None, [pointer]),
             "ggml_mesh_worker_resident": (ctypes.c_ulonglong, [pointer]),
             "ggml_mesh_worker_new": (pointer, [text, number, ctypes.c_ulonglong, text, size]),
             "ggml_mesh_worker_add_model": (number, [pointer, text, texts, size, text, size]),

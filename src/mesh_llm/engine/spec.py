@@ -141,6 +141,8 @@ class WorkerSpec:
     models: dict[str, list[str]] = field(default_factory=dict)
     """Files by fingerprint."""
     trace: str | None = None
+    poison: bool = False
+    """For tests: between runs, the memory of graphs is filled with what is not a number."""
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

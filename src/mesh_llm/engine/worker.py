@@ -55,6 +55,8 @@ def _open(spec: WorkerSpec) -> WorkerHandle:
     if spec.trace is not None:
         mesh.trace(spec.trace)
     worker = mesh.new_worker(spec.device, threads=spec.threads, quota_bytes=spec.quota_bytes)
+    if spec.poison:
+        worker.poison()
     for fingerprint, files in spec.models.items():
         worker.add_model(fingerprint, files)
     return worker

@@ -47,6 +47,8 @@ class SplitPlan:
     device: str = "CPU"
     """That workers lend."""
     head_on_worker: bool = False
+    poison: bool = False
+    """See `WorkerSpec`."""
     trace: Path | None = None
     """A file for the engine's frames; workers write to files of their own beside it."""
     settings: dict[str, Setting] = field(default_factory=dict)
@@ -101,6 +103,7 @@ def worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
         libraries={name: str(library) for name, library in plan.libraries.items()},
         models={plan.facts.fingerprint: files} if plan.by_reference else {},
         trace=f"{plan.trace}.{path.stem}" if plan.trace else None,
+        poison=plan.poison,
     )
 
 

@@ -211,7 +211,9 @@ def _split(params: Any, spec: EngineSpec) -> None:
     length = len(params.tensor_split)
     params.tensor_split = ([float(share) for share in shares] + [0.0] * length)[:length]
     if not spec.head_on_worker:
-        params.tensor_buft_overrides = "token_embd.weight=CPU" if spec.head_tied else "output.weight=CPU"
+        # A pattern that is searched for: unanchored, it would also find every layer's attn_output.weight.
+        head = "token_embd" if spec.head_tied else "output"
+        params.tensor_buft_overrides = f"^{head}\\.weight$=CPU"
     params.mmproj_use_gpu = False
     # Saved states would pull the whole cache over the links.
     params.cache_ram_mib = 0

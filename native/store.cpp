@@ -40,6 +40,10 @@ weight_lease & weight_lease::operator=(weight_lease && other) noexcept {
 
 uint64_t store::left() {
     const std::lock_guard lock(mutex_);
+    return unused();
+}
+
+uint64_t store::unused() const {
     return quota_ - std::min(quota_, taken_ + resident_ - sum_of_sizes(idle_weights()));
 }
 
@@ -108,8 +112,7 @@ weight_lease store::hold(std::vector<weight *> && wanted) {
         let_go(wanted);
         throw store_refusal(
             wire::attach_status::refused, "it has no room for " + in_megabytes(missing) + " of weights (" +
-                                              in_megabytes(taken_ + resident_) + " of " + in_megabytes(quota_) +
-                                              " are in use)"
+                                              in_megabytes(unused()) + " were free for this engine)"
         );
     }
     for (weight * one : wanted) {

@@ -99,6 +99,7 @@ class store {
 
     // All of these with the lock held.
     bool make_room(uint64_t bytes);
+    uint64_t unused() const;
     std::vector<weight *> idle_weights() const;
     void let_go(const std::vector<weight *> & held);
     void evict(weight * idle);

@@ -18,12 +18,11 @@ import pytest
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.types import Setting
 from tests.support import tiny_gguf
-from tests.support.split import Answer, Client, client, over, plan_for, token_ids
+from tests.support.split import HYBRID, Answer, Client, client, over, plan_for, token_ids
 
 LAYERS = 6
 SMALL_BATCHES: dict[str, Setting] = {"n_batch": 64, "n_ubatch": 32, "n_ctx_checkpoints": 0}
 """Prompts take several batches, and these several micro-batches. An engine alone would also save states."""
-HYBRID = ("lfm2", "granitehybrid")
 FLASH_OFF, FLASH_ON = 0, 1
 
 SAMPLE = ((6,), (2, 1, 2))

@@ -103,6 +103,46 @@ def write_sparse(path: Path, **sizes: int) -> Path:
     return path
 
 
+def write_large(path: Path, quantisation: str, *, seed: int = 0, **sizes: int) -> Path:
+    """A llama of any size, written about as fast as the disk takes it.
+
+    Its weights are drawn, block by block, from a pool of quantised ones, instead of being quantised one by one.
+    """
+    model = blueprint("llama", Dimensions(**sizes))
+    random = np.random.default_rng(seed)
+    writer: Any = gguf.GGUFWriter(path, "llama", use_temp_file=False)
+    _add_metadata(writer, model, quantisation, None)
+    kinds = {name: _tensor_type(name, shape, quantisation) for name, shape in model.tensors.items()}
+    for name, shape in model.tensors.items():
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kinds[name]]
+        stored = (*shape[:-1], shape[-1] // block * block_bytes)
+        exact = kinds[name] is gguf.GGMLQuantizationType.F32
+        kind = np.dtype(np.float32 if exact else np.uint8)
+        writer.add_tensor_info(
+            name,
+            shape if exact else stored,
+            kind,
+            math.prod(stored),
+            raw_dtype=None if exact else kinds[name],
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    pools: dict[int, Any] = {}
+    for name, shape in model.tensors.items():
+        if kinds[name] is gguf.GGMLQuantizationType.F32:
+            writer.write_tensor_data(_values(name, shape, seed))
+            continue
+        block, _ = gguf.GGML_QUANT_SIZES[kinds[name]]
+        if shape[-1] not in pools:
+            noise = random.standard_normal((1 << 16, block)).astype(np.float32)
+            pools[shape[-1]] = gguf.quants.quantize(noise / np.float32(math.sqrt(shape[-1])), kinds[name])
+        chosen = random.integers(0, 1 << 16, math.prod(shape) // block, dtype=np.uint16)
+        writer.write_tensor_data(pools[shape[-1]][chosen])
+    writer.close()
+    return path
+
+
 def _model(
     architecture: str,
     layers: int,
@@ -160,9 +200,11 @@ def _add_byte_tokenizer(writer: Any, vocabulary: int) -> None:
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     merges = [f"{a} {b}" for a in letters for b in letters]
     fixed = [*_SPECIAL, *_byte_characters()]
-    if not len(fixed) < vocabulary <= len(fixed) + len(merges):
-        raise ValueError(f"a vocabulary of {len(fixed) + 1} to {len(fixed) + len(merges)} tokens, please")
+    if vocabulary <= len(fixed):
+        raise ValueError(f"a vocabulary of at least {len(fixed) + 1} tokens, please")
     merges = merges[: vocabulary - len(fixed)]
+    # Beyond those, tokens that no text has.
+    fixed += [f"<unused {index}>" for index in range(vocabulary - len(fixed) - len(merges))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(fixed + [merge.replace(" ", "") for merge in merges])

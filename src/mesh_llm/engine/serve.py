@@ -195,29 +195,41 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...]) ->
     params.offline = True
     params.verbosity = ENGINE_LOG_VERBOSITY
     if spec.links:
-        _split(params, spec)
+        _split(params, spec, devices)
     for key, value in spec.settings.items():
         setattr(params, key, value)
     return params
 
 
-def _split(params: Any, spec: EngineSpec) -> None:
+def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:
     """Layers on workers, after the host's own; embedding and output head stay here."""
-    shares = [link.layers for link in spec.links]
+    links = {link.name: link.layers for link in spec.links}
+    own = [device for device in devices if device.name in spec.devices]
+    shares = _own_shares(own, spec.gpu_layers) | links
     # The engine counts the head as one more layer, of the last device. The override keeps it on the host:
     # logits are large, and the way back would carry them for every token.
-    shares[-1] += 1
-    params.n_gpu_layers = sum(shares)
+    shares[spec.links[-1].name] += 1
+    params.n_gpu_layers = sum(shares.values())
     length = len(params.tensor_split)
-    params.tensor_split = ([float(share) for share in shares] + [0.0] * length)[:length]
+    ordered = [float(shares.get(device.name, 0)) for device in devices if device.kind is not DeviceKind.CPU]
+    params.tensor_split = (ordered + [0.0] * length)[:length]
     if not spec.head_on_worker:
         # A pattern that is searched for: unanchored, it would also find every layer's attn_output.weight.
         head = "token_embd" if spec.head_tied else "output"
-        params.tensor_buft_overrides = f"^{head}\\.weight$=CPU"
+        params.tensor_buft_overrides = f"^{head}\\.weight$={own[0].name if own else 'CPU'}"
     params.mmproj_use_gpu = False
     # Saved states would pull the whole cache over the links.
     params.cache_ram_mib = 0
     params.n_ctx_checkpoints = 0
+
+
+def _own_shares(devices: list[Device], layers: int) -> dict[str, int]:
+    """The host's layers over its own GPUs, by their free memory."""
+    free = sum(device.free_bytes for device in devices)
+    shares = {device.name: layers * device.free_bytes // free for device in devices}
+    for device in devices[: layers - sum(shares.values())]:
+        shares[device.name] += 1
+    return shares
 
 
 def tensor_split(chosen: tuple[str, ...], devices: tuple[Device, ...], length: int) -> list[float]:

@@ -46,6 +46,8 @@ class SplitPlan:
     embeddings: bool = False
     device: str = "CPU"
     """That workers lend."""
+    host_device: str | None = None
+    """A GPU of the host's for its own layers and the head; without one they are its CPU's."""
     head_on_worker: bool = False
     poison: bool = False
     """See `WorkerSpec`."""
@@ -170,6 +172,8 @@ def _engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
         files=tuple(str(file) for file in plan.facts.files),
         fingerprint=plan.facts.fingerprint,
         send_weights=not plan.by_reference,
+        devices=(plan.host_device,) if plan.host_device else (),
+        gpu_layers=_own_layers(plan) if plan.host_device else 0,
         head_on_worker=plan.head_on_worker,
         trace=str(plan.trace) if plan.trace else None,
         head_tied=plan.facts.head_bytes == 0,
@@ -183,3 +187,8 @@ def _engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
             for index, (end, layers) in enumerate(zip(ends, plan.workers, strict=True))
         ),
     )
+
+
+def _own_layers(plan: SplitPlan) -> int:
+    """The host's, as the engine counts: the head is one more where no worker's layers follow."""
+    return len(plan.facts.layers) - sum(plan.workers) + (not plan.workers)

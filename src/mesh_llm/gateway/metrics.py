@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from mesh_llm.gateway.outlet import Outlet
+
 # The version in which the engine writes its own series, too.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -65,10 +67,8 @@ class Exchange:
     first_byte_s: float | None = None
     received_bytes: int = 0
     sent_bytes: int = 0
-    tail: bytes = b""
-    """What was sent last."""
-    response: web.StreamResponse | None = None
-    """The engine's answer, once its headers are on their way to the client."""
+    outlet: Outlet | None = None
+    """The way to the client, once the head of the engine's answer is on it."""
     outcome: str = ""
     """Set where the status does not say how it ended: the client left, or the answer broke off."""
 
@@ -78,7 +78,6 @@ class Exchange:
         if self.first_byte_s is None:
             self.first_byte_s = time.monotonic() - self.started_s
         self.sent_bytes += len(chunk)
-        self.tail = chunk
 
 
 class Meters:

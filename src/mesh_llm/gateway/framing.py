@@ -1,0 +1,222 @@
+"""HTTP/1.1 answers as bytes: the head, and where the body ends. Pure: bytes in, values out.
+
+A body is checked while it is unwrapped, so that an answer that was cut off or does not
+keep to its own framing is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from mesh_llm.defaults import GATEWAY_ANSWER_HEAD_LIMIT_BYTES, GATEWAY_CHUNK_HEAD_LIMIT_BYTES
+
+_STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-5][0-9]{2})(?: ([^\x00-\x08\x0a-\x1f\x7f]*))?")
+_FIELD = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+_LENGTH = re.compile("[0-9]{1,18}")
+_CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_TRAILER_LINE = re.compile(rb"([^\r\n]*)\r\n")
+_CRLF = b"\r\n"
+_HEAD_END = b"\r\n\r\n"
+
+
+class MalformedAnswer(Exception):
+    """What arrived is not an HTTP answer, or breaks its own framing."""
+
+
+# -- the head -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    status: int
+    reason: str
+    headers: CIMultiDictProxy[str]
+    kept: bool
+    """The other side means to keep the connection after this answer."""
+
+
+def split_head(data: bytes) -> tuple[Head, bytes] | None:
+    """A head and what follows it, or None while it is not all there yet."""
+    end = data.find(_HEAD_END, 0, GATEWAY_ANSWER_HEAD_LIMIT_BYTES)
+    if end < 0:
+        if len(data) >= GATEWAY_ANSWER_HEAD_LIMIT_BYTES:
+            raise MalformedAnswer("the head does not end")
+        return None
+    return _parse_head(data[:end]), data[end + len(_HEAD_END) :]
+
+
+def _parse_head(raw: bytes) -> Head:
+    try:
+        first, *lines = raw.decode().split("\r\n")
+    except UnicodeDecodeError as error:
+        raise MalformedAnswer("the head is not text") from error
+    status_line = _STATUS_LINE.fullmatch(first)
+    if status_line is None:
+        raise MalformedAnswer("there is no status line")
+    headers = CIMultiDict[str]()
+    for line in lines:
+        field = _FIELD.fullmatch(line)
+        if field is None:
+            raise MalformedAnswer("a header is not one")
+        headers.add(field[1], field[2])
+    options = re.split(r"[ \t]*,[ \t]*", ",".join(headers.getall("Connection", ())).lower())
+    return Head(
+        status=int(status_line[2]),
+        reason=status_line[3] or "",
+        headers=CIMultiDictProxy(headers),
+        kept=status_line[1] == "1" and "close" not in options,
+    )
+
+
+# -- the body -----------------------------------------------------------------------------------
+
+
+class Body(Protocol):
+    """One way to say where a body ends."""
+
+    done: bool
+    """All of it has been seen."""
+    surplus: bool
+    """More came than the body: nobody knows what the connection holds now."""
+
+    def feed(self, data: bytes) -> bytes:
+        """The payload in what arrived next."""
+
+    def closed(self) -> bool:
+        """The connection has ended: whether the body ended with it, as it should."""
+
+
+def body_of(head: Head, method: str) -> Body:
+    """How the answer to a `method` request is framed (RFC 9112, 6.3)."""
+    if method == "HEAD" or head.status in (204, 304):
+        return SizedBody(0)
+    codings = head.headers.getall("Transfer-Encoding", ())
+    lengths = set(head.headers.getall("Content-Length", ()))
+    if codings:
+        if lengths or [coding.lower() for coding in codings] != ["chunked"]:
+            raise MalformedAnswer("nobody can say how long the body is")
+        return ChunkedBody()
+    if not lengths:
+        return EndlessBody()
+    length = lengths.pop()
+    if lengths or not _LENGTH.fullmatch(length):
+        raise MalformedAnswer("the length of the body is not a number")
+    return SizedBody(int(length))
+
+
+class SizedBody:
+    """Content-Length."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        self.done = not length
+        self.surplus = False
+
+    def feed(self, data: bytes) -> bytes:
+        if len(data) > self._left:
+            self.surplus = True
+            data = data[: self._left]
+        self._left -= len(data)
+        self.done = not self._left
+        return data
+
+    def closed(self) -> bool:
+        return self.done
+
+
+class EndlessBody:
+    """Neither length nor chunks: it ends with the connection, and nobody can tell whether it was all."""
+
+    done = False
+    surplus = False
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+    def closed(self) -> bool:
+        return True
+
+
+class ChunkedBody:
+    """Transfer-Encoding: chunked. Extensions and trailers are skipped, within bounds."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.surplus = False
+        self._left = 0
+        """Of the chunk that is being read."""
+        self._tail_due = False
+        """A chunk's payload has been read, the line end behind it has not."""
+        self._in_trailers = False
+        self._trailer_bytes = 0
+        self._pending = b""
+        """The beginning of a line whose end has not arrived."""
+
+    def feed(self, data: bytes) -> bytes:
+        if self._pending:
+            data = self._pending + data
+            self._pending = b""
+        pieces: list[bytes] = []
+        at = 0
+        while at < len(data):
+            if self._left:
+                piece = data[at : at + self._left]
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                self._tail_due = not self._left
+                continue
+            if self.done:
+                self.surplus = True
+                break
+            past = self._line(data, at)
+            if past is None:
+                self._pending = data[at:]
+                break
+            at = past
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def closed(self) -> bool:
+        return self.done
+
+    def _line(self, data: bytes, at: int) -> int | None:
+        """Read what stands between two payloads; where it ends, or None if it does not end yet."""
+        if self._tail_due:
+            return self._chunk_tail(data, at)
+        if self._in_trailers:
+            return self._trailer(data, at)
+        head = _CHUNK_HEAD.match(data, at)
+        if head is None:
+            self._check_unfinished(data, at)
+            return None
+        self._left = int(head[1], 16)
+        self._in_trailers = not self._left
+        return head.end()
+
+    def _chunk_tail(self, data: bytes, at: int) -> int | None:
+        tail = data[at : at + 2]
+        if tail == _CRLF:
+            self._tail_due = False
+            return at + 2
+        if tail != _CRLF[: len(tail)]:
+            raise MalformedAnswer("a chunk is longer than it says")
+        return None
+
+    def _trailer(self, data: bytes, at: int) -> int | None:
+        line = _TRAILER_LINE.match(data, at)
+        if line is None:
+            self._check_unfinished(data, at)
+            return None
+        self._trailer_bytes += len(line[0])
+        if self._trailer_bytes > GATEWAY_ANSWER_HEAD_LIMIT_BYTES:
+            raise MalformedAnswer("the trailers do not end")
+        self.done = not line[1]
+        return line.end()
+
+    def _check_unfinished(self, data: bytes, at: int) -> None:
+        if data.find(b"\n", at) >= 0 or len(data) - at > GATEWAY_CHUNK_HEAD_LIMIT_BYTES:
+            raise MalformedAnswer("this is no beginning of a chunk")

@@ -129,12 +129,7 @@ class EngineConnection(asyncio.Protocol):
     def reusable(self) -> bool:
         """The answer ended as it should, and the engine means to take another request."""
         return (
-            self._whole
-            and self._sent
-            and self._head is not None
-            and self._head.kept
-            and not (self._body is not None and self._body.surplus)
-            and not self.is_closing
+            self._whole and self._sent and self._head is not None and self._head.kept and not self.is_closing
         )
 
     @property
@@ -240,6 +235,8 @@ class EngineConnection(asyncio.Protocol):
             self._whole = True
             self._silence.rest()
             self._wake()
+        if body.surplus:
+            self.close()
 
     def _hold(self, payload: bytes) -> None:
         """Until somebody has got ready to take it."""

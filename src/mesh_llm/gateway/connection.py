@@ -182,8 +182,12 @@ class EngineConnection(asyncio.Protocol):
         try:
             if self._body is None:
                 self._read_head(data)
-            else:
-                self._read_body(self._body, data)
+                return
+            payload = self._body.feed(data)
+            if payload:
+                self._sink(payload)
+            if self._body.done:
+                self._finish(self._body)
         except MalformedAnswer as error:
             self.fail(EngineGarbled(str(error)))
 
@@ -223,18 +227,13 @@ class EngineConnection(asyncio.Protocol):
         self._body = body_of(head, self._method)
         self._head = head
         self._wake()
-        self._read_body(self._body, rest)
+        if rest or self._body.done:
+            self.data_received(rest)
 
-    def _read_body(self, body: Body, data: bytes) -> None:
-        if self._error is not None:
-            return
-        payload = body.feed(data)
-        if payload:
-            self._sink(payload)
-        if body.done:
-            self._whole = True
-            self._silence.rest()
-            self._wake()
+    def _finish(self, body: Body) -> None:
+        self._whole = True
+        self._silence.rest()
+        self._wake()
         if body.surplus:
             self.close()
 

@@ -64,20 +64,32 @@ class Exchange:
     method: str
     path: str
     started_s: float = field(default_factory=time.monotonic)
-    first_byte_s: float | None = None
     received_bytes: int = 0
-    sent_bytes: int = 0
+    own_answer_bytes: int = 0
+    """Of an answer that is not the engine's."""
+    own_answer_s: float = 0.0
     outlet: Outlet | None = None
     """The way to the client, once the head of the engine's answer is on it."""
     outcome: str = ""
     """Set where the status does not say how it ended: the client left, or the answer broke off."""
 
-    def sent(self, chunk: bytes) -> None:
-        if self.method == "HEAD":
-            return
-        if self.first_byte_s is None:
-            self.first_byte_s = time.monotonic() - self.started_s
-        self.sent_bytes += len(chunk)
+    def answered(self, body: bytes) -> None:
+        """With a body of our own."""
+        if self.method != "HEAD":
+            self.own_answer_bytes = len(body)
+            self.own_answer_s = time.monotonic()
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.own_answer_bytes if self.outlet is None else self.outlet.sent_bytes
+
+    @property
+    def first_byte_s(self) -> float | None:
+        """From the beginning to the first byte of the answer's body."""
+        if not self.sent_bytes:
+            return None
+        at_s = self.own_answer_s if self.outlet is None else self.outlet.first_sent_s
+        return at_s - self.started_s
 
 
 class Meters:

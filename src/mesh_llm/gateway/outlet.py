@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -38,7 +39,6 @@ class Outlet:
         response: web.StreamResponse,
         *,
         silence_s: float,
-        on_sent: Callable[[bytes], None],
     ) -> None:
         transport, connection = request.transport, request.protocol
         if transport is None:
@@ -50,8 +50,11 @@ class Outlet:
         self._transport = transport
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         self._silence_s = silence_s
-        self._on_sent = on_sent
         self._last = b""
+        self.sent_bytes = 0
+        """Of the body, without its framing."""
+        self.first_sent_s = 0.0
+        """When the first of them left, by the monotonic clock."""
 
     @classmethod
     async def open(
@@ -62,7 +65,6 @@ class Outlet:
         reason: str,
         headers: CIMultiDict[str],
         silence_s: float,
-        on_sent: Callable[[bytes], None],
     ) -> Outlet:
         """Send the head."""
         response = web.StreamResponse(status=status, reason=reason, headers=headers)
@@ -70,7 +72,7 @@ class Outlet:
             # Whatever it asks for: nothing but the end of the connection ends such a body.
             response.force_close()
         await response.prepare(request)
-        return cls(request, response, silence_s=silence_s, on_sent=on_sent)
+        return cls(request, response, silence_s=silence_s)
 
     async def pour_from(self, source: Source) -> None:
         """All of the body, and its end."""
@@ -99,7 +101,9 @@ class Outlet:
             return
         self._transport.write(b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload)
         self._last = payload
-        self._on_sent(payload)
+        if not self.sent_bytes:
+            self.first_sent_s = time.monotonic()
+        self.sent_bytes += len(payload)
 
     async def break_off(self, failure: Failure) -> None:
         """End an answer that has begun so that nobody takes it for a whole one.

@@ -129,7 +129,6 @@ class Relay:
                 reason=head.reason,
                 headers=_end_to_end(head.headers),
                 silence_s=self._limits.silence_s,
-                on_sent=exchange.sent,
             )
             await outlet.pour_from(connection)
             return outlet.response

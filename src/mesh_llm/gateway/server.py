@@ -155,7 +155,7 @@ class Gateway:
             await exchange.outlet.break_off(failure)
             return exchange.outlet.response
         response = failure.response()
-        exchange.sent(failure.body())
+        exchange.answered(failure.body())
         return response
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
@@ -195,5 +195,5 @@ def _check(config: GatewayConfig) -> None:
 def _ours(response: web.Response, exchange: Exchange) -> web.Response:
     response.headers["Server"] = "mesh-llm"
     if isinstance(response.body, bytes):
-        exchange.sent(response.body)
+        exchange.answered(response.body)
     return response

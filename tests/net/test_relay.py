@@ -267,6 +267,21 @@ async def test_silence_is_counted_anew_with_every_byte(
         assert (await client.request("GET", "/props")).json()["connection"] == 1
 
 
+async def test_endless_answer_that_falls_silent_never_looks_whole(
+    start_gateway: StartGateway, engine: FakeEngine
+) -> None:
+    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(silence_s=0.2)))
+
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\n\r\nhel")
+        await wire.gone()
+
+    engine.on("/x", script)
+    async with connect(gateway.port) as client:
+        answer = await client.request("GET", "/x")
+        assert (answer.body, answer.whole) == (b"hel", False)
+
+
 # -- connections --------------------------------------------------------------------------------
 
 

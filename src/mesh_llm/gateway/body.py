@@ -85,6 +85,11 @@ class Body:
 
     async def _read_start(self) -> None:
         parts: list[bytes] = []
+        if self._content.is_eof() and not self._content.exception():
+            # It came along with the head: there is nothing to wait for.
+            self.start = self._taken(self._content.read_nowait())
+            self.complete = True
+            return
         while not self.complete and self._exchange.received_bytes <= self._limits.replay_bytes:
             try:
                 async with asyncio.timeout(self._limits.silence_s):
@@ -102,6 +107,9 @@ class Body:
             raise failures.bad_request("the request body is malformed") from error
         self.waiting = False
         self.complete = not chunk
+        return self._taken(chunk)
+
+    def _taken(self, chunk: bytes) -> bytes:
         self._exchange.received_bytes += len(chunk)
         if self._exchange.received_bytes > self._limits.body_bytes:
             raise failures.body_too_large(self._limits.body_bytes)

@@ -195,10 +195,11 @@ class EngineConnection(asyncio.Protocol):
         self._lost = True
         self._silence.rest()
         self._can_write.set()
-        if self._body is not None and error is None and self._body.closed():
-            self._whole = True
-        elif self._error is None:
-            self._error = EngineLost(str(error or "the connection was closed"))
+        if self._error is None:
+            if self._body is not None and error is None and self._body.closed():
+                self._whole = True
+            else:
+                self._error = EngineLost(str(error or "the connection was closed"))
         self._wake()
         self._on_lost(self)
 

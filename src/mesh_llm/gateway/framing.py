@@ -15,8 +15,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from mesh_llm.defaults import GATEWAY_ANSWER_HEAD_LIMIT_BYTES, GATEWAY_CHUNK_HEAD_LIMIT_BYTES
 
-_STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-5][0-9]{2})(?: ([^\x00-\x08\x0a-\x1f\x7f]*))?")
-_FIELD = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+_STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-5][0-9]{2})(?: (.*))?")
+_FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH = re.compile("[0-9]{1,18}")
 _CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"([^\r\n]*)\r\n")
@@ -58,13 +59,15 @@ def _parse_head(raw: bytes) -> Head:
     status_line = _STATUS_LINE.fullmatch(first)
     if status_line is None:
         raise MalformedAnswer("there is no status line")
+    if _CONTROL.search("".join((first, *lines))):
+        raise MalformedAnswer("there are control characters in the head")
     headers = CIMultiDict[str]()
     for line in lines:
-        field = _FIELD.fullmatch(line)
-        if field is None:
+        name, colon, value = line.partition(":")
+        if not (colon and _FIELD_NAME.fullmatch(name)):
             raise MalformedAnswer("a header is not one")
-        headers.add(field[1], field[2])
-    options = re.split(r"[ \t]*,[ \t]*", ",".join(headers.getall("Connection", ())).lower())
+        headers.add(name, value.strip(" \t"))
+    options = [option.strip() for option in ",".join(headers.getall("Connection", ())).lower().split(",")]
     return Head(
         status=int(status_line[2]),
         reason=status_line[3] or "",

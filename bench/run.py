@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench import facts, idle, overhead, solo, startup
+from bench import facts, idle, overhead, relay, solo, startup
 from bench.facts import Load
 from bench.plan import Plan
 from bench.report import Result, Row
@@ -33,6 +33,7 @@ class Bench:
 BENCHES: dict[str, Bench] = {
     "idle": Bench(title=idle.TITLE, measure=idle.measure),
     "startup": Bench(title=startup.TITLE, measure=startup.measure),
+    "relay": Bench(title=relay.TITLE, measure=relay.measure),
     "overhead": Bench(title=overhead.TITLE, measure=overhead.measure),
     "solo": Bench(title=solo.TITLE, measure=solo.measure),
 }

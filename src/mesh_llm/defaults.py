@@ -36,6 +36,12 @@ GATEWAY_REPLAY_BYTES = 1 << 20
 """Kept to be sent again: every ordinary chat, and 64 requests at once take 64 MB at the worst."""
 GATEWAY_HEADER_LIMIT_BYTES = 16 << 10
 """Of a request line or one header: twice what browsers and proxies send at their worst."""
+GATEWAY_ANSWER_HEAD_LIMIT_BYTES = 64 << 10
+"""Of the engine's answers, all headers together; llama-server's take less than 1 KB."""
+GATEWAY_CHUNK_HEAD_LIMIT_BYTES = 4 << 10
+"""A chunk's length and extensions that nobody uses."""
+GATEWAY_HELD_BYTES = 64 << 10
+"""Of an answer's body, while its head is on its way to the client; as much as a transport buffers."""
 GATEWAY_CONNECT_S = 5.0
 """To a socket on this machine: far more than a busy machine needs, less than a person waits."""
 GATEWAY_SILENCE_S = 600.0

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
 import pytest
+import uvloop
 
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from tests.support.raw_http import RawClient, connect
 from tests.support.upstream import FakeEngine, FakeNode, fake_engine
 
 StartGateway = Callable[[GatewayConfig], Awaitable[Gateway]]
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """On the loop that a node runs on, and on the one whose behaviour is written down."""
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture

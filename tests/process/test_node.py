@@ -119,13 +119,25 @@ def test_openai_client_chats_and_streams(node: NodeProcess, direct: list[dict[st
 
 
 def test_a_client_that_leaves_frees_its_slot(node: NodeProcess) -> None:
-    """Of a stream: the engine itself works on for a client that waits for a whole answer and leaves."""
     with node.stream("/v1/completions", ENDLESS) as stream:
         stream.next()
         assert busy_slots(node) == 1
 
     # Nobody else may have to wait for the rest of it, which would take some fifteen seconds.
     until(lambda: busy_slots(node) == 0, within_s=2, what="the engine's slot is free")
+
+
+def test_a_client_that_does_not_wait_for_its_whole_answer_frees_its_slot(node: NodeProcess) -> None:
+    with closing(node.connect()) as connection:
+        connection.request("POST", "/v1/completions", json.dumps({**ENDLESS, "stream": False}))
+        until(lambda: busy_slots(node) == 1, within_s=5, what="the engine is at work")
+
+    def is_free_after_a_while() -> bool:
+        # The engine looks for its client after a second without a result for anybody; `/slots` is one.
+        time.sleep(1.5)
+        return busy_slots(node) == 0
+
+    until(is_free_after_a_while, within_s=6, what="the engine's slot is free")
 
 
 # -- other routes ---------------------------------------------------------------------------------

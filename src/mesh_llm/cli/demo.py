@@ -17,6 +17,7 @@ import click
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import debug_option, home_path, json_option
 from mesh_llm.cli.output import Output, print_json, print_table, set_up_logging
+from mesh_llm.cli.run import run_loop
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import API_PORT, DEFAULT_MODEL, DEMO_ANSWER_TOKENS, DEMO_QUESTION, DEMO_READY_S
 from mesh_llm.errors import MeshError, PortInUse
@@ -52,7 +53,7 @@ def demo(model: str, once: bool, port: int, as_json: bool, debug: bool) -> None:
     set_up_logging(home.log_folder / "node.log", debug=debug, log_format="text")
     stay = sys.stdin.isatty() and sys.stdout.isatty() and not once
     with Output() as output:
-        status = asyncio.run(_demo(home.path, model, port, output, stay=stay, as_json=as_json))
+        status = run_loop(_demo(home.path, model, port, output, stay=stay, as_json=as_json))
     raise SystemExit(status)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import click
 
@@ -13,6 +14,8 @@ from mesh_llm.cli.output import Output, set_up_logging
 from mesh_llm.config import NodeConfig
 from mesh_llm.home import Home
 from mesh_llm.node import Node
+
+T = TypeVar("T")
 
 
 @click.command()
@@ -27,7 +30,16 @@ def run_node(config: NodeConfig, *, debug: bool, log_format: str) -> int:
     home.create()
     set_up_logging(home.log_folder / "node.log", debug=debug, log_format=log_format)
     with Output(log_format=log_format) as output:
-        return asyncio.run(until_stopped(Node(config, tell=output.event, progress=output.progress), output))
+        return run_loop(until_stopped(Node(config, tell=output.event, progress=output.progress), output))
+
+
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, on the loop for what runs long and relays much: half the CPU time for each token."""
+    # Here: of all commands only those that run a node need it.
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
 
 
 async def until_stopped(node: Node, output: Output) -> int:

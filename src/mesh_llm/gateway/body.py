@@ -13,6 +13,9 @@ from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 
+# Others say that they have none; some servers would wait for one (RFC 9110, 8.6).
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
 
 class Body:
     """All of what the client sends where it is small, else its start and the way to its rest."""
@@ -22,15 +25,15 @@ class Body:
         self._exchange = exchange
         self._limits = limits
         self._length = request.content_length
-        self._start = b""
+        self._method = request.method
+        self.start = b""
+        """All of it if it is complete, else what was taken in of it."""
         self.complete = not request.body_exists
         """Nothing more is to come: the body can be sent again."""
         self.failure: Failure | None = None
-        """Why the rest could not be had; the exception that aiohttp makes of it says less."""
+        """Why the rest could not be had."""
         self.waiting = False
         """It is the client that everybody waits for."""
-        self.bound: asyncio.Timeout | None = None
-        """Moved on by every step of an upload, so that neither side can stop it for ever."""
 
     @classmethod
     async def receive(cls, request: web.BaseRequest, exchange: Exchange, limits: Limits) -> Body:
@@ -46,11 +49,28 @@ class Body:
     def headers(self) -> dict[str, str]:
         """How the body is framed towards the engine; without a length it goes in chunks."""
         if self.complete:
-            return {"Content-Length": str(len(self._start))} if self._start else {}
-        return {} if self._length is None else {"Content-Length": str(self._length)}
+            needed = self.start or self._method not in _WITHOUT_BODY
+            return {"Content-Length": str(len(self.start))} if needed else {}
+        if self._length is None:
+            return {"Transfer-Encoding": "chunked"}
+        return {"Content-Length": str(self._length)}
 
-    def data(self) -> bytes | AsyncIterator[bytes] | None:
-        return (self._start or None) if self.complete else self._stream()
+    @property
+    def chunked(self) -> bool:
+        return not self.complete and self._length is None
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """What is there, then the rest as it arrives."""
+        if self.start:
+            yield self.start
+        while not self.complete:
+            try:
+                chunk = await self._next()
+            except Failure as failure:
+                self.failure = failure
+                raise
+            if chunk:
+                yield chunk
 
     async def _let_begin(self, request: web.BaseRequest) -> None:
         expect = request.headers.get("Expect", "").lower()
@@ -65,27 +85,18 @@ class Body:
 
     async def _read_start(self) -> None:
         parts: list[bytes] = []
+        if self._content.is_eof() and not self._content.exception():
+            # It came along with the head: there is nothing to wait for.
+            self.start = self._taken(self._content.read_nowait())
+            self.complete = True
+            return
         while not self.complete and self._exchange.received_bytes <= self._limits.replay_bytes:
             try:
                 async with asyncio.timeout(self._limits.silence_s):
                     parts.append(await self._next())
             except TimeoutError:
                 raise failures.body_late(self._limits.silence_s) from None
-        self._start = b"".join(parts)
-
-    async def _stream(self) -> AsyncIterator[bytes]:
-        if self._start:
-            yield self._start
-        while not self.complete:
-            self._step()
-            try:
-                chunk = await self._next()
-            except Failure as failure:
-                self.failure = failure
-                raise
-            self._step()
-            if chunk:
-                yield chunk
+        self.start = b"".join(parts)
 
     async def _next(self) -> bytes:
         # Stays true when a time limit cuts the wait short: that is how its cause is known.
@@ -96,11 +107,10 @@ class Body:
             raise failures.bad_request("the request body is malformed") from error
         self.waiting = False
         self.complete = not chunk
+        return self._taken(chunk)
+
+    def _taken(self, chunk: bytes) -> bytes:
         self._exchange.received_bytes += len(chunk)
         if self._exchange.received_bytes > self._limits.body_bytes:
             raise failures.body_too_large(self._limits.body_bytes)
         return chunk
-
-    def _step(self) -> None:
-        if self.bound is not None:
-            self.bound.reschedule(asyncio.get_running_loop().time() + self._limits.silence_s)

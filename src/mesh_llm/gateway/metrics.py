@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from mesh_llm.gateway.outlet import Outlet
 
 # The version in which the engine writes its own series, too.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -62,23 +65,32 @@ class Exchange:
     method: str
     path: str
     started_s: float = field(default_factory=time.monotonic)
-    first_byte_s: float | None = None
     received_bytes: int = 0
-    sent_bytes: int = 0
-    tail: bytes = b""
-    """What was sent last."""
-    response: web.StreamResponse | None = None
-    """The engine's answer, once its headers are on their way to the client."""
+    own_answer_bytes: int = 0
+    """Of an answer that is not the engine's."""
+    own_answer_s: float = 0.0
+    outlet: Outlet | None = None
+    """The way to the client, once the head of the engine's answer is on it."""
     outcome: str = ""
     """Set where the status does not say how it ended: the client left, or the answer broke off."""
 
-    def sent(self, chunk: bytes) -> None:
-        if self.method == "HEAD":
-            return
-        if self.first_byte_s is None:
-            self.first_byte_s = time.monotonic() - self.started_s
-        self.sent_bytes += len(chunk)
-        self.tail = chunk
+    def answered(self, body: bytes) -> None:
+        """With a body of our own."""
+        if self.method != "HEAD":
+            self.own_answer_bytes = len(body)
+            self.own_answer_s = time.monotonic()
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.own_answer_bytes if self.outlet is None else self.outlet.sent_bytes
+
+    @property
+    def first_byte_s(self) -> float | None:
+        """From the beginning to the first byte of the answer's body."""
+        if not self.sent_bytes:
+            return None
+        at_s = self.own_answer_s if self.outlet is None else self.outlet.first_sent_s
+        return at_s - self.started_s
 
 
 class Meters:
@@ -99,12 +111,16 @@ class Meters:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self._bytes = Counter(
+        directions = Counter(
             "mesh_llm_gateway_bytes",
             "Bytes of bodies, from clients (in) and to them (out).",
             ("direction",),
             registry=self._registry,
         )
+        self._bytes_in, self._bytes_out = directions.labels("in"), directions.labels("out")
+        # Looking a series up by its labels takes longer than counting in it.
+        self._requests_of = lru_cache(self._requests.labels)
+        self._first_byte_of = lru_cache(self._first_byte.labels)
 
     def begin(self, request: web.BaseRequest) -> Exchange:
         self._in_flight.inc()
@@ -114,11 +130,11 @@ class Meters:
         end = exchange.outcome or str(status)
         label = route(exchange.path)
         self._in_flight.dec()
-        self._requests.labels(label, end).inc()
-        self._bytes.labels("in").inc(exchange.received_bytes)
-        self._bytes.labels("out").inc(exchange.sent_bytes)
+        self._requests_of(label, end).inc()
+        self._bytes_in.inc(exchange.received_bytes)
+        self._bytes_out.inc(exchange.sent_bytes)
         if exchange.first_byte_s is not None:
-            self._first_byte.labels(label).observe(exchange.first_byte_s)
+            self._first_byte_of(label).observe(exchange.first_byte_s)
         if access.isEnabledFor(logging.INFO):
             took_s = time.monotonic() - exchange.started_s
             # No query: people put keys there. No raw bytes: a log line is one line of plain text.

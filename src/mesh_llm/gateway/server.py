@@ -8,22 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
 
-from mesh_llm.defaults import (
-    API_LISTEN,
-    API_PORT,
-    GATEWAY_CLIENT_IDLE_S,
-    GATEWAY_HEADER_LIMIT_BYTES,
-    GATEWAY_LINGER_S,
-    GATEWAY_STOP_S,
-)
+from mesh_llm.defaults import API_LISTEN, API_PORT, GATEWAY_STOP_S
 from mesh_llm.errors import UsageError
 from mesh_llm.gateway import failures, listen
+from mesh_llm.gateway.client import ClientServer
 from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.guard import HEALTH_PATHS, Guard, is_loopback
 from mesh_llm.gateway.limits import Limits
-from mesh_llm.gateway.metrics import CLIENT_GONE, CONTENT_TYPE, Exchange, Meters
+from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, Meters
 from mesh_llm.gateway.proxy import Relay
 from mesh_llm.gateway.upstream import Serving
 from mesh_llm.types import State
@@ -79,7 +72,7 @@ class Gateway:
         self._relay = Relay(self._serving, config.limits)
         # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
         self._runner = web.ServerRunner(
-            _Server(self._handle, handler_cancellation=True), shutdown_timeout=GATEWAY_STOP_S
+            ClientServer(self._handle, handler_cancellation=True), shutdown_timeout=GATEWAY_STOP_S
         )
         await self._runner.setup()
         self._site = web.SockSite(self._runner, taken, ssl_context=context)
@@ -111,7 +104,7 @@ class Gateway:
             await self._runner.cleanup()
             self._runner = None
         if self._relay is not None:
-            await self._relay.close()
+            self._relay.close()
             self._relay = None
 
     async def _close_port(self) -> None:
@@ -143,7 +136,7 @@ class Gateway:
         try:
             return await self._answer(request, exchange)
         except Failure as failure:
-            return await self._fail(request, exchange, failure)
+            return await self._fail(exchange, failure)
         except ConnectionError:
             raise
         except asyncio.CancelledError:
@@ -151,20 +144,18 @@ class Gateway:
             if not self._stopping or request.transport is None:
                 raise
             task.uncancel()
-            return await self._fail(request, exchange, failures.leaving("this node is stopping"))
+            return await self._fail(exchange, failures.leaving("this node is stopping"))
         except Exception:
             log.exception("request failed method=%s path=%r", exchange.method, exchange.path)
-            return await self._fail(request, exchange, failures.internal())
+            return await self._fail(exchange, failures.internal())
 
-    async def _fail(
-        self, request: web.BaseRequest, exchange: Exchange, failure: Failure
-    ) -> web.StreamResponse:
-        if exchange.response is not None:
-            assert self._relay is not None
-            await self._relay.break_off(request, exchange, failure)
-            return exchange.response
+    async def _fail(self, exchange: Exchange, failure: Failure) -> web.StreamResponse:
+        if exchange.outlet is not None:
+            exchange.outcome = BROKEN
+            await exchange.outlet.break_off(failure)
+            return exchange.outlet.response
         response = failure.response()
-        exchange.sent(failure.body())
+        exchange.answered(failure.body())
         return response
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
@@ -192,45 +183,6 @@ class Gateway:
         return _ours(web.Response(body=text, headers={"Content-Type": CONTENT_TYPE}), exchange)
 
 
-class _Server(web.Server):
-    def __call__(self) -> web.RequestHandler:
-        return _Connection(
-            self,
-            loop=asyncio.get_running_loop(),
-            # The gateway logs for itself, the requests that were cancelled as well.
-            access_log=None,  # type: ignore[arg-type]
-            keepalive_timeout=GATEWAY_CLIENT_IDLE_S,
-            lingering_time=GATEWAY_LINGER_S,
-            max_line_size=GATEWAY_HEADER_LIMIT_BYTES,
-            max_field_size=GATEWAY_HEADER_LIMIT_BYTES,
-            auto_decompress=False,
-        )
-
-
-class _Connection(web.RequestHandler):
-    """A client's connection that refuses in OpenAI's shape what is not even a request."""
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        # The text of the exception quotes the request, keys included: it goes nowhere.
-        log.debug("unreadable request error=%s", type(exc).__name__)
-        if isinstance(exc, LineTooLong):
-            limit = f"{GATEWAY_HEADER_LIMIT_BYTES >> 10} KiB"
-            failure = failures.bad_request(
-                f"the request line or a header is longer than {limit}", status=431, code="header_too_large"
-            )
-        elif status < 500:
-            failure = failures.bad_request("this is not an HTTP request that can be read", status=status)
-        else:
-            failure = failures.internal()
-        return failure.response()
-
-
 def _check(config: GatewayConfig) -> None:
     if config.api_key is not None and not config.api_key.strip():
         raise UsageError("the API key is empty", hint="leave --api-key out to serve this machine only")
@@ -243,5 +195,5 @@ def _check(config: GatewayConfig) -> None:
 def _ours(response: web.Response, exchange: Exchange) -> web.Response:
     response.headers["Server"] = "mesh-llm"
     if isinstance(response.body, bytes):
-        exchange.sent(response.body)
+        exchange.answered(response.body)
     return response

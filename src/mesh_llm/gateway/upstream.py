@@ -17,6 +17,11 @@ class Upstream:
     key: str = field(repr=False)
     """The engine's own random key; never the client's, and never in a log."""
 
+    @property
+    def authority(self) -> str:
+        """`127.0.0.1:PORT`."""
+        return self.url.partition("//")[2]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:

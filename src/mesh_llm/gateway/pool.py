@@ -1,0 +1,72 @@
+"""Connections to engines, kept from one request to the next."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from mesh_llm.defaults import GATEWAY_CONNECT_S, GATEWAY_ENGINE_IDLE_S
+from mesh_llm.gateway.connection import EngineConnection, EngineLost
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.upstream import Upstream
+
+
+class Pool:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._idle: dict[Upstream, list[EngineConnection]] = {}
+
+    def take(self, upstream: Upstream) -> EngineConnection | None:
+        """A connection that has been used before, if one is still fresh."""
+        idle = self._idle.get(upstream)
+        while idle:
+            # The last one that was given back; those before it grow old, and are closed in `give_back`.
+            connection = idle.pop()
+            if not (connection.is_closing or _is_old(connection)):
+                return connection
+            connection.close()
+        return None
+
+    async def connect(self, upstream: Upstream) -> EngineConnection:
+        """A connection that nobody has used before."""
+        connection = EngineConnection(
+            silence_s=self._limits.silence_s, on_lost=partial(self._forget, upstream)
+        )
+        host, _, port = upstream.authority.rpartition(":")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(GATEWAY_CONNECT_S):
+                await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+        except OSError as error:
+            raise EngineLost(f"no connection: {error}") from error
+        return connection
+
+    def give_back(self, upstream: Upstream, connection: EngineConnection) -> None:
+        """Keep it, or close it: after part of an answer that makes the engine stop."""
+        if not connection.reusable:
+            connection.close()
+            return
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        idle = self._idle.setdefault(upstream, [])
+        idle.append(connection)
+        if _is_old(idle[0]):
+            idle.pop(0).close()
+
+    def close(self) -> None:
+        idle, self._idle = self._idle, {}
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
+    def _forget(self, upstream: Upstream, connection: EngineConnection) -> None:
+        """The engine has closed it, as it does when it is idle for long and when it ends."""
+        idle = self._idle.get(upstream, [])
+        if connection in idle:
+            idle.remove(connection)
+            if not idle:
+                del self._idle[upstream]
+
+
+def _is_old(connection: EngineConnection) -> bool:
+    idle_s = asyncio.get_running_loop().time() - connection.idle_since_s
+    return idle_s >= GATEWAY_ENGINE_IDLE_S

@@ -95,7 +95,11 @@ const ggml_tensor * weight::plain() {
     ggml_tensor * tensor = new_tensor(place);
     // A device that computes in main memory takes the file's pages as they are.
     auto * mapped = const_cast<uint8_t *>(bytes_);
-    place.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(device_, mapped, size_, size_));
+    ggml_backend_dev_props facts{};
+    ggml_backend_dev_get_props(device_, &facts);
+    if (facts.caps.buffer_from_host_ptr) {
+        place.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(device_, mapped, size_, size_));
+    }
     if (place.buffer) {
         tensor->buffer = place.buffer.get();
         tensor->data = mapped;

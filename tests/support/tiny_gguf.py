@@ -106,7 +106,7 @@ def write_sparse(path: Path, **sizes: int) -> Path:
 def write_large(path: Path, quantisation: str, *, seed: int = 0, **sizes: int) -> Path:
     """A llama of any size, written about as fast as the disk takes it.
 
-    Its weights are drawn, block by block, from a pool of quantised ones, instead of being quantised one by one.
+    Its weights are drawn, block by block, from a pool of quantised ones.
     """
     model = blueprint("llama", Dimensions(**sizes))
     random = np.random.default_rng(seed)

@@ -49,6 +49,8 @@ class NodeConfig:
     mmproj: Path | None = None
     settings: dict[str, Setting] = field(default_factory=dict)
     bin_dir: Path | None = None
+    trace: Path | None = None
+    """Gets a line for each frame on links to other machines."""
 
     def __post_init__(self) -> None:
         _check_range("--ctx-size", self.context, 1, CONTEXT_LIMIT)
@@ -70,6 +72,13 @@ class NodeConfig:
                 "--engine-set speaks to the bundled engine and cannot be used with --bin-dir",
                 hint="leave one of them out",
             )
+        if self.trace is not None and self.bin_dir is not None:
+            raise UsageError(
+                "--trace shows what the bundled engine says to workers, and --bin-dir brings another one",
+                hint="leave one of them out",
+            )
+        if self.trace is not None and not self.trace.absolute().parent.is_dir():
+            raise UsageError(f"--trace {self.trace}: there is no folder {self.trace.absolute().parent}")
         if self.mmproj is not None and not self.mmproj.is_file():
             raise UsageError(f"--mmproj {self.mmproj}: there is no such file")
 

@@ -166,6 +166,7 @@ class Node:
             libraries={name: str(path) for name, path in libraries.items()},
             settings=config.settings,
             bin_dir=str(config.bin_dir) if config.bin_dir else None,
+            trace=str(config.trace) if config.trace else None,
         )
 
     async def _libraries(self) -> dict[str, Path]:

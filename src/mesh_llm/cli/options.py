@@ -71,6 +71,9 @@ _OPTIONS = [
     home_option,
     click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True),
     debug_option,
+    click.option(
+        "--trace", type=_PATH, metavar="FILE", help="log the link protocol there, command by command"
+    ),
 ]
 
 
@@ -118,5 +121,6 @@ def run_with_options(options: dict[str, Any]) -> None:
         mmproj=options["mmproj"],
         settings=dict(parse_setting(text) for text in options["engine_set"]),
         bin_dir=bin_dir.expanduser().resolve() if bin_dir else None,
+        trace=options["trace"].expanduser().absolute() if options["trace"] else None,
     )
     raise SystemExit(run_node(config, debug=options["debug"], log_format=options["log_format"]))

@@ -68,6 +68,8 @@ def separate_stdout() -> Report:
 
 def start(spec: EngineSpec, report: Report) -> Any:
     engine, mesh = load_guarded(spec.library_paths(), sparing=bool(spec.links))
+    if mesh is not None and spec.trace is not None:
+        mesh.trace(spec.trace)
     if not spec.links:
         return _serve(spec, engine)
     if mesh is None:
@@ -112,8 +114,6 @@ def load_guarded(libraries: dict[str, Path], *, sparing: bool = False) -> tuple[
 
 
 def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
-    if spec.trace is not None:
-        mesh.trace(spec.trace)
     if spec.fingerprint:
         mesh.use_model(spec.fingerprint, spec.files, may_be_sent=spec.send_weights)
     for link in spec.links:

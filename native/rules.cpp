@@ -80,6 +80,13 @@ bool same_place(const ggml_tensor & a, const ggml_tensor & b) {
            std::equal(a.nb, a.nb + GGML_MAX_DIMS, b.nb);
 }
 
+byte_range::byte_range(const ggml_tensor & t) {
+    if (t.data != nullptr) {
+        begin = reinterpret_cast<uintptr_t>(t.data);
+        end = begin + ggml_nbytes(&t);
+    }
+}
+
 ggml_type dot_type(ggml_type type) {
     switch (type) {
     case GGML_TYPE_F32:
@@ -144,9 +151,13 @@ void check_views(const subject & node) {
     const ggml_tensor & dst = node.dst();
     node.require(dst.view_src != nullptr, "it is a view of nothing");
     node.require(dst.type == node.src(0).type, "it has another type than its source");
+    // Devices that compute several nodes as one take a view for the memory of what it is a view of.
+    const ggml_tensor * root = node.src(0).view_src != nullptr ? node.src(0).view_src : &node.src(0);
+    node.require(dst.view_src == root, "it is a view of something else than its source");
     if (dst.op == GGML_OP_VIEW) {
         return;  // its place was checked against its parent's
     }
+    node.require(dst.data == node.src(0).data, "it begins elsewhere than its source");
     node.require(
         ggml_nelements(&dst) == ggml_nelements(&node.src(0)), "it has more or less elements than its source"
     );

@@ -78,6 +78,23 @@ inline bool same_shape(const ggml_tensor & a, const ggml_tensor & b) {
 // The same bytes in the same order.
 bool same_place(const ggml_tensor & a, const ggml_tensor & b);
 
+// The bytes that a tensor lies on, as numbers: a node that is not computed may have no memory, and pointers must not
+// be computed from none. Such a tensor overlaps nothing.
+struct byte_range {
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+
+    explicit byte_range(const ggml_tensor & t);
+
+    bool overlaps(const byte_range & other) const {
+        return begin < other.end && other.begin < end;
+    }
+
+    bool contains(const byte_range & other) const {
+        return begin <= other.begin && other.end <= end;
+    }
+};
+
 // `whole` is a multiple of `part`, which may be 0 only where `whole` is.
 inline bool divides(int64_t part, int64_t whole) {
     return part == 0 ? whole == 0 : whole % part == 0;

@@ -22,6 +22,14 @@ void subject::require(bool holds, const char * rule) const {
     }
 }
 
+void require_work(const subject & node, uint64_t bytes) {
+    node.require(bytes <= MAX_WORK_BYTES, "it needs too much scratch memory");
+}
+
+void require_work_per_thread(const subject & node, int64_t elements) {
+    require_work(node, static_cast<uint64_t>(elements) * sizeof(float) * MAX_THREADS_ASSUMED);
+}
+
 bool has_even_rows(const ggml_tensor & t) {
     if (!has_dense_rows(t)) {
         return false;
@@ -214,8 +222,12 @@ void check_copy(const subject & node) {
         check_same_type_copy(node);
         return;
     }
-    // Only CPY has scratch memory for conversions.
+    // Only CPY has scratch memory for conversions: a row of the result for each thread. From and to F32 it needs none.
     node.require(dst.op == GGML_OP_CPY, "only CPY converts");
+    if (ggml_is_quantized(dst.type) || !(is(src, GGML_TYPE_F32) || is(dst, GGML_TYPE_F32)) ||
+        is(src, GGML_TYPE_I32) || is(dst, GGML_TYPE_I32)) {
+        require_work_per_thread(node, dst.ne[0]);
+    }
     if (ggml_is_quantized(dst.type)) {
         check_quantising_copy(node);
     } else if (ggml_is_quantized(src.type)) {

@@ -107,6 +107,13 @@ ggml_type dot_type(ggml_type type);
 bool can_quantise(ggml_type type);
 bool can_dequantise(ggml_type type);
 
+// Scratch memory is asked for in one piece, and a client must not choose its size. Sums and products of what is passed
+// here stay below 2^63: lengths have 31 bits, elements that are computed as well.
+void require_work(const subject & node, uint64_t bytes);
+
+// `elements` of 4 bytes for each thread.
+void require_work_per_thread(const subject & node, int64_t elements);
+
 // --- the rules, by family ---
 
 void check_views(const subject & node);  // RESHAPE, VIEW, PERMUTE, TRANSPOSE

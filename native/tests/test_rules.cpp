@@ -177,6 +177,36 @@ TEST("rules: memory of nodes") {
     });
 }
 
+// Told by numbers alone: nobody has the memory for it.
+TEST("rules: scratch memory is not a client's to choose") {
+    const char * says = "it needs too much scratch memory";
+    constexpr int64_t far_too_long = 1 << 21;
+    const auto longer = [=](table & t, ggml_op op, std::initializer_list<size_t> sources) {
+        for (const size_t i : sources) {
+            source(t, op, i).ne[0] = far_too_long;
+        }
+        node_of(t, op).ne[0] = far_too_long;
+        for (tensor & each : t) {
+            const auto type = static_cast<ggml_type>(each.type);
+            each.nb[1] = ggml_row_size(type, each.ne[0]);
+            each.nb[2] = each.nb[1] * static_cast<uint64_t>(each.ne[1]);
+            each.nb[3] = each.nb[2] * static_cast<uint64_t>(each.ne[2]);
+        }
+    };
+    expect_anywhere({
+        {"soft_max", says,
+         [=](table & t) {
+             longer(t, GGML_OP_SOFT_MAX, {0, 1});
+         }},
+        {"rope partly", says, [=](table & t) { longer(t, GGML_OP_ROPE, {0}); }},
+        {"top_k", says, [=](table & t) { longer(t, GGML_OP_TOP_K, {0}); }},
+        {"cpy q8_0", says,
+         [=](table & t) {
+             longer(t, GGML_OP_CPY, {0, 1});
+         }},
+    });
+}
+
 TEST("rules: another device has the last word") {
     const auto said = [](const char * name) {
         const host::graph built(host::example_named(name), far::memory());
@@ -398,6 +428,16 @@ TEST("rules: ops with a state") {
              tensor & s = source(t, GGML_OP_SSM_SCAN, 3);
              s.ne[1] = 2;
              s.nb[2] = s.nb[3] = 8;
+         }},
+        {"ssm_scan mamba", "its states are not multiples of 16",
+         [](table & t) {
+             for (const size_t i : {0, 3, 4, 5}) {
+                 tensor & s = source(t, GGML_OP_SSM_SCAN, i);
+                 s.ne[0] = 8;
+                 s.nb[1] = 32;
+                 s.nb[2] = s.nb[1] * static_cast<uint64_t>(s.ne[1]);
+                 s.nb[3] = s.nb[2] * static_cast<uint64_t>(s.ne[2]);
+             }
          }},
         shorten("ssm_scan mamba2", "its groups do not fit", GGML_OP_SSM_SCAN, 4, 1),
         shorten("ssm_scan mamba2", "its numbers of states do not fit", GGML_OP_SSM_SCAN, 6, 0),

@@ -93,10 +93,6 @@ size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     return ggml_nbytes(tensor) + (tensor->op == GGML_OP_FLASH_ATTN_EXT ? device().scratch : 0);
 }
 
-bool supports_op(ggml_backend_dev_t, const ggml_tensor *) {
-    return device().supports;
-}
-
 }  // namespace
 
 facts & device() {
@@ -105,18 +101,12 @@ facts & device() {
 }
 
 ggml_backend_buffer_type_t memory() {
-    static ggml_backend_device self = [] {
-        ggml_backend_device made{};
-        made.iface.supports_op = supports_op;
-        return made;
-    }();
     static ggml_backend_buffer_type type = [] {
         ggml_backend_buffer_type made{};
         made.iface.get_name = name;
         made.iface.alloc_buffer = alloc_buffer;
         made.iface.get_alignment = alignment;
         made.iface.get_alloc_size = alloc_size;
-        made.device = &self;
         return made;
     }();
     return &type;

@@ -10,9 +10,8 @@ namespace far {
 
 // What the device says of itself.
 struct facts {
-    bool supports = true;  // every op, or none
-    size_t scratch = 0;    // bytes behind the result of FLASH_ATTN_EXT that its kernel writes to
-    size_t copied = 0;     // bytes that were read back
+    size_t scratch = 0;  // bytes behind the result of FLASH_ATTN_EXT that its kernel writes to
+    size_t copied = 0;   // bytes that were read back
     size_t largest_copy = 0;
 };
 

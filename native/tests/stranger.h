@@ -35,6 +35,16 @@ class stranger {
         return facts.grant_bytes;
     }
 
+    bool is_welcome() {
+        const mesh::wire::hello self = hello();
+        bool welcome = false;
+        check::thrown([&] {
+            send(mesh::wire::command::hello, {{&self, sizeof self}});
+            welcome = link_.receive_frame().head.kind == static_cast<uint8_t>(mesh::wire::answer::hello);
+        });
+        return welcome;
+    }
+
     bool alloc(uint32_t id, uint64_t size) {
         const mesh::wire::alloc request = {id, 0, size};
         send(mesh::wire::command::alloc, {{&request, sizeof request}});

@@ -185,7 +185,7 @@ TEST("mailbox: pushes of no bytes are not kept for ever") {
 // --- inputs ---
 
 TEST("inputs: small ones are not remembered for ever") {
-    for (const uint64_t size : {0, 1}) {
+    for (const uint64_t size : {0U, 1U}) {
         mesh::shadows theirs;
         std::vector<uint8_t> frame(sizeof(mesh::wire::input_head) + size);
         size_t most = 0;

@@ -142,7 +142,7 @@ TEST("rules: views") {
          [](table & t) {
              tensor & view = node_of(t, GGML_OP_RESHAPE);
              view.ne[0] /= 2;
-             view.view_offset = view.ne[0] * sizeof(float);
+             view.view_offset = static_cast<uint64_t>(view.ne[0]) * sizeof(float);
              view.offset += view.view_offset;
          }},
         {"views", "it is a view of nothing", [](table & t) { node_of(t, GGML_OP_RESHAPE).view_of = 0; }},
@@ -428,7 +428,7 @@ TEST("rules: ops with a state") {
          }},
         {"ssm_scan mamba", "its states are not multiples of 16",
          [](table & t) {
-             for (const size_t i : {0, 3, 4, 5}) {
+             for (const size_t i : {0U, 3U, 4U, 5U}) {
                  tensor & s = source(t, GGML_OP_SSM_SCAN, i);
                  s.ne[0] = 8;
                  s.nb[1] = 32;

@@ -1,9 +1,11 @@
 # From a clone: `make demo` and `make test` set up what they need. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-native check bench fmt lock clean
+.PHONY: help setup demo test test-full test-native fuzz check bench fmt lock clean
 
 BIN := .venv/bin
+# How long `make fuzz` looks for findings.
+SECONDS ?= 600
 # Folders of Python code that exist.
 CODE := $(wildcard src tests bench)
 
@@ -16,16 +18,20 @@ setup: ## make .venv with the locked dependencies and the mesh-llm command
 demo: setup ## a mesh on this machine and one question to it; ARGS="--once" and others go to mesh-llm demo
 	@$(BIN)/mesh-llm demo $(ARGS)
 
-test: check ## check, then all tests but the long ones; ARGS="-k name" and others go to pytest
+test: check test-native ## check, native tests, a minute of fuzzing, all tests but the long ones; ARGS="-k name" and others go to pytest
+	sh tools/fuzz_native.sh 60
 	$(BIN)/pytest -m "not full" $(ARGS)
 
-test-full: check test-native ## check, then every test, the native ones under sanitizers
+test-full: check test-native fuzz ## check, then every test, and fuzzing for SECONDS=600
 	$(BIN)/pytest $(ARGS)
 
-test-native: setup ## the native tests: plain, then under the address and thread sanitizers (ggml is compiled for each)
+test-native: setup ## the native tests: plain, then under the address and thread sanitizers
 	sh tools/test_native.sh plain
 	sh tools/test_native.sh address
 	sh tools/test_native.sh thread
+
+fuzz: setup ## look for findings in workers for SECONDS=600
+	sh tools/fuzz_native.sh $(SECONDS)
 
 check: setup ## lint, format, types, import direction, native code
 	$(BIN)/ruff check $(CODE)

@@ -1,11 +1,11 @@
 #include "indices.h"
 
+#include "rules.h"
 #include "validate.h"
 
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -16,6 +16,9 @@ namespace {
 
 // Nodes that take row numbers, per graph: each is compared with all nodes before it. Known graphs have hundreds.
 constexpr size_t MAX_INDEX_USERS = 8192;
+
+// Of another device's memory that is looked at in one go. A token's numbers are a few hundred bytes.
+constexpr size_t PIECE_BYTES = 64 << 10;
 
 struct index_use {
     size_t source;
@@ -47,17 +50,13 @@ bool find_use(const ggml_tensor & node, index_use & use) {
     }
 }
 
-const uint8_t * begin_of(const ggml_tensor & t) {
-    return static_cast<const uint8_t *>(t.data);
-}
-
-bool overlap(const ggml_tensor & a, const ggml_tensor & b) {
-    return begin_of(a) < begin_of(b) + ggml_nbytes(&b) && begin_of(b) < begin_of(a) + ggml_nbytes(&a);
+bool is_far(const ggml_tensor & t) {
+    return t.buffer != nullptr && !ggml_backend_buffer_is_host(t.buffer);
 }
 
 // Whether each row of `ids` lies within one row of `sorted`, side by side, so that no number comes twice.
 bool is_part_of_rows(const ggml_tensor & ids, const ggml_tensor & sorted) {
-    const auto offset = static_cast<size_t>(begin_of(ids) - begin_of(sorted));
+    const size_t offset = byte_range(ids).begin - byte_range(sorted).begin;
     const size_t row = sorted.nb[1];
     if (ids.nb[0] != sizeof(int32_t) || row == 0 || (ids.ne[1] > 1 && ids.nb[1] % row != 0)) {
         return false;
@@ -73,9 +72,7 @@ bool is_bounded_by(const ggml_tensor & ids, const ggml_tensor & writer, const in
         return false;
     }
     // Rows with gaps between them would leave old numbers in the gaps.
-    const bool inside = begin_of(ids) >= begin_of(writer) &&
-                        begin_of(ids) + ggml_nbytes(&ids) <= begin_of(writer) + ggml_nbytes(&writer) &&
-                        ggml_is_contiguous(&writer);
+    const bool inside = byte_range(writer).contains(byte_range(ids)) && ggml_is_contiguous(&writer);
     return inside && (!use.distinct || is_part_of_rows(ids, writer));
 }
 
@@ -96,26 +93,94 @@ void add_check(std::vector<index_check> & checks, const ggml_tensor * ids, const
     checks.push_back({ids, use.bound, use.distinct});
 }
 
-// --- before a run ---
-
-// The bytes of a tensor, copied where they are not in main memory.
-class bytes_of {
+// Follows a graph in the order of execution, and decides for each node that takes row numbers.
+class index_finder {
   public:
-    explicit bytes_of(const ggml_tensor * tensor) : data_(begin_of(*tensor)) {
-        if (!ggml_backend_buffer_is_host(tensor->buffer)) {
-            copy_.resize(ggml_nbytes(tensor));
-            ggml_backend_tensor_get(tensor, copy_.data(), 0, copy_.size());
-            data_ = copy_.data();
+    void add(size_t index, const ggml_tensor & node) {
+        index_use use{};
+        const bool runs = (node.flags & GGML_TENSOR_FLAG_COMPUTE) != 0 && !ggml_is_empty(&node);
+        if (runs && find_use(node, use)) {
+            add_use(index, node, use);
+        }
+        if (!op_only_renames(node.op)) {
+            writers_.push_back({byte_range(node), &node, nullptr});
         }
     }
 
-    const uint8_t * data() const {
-        return data_;
+    std::vector<index_check> take() {
+        return std::move(checks_);
     }
 
   private:
+    struct writer {
+        byte_range range;
+        const ggml_tensor * node;
+        const ggml_tensor * ids;  // the numbers that have been taken from it
+    };
+
+    std::vector<index_check> checks_;
+    std::vector<writer> writers_;
+    size_t users_ = 0;
+
+    void add_use(size_t index, const ggml_tensor & node, const index_use & use) {
+        const ggml_tensor & ids = *node.src[use.source];
+        if (++users_ > MAX_INDEX_USERS) {
+            refuse(index, node.op, "too many nodes take row numbers");
+        }
+        if (ids.nb[0] != ggml_type_size(ids.type)) {
+            refuse(index, node.op, "its row numbers do not lie side by side");
+        }
+        const byte_range range(ids);
+        const auto last = std::find_if(writers_.rbegin(), writers_.rend(), [&](const writer & each) {
+            return each.range.overlaps(range);
+        });
+        if (last == writers_.rend()) {
+            add_check(checks_, &ids, use);
+        } else if (!is_bounded_by(ids, *last->node, use) || !takes_the_same(*last, ids)) {
+            refuse(index, node.op, "its row numbers are computed, and may be out of bounds");
+        }
+    }
+
+    // GPUs choose experts in one kernel, which writes no more of what it sorts than its first user takes: a second
+    // user that takes others would find old numbers there.
+    static bool takes_the_same(writer & from, const ggml_tensor & ids) {
+        if (is_far(ids) && from.ids != nullptr && !same_numbers(*from.ids, ids)) {
+            return false;
+        }
+        from.ids = &ids;
+        return true;
+    }
+};
+
+// --- before a run ---
+
+// Rows of numbers, in the order in which they lie. Those of another device are copied, a piece at a time: a client
+// chooses how many there are and how far they lie apart.
+class number_rows {
+  public:
+    explicit number_rows(const ggml_tensor & tensor)
+        : tensor_(tensor), far_(is_far(tensor)),
+          piece_(ggml_is_contiguous(&tensor) ? PIECE_BYTES : ggml_row_size(tensor.type, tensor.ne[0])) {}
+
+    // `size` bytes at `offset`; valid until the next call.
+    const uint8_t * at(size_t offset, size_t size) {
+        if (!far_) {
+            return static_cast<const uint8_t *>(tensor_.data) + offset;
+        }
+        if (offset < begin_ || offset + size > begin_ + copy_.size()) {
+            copy_.resize(std::min(std::max(piece_, size), ggml_nbytes(&tensor_) - offset));
+            ggml_backend_tensor_get(&tensor_, copy_.data(), offset, copy_.size());
+            begin_ = offset;
+        }
+        return copy_.data() + (offset - begin_);
+    }
+
+  private:
+    const ggml_tensor & tensor_;
+    bool far_;
+    size_t piece_;
+    size_t begin_ = 0;
     std::vector<uint8_t> copy_;
-    const uint8_t * data_;
 };
 
 [[noreturn]] void out_of_bounds(int64_t number, int64_t bound) {
@@ -125,12 +190,10 @@ class bytes_of {
 }
 
 template <typename Number>
-void check_row(const uint8_t * row, const index_check & check, std::vector<Number> & seen) {
-    const ggml_tensor & t = *check.tensor;
-    seen.clear();
-    for (int64_t i = 0; i < t.ne[0]; ++i) {
+void check_part(const uint8_t * part, size_t count, const index_check & check, std::vector<Number> & seen) {
+    for (size_t i = 0; i < count; ++i) {
         Number number = 0;
-        std::memcpy(&number, row + static_cast<size_t>(i) * t.nb[0], sizeof number);
+        std::memcpy(&number, part + i * sizeof number, sizeof number);
         if (number < 0 || number >= check.bound) {
             out_of_bounds(number, check.bound);
         }
@@ -138,22 +201,36 @@ void check_row(const uint8_t * row, const index_check & check, std::vector<Numbe
             seen.push_back(number);
         }
     }
+}
+
+template <typename Number>
+void check_row(number_rows & rows, size_t offset, const index_check & check, std::vector<Number> & seen) {
+    const auto length = static_cast<size_t>(check.tensor->ne[0]);
+    constexpr size_t at_once = PIECE_BYTES / sizeof(Number);
+    // More numbers than there are different ones: said before they are remembered.
+    bool twice = check.distinct && check.tensor->ne[0] > check.bound;
+    seen.clear();
+    for (size_t first = 0; first < length && !twice; first += at_once) {
+        const size_t count = std::min(at_once, length - first);
+        check_part<Number>(rows.at(offset + first * sizeof(Number), count * sizeof(Number)), count, check, seen);
+    }
     std::sort(seen.begin(), seen.end());
-    if (std::adjacent_find(seen.begin(), seen.end()) != seen.end()) {
+    twice = twice || std::adjacent_find(seen.begin(), seen.end()) != seen.end();
+    if (twice) {
         throw std::invalid_argument("one expert is asked for twice by one token");
     }
 }
 
 template <typename Number> void check_numbers(const index_check & check) {
     const ggml_tensor & t = *check.tensor;
-    const bytes_of bytes(&t);
+    number_rows rows(t);
     std::vector<Number> seen;
     for (int64_t i3 = 0; i3 < t.ne[3]; ++i3) {
         for (int64_t i2 = 0; i2 < t.ne[2]; ++i2) {
             for (int64_t i1 = 0; i1 < t.ne[1]; ++i1) {
                 const size_t offset = static_cast<size_t>(i1) * t.nb[1] + static_cast<size_t>(i2) * t.nb[2] +
                                       static_cast<size_t>(i3) * t.nb[3];
-                check_row<Number>(bytes.data() + offset, check, seen);
+                check_row<Number>(rows, offset, check, seen);
             }
         }
     }
@@ -162,30 +239,11 @@ template <typename Number> void check_numbers(const index_check & check) {
 }  // namespace
 
 std::vector<index_check> index_checks(const std::vector<placed_node> & nodes) {
-    std::vector<index_check> checks;
-    std::vector<const ggml_tensor *> writers;
-    size_t users = 0;
+    index_finder finder;
     for (const auto & [index, node] : nodes) {
-        index_use use{};
-        if ((node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0 && !ggml_is_empty(node) && find_use(*node, use)) {
-            const ggml_tensor * ids = node->src[use.source];
-            const auto last = std::find_if(writers.rbegin(), writers.rend(), [&](const ggml_tensor * writer) {
-                return overlap(*writer, *ids);
-            });
-            if (++users > MAX_INDEX_USERS) {
-                refuse(index, node->op, "too many nodes take row numbers");
-            }
-            if (last == writers.rend()) {
-                add_check(checks, ids, use);
-            } else if (!is_bounded_by(*ids, **last, use)) {
-                refuse(index, node->op, "its row numbers are computed, and may be out of bounds");
-            }
-        }
-        if (!op_only_renames(node->op)) {
-            writers.push_back(node);
-        }
+        finder.add(index, *node);
     }
-    return checks;
+    return finder.take();
 }
 
 void run_checks(const std::vector<index_check> & checks) {

@@ -35,6 +35,9 @@ bool encode_runs(const std::vector<uint8_t> & now, size_t limit, std::vector<uin
     return true;
 }
 
+// What remembering an input costs besides its bytes: there may be many small ones.
+constexpr uint64_t SHADOW_OVERHEAD = 256;
+
 [[noreturn]] void refuse(const char * what) {
     throw std::invalid_argument(std::string("an input ") + what);
 }
@@ -131,9 +134,9 @@ input shadows::decode(const std::vector<uint8_t> & in, size_t & position) {
 }
 
 void shadows::remember(const input & value) {
-    std::vector<uint8_t> & shadow = known_[{value.buffer_id, value.offset, value.data.size()}];
-    bytes_ += value.data.size() - shadow.size();
-    shadow = value.data;
+    const auto [entry, is_new] = known_.try_emplace({value.buffer_id, value.offset, value.data.size()});
+    bytes_ += is_new ? value.data.size() + SHADOW_OVERHEAD : 0;
+    entry->second = value.data;
     if (bytes_ > wire::MAX_SHADOW_BYTES) {
         clear();
     }

@@ -7,6 +7,7 @@
 
 #include "wire.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <tuple>
@@ -30,6 +31,11 @@ class shadows {
 
     // Both sides forget at the same commands, so they always agree.
     void clear();
+
+    // How many are remembered.
+    size_t count() const {
+        return known_.size();
+    }
 
   private:
     using place = std::tuple<uint32_t, uint64_t, uint64_t>;  // buffer, offset, size

@@ -2,6 +2,13 @@
 
 namespace mesh {
 
+namespace {
+
+// What keeping a push costs besides its bytes; pushes of no bytes would cost nothing otherwise, and be kept for ever.
+constexpr uint64_t PUSH_OVERHEAD = 256;
+
+}  // namespace
+
 void mailbox::open(const wire::session_id & session) {
     const std::lock_guard lock(mutex_);
     boxes_[session];
@@ -19,12 +26,19 @@ void mailbox::close(const wire::session_id & session) {
 bool mailbox::deliver(const wire::session_id & session, uint64_t number, std::vector<uint8_t> && data) {
     const std::lock_guard lock(mutex_);
     const auto found = boxes_.find(session);
-    if (found == boxes_.end() || found->second.bytes + data.size() > wire::MAX_QUEUE_BYTES) {
+    if (found == boxes_.end()) {
         return false;
     }
-    std::vector<uint8_t> & slot = found->second.arrived[number];
-    found->second.bytes += data.size() - slot.size();  // a number that comes twice takes the place of the first
-    slot = std::move(data);
+    box & to = found->second;
+    // A number that comes twice takes the place of the first.
+    const auto before = to.arrived.find(number);
+    const uint64_t freed = before != to.arrived.end() ? before->second.size() + PUSH_OVERHEAD : 0;
+    const uint64_t bytes = to.bytes - freed + data.size() + PUSH_OVERHEAD;
+    if (bytes > wire::MAX_QUEUE_BYTES) {
+        return false;
+    }
+    to.bytes = bytes;
+    to.arrived[number] = std::move(data);
     changed_.notify_all();
     return true;
 }
@@ -47,7 +61,7 @@ bool mailbox::receive(
     auto & entries = found->second.arrived;
     data = std::move(entries[number]);
     entries.erase(number);
-    found->second.bytes -= data.size();
+    found->second.bytes -= data.size() + PUSH_OVERHEAD;
     return true;
 }
 

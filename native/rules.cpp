@@ -22,6 +22,14 @@ void subject::require(bool holds, const char * rule) const {
     }
 }
 
+void require_work(const subject & node, uint64_t bytes) {
+    node.require(bytes <= MAX_WORK_BYTES, "it needs too much scratch memory");
+}
+
+void require_work_per_thread(const subject & node, int64_t elements) {
+    require_work(node, static_cast<uint64_t>(elements) * sizeof(float) * MAX_THREADS_ASSUMED);
+}
+
 bool has_even_rows(const ggml_tensor & t) {
     if (!has_dense_rows(t)) {
         return false;
@@ -78,6 +86,13 @@ bool has_own_bytes(const ggml_tensor & t) {
 bool same_place(const ggml_tensor & a, const ggml_tensor & b) {
     return a.data == b.data && a.type == b.type && same_shape(a, b) &&
            std::equal(a.nb, a.nb + GGML_MAX_DIMS, b.nb);
+}
+
+byte_range::byte_range(const ggml_tensor & t) {
+    if (t.data != nullptr) {
+        begin = reinterpret_cast<uintptr_t>(t.data);
+        end = begin + ggml_nbytes(&t);
+    }
 }
 
 ggml_type dot_type(ggml_type type) {
@@ -144,9 +159,13 @@ void check_views(const subject & node) {
     const ggml_tensor & dst = node.dst();
     node.require(dst.view_src != nullptr, "it is a view of nothing");
     node.require(dst.type == node.src(0).type, "it has another type than its source");
+    // Devices that compute several nodes as one take a view for the memory of what it is a view of.
+    const ggml_tensor * root = node.src(0).view_src != nullptr ? node.src(0).view_src : &node.src(0);
+    node.require(dst.view_src == root, "it is a view of something else than its source");
     if (dst.op == GGML_OP_VIEW) {
         return;  // its place was checked against its parent's
     }
+    node.require(dst.data == node.src(0).data, "it begins elsewhere than its source");
     node.require(
         ggml_nelements(&dst) == ggml_nelements(&node.src(0)), "it has more or less elements than its source"
     );
@@ -203,8 +222,12 @@ void check_copy(const subject & node) {
         check_same_type_copy(node);
         return;
     }
-    // Only CPY has scratch memory for conversions.
+    // Only CPY has scratch memory for conversions: a row of the result for each thread. From and to F32 it needs none.
     node.require(dst.op == GGML_OP_CPY, "only CPY converts");
+    if (ggml_is_quantized(dst.type) || !(is(src, GGML_TYPE_F32) || is(dst, GGML_TYPE_F32)) ||
+        is(src, GGML_TYPE_I32) || is(dst, GGML_TYPE_I32)) {
+        require_work_per_thread(node, dst.ne[0]);
+    }
     if (ggml_is_quantized(dst.type)) {
         check_quantising_copy(node);
     } else if (ggml_is_quantized(src.type)) {

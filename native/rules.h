@@ -78,6 +78,23 @@ inline bool same_shape(const ggml_tensor & a, const ggml_tensor & b) {
 // The same bytes in the same order.
 bool same_place(const ggml_tensor & a, const ggml_tensor & b);
 
+// The bytes that a tensor lies on, as numbers: a node that is not computed may have no memory, and pointers must not
+// be computed from none. Such a tensor overlaps nothing.
+struct byte_range {
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+
+    explicit byte_range(const ggml_tensor & t);
+
+    bool overlaps(const byte_range & other) const {
+        return begin < other.end && other.begin < end;
+    }
+
+    bool contains(const byte_range & other) const {
+        return begin <= other.begin && other.end <= end;
+    }
+};
+
 // `whole` is a multiple of `part`, which may be 0 only where `whole` is.
 inline bool divides(int64_t part, int64_t whole) {
     return part == 0 ? whole == 0 : whole % part == 0;
@@ -89,6 +106,13 @@ ggml_type dot_type(ggml_type type);
 // Whether rows of floats can be written in this type, and read from it.
 bool can_quantise(ggml_type type);
 bool can_dequantise(ggml_type type);
+
+// Scratch memory is asked for in one piece, and a client must not choose its size. Sums and products of what is passed
+// here stay below 2^63: lengths have 31 bits, elements that are computed as well.
+void require_work(const subject & node, uint64_t bytes);
+
+// `elements` of 4 bytes for each thread.
+void require_work_per_thread(const subject & node, int64_t elements);
 
 // --- the rules, by family ---
 

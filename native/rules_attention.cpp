@@ -8,12 +8,6 @@ namespace mesh {
 
 namespace {
 
-// Scratch memory is asked for in one piece, and a client must not choose its size. Products of what is passed
-// here stay below 2^63: lengths have 31 bits, elements that are computed as well.
-void require_work(const subject & node, uint64_t bytes) {
-    node.require(bytes <= MAX_WORK_BYTES, "it needs too much scratch memory");
-}
-
 // What both kinds of matrix products demand of the matrix on the right.
 void check_factors(const subject & node) {
     const ggml_tensor & a = node.src(0);
@@ -100,7 +94,7 @@ void check_soft_max(const subject & node) {
         node.require(is(sinks, GGML_TYPE_F32) && has_dense_rows(sinks), "its sinks are not F32");
         node.require(has_shape(sinks, dst.ne[2], 1, 1, 1), "its sinks are not one for each head");
     }
-    require_work(node, static_cast<uint64_t>(dst.ne[0]) * sizeof(float) * MAX_THREADS_ASSUMED);
+    require_work_per_thread(node, dst.ne[0]);
 }
 
 namespace {
@@ -158,7 +152,7 @@ void check_rope(const subject & node) {
         // The kernel reads one for each pair of the row, also for those that it does not rotate.
         node.require(factors.ne[0] >= dst.ne[0] / 2, "it has too few factors");
     }
-    require_work(node, static_cast<uint64_t>(dst.ne[0]) * sizeof(float) * MAX_THREADS_ASSUMED);
+    require_work_per_thread(node, dst.ne[0]);
 }
 
 namespace {

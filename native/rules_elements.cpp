@@ -205,6 +205,7 @@ void check_top_k(const subject & node) {
         dst.ne[0] <= src.ne[0] && has_shape(dst, dst.ne[0], src.ne[1], src.ne[2], src.ne[3]),
         "it has more than its source"
     );
+    require_work_per_thread(node, src.ne[0]);
 }
 
 void check_norm(const subject & node) {

@@ -81,6 +81,8 @@ void check_ssm_inputs(const subject & node) {
         (decay.ne[0] == 1 || decay.ne[0] == state.ne[0]) && has_shape(decay, decay.ne[0], heads, 1, 1),
         "its decay does not fit"
     );
+    // Where each state has a decay of its own, vectors have no remainder: up to 16 states go in one step.
+    node.require(decay.ne[0] == 1 || state.ne[0] % 16 == 0, "its states are not multiples of 16");
 }
 
 }  // namespace

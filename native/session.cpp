@@ -10,13 +10,13 @@
 #include "changes.h"
 #include "ggml-mesh.h"
 #include "graph.h"
+#include "inbox.h"
 #include "inputs.h"
 #include "supports.h"
 #include "validate.h"
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -32,55 +32,6 @@ uint64_t nanoseconds(clock::duration time) {
     return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
 }
 
-// Frames that have arrived and wait; bounded in bytes, so that a client cannot fill our memory.
-class inbox {
-  public:
-    // Waits for room. False when the session is over.
-    bool put(frame && message) {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return closed_ || bytes_ <= wire::MAX_QUEUE_BYTES; });
-        if (closed_) {
-            return false;
-        }
-        bytes_ += sizeof(frame) + message.payload.size();
-        frames_.push_back(std::move(message));
-        changed_.notify_all();
-        return true;
-    }
-
-    // The next frame; false at the end. Frames that arrived before the end are dropped: nobody waits for them.
-    bool take(frame & message) {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return closed_ || !frames_.empty(); });
-        if (closed_) {
-            return false;
-        }
-        message = std::move(frames_.front());
-        frames_.pop_front();
-        bytes_ -= sizeof(frame) + message.payload.size();
-        changed_.notify_all();
-        return true;
-    }
-
-    uint32_t waiting() {
-        const std::lock_guard lock(mutex_);
-        return static_cast<uint32_t>(frames_.size());
-    }
-
-    void close() {
-        const std::lock_guard lock(mutex_);
-        closed_ = true;
-        changed_.notify_all();
-    }
-
-  private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::deque<frame> frames_;
-    uint64_t bytes_ = 0;
-    bool closed_ = false;
-};
-
 template <typename T> T read_struct(const frame & message) {
     T value;
     if (message.payload.size() < sizeof value) {
@@ -93,9 +44,15 @@ template <typename T> T read_struct(const frame & message) {
 // Kernels of some devices read whole blocks of a row, also behind the last one.
 constexpr uint64_t BEHIND_THE_END = 16 << 10;
 
+// What one session may cost besides the memory that is counted.
+constexpr std::chrono::seconds HELLO_TIME{10};          // a client greets as soon as it is connected
+constexpr uint64_t MAX_HELLO_BYTES = 4096;              // before that nothing larger is taken from it
+constexpr uint32_t MAX_ATTACHED = 1U << 17;             // weights; the largest models have some 2,000
+constexpr uint64_t MAX_RUN_INPUT_BYTES = 512ULL << 20;  // inputs of one RUN: a few bytes may stand for many
+
 class session {
   public:
-    session(worker & owner, int fd) : worker_(owner), link_(fd, "client"), backend_(owner.new_backend()) {}
+    session(worker & owner, int fd) : worker_(owner), link_(fd, "client") {}
 
     ~session() {
         close_mail();
@@ -107,13 +64,19 @@ class session {
     session(const session &) = delete;
     session & operator=(const session &) = delete;
 
+    // Says why there is no session, and throws it.
+    [[noreturn]] void send_away(const char * reason) {
+        tell(reason);
+        throw std::runtime_error(reason);
+    }
+
     // Serves until the link closes. Throws what the client did wrong, after telling it.
     void serve() {
         std::thread reader([this] { read_commands(); });
         std::string fault;
         try {
             frame message;
-            while (inbox_.take(message)) {
+            while (greeted_ ? inbox_.take(message) : inbox_.take_within(HELLO_TIME, message)) {
                 execute(message);
             }
         } catch (const std::exception & error) {
@@ -146,12 +109,13 @@ class session {
     worker & worker_;
     link link_;
     inbox inbox_;
-    ggml_backend_ptr backend_;
     bool greeted_ = false;
     std::mutex mail_mutex_;  // the reader closes what the executor opens
+    bool mail_open_ = false;
     bool mail_closed_ = false;
     wire::session_id id_{};
     std::map<uint32_t, memory> buffers_;
+    uint32_t attached_ = 0;  // weights in all of them
     std::unordered_map<wire::graph_key, kept_graph, key_hash, key_equal> graphs_;
     std::deque<wire::graph_key> order_;
     bool ran_ = false;    // and nothing was written since
@@ -165,7 +129,8 @@ class session {
 
     void read_commands() {
         try {
-            while (inbox_.put(link_.receive_frame())) {
+            for (bool open = inbox_.put(receive_greeting()); open;) {
+                open = inbox_.put(link_.receive_frame());
             }
         } catch (const std::exception &) {
             // The link is gone, or carries nonsense: either way the session is over.
@@ -174,18 +139,33 @@ class session {
         close_mail();  // wakes an executor that waits for a push
     }
 
+    frame receive_greeting() {
+        frame first;
+        first.head = link_.receive_header();
+        if (first.head.size > MAX_HELLO_BYTES) {
+            throw link_error("a greeting is not so long");
+        }
+        first.payload.resize(first.head.size);
+        link_.receive(first.payload.data(), first.payload.size());
+        return first;
+    }
+
     void open_mail(const wire::session_id & id) {
         const std::lock_guard lock(mail_mutex_);
         id_ = id;
         if (!mail_closed_) {
             worker_.mail().open(id);
+            mail_open_ = true;
         }
     }
 
     void close_mail() {
         const std::lock_guard lock(mail_mutex_);
         mail_closed_ = true;
-        worker_.mail().close(id_);
+        if (mail_open_) {  // who never greeted has no id, and must not end the session that has this one
+            worker_.mail().close(id_);
+            mail_open_ = false;
+        }
     }
 
     void tell(const std::string & fault) noexcept {
@@ -330,7 +310,7 @@ class session {
         auto request = read_struct<wire::attach>(message);
         request.fingerprint[sizeof request.fingerprint - 1] = 0;
         if (request.buffer_id == 0 || buffers_.count(request.buffer_id) != 0 ||
-            buffers_.size() >= wire::MAX_BUFFERS ||
+            buffers_.size() >= wire::MAX_BUFFERS || request.count > MAX_ATTACHED - attached_ ||
             message.payload.size() != sizeof request + request.count * sizeof(wire::attach_entry)) {
             throw std::invalid_argument(
                 "weights cannot be attached as buffer " + std::to_string(request.buffer_id)
@@ -348,6 +328,7 @@ class session {
         try {
             memory attached;
             attached.lease = worker_.memory().attach(request.fingerprint, entries, attached.weights);
+            attached_ += static_cast<uint32_t>(attached.weights.size());
             buffers_.emplace(request.buffer_id, std::move(attached));
         } catch (const store_refusal & refusal) {
             status = refusal.status;
@@ -367,6 +348,7 @@ class session {
         tensors_ = 0;
         shadows_.clear();
         worker_.memory().give_back(found->second.size);
+        attached_ -= static_cast<uint32_t>(found->second.weights.size());
         buffers_.erase(found);
     }
 
@@ -477,6 +459,9 @@ class session {
         const auto request = read_struct<wire::copy>(message);
         const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
         const location to = writable({request.to_buffer_id, 0, request.to_offset, request.from.size});
+        if (from.data < to.data + request.from.size && to.data < from.data + request.from.size) {
+            throw std::invalid_argument("a COPY overlaps itself");
+        }
         if (request.from.size > 0) {
             byte_tensor source(from, request.from.size);
             byte_tensor target(to, request.from.size);
@@ -580,8 +565,13 @@ class session {
     }
 
     void write_inputs(const frame & message, size_t position) {
+        uint64_t total = 0;
         while (position < message.payload.size()) {
             const input value = shadows_.decode(message.payload, position);
+            total += value.data.size();
+            if (total > MAX_RUN_INPUT_BYTES) {
+                throw std::invalid_argument("the inputs of a RUN are too large");
+            }
             const location to = writable({value.buffer_id, 0, value.offset, value.data.size()});
             if (!value.data.empty()) {
                 byte_tensor bytes(to, value.data.size());
@@ -601,12 +591,7 @@ class session {
         const auto start = clock::now();
         cost.wait_ns = nanoseconds(start - idle_since_);
         cost.queued = inbox_.waiting();
-        {
-            const std::lock_guard lock(worker_.computing());
-            if (ggml_backend_graph_compute(backend_.get(), found->second.built.graph) != GGML_STATUS_SUCCESS) {
-                throw std::runtime_error("the device could not compute a graph");
-            }
-        }
+        worker_.compute(found->second.built.graph, [this] { return inbox_.is_closed(); });
         ran_ = true;
         idle_since_ = clock::now();
         cost.compute_ns = nanoseconds(idle_since_ - start);
@@ -620,8 +605,40 @@ class session {
 
 }  // namespace
 
+namespace {
+
+// A place among the sessions of a worker, while there is one.
+class seat {
+  public:
+    explicit seat(worker & owner) : owner_(owner), taken_(owner.take_seat()) {}
+
+    ~seat() {
+        if (taken_) {
+            owner_.leave_seat();
+        }
+    }
+
+    seat(const seat &) = delete;
+    seat & operator=(const seat &) = delete;
+
+    bool is_taken() const {
+        return taken_;
+    }
+
+  private:
+    worker & owner_;
+    bool taken_;
+};
+
+}  // namespace
+
 void serve_session(worker & owner, int fd) {
-    session(owner, fd).serve();
+    const seat place(owner);
+    session here(owner, fd);
+    if (!place.is_taken()) {
+        here.send_away("it has as many sessions as it takes");
+    }
+    here.serve();
 }
 
 }  // namespace mesh

@@ -2,6 +2,8 @@
 
 #include "rules.h"
 
+#include "ggml-backend.h"
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -114,12 +116,6 @@ bool is_read_in_parts(const ggml_tensor & node, size_t source) {
            is_own_memory(node, source);
 }
 
-bool overlap(const ggml_tensor & a, const ggml_tensor & b) {
-    const auto * a_begin = static_cast<const uint8_t *>(a.data);
-    const auto * b_begin = static_cast<const uint8_t *>(b.data);
-    return a_begin < b_begin + ggml_nbytes(&b) && b_begin < a_begin + ggml_nbytes(&a);
-}
-
 std::string op_text(uint32_t op) {
     return op < GGML_OP_COUNT ? ggml_op_name(static_cast<ggml_op>(op)) : std::to_string(op);
 }
@@ -139,7 +135,7 @@ void check_source(const subject & node, size_t i) {
     node.require(ggml_is_empty(&dst) || may_be_empty || !ggml_is_empty(&src), "a source has no elements");
     if (is_own_memory(dst, i)) {
         node.require(same_place(dst, src), "it writes elsewhere than it says");
-    } else if (src.data != nullptr && overlap(dst, src)) {
+    } else if (byte_range(dst).overlaps(byte_range(src))) {
         node.require(may_work_in_place(dst.op) && same_place(dst, src), "it would overwrite what it reads");
     }
 }
@@ -318,6 +314,35 @@ void check_entry(const std::vector<wire::tensor> & table, size_t index) {
 
 // --- one node ---
 
+namespace {
+
+// Kernels of GPUs read rows of blocks up to a round length, and some leave partial results behind their own: all of
+// that has to lie in the session's memory, too.
+bool has_room(const ggml_tensor & t) {
+    if (t.buffer == nullptr || ggml_is_empty(&t)) {
+        return true;
+    }
+    const size_t need = ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(t.buffer), &t);
+    const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(t.buffer));
+    const uintptr_t offset = reinterpret_cast<uintptr_t>(t.data) - base;
+    const size_t room = ggml_backend_buffer_get_size(t.buffer);
+    return offset <= room && need <= room - offset;
+}
+
+void check_room(const subject & node) {
+    const ggml_tensor & dst = node.dst();
+    if (dst.buffer == nullptr || ggml_backend_buffer_is_host(dst.buffer)) {
+        return;  // the CPU's kernels stay within their tensors: the rules see to it
+    }
+    bool room = has_room(dst);
+    for (size_t i = 0; i < GGML_MAX_SRC; ++i) {
+        room = room && (!node.has(i) || has_room(node.src(i)));
+    }
+    node.require(room, "this device needs more memory for it than there is behind it");
+}
+
+}  // namespace
+
 void check_node(size_t index, const ggml_tensor * node) {
     const subject checked(index, node);
     if (!op_only_renames(node->op)) {
@@ -333,6 +358,9 @@ void check_node(size_t index, const ggml_tensor * node) {
         }
     }
     rules_of(static_cast<uint32_t>(node->op))->check(checked);
+    if (!op_only_renames(node->op)) {
+        check_room(checked);
+    }
 }
 
 }  // namespace mesh

@@ -20,13 +20,13 @@
 
 namespace mesh {
 
-// Limits on one graph. Kernels count rows and columns in 32 bits.
-constexpr int64_t MAX_LENGTH = INT32_MAX;        // of a dimension, and of all rows together
-constexpr int64_t MAX_COMPUTED = INT32_MAX;      // elements that one node computes or reads in full
+// Limits on one graph. Kernels count rows and columns in 32 bits, and add the number of threads before they divide.
+constexpr uint64_t MAX_THREADS_ASSUMED = 512;    // as many as ggml starts; scratch grows with threads
+constexpr int64_t MAX_LENGTH = INT32_MAX - 512;  // of a dimension, and of all rows together
+constexpr int64_t MAX_COMPUTED = MAX_LENGTH;     // elements that one node computes or reads in full
 constexpr int64_t MAX_ELEMENTS = 1LL << 40;      // of weights and caches, which are read in parts
 constexpr uint64_t MAX_WORK_BYTES = 2ULL << 30;  // the device's scratch memory: a batch of 4,096 rows of 65,536
 constexpr uint64_t ROOT_ALIGNMENT = 16;          // of what is not a view: every device aligns to more than that
-constexpr uint64_t MAX_THREADS_ASSUMED = 256;    // scratch grows with threads
 
 // Whether workers compute this op at all, whatever their device.
 bool op_is_allowed(uint32_t op);

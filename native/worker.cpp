@@ -4,23 +4,38 @@
 #include "session.h"
 
 #include <cstdio>
+#include <new>
 #include <stdexcept>
+#include <sys/socket.h>
+#include <sys/time.h>
 
 namespace mesh {
 
+namespace {
+
+constexpr uint32_t MAX_SESSIONS = 16;  // hosts of a mesh, and those that are about to greet
+constexpr int PUSH_SECONDS = 30;       // a peer that takes nothing for so long is gone
+
+}  // namespace
+
+peer_link::peer_link(uint32_t number, int fd) : wire(fd, "peer " + std::to_string(number)) {
+    const timeval time = {PUSH_SECONDS, 0};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
+}
+
 worker::~worker() {
     for (auto & [peer, thread] : receivers_) {
-        peer->shut();
+        peer->wire.shut();
         thread.join();
     }
 }
 
 void worker::add_peer(uint32_t number, int fd) {
-    auto peer = std::make_shared<link>(fd, "peer " + std::to_string(number));
+    auto peer = std::make_shared<peer_link>(number, fd);
     const std::lock_guard lock(peers_mutex_);
     peers_[number] = peer;
     receivers_.emplace_back(peer, std::thread([this, peer, number] {
-                                receive_pushes(*peer);
+                                receive_pushes(peer->wire);
                                 const std::lock_guard again(peers_mutex_);
                                 const auto found = peers_.find(number);
                                 if (found != peers_.end() && found->second == peer) {
@@ -30,15 +45,27 @@ void worker::add_peer(uint32_t number, int fd) {
 }
 
 void worker::push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data) {
-    // Held while writing: two sessions must not mix their frames on one link.
+    const std::shared_ptr<peer_link> peer = find_peer(number);
+    // Held while writing, which may take long: sessions that push to others do not wait for it.
+    const std::lock_guard lock(peer->writing);
+    try {
+        peer->wire.send(
+            static_cast<uint8_t>(wire::command::deliver), 0,
+            {{&address, sizeof address}, {data.data(), data.size()}}
+        );
+    } catch (const link_error &) {
+        peer->wire.shut();  // half a frame may be on its way: nothing can follow it
+        throw std::runtime_error("the link to worker " + std::to_string(number) + " is lost");
+    }
+}
+
+std::shared_ptr<peer_link> worker::find_peer(uint32_t number) {
     const std::lock_guard lock(peers_mutex_);
     const auto found = peers_.find(number);
     if (found == peers_.end()) {
         throw std::runtime_error("the link to worker " + std::to_string(number) + " is lost");
     }
-    found->second->send(
-        static_cast<uint8_t>(wire::command::deliver), 0, {{&address, sizeof address}, {data.data(), data.size()}}
-    );
+    return found->second;
 }
 
 void worker::receive_pushes(link & peer) noexcept {
@@ -72,6 +99,41 @@ ggml_backend_ptr worker::new_backend() const {
         set_threads(backend.get(), threads_);
     }
     return backend;
+}
+
+bool worker::take_seat() {
+    if (++sessions_ <= MAX_SESSIONS) {
+        return true;
+    }
+    --sessions_;
+    return false;
+}
+
+void worker::leave_seat() {
+    --sessions_;
+}
+
+void worker::compute(ggml_cgraph * graph, const std::function<bool()> & is_over) {
+    const std::lock_guard lock(computing_);
+    if (!backend_) {
+        backend_ = new_backend();
+    }
+    auto set_abort = reinterpret_cast<ggml_backend_set_abort_callback_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device_), "ggml_backend_set_abort_callback")
+    );
+    if (set_abort != nullptr) {
+        const auto ask = [](void * question) { return (*static_cast<const std::function<bool()> *>(question))(); };
+        set_abort(backend_.get(), ask, const_cast<std::function<bool()> *>(&is_over));
+    }
+    try {
+        if (ggml_backend_graph_compute(backend_.get(), graph) != GGML_STATUS_SUCCESS) {
+            throw std::runtime_error("the device could not compute a graph");
+        }
+    } catch (const std::bad_alloc &) {
+        // ggml's CPU device has freed its scratch memory and would free it again: this one is left alone for good.
+        static_cast<void>(backend_.release());
+        throw std::runtime_error("the device has no memory to compute a graph");
+    }
 }
 
 }  // namespace mesh

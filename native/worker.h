@@ -10,6 +10,8 @@
 #include "ggml-cpp.h"
 
 #include <atomic>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +21,14 @@
 #include <vector>
 
 namespace mesh {
+
+// A link to another worker. Pushes of two sessions must not mix their frames on it.
+struct peer_link {
+    link wire;
+    std::mutex writing;
+
+    peer_link(uint32_t number, int fd);
+};
 
 class worker {
   public:
@@ -38,7 +48,13 @@ class worker {
         return memory_;
     }
 
-    ggml_backend_ptr new_backend() const;
+    // A session takes a seat before it costs anything else. False if there is none left.
+    bool take_seat();
+    void leave_seat();
+
+    // Computes one graph at a time: sessions that computed together would share the cores and both be slower, and each
+    // would keep scratch memory of its own. Ends early once `is_over` says so.
+    void compute(ggml_cgraph * graph, const std::function<bool()> & is_over);
 
     // A link to another worker, in both directions, until one of them closes it.
     void add_peer(uint32_t number, int fd);
@@ -57,22 +73,22 @@ class worker {
         return mail_;
     }
 
-    // One graph at a time: sessions that computed together would share the cores and both be slower.
-    std::mutex & computing() {
-        return computing_;
-    }
-
   private:
     ggml_backend_dev_t device_;
     int threads_;
     store memory_;
     std::atomic<bool> poisons_{false};
     std::mutex computing_;
+    ggml_backend_ptr backend_;  // made when it is first needed
+    std::atomic<uint32_t> sessions_{0};
     mailbox mail_;
     std::mutex peers_mutex_;
-    std::map<uint32_t, std::shared_ptr<link>> peers_;
-    std::vector<std::pair<std::shared_ptr<link>, std::thread>> receivers_;  // one for each peer there ever was
+    std::map<uint32_t, std::shared_ptr<peer_link>> peers_;
+    std::vector<std::pair<std::shared_ptr<peer_link>, std::thread>>
+        receivers_;  // one for each peer there ever was
 
+    ggml_backend_ptr new_backend() const;
+    std::shared_ptr<peer_link> find_peer(uint32_t number);
     void receive_pushes(link & peer) noexcept;
 };
 

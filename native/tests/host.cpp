@@ -1,6 +1,7 @@
 #include "host.h"
 
 #include "check.h"
+#include "rules.h"
 
 #include "ggml-cpu.h"
 
@@ -33,7 +34,8 @@ std::vector<uint8_t> values_for(const ggml_tensor * t) {
             std::memcpy(bytes.data() + i * size, &number, size);
         }
     }
-    if (ggml_is_quantized(t->type)) {
+    // Types whose tables take seconds to make are left at zero.
+    if (ggml_is_quantized(t->type) && mesh::can_quantise(t->type)) {
         std::vector<float> floats(count, 0.25F);
         ggml_quantize_chunk(
             t->type, floats.data(), bytes.data(), 0, ggml_nrows(t), t->ne[0], std::vector<float>(row, 1.0F).data()

@@ -22,17 +22,40 @@ tensor & source(table & t, ggml_op op, size_t i) {
     return t[node_of(t, op).sources[i] - 1];
 }
 
+namespace {
+
+void expect_said(const refusal & what, const std::string & said) {
+    if (said.find(what.says) == std::string::npos) {
+        check::fail(__FILE__, __LINE__, std::string(what.of) + ": \"" + said + "\" is not \"" + what.says + "\"");
+    }
+}
+
+}  // namespace
+
 void expect(const std::vector<refusal> & refusals) {
     for (const refusal & each : refusals) {
         const host::graph built(host::example_named(each.of), main_memory());
         table t = built.table();
         each.change(t);
-        const std::string said = check::thrown([&] { built.decode(t); });
-        if (said.find(each.says) == std::string::npos) {
-            check::fail(
-                __FILE__, __LINE__, std::string(each.of) + ": \"" + said + "\" is not \"" + each.says + "\""
-            );
+        expect_said(each, check::thrown([&] { built.decode(t); }));
+    }
+}
+
+void expect_anywhere(const std::vector<refusal> & refusals) {
+    const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_buffer(host::cpu(), 16));
+    for (const refusal & each : refusals) {
+        table t = host::graph(host::example_named(each.of), main_memory()).table();
+        each.change(t);
+        for (size_t i = 0; i < t.size(); ++i) {
+            t[i].buffer_id = 1 + (t[i].view_of != 0 ? t[i].view_of - 1 : static_cast<uint32_t>(i));
+            t[i].offset = t[i].view_offset;
         }
+        // Only compared, never read: a graph that is refused is not computed.
+        const auto address = [&](uint32_t id, uint64_t offset, uint64_t) {
+            const uintptr_t place = (static_cast<uintptr_t>(id) << 40) + offset;
+            return mesh::location{buffer.get(), reinterpret_cast<uint8_t *>(place), nullptr, false};
+        };
+        expect_said(each, check::thrown([&] { mesh::decode(t, address); }));
     }
 }
 

@@ -27,6 +27,9 @@ struct refusal {
 
 void expect(const std::vector<refusal> & refusals);
 
+// The same for graphs that are larger than their memory, which is not asked for: each tensor gets an address of its own.
+void expect_anywhere(const std::vector<refusal> & refusals);
+
 refusal set_param(const char * of, const char * says, ggml_op op, size_t i, int32_t value);
 refusal set_type(const char * of, const char * says, ggml_op op, size_t i, ggml_type type);
 

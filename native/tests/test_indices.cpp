@@ -1,16 +1,21 @@
 // Row numbers: looked at before each run, or bounded by what computes them.
 
 #include "check.h"
+#include "far.h"
 #include "host.h"
 #include "refusals.h"
+
+#include <tuple>
 
 using namespace refusals;
 
 namespace {
 
 // Decodes an example whose numbers were changed, and looks at them.
-std::string said_of_numbers(const char * name, ggml_op op, size_t i, int64_t value) {
-    const host::graph built(host::example_named(name), main_memory());
+std::string said_of_numbers(
+    const char * name, ggml_op op, size_t i, int64_t value, ggml_backend_buffer_type_t memory = main_memory()
+) {
+    const host::graph built(host::example_named(name), memory);
     const mesh::built_graph decoded = built.decode(built.table());
     for (int n = 0; n < ggml_graph_n_nodes(decoded.graph); ++n) {
         const ggml_tensor * node = ggml_graph_node(decoded.graph, n);
@@ -35,11 +40,79 @@ TEST("indices: numbers out of bounds are found before each run") {
     CHECK_CONTAINS(said_of_numbers("ssm_scan mamba2", GGML_OP_SSM_SCAN, 6, 3), "row 3");
 }
 
+TEST("indices: numbers in another device's memory are looked at, too") {
+    far::device() = {};
+    for (const auto & [name, op, i] :
+         {std::tuple{"get_rows", GGML_OP_GET_ROWS, 1}, std::tuple{"set_rows", GGML_OP_SET_ROWS, 1},
+          std::tuple{"ssm_scan mamba2", GGML_OP_SSM_SCAN, 6}}) {
+        const auto source = static_cast<size_t>(i);
+        CHECK_EQUAL(said_of_numbers(name, op, source, 0, far::memory()), "");
+        CHECK_CONTAINS(said_of_numbers(name, op, source, 6, far::memory()), "row 6 is asked for");
+        CHECK_CONTAINS(said_of_numbers(name, op, source, -1, far::memory()), "row -1 is asked for");
+    }
+    CHECK_CONTAINS(said_of_numbers("mul_mat_id", GGML_OP_MUL_MAT_ID, 2, 1, far::memory()), "asked for twice");
+}
+
+TEST("indices: what the graph computes itself is not read back") {
+    far::device() = {};
+    CHECK_EQUAL(said_of_numbers("mixture", GGML_OP_SOFT_MAX, 0, 0, far::memory()), "");
+    CHECK_EQUAL(far::device().copied, 0U);
+}
+
+TEST("indices: numbers that lie far apart do not bring along what lies between them") {
+    far::device() = {};
+    const auto sparse = [](ggml_context * c) {
+        ggml_tensor * all = ggml_new_tensor_2d(c, GGML_TYPE_I32, 1 << 18, 4);
+        ggml_tensor * some = ggml_view_2d(c, all, 3, 4, all->nb[1], 0);
+        return ggml_get_rows(c, ggml_new_tensor_3d(c, GGML_TYPE_F32, 8, 6, 4), some);
+    };
+    const host::graph built({"sparse", sparse}, far::memory());
+    mesh::run_checks(built.decode(built.table()).checks);
+    CHECK_EQUAL(far::device().copied, 3 * 4 * sizeof(int32_t));
+    const auto dense = [](ggml_context * c) {
+        ggml_tensor * rows = ggml_new_tensor_2d(c, GGML_TYPE_F32, 2, 1 << 18);
+        return ggml_get_rows(c, rows, ggml_new_tensor_1d(c, GGML_TYPE_I32, 1 << 18));
+    };
+    const host::graph long_row({"dense", dense}, far::memory());
+    far::device() = {};
+    mesh::run_checks(long_row.decode(long_row.table()).checks);
+    CHECK_EQUAL(far::device().copied, sizeof(int32_t) << 18);
+    CHECK(far::device().largest_copy <= 1 << 16);  // and not all at once
+}
+
+TEST("indices: more numbers than there are experts are refused before they are remembered") {
+    const auto many = [](ggml_context * c) {
+        return ggml_mul_mat_id(
+            c, ggml_new_tensor_3d(c, GGML_TYPE_F32, 4, 2, 3), ggml_new_tensor_3d(c, GGML_TYPE_F32, 4, 1, 1),
+            ggml_new_tensor_2d(c, GGML_TYPE_I32, 64, 1)
+        );
+    };
+    const host::graph built({"many", many}, main_memory());
+    const mesh::built_graph decoded = built.decode(built.table());
+    CHECK_CONTAINS(check::thrown([&] { mesh::run_checks(decoded.checks); }), "asked for twice");
+}
+
+TEST("indices: all users of what a GPU sorts take the same of it") {
+    const auto two_views = [](ggml_context * c) {
+        ggml_tensor * sorted = ggml_argsort(c, ggml_new_tensor_2d(c, GGML_TYPE_F32, 6, 3), GGML_SORT_ORDER_DESC);
+        ggml_tensor * rows = ggml_new_tensor_3d(c, GGML_TYPE_F32, 8, 6, 3);
+        ggml_tensor * first = ggml_get_rows(c, rows, ggml_view_2d(c, sorted, 2, 3, sorted->nb[1], 0));
+        ggml_tensor * others = ggml_get_rows(c, rows, ggml_view_2d(c, sorted, 2, 3, sorted->nb[1], 8));
+        return ggml_add(c, first, others);
+    };
+    const host::graph here({"two views", two_views}, main_memory());
+    CHECK_EQUAL(check::thrown([&] { here.decode(here.table()); }), "");  // the CPU writes all of it
+    const host::graph there({"two views", two_views}, far::memory());
+    CHECK_CONTAINS(check::thrown([&] { there.decode(there.table()); }), "may be out of bounds");
+}
+
 TEST("indices: computed numbers have to be bounded by what computes them") {
     const char * says = "its row numbers are computed, and may be out of bounds";
     expect({
         // More is sorted than there are experts.
         {"mixture", says, [](table & t) { source(t, GGML_OP_MUL_MAT_ID, 0).ne[2] = 3; }},
+        {"mixture", "its row numbers do not lie side by side",
+         [](table & t) { node_of(t, GGML_OP_VIEW).nb[0] = 8; }},
         // What sorts is not computed.
         {"mixture", says, [](table & t) { node_of(t, GGML_OP_ARGSORT).flags = 0; }},
         // One expert twice: rows of the view straddle those that were sorted.

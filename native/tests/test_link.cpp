@@ -155,7 +155,7 @@ TEST("mailbox: a session cannot hoard") {
     mesh::mailbox mail;
     const mesh::wire::session_id id = {{1, 2}};
     mail.open(id);
-    const size_t piece = mesh::wire::MAX_QUEUE_BYTES / 4;
+    const size_t piece = mesh::wire::MAX_QUEUE_BYTES / 4 - 1024;
     for (uint64_t i = 0; i < 4; ++i) {
         CHECK(mail.deliver(id, i, std::vector<uint8_t>(piece)));
     }
@@ -164,10 +164,41 @@ TEST("mailbox: a session cannot hoard") {
     CHECK(mail.receive(id, 0, 0ms, data));
     CHECK(mail.deliver(id, 1, std::vector<uint8_t>(1)));  // takes the place of a large one
     CHECK(mail.deliver(id, 5, std::vector<uint8_t>(piece)));
-    CHECK(mail.deliver(id, 6, std::vector<uint8_t>(piece - 1)));
+    CHECK(mail.deliver(id, 6, std::vector<uint8_t>(piece)));
+}
+
+TEST("mailbox: pushes of no bytes are not kept for ever") {
+    mesh::mailbox mail;
+    const mesh::wire::session_id id = {{1, 2}};
+    mail.open(id);
+    uint64_t kept = 0;
+    while (kept < 1 << 21 && mail.deliver(id, kept, {})) {
+        ++kept;
+    }
+    CHECK(kept > 1000 && kept < 1 << 21);
+    std::vector<uint8_t> data;
+    CHECK(mail.receive(id, 0, 0ms, data));
+    CHECK(mail.deliver(id, kept, {}));
+    CHECK(!mail.deliver(id, kept + 1, {}));
 }
 
 // --- inputs ---
+
+TEST("inputs: small ones are not remembered for ever") {
+    for (const uint64_t size : {0U, 1U}) {
+        mesh::shadows theirs;
+        std::vector<uint8_t> frame(sizeof(mesh::wire::input_head) + size);
+        size_t most = 0;
+        for (uint64_t i = 0; i < 1 << 19; ++i) {
+            const mesh::wire::input_head head = {1, 0, i, size, size};
+            std::memcpy(frame.data(), &head, sizeof head);
+            size_t position = 0;
+            theirs.decode(frame, position);
+            most = std::max(most, theirs.count());
+        }
+        CHECK(most > 1000 && most < 1 << 19);
+    }
+}
 
 TEST("inputs: both sides agree, and nonsense is refused") {
     mesh::shadows ours;

@@ -2,6 +2,8 @@
 // refuses what breaks it.
 
 #include "check.h"
+#include "far.h"
+#include "frames.h"
 #include "host.h"
 #include "refusals.h"
 #include "rules.h"
@@ -134,6 +136,15 @@ TEST("rules: views") {
              node_of(t, GGML_OP_VIEW).view_offset += 2;
              node_of(t, GGML_OP_VIEW).offset += 2;
          }},
+        {"views", "it is a view of something else than its source",
+         [](table & t) { node_of(t, GGML_OP_RESHAPE).sources[0] = node_of(t, GGML_OP_PERMUTE).sources[0]; }},
+        {"views", "it begins elsewhere than its source",
+         [](table & t) {
+             tensor & view = node_of(t, GGML_OP_RESHAPE);
+             view.ne[0] /= 2;
+             view.view_offset = static_cast<uint64_t>(view.ne[0]) * sizeof(float);
+             view.offset += view.view_offset;
+         }},
         {"views", "it is a view of nothing", [](table & t) { node_of(t, GGML_OP_RESHAPE).view_of = 0; }},
         {"views", "more or less elements", [](table & t) { node_of(t, GGML_OP_RESHAPE).ne[0] = 4; }},
         set_param("views", "an axis does not exist", GGML_OP_PERMUTE, 0, 4),
@@ -147,6 +158,13 @@ TEST("rules: memory of nodes") {
         {"add", "a source's elements overlap", [](table & t) { source(t, GGML_OP_ADD, 0).nb[1] = 0; }},
         {"add", "it is computed into no buffer", [](table & t) { t.back().buffer_id = 0; }},
         {"add", "a source has no memory", [](table & t) { source(t, GGML_OP_ADD, 1).buffer_id = 0; }},
+        // Not computed, so it needs no memory; there is nothing to compare with its sources'.
+        {"add", "its shape is not that of its source",
+         [](table & t) {
+             t.back().buffer_id = 0;
+             t.back().flags = 0;
+             t.back().ne[1] = 2;
+         }},
         {"add", "a source has no elements", [](table & t) { source(t, GGML_OP_ADD, 1).ne[0] = 0; }},
         {"add", "it would overwrite what it reads",
          [](table & t) { t.back().offset = source(t, GGML_OP_ADD, 0).offset + 32; }},
@@ -157,6 +175,75 @@ TEST("rules: memory of nodes") {
         {"set_rows", "it writes elsewhere than it says",
          [](table & t) { node_of(t, GGML_OP_SET_ROWS).sources[2] = node_of(t, GGML_OP_SET_ROWS).sources[0]; }},
     });
+}
+
+// Told by numbers alone: nobody has the memory for it.
+TEST("rules: scratch memory is not a client's to choose") {
+    const char * says = "it needs too much scratch memory";
+    constexpr int64_t far_too_long = 1 << 21;
+    const auto longer = [=](table & t, ggml_op op, std::initializer_list<size_t> sources) {
+        for (const size_t i : sources) {
+            source(t, op, i).ne[0] = far_too_long;
+        }
+        node_of(t, op).ne[0] = far_too_long;
+        for (tensor & each : t) {
+            const auto type = static_cast<ggml_type>(each.type);
+            each.nb[1] = ggml_row_size(type, each.ne[0]);
+            each.nb[2] = each.nb[1] * static_cast<uint64_t>(each.ne[1]);
+            each.nb[3] = each.nb[2] * static_cast<uint64_t>(each.ne[2]);
+        }
+    };
+    expect_anywhere({
+        {"soft_max", says,
+         [=](table & t) {
+             longer(t, GGML_OP_SOFT_MAX, {0, 1});
+         }},
+        {"rope partly", says, [=](table & t) { longer(t, GGML_OP_ROPE, {0}); }},
+        {"top_k", says, [=](table & t) { longer(t, GGML_OP_TOP_K, {0}); }},
+        {"cpy q8_0", says,
+         [=](table & t) {
+             longer(t, GGML_OP_CPY, {0, 1});
+         }},
+    });
+}
+
+TEST("rules: what another device keeps behind a result lies in the same memory") {
+    const auto said = [](const char * name) {
+        const host::graph built(host::example_named(name), far::memory());
+        return check::thrown([&] { built.decode(built.table()); });
+    };
+    CHECK_EQUAL(said("flash_attn"), "");
+    far::device().scratch = 1 << 10;
+    CHECK_EQUAL(said("flash_attn"), "");
+    // Planned by somebody who does not know what lies behind the result.
+    const host::graph planned(host::example_named("flash_attn"), far::memory());
+    far::device().scratch = 1 << 20;
+    CHECK_CONTAINS(
+        check::thrown([&] { planned.decode(planned.table()); }),
+        "(FLASH_ATTN_EXT): this device needs more memory for it than there is behind it"
+    );
+    far::device() = {};
+}
+
+TEST("rules: what they let through, the CPU supports") {
+    session_bytes::dice random(11);
+    ggml_backend_dev_t cpu = ggml_backend_get_device(host::cpu());
+    size_t asked = 0;
+    for (const host::example & each : host::examples()) {
+        const host::graph built(each, main_memory());
+        for (size_t i = 0; i < 100; ++i) {
+            table t = built.table();
+            session_bytes::change_field(t[random.below(t.size())], t, random);
+            mesh::built_graph graph;
+            if (!check::thrown([&] { graph = built.decode(t); }).empty()) {
+                continue;
+            }
+            for (int n = 0; n < ggml_graph_n_nodes(graph.graph); ++n, ++asked) {
+                CHECK(ggml_backend_dev_supports_op(cpu, ggml_graph_node(graph.graph, n)));
+            }
+        }
+    }
+    CHECK(asked > 1000);
 }
 
 TEST("rules: ops that move data") {
@@ -338,6 +425,16 @@ TEST("rules: ops with a state") {
              tensor & s = source(t, GGML_OP_SSM_SCAN, 3);
              s.ne[1] = 2;
              s.nb[2] = s.nb[3] = 8;
+         }},
+        {"ssm_scan mamba", "its states are not multiples of 16",
+         [](table & t) {
+             for (const size_t i : {0U, 3U, 4U, 5U}) {
+                 tensor & s = source(t, GGML_OP_SSM_SCAN, i);
+                 s.ne[0] = 8;
+                 s.nb[1] = 32;
+                 s.nb[2] = s.nb[1] * static_cast<uint64_t>(s.ne[1]);
+                 s.nb[3] = s.nb[2] * static_cast<uint64_t>(s.ne[2]);
+             }
          }},
         shorten("ssm_scan mamba2", "its groups do not fit", GGML_OP_SSM_SCAN, 4, 1),
         shorten("ssm_scan mamba2", "its numbers of states do not fit", GGML_OP_SSM_SCAN, 6, 0),

@@ -4,6 +4,7 @@
 #include "frames.h"
 #include "ggml-mesh.h"
 #include "session.h"
+#include "stranger.h"
 #include "validate.h"
 
 #include <chrono>
@@ -27,65 +28,6 @@ std::vector<uint8_t> computed_here(const host::example & what) {
 // --- strangers ---
 
 namespace {
-
-// What the worker says to bytes that no client of ours would send.
-class stranger {
-  public:
-    explicit stranger(worker & to) : link_(to.connect(), "worker") {}
-
-    void send(mesh::wire::command kind, std::initializer_list<mesh::bytes_view> parts) {
-        link_.send(static_cast<uint8_t>(kind), ++ticket_, parts);
-    }
-
-    // What the worker grants.
-    uint64_t greet() {
-        const mesh::wire::hello self = hello();
-        send(mesh::wire::command::hello, {{&self, sizeof self}});
-        const mesh::frame answer = link_.receive_frame();
-        mesh::wire::hello_answer facts{};
-        CHECK(
-            answer.head.kind == static_cast<uint8_t>(mesh::wire::answer::hello) &&
-            answer.payload.size() == sizeof facts
-        );
-        std::memcpy(&facts, answer.payload.data(), sizeof facts);
-        return facts.grant_bytes;
-    }
-
-    bool alloc(uint32_t id, uint64_t size) {
-        const mesh::wire::alloc request = {id, 0, size};
-        send(mesh::wire::command::alloc, {{&request, sizeof request}});
-        const mesh::frame answer = link_.receive_frame();
-        return answer.payload == std::vector<uint8_t>(sizeof(uint32_t));
-    }
-
-    void free(uint32_t id) {
-        send(mesh::wire::command::free, {{&id, sizeof id}});
-    }
-
-    std::string complaint() {
-        for (;;) {
-            const mesh::frame answer = link_.receive_frame();
-            if (answer.head.kind == static_cast<uint8_t>(mesh::wire::answer::error)) {
-                return {answer.payload.begin(), answer.payload.end()};
-            }
-        }
-    }
-
-    static mesh::wire::hello hello() {
-        mesh::wire::hello self{};
-        self.magic = mesh::wire::MAGIC;
-        self.version = mesh::wire::VERSION;
-        std::strncpy(self.engine, ggml_mesh_engine_version(), sizeof self.engine - 1);
-        self.op_count = GGML_OP_COUNT;
-        self.type_count = GGML_TYPE_COUNT;
-        self.tensor_size = sizeof(ggml_tensor);
-        return self;
-    }
-
-  private:
-    mesh::link link_;
-    uint32_t ticket_ = 0;
-};
 
 std::string complaint_about(worker & to, const std::function<void(stranger &)> & deed) {
     stranger other(to);
@@ -270,6 +212,29 @@ TEST("session: who does not greet, or speaks another version, is sent away") {
     );
 }
 
+TEST("session: who leaves without a greeting ends nobody else's mail") {
+    worker first(QUOTA);
+    const auto pair = sockets();
+    CHECK_EQUAL(ggml_mesh_worker_add_peer(first.handle(), 0, pair.first), 0);
+    CHECK_EQUAL(ggml_mesh_worker_add_peer(first.handle(), 1, pair.second), 0);
+    stranger staying(first);  // its id is 0, as that of one who never said
+    staying.greet();
+    staying.alloc(1, 64);
+    { const stranger leaving(first); }
+    const mesh::wire::span half = {1, 0, 0, 32};
+    const mesh::wire::push there = {half, 7, 0, 0};
+    const mesh::wire::recv back = {half, 7};
+    // Its link is gone for the worker, too, when the worker sees a second one that came later go.
+    {
+        stranger later(first);
+        later.send(mesh::wire::command::alloc, {});
+        later.complaint();
+    }
+    staying.send(mesh::wire::command::push, {{&there, sizeof there}});
+    staying.send(mesh::wire::command::recv, {{&back, sizeof back}});
+    CHECK(staying.alloc(2, 64));
+}
+
 TEST("session: commands outside of what the session has are refused") {
     using mesh::wire::command;
     using mesh::wire::span;
@@ -288,6 +253,8 @@ TEST("session: commands outside of what the session has are refused") {
         CHECK_CONTAINS(complaint_about(remote, sends(command::recv, mesh::wire::recv{where, 1})), says);
     }
     CHECK_CONTAINS(complaint_about(remote, sends(command::copy, mesh::wire::copy{inside, 1, 0, 8})), "outside");
+    const span half = {1, 0, 0, 2048};
+    CHECK_CONTAINS(complaint_about(remote, sends(command::copy, mesh::wire::copy{half, 1, 0, 2047})), "overlaps");
     CHECK_CONTAINS(complaint_about(remote, sends(command::get, foreign)), "buffer 2 does not exist");
     CHECK_CONTAINS(complaint_about(remote, sends(command::free, uint32_t{2})), "buffer 2 does not exist");
     CHECK_CONTAINS(complaint_about(remote, sends(command::alloc, mesh::wire::alloc{1, 0, 1})), "cannot be made");

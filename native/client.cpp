@@ -139,11 +139,11 @@ ggml_backend_buffer_t type_alloc_buffer(ggml_backend_buffer_type_t type, size_t 
 // Addresses for a list of tensors, one after the other.
 class layout_plan {
   public:
-    layout_plan(ggml_tensor ** tensors, int count, size_t alignment) {
+    layout_plan(device & owner, ggml_tensor ** tensors, int count) {
         for (int i = 0; i < count; ++i) {
             offsets_.push_back(size_);
             if (tensors[i]->data == nullptr && tensors[i]->view_src == nullptr) {
-                size_ += GGML_PAD(ggml_nbytes(tensors[i]), alignment);
+                size_ += GGML_PAD(owner.size_of(tensors[i]), owner.facts().alignment);
             }
         }
     }
@@ -180,7 +180,7 @@ std::vector<wire::attach_entry> attach_entries(ggml_tensor ** tensors, int count
 // llama.cpp's weights come here all at once, with their names; so do its caches.
 ggml_backend_buffer_t type_alloc_buffer_n(ggml_backend_buffer_type_t type, ggml_tensor ** tensors, int count) {
     device & owner = device_of(type->device);
-    const layout_plan plan(tensors, count, owner.facts().alignment);
+    const layout_plan plan(owner, tensors, count);
     remote_buffer_ptr memory;
     if (model().holds(tensors, count)) {
         memory = owner.attach(
@@ -207,6 +207,10 @@ ggml_backend_buffer_t type_alloc_buffer_n(ggml_backend_buffer_type_t type, ggml_
 
 size_t type_get_alignment(ggml_backend_buffer_type_t type) {
     return device_of(type->device).facts().alignment;
+}
+
+size_t type_get_alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tensor) {
+    return device_of(type->device).size_of(tensor);
 }
 
 size_t type_get_max_size(ggml_backend_buffer_type_t) {
@@ -368,7 +372,7 @@ const ggml_backend_buffer_type_i TYPE_INTERFACE = {
     /* .alloc_buffer_n   = */ type_alloc_buffer_n,
     /* .get_alignment    = */ type_get_alignment,
     /* .get_max_size     = */ type_get_max_size,
-    /* .get_alloc_size   = */ nullptr,
+    /* .get_alloc_size   = */ type_get_alloc_size,
     /* .get_alloc_size_n = */ nullptr,
     /* .is_host          = */ type_is_host,
 };

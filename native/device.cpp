@@ -269,6 +269,24 @@ bool device::supports(const ggml_tensor * op) noexcept {
     return yes;
 }
 
+uint64_t device::size_of(const ggml_tensor * tensor) noexcept {
+    uint64_t bytes = ggml_nbytes(tensor);
+    if (facts_.device_type == GGML_BACKEND_DEVICE_TYPE_CPU || !size_is_uncertain(tensor)) {
+        return bytes;
+    }
+    attempt([&] {
+        const std::vector<wire::tensor> question = question_about(tensor);
+        if (const uint64_t * known = sizes_.find(question)) {
+            bytes = *known;
+            return;
+        }
+        send(wire::command::size, {{question.data(), question.size() * sizeof question[0]}});
+        bytes = std::max(bytes, receive_as<uint64_t>(await(wire::answer::size, last_ticket_)));
+        sizes_.add(question, bytes);
+    });
+    return bytes;
+}
+
 remote_buffer_ptr device::alloc(size_t size, ggml_backend_buffer_usage usage) noexcept {
     remote_buffer_ptr buffer;
     attempt([&] {

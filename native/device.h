@@ -119,6 +119,9 @@ class device {
 
     bool supports(const ggml_tensor * op) noexcept;
 
+    // Bytes that a tensor takes over there.
+    uint64_t size_of(const ggml_tensor * tensor) noexcept;
+
     // Memory of the worker's; null where it has none, which is then the device's failure.
     remote_buffer_ptr alloc(size_t size, ggml_backend_buffer_usage usage) noexcept;
 
@@ -165,6 +168,7 @@ class device {
     std::vector<input> held_;  // set, and not sent before a graph reads it
     shadows shadows_;
     support_cache supported_;
+    size_cache sizes_;
     std::map<const device *, uint32_t> peers_;
 
     void greet();

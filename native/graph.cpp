@@ -232,6 +232,16 @@ class decoder {
 
 }  // namespace
 
+byte_tensor::byte_tensor(const location & where, uint64_t size) {
+    tensor.type = GGML_TYPE_I8;
+    tensor.buffer = where.buffer;
+    tensor.data = where.data;
+    tensor.ne[0] = static_cast<int64_t>(size);
+    tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
+    tensor.nb[0] = 1;
+    tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = size;
+}
+
 std::vector<wire::tensor> encode(const ggml_cgraph * graph, const place_of & place) {
     return encoder(graph, place).run();
 }

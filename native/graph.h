@@ -51,6 +51,13 @@ struct location {
     bool is_weight = false;     // read-only
 };
 
+// A tensor that stands for plain bytes: how ggml reads and writes any device's memory.
+struct byte_tensor {
+    ggml_tensor tensor{};
+
+    byte_tensor(const location & where, uint64_t size);
+};
+
 // Finds `size` bytes at `offset` of a buffer. Throws std::invalid_argument where they are not the client's.
 using locate = std::function<location(uint32_t buffer_id, uint64_t offset, uint64_t size)>;
 

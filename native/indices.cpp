@@ -158,14 +158,15 @@ class index_finder {
 // chooses how many there are and how far they lie apart.
 class number_rows {
   public:
-    explicit number_rows(const ggml_tensor & tensor)
-        : tensor_(tensor), far_(is_far(tensor)),
+    // `near` are the tensor's bytes in this process; null where they have to be asked for.
+    number_rows(const ggml_tensor & tensor, const uint8_t * near)
+        : tensor_(tensor), near_(near),
           piece_(ggml_is_contiguous(&tensor) ? PIECE_BYTES : ggml_row_size(tensor.type, tensor.ne[0])) {}
 
     // `size` bytes at `offset`; valid until the next call.
     const uint8_t * at(size_t offset, size_t size) {
-        if (!far_) {
-            return static_cast<const uint8_t *>(tensor_.data) + offset;
+        if (near_ != nullptr) {
+            return near_ + offset;
         }
         if (offset < begin_ || offset + size > begin_ + copy_.size()) {
             copy_.resize(std::min(std::max(piece_, size), ggml_nbytes(&tensor_) - offset));
@@ -177,11 +178,28 @@ class number_rows {
 
   private:
     const ggml_tensor & tensor_;
-    bool far_;
+    const uint8_t * near_;
     size_t piece_;
     size_t begin_ = 0;
     std::vector<uint8_t> copy_;
 };
+
+// Where all of a tensor's bytes are fresh, and written once; null else.
+const uint8_t * find_fresh(const ggml_tensor & tensor, const std::vector<fresh_bytes> & fresh) {
+    const auto * begin = static_cast<const uint8_t *>(tensor.data);
+    const uint8_t * end = begin + ggml_nbytes(&tensor);
+    const fresh_bytes * only = nullptr;
+    for (const fresh_bytes & each : fresh) {
+        if (each.address < end && begin < each.address + each.bytes->size()) {
+            if (only != nullptr) {
+                return nullptr;
+            }
+            only = &each;
+        }
+    }
+    const bool whole = only != nullptr && only->address <= begin && end <= only->address + only->bytes->size();
+    return whole ? only->bytes->data() + (begin - only->address) : nullptr;
+}
 
 [[noreturn]] void out_of_bounds(int64_t number, int64_t bound) {
     throw std::invalid_argument(
@@ -221,9 +239,9 @@ void check_row(number_rows & rows, size_t offset, const index_check & check, std
     }
 }
 
-template <typename Number> void check_numbers(const index_check & check) {
+template <typename Number> void check_numbers(const index_check & check, const uint8_t * near) {
     const ggml_tensor & t = *check.tensor;
-    number_rows rows(t);
+    number_rows rows(t, near);
     std::vector<Number> seen;
     for (int64_t i3 = 0; i3 < t.ne[3]; ++i3) {
         for (int64_t i2 = 0; i2 < t.ne[2]; ++i2) {
@@ -246,12 +264,20 @@ std::vector<index_check> index_checks(const std::vector<placed_node> & nodes) {
     return finder.take();
 }
 
-void run_checks(const std::vector<index_check> & checks) {
+void run_checks(
+    const std::vector<index_check> & checks, const std::vector<fresh_bytes> & fresh,
+    const std::function<void()> & settle
+) {
     for (const index_check & check : checks) {
+        const uint8_t * near = find_fresh(*check.tensor, fresh);
+        if (near == nullptr) {
+            settle();
+            near = is_far(*check.tensor) ? nullptr : static_cast<const uint8_t *>(check.tensor->data);
+        }
         if (check.tensor->type == GGML_TYPE_I64) {
-            check_numbers<int64_t>(check);
+            check_numbers<int64_t>(check, near);
         } else {
-            check_numbers<int32_t>(check);
+            check_numbers<int32_t>(check, near);
         }
     }
 }

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace mesh {
@@ -30,7 +31,17 @@ struct placed_node {
 // and only if nothing is written over them. Throws std::invalid_argument.
 std::vector<index_check> index_checks(const std::vector<placed_node> & nodes);
 
-// Reads the numbers. Throws std::invalid_argument where one is out of bounds.
-void run_checks(const std::vector<index_check> & checks);
+// Bytes that have just been written to a graph's memory, or are on their way there.
+struct fresh_bytes {
+    const uint8_t * address;
+    const std::vector<uint8_t> * bytes;
+};
+
+// Reads the numbers, from `fresh` where that is possible: a device may be slow to give them back. `settle` is
+// called before anything is read from the device's memory. Throws std::invalid_argument where one is out of bounds.
+void run_checks(
+    const std::vector<index_check> & checks, const std::vector<fresh_bytes> & fresh = {},
+    const std::function<void()> & settle = [] {}
+);
 
 }  // namespace mesh

@@ -208,6 +208,10 @@ int link::wait_readable(const std::vector<const link *> & others) const {
     return static_cast<int>(ended - watched.begin()) - 1;
 }
 
+void link::end_sending() noexcept {
+    shutdown(fd_, SHUT_WR);
+}
+
 void link::shut() noexcept {
     // A socket wakes its readers; a pipe would not, so links are always sockets.
     shutdown(fd_, SHUT_RDWR);

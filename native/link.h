@@ -59,6 +59,9 @@ class link {
     // Waits until it is readable, or until one of `others` has ended: which one, or -1.
     int wait_readable(const std::vector<const link *> & others) const;
 
+    // Lets the other side read all that was sent, and then the end.
+    void end_sending() noexcept;
+
     void shut() noexcept;
 
     uint64_t sent_bytes() const noexcept {

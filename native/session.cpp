@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <unordered_map>
 
 namespace mesh {
@@ -40,6 +41,8 @@ template <typename T> T read_struct(const frame & message) {
     std::memcpy(&value, message.payload.data(), sizeof value);
     return value;
 }
+
+constexpr std::chrono::seconds PARTING_TIME(2);  // for a client to hear why it is sent away
 
 // Kernels of some devices read whole blocks of a row, also behind the last one.
 constexpr uint64_t BEHIND_THE_END = 16 << 10;
@@ -72,7 +75,11 @@ class session {
 
     // Serves until the link closes. Throws what the client did wrong, after telling it.
     void serve() {
-        std::thread reader([this] { read_commands(); });
+        std::promise<void> end_of_reading;
+        std::thread reader([&] {
+            read_commands();
+            end_of_reading.set_value();
+        });
         std::string fault;
         try {
             frame message;
@@ -84,6 +91,11 @@ class session {
             tell(fault);
         }
         inbox_.close();
+        if (!fault.empty()) {
+            // A link that is closed over commands that nobody read would take our last words with it.
+            link_.end_sending();
+            end_of_reading.get_future().wait_for(PARTING_TIME);
+        }
         link_.shut();
         reader.join();
         if (!fault.empty()) {
@@ -131,6 +143,10 @@ class session {
         try {
             for (bool open = inbox_.put(receive_greeting()); open;) {
                 open = inbox_.put(link_.receive_frame());
+            }
+            close_mail();
+            for (;;) {
+                link_.receive_frame();  // what was on its way when the session ended
             }
         } catch (const std::exception &) {
             // The link is gone, or carries nonsense: either way the session is over.
@@ -190,6 +206,8 @@ class session {
             return on_hello(message);
         case wire::command::supports:
             return on_supports(message);
+        case wire::command::size:
+            return on_size(message);
         case wire::command::alloc:
             return on_alloc(message);
         case wire::command::attach:
@@ -273,6 +291,12 @@ class session {
         const uint32_t yes =
             device_computes(worker_.device(), read_table(message.payload.data(), message.payload.size()));
         answer(wire::answer::supports, message, {{&yes, sizeof yes}});
+    }
+
+    void on_size(const frame & message) {
+        const uint64_t bytes =
+            device_size(worker_.device(), read_table(message.payload.data(), message.payload.size()));
+        answer(wire::answer::size, message, {{&bytes, sizeof bytes}});
     }
 
     void on_alloc(const frame & message) {
@@ -404,21 +428,6 @@ class session {
         }
         return found;
     }
-
-    // A tensor that stands for plain bytes: how ggml reads and writes any device's memory.
-    struct byte_tensor {
-        ggml_tensor tensor{};
-
-        byte_tensor(const location & where, uint64_t size) {
-            tensor.type = GGML_TYPE_I8;
-            tensor.buffer = where.buffer;
-            tensor.data = where.data;
-            tensor.ne[0] = static_cast<int64_t>(size);
-            tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
-            tensor.nb[0] = 1;
-            tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = size;
-        }
-    };
 
     void on_clear(const frame & message) {
         const auto request = read_struct<wire::clear>(message);
@@ -564,20 +573,20 @@ class session {
         graphs_.erase(found);
     }
 
-    void write_inputs(const frame & message, size_t position) {
+    std::vector<placed_input> read_inputs(const frame & message, size_t position) {
+        std::vector<placed_input> inputs;
         uint64_t total = 0;
         while (position < message.payload.size()) {
-            const input value = shadows_.decode(message.payload, position);
+            input value = shadows_.decode(message.payload, position);
             total += value.data.size();
             if (total > MAX_RUN_INPUT_BYTES) {
                 throw std::invalid_argument("the inputs of a RUN are too large");
             }
-            const location to = writable({value.buffer_id, 0, value.offset, value.data.size()});
-            if (!value.data.empty()) {
-                byte_tensor bytes(to, value.data.size());
-                ggml_backend_tensor_set(&bytes.tensor, value.data.data(), 0, value.data.size());
-            }
+            inputs.push_back(
+                {writable({value.buffer_id, 0, value.offset, value.data.size()}), std::move(value.data)}
+            );
         }
+        return inputs;
     }
 
     void on_run(const frame & message) {
@@ -585,13 +594,12 @@ class session {
         if (found == graphs_.end()) {
             throw std::invalid_argument("a graph is run that was never sent");
         }
-        write_inputs(message, sizeof(wire::graph_key));
-        run_checks(found->second.built.checks);
+        const std::vector<placed_input> inputs = read_inputs(message, sizeof(wire::graph_key));
         wire::telemetry cost{};
         const auto start = clock::now();
         cost.wait_ns = nanoseconds(start - idle_since_);
         cost.queued = inbox_.waiting();
-        worker_.compute(found->second.built.graph, [this] { return inbox_.is_closed(); });
+        worker_.compute(found->second.built, inputs, [this] { return inbox_.is_closed(); });
         ran_ = true;
         idle_since_ = clock::now();
         cost.compute_ns = nanoseconds(idle_since_ - start);

@@ -16,6 +16,7 @@ namespace {
 // Lengths that models have are kept; longer ones are those of contexts, batches and vocabularies, of which only
 // the divisibility matters.
 constexpr int64_t EXACT_LENGTH = 1024;
+constexpr size_t MAX_KNOWN_SIZES = 4096;
 
 int64_t kind_of_length(int64_t length) {
     for (const int64_t step : {256, 32, 4}) {
@@ -64,6 +65,11 @@ std::string kind_of(const std::vector<wire::tensor> & question) {
     return {kind.begin(), kind.end()};
 }
 
+std::string exactly(const std::vector<wire::tensor> & question) {
+    const auto * bytes = reinterpret_cast<const char *>(question.data());
+    return {bytes, bytes + question.size() * sizeof question[0]};
+}
+
 }  // namespace
 
 std::vector<wire::tensor> question_about(const ggml_tensor * op) {
@@ -87,28 +93,75 @@ std::vector<wire::tensor> question_about(const ggml_tensor * op) {
     return table;
 }
 
-bool device_computes(ggml_backend_dev_t device, const std::vector<wire::tensor> & question) {
-    if (question.empty() || question.size() > wire::MAX_QUESTION_TENSORS) {
-        throw std::invalid_argument("a question about " + std::to_string(question.size()) + " tensors");
+namespace {
+
+// The tensors of a question, the op last.
+class asked_op {
+  public:
+    explicit asked_op(const std::vector<wire::tensor> & question) {
+        if (question.empty() || question.size() > wire::MAX_QUESTION_TENSORS) {
+            throw std::invalid_argument("a question about " + std::to_string(question.size()) + " tensors");
+        }
+        context_.reset(ggml_init({question.size() * ggml_tensor_overhead(), nullptr, true}));
+        for (size_t i = 0; i < question.size(); ++i) {
+            check_entry(question, i);
+            add(question[i]);
+        }
     }
-    const ggml_context_ptr context(ggml_init({question.size() * ggml_tensor_overhead(), nullptr, true}));
-    std::vector<ggml_tensor *> built;
-    for (size_t i = 0; i < question.size(); ++i) {
-        const wire::tensor & entry = question[i];
-        check_entry(question, i);
+
+    const ggml_tensor * get() const {
+        return built_.back();
+    }
+
+  private:
+    ggml_context_ptr context_;
+    std::vector<ggml_tensor *> built_;
+
+    void add(const wire::tensor & entry) {
         ggml_tensor * tensor =
-            ggml_new_tensor(context.get(), static_cast<ggml_type>(entry.type), GGML_MAX_DIMS, entry.ne);
+            ggml_new_tensor(context_.get(), static_cast<ggml_type>(entry.type), GGML_MAX_DIMS, entry.ne);
+        built_.push_back(tensor);
         std::memcpy(tensor->nb, entry.nb, sizeof entry.nb);
         std::memcpy(tensor->op_params, entry.op_params, sizeof entry.op_params);
         tensor->op = static_cast<ggml_op>(entry.op);
         tensor->flags = static_cast<int32_t>(entry.flags);
-        for (size_t k = 0; k < GGML_MAX_SRC; ++k) {
-            const uint32_t source = entry.sources[k];
-            tensor->src[k] = source == 0 ? nullptr : source == i + 1 ? tensor : built[source - 1];
+        for (size_t i = 0; i < GGML_MAX_SRC; ++i) {
+            // A cast names itself, which is the last one by now.
+            tensor->src[i] = entry.sources[i] != 0 ? built_[entry.sources[i] - 1] : nullptr;
         }
-        built.push_back(tensor);
     }
-    return node_is_allowed(built.back()) && ggml_backend_dev_supports_op(device, built.back());
+};
+
+bool computes(ggml_backend_dev_t device, const ggml_tensor * op) {
+    return node_is_allowed(op) && ggml_backend_dev_supports_op(device, op);
+}
+
+}  // namespace
+
+bool device_computes(ggml_backend_dev_t device, const std::vector<wire::tensor> & question) {
+    return computes(device, asked_op(question).get());
+}
+
+uint64_t device_size(ggml_backend_dev_t device, const std::vector<wire::tensor> & question) {
+    const asked_op asked(question);
+    // Devices know the sizes of ops that they compute, and may end the process over others.
+    return asked.get()->op == GGML_OP_NONE || computes(device, asked.get())
+               ? ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device), asked.get())
+               : ggml_nbytes(asked.get());
+}
+
+bool size_is_uncertain(const ggml_tensor * tensor) {
+    constexpr int64_t padded_row = 512;  // quantised rows are padded to that by some devices
+    switch (tensor->op) {
+    case GGML_OP_FLASH_ATTN_EXT:
+    case GGML_OP_MUL_MAT_ID:
+    case GGML_OP_ARGSORT:
+    case GGML_OP_TOP_K:
+    case GGML_OP_CUMSUM:
+        return true;
+    default:
+        return ggml_is_quantized(tensor->type) && tensor->ne[0] % padded_row != 0 && tensor->view_src == nullptr;
+    }
 }
 
 const bool * support_cache::find(const std::vector<wire::tensor> & question) const {
@@ -118,6 +171,18 @@ const bool * support_cache::find(const std::vector<wire::tensor> & question) con
 
 void support_cache::add(const std::vector<wire::tensor> & question, bool yes) {
     known_[kind_of(question)] = yes;
+}
+
+const uint64_t * size_cache::find(const std::vector<wire::tensor> & question) const {
+    const auto found = known_.find(exactly(question));
+    return found != known_.end() ? &found->second : nullptr;
+}
+
+void size_cache::add(const std::vector<wire::tensor> & question, uint64_t bytes) {
+    if (known_.size() == MAX_KNOWN_SIZES) {
+        known_.clear();
+    }
+    known_[exactly(question)] = bytes;
 }
 
 }  // namespace mesh

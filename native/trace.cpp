@@ -19,9 +19,9 @@ std::atomic<int> & trace_fd() {
 }
 
 const char * name_of(uint8_t kind) {
-    static const char * const commands[] = {"?",      "HELLO", "ALLOC", "FREE",    "CLEAR",
-                                            "SET",    "GET",   "COPY",  "GRAPH",   "RUN",
-                                            "ATTACH", "PUSH",  "RECV",  "DELIVER", "SUPPORTS"};
+    static const char * const commands[] = {"?",    "HELLO",   "ALLOC",    "FREE", "CLEAR",  "SET",
+                                            "GET",  "COPY",    "GRAPH",    "RUN",  "ATTACH", "PUSH",
+                                            "RECV", "DELIVER", "SUPPORTS", "SIZE"};
     if (kind < sizeof commands / sizeof commands[0]) {
         return commands[kind];
     }
@@ -38,6 +38,8 @@ const char * name_of(uint8_t kind) {
         return "attach";
     case wire::answer::supports:
         return "supports";
+    case wire::answer::size:
+        return "size";
     case wire::answer::error:
         return "error";
     }

@@ -8,13 +8,14 @@
 // a pointer, and everything that arrives is checked before it is used.
 //
 // Commands are executed in the order in which they were sent. Only HELLO, SUPPORTS,
-// ALLOC, ATTACH and GET are answered; RUN is followed by a DONE when it has been
+// SIZE, ALLOC, ATTACH and GET are answered; RUN is followed by a DONE when it has been
 // computed, which nobody has to wait for. After an ERROR the session is over:
 // every later command is skipped, and the link closes.
 //
 //   command  payload                                       answer
 //   HELLO    hello, op and type table hashes               HELLO: hello_answer, name, description
 //   SUPPORTS a graph of one node (tensors)                 SUPPORTS: 1 if the device computes it, else 0
+//   SIZE     a graph of one node (tensors)                 SIZE: bytes that its result takes on the device
 //   ALLOC    alloc                                         ALLOC: status (0, or refused)
 //   ATTACH   attach, attach_entry × count                  ATTACH: attach_status, the reason for a refusal
 //   FREE     buffer_id
@@ -66,6 +67,7 @@ enum class command : uint8_t {
     recv = 12,
     deliver = 13,
     supports = 14,
+    size = 15,
 };
 
 enum class answer : uint8_t {
@@ -75,6 +77,7 @@ enum class answer : uint8_t {
     done = 0x89,
     attach = 0x8a,
     supports = 0x8e,
+    size = 0x8f,
     error = 0xff,
 };
 

@@ -113,11 +113,31 @@ void worker::leave_seat() {
     --sessions_;
 }
 
-void worker::compute(ggml_cgraph * graph, const std::function<bool()> & is_over) {
+// In the order of the graphs: a device that computes by itself need not be waited for.
+void worker::write(const std::vector<placed_input> & inputs) {
+    for (const placed_input & input : inputs) {
+        if (!input.bytes.empty()) {
+            byte_tensor target(input.to, input.bytes.size());
+            ggml_backend_tensor_set_async(
+                backend_.get(), &target.tensor, input.bytes.data(), 0, input.bytes.size()
+            );
+        }
+    }
+}
+
+void worker::compute(
+    built_graph & graph, const std::vector<placed_input> & inputs, const std::function<bool()> & is_over
+) {
     const std::lock_guard lock(computing_);
     if (!backend_) {
         backend_ = new_backend();
     }
+    write(inputs);
+    std::vector<fresh_bytes> fresh;
+    for (const placed_input & input : inputs) {
+        fresh.push_back({input.to.data, &input.bytes});
+    }
+    run_checks(graph.checks, fresh, [this] { ggml_backend_synchronize(backend_.get()); });
     auto set_abort = reinterpret_cast<ggml_backend_set_abort_callback_t>(
         ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device_), "ggml_backend_set_abort_callback")
     );
@@ -126,7 +146,7 @@ void worker::compute(ggml_cgraph * graph, const std::function<bool()> & is_over)
         set_abort(backend_.get(), ask, const_cast<std::function<bool()> *>(&is_over));
     }
     try {
-        if (ggml_backend_graph_compute(backend_.get(), graph) != GGML_STATUS_SUCCESS) {
+        if (ggml_backend_graph_compute(backend_.get(), graph.graph) != GGML_STATUS_SUCCESS) {
             throw std::runtime_error("the device could not compute a graph");
         }
     } catch (const std::bad_alloc &) {

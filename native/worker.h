@@ -2,6 +2,7 @@
 
 // A ggml device of this machine that is lent to clients at the other end of links.
 
+#include "graph.h"
 #include "link.h"
 #include "mailbox.h"
 #include "store.h"
@@ -30,6 +31,12 @@ struct peer_link {
     peer_link(uint32_t number, int fd);
 };
 
+// An input of a graph, and where it goes.
+struct placed_input {
+    location to;
+    std::vector<uint8_t> bytes;
+};
+
 class worker {
   public:
     worker(ggml_backend_dev_t device, int threads, uint64_t quota)
@@ -53,8 +60,9 @@ class worker {
     void leave_seat();
 
     // Computes one graph at a time: sessions that computed together would share the cores and both be slower, and each
-    // would keep scratch memory of its own. Ends early once `is_over` says so.
-    void compute(ggml_cgraph * graph, const std::function<bool()> & is_over);
+    // would keep scratch memory of its own. Inputs are written first, and checked. Ends early once `is_over` says so.
+    void
+    compute(built_graph & graph, const std::vector<placed_input> & inputs, const std::function<bool()> & is_over);
 
     // A link to another worker, in both directions, until one of them closes it.
     void add_peer(uint32_t number, int fd);
@@ -88,6 +96,7 @@ class worker {
         receivers_;  // one for each peer there ever was
 
     ggml_backend_ptr new_backend() const;
+    void write(const std::vector<placed_input> & inputs);
     std::shared_ptr<peer_link> find_peer(uint32_t number);
     void receive_pushes(link & peer) noexcept;
 };

@@ -43,7 +43,7 @@ BENCHES: dict[str, Bench] = {
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: under three minutes for all")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: some ten minutes for all")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(argv)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench import meters, rigs
 from bench.client import Answer, Client, client
@@ -21,6 +22,7 @@ from mesh_llm.errors import MeshError
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.models.facts import model_facts
 from mesh_llm.types import Setting
+from tests.support import tiny_gguf
 
 LOCAL = "local"
 CONTEXT = 4096
@@ -82,6 +84,12 @@ def shares(layers: int, workers: int) -> tuple[int, ...]:
     """The later ones take what is left over."""
     least, more = divmod(layers, workers)
     return tuple(least + (index >= workers - more) for index in range(workers))
+
+
+def write_synthetic(path: Path, quantisation: str, *, layers: int = 6) -> None:
+    """A llama with random weights, its layers as wide as those of a model with half a billion parameters."""
+    sizes: Any = {"feed_forward": 2816, "heads": 16, "kv_heads": 4, "head_size": 64}
+    tiny_gguf.write(path, "llama", layers=layers, hidden=1024, quantisation=quantisation, **sizes)
 
 
 @asynccontextmanager

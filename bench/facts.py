@@ -61,14 +61,19 @@ async def gather() -> dict[str, str]:
     }
 
 
-async def _model() -> str:
-    """The model's line; a bench fetches nothing."""
+def default_model() -> Path:
+    """Where it is; a bench fetches nothing."""
     entry = catalog.find(DEFAULT_MODEL)
     path = models_folder() / entry.file
     if not path.is_file():
         raise MeshError(
             f"the default model, {entry.name}, is not on this machine", hint=f"mesh-llm download {entry.name}"
         )
+    return path
+
+
+async def _model() -> str:
+    path = default_model()
     facts = model_facts(await read_gguf(path))
     return (
         f"{path.name}, {facts.size_bytes / 1e6:.0f} MB, {len(facts.layers)} layers, "

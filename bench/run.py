@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench import facts, idle, overhead, relay, solo, startup
+from bench import facts, idle, overhead, relay, solo, split, startup
 from bench.facts import Load
 from bench.plan import Plan
 from bench.report import Result, Row
@@ -36,13 +36,14 @@ BENCHES: dict[str, Bench] = {
     "relay": Bench(title=relay.TITLE, measure=relay.measure),
     "overhead": Bench(title=overhead.TITLE, measure=overhead.measure),
     "solo": Bench(title=solo.TITLE, measure=solo.measure),
+    "split": Bench(title=split.TITLE, measure=split.measure),
 }
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: under three minutes for all")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: some ten minutes for all")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(argv)
 

@@ -66,17 +66,29 @@ def fresh_home() -> Iterator[Path]:
 async def engine(spec: EngineSpec) -> AsyncIterator[Server]:
     """An engine child as the node starts it, with no node and no gateway."""
     spec = replace(spec, key=secrets.token_urlsafe(32))
-
-    def parse(line: str) -> dict[str, Any] | None:
-        event: dict[str, Any] = json.loads(line)
-        if event["event"] == "failed":
-            raise MeshError(f"the engine failed: {event['cause']}")
-        return event
-
     argv = following(module("mesh_llm.engine.serve"))
-    async with _ready(argv, parse, stdin=spec.to_line()) as (_, event, ready_s):
+    async with _ready(argv, _engine_event, stdin=spec.to_line()) as (_, event, ready_s):
         url = f"http://127.0.0.1:{event['port']}"
         yield Server(url=url, key=spec.key, pid=event["pid"], ready_s=ready_s)
+
+
+@asynccontextmanager
+async def program(
+    script: str, request: dict[str, Any], key: str, *, on_log: Callable[[str], None]
+) -> AsyncIterator[Server]:
+    """One of the bench's own programs that serve as the engine child does."""
+    argv = following([sys.executable, "-P", str(_FOLDER / script)])
+    stdin = json.dumps(request).encode() + b"\n"
+    async with _ready(argv, _engine_event, stdin=stdin, on_log=on_log) as (_, event, ready_s):
+        url = f"http://127.0.0.1:{event['port']}"
+        yield Server(url=url, key=key, pid=event["pid"], ready_s=ready_s)
+
+
+def _engine_event(line: str) -> dict[str, Any] | None:
+    event: dict[str, Any] = json.loads(line)
+    if event["event"] == "failed":
+        raise MeshError(f"the engine failed: {event['cause']}")
+    return event if event["event"] == "ready" else None
 
 
 @asynccontextmanager
@@ -115,7 +127,11 @@ async def observed_node(home: Path) -> AsyncIterator[ObservedServer]:
 
 @asynccontextmanager
 async def _ready(
-    argv: list[str], parse: Callable[[str], dict[str, Any] | None], *, stdin: bytes = b""
+    argv: list[str],
+    parse: Callable[[str], dict[str, Any] | None],
+    *,
+    stdin: bytes = b"",
+    on_log: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[tuple[Child, dict[str, Any], float]]:
     """Start `argv` and wait until `parse` finds in a line of its output that it serves."""
     ready: asyncio.Future[tuple[dict[str, Any], float]] = asyncio.get_running_loop().create_future()
@@ -134,7 +150,7 @@ async def _ready(
             ready.set_result((event, time.perf_counter() - started))
 
     started = time.perf_counter()
-    async with spawn(argv, on_stdout=on_line, on_stderr=lambda _: None, env=ENVIRONMENT) as child:
+    async with spawn(argv, on_stdout=on_line, on_stderr=on_log, env=ENVIRONMENT) as child:
         if stdin:
             await child.send(stdin, close=False)
         gone = asyncio.create_task(child.wait(), name=f"end of {child.pid}")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from mesh_llm.lab.delay import Line, delay_lines
+from mesh_llm.lab.delay import Door, Line, delay_lines
 
 WAIT_S = 20.0
 CLOSE_MS = 0.3
@@ -187,3 +187,46 @@ async def test_nothing_is_left() -> None:
         assert {child.pid for child in process.children()} == before
         assert (left.recv(1), right.recv(1)) == (b"", b"")
         assert [end.fileno() for line in lines for end in (line.one, line.other)] == [-1, -1]
+
+
+async def test_lines_are_read_while_they_run() -> None:
+    with ends_of(1, 0.001) as (lines, (left, right)):
+        async with delay_lines(lines) as running:
+            assert [passage.size_bytes for passage in await running.read()] == [0, 0]
+            left.sendall(b"abc")
+            assert await asyncio.to_thread(receive, right, 3) == b"abc"
+            assert [passage.size_bytes for passage in await running.read()] == [3, 0]
+            right.sendall(b"four")
+            assert await asyncio.to_thread(receive, left, 4) == b"four"
+            assert [passage.size_bytes for passage in await running.read()] == [3, 4]
+
+
+async def test_a_door_leads_every_caller_to_its_target_late() -> None:
+    delay_s = 0.02
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = listener.getsockname()
+        door = Door(listener=listener, target=target.getsockname(), delay_s=delay_s)
+        async with delay_lines((), [door]) as running:
+            for number in range(1, 3):
+                with socket.create_connection(address, timeout=WAIT_S) as caller:
+                    started = time.perf_counter()
+                    caller.sendall(b"hello")
+                    met, _ = await asyncio.to_thread(target.accept)
+                    with met:
+                        assert await asyncio.to_thread(receive, met, 5) == b"hello"
+                        assert time.perf_counter() - started >= delay_s
+                        met.sendall(b"yes")
+                        assert await asyncio.to_thread(receive, caller, 3) == b"yes"
+                there, back = await running.read()
+                assert (there.size_bytes, back.size_bytes) == (5 * number, 3 * number)
+
+
+async def test_a_door_to_nowhere_closes_on_its_caller() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        nowhere = gone.getsockname()
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    async with delay_lines((), [Door(listener=listener, target=nowhere, delay_s=0.0)]):
+        with socket.create_connection(address, timeout=WAIT_S) as caller:
+            assert await asyncio.to_thread(caller.recv, 1) == b""

@@ -170,7 +170,7 @@ def _add_metadata(writer: Any, model: Blueprint, quantisation: str, tokenizer: P
 
 
 def _file_type(quantisation: str) -> int:
-    name = "ALL_F32" if quantisation == "F32" else f"MOSTLY_{quantisation}"
+    name = {"F32": "ALL_F32", "Q4_K": "MOSTLY_Q4_K_M"}.get(quantisation, f"MOSTLY_{quantisation}")
     return int(gguf.LlamaFileType[name])
 
 
@@ -234,7 +234,35 @@ def _add_tensor(writer: Any, model: Blueprint, name: str, seed: int, quantisatio
     elif kind is gguf.GGMLQuantizationType.F16:
         writer.add_tensor(name, values.astype(np.float16))
     else:
-        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(name, _quantised(values, kind), raw_dtype=kind)
+
+
+def _quantised(values: Any, kind: gguf.GGMLQuantizationType) -> Any:
+    return _q4_k(values) if kind is gguf.GGMLQuantizationType.Q4_K else gguf.quants.quantize(values, kind)
+
+
+def _q4_k(values: Any) -> Any:
+    """What the gguf package reads but cannot write: 256 values as 8 times 32, x = d·scale·q - dmin·least."""
+    groups = values.reshape(-1, 8, 32)
+    least = np.maximum(-groups.min(axis=2), 0)
+    scale = (groups.max(axis=2) + least) / 15
+    d, dmin = (np.float16(each.max(axis=1, keepdims=True) / 63) for each in (scale, least))
+    scales = _six_bits(scale, d)
+    leasts = _six_bits(least, dmin)
+    step = (np.float32(d) * scales)[:, :, None]
+    shifted = groups + (np.float32(dmin) * leasts)[:, :, None]
+    q = np.clip(np.rint(shifted / np.where(step == 0, 1, step)), 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
+    # Six bits each: of the first four in a byte of its own, of the others the upper two in those bytes.
+    head = [each[:, :4] | (each[:, 4:] >> 4) << 6 for each in (scales, leasts)]
+    tail = (scales[:, 4:] & 15) | (leasts[:, 4:] & 15) << 4
+    nibbles = (q[:, :, 0] | q[:, :, 1] << 4).reshape(-1, 128)
+    block = np.concatenate([d.view(np.uint8), dmin.view(np.uint8), *head, tail, nibbles], axis=1)
+    return block.reshape(*values.shape[:-1], -1)
+
+
+def _six_bits(each: Any, unit: Any) -> Any:
+    wide = np.float32(unit)
+    return np.clip(np.rint(each / np.where(wide == 0, 1, wide)), 0, 63).astype(np.uint8)
 
 
 def _tensor_type(name: str, shape: tuple[int, ...], quantisation: str) -> gguf.GGMLQuantizationType:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.client import read_events
+from bench import meters
+from bench.client import Answer, read_events
 from bench.plan import Plan, Rounds, turns
 from bench.report import Result, Row, Side, added_row, added_share_row, plain_row, ratio_row
+from bench.split_sides import LOCAL, agreement, passive_threads, shares
 from bench.stats import Sample, Target, Verdict, at_least, at_most, below, differences, judge, ratios
+from mesh_llm.errors import MeshError
+from mesh_llm.lab.delay import Passage
 
 
 def side(name: str, *values: float, unit: str = "tok/s") -> Side:
@@ -195,3 +201,78 @@ def test_an_event_arrives_with_its_last_byte() -> None:
     stream = read_events(pieces, 0.4)
     assert (stream.arrived_s, stream.text, stream.total_s) == ((0.1, 0.2), "ab", 0.4)
     assert stream.gaps_s == pytest.approx([0.1])
+
+
+# -- the split bench -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layers", "workers", "expected"),
+    [(30, 2, (15, 15)), (30, 3, (10, 10, 10)), (30, 4, (7, 7, 8, 8)), (6, 5, (1, 1, 1, 1, 2)), (4, 1, (4,))],
+)
+def test_layers_are_shared_as_evenly_as_they_go(layers: int, workers: int, expected: tuple[int, ...]) -> None:
+    assert shares(layers, workers) == expected
+
+
+def answers(*texts: str) -> list[Answer]:
+    return [Answer(document={"content": text}, wall_s=1.0) for text in texts]
+
+
+def test_stock_may_say_something_else_than_the_engine_alone_and_ours_may_not() -> None:
+    same: dict[str, Any] = {LOCAL: answers("a", "a"), "ours, 2": answers("a", "a"), "stock, 2": answers("a")}
+    assert agreement(same) == "texts at temperature 0: equal in every round"
+    assert agreement(same | {"stock, 2": answers("b")}).endswith("equal in every round, but for stock, 2")
+    with pytest.raises(MeshError, match="ours, 2 said something else"):
+        agreement(same | {"ours, 2": answers("a", "b")})
+    with pytest.raises(MeshError, match="the engine alone said different things"):
+        agreement(same | {LOCAL: answers("a", "b")})
+
+
+def passage(size_bytes: int, median_ms: float = 0.0, chunks: int = 1) -> Passage:
+    return Passage(chunks=chunks, size_bytes=size_bytes, median_ms=median_ms, worst_ms=median_ms)
+
+
+def test_bytes_between_two_readings_and_the_delay_of_lines_that_carried_something() -> None:
+    before, after = [passage(10, 9.0), passage(0, chunks=0)], [passage(25, 11.0), passage(7, 10.0)]
+    assert meters.moved(before, after) == [15, 7]
+    assert meters.measured_delay_ms(before) == 9.0
+    assert meters.measured_delay_ms(after) == 10.5
+    assert meters.measured_delay_ms([]) == 0.0
+
+
+def test_buffers_are_found_in_the_engines_log_by_device_and_kind() -> None:
+    log = (
+        "0.00.1 I load_tensors:          CPU model buffer size =    27.00 MiB\n"
+        "0.00.1 I load_tensors:        MESH0 model buffer size =    21.50 MiB\n"
+        "0.00.2 I llama_kv_cache:      MESH0 KV buffer size =    15.00 MiB\n"
+        "0.00.2 I sched_reserve: RPC1[127.0.0.1:5000] compute buffer size =  1.00 MiB\n"
+        "something else entirely\n"
+    )
+    assert meters.buffers(log) == {
+        "CPU": {"model": 27 << 20},
+        "MESH0": {"model": round(21.5 * (1 << 20)), "KV": 15 << 20},
+        "RPC1[127.0.0.1:5000]": {"compute": 1 << 20},
+    }
+
+
+def test_pages_of_the_named_files_are_counted_and_no_others() -> None:
+    smaps = (
+        "7f00-7f10 r--s 00000000 08:01 42 /models/a model.gguf\n"
+        "Size:                 64 kB\nRss:                  12 kB\nPss:                   6 kB\n"
+        "7f10-7f20 rw-p 00000000 00:00 0 \nRss:                 100 kB\n"
+        "7f20-7f30 r--s 00000000 08:01 43 /models/other.gguf\nRss:                  40 kB\n"
+        "7f30-7f40 r--s 00001000 08:01 42 /models/a model.gguf\nRss:                   4 kB\n"
+    )
+    assert meters.mapped_bytes(smaps, {"/models/a model.gguf"}) == 16 << 10
+    assert meters.mapped_bytes(smaps, set()) == 0
+
+
+def test_the_environment_of_the_sides_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with passive_threads():
+        assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    assert "OMP_WAIT_POLICY" not in os.environ
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    with passive_threads():
+        pass
+    assert os.environ["OMP_WAIT_POLICY"] == "active"

@@ -38,7 +38,10 @@ from mesh_llm.types import Progress, ProgressSink
 _NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
 
 STANDARD = ("mesh", "cpu")
-"""What every node builds. The mesh library comes first: it checks the others' arithmetic."""
+"""What every node builds. The mesh library comes first: it checks the others' arithmetic.
+
+`build` takes any other of ggml's backends, too: a bench asks for `rpc`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,11 @@ Python with nobody.
 
     async with delay_lines([Line(one, other, delay_s=0.010)]) as lines:
         ...
+        await lines.read()     # what went through so far, by direction
     print(lines.report())      # the delay that chunks really had
+
+A `Door` is a line with an address: whoever connects to it is joined to its
+target, for programs that make their connections themselves.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
-from mesh_llm.engine.process import module, spawn
+from mesh_llm.engine.process import Child, module, spawn
 
 _CHUNK_BYTES = 1 << 18
 _SPIN_S = 0.0002
@@ -46,6 +51,15 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """A listening socket, which the line owns from here on, and where its connections lead to."""
+
+    listener: socket.socket
+    target: tuple[str, int]
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
     """What chunks in one direction really experienced."""
 
@@ -55,18 +69,42 @@ class Passage:
     worst_ms: float
 
 
-class _Direction:
-    """Reads one end, writes the other, later."""
+class _Meter:
+    """Counts what goes one way, over however many connections."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, delay_s: float) -> None:
-        self._source = source
-        self._target = target
-        self._delay_s = delay_s
-        self._waiting: deque[tuple[float, bytes]] = deque()
-        self._arrived = threading.Condition()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._delays: deque[float] = deque(maxlen=_LATENESS_KEPT)
         self._chunks = 0
         self._bytes = 0
+
+    def count(self, size_bytes: int, delay_s: float) -> None:
+        with self._lock:
+            self._delays.append(delay_s)
+            self._chunks += 1
+            self._bytes += size_bytes
+
+    def passage(self) -> Passage:
+        with self._lock:
+            delays = [1000 * delay for delay in self._delays] or [0.0]
+            return Passage(
+                chunks=self._chunks,
+                size_bytes=self._bytes,
+                median_ms=statistics.median(delays),
+                worst_ms=max(delays),
+            )
+
+
+class _Direction:
+    """Reads one end, writes the other, later."""
+
+    def __init__(self, source: socket.socket, target: socket.socket, delay_s: float, meter: _Meter) -> None:
+        self._source = source
+        self._target = target
+        self._delay_s = delay_s
+        self._meter = meter
+        self._waiting: deque[tuple[float, bytes]] = deque()
+        self._arrived = threading.Condition()
 
     def start(self) -> list[threading.Thread]:
         threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._release)]
@@ -97,23 +135,12 @@ class _Direction:
                 if not chunk:
                     break
                 # Counted before it is sent: who has received it may ask for the report at once.
-                self._delays.append(time.perf_counter() - stamp)
-                self._chunks += 1
-                self._bytes += len(chunk)
+                self._meter.count(len(chunk), time.perf_counter() - stamp)
                 self._target.sendall(chunk)
         # The end of a link takes as long to be noticed as anything else on it.
         for end in (self._source, self._target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-    def passage(self) -> Passage:
-        delays = [1000 * delay for delay in self._delays] or [0.0]
-        return Passage(
-            chunks=self._chunks,
-            size_bytes=self._bytes,
-            median_ms=statistics.median(delays),
-            worst_ms=max(delays),
-        )
 
 
 def _wait_until(moment: float) -> None:
@@ -131,10 +158,27 @@ def _no_timer_slack() -> None:
 
 
 class Lines:
-    """Running lines. `passages` is filled when they have ended."""
+    """Running lines.
+
+    `passages` holds what was last read, two for each line (from its one end to
+    the other, and back), then two for each door (to its target, and back). It is
+    read a last time when the lines end.
+    """
 
     def __init__(self) -> None:
         self.passages: list[Passage] = []
+        self._child: Child | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def read(self) -> list[Passage]:
+        """What went through until now."""
+        assert self._child is not None, "these lines are not running"
+        arrived = asyncio.get_running_loop().create_future()
+        self._waiting.append(arrived)
+        async with asyncio.timeout(_REPORT_S):
+            await self._child.send(b"\n", close=False)
+            await arrived
+        return self.passages
 
     def report(self) -> str:
         busy = [passage for passage in self.passages if passage.chunks]
@@ -143,31 +187,43 @@ class Lines:
             for passage in busy
         )
 
+    def _on_report(self, text: str) -> None:
+        self.passages = [Passage(**fields) for fields in json.loads(text)]
+        for arrived in self._waiting:
+            if not arrived.done():
+                arrived.set_result(None)
+        self._waiting.clear()
+
 
 @asynccontextmanager
-async def delay_lines(lines: Sequence[Line]) -> AsyncIterator[Lines]:
-    """Join the ends of each line for the length of the block."""
+async def delay_lines(lines: Sequence[Line], doors: Sequence[Door] = ()) -> AsyncIterator[Lines]:
+    """Join the ends of each line, and open each door, for the length of the block."""
     running = Lines()
-
-    def on_report(text: str) -> None:
-        running.passages.append(Passage(**json.loads(text)))
-
-    request = [
-        {"one": line.one.fileno(), "other": line.other.fileno(), "delay_s": line.delay_s} for line in lines
-    ]
-    ends = [end for line in lines for end in (line.one, line.other)]
+    request = {
+        "lines": [
+            {"one": line.one.fileno(), "other": line.other.fileno(), "delay_s": line.delay_s}
+            for line in lines
+        ],
+        "doors": [
+            {"listener": door.listener.fileno(), "target": door.target, "delay_s": door.delay_s}
+            for door in doors
+        ],
+    }
+    ends = [end for line in lines for end in (line.one, line.other)] + [door.listener for door in doors]
     try:
         async with spawn(
             module("mesh_llm.lab.delay"),
-            on_stdout=on_report,
+            on_stdout=running._on_report,
             on_stderr=lambda text: None,
             pass_fds=[end.fileno() for end in ends],
         ) as child:
             await child.send(json.dumps(request).encode() + b"\n", close=False)
             for end in ends:
                 end.close()
+            running._child = child
             yield running
-            # The end of its input asks the child for its report.
+            running._child = None
+            # The end of its input asks the child for its last report.
             await child.send(b"", close=True)
             async with asyncio.timeout(_REPORT_S):
                 await child.wait()
@@ -177,17 +233,45 @@ async def delay_lines(lines: Sequence[Line]) -> AsyncIterator[Lines]:
 
 
 def main() -> None:
-    directions = []
-    for line in json.loads(sys.stdin.readline()):
-        one, other = socket.socket(fileno=line["one"]), socket.socket(fileno=line["other"])
-        for source, target in ((one, other), (other, one)):
-            directions.append(_Direction(source, target, line["delay_s"]))
-    for direction in directions:
-        direction.start()
-    sys.stdin.read()
-    for direction in directions:
-        passage = direction.passage()
-        print(json.dumps({name: getattr(passage, name) for name in Passage.__slots__}))
+    request = json.loads(sys.stdin.readline())
+    meters: list[_Meter] = []
+    for line in request["lines"]:
+        pair = _Meter(), _Meter()
+        meters += pair
+        _join(socket.socket(fileno=line["one"]), socket.socket(fileno=line["other"]), line["delay_s"], pair)
+    for door in request["doors"]:
+        pair = _Meter(), _Meter()
+        meters += pair
+        threading.Thread(target=_answer_door, args=(door, pair), daemon=True).start()
+
+    def report() -> None:
+        passages = [meter.passage() for meter in meters]
+        fields = [{name: getattr(passage, name) for name in Passage.__slots__} for passage in passages]
+        print(json.dumps(fields), flush=True)
+
+    for _ in sys.stdin:
+        report()
+    report()
+
+
+def _join(one: socket.socket, other: socket.socket, delay_s: float, meters: tuple[_Meter, _Meter]) -> None:
+    there, back = meters
+    _Direction(one, other, delay_s, there).start()
+    _Direction(other, one, delay_s, back).start()
+
+
+def _answer_door(door: dict[str, Any], meters: tuple[_Meter, _Meter]) -> None:
+    with socket.socket(fileno=door["listener"]) as listener:
+        while True:
+            caller, _ = listener.accept()
+            try:
+                target = socket.create_connection(tuple(door["target"]))
+            except OSError:
+                caller.close()
+                continue
+            for end in (caller, target):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _join(caller, target, door["delay_s"], meters)
 
 
 if __name__ == "__main__":

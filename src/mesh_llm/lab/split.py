@@ -63,7 +63,9 @@ class SplitEngine:
     supervisor: EngineSupervisor
     workers: tuple[Lender, ...]
     delays: Lines
-    """What the links' delays really were; known when the block has ended."""
+    """What the links' delays really were, and what went over them; none without a delay."""
+    log_file: Path
+    """The engine's own log; gone when the block has ended."""
 
 
 @asynccontextmanager
@@ -92,6 +94,7 @@ async def split_engine(plan: SplitPlan, workers: Sequence[Lender] = ()) -> Async
             supervisor=supervisor,
             workers=tuple(workers),
             delays=delays,
+            log_file=folder / "engine.log",
         )
 
 

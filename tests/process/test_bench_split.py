@@ -1,0 +1,91 @@
+"""The split bench's pieces: both kinds of workers start, answer alike, are counted and leave nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench import meters, rigs
+from bench.client import client
+from bench.rigs import Rig
+from bench.split_sides import complete, over, write_synthetic
+from mesh_llm.engine import build
+from mesh_llm.engine.inspect import read_gguf
+from mesh_llm.lab.split import SplitPlan
+from mesh_llm.models.facts import model_facts
+from tests.support.split import plan_for, token_ids
+
+DELAY_S = 0.002
+LAYERS = 4
+
+
+@pytest.fixture(scope="session")
+def with_stock(libraries: dict[str, Path]) -> dict[str, Path]:
+    """The libraries, and stock ggml-rpc beside them: ten seconds the first time."""
+    built = asyncio.run(build.ensure((*build.STANDARD, "rpc"), lambda _: None))
+    if built.missing:
+        pytest.skip(f"ggml-rpc could not be built: {built.missing}")
+    return built.libraries
+
+
+@pytest.fixture
+async def plan(tiny_model: Path, with_stock: dict[str, Path]) -> SplitPlan:
+    return await plan_for(tiny_model, with_stock, settings={"n_ctx_checkpoints": 0})
+
+
+async def test_both_kinds_of_workers_say_what_the_engine_alone_says(plan: SplitPlan) -> None:
+    async with rigs.ours(plan) as alone, client() as asker:
+        expected = (await complete(asker, alone, token_ids(20), 12)).document["content"]
+    for setup in (over(plan, 2, delay_s=DELAY_S), over(plan, 2, delay_s=DELAY_S, stock=True)):
+        async with setup.start() as rig, client() as asker:
+            answer = await complete(asker, rig, token_ids(20), 12)
+            pids = [rig.server.pid, *rig.workers]
+        assert answer.document["content"] == expected, setup
+        assert len(pids) == 3
+        assert [pid for pid in pids if psutil.pid_exists(pid)] == [], "left running"
+
+
+@pytest.mark.parametrize(("start", "weights_travel"), [(rigs.ours, False), (rigs.stock, True)])
+async def test_what_goes_over_the_links_is_counted(
+    start: Callable[[SplitPlan], AbstractAsyncContextManager[Rig]], weights_travel: bool, plan: SplitPlan
+) -> None:
+    async with start(over(plan, 2, delay_s=DELAY_S).plan) as rig, client() as asker:
+        loaded = await rig.passages()
+        await complete(asker, rig, token_ids(20), 12)
+        used = meters.moved(loaded, await rig.passages())
+        held = meters.buffers(rig.log())
+    weights = sum(layer.weight_bytes for layer in plan.facts.layers)
+    assert (sum(passage.size_bytes for passage in loaded) > weights) is weights_travel
+    assert sum(used) > 12 * 4 * plan.facts.hidden
+    assert meters.measured_delay_ms(loaded) == pytest.approx(1000 * DELAY_S, abs=1.0)
+    assert len([device for device in held if device.startswith(("MESH", "RPC"))]) == 2
+
+
+async def test_a_block_that_fails_ends_everything_that_it_started(plan: SplitPlan) -> None:
+    broken = replace(plan, settings={"n_ubatch": -5}, workers=(2, 2), context=-3)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(Exception, match="engine"):
+        async with rigs.stock(broken):
+            pytest.fail("it started")
+    left = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert left == set()
+
+
+async def test_the_synthetic_models_load_in_both_layouts(with_stock: dict[str, Path], tmp_path: Path) -> None:
+    for quantisation in ("Q4_0", "Q4_K"):
+        path = tmp_path / f"{quantisation}.gguf"
+        write_synthetic(path, quantisation, layers=2)
+        facts = model_facts(await read_gguf(path))
+        assert quantisation in facts.quantisation
+        base = SplitPlan(facts=facts, libraries=with_stock, workers=(), context=256)
+        texts = set()
+        for setup in (replace(base), over(base, 2).plan):
+            async with rigs.ours(setup) as rig, client() as asker:
+                texts.add((await complete(asker, rig, token_ids(20), 8)).document["content"])
+        assert len(texts) == 1

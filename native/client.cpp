@@ -181,16 +181,13 @@ std::vector<wire::attach_entry> attach_entries(ggml_tensor ** tensors, int count
 ggml_backend_buffer_t type_alloc_buffer_n(ggml_backend_buffer_type_t type, ggml_tensor ** tensors, int count) {
     device & owner = device_of(type->device);
     const layout_plan plan(owner, tensors, count);
-    remote_buffer_ptr memory;
-    if (model().holds(tensors, count)) {
-        memory = owner.attach(
-            model().fingerprint, attach_entries(tensors, count, plan), plan.size(), model().may_be_sent
-        );
+    const bool weights = model().holds(tensors, count);
+    if (weights && !owner.has_model() && !model().may_be_sent) {
+        owner.fail("it has no copy of the model " + model().fingerprint);
     }
-    if (!memory) {
-        // No weights, or those of a model that the worker does not have: their bytes are sent then.
-        memory = owner.alloc(plan.size(), GGML_BACKEND_BUFFER_USAGE_ANY);
-    }
+    remote_buffer_ptr memory = weights && owner.has_model()
+                                   ? owner.attach(attach_entries(tensors, count, plan), plan.size())
+                                   : owner.alloc(plan.size(), GGML_BACKEND_BUFFER_USAGE_ANY);
     ggml_backend_buffer_t buffer = wrapped(type, std::move(memory), plan.size());
     if (buffer == nullptr) {
         return nullptr;
@@ -304,6 +301,8 @@ void device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     // Neither asynchronous copies nor events: an ordered stream overlaps without them, and with them
     // llama.cpp waits for everything each time it reuses a graph.
     props->caps = {};
+    // Without it llama.cpp would read every weight from the file, also those that nobody looks at.
+    props->caps.mmap_support = true;
 }
 
 ggml_backend_t device_init_backend(ggml_backend_dev_t dev, const char *) {
@@ -395,9 +394,24 @@ const ggml_backend_buffer_i BUFFER_INTERFACE = {
 
 }  // namespace mesh
 
-int ggml_mesh_connect(int fd, const char * name, char * why, size_t why_size) {
+int ggml_mesh_connect(const int * fds, const char * const * names, size_t count, char * why, size_t why_size) {
+    std::vector<std::unique_ptr<mesh::device>> greeted;
+    const char * asked = "";
     try {
-        auto connected = std::make_unique<mesh::device>(fd, name);
+        // All are greeted before the first one answers: their ways there and back pass at the same time.
+        for (size_t i = 0; i < count; ++i) {
+            asked = names[i];
+            greeted.push_back(std::make_unique<mesh::device>(fds[i], names[i], mesh::model().fingerprint));
+        }
+        for (size_t i = 0; i < count; ++i) {
+            asked = names[i];
+            greeted[i]->be_greeted();
+        }
+    } catch (const std::exception & error) {
+        std::snprintf(why, why_size, "%s: %s", asked, error.what());
+        return 1;
+    }
+    for (auto & connected : greeted) {
         connected->handle.iface = mesh::DEVICE_INTERFACE;
         connected->handle.reg = ggml_mesh_registry();
         connected->handle.context = connected.get();
@@ -406,11 +420,8 @@ int ggml_mesh_connect(int fd, const char * name, char * why, size_t why_size) {
         connected->buffer_type.context = connected.get();
         ggml_backend_device_register(&connected->handle);
         mesh::devices().push_back(std::move(connected));
-        return static_cast<int>(mesh::devices().size()) - 1;
-    } catch (const std::exception & error) {
-        std::snprintf(why, why_size, "%s: %s", name, error.what());
-        return -1;
     }
+    return 0;
 }
 
 int ggml_mesh_use_model(

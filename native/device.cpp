@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include "changes.h"
+#include "store.h"
 #include "validate.h"
 
 #include "ggml-impl.h"
@@ -55,12 +56,6 @@ known_graph use_of(std::vector<wire::tensor> && table) {
     return use;
 }
 
-std::string in_megabytes(uint64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-    return text;
-}
-
 // One for all devices of this process: together they are one session.
 wire::session_id our_session() {
     static const wire::session_id id = [] {
@@ -71,9 +66,10 @@ wire::session_id our_session() {
     return id;
 }
 
-wire::hello our_hello() {
+wire::hello our_hello(const std::string & model) {
     wire::hello self{};
     self.session = our_session();
+    std::snprintf(self.model, sizeof self.model, "%s", model.c_str());
     self.magic = wire::MAGIC;
     self.version = wire::VERSION;
     std::snprintf(self.engine, sizeof self.engine, "%s", ggml_mesh_engine_version());
@@ -131,13 +127,12 @@ std::vector<std::unique_ptr<device>> & devices() {
 
 // --- the device ---
 
-device::device(int fd, std::string name) : name_(std::move(name)), link_(fd, name_) {
-    greet();
+device::device(int fd, std::string name, const std::string & model) : name_(std::move(name)), link_(fd, name_) {
+    const wire::hello self = our_hello(model);
+    send(wire::command::hello, {{&self, sizeof self}});
 }
 
-void device::greet() {
-    const wire::hello self = our_hello();
-    send(wire::command::hello, {{&self, sizeof self}});
+void device::be_greeted() {
     const wire::header head = await(wire::answer::hello, last_ticket_);
     if (head.size != sizeof facts_) {
         throw link_error("it does not speak ggml-mesh");
@@ -146,10 +141,10 @@ void device::greet() {
     facts_.name[sizeof facts_.name - 1] = 0;
     facts_.description[sizeof facts_.description - 1] = 0;
     facts_.self.engine[sizeof facts_.self.engine - 1] = 0;
-    if (facts_.self.magic != self.magic || facts_.self.version != self.version ||
-        std::strcmp(facts_.self.engine, self.engine) != 0) {
+    if (facts_.self.magic != wire::MAGIC || facts_.self.version != wire::VERSION ||
+        std::strcmp(facts_.self.engine, ggml_mesh_engine_version()) != 0) {
         throw link_error(
-            "it runs engine " + std::string(facts_.self.engine) + ", this machine " + std::string(self.engine) +
+            "it runs engine " + std::string(facts_.self.engine) + ", this machine " + ggml_mesh_engine_version() +
             "; links need the same one"
         );
     }
@@ -290,58 +285,50 @@ uint64_t device::size_of(const ggml_tensor * tensor) noexcept {
 remote_buffer_ptr device::alloc(size_t size, ggml_backend_buffer_usage usage) noexcept {
     remote_buffer_ptr buffer;
     attempt([&] {
-        auto wanted = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size, false);
-        const wire::alloc request = {wanted->id, static_cast<uint32_t>(usage), size};
-        send(wire::command::alloc, {{&request, sizeof request}});
-        if (receive_as<uint32_t>(await(wire::answer::alloc, last_ticket_)) != 0 ||
-            wanted->addresses.base() == nullptr) {
+        if (size > facts_.grant_bytes - allocated_) {
             throw link_error(
                 "it has no room for " + in_megabytes(size) + " (" + in_megabytes(facts_.grant_bytes) +
                 " were free for this engine)"
             );
         }
-        buffer = std::move(wanted);
+        buffer = new_buffer(size, false);
+        const wire::alloc request = {buffer->id, static_cast<uint32_t>(usage), size};
+        send(wire::command::alloc, {{&request, sizeof request}});
+        allocated_ += size;
     });
     return buffer;
 }
 
-remote_buffer_ptr device::attach(
-    const std::string & fingerprint, const std::vector<wire::attach_entry> & entries, size_t size, bool may_be_sent
-) noexcept {
+remote_buffer_ptr device::attach(const std::vector<wire::attach_entry> & entries, size_t size) noexcept {
     remote_buffer_ptr buffer;
     attempt([&] {
-        auto wanted = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size, true);
-        wire::attach request{};
-        std::snprintf(request.fingerprint, sizeof request.fingerprint, "%s", fingerprint.c_str());
-        request.buffer_id = wanted->id;
-        request.count = static_cast<uint32_t>(entries.size());
+        buffer = new_buffer(size, true);
+        const wire::attach request = {buffer->id, static_cast<uint32_t>(entries.size())};
         send(
             wire::command::attach,
             {{&request, sizeof request}, {entries.data(), entries.size() * sizeof entries[0]}}
         );
-        const wire::header head = await(wire::answer::attach, last_ticket_);
-        wire::attach_status status{};
-        if (head.size < sizeof status) {
-            throw link_error("its answer has the wrong size");
-        }
-        link_.receive(&status, sizeof status);
-        std::string refusal(head.size - sizeof status, 0);
-        link_.receive(refusal.data(), refusal.size());
-        if (status == wire::attach_status::absent && may_be_sent) {
-            return;
-        }
-        if (status != wire::attach_status::attached || wanted->addresses.base() == nullptr) {
-            throw link_error(refusal);
-        }
-        buffer = std::move(wanted);
     });
     return buffer;
+}
+
+remote_buffer_ptr device::new_buffer(size_t size, bool attached) {
+    auto buffer = std::make_unique<remote_buffer>(this, ++last_buffer_id_, size, attached);
+    if (buffer->addresses.base() == nullptr) {
+        throw link_error("there are no addresses left for " + in_megabytes(size));
+    }
+    return buffer;
+}
+
+void device::fail(const std::string & reason) noexcept {
+    attempt([&] { throw link_error(reason); });
 }
 
 void device::free(const remote_buffer & buffer) noexcept {
     attempt([&] {
         const uint32_t id = buffer.id;
         send(wire::command::free, {{&id, sizeof id}});
+        allocated_ -= buffer.attached ? 0 : buffer.size;
         // The worker drops the graphs that used it; sending all again is simpler than knowing which.
         known_.clear();
         shadows_.clear();

@@ -87,11 +87,12 @@ class device;
 struct remote_buffer {
     device * owner;
     uint32_t id;
+    size_t size;
     address_range addresses;
     bool attached;  // holds weights that the worker has read itself
 
-    remote_buffer(device * holder, uint32_t number, size_t size, bool is_attached)
-        : owner(holder), id(number), addresses(size), attached(is_attached) {}
+    remote_buffer(device * holder, uint32_t number, size_t bytes, bool is_attached)
+        : owner(holder), id(number), size(bytes), addresses(bytes), attached(is_attached) {}
 
     uint64_t offset_of(const ggml_tensor * tensor) const {
         return static_cast<uint64_t>(static_cast<const uint8_t *>(tensor->data) - addresses.base());
@@ -102,8 +103,11 @@ using remote_buffer_ptr = std::unique_ptr<remote_buffer>;
 
 class device {
   public:
-    // Greets the worker at the other end of `fd`. Throws link_error.
-    device(int fd, std::string name);
+    // Sends a greeting to the worker at the other end of `fd`, which names the model that its layers are of.
+    device(int fd, std::string name, const std::string & model);
+
+    // Waits for the answer. Throws link_error.
+    void be_greeted();
 
     // Made by ggml's rules: they live as long as the process.
     ggml_backend_device handle{};
@@ -122,15 +126,19 @@ class device {
     // Bytes that a tensor takes over there.
     uint64_t size_of(const ggml_tensor * tensor) noexcept;
 
-    // Memory of the worker's; null where it has none, which is then the device's failure.
+    // Memory of the worker's; null where it surely has none left, which is then the device's failure. That it has
+    // none after all shows when the memory is used.
     remote_buffer_ptr alloc(size_t size, ggml_backend_buffer_usage usage) noexcept;
 
-    // Weights that the worker reads itself. Null where it does not have the model, which is the device's failure
-    // unless the weights `may_be_sent`.
-    remote_buffer_ptr attach(
-        const std::string & fingerprint, const std::vector<wire::attach_entry> & entries, size_t size,
-        bool may_be_sent
-    ) noexcept;
+    bool has_model() const {
+        return facts_.has_model != 0;
+    }
+
+    // Weights that the worker reads itself, of the model that it was greeted with and has.
+    remote_buffer_ptr attach(const std::vector<wire::attach_entry> & entries, size_t size) noexcept;
+
+    // From outside: why this device is of no use.
+    void fail(const std::string & reason) noexcept;
 
     void free(const remote_buffer & buffer) noexcept;
     void clear(const wire::span & where, uint8_t value) noexcept;
@@ -160,6 +168,7 @@ class device {
     ggml_mesh_stage counters_{};
     uint32_t last_ticket_ = 0;
     uint32_t last_buffer_id_ = 0;
+    uint64_t allocated_ = 0;  // of the grant
     uint32_t runs_in_flight_ = 0;
     uint64_t last_uid_ = 0;
     wire::graph_key last_key_{};
@@ -171,12 +180,12 @@ class device {
     size_cache sizes_;
     std::map<const device *, uint32_t> peers_;
 
-    void greet();
     void send(wire::command kind, std::initializer_list<bytes_view> parts);
     wire::header await(wire::answer kind, uint32_t ticket);
     wire::header next_header();
     void take_notice(const wire::header & head);
     void drain();
+    remote_buffer_ptr new_buffer(size_t size, bool attached);
     std::string last_words(const std::string & otherwise) noexcept;
     template <typename T> T receive_as(const wire::header & head);
 

@@ -30,10 +30,12 @@ GGML_MESH_API int ggml_mesh_selftest(char * why, size_t why_size);
 
 // --- client ---
 
-// Greets the worker at the other end of the socket `fd`, which is owned from here
-// on, and registers a ggml device called `name` for it. Call it before the
-// model is loaded. Returns the device's index, or -1 with the reason in `why`.
-GGML_MESH_API int ggml_mesh_connect(int fd, const char * name, char * why, size_t why_size);
+// Greets the workers at the other ends of sockets, which are owned from here on,
+// and registers a ggml device of the given name for each. Call it once the model
+// is named and before it is loaded. Their indices are those that they have here,
+// counted on if there were others before. Returns 0, or 1 with the reason in `why`.
+GGML_MESH_API int
+ggml_mesh_connect(const int * fds, const char * const * names, size_t count, char * why, size_t why_size);
 
 // Names the model that is going to be loaded: its weights are then asked for by
 // name, and sent only if they `may_be_sent` and a worker has no copy of the model.

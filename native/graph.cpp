@@ -6,6 +6,7 @@
 #include "ggml-impl.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
 #include <unordered_map>
@@ -164,6 +165,8 @@ class decoder {
             throw std::runtime_error("no memory for a graph");
         }
         result_.graph = ggml_new_graph_custom(result_.context.get(), count, false);
+        static std::atomic<uint64_t> last_uid{0};
+        result_.graph->uid = ++last_uid;  // so that a device knows it again without comparing all of it
         built_.reserve(count);
         weights_.reserve(count);
     }

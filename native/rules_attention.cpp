@@ -21,7 +21,9 @@ void check_factors(const subject & node) {
     // Repacking kernels read four rows as one piece.
     node.require(b.ne[1] <= 1 || b.nb[1] >= ggml_row_size(b.type, b.ne[0]), "its rows overlap");
     const ggml_tensor & dst = node.dst();
-    node.require(dst.nb[0] <= dst.nb[1] && dst.nb[1] <= dst.nb[2] && dst.nb[2] <= dst.nb[3], "it is transposed");
+    const bool in_order = dst.nb[0] <= dst.nb[1] && dst.nb[1] <= dst.nb[2] && dst.nb[2] <= dst.nb[3];
+    // Products of no columns, of which prompts are full, have strides of no meaning.
+    node.require(ggml_is_empty(&dst) || in_order, "it is transposed");
 }
 
 // Conversion of the right side, for a type that takes no more than 4 bytes for an element and 1/8 above it.

@@ -126,6 +126,8 @@ class session {
     bool mail_open_ = false;
     bool mail_closed_ = false;
     wire::session_id id_{};
+    std::string model_;     // that the client's weights are of
+    uint64_t granted_ = 0;  // when it greeted
     std::map<uint32_t, memory> buffers_;
     uint32_t attached_ = 0;  // weights in all of them
     std::unordered_map<wire::graph_key, kept_graph, key_hash, key_equal> graphs_;
@@ -239,6 +241,7 @@ class session {
     void on_hello(const frame & message) {
         auto theirs = read_struct<wire::hello>(message);
         theirs.engine[sizeof theirs.engine - 1] = 0;
+        theirs.model[sizeof theirs.model - 1] = 0;
         if (greeted_) {
             throw std::invalid_argument("HELLO comes once");
         }
@@ -256,8 +259,10 @@ class session {
             );
         }
         greeted_ = true;
+        model_ = theirs.model;
         open_mail(theirs.session);
         const wire::hello_answer facts = describe(theirs);
+        granted_ = facts.grant_bytes;
         answer(wire::answer::hello, message, {{&facts, sizeof facts}});
     }
 
@@ -267,6 +272,7 @@ class session {
         size_t total_bytes = 0;
         ggml_backend_dev_memory(worker_.device(), &free_bytes, &total_bytes);
         facts.self = self;
+        facts.has_model = worker_.memory().has_model(model_) ? 1 : 0;
         facts.device_type = static_cast<uint32_t>(ggml_backend_dev_type(worker_.device()));
         facts.grant_bytes = worker_.memory().left();
         facts.total_bytes = std::max<uint64_t>(total_bytes, worker_.memory().quota());
@@ -305,34 +311,30 @@ class session {
             buffers_.size() >= wire::MAX_BUFFERS) {
             throw std::invalid_argument("buffer " + std::to_string(request.buffer_id) + " cannot be made");
         }
-        // A refusal, not an error: the client asked politely, and tells its user.
-        uint32_t refused = worker_.memory().take(request.size) ? 0 : 1;
-        if (refused == 0) {
-            ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(
-                ggml_backend_dev_buffer_type(worker_.device()), request.size + BEHIND_THE_END
-            ));
-            if (buffer) {
-                ggml_backend_buffer_clear(buffer.get(), 0);
-                buffers_.emplace(
-                    request.buffer_id,
-                    memory{
-                        std::move(buffer),
-                        request.size,
-                        request.usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE,
-                        {},
-                        {}}
-                );
-            } else {
-                worker_.memory().give_back(request.size);
-                refused = 1;
-            }
+        const bool granted = worker_.memory().take(request.size);
+        ggml_backend_buffer_ptr buffer(
+            granted ? ggml_backend_buft_alloc_buffer(
+                          ggml_backend_dev_buffer_type(worker_.device()), request.size + BEHIND_THE_END
+                      )
+                    : nullptr
+        );
+        if (!buffer) {
+            worker_.memory().give_back(granted ? request.size : 0);
+            throw std::runtime_error(
+                "it has no room for " + in_megabytes(request.size) + " (" + in_megabytes(granted_) +
+                " were free for this engine)"
+            );
         }
-        answer(wire::answer::alloc, message, {{&refused, sizeof refused}});
+        ggml_backend_buffer_clear(buffer.get(), 0);
+        memory made;
+        made.buffer = std::move(buffer);
+        made.size = request.size;
+        made.is_scratch = request.usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+        buffers_.emplace(request.buffer_id, std::move(made));
     }
 
     void on_attach(const frame & message) {
-        auto request = read_struct<wire::attach>(message);
-        request.fingerprint[sizeof request.fingerprint - 1] = 0;
+        const auto request = read_struct<wire::attach>(message);
         if (request.buffer_id == 0 || buffers_.count(request.buffer_id) != 0 ||
             buffers_.size() >= wire::MAX_BUFFERS || request.count > MAX_ATTACHED - attached_ ||
             message.payload.size() != sizeof request + request.count * sizeof(wire::attach_entry)) {
@@ -346,19 +348,10 @@ class session {
                 entries.data(), message.payload.data() + sizeof request, entries.size() * sizeof entries[0]
             );
         }
-        // A refusal, not an error: it ends the loading of this model, not the session.
-        auto status = wire::attach_status::attached;
-        std::string reason;
-        try {
-            memory attached;
-            attached.lease = worker_.memory().attach(request.fingerprint, entries, attached.weights);
-            attached_ += static_cast<uint32_t>(attached.weights.size());
-            buffers_.emplace(request.buffer_id, std::move(attached));
-        } catch (const store_refusal & refusal) {
-            status = refusal.status;
-            reason = refusal.what();
-        }
-        answer(wire::answer::attach, message, {{&status, sizeof status}, {reason.data(), reason.size()}});
+        memory attached;
+        attached.lease = worker_.memory().attach(model_, entries, attached.weights);
+        attached_ += static_cast<uint32_t>(attached.weights.size());
+        buffers_.emplace(request.buffer_id, std::move(attached));
     }
 
     void on_free(const frame & message) {

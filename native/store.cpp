@@ -9,12 +9,6 @@ namespace mesh {
 
 namespace {
 
-std::string in_megabytes(uint64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-    return text;
-}
-
 uint64_t sum_of_sizes(const std::vector<weight *> & weights) {
     return std::accumulate(weights.begin(), weights.end(), uint64_t{0}, [](uint64_t sum, const weight * one) {
         return sum + one->size();
@@ -22,6 +16,12 @@ uint64_t sum_of_sizes(const std::vector<weight *> & weights) {
 }
 
 }  // namespace
+
+std::string in_megabytes(uint64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+    return text;
+}
 
 weight_lease::~weight_lease() {
     if (owner_ != nullptr) {
@@ -71,9 +71,14 @@ model_weights & store::find_model(const std::string & fingerprint) {
     const std::lock_guard lock(mutex_);
     const auto found = models_.find(fingerprint);
     if (found == models_.end()) {
-        throw store_refusal(wire::attach_status::absent, "it has no copy of the model " + fingerprint);
+        throw std::runtime_error("it has no copy of the model " + fingerprint);
     }
     return *found->second;
+}
+
+bool store::has_model(const std::string & fingerprint) {
+    const std::lock_guard lock(mutex_);
+    return models_.count(fingerprint) != 0;
 }
 
 weight_lease store::attach(
@@ -86,11 +91,11 @@ weight_lease store::attach(
         const std::string name(entry.name, std::find(entry.name, entry.name + sizeof entry.name, '\0'));
         weight * found = model.find(name);
         if (found == nullptr) {
-            throw store_refusal(wire::attach_status::refused, "its copy of the model has no tensor " + name);
+            throw std::runtime_error("its copy of the model has no tensor " + name);
         }
         if (static_cast<uint32_t>(found->type()) != entry.type || found->elements() != entry.elements ||
             found->size() != entry.size) {
-            throw store_refusal(wire::attach_status::refused, "its copy of the model has another " + name);
+            throw std::runtime_error("its copy of the model has another " + name);
         }
         by_offset[entry.offset] = found;
         wanted.push_back(found);
@@ -110,9 +115,9 @@ weight_lease store::hold(std::vector<weight *> && wanted) {
     }
     if (!make_room(missing)) {
         let_go(wanted);
-        throw store_refusal(
-            wire::attach_status::refused, "it has no room for " + in_megabytes(missing) + " of weights (" +
-                                              in_megabytes(unused()) + " were free for this engine)"
+        throw std::runtime_error(
+            "it has no room for " + in_megabytes(missing) + " of weights (" + in_megabytes(unused()) +
+            " were free for this engine)"
         );
     }
     for (weight * one : wanted) {

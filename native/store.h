@@ -17,6 +17,9 @@
 
 namespace mesh {
 
+// For sentences.
+std::string in_megabytes(uint64_t bytes);
+
 class store;
 
 // Weights that a session uses: they stay for as long as it holds them.
@@ -34,13 +37,6 @@ class weight_lease {
   private:
     store * owner_ = nullptr;
     std::vector<weight *> held_;
-};
-
-// Why weights cannot be had.
-struct store_refusal : std::runtime_error {
-    store_refusal(wire::attach_status why, const std::string & reason) : std::runtime_error(reason), status(why) {}
-
-    wire::attach_status status;
 };
 
 class store {
@@ -64,14 +60,16 @@ class store {
     // A model on this machine's disk, known by its fingerprint from now on.
     void add_model(const std::string & fingerprint, const std::vector<std::string> & paths);
 
-    // The weights that `entries` name, by their offsets. Throws store_refusal.
+    bool has_model(const std::string & fingerprint);
+
+    // The weights that `entries` name, by their offsets. Throws std::runtime_error where it cannot be.
     weight_lease attach(
         const std::string & fingerprint, const std::vector<wire::attach_entry> & entries,
         std::map<uint64_t, weight *> & by_offset
     );
 
     // Reads layers `first` to `last` (not included) before anybody asks for them; returns their size. Tells how
-    // far it is after each weight. Throws store_refusal.
+    // far it is after each weight. Throws std::runtime_error.
     uint64_t prepare(
         const std::string & fingerprint, int first, int last,
         const std::function<void(uint64_t done, uint64_t total)> & progress

@@ -28,14 +28,10 @@ const char * name_of(uint8_t kind) {
     switch (static_cast<wire::answer>(kind)) {
     case wire::answer::hello:
         return "hello";
-    case wire::answer::alloc:
-        return "alloc";
     case wire::answer::data:
         return "data";
     case wire::answer::done:
         return "done";
-    case wire::answer::attach:
-        return "attach";
     case wire::answer::supports:
         return "supports";
     case wire::answer::size:

@@ -8,7 +8,7 @@
 // a pointer, and everything that arrives is checked before it is used.
 //
 // Commands are executed in the order in which they were sent. Only HELLO, SUPPORTS,
-// SIZE, ALLOC, ATTACH and GET are answered; RUN is followed by a DONE when it has been
+// SIZE and GET are answered; RUN is followed by a DONE when it has been
 // computed, which nobody has to wait for. After an ERROR the session is over:
 // every later command is skipped, and the link closes.
 //
@@ -16,8 +16,8 @@
 //   HELLO    hello, op and type table hashes               HELLO: hello_answer, name, description
 //   SUPPORTS a graph of one node (tensors)                 SUPPORTS: 1 if the device computes it, else 0
 //   SIZE     a graph of one node (tensors)                 SIZE: bytes that its result takes on the device
-//   ALLOC    alloc                                         ALLOC: status (0, or refused)
-//   ATTACH   attach, attach_entry × count                  ATTACH: attach_status, the reason for a refusal
+//   ALLOC    alloc
+//   ATTACH   attach, attach_entry × count                  (weights of the model that HELLO named)
 //   FREE     buffer_id
 //   CLEAR    clear
 //   SET      span, bytes
@@ -72,10 +72,8 @@ enum class command : uint8_t {
 
 enum class answer : uint8_t {
     hello = 0x81,
-    alloc = 0x82,
     data = 0x86,
     done = 0x89,
-    attach = 0x8a,
     supports = 0x8e,
     size = 0x8f,
     error = 0xff,
@@ -97,6 +95,7 @@ struct session_id {
 
 struct hello {
     session_id session;
+    char model[64];  // fingerprint of the model whose layers it is about, zero-padded
     uint32_t magic;
     uint32_t version;
     char engine[32];      // version of the engine, zero-padded
@@ -106,12 +105,12 @@ struct hello {
     uint32_t reserved;
 };
 
-static_assert(sizeof(hello) == 72);
+static_assert(sizeof(hello) == 136);
 
 struct hello_answer {
     hello self;
     uint32_t device_type;  // enum ggml_backend_dev_type
-    uint32_t reserved;
+    uint32_t has_model;    // 1 if the worker has the model's files
     uint64_t grant_bytes;  // what this session may allocate
     uint64_t total_bytes;
     uint64_t alignment;
@@ -119,7 +118,7 @@ struct hello_answer {
     char description[128];
 };
 
-static_assert(sizeof(hello_answer) == 72 + 8 + 24 + 192);
+static_assert(sizeof(hello_answer) == 136 + 8 + 24 + 192);
 
 struct alloc {
     uint32_t buffer_id;  // chosen by the client
@@ -132,12 +131,11 @@ static_assert(sizeof(alloc) == 16);
 // Weights by reference: the worker takes them from its own copy of the model and
 // presents them at the addresses that the client chose. No byte of them travels.
 struct attach {
-    char fingerprint[64];
     uint32_t buffer_id;
     uint32_t count;
 };
 
-static_assert(sizeof(attach) == 72);
+static_assert(sizeof(attach) == 8);
 
 struct attach_entry {
     char name[64];
@@ -149,12 +147,6 @@ struct attach_entry {
 };
 
 static_assert(sizeof(attach_entry) == 96);
-
-enum class attach_status : uint32_t {
-    attached = 0,
-    absent = 1,   // the worker has no such model: its bytes may be sent instead
-    refused = 2,  // it has, and something is different, or there is no room
-};
 
 struct span {
     uint32_t buffer_id;

@@ -134,10 +134,12 @@ device::device(int fd) {
     const std::string name = "TEST" + std::to_string(number++);
     char why[WHY_BYTES] = "";
     ggml_mesh_loaded();  // failed reads are thrown
-    index = ggml_mesh_connect(fd, name.c_str(), why, sizeof why);
-    if (index < 0) {
+    const char * names[] = {name.c_str()};
+    if (ggml_mesh_connect(&fd, names, 1, why, sizeof why) != 0) {
         throw std::runtime_error(why);
     }
+    static std::atomic<int> connected{0};
+    index = connected++;
     handle = ggml_backend_dev_by_name(name.c_str());
 }
 

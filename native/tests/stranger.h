@@ -48,8 +48,10 @@ class stranger {
     bool alloc(uint32_t id, uint64_t size) {
         const mesh::wire::alloc request = {id, 0, size};
         send(mesh::wire::command::alloc, {{&request, sizeof request}});
-        const mesh::frame answer = link_.receive_frame();
-        return answer.payload == std::vector<uint8_t>(sizeof(uint32_t));
+        // Nothing is said to it, so something is asked that needs it.
+        const mesh::wire::span nothing = {id, 0, 0, 0};
+        send(mesh::wire::command::get, {{&nothing, sizeof nothing}});
+        return link_.receive_frame().head.kind == static_cast<uint8_t>(mesh::wire::answer::data);
     }
 
     void free(uint32_t id) {

@@ -136,7 +136,6 @@ TEST("limits: weights are not attached without end") {
     stranger other(remote);
     other.greet();
     mesh::wire::attach request{};
-    std::strncpy(request.fingerprint, model::FINGERPRINT, sizeof request.fingerprint - 1);
     request.count = 200'000;
     request.buffer_id = 1;
     const std::vector<mesh::wire::attach_entry> entries(request.count);

@@ -78,16 +78,20 @@ TEST("session: a graph is sent once, and runs again with other inputs") {
     CHECK_EQUAL(between.seen(), seen + 2);  // RUN and GET
 }
 
-TEST("session: quotas are kept, and a refusal is polite") {
+TEST("session: quotas are kept, and a refusal ends one session") {
     worker remote(QUOTA);
+    for (const uint64_t size : {QUOTA + 1, UINT64_MAX}) {
+        stranger greedy(remote);
+        CHECK_EQUAL(greedy.greet(), QUOTA);
+        CHECK(!greedy.alloc(1, size));
+    }
+    remote.join();
     stranger other(remote);
     CHECK_EQUAL(other.greet(), QUOTA);
-    CHECK(!other.alloc(1, QUOTA + 1));
-    CHECK(!other.alloc(1, UINT64_MAX));
     CHECK(other.alloc(1, QUOTA));
-    CHECK(!other.alloc(2, 1));
     other.free(1);
     CHECK(other.alloc(2, QUOTA));
+    CHECK(!other.alloc(3, 1));
 }
 
 TEST("session: a client that gets no memory says so") {

@@ -50,7 +50,7 @@ CLOSED = r"(the other side closed the link|the link is lost: (Connection reset b
 
 HELLO, RUN, ERROR = 1, 9, 0xFF
 HEADER = struct.Struct("<B3xIQ")
-GREETING = struct.Struct("<16s2I32s4I")
+GREETING = struct.Struct("<16s64s2I32s4I")
 MAGIC, PROTOCOL = 0x4853454D, 1
 OTHER_ENGINE = "2020.1.1"
 
@@ -314,7 +314,7 @@ async def test_a_worker_with_another_engine(plan: SplitPlan) -> None:
 
 
 def _greeting(engine: str) -> bytes:
-    return GREETING.pack(bytes(16), MAGIC, PROTOCOL, engine.encode(), 0, 0, 0, 0)
+    return GREETING.pack(bytes(16), bytes(64), MAGIC, PROTOCOL, engine.encode(), 0, 0, 0, 0)
 
 
 def _read(link: socket.socket, size: int) -> bytes:

@@ -174,13 +174,12 @@ class MeshLibrary:
         ):
             raise EngineFailed(why.text)
 
-    def connect(self, descriptor: int, name: str) -> int:
-        """A device for the worker at the other end of a socket, which the library owns from here on."""
+    def connect(self, workers: dict[str, int]) -> None:
+        """A device for each worker, by its name, at the other end of a socket that the library then owns."""
         why = _Reason()
-        index: int = self.native.ggml_mesh_connect(descriptor, name.encode(), *why.arguments)
-        if index < 0:
+        sockets = (ctypes.c_int * len(workers))(*workers.values())
+        if self.native.ggml_mesh_connect(sockets, *_strings(list(workers)), *why.arguments):
             raise EngineFailed(why.text)
-        return index
 
     def link(self, source: int, target: int, peer: int) -> None:
         self.native.ggml_mesh_link(source, target, peer)
@@ -317,7 +316,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_guard": (number, [number]),
             "ggml_mesh_selftest": (number, [text, size]),
             "ggml_mesh_use_model": (number, [text, texts, size, number, text, size]),
-            "ggml_mesh_connect": (number, [number, text, text, size]),
+            "ggml_mesh_connect": (number, [ctypes.POINTER(number), texts, size, text, size]),
             "ggml_mesh_link": (None, [number, number, ctypes.c_uint]),
             "ggml_mesh_loaded": (None, []),
             "ggml_mesh_failure": (size, [number, text, size]),

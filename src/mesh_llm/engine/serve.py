@@ -116,8 +116,7 @@ def load_guarded(libraries: dict[str, Path], *, sparing: bool = False) -> tuple[
 def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
     if spec.fingerprint:
         mesh.use_model(spec.fingerprint, spec.files, may_be_sent=spec.send_weights)
-    for link in spec.links:
-        mesh.connect(link.fd, link.name)
+    mesh.connect({link.name: link.fd for link in spec.links})
     for index, link in enumerate(spec.links):
         if link.pushes_to_next and index + 1 < len(spec.links):
             mesh.link(index, index + 1, index + 1)

@@ -66,15 +66,14 @@ async def stock(plan: SplitPlan) -> AsyncIterator[Rig]:
     """Through ggml-rpc: the same layers on as many workers, the output head on the last one."""
     libraries = {name: str(path) for name, path in plan.libraries.items()}
     async with AsyncExitStack() as stack:
-        workers = [
-            await stack.enter_async_context(_stock_worker(libraries, plan.threads)) for _ in plan.workers
-        ]
+        workers = [await stack.enter_async_context(_stock_worker(libraries, plan)) for _ in plan.workers]
         endpoints, lines = [target for _, target in workers], None
         if plan.delay_s:
             doors = [_door(target, plan.delay_s) for target in endpoints]
             endpoints = [door.listener.getsockname() for door in doors]
             lines = await stack.enter_async_context(delay_lines((), doors))
-        spec = _spec(plan, libraries)
+        host = plan.host_libraries or plan.libraries
+        spec = _spec(plan, {name: str(path) for name, path in host.items()})
         request = {
             "spec": asdict(spec),
             "endpoints": [f"{host}:{port}" for host, port in endpoints],
@@ -113,7 +112,7 @@ def _spec(plan: SplitPlan, libraries: dict[str, str]) -> EngineSpec:
 
 @asynccontextmanager
 async def _stock_worker(
-    libraries: dict[str, str], threads: int
+    libraries: dict[str, str], plan: SplitPlan
 ) -> AsyncIterator[tuple[int, tuple[str, int]]]:
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -123,7 +122,7 @@ async def _stock_worker(
 
     argv = servers.following([sys.executable, "-P", str(_FOLDER / "stock_worker.py")])
     async with spawn(argv, on_stdout=on_line, on_stderr=lambda _: None, env=servers.ENVIRONMENT) as child:
-        request = {"libraries": libraries, "threads": threads}
+        request = {"libraries": libraries, "threads": plan.threads, "device": plan.device}
         await child.send(json.dumps(request).encode() + b"\n", close=False)
         async with asyncio.timeout(servers.READY_S):
             target = "127.0.0.1", await port

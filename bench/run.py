@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench import facts, idle, overhead, relay, solo, split, startup
+from bench import facts, gpu, idle, overhead, relay, solo, split, startup
 from bench.facts import Load
 from bench.plan import Plan
 from bench.report import Result, Row
@@ -37,7 +37,10 @@ BENCHES: dict[str, Bench] = {
     "overhead": Bench(title=overhead.TITLE, measure=overhead.measure),
     "solo": Bench(title=solo.TITLE, measure=solo.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),
+    "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),
 }
+BY_NAME_ONLY = {"gpu"}
+"""Not every machine can run them."""
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -86,7 +89,7 @@ async def _one(name: str, plan: Plan, known: dict[str, str]) -> Result:
 
 def main() -> int:
     options = arguments(sys.argv[1:])
-    names = [name for name in BENCHES if not options.only or name in options.only]
+    names = [name for name in BENCHES if name in (options.only or BENCHES.keys() - BY_NAME_ONLY)]
     try:
         asyncio.run(run(names, Plan(quick=options.quick), as_json=options.json))
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -1,6 +1,6 @@
 """Program: one worker of stock ggml-rpc, with the wheel, the CPU library and the threads that ours have.
 
-Reads one JSON line from stdin (`libraries`, `threads`); stdin stays open as its
+Reads one JSON line from stdin (`libraries`, `threads`, `device`); stdin stays open as its
 lifeline. Prints one JSON line with the port that it is about to listen on.
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 
 from mesh_llm.engine.library import Engine
 from mesh_llm.engine.serve import load_guarded, separate_stdout
-from mesh_llm.types import DeviceKind
 
 
 def main() -> None:
@@ -24,13 +23,13 @@ def main() -> None:
     engine, _ = load_guarded({name: Path(path) for name, path in request["libraries"].items()})
     port = _free_port()
     report({"event": "listening", "port": port})
-    serve(engine, f"127.0.0.1:{port}", request["threads"])
+    serve(engine, f"127.0.0.1:{port}", request["threads"], request["device"])
 
 
-def serve(engine: Engine, endpoint: str, threads: int) -> None:
+def serve(engine: Engine, endpoint: str, threads: int, name: str) -> None:
     """Blocks, and serves one client after the other."""
     native = engine.native
-    index = next(i for i, device in enumerate(engine.devices()) if device.kind is DeviceKind.CPU)
+    index = next(i for i, device in enumerate(engine.devices()) if device.name == name)
     devices = (ctypes.c_void_p * 1)(native.ggml_backend_dev_get(index))
     start = native.ggml_backend_reg_get_proc_address(
         native.ggml_backend_reg_by_name(b"RPC"), b"ggml_backend_rpc_start_server"

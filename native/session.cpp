@@ -136,6 +136,7 @@ class session {
     size_t tensors_ = 0;  // of all graphs that are kept
     shadows shadows_;
     clock::time_point idle_since_ = clock::now();
+    std::vector<placed_input> received_;  // and not yet written
     uint64_t pushed_in_ = 0;
     uint64_t pushed_out_ = 0;
     uint64_t counted_in_ = 0;
@@ -202,6 +203,9 @@ class session {
         const auto command = static_cast<wire::command>(message.head.kind);
         if (!greeted_ && command != wire::command::hello) {
             throw std::invalid_argument("the first command has to be HELLO");
+        }
+        if (command != wire::command::recv && command != wire::command::run && command != wire::command::graph) {
+            write_received();
         }
         switch (command) {
         case wire::command::hello:
@@ -500,10 +504,18 @@ class session {
                 std::to_string(request.to.size)
             );
         }
-        if (!data.empty()) {
-            byte_tensor bytes(to, data.size());
-            ggml_backend_tensor_set(&bytes.tensor, data.data(), 0, data.size());
+        received_.push_back({to, std::move(data)});
+    }
+
+    // What was received is written with the inputs of the graph that follows; somebody else wants to see it now.
+    void write_received() {
+        for (const placed_input & each : received_) {
+            if (!each.bytes.empty()) {
+                byte_tensor bytes(each.to, each.bytes.size());
+                ggml_backend_tensor_set(&bytes.tensor, each.bytes.data(), 0, each.bytes.size());
+            }
         }
+        received_.clear();
     }
 
     void on_graph(const frame & message) {
@@ -566,8 +578,7 @@ class session {
         graphs_.erase(found);
     }
 
-    std::vector<placed_input> read_inputs(const frame & message, size_t position) {
-        std::vector<placed_input> inputs;
+    void read_inputs(const frame & message, size_t position, std::vector<placed_input> & inputs) {
         uint64_t total = 0;
         while (position < message.payload.size()) {
             input value = shadows_.decode(message.payload, position);
@@ -579,7 +590,6 @@ class session {
                 {writable({value.buffer_id, 0, value.offset, value.data.size()}), std::move(value.data)}
             );
         }
-        return inputs;
     }
 
     void on_run(const frame & message) {
@@ -587,7 +597,9 @@ class session {
         if (found == graphs_.end()) {
             throw std::invalid_argument("a graph is run that was never sent");
         }
-        const std::vector<placed_input> inputs = read_inputs(message, sizeof(wire::graph_key));
+        std::vector<placed_input> inputs = std::move(received_);
+        received_.clear();
+        read_inputs(message, sizeof(wire::graph_key), inputs);
         wire::telemetry cost{};
         const auto start = clock::now();
         cost.wait_ns = nanoseconds(start - idle_since_);

@@ -46,6 +46,8 @@ class SplitPlan:
     embeddings: bool = False
     device: str = "CPU"
     """That workers lend."""
+    host_libraries: dict[str, Path] | None = None
+    """Where the host has others than the workers."""
     host_device: str | None = None
     """A GPU of the host's for its own layers and the head; without one they are its CPU's."""
     head_on_worker: bool = False
@@ -170,7 +172,7 @@ def _engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
         cache_type_k=plan.cache_type,
         cache_type_v=plan.cache_type,
         embeddings=plan.embeddings,
-        libraries={name: str(library) for name, library in plan.libraries.items()},
+        libraries={name: str(library) for name, library in (plan.host_libraries or plan.libraries).items()},
         settings=plan.settings,
         files=tuple(str(file) for file in plan.facts.files),
         fingerprint=plan.facts.fingerprint,

@@ -71,8 +71,8 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
                 await _ask(rig, seen, rounds=plan.choose(full=5, quick=3))
             rows += _rows(case, loads, seen)
     return tuple(rows), (
-        f"synthetic llama of 32 layers, {facts.size_bytes / 1e9:.1f} GB, Q4_0, context 8192; prefill of {PROMPT} tokens, "
-        f"decode of {DECODED} after a prompt of {SHORT}",
+        f"synthetic llama of 32 layers, {facts.size_bytes / 1e9:.1f} GB, Q4_0, context 8192; "
+        f"prefill of {PROMPT} tokens, decode of {DECODED} after a prompt of {SHORT}",
         "all processes share one GPU: their kernels take turns on it",
         "load: from the start of the engine process until it answers; workers of ours run already, and from "
         "the second turn on hold the weights; those of stock are sent them each time",

@@ -148,6 +148,7 @@ void device::be_greeted() {
             "; links need the same one"
         );
     }
+    link_.set_watch(facts_.device_type == GGML_BACKEND_DEVICE_TYPE_CPU ? NO_WATCH : GPU_WATCH);
 }
 
 void device::send(wire::command kind, std::initializer_list<bytes_view> parts) {
@@ -473,7 +474,9 @@ ggml_status device::compute(const ggml_cgraph * graph) noexcept {
         for (auto entry = held_.begin(); entry != held_.end();) {
             const stretch place = {entry->buffer_id, entry->offset, entry->offset + entry->data.size()};
             const bool read = touches_any(place, use->reads);
-            if (read) {
+            if (read && shadows::is_better_raw(entry->data)) {
+                send_piecewise(entry->buffer_id, entry->offset, entry->data.data(), entry->data.size());
+            } else if (read) {
                 shadows_.encode(*entry, inputs);
             }
             // What the graph writes over is gone; what it neither reads nor writes may be read by the next one.

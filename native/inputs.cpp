@@ -12,6 +12,8 @@ namespace {
 using wire::input_form;
 using wire::input_head;
 
+constexpr size_t SAMPLE_BYTES = 4096;
+
 // Runs of equal 16-bit words: what masks are made of.
 bool encode_runs(const std::vector<uint8_t> & now, size_t limit, std::vector<uint8_t> & out) {
     if (now.size() % 2 != 0) {
@@ -63,6 +65,16 @@ void decode_runs(const uint8_t * bytes, size_t size, std::vector<uint8_t> & data
 }
 
 }  // namespace
+
+bool shadows::is_better_raw(const std::vector<uint8_t> & data) {
+    if (data.size() <= MAX_SHADOWED_BYTES) {
+        return false;
+    }
+    // The beginning tells: masks are of few words, activations of ever new ones.
+    const std::vector<uint8_t> beginning(data.begin(), data.begin() + SAMPLE_BYTES);
+    std::vector<uint8_t> runs;
+    return !encode_runs(beginning, beginning.size() / 2, runs);
+}
 
 void shadows::encode(const input & value, std::vector<uint8_t> & out) {
     input_head head{};
@@ -134,6 +146,9 @@ input shadows::decode(const std::vector<uint8_t> & in, size_t & position) {
 }
 
 void shadows::remember(const input & value) {
+    if (value.data.size() > MAX_SHADOWED_BYTES) {
+        return;
+    }
     const auto [entry, is_new] = known_.try_emplace({value.buffer_id, value.offset, value.data.size()});
     bytes_ += is_new ? value.data.size() + SHADOW_OVERHEAD : 0;
     entry->second = value.data;

@@ -21,8 +21,14 @@ struct input {
     std::vector<uint8_t> data;
 };
 
+// Larger ones are not remembered: they are prompts' activations, which are never like the ones before, and masks.
+constexpr size_t MAX_SHADOWED_BYTES = 256 << 10;
+
 class shadows {
   public:
+    // True if `encode` would only make it longer: large, and not of long runs.
+    static bool is_better_raw(const std::vector<uint8_t> & data);
+
     // Appends `value` to `out` in the shortest form, and remembers it.
     void encode(const input & value, std::vector<uint8_t> & out);
 

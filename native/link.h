@@ -2,6 +2,7 @@
 
 // One link: framed messages over a file descriptor that somebody else opened.
 
+#include "watch.h"
 #include "wire.h"
 
 #include <atomic>
@@ -40,6 +41,11 @@ class link {
     link(const link &) = delete;
     link & operator=(const link &) = delete;
 
+    // Reading first waits awake for so long (watch.h).
+    void set_watch(watch_time time) noexcept {
+        watching_ = time;
+    }
+
     void send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts);
 
     // As `send`, but the frame may wait for the next one: for small commands that mean nothing by themselves.
@@ -75,6 +81,7 @@ class link {
   private:
     int fd_;
     std::string name_;
+    watch_time watching_ = NO_WATCH;
     std::vector<uint8_t> postponed_;
     std::vector<uint8_t> buffer_;
     size_t begin_ = 0;
@@ -83,6 +90,7 @@ class link {
     std::atomic<uint64_t> received_{0};
 
     void fill();
+    bool watch_for(short events) const noexcept;
 };
 
 }  // namespace mesh

@@ -148,7 +148,6 @@ void device::be_greeted() {
             "; links need the same one"
         );
     }
-    link_.set_watch(facts_.device_type == GGML_BACKEND_DEVICE_TYPE_CPU ? NO_WATCH : GPU_WATCH);
 }
 
 void device::send(wire::command kind, std::initializer_list<bytes_view> parts) {

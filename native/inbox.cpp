@@ -19,7 +19,6 @@ bool inbox::put(frame && message) {
 
 bool inbox::take(frame & message) {
     std::unique_lock lock(mutex_);
-    watch(lock, watching_, [&] { return can_take(); });
     changed_.wait(lock, [&] { return can_take(); });
     return take_first(message);
 }

@@ -3,7 +3,6 @@
 // Commands that have arrived and wait to be executed.
 
 #include "link.h"
-#include "watch.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -16,8 +15,6 @@ namespace mesh {
 // Bounded in bytes, so that a client cannot fill our memory. One thread puts, one takes, any may close.
 class inbox {
   public:
-    explicit inbox(watch_time watching) : watching_(watching) {}
-
     // Waits for room. False when the session is over.
     bool put(frame && message);
 
@@ -32,7 +29,6 @@ class inbox {
     bool is_closed();
 
   private:
-    watch_time watching_;
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<frame> frames_;

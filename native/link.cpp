@@ -151,24 +151,7 @@ void link::receive(void * data, size_t size) {
     }
 }
 
-// Asks for a while whether something has happened, and then no more.
-bool link::watch_for(short events) const noexcept {
-    if (watching_ == NO_WATCH) {
-        return false;
-    }
-    pollfd self = {fd_, events, 0};
-    const auto end = std::chrono::steady_clock::now() + watching_;
-    do {
-        if (poll(&self, 1, 0) != 0) {
-            return true;
-        }
-        std::this_thread::yield();
-    } while (std::chrono::steady_clock::now() < end);
-    return false;
-}
-
 void link::fill() {
-    watch_for(POLLIN);
     for (;;) {
         const ssize_t count = read(fd_, buffer_.data(), buffer_.size());
         if (count > 0) {
@@ -206,9 +189,6 @@ bool link::ended() const noexcept {
 
 int link::wait_readable(const std::vector<const link *> & others) const {
     if (begin_ != end_) {
-        return -1;
-    }
-    if (watch_for(POLLIN)) {
         return -1;
     }
     std::vector<pollfd> watched = {{fd_, POLLIN, 0}};

@@ -2,7 +2,6 @@
 
 // One link: framed messages over a file descriptor that somebody else opened.
 
-#include "watch.h"
 #include "wire.h"
 
 #include <atomic>
@@ -41,11 +40,6 @@ class link {
     link(const link &) = delete;
     link & operator=(const link &) = delete;
 
-    // Reading first waits awake for so long (watch.h).
-    void set_watch(watch_time time) noexcept {
-        watching_ = time;
-    }
-
     void send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts);
 
     // As `send`, but the frame may wait for the next one: for small commands that mean nothing by themselves.
@@ -81,7 +75,6 @@ class link {
   private:
     int fd_;
     std::string name_;
-    watch_time watching_ = NO_WATCH;
     std::vector<uint8_t> postponed_;
     std::vector<uint8_t> buffer_;
     size_t begin_ = 0;
@@ -90,7 +83,6 @@ class link {
     std::atomic<uint64_t> received_{0};
 
     void fill();
-    bool watch_for(short events) const noexcept;
 };
 
 }  // namespace mesh

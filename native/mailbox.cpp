@@ -51,7 +51,6 @@ bool mailbox::receive(
         const auto found = boxes_.find(session);
         return found == boxes_.end() || found->second.arrived.count(number) != 0;
     };
-    watch(lock, watching_, arrived);
     if (!changed_.wait_for(lock, time, arrived)) {
         return false;
     }

@@ -2,7 +2,6 @@
 
 // Activations that another worker pushed, waiting for the session that expects them.
 
-#include "watch.h"
 #include "wire.h"
 
 #include <chrono>
@@ -16,8 +15,6 @@ namespace mesh {
 
 class mailbox {
   public:
-    explicit mailbox(watch_time watching) : watching_(watching) {}
-
     // A session takes part from HELLO to its end; what is pushed to it before or after is dropped.
     void open(const wire::session_id & session);
     void close(const wire::session_id & session);
@@ -43,7 +40,6 @@ class mailbox {
         }
     };
 
-    watch_time watching_;
     std::mutex mutex_;
     std::condition_variable changed_;
     std::map<wire::session_id, box, session_less> boxes_;

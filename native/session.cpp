@@ -55,9 +55,7 @@ constexpr uint64_t MAX_RUN_INPUT_BYTES = 512ULL << 20;  // inputs of one RUN: a 
 
 class session {
   public:
-    session(worker & owner, int fd) : worker_(owner), link_(fd, "client"), inbox_(owner.watching()) {
-        link_.set_watch(owner.watching());
-    }
+    session(worker & owner, int fd) : worker_(owner), link_(fd, "client") {}
 
     ~session() {
         close_mail();

@@ -32,7 +32,6 @@ worker::~worker() {
 
 void worker::add_peer(uint32_t number, int fd) {
     auto peer = std::make_shared<peer_link>(number, fd);
-    peer->wire.set_watch(watching());
     const std::lock_guard lock(peers_mutex_);
     peers_[number] = peer;
     receivers_.emplace_back(peer, std::thread([this, peer, number] {

@@ -40,7 +40,7 @@ struct placed_input {
 class worker {
   public:
     worker(ggml_backend_dev_t device, int threads, uint64_t quota)
-        : device_(device), threads_(threads), memory_(device, quota), mail_(watching()) {}
+        : device_(device), threads_(threads), memory_(device, quota) {}
 
     ~worker();
 
@@ -49,11 +49,6 @@ class worker {
 
     ggml_backend_dev_t device() const {
         return device_;
-    }
-
-    // How long its threads wait awake.
-    watch_time watching() const {
-        return ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_CPU ? NO_WATCH : GPU_WATCH;
     }
 
     store & memory() {

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <random>
 #include <sys/mman.h>
+#include <thread>
 
 namespace mesh {
 
@@ -166,17 +167,34 @@ wire::header device::await(wire::answer kind, uint32_t ticket) {
 }
 
 // Waits for the worker as long as all others are there: this one may itself be waiting for a push from one
-// that is gone, and would say so much later.
+// that is gone, and would say so much later. Their notices are read meanwhile: one that cannot get rid of them
+// would not push what this one waits for.
 wire::header device::next_header() {
     std::vector<const link *> links;
+    std::vector<device *> others;
     for (const auto & other : devices()) {
-        links.push_back(&other->link_);
+        if (other.get() != this) {
+            links.push_back(&other->link_);
+            others.push_back(other.get());
+        }
     }
-    const int ended = link_.wait_readable(links);
-    if (ended >= 0) {
-        throw link_error("it was given up, since " + devices()[static_cast<size_t>(ended)]->name() + " is gone");
+    while (const size_t ready = link_.wait_readable(links)) {
+        device & other = *others[ready - 1];
+        if (!other.read_notices()) {
+            throw link_error("it was given up, since " + other.name() + " is gone");
+        }
     }
     return link_.receive_header();
+}
+
+// False where the device has failed.
+bool device::read_notices() noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) {
+        std::this_thread::yield();  // somebody is reading them
+        return true;
+    }
+    return failure_.empty() && carry_out([&] { drain(); });
 }
 
 // A DONE that nobody waited for, or an error.

@@ -185,6 +185,7 @@ class device {
     wire::header next_header();
     void take_notice(const wire::header & head);
     void drain();
+    bool read_notices() noexcept;
     remote_buffer_ptr new_buffer(size_t size, bool attached);
     std::string last_words(const std::string & otherwise) noexcept;
     template <typename T> T receive_as(const wire::header & head);
@@ -198,9 +199,11 @@ class device {
     // Runs `work` unless the device has failed; turns what it throws into the failure.
     template <typename Work> bool attempt(Work && work) noexcept {
         const std::lock_guard lock(mutex_);
-        if (!failure_.empty()) {
-            return false;
-        }
+        return failure_.empty() && carry_out(std::forward<Work>(work));
+    }
+
+    // The same with the lock held, and no failure so far.
+    template <typename Work> bool carry_out(Work && work) noexcept {
         try {
             work();
             return true;

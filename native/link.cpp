@@ -187,25 +187,22 @@ bool link::ended() const noexcept {
     return poll(&self, 1, 0) > 0;
 }
 
-int link::wait_readable(const std::vector<const link *> & others) const {
+size_t link::wait_readable(const std::vector<const link *> & others) const {
     if (begin_ != end_) {
-        return -1;
+        return 0;
     }
     std::vector<pollfd> watched = {{fd_, POLLIN, 0}};
     for (const link * other : others) {
-        watched.push_back({other->fd_, ENDED, 0});
+        watched.push_back({other->fd_, POLLIN, 0});
     }
     while (poll(watched.data(), static_cast<nfds_t>(watched.size()), -1) < 0) {
         if (errno != EINTR) {
             throw link_error(reason("the link is lost"));
         }
     }
-    if (watched[0].revents != 0) {
-        return -1;
-    }
-    const auto ended =
+    const auto ready =
         std::find_if(watched.begin(), watched.end(), [](const pollfd & entry) { return entry.revents != 0; });
-    return static_cast<int>(ended - watched.begin()) - 1;
+    return static_cast<size_t>(ready - watched.begin());
 }
 
 void link::end_sending() noexcept {

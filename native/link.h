@@ -56,8 +56,8 @@ class link {
     // True if nothing more will arrive than what has.
     bool ended() const noexcept;
 
-    // Waits until it is readable, or until one of `others` has ended: which one, or -1.
-    int wait_readable(const std::vector<const link *> & others) const;
+    // Waits until it is readable, or one of `others` is: their number, counted from 1, or 0 for itself.
+    size_t wait_readable(const std::vector<const link *> & others) const;
 
     // Lets the other side read all that was sent, and then the end.
     void end_sending() noexcept;

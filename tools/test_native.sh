@@ -7,6 +7,7 @@
 set -eu
 
 cd "$(dirname "$0")/.."
+PATH=$PWD/.venv/bin:$PATH  # CMake and ninja come with the dependencies
 kind=${1:-plain}
 name=${2:-}
 build=build/native-tests/$kind

@@ -281,6 +281,21 @@ async def test_refused_for_want_of_room(quota_bytes: int, plan: SplitPlan) -> No
     assert message.endswith(f" ({quota_bytes / 1e6:.1f} MB were free for this engine))")
 
 
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (signal.SIGKILL, "the worker was killed (SIGKILL)"),
+        (signal.SIGSEGV, "the worker crashed (SIGSEGV)"),
+    ],
+)
+async def test_the_cause_of_a_workers_death(number: signal.Signals, sentence: str, plan: SplitPlan) -> None:
+    async with lenders(*_specs(plan, 1)) as (worker,):
+        os.kill(worker.child.pid, number)
+        assert worker.death is not None
+        async with asyncio.timeout(FAST_S):
+            assert await worker.death == sentence
+
+
 class FakeWorker(Lender):
     """Greets as an engine of another version would."""
 

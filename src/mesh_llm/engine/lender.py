@@ -13,6 +13,7 @@ from typing import Any
 
 from mesh_llm.defaults import WORKER_HAND_OVER_S, WORKER_READY_S
 from mesh_llm.engine.diagnostics import explain
+from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import EngineFailed
@@ -25,6 +26,8 @@ class Lender:
 
     def __init__(self, child: Child, socket_path: Path) -> None:
         self.child = child
+        self.death: asyncio.Task[str] | None = None
+        """Ends when the worker does, with the reason."""
         self.faults: list[str] = []
         """What clients did wrong, in the order in which their sessions ended."""
         self._socket = socket_path
@@ -113,18 +116,29 @@ async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
     async with spawn(module("mesh_llm.engine.worker"), on_stdout=on_event, on_stderr=log.debug) as child:
         lender = Lender(child, Path(spec.socket))
         await child.send(spec.to_line(), close=False)
-        ended = asyncio.create_task(child.wait(), name="worker exit")
+        ended = asyncio.create_task(_death(child, failed), name="worker exit")
+        lender.death = ended
         try:
             await asyncio.wait((ready, ended), timeout=WORKER_READY_S, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise EngineFailed(ended.result())
             if not ready.done():
-                status = ended.result() if ended.done() else 0
-                death = explain(
-                    status=status,
-                    failed=failed[0] if failed else "it was not ready in time",
-                    lines=tuple(child.recent),
-                    oom_killed=False,
-                )
-                raise EngineFailed(death.sentence.replace("the engine", "the worker"))
+                raise EngineFailed(f"the worker was not ready within {WORKER_READY_S:.0f} s")
             yield lender
         finally:
             ended.cancel()
+
+
+async def _death(child: Child, failed: list[str]) -> str:
+    """Wait for the worker's end, and say why it came."""
+    kills_before = oom_kills()
+    status = await child.wait()
+    death = explain(
+        status=status,
+        failed=failed[0] if failed else None,
+        lines=tuple(child.recent),
+        oom_killed=oom_kills() > kills_before,
+    )
+    sentence = death.sentence.replace("the engine", "the worker")
+    log.warning("worker died cause=%s: %s", death.cause, sentence)
+    return sentence

@@ -134,6 +134,7 @@ void worker::compute(
     }
     write(inputs);
     std::vector<fresh_bytes> fresh;
+    fresh.reserve(inputs.size());
     for (const placed_input & input : inputs) {
         fresh.push_back({input.to.data, &input.bytes});
     }

@@ -7,6 +7,7 @@ machine builds and downloads them once, before the first test that needs them.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,10 @@ from mesh_llm.home import cache_folder, models_folder
 from mesh_llm.models import catalog
 from tests.support.command import MESH_LLM
 from tests.support.node import temporary_home
+
+# A run in the background ignores Ctrl-C, and so would every child that is sent one here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _NEED_LIBRARIES = {"libraries", "engine_sources"}
 _NEED_MODEL = {"smollm2"}

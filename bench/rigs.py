@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bench import servers
 from bench.servers import Server
 from mesh_llm.engine.lender import Lender
 from mesh_llm.engine.process import spawn
-from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.delay import Door, Lines, Passage, delay_lines
-from mesh_llm.lab.split import SplitPlan, split_engine
+from mesh_llm.lab.split import SplitPlan, engine_spec, split_engine
 from mesh_llm.types import StageCounters
 
 _FOLDER = Path(__file__).parent
@@ -72,8 +70,7 @@ async def stock(plan: SplitPlan) -> AsyncIterator[Rig]:
             doors = [_door(target, plan.delay_s) for target in endpoints]
             endpoints = [door.listener.getsockname() for door in doors]
             lines = await stack.enter_async_context(delay_lines((), doors))
-        host = plan.host_libraries or plan.libraries
-        spec = _spec(plan, {name: str(path) for name, path in host.items()})
+        spec = engine_spec(replace(plan, workers=()), ())
         request = {
             "spec": asdict(spec),
             "endpoints": [f"{host}:{port}" for host, port in endpoints],
@@ -93,21 +90,6 @@ async def stock(plan: SplitPlan) -> AsyncIterator[Rig]:
 
 def _door(target: tuple[str, int], delay_s: float) -> Door:
     return Door(listener=socket.create_server(("127.0.0.1", 0)), target=target, delay_s=delay_s)
-
-
-def _spec(plan: SplitPlan, libraries: dict[str, str]) -> EngineSpec:
-    return EngineSpec(
-        model=str(plan.facts.files[0]),
-        alias="split",
-        context=plan.context * plan.slots,
-        slots=plan.slots,
-        threads=plan.threads,
-        key=secrets.token_urlsafe(16),
-        cache_type_k=plan.cache_type,
-        cache_type_v=plan.cache_type,
-        libraries=libraries,
-        settings=plan.settings,
-    )
 
 
 @asynccontextmanager

@@ -141,6 +141,15 @@ async def test_relayed_by_the_host_and_weights_sent(
     await compare(alone, [over(alone, 2, 1, 2, **ways)])
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+async def test_the_head_on_the_last_worker(
+    architecture: str, libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of its own, or tied to the embedding."""
+    alone = await plan_for(tiny(tmp_path, architecture), libraries, settings=SMALL_BATCHES)
+    await compare(alone, [over(alone, 2, 2, head_on_worker=True), over(alone, 6, head_on_worker=True)])
+
+
 async def test_links_that_take_time(libraries: dict[str, Path], tmp_path: Path) -> None:
     alone = await plan_for(tiny(tmp_path, "llama"), libraries, settings=SMALL_BATCHES)
     await compare(alone, [over(alone, 2, 1, 2, delay_s=0.003)])

@@ -104,6 +104,14 @@ async def test_bytes_per_token(smollm2: Path, libraries: dict[str, Path]) -> Non
             assert stage.worker_out_bytes <= tokens * (activation + 1024), name
 
 
+@pytest.mark.parametrize("head_on_worker", [False, True])
+async def test_what_comes_back_is_logits_or_an_activation(head_on_worker: bool, plan: SplitPlan) -> None:
+    logits = 4 * plan.facts.vocabulary
+    async with client(over(plan, LAYERS, head_on_worker=head_on_worker)) as asking:
+        (stage,) = (await worked(asking, token_ids(5))).values()
+        assert (stage.received_bytes >= stage.runs * logits) is head_on_worker
+
+
 async def test_weights_sent_are_counted(plan: SplitPlan) -> None:
     layers = layer_bytes(plan)
     async with client(over(plan, LAYERS, by_reference=False)) as asking:

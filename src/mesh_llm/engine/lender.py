@@ -70,7 +70,7 @@ class Lender:
         except OSError as error:
             raise EngineFailed(f"the worker does not answer: {error.strerror or error}") from error
         with closing(writer):
-            writer.write(json.dumps(request).encode())
+            writer.write(json.dumps(request).encode() + b"\n")
             # Ends with the worker, if not before.
             async for line in reader:
                 match json.loads(line):
@@ -87,7 +87,7 @@ class Lender:
             door.settimeout(WORKER_HAND_OVER_S)
             try:
                 door.connect(str(self._socket))
-                socket.send_fds(door, [json.dumps(what).encode()], [link.fileno()])
+                socket.send_fds(door, [json.dumps(what).encode() + b"\n"], [link.fileno()])
                 accepted = door.recv(64)
             except OSError as error:
                 raise EngineFailed(f"the worker does not take a link: {error.strerror or error}") from error

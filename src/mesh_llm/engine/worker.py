@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mesh_llm.defaults import WORKER_HAND_OVER_S
 from mesh_llm.engine.library import WorkerHandle
 from mesh_llm.engine.serve import Report, load_guarded, separate_stdout
 from mesh_llm.engine.spec import WorkerSpec
@@ -82,8 +83,11 @@ class _Desk:
         self._report = report
 
     def take(self, connection: socket.socket) -> None:
-        message, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 1)
-        request = json.loads(message or b"{}")
+        try:
+            request, descriptors = _read_request(connection)
+        except (OSError, ValueError):
+            connection.close()  # whoever asked has gone, or asked for nothing
+            return
         match request.get("kind"), descriptors:
             case "session", [descriptor]:
                 _start(lambda: self._report({"event": "ended", "fault": self._worker.serve(descriptor)}))
@@ -95,6 +99,8 @@ class _Desk:
                 _start(lambda: self._answer(connection, request))
             case _:
                 connection.close()
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
     def _answer(self, connection: socket.socket, request: dict[str, Any]) -> None:
         fingerprint = request["fingerprint"]
@@ -112,6 +118,20 @@ class _Desk:
             _end(connection, {"done": True, "resident_bytes": self._worker.resident_bytes()})
         except MeshError as error:
             _end(connection, {"fault": error.message})
+
+
+def _read_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """One line, and the descriptor that came with it."""
+    connection.settimeout(WORKER_HAND_OVER_S)
+    message, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 1)
+    while not message.endswith(b"\n"):
+        more = connection.recv(_REQUEST_BYTES)
+        if not more or len(message) > _REQUEST_BYTES:
+            raise ValueError("a request has no end")
+        message += more
+    connection.settimeout(None)
+    request: dict[str, Any] = json.loads(message)
+    return request, descriptors
 
 
 def _start(work: Callable[[], None]) -> None:

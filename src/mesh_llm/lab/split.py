@@ -141,7 +141,7 @@ async def _engine(
         if report.state is EngineState.READY:
             ready.set()
 
-    supervisor = EngineSupervisor(_engine_spec(plan, ends), log_file, on_change)
+    supervisor = EngineSupervisor(engine_spec(plan, ends), log_file, on_change)
     running = asyncio.create_task(supervisor.run(), name="engine")
     waiting = asyncio.create_task(ready.wait(), name="engine ready")
     try:
@@ -160,7 +160,8 @@ async def _engine(
         await asyncio.gather(running, waiting, return_exceptions=True)
 
 
-def _engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
+def engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
+    """What the engine child is told; `ends` are its links to the plan's workers."""
     last = len(ends) - 1
     return EngineSpec(
         model=str(plan.facts.files[0]),

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import sys
-import threading
 from typing import Any
-from urllib.parse import urlsplit
 
 from mesh_llm.engine.library import Engine
-from mesh_llm.engine.serve import load_guarded, parameters, separate_stdout
+from mesh_llm.engine.serve import load_guarded, parameters, separate_stdout, serve_until_stopped
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import MeshError
 
@@ -23,14 +20,7 @@ from mesh_llm.errors import MeshError
 def main() -> None:
     report = separate_stdout()
     request: dict[str, Any] = json.loads(sys.stdin.readline())
-    try:
-        server = start(request)
-    except (MeshError, OSError, RuntimeError, ValueError) as error:
-        report({"event": "failed", "cause": str(error)})
-        os._exit(1)
-    port = urlsplit(server.listening_address).port
-    report({"event": "ready", "port": port, "pid": os.getpid()})
-    threading.Event().wait()
+    serve_until_stopped(lambda: start(request), report)
 
 
 def start(request: dict[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from mesh_llm.defaults import ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
@@ -45,14 +45,20 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = separate_stdout()
     spec = EngineSpec.from_line(sys.stdin.readline())
+    serve_until_stopped(lambda: start(spec, report), report)
+
+
+def serve_until_stopped(start: Callable[[], Any], report: Report) -> NoReturn:
+    """Start a server, say where it listens or why it does not, and leave the rest to its threads."""
     try:
-        server = start(spec, report)
+        server = start()
     except (MeshError, OSError, RuntimeError, ValueError) as error:
         report({"event": "failed", "cause": str(error)})
         os._exit(1)
     port = urlsplit(server.listening_address).port
     report({"event": "ready", "port": port, "pid": os.getpid()})
-    threading.Event().wait()
+    while True:
+        signal.pause()
 
 
 def separate_stdout() -> Report:

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import NewType
 
 NodeId = NewType("NodeId", str)
+"""A node's public key, 64 hexadecimal digits."""
+MeshId = NewType("MeshId", str)
+"""The public key of the node that created the mesh: all its credentials go back to it."""
 Fingerprint = NewType("Fingerprint", str)
 Setting = bool | int | float | str
 """A value of one of the engine's own settings."""
@@ -162,3 +165,204 @@ class StageCounters:
     queued: int
     """Commands that waited behind the last run."""
     in_flight: int
+
+
+# -- the mesh -----------------------------------------------------------------------------------
+
+
+class Role(StrEnum):
+    """What a member may do; stands in its invite."""
+
+    NODE = "node"
+    CLIENT = "client"
+    """Uses the API, lends nothing, invites nobody."""
+
+
+class Hosting(StrEnum):
+    """Whether a node may run the engine."""
+
+    AUTO = "auto"
+    PREFER = "prefer"
+    NEVER = "never"
+
+
+class LinkKind(StrEnum):
+    """How bytes get from one node to another."""
+
+    SELF = "self"
+    LOCAL = "local"
+    """The same machine: a unix socket."""
+    QUIC = "quic"
+    TCP = "tcp"
+    """As it is, without encryption: only where both sides said --plain-lan."""
+    RELAY = "relay"
+    """Through a relay server, or through a member that reaches both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a node can be reached."""
+
+    direct: tuple[str, ...] = ()
+    """`IP:PORT` of QUIC, the likeliest first."""
+    relay: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFacts:
+    """What one node has measured of its way to another."""
+
+    kind: LinkKind
+    rtt_s: float
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What a node's device has shown that it can do."""
+
+    read_bytes_per_s: float
+    """Of weights, in products with one column: what decoding is made of."""
+    flops_per_s: float
+    """In products with many columns: what prompts are made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldModel:
+    """A model whose files lie on a node's disk."""
+
+    fingerprint: Fingerprint
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Layers [first, last) of a model, on one node."""
+
+    node: NodeId
+    first: int
+    last: int
+    weight_bytes: int
+    need_bytes: int
+    """With cache and scratch memory; the host's also with embedding and head."""
+    share: float
+    """Of the model's layers."""
+
+
+class Mode(StrEnum):
+    SOLO = "solo"
+    SPLIT = "split"
+    WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    tok_s: float
+    """Decoding, one request at a time."""
+    first_token_s: float
+    """For a prompt of 512 tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """A node that has no part in a plan, and why."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Who computes what. Two plans with equal `key` run the same engine over the same links."""
+
+    mode: Mode
+    """Solo or split; for WAITING there are no stages, and nobody hosts."""
+    host: NodeId | None
+    stages: tuple[Stage, ...]
+    """In the order of their layers; the host's own first, if it has any."""
+    context: int
+    """Tokens per slot."""
+    slots: int
+    head_on_worker: bool
+    need_bytes: int
+    have_bytes: int
+    predicted: Prediction | None
+    """None where a speed has not been measured."""
+    excluded: tuple[Exclusion, ...]
+    reason: str
+    """A sentence: why this plan and no other."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        layers = tuple((stage.node, stage.first, stage.last) for stage in self.stages)
+        return (self.mode, self.host, layers, self.context, self.slots, self.head_on_worker)
+
+    @property
+    def workers(self) -> tuple[Stage, ...]:
+        return tuple(stage for stage in self.stages if stage.node != self.host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings:
+    """The plan options: they belong to the mesh, and its creator sets them."""
+
+    version: int
+    """Counts the creator's changes; the highest one seen is in force."""
+    model: str
+    """As people call it: a catalog's name or a file's."""
+    fingerprint: Fingerprint
+    alias: str
+    """The name under which it is served."""
+    context: int | None = None
+    """Tokens per slot; None takes the largest that fits."""
+    slots: int = 4
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    split: bool = False
+    tensor_split: tuple[float, ...] | None = None
+    layers: tuple[tuple[str, int, int], ...] | None = None
+    """By node name: first layer, and the last, not included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan:
+    """A plan that its host has published: it passed its readiness check."""
+
+    epoch: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What a node tells the mesh about itself."""
+
+    name: str
+    role: Role
+    version: str
+    """Of mesh-llm."""
+    engine: str = ""
+    """The engine's version; nodes with different ones do not compute together."""
+    splits: bool = True
+    """Whether its engine can be part of a split; one that its user built cannot."""
+    address: Address = Address()
+    machine: str = ""
+    """Equal for nodes that share a machine, and with it its memory."""
+    memory_bytes: int = 0
+    """Main memory that it would lend, within --max-memory; before any model was loaded."""
+    machine_memory_bytes: int = 0
+    """Main memory of the whole machine that was free then."""
+    gpus: tuple[Device, ...] = ()
+    """Those that it may use."""
+    gpu_layers: int | None = None
+    hosting: Hosting = Hosting.AUTO
+    speed: Speed | None = None
+    models: tuple[HeldModel, ...] = ()
+    links: tuple[tuple[NodeId, LinkFacts], ...] = ()
+    state: State = State.STARTING
+    reason: str = ""
+    lent_bytes: int = 0
+    serving: ServingPlan | None = None
+    """The plan that it hosts."""
+    settings: MeshSettings | None = None
+    """As it knows them."""

@@ -115,6 +115,9 @@ GGML_MESH_API void ggml_mesh_worker_poison(void * worker);
 // other by numbers of their own; the client is told which (ggml_mesh_link).
 GGML_MESH_API int ggml_mesh_worker_add_peer(void * worker, unsigned int number, int fd);
 
+// Closes the socket to another worker, if there is one of that number.
+GGML_MESH_API void ggml_mesh_worker_drop_peer(void * worker, unsigned int number);
+
 // Serves one client on the socket `fd`, which is owned from here on, until it
 // leaves. Blocks; call it from as many threads as there are clients. Returns 0,
 // or 1 with what the client did wrong in `why`.

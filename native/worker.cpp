@@ -3,7 +3,9 @@
 #include "ggml-mesh.h"
 #include "session.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 #include <sys/socket.h>
@@ -31,6 +33,7 @@ worker::~worker() {
 }
 
 void worker::add_peer(uint32_t number, int fd) {
+    drop_peer(number);
     auto peer = std::make_shared<peer_link>(number, fd);
     const std::lock_guard lock(peers_mutex_);
     peers_[number] = peer;
@@ -41,7 +44,30 @@ void worker::add_peer(uint32_t number, int fd) {
                                 if (found != peers_.end() && found->second == peer) {
                                     peers_.erase(found);
                                 }
+                                peer->ended = true;
                             }));
+}
+
+void worker::drop_peer(uint32_t number) {
+    decltype(receivers_) over;
+    {
+        const std::lock_guard lock(peers_mutex_);
+        const auto found = peers_.find(number);
+        const std::shared_ptr<peer_link> dropped = found == peers_.end() ? nullptr : found->second;
+        // Those that ended by themselves, too: nobody else joins their threads.
+        const auto kept = std::partition(receivers_.begin(), receivers_.end(), [&](const auto & receiver) {
+            return receiver.first != dropped && !receiver.first->ended;
+        });
+        std::move(kept, receivers_.end(), std::back_inserter(over));
+        receivers_.erase(kept, receivers_.end());
+        if (dropped != nullptr) {
+            peers_.erase(found);
+        }
+    }
+    for (auto & [peer, thread] : over) {
+        peer->wire.shut();
+        thread.join();
+    }
 }
 
 void worker::push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data) {
@@ -193,6 +219,10 @@ int ggml_mesh_worker_add_peer(void * worker, unsigned int number, int fd) {
     } catch (const std::exception &) {
         return 1;
     }
+}
+
+void ggml_mesh_worker_drop_peer(void * worker, unsigned int number) {
+    static_cast<mesh::worker *>(worker)->drop_peer(number);
 }
 
 int ggml_mesh_worker_serve(void * worker, int fd, char * why, size_t why_size) {

@@ -28,6 +28,8 @@ struct peer_link {
     link wire;
     std::mutex writing;
 
+    std::atomic<bool> ended{false};  // nothing is received any more
+
     peer_link(uint32_t number, int fd);
 };
 
@@ -66,6 +68,7 @@ class worker {
 
     // A link to another worker, in both directions, until one of them closes it.
     void add_peer(uint32_t number, int fd);
+    void drop_peer(uint32_t number);
     void push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data);
 
     // For tests: between runs compute buffers are filled with what no graph may read.
@@ -93,7 +96,7 @@ class worker {
     std::mutex peers_mutex_;
     std::map<uint32_t, std::shared_ptr<peer_link>> peers_;
     std::vector<std::pair<std::shared_ptr<peer_link>, std::thread>>
-        receivers_;  // one for each peer there ever was
+        receivers_;  // one for each peer, until it is dropped
 
     ggml_backend_ptr new_backend() const;
     void write(const std::vector<placed_input> & inputs);

@@ -11,23 +11,41 @@ from mesh_llm.defaults import (
     API_LISTEN,
     API_PORT,
     CONTEXT_LIMIT,
-    DEFAULT_MODEL,
-    DEFAULT_SLOTS,
     SLOTS_LIMIT,
     THREADS_LIMIT,
 )
 from mesh_llm.errors import UsageError
-from mesh_llm.types import Setting
+from mesh_llm.types import Hosting, Setting
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
+_SPAN = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
+    """Options that were not given are None: a home that returns to its mesh keeps what it had."""
+
     home: Path
-    model: str = DEFAULT_MODEL
+    model: str | None = None
+    """None: the mesh's, or the default one."""
     alias: str | None = None
+    join: str | None = field(default=None, repr=False)
+    """An invite token."""
+    new_mesh: bool = False
+    client: bool = False
+    bind_ip: str | None = None
+    bind_port: int = 0
+    relay: str | None = None
+    relay_token: str | None = field(default=None, repr=False)
+    no_relay: bool = False
+    plain_lan: bool = False
+    hosting: Hosting = Hosting.AUTO
+    split: bool = False
+    tensor_split: tuple[float, ...] | None = None
+    layers: tuple[tuple[str, int, int], ...] | None = None
+    """By node name: first layer, and the last, not included."""
+    no_fetch: bool = False
     name: str = ""
     listen: str = API_LISTEN
     port: int = API_PORT
@@ -36,14 +54,14 @@ class NodeConfig:
     tls_key: Path | None = None
     context: int | None = None
     """Tokens per slot; None takes the largest that fits, up to what the model was trained on."""
-    slots: int = DEFAULT_SLOTS
+    slots: int | None = None
     max_memory_bytes: int | None = None
     devices: tuple[str, ...] | None = None
     """None: every GPU that the engine has, else the CPU. ("none",) and ("CPU",): the CPU."""
     gpu_layers: int | None = None
     threads: int | None = None
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
     embeddings: bool = False
     rerank: bool = False
     mmproj: Path | None = None
@@ -58,6 +76,8 @@ class NodeConfig:
         _check_range("--threads", self.threads, 1, THREADS_LIMIT)
         _check_range("--port", self.port, 0, 65535)
         _check_range("--gpu-layers", self.gpu_layers, 0, 10_000)
+        _check_range("--bind-port", self.bind_port, 0, 65535)
+        self._check_mesh()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("--tls-cert and --tls-key belong together")
         if self.api_key is not None and not self.api_key.strip():
@@ -82,6 +102,44 @@ class NodeConfig:
         if self.mmproj is not None and not self.mmproj.is_file():
             raise UsageError(f"--mmproj {self.mmproj}: there is no such file")
 
+    def _check_mesh(self) -> None:
+        """Options about the mesh that exclude each other."""
+        if self.join is not None and self.new_mesh:
+            raise UsageError("--join enters a mesh and --new-mesh starts one", hint="leave one of them out")
+        if self.relay is not None and self.no_relay:
+            raise UsageError("--relay and --no-relay exclude each other", hint="leave one of them out")
+        if self.tensor_split is not None and self.layers is not None:
+            raise UsageError("--tensor-split and --layers say the same thing", hint="leave one of them out")
+        if self.bin_dir is not None and (self.split or self.tensor_split or self.layers):
+            raise UsageError(
+                "a llama-server of --bin-dir runs alone, and cannot be split", hint="leave --bin-dir out"
+            )
+        if self.bind_ip is not None:
+            try:
+                ipaddress.ip_address(self.bind_ip)
+            except ValueError:
+                raise UsageError(f"--bind-ip {self.bind_ip}: this is not an address") from None
+        if self.client:
+            self._check_client()
+
+    def _check_client(self) -> None:
+        wrong = {
+            "--model": self.model,
+            "--split": self.split,
+            "--tensor-split": self.tensor_split,
+            "--layers": self.layers,
+            "--device": self.devices,
+            "--max-memory": self.max_memory_bytes,
+            "--new-mesh": self.new_mesh,
+            "--bin-dir": self.bin_dir,
+            "--mmproj": self.mmproj,
+        }
+        for option, value in wrong.items():
+            if value:
+                raise UsageError(
+                    f"{option} is for nodes that compute, and --client does not", hint="leave one of them out"
+                )
+
 
 def _check_range(option: str, value: int | None, least: int, most: int) -> None:
     if value is not None and not least <= value <= most:
@@ -95,6 +153,31 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """`R,R,…` of --tensor-split."""
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--tensor-split {text}: shares are numbers, as in 3,1 or 0.75,0.25") from None
+    if any(not 0 <= share < 1e9 for share in shares) or sum(shares) <= 0:
+        raise UsageError(f"--tensor-split {text}: shares are at least 0, and one of them more")
+    return shares
+
+
+def parse_layers(text: str) -> tuple[tuple[str, int, int], ...]:
+    """`NODE=A-B,…` of --layers; B is the last layer, and included."""
+    parts = []
+    for part in text.split(","):
+        name, separator, span = part.rpartition("=")
+        match = _SPAN.match(span)
+        if not separator or not name or match is None or int(match[1]) > int(match[2] or match[1]):
+            raise UsageError(
+                f"--layers {part}: layers are given by node name", hint="for example desk=0-14,laptop=15-29"
+            )
+        parts.append((name, int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(parts)
 
 
 def parse_size(text: str) -> int:

@@ -132,8 +132,8 @@ STATUS_ENGINE_S = 0.5
 """For the engine's own figures; `status` answers without them rather than late."""
 CONTROL_TIMEOUT_S = 10.0
 """For a running node to answer its own command line."""
-STOP_TIMEOUT_S = DRAIN_S + 15.0
-"""For `mesh-llm stop` to see the node gone: its drain, then the end of its children."""
+STOP_TIMEOUT_S = DRAIN_S + 30.0
+"""For `mesh-llm stop` to see the node gone: others take over, it drains, its children end."""
 NODE_LOG_BYTES = 4 << 20
 NODE_LOG_COUNT = 2
 PROGRESS_LINE_S = 5.0
@@ -154,3 +154,36 @@ WORKER_HAND_OVER_S = 5.0
 """For a worker on this machine to take a descriptor; it does nothing else in that thread."""
 ENGINE_STAGES_S = 1
 """Between two reports of what the workers of a split engine have done."""
+
+# -- the node in its mesh -----------------------------------------------------------------------
+
+MESH_TICK_S = 0.25
+"""Between two looks at the clock by the rules of membership, whose shortest period is a second."""
+MESH_CONNECT_S = 10.0
+"""For a connection to a member: a handshake over a relay on another continent takes one or two."""
+MESH_LINKS_PUBLISH_S = 5.0
+"""Between two reports of measured delays: each is gossip to everybody, and a look at the plan."""
+MESH_RTT_CHANGE = 0.25
+MESH_RTT_LEAST_S = 0.0005
+"""Less of a change, by share or by time, is noise to a planner."""
+LINK_OPEN_S = 10.0
+"""For a link to be opened and taken: a few round trips, and a worker that is busy for a moment."""
+LEASE_SILENCE_S = 30.0
+"""Between two words of a worker that loads layers: it tells of every weight, and one may be a GB on a slow disk."""
+PLAN_READY_S = 600.0
+"""For an engine to load its own layers, of whatever size, from whatever disk."""
+PLAN_CHECK_S = 60.0
+"""For the first token through all stages."""
+PLAN_TICK_S = 1.0
+"""Between two looks at the plan when nothing was heard: pauses end, and barred nodes come back."""
+PLAN_RETRY_FIRST_S = 0.2
+PLAN_RETRY_LAST_S = 30.0
+"""Between two attempts to bring a plan up, where no node is to blame."""
+PLAN_DRAIN_POLL_S = 0.2
+REMOTE_ANSWER_S = 2.0
+"""For a host to tell of its engine; `status` answers without it rather than late."""
+REMOTE_RETRY_S = 0.5
+HAND_OVER_S = 15.0
+"""For others to take over from a node that was told to go: weights are resident, links open in a second."""
+INVITE_DEFAULT_S = 7 * 86400.0
+"""A week: long enough to walk over to the other machine, not for ever."""

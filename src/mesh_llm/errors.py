@@ -54,3 +54,11 @@ class PortInUse(MeshError):
 
 class NodeNotRunning(MeshError):
     """A command needs a running node, and there is none on this home."""
+
+
+class NodeUnreachable(MeshError):
+    """There is no way to another node right now."""
+
+
+class LinkRefused(MeshError):
+    """Another node, or this one, does not take a link or a lease."""

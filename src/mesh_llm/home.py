@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from mesh_llm.defaults import UNIX_SOCKET_PATH_BYTES
 from mesh_llm.errors import HomeInUse, MeshError
@@ -60,7 +61,37 @@ class Home:
         if len(os.fsencode(socket)) <= UNIX_SOCKET_PATH_BYTES:
             return socket
         short = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"mesh-llm-{os.getuid()}" / f"{short}.sock"
+        return Path(tempfile.gettempdir()) / f"mesh-llm-{os.getuid()}" / f"{short}-control.sock"
+
+    @property
+    def mesh_file(self) -> Path:
+        """Which mesh this node is in, by what right, and whom it invited: secrets are in it."""
+        return self.path / "mesh.json"
+
+    @property
+    def worker_socket(self) -> Path:
+        """Where the worker child is handed its links."""
+        return self.control_socket.with_name(self.control_socket.name.replace("control", "worker"))
+
+    def read_mesh(self) -> dict[str, Any] | None:
+        try:
+            document = json.loads(self.mesh_file.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise MeshError(
+                f"{self.mesh_file} is damaged",
+                hint="join again with a new token, or start afresh with --new-mesh",
+            )
+        return document
+
+    def write_mesh(self, document: dict[str, Any]) -> None:
+        _write_private(self.mesh_file, json.dumps(document))
+
+    def forget_mesh(self) -> None:
+        self.mesh_file.unlink(missing_ok=True)
 
     def create(self) -> None:
         try:

@@ -23,6 +23,8 @@ MESH_LLM = (sys.executable, "-W", "error", "-m", "mesh_llm")
 MARKER = "MESH_LLM_TEST_RUN"
 QUIET = ("MESH_LLM_API_KEY", "MESH_LLM_HOME", "CXX", "PYTHONPATH")
 """Of the person who runs the tests: not for the processes under test."""
+ALONE = {"MESH_LLM_BIND_IP": "127.0.0.1", "MESH_LLM_NO_RELAY": "1"}
+"""Nodes under test: no packet leaves this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Running:
             text=True,
             errors="replace",
             start_new_session=True,
-            env={**inherited, **(env or {}), MARKER: self.marker},
+            env={**inherited, **ALONE, **(env or {}), MARKER: self.marker},
             cwd=cwd,
         )
         self._lines: dict[str, list[str]] = {"stdout": [], "stderr": []}

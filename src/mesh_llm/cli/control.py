@@ -1,4 +1,4 @@
-"""`status` and `stop`: talk to the running node through the socket in its home."""
+"""`status`, `stop` and `leave`: talk to the running node through the socket in its home."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from mesh_llm.errors import MeshError, NodeNotRunning
 from mesh_llm.home import Home
 
 
-async def call(home: Home, method: str, path: str) -> dict[str, Any]:
-    """One request to the node on this home."""
+async def call(home: Home, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One request to the node on this home; what it refuses is raised as its sentence."""
     timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
     connector = aiohttp.UnixConnector(path=str(home.control_socket))
     try:
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-            session.request(method, f"http://node{path}") as answer,
+            session.request(method, f"http://node{path}", json=body) as answer,
         ):
             document: dict[str, Any] = await answer.json()
-            return document
     except (aiohttp.ClientConnectionError, FileNotFoundError):
         # Refused, or cut off in the middle: the node has just ended.
         raise NodeNotRunning(
@@ -38,6 +37,9 @@ async def call(home: Home, method: str, path: str) -> dict[str, Any]:
         raise MeshError(
             f"the node on {home.path} does not answer", hint=f"see {home.log_folder / 'node.log'}"
         ) from None
+    if "error" in document:
+        raise MeshError(document["error"], hint=document.get("hint"))
+    return document
 
 
 @click.command()
@@ -81,14 +83,34 @@ def status_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
 @json_option
 @debug_option
 def stop(home: Path | None, as_json: bool, debug: bool) -> None:
-    """Stop the running node: answers under way finish first. Returns when it is gone."""
-    place = Home(home_path(home))
-    pid = asyncio.run(call(place, "POST", "/api/stop"))["pid"]
-    _wait_until_gone(pid, place)
+    """Stop the running node: answers under way finish first. Returns when it is gone.
+
+    It stays a member of its mesh, and returns to it when it is started again.
+    """
+    pid = _end(Home(home_path(home)), "/api/stop")
     if as_json:
         print_json({"stopped": pid})
     else:
         click.echo(f"Stopped the node with pid {pid}")
+
+
+@click.command()
+@home_option
+@json_option
+@debug_option
+def leave(home: Path | None, as_json: bool, debug: bool) -> None:
+    """Leave the mesh: others take over first, then the node ends and forgets its membership."""
+    pid = _end(Home(home_path(home)), "/api/leave")
+    if as_json:
+        print_json({"left": pid})
+    else:
+        click.echo(f"Left the mesh; the node with pid {pid} has ended")
+
+
+def _end(home: Home, path: str) -> int:
+    pid = int(asyncio.run(call(home, "POST", path))["pid"])
+    _wait_until_gone(pid, home)
+    return pid
 
 
 def _wait_until_gone(pid: int, home: Home) -> None:

@@ -21,6 +21,9 @@ from mesh_llm.errors import MeshError
 _VERBS = {
     "serve": ("run", "run a node (the same as mesh-llm without a verb)"),
     "status": ("control", "what the running node knows"),
+    "plan": ("plan", "who would compute what, how fast, and why; nothing is started"),
+    "invite": ("invite", "a token for another machine; list, revoke"),
+    "leave": ("control", "hand over, leave the mesh and stop"),
     "stop": ("control", "stop the running node"),
     "download": ("models", "list the catalog, or download a model"),
     "engine": ("engine", "the engine of this machine: info, build"),

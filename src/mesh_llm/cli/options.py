@@ -28,10 +28,12 @@ _OPTIONS = [
     click.option(
         "--model",
         metavar="NAME|PATH",
-        default=DEFAULT_MODEL,
-        show_default=True,
-        help="GGUF file (any shard of a multi-file one) or a name from mesh-llm download",
+        help="GGUF file (any shard of a multi-file one) or a name from mesh-llm download "
+        f"(default: the mesh's model for one who joins, {DEFAULT_MODEL} otherwise)",
     ),
+    click.option("--join", metavar="TOKEN", help="join the mesh of this invite token"),
+    click.option("--new-mesh", is_flag=True, help="start a new mesh (default: return to the one it was in)"),
+    click.option("--client", is_flag=True, help="lite client: the API only; no model, no engine"),
     click.option(
         "--alias", metavar="NAME", help="name under which the model is served (default: its file name)"
     ),
@@ -48,11 +50,37 @@ _OPTIONS = [
     click.option("--api-key", metavar="KEY", help="asked of API clients; better set MESH_LLM_API_KEY"),
     click.option("--tls-cert", type=_PATH, metavar="FILE", help="serve HTTPS with this certificate"),
     click.option("--tls-key", type=_PATH, metavar="FILE", help="and this key"),
+    click.option("--bind-port", type=int, default=0, metavar="PORT", help="fixed UDP port for QUIC"),
+    click.option("--bind-ip", metavar="IP", help="address for QUIC (MESH_LLM_BIND_IP; default: all)"),
+    click.option(
+        "--relay", metavar="URL", help="own relay instead of the public ones (its token: MESH_LLM_RELAY_TOKEN)"
+    ),
+    click.option(
+        "--no-relay", is_flag=True, help="direct paths only, no public lookups (also MESH_LLM_NO_RELAY=1)"
+    ),
+    click.option(
+        "--plain-lan", is_flag=True, help="unencrypted data links, for networks that are already private"
+    ),
+    click.option(
+        "--split", is_flag=True, help="spread the model over every capable node, even if it fits on one"
+    ),
+    click.option(
+        "--tensor-split", metavar="R,R,...", help="shares in the order of status, host first; 0 is none"
+    ),
+    click.option("--layers", metavar="NODE=A-B,...", help="exact layers by node name"),
+    click.option(
+        "--hosting",
+        type=click.Choice(("auto", "prefer", "never")),
+        default="auto",
+        show_default=True,
+        help="whether this node may be, or should be, the host",
+    ),
+    click.option("--no-fetch", is_flag=True, help="never copy a missing model from a peer"),
     click.option(
         "--ctx-size", type=int, metavar="N", help="context per slot (default: the largest that fits)"
     ),
-    click.option("--parallel", type=int, metavar="N", default=DEFAULT_SLOTS, show_default=True, help="slots"),
-    click.option("--max-memory", metavar="SIZE", help="use at most this much main memory (8GB, 500MB)"),
+    click.option("--parallel", type=int, metavar="N", help=f"slots (default: {DEFAULT_SLOTS})"),
+    click.option("--max-memory", metavar="SIZE", help="lend at most this much main memory (8GB, 500MB)"),
     click.option("--device", metavar="DEV", help="CPU, none, or GPUs by name, as in CUDA0,CUDA1"),
     click.option("--gpu-layers", type=int, metavar="N", help="layers on the GPU (default: all that fit)"),
     click.option("--threads", type=int, metavar="N", help="CPU threads (default: physical cores)"),
@@ -61,8 +89,8 @@ _OPTIONS = [
     ),
     click.option("--embeddings", is_flag=True, help="serve embeddings"),
     click.option("--rerank", is_flag=True, help="serve reranking"),
-    click.option("--cache-type-k", type=click.Choice(_CACHE_TYPES), default="f16", show_default=True),
-    click.option("--cache-type-v", type=click.Choice(_CACHE_TYPES), default="f16", show_default=True),
+    click.option("--cache-type-k", type=click.Choice(_CACHE_TYPES), help="type of cached keys (default: f16)"),
+    click.option("--cache-type-v", type=click.Choice(_CACHE_TYPES), help="and of cached values"),
     click.option("--engine-set", multiple=True, metavar="KEY=VALUE", help="a setting of llama.cpp's own"),
     click.option(
         "--bin-dir", type=_PATH, metavar="DIR", help="a llama-server and ggml backends that you built"
@@ -89,19 +117,39 @@ def home_path(given: Path | None) -> Path:
     return given or default_home()
 
 
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "") not in ("", "0", "false", "no")
+
+
 def run_with_options(options: dict[str, Any]) -> None:
     """Turn options into a node's configuration, check them, and run it."""
     from mesh_llm.cli.run import run_node
-    from mesh_llm.config import NodeConfig, parse_size
+    from mesh_llm.config import NodeConfig, parse_layers, parse_shares, parse_size
     from mesh_llm.engine.spec import parse_setting
+    from mesh_llm.types import Hosting
 
-    if not options["model"]:
-        raise UsageError("--model is empty")
+    for name in ("model", "join"):
+        if options[name] == "":
+            raise UsageError(f"--{name} is empty")
     bin_dir = options["bin_dir"]
     config = NodeConfig(
         home=home_path(options["home"]),
         model=options["model"],
         alias=options["alias"],
+        join=options["join"],
+        new_mesh=options["new_mesh"],
+        client=options["client"],
+        bind_ip=options["bind_ip"] or os.environ.get("MESH_LLM_BIND_IP") or None,
+        bind_port=options["bind_port"],
+        relay=options["relay"],
+        relay_token=os.environ.get("MESH_LLM_RELAY_TOKEN") or None,
+        no_relay=options["no_relay"] or _is_set("MESH_LLM_NO_RELAY"),
+        plain_lan=options["plain_lan"],
+        hosting=Hosting(options["hosting"]),
+        split=options["split"],
+        tensor_split=parse_shares(options["tensor_split"]) if options["tensor_split"] else None,
+        layers=parse_layers(options["layers"]) if options["layers"] else None,
+        no_fetch=options["no_fetch"],
         name=options["name"],
         listen=options["listen"],
         port=options["port"],

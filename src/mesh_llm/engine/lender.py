@@ -7,7 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ class Lender:
     async def add_peer(self, number: int, link: socket.socket) -> None:
         """Hand over a link to another worker, which this one is to call `number`."""
         await asyncio.to_thread(self._hand_over, link, {"kind": "peer", "number": number})
+
+    async def drop_peer(self, number: int) -> None:
+        """Close the link to another worker, if it is still there."""
+        await asyncio.to_thread(self._drop_peer, number)
 
     async def add_model(self, fingerprint: str, files: Sequence[str]) -> None:
         """Tell the worker of a model on this machine's disk."""
@@ -81,6 +85,13 @@ class Lender:
                     case {"resident_bytes": int(resident)}:
                         return resident
         raise EngineFailed("the worker ended in the middle of an answer")
+
+    def _drop_peer(self, number: int) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door, suppress(OSError):
+            door.settimeout(WORKER_HAND_OVER_S)
+            door.connect(str(self._socket))
+            door.sendall(json.dumps({"kind": "drop", "number": number}).encode() + b"\n")
+            door.recv(64)
 
     def _hand_over(self, link: socket.socket, what: dict[str, Any]) -> None:
         with link, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:

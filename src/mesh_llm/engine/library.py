@@ -255,6 +255,9 @@ class WorkerHandle:
         if self._native.ggml_mesh_worker_add_peer(self._handle, number, descriptor):
             raise EngineFailed(f"the link to worker {number} cannot be used")
 
+    def drop_peer(self, number: int) -> None:
+        self._native.ggml_mesh_worker_drop_peer(self._handle, number)
+
     def serve(self, descriptor: int) -> str:
         """Serve one client until it leaves, and return what it did wrong, if anything. Blocks."""
         why = _Reason()
@@ -329,6 +332,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_worker_new": (pointer, [text, number, ctypes.c_ulonglong, text, size]),
             "ggml_mesh_worker_add_model": (number, [pointer, text, texts, size, text, size]),
             "ggml_mesh_worker_add_peer": (number, [pointer, ctypes.c_uint, number]),
+            "ggml_mesh_worker_drop_peer": (None, [pointer, ctypes.c_uint]),
             "ggml_mesh_worker_serve": (number, [pointer, number, text, size]),
         },
     )

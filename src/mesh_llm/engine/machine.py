@@ -29,6 +29,18 @@ def cpu_identity() -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 
+def identity() -> str:
+    """Equal for processes that share this machine, and can hand each other sockets."""
+    facts = [platform.node()]
+    # The network namespace, too: what is apart in that may be apart in its files and its memory.
+    for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
+        with suppress(OSError):
+            facts.append(Path(path).read_text())
+    with suppress(OSError):
+        facts.append(str(Path("/proc/self/ns/net").stat().st_ino))
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
 def threads() -> int:
     """Physical cores that this process may use; hyper-threads only slow the kernels down."""
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1

@@ -124,8 +124,8 @@ def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
         mesh.use_model(spec.fingerprint, spec.files, may_be_sent=spec.send_weights)
     mesh.connect({link.name: link.fd for link in spec.links})
     for index, link in enumerate(spec.links):
-        if link.pushes_to_next and index + 1 < len(spec.links):
-            mesh.link(index, index + 1, index + 1)
+        if link.next_number is not None and index + 1 < len(spec.links):
+            mesh.link(index, index + 1, link.next_number)
 
 
 def watch_links(mesh: MeshLibrary, spec: EngineSpec, report: Report) -> None:

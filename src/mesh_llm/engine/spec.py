@@ -74,8 +74,8 @@ class LinkSpec:
     name: str
     fd: int
     layers: int
-    pushes_to_next: bool = False
-    """The worker has a link of its own to the next one, which it calls by that one's index."""
+    next_number: int | None = None
+    """By which the worker calls its own link to the next one; None where it has none, and the host relays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@
 2. loads the engine and its native libraries, and knows the models it was told of;
 3. listens on a unix socket of the node's: each connection makes one request, a
    line of JSON. `session` and `peer` come with a descriptor, an engine's link or
-   another worker's; `model` names a model's files; `prepare` reads layers of it
+   another worker's, which `drop` closes again; `model` names a model's files; `prepare` reads layers of it
    into memory and tells how far it is, line by line; `unload` drops it;
 4. prints JSON lines: `ready`, and `ended` with the reason for each session.
 """
@@ -94,6 +94,9 @@ class _Desk:
                 _end(connection, {"done": True})
             case "peer", [descriptor]:
                 self._worker.add_peer(request["number"], descriptor)
+                _end(connection, {"done": True})
+            case "drop", []:
+                self._worker.drop_peer(request["number"])
                 _end(connection, {"done": True})
             case "model" | "prepare" | "unload", []:
                 _start(lambda: self._answer(connection, request))

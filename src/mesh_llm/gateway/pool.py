@@ -36,7 +36,10 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(GATEWAY_CONNECT_S):
-                await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+                if upstream.connect is not None:
+                    await loop.create_connection(lambda: connection, sock=await upstream.connect())
+                else:
+                    await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
         except OSError as error:
             raise EngineLost(f"no connection: {error}") from error
         return connection

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +18,8 @@ class Upstream:
     """`http://127.0.0.1:PORT`, without a path."""
     key: str = field(repr=False)
     """The engine's own random key; never the client's, and never in a log."""
+    connect: Callable[[], Awaitable[socket.socket]] | None = field(default=None, repr=False, compare=False)
+    """Makes a connection to an engine on another node; that one's url is only a name. Raises `OSError`."""
 
     @property
     def authority(self) -> str:

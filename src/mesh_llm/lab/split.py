@@ -188,7 +188,7 @@ def engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
                 name=f"MESH{index}",
                 fd=end.fileno(),
                 layers=layers,
-                pushes_to_next=plan.push and index < last,
+                next_number=index + 1 if plan.push and index < last else None,
             )
             for index, (end, layers) in enumerate(zip(ends, plan.workers, strict=True))
         ),

@@ -1,0 +1,273 @@
+"""How this node gets into its mesh, and what its home remembers of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.home import Home
+from mesh_llm.membership.facts import settings_from_document, settings_to_document
+from mesh_llm.node.mesh import Mesh, addresses_of, settings_of
+from mesh_llm.node.shelf import file_stem
+from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.invite import Invite, decode, encode
+from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.network import Network, NetworkConfig
+from mesh_llm.types import Address, MeshSettings, ModelFacts, NodeId, Role
+
+log = logging.getLogger(__name__)
+
+
+class Entry:
+    """Membership, settings and known addresses: read from the home, changed, written back."""
+
+    def __init__(self, home: Home, config: NodeConfig, identity: Identity) -> None:
+        self._home = home
+        self._config = config
+        self._identity = identity
+        self.network: Network | None = None
+        self.invite: Invite | None = None
+        self.membership = Membership()
+        self.settings: MeshSettings | None = None
+        self._known: dict[NodeId, Address] = {}
+        self._relay: tuple[str | None, str | None] = (config.relay, config.relay_token)
+
+    # -- at the start --------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """The token, or what the home remembers; a new mesh where there is neither. No packet is sent."""
+        remembered = None if self._config.new_mesh else self._home.read_mesh()
+        if self._config.join is not None:
+            self.invite = decode(self._config.join)
+            self._check_role(self.invite.role)
+            if self._config.relay is None:
+                self._relay = (self.invite.address.relay, self.invite.relay_token)
+        elif remembered is not None:
+            self._recall(remembered)
+            self._check_role(self.membership.role(self._identity.id))
+        elif self._config.client:
+            raise UsageError(
+                "--client needs --join TOKEN: it has no model of its own",
+                hint="mesh-llm invite --role client, on a node of the mesh, prints a token",
+            )
+        else:
+            self.membership = Membership.create(self._identity)
+
+    def _check_role(self, role: Role) -> None:
+        if role is Role.CLIENT and not self._config.client:
+            raise MeshError(
+                "the invite is for clients, which lend no device", hint="add --client, or ask for another invite"
+            )
+
+    def _recall(self, document: dict[str, Any]) -> None:
+        try:
+            self.membership = Membership.from_document(document["membership"])
+            if document["settings"] is not None:
+                self.settings = settings_from_document(document["settings"])
+            self._known = {
+                NodeId(str(node)): Address(direct=tuple(map(str, direct)), relay=relay)
+                for node, direct, relay in document["members"]
+            }
+            if self._config.relay is None:
+                self._relay = (document["relay"], document["relay_token"])
+        except (KeyError, TypeError, ValueError, MeshError) as error:
+            raise MeshError(
+                f"{self._home.mesh_file} is damaged: {error}",
+                hint="join again with a new token, or start afresh with --new-mesh",
+            ) from error
+
+    @property
+    def model(self) -> str | None:
+        """What the mesh called its model when this home was last in it."""
+        return self.settings.model if self.settings is not None else None
+
+    @property
+    def inviter(self) -> NodeId:
+        assert self.invite is not None
+        return self.invite.inviter
+
+    @property
+    def is_creator(self) -> bool:
+        return self.membership.mesh == self._identity.id
+
+    def network_config(self) -> NetworkConfig:
+        relay, token = self._relay
+        return NetworkConfig(
+            identity=self._identity,
+            bind_ip=self._config.bind_ip,
+            bind_port=self._config.bind_port,
+            relay=None if self._config.no_relay else relay,
+            relay_token=token,
+            no_relay=self._config.no_relay,
+        )
+
+    # -- entering ------------------------------------------------------------------------------
+
+    async def join(self, mesh: Mesh) -> None:
+        """By invite; raises with one sentence where that is refused."""
+        assert self.network is not None and self.invite is not None
+        _, welcome = await self.network.join(self.invite)
+        self.settings = settings_of(welcome)
+        self._check_options(self.settings)
+        known = dict(addresses_of(welcome))
+        known.setdefault(self.invite.inviter, self.invite.address)
+        self._known = known
+        mesh.know(known)
+        self._write()
+
+    def remembered(self) -> dict[NodeId, Address]:
+        return self._known
+
+    def settle(self, model: ModelFacts | None, *, default_slots: int) -> MeshSettings | None:
+        """The mesh's settings: made by its creator, obeyed by everybody else."""
+        if not self.is_creator:
+            self._check_options(self.settings)
+            return self.settings
+        if model is None:
+            return self.settings
+        config, old = self._config, self.settings
+        settings = MeshSettings(
+            version=old.version if old is not None else 1,
+            model=config.model or (old.model if old is not None else file_stem(model)),
+            fingerprint=model.fingerprint,
+            alias=config.alias or file_stem(model),
+            context=config.context,
+            slots=config.slots or default_slots,
+            cache_type_k=config.cache_type_k or "f16",
+            cache_type_v=config.cache_type_v or "f16",
+            split=config.split,
+            tensor_split=config.tensor_split,
+            layers=config.layers,
+        )
+        if old is not None and settings != old:
+            settings = replace(settings, version=old.version + 1)
+        self.settings = settings
+        self._write()
+        return settings
+
+    def check_model(self, model: ModelFacts) -> None:
+        """A joiner's own model has to be the mesh's."""
+        settings = self.settings
+        if self.is_creator or settings is None or model.fingerprint == settings.fingerprint:
+            return
+        raise MeshError(
+            f"the mesh serves {settings.alias} (fingerprint {settings.fingerprint[:12]}), and {file_stem(model)} "
+            f"is another file ({model.fingerprint[:12]})",
+            hint="leave --model out to take part with the mesh's model, or start a mesh of your own with --new-mesh",
+        )
+
+    def _check_options(self, settings: MeshSettings | None) -> None:
+        """Plan options belong to the mesh: whoever joins may repeat them, and not change them."""
+        if settings is None or self.is_creator:
+            return
+        config = self._config
+        for option, given, agreed in (
+            ("--ctx-size", config.context, settings.context),
+            ("--parallel", config.slots, settings.slots),
+            ("--cache-type-k", config.cache_type_k, settings.cache_type_k),
+            ("--cache-type-v", config.cache_type_v, settings.cache_type_v),
+            ("--alias", config.alias, settings.alias),
+            ("--split", config.split or None, settings.split),
+            ("--tensor-split", config.tensor_split, settings.tensor_split),
+            ("--layers", config.layers, settings.layers),
+        ):
+            if given is not None and given != agreed:
+                shown = "not set" if agreed in (None, False) else str(agreed)
+                raise MeshError(
+                    f"{option} belongs to the mesh, where it is {shown}; its creator sets it",
+                    hint=f"leave {option} out",
+                )
+
+    # -- what is remembered --------------------------------------------------------------------
+
+    def remember(self, mesh: Mesh) -> None:
+        """Keep up with settings and addresses, so that this node finds back after a restart."""
+        settings = mesh.settings()
+        known = {m.id: m.facts.address for m in mesh.members if m.id != self._identity.id and m.facts.address.direct}
+        newer = settings is not None and (self.settings is None or settings.version > self.settings.version)
+        if newer:
+            self.settings = settings
+        if newer or any(self._known.get(node) != address for node, address in known.items()):
+            self._known = {**self._known, **known}
+            self._write()
+
+    def _write(self) -> None:
+        relay, token = self._relay
+        self._home.write_mesh(
+            {
+                "membership": self.membership.to_document(),
+                "settings": settings_to_document(self.settings) if self.settings is not None else None,
+                "members": [[node, list(a.direct), a.relay] for node, a in self._known.items()],
+                "relay": relay,
+                "relay_token": token,
+            }
+        )
+
+    def forget(self) -> None:
+        self._home.forget_mesh()
+
+    # -- invites -------------------------------------------------------------------------------
+
+    def invite_others(self, role: Role, lifetime_s: float | None, *, reuse: bool = False) -> dict[str, Any]:
+        """A token for `role`; with `reuse` that of an invite which is open and has most of its time left."""
+        if self.network is None or self.membership.mesh is None:
+            raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
+        if self.membership.role(self._identity.id) is Role.CLIENT:
+            raise MeshError("a client cannot invite others", hint="make the invite on a node of the mesh")
+        now = time.time()
+        admissions = self.membership.admissions
+        open_ones = [
+            invite
+            for invite in admissions.list()
+            if invite.role is role
+            and invite.state(now) == "open"
+            and (invite.expires is None) == (lifetime_s is None)
+            and (invite.expires is None or lifetime_s is None or invite.expires - now > lifetime_s / 2)
+        ]
+        if reuse and open_ones:
+            issued = open_ones[-1]
+        else:
+            issued = admissions.issue(role=role, now=now, lifetime_s=lifetime_s)
+            self._write()
+        relay, token = self._relay
+        address = self.network.address
+        invite = Invite(
+            id=issued.id,
+            mesh=self.membership.mesh,
+            secret=issued.secret,
+            inviter=self._identity.id,
+            address=Address(direct=address.direct, relay=address.relay or relay),
+            relay_token=token,
+            role=role,
+            expires=issued.expires,
+        )
+        return {"id": issued.id, "token": encode(invite, self._identity)}
+
+    def list_invites(self) -> dict[str, Any]:
+        now = time.time()
+        return {
+            "invites": [
+                {
+                    "id": invite.id,
+                    "role": invite.role.value,
+                    "state": invite.state(now),
+                    "issued": invite.issued,
+                    "expires": invite.expires,
+                    "uses": invite.uses,
+                }
+                for invite in self.membership.admissions.list()
+            ]
+        }
+
+    def revoke(self, id: str, mesh: Mesh) -> dict[str, Any]:
+        """Expel those who came in by it, and let nobody else in."""
+        assert self.network is not None
+        self.membership.admissions.revoke(id)
+        expelled = self.network.revoke(id)
+        mesh.tell_revoked()
+        self._write()
+        return {"id": id, "expelled": [mesh.name_of(node) for node in expelled]}

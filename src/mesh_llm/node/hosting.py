@@ -1,0 +1,243 @@
+"""Drives the plans that this node hosts.
+
+On every change it asks `decide` what should run. Where this node is to host it,
+a `Run` brings the plan up beside the one that still serves: leases of all
+workers, links, an engine, a readiness check. Only then is it published, and the
+old one drains. What fails is tried again, without the offender, after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from mesh_llm.defaults import DRAIN_S, PLAN_DRAIN_POLL_S, PLAN_RETRY_FIRST_S, PLAN_RETRY_LAST_S, PLAN_TICK_S
+from mesh_llm.engine.telemetry import engine_figures
+from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.node.mesh import Mesh
+from mesh_llm.node.run import Run, StageLost
+from mesh_llm.planning.decide import decide
+from mesh_llm.planning.reconcile import Attempts
+from mesh_llm.types import MeshSettings, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
+
+log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Who wants to know what the host does."""
+
+    def on_hosting(self, state: State, reason: str) -> None: ...
+
+    def on_serving(self, run: Run) -> None: ...
+
+
+class Hosting:
+    def __init__(
+        self,
+        *,
+        mesh: Mesh,
+        make_run: Callable[[int, Plan], Run],
+        model: Callable[[], tuple[ModelFacts, MeshSettings] | None],
+        watcher: Watcher,
+    ) -> None:
+        self._mesh = mesh
+        self._make_run = make_run
+        self._model = model
+        self._watcher = watcher
+        self._attempts = Attempts()
+        self._wake = asyncio.Event()
+        self._pause_s = PLAN_RETRY_FIRST_S
+        self._not_before = 0.0
+        self._sinking: set[asyncio.Task[None]] = set()
+        self._fatal: MeshError | None = None
+        self.plan: Plan | None = None
+        """What should run, as this node sees it."""
+        self.serving: Run | None = None
+        self._rising: Run | None = None
+        self._has_served = False
+
+    def wake(self) -> None:
+        """Something has changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Returns only by failing or being cancelled."""
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PLAN_TICK_S):
+                        await self._wake.wait()
+                self._wake.clear()
+                self._step()
+                if self._fatal is not None:
+                    raise self._fatal
+        finally:
+            await self._end_all()
+
+    async def _end_all(self) -> None:
+        for run in (self._rising, self.serving):
+            if run is not None:
+                run.cancel()
+        for task in self._sinking:
+            task.cancel()
+        runs = [run for run in (self._rising, self.serving) if run is not None]
+        await asyncio.gather(*(run.ended() for run in runs), *self._sinking, return_exceptions=True)
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._look_at_runs(now)
+        known = self._model()
+        if known is None:
+            return
+        model, settings = known
+        plan = self.plan = decide(
+            self._mesh.snapshot(),
+            model,
+            settings,
+            current=self._current(settings),
+            barred={**self._attempts.barred(now), **self._mesh.unready()},
+        )
+        if plan.host != self._mesh.me:
+            self._stand_back(plan)
+        elif self.serving is not None and self._still_good(self.serving, plan):
+            self._drop_rising()
+        elif self._rising is None or self._rising.plan.key != plan.key:
+            self._drop_rising()
+            if now >= self._not_before:
+                self._rise(plan)
+
+    def _still_good(self, run: Run, plan: Plan) -> bool:
+        return run.broken is None and run.plan.key == plan.key
+
+    def _current(self, settings: MeshSettings) -> ServingPlan | None:
+        """The plan that serves the mesh, whoever hosts it."""
+        own = self.serving
+        published = self._mesh.serving()
+        if own is not None and own.broken is None and own.settings_version == settings.version:
+            if published is None or published[1].epoch <= own.epoch:
+                return ServingPlan(epoch=own.epoch, plan=own.plan)
+        if published is None or published[0] == self._mesh.me:
+            return None
+        return published[1]
+
+    def _stand_back(self, plan: Plan) -> None:
+        """Somebody else hosts, or nobody can."""
+        self._drop_rising()
+        if self.serving is not None:
+            published = self._mesh.serving()
+            replaced = published is not None and published[1].epoch > self.serving.epoch
+            if replaced or self.serving.broken is not None or plan.mode is Mode.WAITING:
+                self._sink(self.serving)
+        if plan.mode is Mode.WAITING:
+            self._watcher.on_hosting(State.WAITING, plan.reason)
+        elif self.serving is None:
+            name = self._mesh.name_of(plan.host) if plan.host else ""
+            self._watcher.on_hosting(State.LOADING, f"{name} is to host the model")
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def _rise(self, plan: Plan) -> None:
+        if self.serving is not None and self.serving.broken is not None:
+            # It fails every request: its memory is better used by the next one.
+            self._sink(self.serving)
+        epoch = self._mesh.highest_epoch() + 1
+        log.info("plan proposed epoch=%d mode=%s stages=%d: %s", epoch, plan.mode, len(plan.stages), plan.reason)
+        run = self._rising = self._make_run(epoch, plan)
+        run.start(self.wake, lambda reason: self._watcher.on_hosting(State.LOADING, reason))
+        self._watcher.on_hosting(State.LOADING, "the plan is being prepared")
+
+    def _drop_rising(self) -> None:
+        if self._rising is not None:
+            log.info("plan dropped epoch=%d", self._rising.epoch)
+            self._sink_now(self._rising)
+            self._rising = None
+
+    def _look_at_runs(self, now: float) -> None:
+        rising = self._rising
+        if rising is not None and rising.is_ready:
+            self._rising = None
+            self._publish(rising)
+        elif rising is not None and (error := rising.failure()) is not None:
+            self._rising = None
+            self._on_failure(rising, error, now)
+        serving = self.serving
+        if serving is not None and (error := serving.failure()) is not None:
+            self.serving = None
+            self._mesh.publish(serving=None)
+            self._on_failure(serving, error, now)
+
+    def _publish(self, run: Run) -> None:
+        old, self.serving = self.serving, run
+        self._has_served = True
+        self._pause_s = PLAN_RETRY_FIRST_S
+        log.info("plan serving epoch=%d mode=%s", run.epoch, run.plan.mode)
+        self._mesh.publish(serving=ServingPlan(epoch=run.epoch, plan=run.plan))
+        self._watcher.on_serving(run)
+        if old is not None:
+            self._sink_task(old)
+
+    def _on_failure(self, run: Run, error: MeshError, now: float) -> None:
+        log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
+        if isinstance(error, StageLost):
+            self._attempts.failed(error.node, error.message, now)
+        elif self._is_hopeless(run, error):
+            self._fatal = error
+            return
+        else:
+            self._not_before = now + self._pause_s
+            self._pause_s = min(self._pause_s * 2, PLAN_RETRY_LAST_S)
+        self._watcher.on_hosting(State.LOADING, f"{error.message}; it is being tried again")
+
+    def _is_hopeless(self, run: Run, error: MeshError) -> bool:
+        """Alone, and not once able to load the model: a person has to look at it."""
+        alone = not self._mesh.has_company()
+        return isinstance(error, EngineFailed) and alone and not self._has_served and not run.plan.workers
+
+    # -- the end of runs -----------------------------------------------------------------------
+
+    def _sink(self, run: Run) -> None:
+        """End a run that no longer serves; what is broken does not wait for its answers."""
+        if run is self.serving:
+            self.serving = None
+            self._mesh.publish(serving=None)
+        if run.broken is not None:
+            self._sink_now(run)
+        else:
+            self._sink_task(run)
+
+    def _sink_now(self, run: Run) -> None:
+        run.cancel()
+        self._own(run.ended(), f"end of plan {run.epoch}")
+
+    def _sink_task(self, run: Run) -> None:
+        self._own(self._drained(run), f"drain of plan {run.epoch}")
+
+    def _own(self, work: object, name: str) -> None:
+        task = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+        self._sinking.add(task)
+        task.add_done_callback(self._sinking.discard)
+
+    async def _drained(self, run: Run) -> None:
+        """Let the answers of a replaced engine finish, then end it."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_S):
+                    while run.broken is None and await _busy(run):
+                        await asyncio.sleep(PLAN_DRAIN_POLL_S)
+        finally:
+            run.cancel()
+            await run.ended()
+
+    def excluded(self) -> Mapping[NodeId, str]:
+        return self._attempts.barred(asyncio.get_running_loop().time())
+
+
+async def _busy(run: Run) -> bool:
+    url, key = run.engine_address()
+    figures = await engine_figures(url, key)
+    return figures.get("requests_processing", 0) + figures.get("requests_deferred", 0) > 0

@@ -1,0 +1,92 @@
+"""From a plan to what the children are told."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES
+from mesh_llm.engine import machine
+from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
+from mesh_llm.node.equipment import Equipment
+from mesh_llm.planning.choice import Fit, fit_solo
+from mesh_llm.planning.fit import CacheSettings
+from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What this node's children need to know, beside the plan."""
+
+    me: NodeId
+    config: NodeConfig
+    equipment: Equipment
+    model: ModelFacts
+    settings: MeshSettings
+
+    def engine(self, plan: Plan, links: tuple[LinkSpec, ...], *, nodes_here: int) -> EngineSpec:
+        config, facts = self.config, self.model
+        own = sum(stage.last - stage.first for stage in plan.stages if stage.node == self.me)
+        fit = self._fit_alone(plan) if not links else None
+        devices = fit.devices if fit else tuple(gpu.name for gpu in self.equipment.gpus)
+        wanted = own if config.gpu_layers is None else min(own, config.gpu_layers)
+        return EngineSpec(
+            model=str(facts.files[0]),
+            alias=self.settings.alias,
+            context=plan.context * plan.slots,
+            slots=plan.slots,
+            threads=self.threads(nodes_here),
+            key=secrets.token_urlsafe(32),
+            devices=devices,
+            gpu_layers=fit.gpu_layers if fit else (wanted if devices else 0),
+            cache_type_k=self.settings.cache_type_k,
+            cache_type_v=self.settings.cache_type_v,
+            embeddings=config.embeddings or (facts.pooled and not config.rerank),
+            rerank=config.rerank,
+            mmproj=str(config.mmproj.resolve()) if config.mmproj else None,
+            prompt_cache_mib=min(PROMPT_CACHE_LIMIT_BYTES, max(0, fit.spare_bytes) // 2) >> 20 if fit else 0,
+            libraries=self._libraries(),
+            settings=config.settings,
+            bin_dir=str(config.bin_dir) if config.bin_dir else None,
+            trace=str(config.trace) if config.trace else None,
+            files=tuple(str(file) for file in facts.files),
+            fingerprint=facts.fingerprint,
+            head_tied=facts.head_bytes == 0,
+            head_on_worker=plan.head_on_worker,
+            links=links,
+        )
+
+    def _fit_alone(self, plan: Plan) -> Fit:
+        wish = CacheSettings(
+            context=plan.context,
+            slots=plan.slots,
+            type_k=self.settings.cache_type_k,
+            type_v=self.settings.cache_type_v,
+        )
+        return fit_solo(
+            self.model,
+            wish,
+            wish,
+            memory_bytes=self.equipment.memory_bytes,
+            gpus=self.equipment.gpus,
+            gpu_layers=self.config.gpu_layers,
+        )
+
+    def threads(self, nodes_here: int) -> int:
+        """Cores are shared with the other nodes of this machine."""
+        return self.config.threads or max(1, machine.threads() // nodes_here)
+
+    def worker(self, socket: Path, *, nodes_here: int) -> WorkerSpec:
+        return WorkerSpec(
+            socket=str(socket),
+            device=self.equipment.device,
+            threads=self.threads(nodes_here),
+            quota_bytes=self.equipment.quota_bytes,
+            libraries=self._libraries(),
+            trace=f"{self.config.trace}.worker" if self.config.trace else None,
+        )
+
+    def _libraries(self) -> dict[str, str]:
+        return {name: str(path) for name, path in self.equipment.libraries.items() if name != "splice"}

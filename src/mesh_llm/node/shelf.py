@@ -1,0 +1,70 @@
+"""The mesh's model, and where its files lie on this machine."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mesh_llm.engine.inspect import read_gguf
+from mesh_llm.errors import MeshError
+from mesh_llm.home import models_folder
+from mesh_llm.models import catalog
+from mesh_llm.models.facts import model_facts
+from mesh_llm.types import Fingerprint, HeldModel, MeshSettings, ModelFacts
+
+log = logging.getLogger(__name__)
+
+_SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+class Shelf:
+    """Models that this node has read."""
+
+    def __init__(self) -> None:
+        self._known: dict[Fingerprint, ModelFacts] = {}
+
+    async def read(self, path: Path) -> ModelFacts:
+        facts = model_facts(await read_gguf(path))
+        self._known[facts.fingerprint] = facts
+        return facts
+
+    def facts(self, fingerprint: Fingerprint) -> ModelFacts | None:
+        return self._known.get(fingerprint)
+
+    def files(self, fingerprint: Fingerprint) -> Sequence[Path] | None:
+        facts = self._known.get(fingerprint)
+        return facts.files if facts is not None else None
+
+    def held(self) -> tuple[HeldModel, ...]:
+        return tuple(
+            HeldModel(fingerprint=facts.fingerprint, name=file_stem(facts), size_bytes=facts.size_bytes)
+            for facts in self._known.values()
+        )
+
+    async def find(self, settings: MeshSettings) -> ModelFacts | None:
+        """The mesh's model, if its files are in the models folder."""
+        for path in _candidates(settings):
+            if settings.fingerprint in self._known:
+                break
+            try:
+                await self.read(path)
+            except MeshError as error:
+                log.info("not the mesh's model file=%s: %s", path, error.message)
+        return self._known.get(settings.fingerprint)
+
+
+def _candidates(settings: MeshSettings) -> list[Path]:
+    """Files that may be it, the likeliest first; of a multi-file model its first."""
+    named = catalog.local_path(settings.model, models_folder())
+    entry = catalog.load().get(settings.model)
+    likely = [path for path in (named, models_folder() / entry.file if entry else None) if path]
+    others = sorted(models_folder().glob("*.gguf"), key=lambda path: not path.name.startswith(settings.model))
+    firsts = [path for path in others if "-of-" not in path.stem or "-00001-of-" in path.stem]
+    return [path for path in dict.fromkeys([*likely, *firsts]) if path.is_file()]
+
+
+def file_stem(facts: ModelFacts) -> str:
+    """The name under which a model is served unless somebody says otherwise."""
+    return _SHARD_SUFFIX.sub("", facts.files[0].name.removesuffix(".gguf"))

@@ -1,0 +1,214 @@
+"""What `mesh-llm status` shows: documents, and nothing decided here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mesh_llm import __version__
+from mesh_llm.engine import machine
+from mesh_llm.engine.supervisor import EngineReport
+from mesh_llm.engine.telemetry import engine_figures
+from mesh_llm.membership.view import Member
+from mesh_llm.node.run import Run
+from mesh_llm.types import Mode, NodeId, Plan, Role
+
+if TYPE_CHECKING:
+    from mesh_llm.node.node import Node
+
+
+async def document(node: Node) -> dict[str, Any]:
+    """The whole; plan, model and engine are the host's, wherever this node stands."""
+    about = await serving(node) if node.hosting.serving is not None else await node.remote.about()
+    if about is None:
+        about = {
+            "model": _model(node, None),
+            "plan": plan_document(node.hosting.plan, epoch=_epoch(node)),
+            "engine": _engine(node, None, {}),
+        }
+    health = node.health()
+    return {
+        "version": __version__,
+        "node": {
+            "id": node.identity.id,
+            "name": node.name,
+            "role": _role(node, node.identity.id),
+            "state": health.state,
+            "reason": health.reason,
+        },
+        "mesh": {
+            "id": node.entry.membership.mesh or node.identity.id,
+            "nodes": [_member(node, member) for member in ordered(node)],
+        },
+        "model": about["model"],
+        "plan": about["plan"],
+        "engine": about["engine"],
+        "api": {"url": node.url if node.gateway_port else None},
+        "console": {"url": None},
+    }
+
+
+async def serving(node: Node) -> dict[str, Any]:
+    """Plan, model and engine of the plan that this node hosts."""
+    run = node.hosting.serving
+    figures: dict[str, float] = {}
+    if run is not None and run.port is not None:
+        figures = await engine_figures(*run.engine_address())
+    plan = run.plan if run is not None else node.hosting.plan
+    return {
+        "model": _model(node, plan),
+        "plan": plan_document(_fresh(node, plan), epoch=run.epoch if run is not None else None),
+        "engine": _engine(node, run, figures),
+    }
+
+
+def _fresh(node: Node, plan: Plan | None) -> Plan | None:
+    """The running plan, with the prediction and the reasons of the last look at it."""
+    latest = node.hosting.plan
+    return latest if latest is not None and plan is not None and latest.key == plan.key else plan
+
+
+def _epoch(node: Node) -> int | None:
+    published = node.mesh.serving()
+    return published[1].epoch if published is not None else None
+
+
+def ordered(node: Node) -> list[Member]:
+    """The stages of the plan in their order, then the others by id."""
+    published = node.mesh.serving()
+    stages = [stage.node for stage in published[1].plan.stages] if published is not None else []
+    return sorted(
+        node.mesh.alive(), key=lambda m: (stages.index(m.id) if m.id in stages else len(stages), m.id)
+    )
+
+
+def _role(node: Node, member: NodeId) -> str:
+    found = node.mesh.member(member)
+    published = node.mesh.serving()
+    if found is not None and found.facts.role is Role.CLIENT:
+        return "client"
+    if published is None:
+        return "standby"
+    if published[0] == member:
+        return "host"
+    return "worker" if any(stage.node == member for stage in published[1].plan.stages) else "standby"
+
+
+def _member(node: Node, member: Member) -> dict[str, Any]:
+    facts = member.facts
+    link = node.mesh.link_to(member.id)
+    return {
+        "id": member.id,
+        "name": facts.name,
+        "role": _role(node, member.id),
+        "state": facts.state,
+        "reason": facts.reason,
+        "version": facts.version,
+        "standing": member.standing,
+        "memory_bytes": facts.memory_bytes or (machine.available_memory() if member.id == node.identity.id else 0),
+        "lent_bytes": _lent(node, member),
+        "devices": [gpu.name for gpu in facts.gpus] or (["CPU"] if facts.role is Role.NODE else []),
+        "models": [model.name for model in facts.models],
+        "speed": None
+        if facts.speed is None
+        else {
+            "read_gb_s": round(facts.speed.read_bytes_per_s / 1e9, 2),
+            "gflops": round(facts.speed.flops_per_s / 1e9, 1),
+        },
+        "link": {
+            "kind": link.kind if link is not None else node.mesh.way_to(member.id),
+            "rtt_ms": round(1000 * link.rtt_s, 3) if link is not None else None,
+            "via": [node.mesh.name_of(other) for other in member.via] if not member.connected else [],
+            **node.mesh.traffic(member.id),
+        },
+    }
+
+
+def _lent(node: Node, member: Member) -> int:
+    published = node.mesh.serving()
+    if published is None:
+        return 0
+    return sum(stage.need_bytes for stage in published[1].plan.stages if stage.node == member.id)
+
+
+def _model(node: Node, plan: Plan | None) -> dict[str, Any] | None:
+    settings = node.mesh.settings() or node.entry.settings
+    if settings is None:
+        return None
+    facts = node.shelf.facts(settings.fingerprint)
+    return {
+        "name": settings.alias,
+        "fingerprint": settings.fingerprint,
+        "size_bytes": facts.size_bytes if facts is not None else 0,
+        "layers": len(facts.layers) if facts is not None else 0,
+        "quantisation": facts.quantisation if facts is not None else "",
+        "context": plan.context if plan is not None and plan.mode is not Mode.WAITING else None,
+        "slots": plan.slots if plan is not None and plan.mode is not Mode.WAITING else None,
+        "draft": None,
+    }
+
+
+def plan_document(plan: Plan | None, *, epoch: int | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    predicted = plan.predicted
+    return {
+        "epoch": epoch,
+        "mode": plan.mode,
+        "host": plan.host,
+        "need_bytes": plan.need_bytes,
+        "have_bytes": plan.have_bytes,
+        "predicted_tok_s": round(predicted.tok_s, 2) if predicted is not None else 0.0,
+        "predicted_first_token_s": round(predicted.first_token_s, 3) if predicted is not None else None,
+        "head_on_worker": plan.head_on_worker,
+        "stages": [
+            {
+                "node": stage.node,
+                "first": stage.first,
+                "last": stage.last,
+                "weight_bytes": stage.weight_bytes,
+                "need_bytes": stage.need_bytes,
+                "share": round(stage.share, 4),
+            }
+            for stage in plan.stages
+        ],
+        "excluded": [{"node": entry.node, "reason": entry.reason} for entry in plan.excluded],
+        "reason": plan.reason,
+    }
+
+
+def _engine(node: Node, run: Run | None, figures: dict[str, float]) -> dict[str, Any]:
+    report = run.supervisor.report if run is not None and run.supervisor is not None else EngineReport()
+    counters = run.counters() if run is not None else {}
+    return {
+        "state": report.state,
+        "reason": report.reason,
+        "pid": report.pid,
+        "restarts": report.restarts,
+        "ready_s": round(report.ready_s, 2),
+        "buffers": report.buffers,
+        "weights_sent_bytes": sum(stage.weight_bytes for stage in counters.values()),
+        "weights_resident_bytes": _resident(node, run),
+        "decode_tok_s": figures.get("predicted_tokens_seconds", 0.0),
+        "prompt_tok_s": figures.get("prompt_tokens_seconds", 0.0),
+        "stages": [_stage(run, stage.node, counters) for stage in run.plan.workers] if run is not None else [],
+    }
+
+
+def _resident(node: Node, run: Run | None) -> int:
+    if run is None or run.port is None:
+        return 0
+    own = sum(stage.weight_bytes for stage in run.plan.stages if stage.node == node.identity.id)
+    return own + sum(run.resident.values())
+
+
+def _stage(run: Run, node: NodeId, counters: dict[NodeId, Any]) -> dict[str, Any]:
+    counter = counters.get(node)
+    runs = counter.runs if counter is not None and counter.runs else 1
+    return {
+        "node": node,
+        "link": run.links.get(node),
+        "pushes": run.pushes.get(node, True),
+        "compute_ms": round(counter.compute_ns / runs / 1e6, 3) if counter is not None else 0.0,
+        "wait_ms": round(counter.wait_ns / runs / 1e6, 3) if counter is not None else 0.0,
+        "bytes_per_token": round((counter.sent_bytes + counter.received_bytes) / runs) if counter else 0,
+    }

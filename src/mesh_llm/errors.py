@@ -54,3 +54,7 @@ class PortInUse(MeshError):
 
 class NodeNotRunning(MeshError):
     """A command needs a running node, and there is none on this home."""
+
+
+class MalformedMessage(MeshError):
+    """A peer sent something that is none of the messages that members exchange."""

@@ -187,3 +187,71 @@ HAND_OVER_S = 15.0
 """For others to take over from a node that was told to go: weights are resident, links open in a second."""
 INVITE_DEFAULT_S = 7 * 86400.0
 """A week: long enough to walk over to the other machine, not for ever."""
+# -- membership ---------------------------------------------------------------------------------
+
+MEMBER_PING_S = 1.0
+"""Two hundred bytes each way and peer: noticed within seconds, and nobody's data plan."""
+MEMBER_HURRY_S = 0.3
+"""Without an answer to a ping (twice the usual delay, where that is more): ask again with every tick."""
+MEMBER_STALE_S = 1.5
+"""Of silence: no longer told to others as heard, before we stop relying on it ourselves."""
+MEMBER_SUSPECT_S = 1.9
+"""Of silence on a connection: two pings and three hurried ones went unanswered."""
+MEMBER_DEAD_S = 2.6
+"""Of silence: a tick later it is still less than three seconds after the last word."""
+MEMBER_GRACE_S = 0.6
+"""From suspicion to death at least, and all of it after a connection was closed: time to refute it."""
+MEMBER_VOUCH_S = 0.25
+"""After a connection closed: others need a moment to notice the same before their word counts."""
+MEMBER_PATIENCE_S = 5.0
+"""For a member that is only known by hearsay to be connected, or heard by a neighbour."""
+MEMBER_PATIENCE_LIMIT_S = 120.0
+"""Patience doubles whenever it answers by gossip: it lives, just not within reach."""
+MEMBER_HEARSAY_GRACE_S = 5.0
+"""For the answer of such a member to come back through a thousand nodes."""
+MEMBER_JUMP_S = 1.5
+"""Between two looks at the clock: ticks come every 0.25 s, so we slept, not the others."""
+MEMBER_CALM_S = 10.0
+"""After a jump: connections may be gone on the other side; time to dial anew before judging anybody."""
+MEMBER_SMALL = 16
+"""Up to so many members all keep connections to all; beyond it, to ring neighbours and chords."""
+MEMBER_NEIGHBOURS = 2
+"""On either side of the ring: it stays whole when any one of them dies."""
+MEMBER_CHORDS = 2
+"""Connections across the ring, per node: a thousand nodes are six hops wide instead of 250."""
+MEMBER_SURPLUS_S = 30.0
+"""That a connection wanted by neither side is kept, as a changing ring may want it back."""
+MEMBER_DIAL_SECOND_S = 1.0
+"""The lower id dials first; the other one after this, if nothing came: a NAT may be in the way."""
+MEMBER_DIAL_FIRST_S = 2.0
+"""Between the first two attempts; doubles from there."""
+MEMBER_DIAL_LIMIT_S = 30.0
+"""Between attempts at a lost member: how long a mended network may stay unnoticed at the worst."""
+MEMBER_DIALS_PER_TICK = 4
+"""Sixteen a second: a remembered mesh is tried quickly, and without a storm."""
+MEMBER_TOMBSTONE_S = 3600.0
+"""Old news about a dead member goes round for seconds; an hour also outlasts a nap."""
+MEMBER_REMEMBER_S = 7 * 86400.0
+"""Afterwards its address is still tried now and then: networks stay broken over a holiday."""
+MEMBER_KNOWN_LIMIT = 4096
+"""Members, tombstones and remembered ones together: four times the largest mesh that was simulated."""
+MEMBER_MESSAGE_BYTES = 64 << 10
+"""Of one message as JSON."""
+MEMBER_FACTS_BYTES = 40 << 10
+"""Of one node's facts as JSON: a plan over a hundred nodes fits, and the rest of a message, too."""
+MEMBER_SYNC_S = 2.0
+"""Between two comparisons of everything with the same peer: changes are on their way for a while."""
+MEMBER_BUCKETS = 64
+"""Parts of a comparison: sixteen of a thousand members in each."""
+MEMBER_FLUSH_S = 0.05
+"""News leave at once, and those that follow within this leave together."""
+MEMBER_RTT_SAMPLES = 9
+"""Whose median counts: up to four outliers do no harm, and a change shows within five seconds."""
+MEMBER_RTT_LEAST = 3
+"""Before that nothing is said: the first samples of a connection are its handshake's."""
+MEMBER_CLAIMS = 3
+"""Foreign claims to our id before we believe in a copy; a restart with a clock set back causes one."""
+MEMBER_CLAIMS_SENIOR = 6
+"""The same for the one that was there first, so that the copy ends and not the original."""
+MEMBER_CLAIMS_S = 60.0
+"""Within which they have to come."""

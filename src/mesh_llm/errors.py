@@ -62,3 +62,5 @@ class NodeUnreachable(MeshError):
 
 class LinkRefused(MeshError):
     """Another node, or this one, does not take a link or a lease."""
+class MalformedMessage(MeshError):
+    """A peer sent something that is none of the messages that members exchange."""

@@ -1,0 +1,105 @@
+"""Reading documents that strangers wrote: every type, length and range is checked."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NoReturn, TypeVar
+
+from mesh_llm.errors import MalformedMessage
+from mesh_llm.types import NodeId
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+WHOLE_LIMIT = (1 << 53) - 1
+"""The largest number that every JSON reader keeps exactly."""
+_FIELD_LIMIT = 64
+_NODE = re.compile(r"[0-9a-f]{64}")
+
+
+class Fields:
+    """A JSON object, read field by field. Fields that nobody asks for are from a newer version: ignored."""
+
+    def __init__(self, document: object, where: str) -> None:
+        self._where = where
+        if not isinstance(document, dict) or len(document) > _FIELD_LIMIT:
+            raise MalformedMessage(f"{where}: not an object of at most {_FIELD_LIMIT} fields")
+        self._document = document
+
+    def _fail(self, name: str, wanted: str) -> NoReturn:
+        raise MalformedMessage(f"{self._where}.{name}: not {wanted}")
+
+    def has(self, name: str) -> bool:
+        return self._document.get(name) is not None
+
+    def get(self, name: str) -> object:
+        return self._document.get(name)
+
+    def text(self, name: str, limit: int, default: str | None = None) -> str:
+        value = self._document.get(name, default)
+        if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+            # Unprintable ones would reach somebody's terminal.
+            self._fail(name, f"a printable text of at most {limit} characters")
+        return value
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self._document.get(name, default)
+        if not isinstance(value, bool):
+            self._fail(name, "true or false")
+        return value
+
+    def whole(self, name: str, *, most: int = WHOLE_LIMIT, default: int | None = None) -> int:
+        value = self._document.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+            self._fail(name, f"a whole number from 0 to {most}")
+        return value
+
+    def number(self, name: str, *, most: float) -> float:
+        value = self._document.get(name)
+        if not is_number(value, most):
+            self._fail(name, f"a number from 0 to {most:g}")
+        return float(value)  # type: ignore[arg-type]
+
+    def word(self, name: str, kind: type[E], default: E | None = None) -> E:
+        value = self._document.get(name, default)
+        if not isinstance(value, str) or value not in kind.__members__.values():
+            self._fail(name, "one of " + ", ".join(kind))
+        return kind(value)
+
+    def node(self, name: str) -> NodeId:
+        return node_id(self._document.get(name), f"{self._where}.{name}")
+
+    def items(self, name: str, limit: int, read: Callable[[object], T]) -> tuple[T, ...]:
+        value = self._document.get(name, [])
+        if not isinstance(value, list) or len(value) > limit:
+            self._fail(name, f"a list of at most {limit}")
+        return tuple(read(item) for item in value)
+
+
+def is_number(value: object, most: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= most and math.isfinite(value)
+
+
+def node_id(value: object, where: str = "node") -> NodeId:
+    if not isinstance(value, str) or not _NODE.fullmatch(value):
+        raise MalformedMessage(f"{where}: not 64 hexadecimal digits")
+    return NodeId(value)
+
+
+def is_direct(text: str) -> bool:
+    """Whether it is an IP:PORT that can be dialled."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+        return False
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    except ValueError:
+        return False
+    return (address.version == 6) == bracketed and not address.is_multicast and not address.is_unspecified

@@ -1,0 +1,136 @@
+"""What is said about every node, and digests of it.
+
+Of one that is alive or suspected the record counts in the digests, so that two ledgers can tell
+whether they agree. Tombstones do not: they are forgotten at different times at different places,
+and are only brought up against somebody who takes the dead for living.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from mesh_llm.defaults import MEMBER_BUCKETS
+from mesh_llm.membership.messages import Compare, Entry, Summary
+from mesh_llm.membership.record import Record, fingerprint, joined
+from mesh_llm.types import NodeId
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self._records: dict[NodeId, Record] = {}
+        self._prints: dict[NodeId, int] = {}
+        self._buckets = [0] * MEMBER_BUCKETS
+        self._filed: dict[int, set[NodeId]] = {}
+        self.ring: list[NodeId] = []
+        """Those that are not gone, sorted."""
+        self.digest = 0
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, node: NodeId) -> Record | None:
+        return self._records.get(node)
+
+    def nodes(self) -> list[NodeId]:
+        return list(self._records)
+
+    def put(self, record: Record) -> None:
+        self._records[record.node] = record
+        self._count(record.node, None if record.gone else fingerprint(record))
+
+    def remove(self, node: NodeId) -> None:
+        self._records.pop(node, None)
+        self._count(node, None)
+
+    def _count(self, node: NodeId, new: int | None) -> None:
+        """Have a node count in the digests with `new`; None takes it off the ring."""
+        old, bucket = self._prints.pop(node, None), bucket_of(node)
+        change = (old or 0) ^ (new or 0)
+        self._buckets[bucket] ^= change
+        self.digest ^= change
+        if new is not None:
+            self._prints[node] = new
+        if old is None and new is not None:
+            insort(self.ring, node)
+            self._filed.setdefault(bucket, set()).add(node)
+        elif old is not None and new is None:
+            del self.ring[bisect_left(self.ring, node)]
+            self._filed[bucket].discard(node)
+
+    def news(self, record: Record) -> Record | None:
+        """What would stand here with this record; None where it says nothing new."""
+        old = self._records.get(record.node)
+        if old is None:
+            return record
+        if record.version == old.version or record.incarnation < old.incarnation:
+            return None
+        new = joined(old, record)
+        return None if new.version == old.version else new
+
+    # -- comparing two ledgers ------------------------------------------------------------------
+
+    def compare(self) -> Compare:
+        return Compare(buckets=tuple((at, print_) for at, print_ in enumerate(self._buckets) if print_))
+
+    def differing(self, compare: Compare) -> list[int]:
+        theirs = dict(compare.buckets)
+        return [at for at, print_ in enumerate(self._buckets) if print_ != theirs.get(at, 0)]
+
+    def summaries(self, buckets: Iterable[int], limit: int) -> list[Summary]:
+        """In messages of at most `limit` entries."""
+        found: list[Summary] = []
+        numbers: list[int] = []
+        entries: list[Entry] = []
+        for bucket in buckets:
+            here = [self._entry(node) for node in sorted(self._filed.get(bucket, ()))][:limit]
+            if len(entries) + len(here) > limit:
+                found.append(Summary(buckets=tuple(numbers), entries=tuple(entries)))
+                numbers, entries = [], []
+            numbers.append(bucket)
+            entries += here
+        return [*found, Summary(buckets=tuple(numbers), entries=tuple(entries))] if numbers else found
+
+    def _entry(self, node: NodeId) -> Entry:
+        record = self._records[node]
+        return Entry(
+            node=node,
+            incarnation=record.incarnation,
+            standing=record.standing,
+            sequence=record.sequence,
+        )
+
+    def reply(self, summary: Summary) -> tuple[list[Record], list[NodeId]]:
+        """What the sender of a summary lacks, and what it has that is lacking here."""
+        give: list[Record] = []
+        want: list[NodeId] = []
+        named = {entry.node for entry in summary.entries}
+        for entry in summary.entries:
+            mine = self._records.get(entry.node)
+            theirs = _stub(entry)
+            if mine is None or joined(mine, theirs).version != mine.version:
+                want.append(entry.node)
+            if mine is not None and joined(theirs, mine).version != theirs.version:
+                give.append(mine)
+        for bucket in summary.buckets:
+            lacking = self._filed.get(bucket, set()) - named
+            give += [self._records[node] for node in sorted(lacking)]
+        return give, want
+
+
+def bucket_of(node: NodeId) -> int:
+    return zlib.crc32(node.encode()) % MEMBER_BUCKETS
+
+
+def _stub(entry: Entry) -> Record:
+    return Record(
+        node=entry.node,
+        incarnation=entry.incarnation,
+        sequence=entry.sequence,
+        standing=entry.standing,
+        size_bytes=1,
+    )

@@ -1,0 +1,76 @@
+"""Effects of one step, and news on their way to the neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from mesh_llm.defaults import MEMBER_FLUSH_S, MEMBER_MESSAGE_BYTES
+from mesh_llm.membership.effects import Effect, Send
+from mesh_llm.membership.ledger import Ledger
+from mesh_llm.membership.messages import NODES_LIMIT, RECORD_LIMIT, Message, Update, Want
+from mesh_llm.membership.record import Record
+from mesh_llm.types import NodeId
+
+_RECORD_BYTES = MEMBER_MESSAGE_BYTES - 4096
+_UPDATES_LIMIT = 32
+"""Messages in answer to one: two megabytes; what is missing then shows in the next comparison."""
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+        self._news: dict[NodeId, NodeId | None] = {}
+        self._flushed_at = float("-inf")
+
+    def add(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def send(self, to: NodeId, message: Message) -> None:
+        self._effects.append(Send(to=to, message=message))
+
+    def send_records(self, to: NodeId, records: Iterable[Record]) -> None:
+        for message in updates(records)[:_UPDATES_LIMIT]:
+            self.send(to, message)
+
+    def ask(self, to: NodeId, nodes: list[NodeId]) -> None:
+        if nodes:
+            self.send(to, Want(nodes=tuple(nodes[:NODES_LIMIT])))
+
+    def tell(self, node: NodeId, source: NodeId | None) -> None:
+        """Have the ledger's record of `node` told to all neighbours but `source`."""
+        self._news[node] = None if node in self._news and self._news[node] != source else source
+
+    def flush(self, ledger: Ledger, neighbours: Collection[NodeId], now: float) -> None:
+        """Tell the news, unless some were told a moment ago: then the next tick tells them together."""
+        if not self._news or 0 <= now - self._flushed_at < MEMBER_FLUSH_S:
+            return
+        self._flushed_at = now
+        records = {node: record for node in self._news if (record := ledger.get(node)) is not None}
+        sources = set(self._news.values())
+        shared = updates(records.values())
+        for to in neighbours:
+            fresh = shared
+            if to in sources:
+                fresh = updates(record for node, record in records.items() if self._news[node] != to)
+            for message in fresh:
+                self.send(to, message)
+        self._news.clear()
+
+    def take(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+
+def updates(records: Iterable[Record]) -> list[Update]:
+    """In messages that are not too long."""
+    found: list[Update] = []
+    batch: list[Record] = []
+    size_bytes = 0
+    for record in records:
+        told = record.bare() if record.gone else record
+        if batch and (size_bytes + told.size_bytes > _RECORD_BYTES or len(batch) == RECORD_LIMIT):
+            found.append(Update(records=tuple(batch)))
+            batch, size_bytes = [], 0
+        batch.append(told)
+        size_bytes += told.size_bytes
+    return [*found, Update(records=tuple(batch))] if batch else found

@@ -1,0 +1,134 @@
+"""What the parts of a view share: who is known, who is connected, who is doubted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mesh_llm.defaults import MEMBER_STALE_S
+from mesh_llm.membership.dialling import Dialling
+from mesh_llm.membership.dice import Dice
+from mesh_llm.membership.ledger import Ledger
+from mesh_llm.membership.link import Link
+from mesh_llm.membership.member import Member, Standing
+from mesh_llm.membership.outbox import Outbox
+from mesh_llm.membership.own import Own
+from mesh_llm.membership.record import Record
+from mesh_llm.membership.ring import chosen
+from mesh_llm.types import NodeId
+
+
+@dataclass(slots=True, kw_only=True)
+class Doubt:
+    """A suspicion of our own: unless it is taken back until `dead_at`, the node is dead."""
+
+    incarnation: int
+    dead_at: float
+    vouch_at: float
+    """From when on the word of a neighbour that hears the node ends it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Remembered:
+    """Not a member, but perhaps there: an address to try."""
+
+    record: Record
+    since: float
+
+
+class Scene:
+    def __init__(self, own: Own, *, now: float, seed: int) -> None:
+        self.me = own.record.node
+        self.own = own
+        self.now = now
+        self.ledger = Ledger()
+        self.ledger.put(own.record)
+        self.links: dict[NodeId, Link] = {}
+        self.doubts: dict[NodeId, Doubt] = {}
+        self.remembered: dict[NodeId, Remembered] = {}
+        self.expelled: set[NodeId] = set()
+        self.partners: frozenset[NodeId] = frozenset()
+        self.wanted: frozenset[NodeId] = frozenset()
+        """Those to be connected to."""
+        self.outbox = Outbox()
+        self.dialling = Dialling(self.me, Dice(seed))
+        self.restless = False
+        """Whether somebody appeared or went: whom to be connected to has to be looked at again."""
+        self.touched: set[NodeId] = {self.me}
+        """Members that may look different after this step."""
+        self.since: dict[NodeId, float] = {self.me: now}
+        self._shown: dict[NodeId, tuple[object, ...]] = {}
+        self.changed()
+
+    # -- what is known --------------------------------------------------------------------------
+
+    def living(self, node: NodeId) -> Record | None:
+        """Its record, unless it is gone or unknown."""
+        record = self.ledger.get(node)
+        return None if record is None or record.gone else record
+
+    def heard(self, node: NodeId) -> bool:
+        """On a connection of our own, just now."""
+        link = self.links.get(node)
+        return link is not None and link.silence(self.now) < MEMBER_STALE_S
+
+    def vouchers(self, node: NodeId) -> list[NodeId]:
+        """Neighbours that we hear and that say they hear `node`."""
+        return [
+            link.node
+            for link in self.links.values()
+            if node in link.hears and link.silence(self.now) < MEMBER_STALE_S
+        ]
+
+    def choose(self) -> frozenset[NodeId]:
+        """Look again whom to be connected to; returns those who are new among them."""
+        before = self.wanted
+        partners = frozenset(node for node in self.partners if self.living(node) is not None)
+        self.wanted = (chosen(self.me, self.ledger.ring) | partners) - {self.me}
+        return self.wanted - before
+
+    # -- what is shown --------------------------------------------------------------------------
+
+    def member(self, node: NodeId) -> Member | None:
+        record = self.ledger.get(node)
+        if record is None:
+            return None
+        link = self.links.get(node)
+        return Member(
+            id=node,
+            standing=self._standing(record),
+            incarnation=record.incarnation,
+            facts=record.facts,
+            rtt_s=None if link is None else link.rtt_s,
+            connected=link is not None,
+            via=() if link is not None else self._via(node),
+            since=self.since.get(node, self.now),
+        )
+
+    def _standing(self, record: Record) -> Standing:
+        if record.gone:
+            return record.standing
+        # What others suspect is theirs to find out; it shows once they are sure.
+        return Standing.SUSPECT if record.node in self.doubts else Standing.ALIVE
+
+    def _via(self, node: NodeId) -> tuple[NodeId, ...]:
+        return tuple(sorted(link.node for link in self.links.values() if node in link.hears))
+
+    def changed(self) -> tuple[NodeId, ...]:
+        """Of those touched, the ones that look different; and note since when."""
+        found = []
+        for node in self.touched:
+            member = self.member(node)
+            before = self._shown.get(node)
+            if member is None:
+                self.since.pop(node, None)
+                if self._shown.pop(node, None) is not None:
+                    found.append(node)
+                continue
+            looks = (member.standing, member.incarnation, member.facts, member.connected, member.via)
+            if before is None or before[0] is not member.standing:
+                self.since[node] = self.now
+            if before != looks:
+                self._shown[node] = looks
+                found.append(node)
+        self.touched.clear()
+        return tuple(sorted(found))

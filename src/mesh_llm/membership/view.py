@@ -1,0 +1,334 @@
+"""A node's view of the mesh. Events and the time go in, effects come out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from mesh_llm.defaults import (
+    MEMBER_CALM_S,
+    MEMBER_DIALS_PER_TICK,
+    MEMBER_JUMP_S,
+    MEMBER_REMEMBER_S,
+    MEMBER_SURPLUS_S,
+    MEMBER_TOMBSTONE_S,
+)
+from mesh_llm.membership.effects import Changed, Connect, Disconnect, Effect
+from mesh_llm.membership.gossip import Gossip
+from mesh_llm.membership.judge import Judge
+from mesh_llm.membership.link import Link, digest_of
+from mesh_llm.membership.member import Member, Standing
+from mesh_llm.membership.messages import (
+    NODES_LIMIT,
+    Ack,
+    Compare,
+    Hears,
+    Leave,
+    Message,
+    Ping,
+    Summary,
+    Update,
+    Want,
+)
+from mesh_llm.membership.own import Own
+from mesh_llm.membership.record import Record
+from mesh_llm.membership.scene import Scene
+from mesh_llm.types import Address, NodeFacts, NodeId
+
+_SWEEP_S = 5.0
+_NOWHERE = Address()
+
+
+class View:
+    """`now` may be any clock in seconds that all calls share; it may stand still and jump."""
+
+    def __init__(self, me: NodeId, *, incarnation: int, facts: NodeFacts, now: float, seed: int) -> None:
+        record = Record(node=me, incarnation=incarnation, sequence=0, standing=Standing.ALIVE, facts=facts)
+        self._scene = Scene(Own(record), now=now, seed=seed)
+        self._judge = Judge(self._scene)
+        self._gossip = Gossip(self._scene, self._judge)
+        self._pings = 0
+        self._hears: frozenset[NodeId] = frozenset()
+        self._hears_digest = digest_of(())
+        self._swept_at = now
+
+    # -- what it shows --------------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Everybody, this node, the dead and those who left included, by id."""
+        found = (self._scene.member(node) for node in sorted(self._scene.ledger.nodes()))
+        return tuple(member for member in found if member is not None)
+
+    def member(self, node: NodeId) -> Member | None:
+        return self._scene.member(node)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """To be remembered over a restart, and told to those who are admitted: see `know`."""
+        ring = self._scene.ledger.ring
+        return tuple(record for node in ring if (record := self._scene.ledger.get(node)) is not None)
+
+    @property
+    def digest(self) -> int:
+        """Equal where two views agree on who lives, and on all facts."""
+        return self._scene.ledger.digest
+
+    # -- what happens ---------------------------------------------------------------------------
+
+    def on_connected(self, node: NodeId, now: float) -> list[Effect]:
+        scene = self._begin(now)
+        if node == scene.me:
+            self._gossip.duplicate()
+            scene.outbox.add(Disconnect(node=node, reason="it has this node's own id"))
+            return self._finish()
+        if scene.own.left:
+            scene.outbox.add(Disconnect(node=node, reason="this node is leaving"))
+            return self._finish()
+        scene.expelled.discard(node)
+        known = scene.ledger.get(node)
+        if known is None or known.gone:
+            # The network is back, or we are: others may be within reach again, too.
+            scene.dialling.hasten(now)
+        scene.dialling.end(node)
+        scene.links[node] = link = Link(node, now)
+        scene.touched.add(node)
+        self._judge.heard(node)
+        doubted = known is not None and known.standing is not Standing.ALIVE
+        scene.outbox.send_records(node, [scene.own.record, *([known] if known and doubted else [])])
+        scene.outbox.send(node, Hears(nodes=tuple(sorted(self._hears))[:NODES_LIMIT]))
+        self._ping(link)
+        if scene.me < node:
+            self._gossip.sync(link)
+        return self._finish()
+
+    def on_disconnected(self, node: NodeId, now: float) -> list[Effect]:
+        scene = self._begin(now)
+        link = scene.links.pop(node, None)
+        if link is not None and not scene.own.left:
+            self._judge.closed(link)
+            self._tell_hears()
+        return self._finish()
+
+    def on_message(self, sender: NodeId, message: Message, now: float) -> list[Effect]:
+        scene = self._begin(now)
+        link = scene.links.get(sender)
+        if link is None or scene.own.left:
+            return self._finish()
+        link.heard_at = now
+        self._judge.heard(sender)
+        self._receive(link, message)
+        return self._finish()
+
+    def _receive(self, link: Link, message: Message) -> None:
+        match message:
+            case Ping():
+                self._on_ping(link, message)
+            case Ack():
+                link.answered(message.number, self._scene.now)
+                if message.ask:
+                    self._scene.outbox.send(link.node, self._hears_message())
+                self._gossip.digest(link, message.incarnation, message.digest)
+            case Hears():
+                self._scene.touched |= link.told(message.nodes)
+            case Update():
+                self._gossip.update(link, message)
+            case Compare():
+                self._gossip.compare(link, message)
+            case Summary():
+                self._gossip.summary(link, message)
+            case Want():
+                self._gossip.want(link, message)
+            case Leave():
+                self._on_leave(link, message)
+
+    def _on_ping(self, link: Link, message: Ping) -> None:
+        link.kept = message.keep
+        self._scene.outbox.send(
+            link.node,
+            Ack(
+                number=message.number,
+                incarnation=self._scene.own.record.incarnation,
+                digest=self._scene.ledger.digest,
+                ask=message.hears != link.hears_digest,
+            ),
+        )
+        self._gossip.digest(link, message.incarnation, message.digest)
+
+    def _on_leave(self, link: Link, message: Leave) -> None:
+        known = self._scene.living(link.node)
+        if known is not None and message.incarnation >= known.incarnation:
+            left = Record(
+                node=link.node,
+                incarnation=message.incarnation,
+                sequence=known.sequence,
+                standing=Standing.LEFT,
+            )
+            self._gossip.merge(left, link.node)
+
+    def on_tick(self, now: float) -> list[Effect]:
+        scene = self._begin(now)
+        if scene.own.left:
+            return self._finish()
+        self._choose()
+        self._judge.look()
+        for link in list(scene.links.values()):
+            if link.ping_due(now):
+                self._ping(link)
+            self._release(link)
+        self._tell_hears()
+        self._dial()
+        if now - self._swept_at >= _SWEEP_S:
+            self._sweep()
+        return self._finish()
+
+    # -- what its node wants --------------------------------------------------------------------
+
+    def publish(self, facts: NodeFacts, now: float) -> list[Effect]:
+        scene = self._begin(now)
+        if not scene.own.left and scene.own.publish(facts):
+            scene.ledger.put(scene.own.record)
+            scene.outbox.tell(scene.me, None)
+            scene.touched.add(scene.me)
+        return self._finish()
+
+    def know(self, records: Iterable[Record], now: float) -> list[Effect]:
+        scene = self._begin(now)
+        for record in records:
+            scene.expelled.discard(record.node)
+            known = record.node == scene.me or record.node in scene.ledger
+            if not known and record.facts is not None:
+                self._gossip.remember(record)
+        return self._finish()
+
+    def forget(self, node: NodeId, now: float) -> list[Effect]:
+        scene = self._begin(now)
+        if node == scene.me:
+            return self._finish()
+        scene.expelled.add(node)
+        link = scene.links.pop(node, None)
+        if link is not None:
+            scene.touched |= link.hears
+            scene.outbox.add(Disconnect(node=node, reason="it has been expelled"))
+        scene.ledger.remove(node)
+        scene.remembered.pop(node, None)
+        scene.dialling.end(node)
+        self._judge.gone(node)
+        scene.touched.add(node)
+        scene.restless = True
+        self._tell_hears()
+        return self._finish()
+
+    def set_partners(self, nodes: Collection[NodeId]) -> list[Effect]:
+        self._scene.partners = frozenset(nodes)
+        self._scene.restless = True
+        self._choose()
+        self._dial()
+        return self._finish()
+
+    def leave(self, now: float) -> list[Effect]:
+        scene = self._begin(now)
+        if not scene.own.left:
+            scene.own.leave()
+            scene.ledger.put(scene.own.record)
+            scene.touched.add(scene.me)
+            for node in scene.links:
+                scene.outbox.send(node, Leave(incarnation=scene.own.record.incarnation))
+        return self._finish()
+
+    # -- parts of a step ------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> Scene:
+        scene = self._scene
+        gap_s = now - scene.now
+        scene.now = now
+        if not 0 <= gap_s <= MEMBER_JUMP_S:
+            # It was us who slept: judge nobody by it, and look for everybody anew.
+            self._judge.calm(now + min(MEMBER_CALM_S, 2 * abs(gap_s)))
+            scene.dialling.hasten(now)
+            self._swept_at = min(self._swept_at, now)
+        return scene
+
+    def _finish(self) -> list[Effect]:
+        scene = self._scene
+        if scene.restless and not scene.own.left:
+            self._choose()
+        if not scene.own.left:
+            scene.outbox.flush(scene.ledger, scene.links, scene.now)
+        changed = scene.changed() if scene.touched else ()
+        if changed:
+            scene.outbox.add(Changed(nodes=changed))
+        return scene.outbox.take()
+
+    def _choose(self) -> None:
+        scene = self._scene
+        if scene.restless:
+            scene.restless = False
+            for node in scene.choose():
+                if node not in scene.links:
+                    scene.dialling.begin(node, scene.now)
+
+    def _ping(self, link: Link) -> None:
+        self._pings += 1
+        link.pinged(self._pings, self._scene.now)
+        ping = Ping(
+            number=self._pings,
+            incarnation=self._scene.own.record.incarnation,
+            digest=self._scene.ledger.digest,
+            hears=self._hears_digest,
+            keep=link.node in self._scene.wanted,
+        )
+        self._scene.outbox.send(link.node, ping)
+
+    def _release(self, link: Link) -> None:
+        """A connection that neither side wants is closed after a while; both know, and nobody is doubted."""
+        scene = self._scene
+        if link.kept or link.node in scene.wanted or scene.living(link.node) is None:
+            link.surplus_since = None
+        elif link.surplus_since is None:
+            link.surplus_since = scene.now
+        elif scene.now - link.surplus_since >= MEMBER_SURPLUS_S:
+            del scene.links[link.node]
+            scene.touched |= {link.node} | link.hears
+            scene.outbox.add(Disconnect(node=link.node, reason="neither side needs it"))
+
+    def _tell_hears(self) -> None:
+        scene = self._scene
+        hears = frozenset(node for node in scene.links if scene.heard(node))
+        if hears != self._hears:
+            self._hears, self._hears_digest = hears, digest_of(sorted(hears)[:NODES_LIMIT])
+            message = self._hears_message()
+            for node in scene.links:
+                scene.outbox.send(node, message)
+
+    def _hears_message(self) -> Hears:
+        return Hears(nodes=tuple(sorted(self._hears))[:NODES_LIMIT])
+
+    def _dial(self) -> None:
+        scene = self._scene
+        for _ in range(MEMBER_DIALS_PER_TICK):
+            node = scene.dialling.due(scene.now)
+            if node is None:
+                return
+            record = scene.ledger.get(node)
+            kept = scene.remembered.get(node)
+            if record is None and kept is not None:
+                record = kept.record
+            useless = record is None or record.standing is Standing.LEFT or node in scene.links
+            far = scene.living(node) is not None and node not in scene.wanted
+            if useless or far or record is None:
+                scene.dialling.end(node)
+            elif record.facts is not None and record.facts.address != _NOWHERE:
+                scene.outbox.add(Connect(node=node, address=record.facts.address))
+
+    def _sweep(self) -> None:
+        scene = self._scene
+        self._swept_at = scene.now
+        for node in scene.ledger.nodes():
+            record = scene.ledger.get(node)
+            age_s = scene.now - scene.since.get(node, scene.now)
+            if record is not None and record.gone and age_s > MEMBER_TOMBSTONE_S:
+                self._gossip.drop(node)
+        for node, kept in list(scene.remembered.items()):
+            if scene.now - kept.since > MEMBER_REMEMBER_S:
+                del scene.remembered[node]
+                scene.dialling.end(node)

@@ -255,3 +255,44 @@ MEMBER_CLAIMS_SENIOR = 6
 """The same for the one that was there first, so that the copy ends and not the original."""
 MEMBER_CLAIMS_S = 60.0
 """Within which they have to come."""
+# -- planning -----------------------------------------------------------------------------------
+
+USEFUL_CONTEXT = 4096
+"""Tokens per slot that a conversation needs: rather than less, one more node takes part."""
+CLEARLY_FASTER = 1.2
+"""A running plan is replaced for this much: a restart costs everybody a pause."""
+DELAY_LESS = 0.5
+DELAY_MORE = 1.5
+"""How far delays stray while nothing changes: a running plan is judged by less, its challenger by more."""
+HOP_LOCAL_S = 0.0001
+"""Above the delay, for each hop: measured, 3 workers on one machine cost 0.5 ms in 4 hops."""
+HOP_TCP_S = 0.0002
+"""The same, and the network's interrupts."""
+HOP_QUIC_S = 0.0008
+"""What the splice between a QUIC stream and a worker may add."""
+HOP_RELAY_S = 0.0015
+"""One more process on the way, that waits for its turn."""
+LOCAL_BYTES_PER_S = 2e9
+QUIC_BYTES_PER_S = 1e8
+TCP_BYTES_PER_S = 1.1e8
+RELAY_BYTES_PER_S = 5e6
+"""Of links whose throughput nobody has measured yet: a unix socket, Gigabit Ethernet, a line at home."""
+UNKNOWN_RTT_S = 0.03
+"""Of links that nobody has measured: between a network at home and a far one, so that known near ones win."""
+SLOW_LINK_RTT_S = 0.01
+"""Where a link rather than a device is to blame for a slow plan: networks at home stay below it."""
+SPILL_BYTES_PER_S = 40e9
+"""At which layers that no GPU holds are read: two channels of memory. The speed of a node is its GPU's."""
+PROMPT_TOKENS = 512
+"""Of the prompt that the time to the first token is foretold for."""
+PROMPT_MICRO_BATCH = 128
+"""Tokens that a split model works on at once: small enough that its stages overlap."""
+PLAN_SEARCH_STEPS = 1500
+"""Nodes looked at, over all sets tried for a plan: 50 ms on a slow core, and all sets of a small mesh."""
+PLAN_HOSTS_TRIED = 3
+"""For each engine version: who is elected nearly always can; a tiny one that its owner prefers may not."""
+RETRY_FIRST_S = 2.0
+RETRY_LAST_S = 60.0
+"""That a node which failed has no part in plans, doubled each time; never more than a person waits."""
+RETRY_FORGET_S = 300.0
+"""A node that was well for so long starts anew at the shortest pause."""

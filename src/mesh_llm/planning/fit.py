@@ -7,7 +7,7 @@ every slot (`kv_unified` off).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from mesh_llm.errors import ModelDoesNotFit, UsageError
@@ -107,8 +107,10 @@ def _padded(count: int) -> int:
     return -(-count // CONTEXT_STEP) * CONTEXT_STEP
 
 
-def compute_bytes(facts: ModelFacts, settings: CacheSettings) -> int:
+def compute_bytes(facts: ModelFacts, settings: CacheSettings, *, logits: bool = True) -> int:
     """Scratch memory of one micro-batch, and the logits that are kept for sampling.
+
+    Without `logits`: of a stage in the middle of a split model, which has none.
 
     The engine reuses memory as it walks through the graph, so the peak of one
     step counts, not the sum. For models with the measures of ten published
@@ -130,9 +132,9 @@ def compute_bytes(facts: ModelFacts, settings: CacheSettings) -> int:
     else:
         scores = facts.heads * max(_mask_cells(facts, settings))
         attention, mask = row * (facts.query_elements + scores), row * masks
-    logits = _F32_BYTES * facts.vocabulary * settings.slots
-    step = max(attention, row * _step_elements(facts), logits)
-    return 6 * row * facts.hidden + step + mask + logits
+    outputs = _F32_BYTES * facts.vocabulary * settings.slots if logits else 0
+    step = max(attention, row * _step_elements(facts), outputs)
+    return 6 * row * facts.hidden + step + mask + outputs
 
 
 def _step_elements(facts: ModelFacts) -> int:
@@ -159,18 +161,52 @@ def memory_need(facts: ModelFacts, settings: CacheSettings) -> MemoryNeed:
     )
 
 
+def stage_need(
+    facts: ModelFacts, settings: CacheSettings, layers: tuple[int, int], *, host: bool, head: bool
+) -> MemoryNeed:
+    """What layers [first, last) take on one node of a split model.
+
+    The host has the embedding besides, and `head` tells who has the output
+    head: where that is tied to the embedding, a worker needs a copy of it.
+    """
+    own = facts.layers[slice(*layers)]
+    weights = sum(layer.weight_bytes for layer in own)
+    if host:
+        weights += facts.embedding_bytes + facts.other_bytes
+    if head:
+        weights += facts.head_bytes if host else facts.head_bytes or facts.embedding_bytes
+    return MemoryNeed(
+        weight_bytes=weights,
+        cache_bytes=sum(layer_cache_bytes(layer, settings) for layer in own),
+        compute_bytes=compute_bytes(facts, settings, logits=host or head),
+    )
+
+
 def largest_context(facts: ModelFacts, settings: CacheSettings, available_bytes: int) -> int | None:
+    """The most tokens per slot that fit into so many bytes; see `largest_context_where`."""
+    return largest_context_where(
+        facts, lambda context: _fits(facts, settings, context, available_bytes), at_least=None
+    )
+
+
+def smallest_context(facts: ModelFacts) -> int:
+    return min(SMALLEST_CONTEXT, facts.context_trained)
+
+
+def largest_context_where(
+    facts: ModelFacts, fits: Callable[[int], bool], *, at_least: int | None
+) -> int | None:
     """The most tokens per slot that fit: a multiple of 256, at most what the model was trained on.
 
-    None where not even the smallest useful context fits.
+    `at_least` is known to fit already. None where not even the smallest useful context fits.
     """
-    smallest = min(SMALLEST_CONTEXT, facts.context_trained)
-    if not _fits(facts, settings, smallest, available_bytes):
+    smallest = at_least or smallest_context(facts)
+    if at_least is None and not fits(smallest):
         return None
     low, high = smallest // CONTEXT_STEP, facts.context_trained // CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
-        if _fits(facts, settings, middle * CONTEXT_STEP, available_bytes):
+        if fits(middle * CONTEXT_STEP):
             low = middle
         else:
             high = middle - 1
@@ -186,9 +222,9 @@ def _fits(facts: ModelFacts, settings: CacheSettings, context: int, available_by
 def refusal(facts: ModelFacts, settings: CacheSettings, need: MemoryNeed, have_bytes: int) -> ModelDoesNotFit:
     """Why a model is not loaded, with what would help in numbers."""
     return ModelDoesNotFit(
-        f"{facts.name} needs {_gb(need.total_bytes)} (weights {_gb(need.weight_bytes)}, "
-        f"cache {_gb(need.cache_bytes)}, compute {_gb(need.compute_bytes)}) "
-        f"for {settings}; this machine has {_gb(have_bytes)} free",
+        f"{facts.name} needs {gigabytes(need.total_bytes)} (weights {gigabytes(need.weight_bytes)}, "
+        f"cache {gigabytes(need.cache_bytes)}, compute {gigabytes(need.compute_bytes)}) "
+        f"for {settings}; this machine has {gigabytes(have_bytes)} free",
         hint=_advice(facts, settings, have_bytes),
     )
 
@@ -206,13 +242,14 @@ def _advice(facts: ModelFacts, settings: CacheSettings, have_bytes: int) -> str:
             ways.append(f"--parallel 1 --ctx-size {alone}")
     if ways:
         return f"{' or '.join(ways)} fits; so does a smaller quantisation or more machines"
-    smallest = replace(settings, context=min(SMALLEST_CONTEXT, facts.context_trained), slots=1)
+    smallest = replace(settings, context=smallest_context(facts), slots=1)
     least = memory_need(facts, smallest).total_bytes
     return (
-        f"it needs {_gb(least)} even with --parallel 1 --ctx-size {smallest.context}; "
+        f"it needs {gigabytes(least)} even with --parallel 1 --ctx-size {smallest.context}; "
         f"choose a smaller quantisation than {facts.quantisation}, or join more machines"
     )
 
 
-def _gb(size: int) -> str:
+def gigabytes(size: int) -> str:
+    """For people: 5.6 GB, or 300 MB."""
     return f"{size / _GB:.1f} GB" if size >= _GB else f"{size / 1e6:.0f} MB"

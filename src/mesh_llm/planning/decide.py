@@ -1,0 +1,218 @@
+"""The plan that should run: what every node works out for itself, from what it knows. Pure.
+
+The same snapshot gives the same plan on every node, in whatever order its
+members are listed. A plan that runs is kept while it is valid and not clearly
+beaten: speeds and delays are measured, and a restart costs everybody a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from mesh_llm.defaults import CLEARLY_FASTER, DELAY_LESS, DELAY_MORE
+from mesh_llm.errors import UsageError
+from mesh_llm.planning.exclusion import exclusions
+from mesh_llm.planning.fit import smallest_context, stage_need
+from mesh_llm.planning.forced import obeys_ratios
+from mesh_llm.planning.ground import Ground
+from mesh_llm.planning.load import Span
+from mesh_llm.planning.placement import Layout, seconds_of
+from mesh_llm.planning.predict import prediction
+from mesh_llm.planning.proposal import (
+    Proposal,
+    Question,
+    Shortage,
+    available,
+    propose,
+    question,
+    useful_context,
+)
+from mesh_llm.planning.roster import split_refusal
+from mesh_llm.planning.snapshot import Snapshot
+from mesh_llm.types import (
+    Exclusion,
+    Hosting,
+    MeshSettings,
+    Mode,
+    ModelFacts,
+    NodeId,
+    Plan,
+    ServingPlan,
+    Stage,
+)
+
+_NOBODY: Mapping[NodeId, str] = MappingProxyType({})
+
+
+def decide(
+    snapshot: Snapshot,
+    model: ModelFacts,
+    settings: MeshSettings,
+    *,
+    current: ServingPlan | None,
+    barred: Mapping[NodeId, str] = _NOBODY,
+) -> Plan:
+    """The plan that should run, with a reason for every node that has no part in it.
+
+    `barred` are nodes that refused or failed a moment ago, with their reasons.
+    A host without layers has no stage, and is not among the excluded either.
+    """
+    try:
+        asked = question(snapshot, model, settings, barred)
+    except UsageError as error:
+        return _impossible(snapshot, model, settings, error.message)
+    best = propose(asked)
+    kept = _kept(asked, current.plan, best) if current else None
+    return kept or _plan(asked, best)
+
+
+def _kept(asked: Question, running: Plan, best: Proposal | Shortage) -> Plan | None:
+    """The running plan with its figures brought up to date, or None where another has to take its place."""
+    layout = _valid(asked, running)
+    if layout is None:
+        return None
+    ground = asked.ground.at(running.context)
+    if isinstance(best, Proposal) and _beaten(asked, ground, layout, best):
+        return None
+    return _plan(asked, Proposal(ground=ground, layout=layout, reason=running.reason))
+
+
+def _valid(asked: Question, running: Plan) -> Layout | None:
+    settings = asked.settings
+    if running.host is None or not running.stages or running.slots != settings.slots:
+        return None
+    if running.context < 1 or settings.context not in (None, running.context):
+        return None
+    layout = Layout(
+        host=running.host,
+        spans=tuple(Span(stage.node, stage.first, stage.last) for stage in running.stages),
+        head_on_worker=running.head_on_worker,
+    )
+    if not _covers(layout, asked.ground.load.count) or not _able(asked, layout) or not _obeys(asked, layout):
+        return None
+    ground = asked.ground.at(running.context)
+    lodgings = ground.lodgings(layout.host, layout.spans, head_on_worker=layout.head_on_worker)
+    return layout if lodgings is not None else None
+
+
+def _covers(layout: Layout, count: int) -> bool:
+    position = 0
+    for span in layout.spans:
+        if span.first != position or span.last <= span.first:
+            return False
+        position = span.last
+    return position == count
+
+
+def _able(asked: Question, layout: Layout) -> bool:
+    """Everybody in it is still there, and still may do its part."""
+    host = asked.snapshot.node(layout.host)
+    if host is None or host.facts.hosting is Hosting.NEVER:
+        return False
+    for id in layout.nodes:
+        node = asked.snapshot.node(id)
+        if node is None or not asked.roster.keeps(id):
+            return False
+        if not layout.solo and split_refusal(node, host):
+            return False
+    return True
+
+
+def _obeys(asked: Question, layout: Layout) -> bool:
+    settings = asked.settings
+    if settings.layers is not None:
+        names = {node.id: node.facts.name for node in asked.snapshot.nodes}
+        has = {(names[span.node], span.first, span.last) for span in layout.spans}
+        return has == {each for each in settings.layers if each[1] != each[2]}
+    if settings.tensor_split is not None:
+        return obeys_ratios(asked.ground.load.count, settings.tensor_split, layout)
+    return True
+
+
+def _beaten(asked: Question, ground: Ground, layout: Layout, best: Proposal) -> bool:
+    if asked.forced:
+        return False
+    if asked.settings.split and len(best.layout.spans) > len(layout.spans):
+        return True
+    if ground.load.settings.context < useful_context(asked.model) <= best.ground.load.settings.context:
+        return asked.settings.context is None
+    # Delays stray by themselves: only what would be better in spite of that is.
+    now = seconds_of(ground, layout, delay_factor=DELAY_LESS)
+    then = seconds_of(best.ground, best.layout, delay_factor=DELAY_MORE)
+    return now is not None and then is not None and now >= CLEARLY_FASTER * then
+
+
+def _plan(asked: Question, best: Proposal | Shortage) -> Plan:
+    if isinstance(best, Shortage):
+        return _waiting(
+            asked.ground.load.settings.context,
+            asked.settings.slots,
+            best,
+            exclusions(asked, asked.ground, None),
+        )
+    ground, layout = best.ground, best.layout
+    stages = tuple(_stage(ground, layout, span) for span in layout.spans)
+    need = sum(stage.need_bytes for stage in stages)
+    if all(span.node != layout.host for span in layout.spans):
+        need += _need(ground, layout, Span(layout.host, 0, 0))[1]
+    return Plan(
+        mode=Mode.SOLO if layout.solo else Mode.SPLIT,
+        host=layout.host,
+        stages=stages,
+        context=ground.load.settings.context,
+        slots=asked.settings.slots,
+        head_on_worker=layout.head_on_worker,
+        need_bytes=need,
+        have_bytes=available(asked, layout.host)[0],
+        predicted=prediction(ground, layout.host, layout.spans, head_on_worker=layout.head_on_worker),
+        excluded=exclusions(asked, ground, layout),
+        reason=best.reason,
+    )
+
+
+def _stage(ground: Ground, layout: Layout, span: Span) -> Stage:
+    weights, need = _need(ground, layout, span)
+    return Stage(
+        node=span.node,
+        first=span.first,
+        last=span.last,
+        weight_bytes=weights,
+        need_bytes=need,
+        share=(span.last - span.first) / ground.load.count,
+    )
+
+
+def _need(ground: Ground, layout: Layout, span: Span) -> tuple[int, int]:
+    """Weights of its layers, and all that they need with embedding, head, cache and scratch memory."""
+    host = span.node == layout.host
+    head = span == layout.spans[-1] if layout.head_on_worker else host
+    facts, layers = ground.load.facts, (span.first, span.last)
+    need = stage_need(facts, ground.load.settings, layers, host=host, head=head)
+    return sum(layer.weight_bytes for layer in facts.layers[slice(*layers)]), need.total_bytes
+
+
+def _waiting(context: int, slots: int, short: Shortage, excluded: tuple[Exclusion, ...]) -> Plan:
+    return Plan(
+        mode=Mode.WAITING,
+        host=None,
+        stages=(),
+        context=context,
+        slots=slots,
+        head_on_worker=False,
+        need_bytes=short.need_bytes,
+        have_bytes=short.have_bytes,
+        predicted=None,
+        excluded=excluded,
+        reason=short.reason,
+    )
+
+
+def _impossible(snapshot: Snapshot, model: ModelFacts, settings: MeshSettings, reason: str) -> Plan:
+    """Settings that no engine takes: nobody has a part, whatever they have."""
+    return _waiting(
+        settings.context or smallest_context(model),
+        settings.slots,
+        Shortage(reason=reason, need_bytes=0, have_bytes=0),
+        tuple(Exclusion(node=node.id, reason=reason) for node in snapshot.nodes),
+    )

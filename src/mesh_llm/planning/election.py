@@ -1,0 +1,50 @@
+"""Who hosts. Pure: every node that knows the same elects the same, without a vote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mesh_llm.planning.room import Room
+from mesh_llm.planning.snapshot import Candidate
+from mesh_llm.types import Hosting, NodeId
+
+
+def split_hosts(hosts: Iterable[Candidate], rooms: Mapping[NodeId, Room]) -> tuple[Candidate, ...]:
+    """For a split, the best first: who wants to, then the most GPU memory, the most memory, the least id."""
+    return tuple(
+        sorted(
+            (node for node in hosts if node.facts.splits),
+            key=lambda node: (not _prefers(node), *_size(rooms[node.id]), node.id),
+        )
+    )
+
+
+def solo_hosts(
+    hosts: Iterable[Candidate], rooms: Mapping[NodeId, Room], token_s: Mapping[NodeId, float | None]
+) -> tuple[Candidate, ...]:
+    """For a model that fits on each of them, the best first: who wants to, then the fastest, then as above.
+
+    Where a speed has not been measured yet none counts: memory and id decide.
+    """
+    hosts = tuple(hosts)
+    seconds = {node.id: token_s.get(node.id) for node in hosts}
+    known = all(value is not None for value in seconds.values())
+    return tuple(
+        sorted(
+            hosts,
+            key=lambda node: (
+                not _prefers(node),
+                (known and seconds[node.id]) or 0.0,
+                *_size(rooms[node.id]),
+                node.id,
+            ),
+        )
+    )
+
+
+def _prefers(node: Candidate) -> bool:
+    return node.facts.hosting is Hosting.PREFER
+
+
+def _size(room: Room) -> tuple[int, int]:
+    return -room.gpu_bytes, -room.total_bytes

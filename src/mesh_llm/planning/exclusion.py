@@ -1,0 +1,89 @@
+"""For every node without a part in a plan, the reason in a sentence. Pure."""
+
+from __future__ import annotations
+
+from mesh_llm.defaults import PLAN_SEARCH_STEPS, SLOW_LINK_RTT_S
+from mesh_llm.planning.fit import gigabytes, layer_cache_bytes
+from mesh_llm.planning.ground import Ground
+from mesh_llm.planning.placement import Layout, filled, seconds_of, spread_out, with_head
+from mesh_llm.planning.proposal import Question
+from mesh_llm.planning.roster import split_refusal
+from mesh_llm.planning.shares import capacity
+from mesh_llm.planning.snapshot import Candidate
+from mesh_llm.types import Exclusion, NodeId
+
+NOT_NEEDED = "not needed: the model fits on fewer nodes"
+WAITING = "waits with the others: there is no plan yet"
+
+
+def exclusions(asked: Question, ground: Ground, layout: Layout | None) -> tuple[Exclusion, ...]:
+    """Of all nodes but those of the layout; without one, of all."""
+    part = layout.nodes if layout else frozenset[NodeId]()
+    outside = [node for node in asked.snapshot.nodes if node.id not in part]
+    return tuple(Exclusion(node=node.id, reason=_reason(asked, ground, layout, node)) for node in outside)
+
+
+def _reason(asked: Question, ground: Ground, layout: Layout | None, node: Candidate) -> str:
+    if refused := asked.roster.refused.get(node.id):
+        return refused
+    host = _host(asked, layout)
+    if host and host.id != node.id:
+        if refused := split_refusal(node, host):
+            return refused
+        if short := _too_small(ground, node):
+            return short
+    if layout is None:
+        return WAITING
+    if asked.settings.layers is not None:
+        return "--layers gives it none"
+    if asked.settings.tensor_split is not None:
+        return "--tensor-split gives it no share"
+    if asked.settings.split and not layout.solo:
+        if len(layout.spans) >= ground.load.count:
+            return f"not needed: the model has only {ground.load.count} layers"
+        return "not enough memory beside the nodes that share its machine"
+    return _slower(ground, layout, node.id) or NOT_NEEDED
+
+
+def _host(asked: Question, layout: Layout | None) -> Candidate | None:
+    if layout:
+        return asked.snapshot.node(layout.host)
+    return next(iter(asked.elected()), None)
+
+
+def _too_small(ground: Ground, node: Candidate) -> str:
+    room, load = ground.rooms[node.id], ground.load
+    size = capacity(room, load, host=False)
+    if size and size.total:
+        return ""
+    least = min(layer.weight_bytes + layer_cache_bytes(layer, load.settings) for layer in load.facts.layers)
+    need = gigabytes(least + load.worker_scratch_bytes)
+    return f"not enough memory: {gigabytes(room.total_bytes)} free, a layer needs {need}"
+
+
+def _slower(ground: Ground, layout: Layout, node: NodeId) -> str:
+    """What the plan would lose with this node, too; empty where it would lose nothing, or nobody can tell."""
+    workers = [span.node for span in layout.spans if span.node != layout.host]
+    if len(workers) * len(ground.rooms) > PLAN_SEARCH_STEPS:
+        return ""
+    now = seconds_of(ground, layout)
+    wider = [*workers, node]
+    other = spread_out(ground, layout.host, wider, quick=True)
+    other = other or filled(ground, layout.host, wider, quick=True)
+    if now is None or other is None:
+        return ""
+    other = with_head(ground, other)
+    then = seconds_of(ground, other)
+    if then is None or _rate(then) == _rate(now) or then < now:
+        return ""
+    link = ground.snapshot.link(layout.host, node)
+    undelayed = seconds_of(ground, other, delay_factor=0)
+    if link and undelayed and link.rtt_s >= SLOW_LINK_RTT_S and then - undelayed > undelayed - now:
+        delay = f"{link.rtt_s * 1e3:.0f} ms"
+        return f"too slow a link: {delay} would make it {_rate(then)} instead of {_rate(now)} tok/s"
+    return f"would make it slower: {_rate(then)} instead of {_rate(now)} tok/s"
+
+
+def _rate(seconds: float) -> str:
+    rate = 1 / seconds
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"

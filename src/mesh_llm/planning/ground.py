@@ -1,0 +1,132 @@
+"""What all plans for one model over one snapshot stand on: memory, speeds, and what hops cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mesh_llm.defaults import (
+    HOP_LOCAL_S,
+    HOP_QUIC_S,
+    HOP_RELAY_S,
+    HOP_TCP_S,
+    LOCAL_BYTES_PER_S,
+    QUIC_BYTES_PER_S,
+    RELAY_BYTES_PER_S,
+    TCP_BYTES_PER_S,
+    UNKNOWN_RTT_S,
+)
+from mesh_llm.planning.fit import CacheSettings
+from mesh_llm.planning.load import Load, Span, load_of
+from mesh_llm.planning.room import Ledger, Lodging, Room, lodge, rooms
+from mesh_llm.planning.snapshot import Snapshot
+from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Speed
+
+_OVERHEAD_S = {
+    LinkKind.SELF: 0.0,
+    LinkKind.LOCAL: HOP_LOCAL_S,
+    LinkKind.TCP: HOP_TCP_S,
+    LinkKind.QUIC: HOP_QUIC_S,
+    LinkKind.RELAY: HOP_RELAY_S,
+}
+_BYTES_PER_S = {
+    LinkKind.SELF: LOCAL_BYTES_PER_S,
+    LinkKind.LOCAL: LOCAL_BYTES_PER_S,
+    LinkKind.TCP: TCP_BYTES_PER_S,
+    LinkKind.QUIC: QUIC_BYTES_PER_S,
+    LinkKind.RELAY: RELAY_BYTES_PER_S,
+}
+_UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """From one stage to the next."""
+
+    delay_s: float
+    """One way, as measured."""
+    overhead_s: float
+    """What handling it adds."""
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    snapshot: Snapshot
+    load: Load
+    rooms: dict[NodeId, Room]
+    speeds: dict[NodeId, Speed | None]
+    _ways: dict[tuple[NodeId, NodeId], Way | None] = field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, context: int) -> Ground:
+        """The same with another context."""
+        if context == self.load.settings.context:
+            return self
+        settings = replace(self.load.settings, context=context)
+        return replace(self, load=load_of(self.load.facts, settings))
+
+    def way(self, a: NodeId, b: NodeId, host: NodeId) -> Way:
+        """Straight, or where two workers know no way to each other, over the host."""
+        straight = self._way(a, b)
+        if straight:
+            return straight
+        if host in (a, b):
+            return _way(_UNKNOWN)
+        there, on = self.way(a, host, host), self.way(host, b, host)
+        return Way(
+            delay_s=there.delay_s + on.delay_s,
+            overhead_s=there.overhead_s + on.overhead_s,
+            bytes_per_s=min(there.bytes_per_s, on.bytes_per_s),
+        )
+
+    def _way(self, a: NodeId, b: NodeId) -> Way | None:
+        key = (a, b) if a < b else (b, a)
+        if key not in self._ways:
+            link = self.snapshot.link(*key)
+            self._ways[key] = _way(link) if link else None
+        return self._ways[key]
+
+    def lodgings(
+        self, host: NodeId, spans: Sequence[Span], *, head_on_worker: bool
+    ) -> tuple[Lodging, ...] | None:
+        """Where the stages lie; None where one does not fit. A host without layers needs room, too."""
+        ledger, found = Ledger(), []
+        if not any(span.node == host for span in spans) and not self._host_fits(host, ledger, head_on_worker):
+            return None
+        for span in spans:
+            here = span.node == host
+            head = span is spans[-1] if head_on_worker else here
+            room = self.rooms[span.node]
+            lodging = lodge(ledger.free(room), self.load, span.first, span.last, host=here, head=head)
+            if lodging is None:
+                return None
+            ledger.take(room, lodging.main_bytes, lodging.gpu_bytes)
+            found.append(lodging)
+        return tuple(found)
+
+    def _host_fits(self, host: NodeId, ledger: Ledger, head_on_worker: bool) -> bool:
+        room = self.rooms[host]
+        lodging = lodge(ledger.free(room), self.load, 0, 0, host=True, head=not head_on_worker)
+        if lodging is None:
+            return False
+        ledger.take(room, lodging.main_bytes, lodging.gpu_bytes)
+        return True
+
+
+def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> Ground:
+    return Ground(
+        snapshot=snapshot,
+        load=load_of(facts, settings),
+        # Those who left no longer share anything, and those who lend nothing need no room.
+        rooms=rooms(node for node in snapshot.nodes if node.alive),
+        speeds={node.id: _speed(node.facts.speed) for node in snapshot.nodes},
+    )
+
+
+def _speed(speed: Speed | None) -> Speed | None:
+    return speed if speed and speed.read_bytes_per_s > 0 and speed.flops_per_s > 0 else None
+
+
+def _way(link: LinkFacts) -> Way:
+    known = link.bytes_per_s if link.bytes_per_s and link.bytes_per_s > 0 else _BYTES_PER_S[link.kind]
+    return Way(delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=known)

@@ -1,0 +1,91 @@
+"""What ranges of a model's layers take and cost, summed up once so that each is one subtraction. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
+
+from mesh_llm.planning.fit import CacheSettings, compute_bytes, layer_cache_bytes
+from mesh_llm.types import Layer, ModelFacts, NodeId
+
+_FEED_FORWARD_MATRICES = 3
+"""Gate, up and down."""
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+class Span(NamedTuple):
+    """Layers [first, last) on a node."""
+
+    node: NodeId
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    facts: ModelFacts
+    settings: CacheSettings
+    sums: tuple[int, ...]
+    """Weights and cache of the layers before each one; one entry more than layers."""
+    active: tuple[float, ...]
+    """Likewise, the bytes of weights that one token reads."""
+    elements: tuple[float, ...]
+    """Likewise, the weights that each token of a prompt is multiplied with."""
+    host_scratch_bytes: int
+    worker_scratch_bytes: int
+    head_bytes: int
+    """Of the matrix that makes logits, tied to the embedding or not."""
+
+    @property
+    def count(self) -> int:
+        return len(self.sums) - 1
+
+
+def load_of(facts: ModelFacts, settings: CacheSettings) -> Load:
+    largest = max(layer.weight_bytes for layer in facts.layers)
+    return Load(
+        facts=facts,
+        settings=settings,
+        sums=_sums(layer.weight_bytes + layer_cache_bytes(layer, settings) for layer in facts.layers),
+        active=_sums(active_bytes(facts, layer, largest) for layer in facts.layers),
+        elements=_sums(_active_elements(facts, layer) for layer in facts.layers),
+        host_scratch_bytes=compute_bytes(facts, settings),
+        worker_scratch_bytes=compute_bytes(facts, settings, logits=False),
+        head_bytes=facts.head_bytes or facts.embedding_bytes,
+    )
+
+
+def _sums(sizes: Iterable[_Number]) -> tuple[_Number, ...]:
+    return tuple(accumulate(sizes, initial=0))
+
+
+def active_bytes(facts: ModelFacts, layer: Layer, largest: int) -> float:
+    """What one token reads of a layer: all of it, or in a mixture the chosen experts and what all share.
+
+    Files do not say how the bytes divide, so they are taken to divide as the
+    weights do. Layers far below the `largest` are a mixture's dense ones.
+    """
+    if not facts.experts or 2 * layer.weight_bytes < largest:
+        return layer.weight_bytes
+    experts = facts.experts * _expert_elements(facts)
+    share = experts / max(1, experts + _attention_elements(facts, layer))
+    return layer.weight_bytes * (1 - share * (1 - facts.experts_used / facts.experts))
+
+
+def _active_elements(facts: ModelFacts, layer: Layer) -> float:
+    dense = _FEED_FORWARD_MATRICES * facts.hidden * facts.feed_forward
+    chosen = facts.experts_used * _expert_elements(facts)
+    return _attention_elements(facts, layer) + (chosen if facts.experts else dense)
+
+
+def _expert_elements(facts: ModelFacts) -> int:
+    return _FEED_FORWARD_MATRICES * facts.hidden * facts.expert_feed_forward
+
+
+def _attention_elements(facts: ModelFacts, layer: Layer) -> int:
+    """Of the matrices for queries and results, keys and values."""
+    return facts.hidden * (facts.query_elements + layer.cache.k_width + layer.cache.v_width)

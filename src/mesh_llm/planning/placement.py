@@ -1,0 +1,247 @@
+"""Which nodes compute which layers. Pure.
+
+For one request at a time the time per token is a sum over stages and hops, so
+the best plan has the fewest, closest, fastest nodes that hold the model, and
+the fastest of them are filled first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mesh_llm.defaults import PLAN_SEARCH_STEPS, SPILL_BYTES_PER_S
+from mesh_llm.planning.ground import Ground
+from mesh_llm.planning.head import HeadPlaces, head_belongs_on_worker
+from mesh_llm.planning.load import Span
+from mesh_llm.planning.predict import token_seconds
+from mesh_llm.planning.room import divided
+from mesh_llm.planning.route import LONG_ROUTE, arrange
+from mesh_llm.planning.shares import Capacity, capacity, fastest_first, lay_out, spread
+from mesh_llm.types import NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Who hosts, and who has which layers: a plan without its numbers."""
+
+    host: NodeId
+    spans: tuple[Span, ...]
+    head_on_worker: bool = False
+
+    @property
+    def nodes(self) -> frozenset[NodeId]:
+        return frozenset((self.host, *(span.node for span in self.spans)))
+
+    @property
+    def solo(self) -> bool:
+        return all(span.node == self.host for span in self.spans)
+
+
+def alone(ground: Ground, host: NodeId) -> Layout | None:
+    """The whole model on one node, if it fits."""
+    spans = (Span(host, 0, ground.load.count),)
+    if ground.lodgings(host, spans, head_on_worker=False) is None:
+        return None
+    return Layout(host=host, spans=spans)
+
+
+def fewest(ground: Ground, host: NodeId, workers: Sequence[NodeId]) -> Layout | None:
+    """The model over the host and as few of the workers as hold it; of those sets, a fastest."""
+    own = capacity(ground.rooms[host], ground.load, host=True)
+    if own is None:
+        return None
+    sizes = {node: capacity(ground.rooms[node], ground.load, host=False) for node in workers}
+    largest = [(size.total, node) for node, size in sizes.items() if size and size.total]
+    largest.sort(key=lambda pair: (-pair[0], pair[1]))
+    held = own.total
+    chosen: list[NodeId] = []
+    layout = None
+    for size, node in largest:
+        if held >= ground.load.count and chosen:
+            layout = filled(ground, host, chosen, quick=True)
+            if layout:
+                break
+        chosen.append(node)
+        held += size
+    layout = layout or (filled(ground, host, chosen, quick=True) if held >= ground.load.count else None)
+    if layout is None:
+        return None
+    search = _Search(ground=ground, host=host, layout=layout)
+    search.drop()
+    search.swap([node for _, node in largest])
+    return filled(ground, host, search.workers()) or search.layout
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """Improves a layout by small steps, a bounded number of them."""
+
+    ground: Ground
+    host: NodeId
+    layout: Layout
+    steps: int = PLAN_SEARCH_STEPS
+
+    def drop(self) -> None:
+        """Nodes that turn out not to be needed: who shares a machine may add nothing."""
+        for node in sorted(self.workers(), key=lambda node: (self.ground.rooms[node].total_bytes, node)):
+            rest = [other for other in self.workers() if other != node]
+            if rest and (smaller := self._filled(rest)):
+                self.layout = smaller
+
+    def swap(self, others: Sequence[NodeId]) -> None:
+        """One of the chosen for one of the others, as long as that makes it faster."""
+        seconds = self._seconds(self.layout)
+        if seconds is None:
+            return
+        promising = sorted(others, key=self._promise)
+        better = True
+        while better and self.steps > 0:
+            better = False
+            for old in sorted(self.workers(), key=self._promise, reverse=True):
+                for new in promising:
+                    found = self._exchange(old, new)
+                    time = self._seconds(found) if found else None
+                    if found and time is not None and time < seconds * (1 - 1e-9):
+                        self.layout, seconds, better = found, time, True
+                        break
+                    if self.steps <= 0:
+                        return
+                if better:
+                    break
+
+    def _exchange(self, old: NodeId, new: NodeId) -> Layout | None:
+        workers = self.workers()
+        if new in workers:
+            return None
+        return self._filled([new if node == old else node for node in workers])
+
+    def _filled(self, workers: Sequence[NodeId]) -> Layout | None:
+        if self.steps <= 0:
+            return None
+        self.steps -= len(workers) + 1
+        return filled(self.ground, self.host, workers, quick=True)
+
+    def workers(self) -> list[NodeId]:
+        return [span.node for span in self.layout.spans if span.node != self.host]
+
+    def _seconds(self, layout: Layout) -> float | None:
+        return token_seconds(self.ground, self.host, layout.spans, head_on_worker=False)
+
+    def _promise(self, node: NodeId) -> tuple[float, NodeId]:
+        """Roughly what it would add: a layer, and the way there and back."""
+        load, speed = self.ground.load, self.ground.speeds[node]
+        if speed is None:
+            return float("inf"), node
+        way = self.ground.way(self.host, node, self.host)
+        read = load.active[-1] / load.count / speed.read_bytes_per_s
+        return read + 2 * (way.delay_s + way.overhead_s), node
+
+
+def filled(ground: Ground, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False) -> Layout | None:
+    """The host and exactly these workers, the fastest filled first. The host may end up without a layer."""
+    order = (host, *arrange(ground, host, workers, quick=quick))
+    sizes = _capacities(ground, host, order)
+    if sizes is None:
+        return None
+    least = [0] + [1] * len(workers)
+    wanted = fastest_first(ground.load.count, sizes, _rates(ground, order, sizes), least)
+    return _laid(ground, host, order, wanted)
+
+
+def spread_out(
+    ground: Ground, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
+) -> Layout | None:
+    """At least a layer on the host and on each of these workers, the more the faster they are."""
+    order = (host, *arrange(ground, host, workers, quick=quick))
+    sizes = _capacities(ground, host, order)
+    if sizes is None or len(order) > ground.load.count or not all(size.total for size in sizes):
+        return None
+    speeds = [ground.speeds[node] for node in order]
+    weights = [speed.read_bytes_per_s for speed in speeds if speed]
+    if len(weights) < len(order):
+        weights = [float(ground.rooms[node].total_bytes) for node in order]
+    layout = _laid(ground, host, order, spread(ground.load.count, sizes, weights))
+    return layout if layout and len(layout.spans) == len(order) else None
+
+
+def _laid(ground: Ground, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]) -> Layout | None:
+    spans = lay_out(ground, host, order, wanted)
+    if spans is None or ground.lodgings(host, spans, head_on_worker=False) is None:
+        return None
+    if {span.node for span in spans} | {host} != set(order):
+        return None  # a worker without a layer
+    return Layout(host=host, spans=spans)
+
+
+def _capacities(ground: Ground, host: NodeId, order: Sequence[NodeId]) -> list[Capacity] | None:
+    rooms = divided([ground.rooms[node] for node in order])
+    sizes = [capacity(room, ground.load, host=node == host) for node, room in zip(order, rooms, strict=True)]
+    known = [size for size in sizes if size]
+    return known if len(known) == len(sizes) else None
+
+
+def _rates(ground: Ground, order: Sequence[NodeId], sizes: Sequence[Capacity]) -> list[tuple[float, float]]:
+    """Of each node's GPUs and main memory; where one is unknown, how much they hold decides instead."""
+    speeds = [ground.speeds[node] for node in order]
+    known = [speed.read_bytes_per_s for speed in speeds if speed]
+    if len(known) < len(order):
+        # All GPUs come before all main memory.
+        return [(1e6 + size.gpu, float(size.total)) for size in sizes]
+    return [
+        (rate, min(rate, SPILL_BYTES_PER_S) if ground.rooms[node].gpus else rate)
+        for node, rate in zip(order, known, strict=True)
+    ]
+
+
+def with_head(ground: Ground, layout: Layout) -> Layout:
+    """The same with the output head where it belongs."""
+    last = layout.spans[-1].node
+    here, there = ground.speeds[layout.host], ground.speeds[last]
+    if last == layout.host or here is None or there is None:
+        return layout
+    places = HeadPlaces(
+        head_bytes=ground.load.head_bytes,
+        vocabulary=ground.load.facts.vocabulary,
+        hidden=ground.load.facts.hidden,
+        host_bytes_per_s=here.read_bytes_per_s,
+        worker_bytes_per_s=there.read_bytes_per_s,
+        link_bytes_per_s=ground.way(last, layout.host, layout.host).bytes_per_s,
+    )
+    fits = ground.lodgings(layout.host, layout.spans, head_on_worker=True) is not None
+    moved = fits and head_belongs_on_worker(places)
+    return Layout(host=layout.host, spans=layout.spans, head_on_worker=True) if moved else layout
+
+
+def with_head_at_best(ground: Ground, layout: Layout) -> Layout:
+    """The same with the head where it belongs, and whoever is best at it as the last worker."""
+    first = with_head(ground, layout)
+    here = ground.speeds[layout.host]
+    own = [span for span in layout.spans if span.node == layout.host]
+    workers = [span for span in layout.spans if span.node != layout.host]
+    if here is None or not 2 <= len(workers) <= LONG_ROUTE:
+        return first
+    best, best_s = first, seconds_of(ground, first)
+    for last in workers:
+        speed = ground.speeds[last.node]
+        if best_s is None or speed is None or speed.read_bytes_per_s <= here.read_bytes_per_s:
+            continue
+        order = [*own, *(span for span in workers if span is not last), last]
+        wanted = [span.last - span.first for span in order]
+        moved = _laid(ground, layout.host, [span.node for span in order], wanted)
+        found = with_head(ground, moved) if moved else first
+        time = seconds_of(ground, found)
+        if time is not None and time < best_s * (1 - 1e-9):
+            best, best_s = found, time
+    return best
+
+
+def seconds_of(ground: Ground, layout: Layout, *, delay_factor: float = 1.0) -> float | None:
+    """Between two tokens; see `token_seconds`."""
+    return token_seconds(
+        ground,
+        layout.host,
+        layout.spans,
+        head_on_worker=layout.head_on_worker,
+        delay_factor=delay_factor,
+    )

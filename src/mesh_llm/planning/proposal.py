@@ -1,0 +1,277 @@
+"""The best plan for a snapshot as if nothing ran yet. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mesh_llm.defaults import CLEARLY_FASTER, PLAN_HOSTS_TRIED, USEFUL_CONTEXT
+from mesh_llm.planning.election import solo_hosts, split_hosts
+from mesh_llm.planning.fit import (
+    CONTEXT_STEP,
+    CacheSettings,
+    gigabytes,
+    largest_context_where,
+    memory_need,
+    smallest_context,
+)
+from mesh_llm.planning.forced import by_names, by_ratios, shortfall
+from mesh_llm.planning.ground import Ground, ground_of
+from mesh_llm.planning.placement import (
+    Layout,
+    alone,
+    fewest,
+    filled,
+    seconds_of,
+    spread_out,
+    with_head,
+    with_head_at_best,
+)
+from mesh_llm.planning.room import total_bytes
+from mesh_llm.planning.roster import Roster, roster_of, split_refusal
+from mesh_llm.planning.shares import capacity
+from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.types import Hosting, MeshSettings, ModelFacts, NodeId
+
+Remake = Callable[[Ground], Layout | None]
+"""The same kind of layout over the same nodes, under another context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be decided, and all that it depends on."""
+
+    snapshot: Snapshot
+    model: ModelFacts
+    settings: MeshSettings
+    roster: Roster
+    ground: Ground
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Tokens per slot to try, the better first."""
+        if self.settings.context is not None:
+            return (self.settings.context,)
+        smallest = smallest_context(self.model)
+        return (useful_context(self.model), smallest)
+
+    @property
+    def forced(self) -> bool:
+        return self.settings.tensor_split is not None or self.settings.layers is not None
+
+    def elected(self) -> tuple[Candidate, ...]:
+        return split_hosts(self.roster.hosts, self.ground.rooms)
+
+    def partners(self, host: Candidate) -> tuple[NodeId, ...]:
+        """Who can compute together with it."""
+        able = (node for node in self.roster.able if node.id != host.id and not split_refusal(node, host))
+        return tuple(node.id for node in able)
+
+
+def useful_context(model: ModelFacts) -> int:
+    stepped = min(USEFUL_CONTEXT, model.context_trained) // CONTEXT_STEP * CONTEXT_STEP
+    return max(stepped, smallest_context(model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    ground: Ground
+    """At the context that was chosen."""
+    layout: Layout
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Why there can be no plan yet."""
+
+    reason: str
+    need_bytes: int
+    have_bytes: int
+
+
+def question(
+    snapshot: Snapshot, model: ModelFacts, settings: MeshSettings, barred: Mapping[NodeId, str]
+) -> Question:
+    cache = CacheSettings(
+        context=settings.context or smallest_context(model),
+        slots=settings.slots,
+        type_k=settings.cache_type_k,
+        type_v=settings.cache_type_v,
+    )
+    return Question(
+        snapshot=snapshot,
+        model=model,
+        settings=settings,
+        roster=roster_of(snapshot, model, settings, barred),
+        ground=ground_of(snapshot, model, cache),
+    )
+
+
+def propose(asked: Question) -> Proposal | Shortage:
+    if not asked.roster.able:
+        return shortage(asked, f"no node here has the model {asked.settings.model}")
+    if not asked.roster.hosts:
+        return shortage(asked, "no node that has the model may host: all have --hosting never")
+    if asked.forced:
+        return _forced(asked)
+    grounds = [asked.ground.at(context) for context in asked.contexts]
+    for ground in grounds if asked.settings.split else ():
+        if found := _spread(asked, ground):
+            return found
+    for ground in grounds:
+        if found := _solo(asked, ground) or _fewest(asked, ground):
+            return found
+    return shortage(asked)
+
+
+def shortage(asked: Question, reason: str = "") -> Shortage:
+    need = memory_need(asked.model, asked.ground.load.settings).total_bytes
+    have, count = available(asked)
+    if not reason:
+        reason = f"need {gigabytes(need)} for the model, have {gigabytes(have)} on {_nodes(count)}"
+        if need <= have:
+            # Every further stage has scratch memory of its own, and layers are not divided.
+            layer = max(layer.weight_bytes for layer in asked.model.layers)
+            reason += f", but not in pieces that hold whole layers of {gigabytes(layer)}"
+    return Shortage(reason=reason, need_bytes=need, have_bytes=have)
+
+
+def available(asked: Question, host: NodeId | None = None) -> tuple[int, int]:
+    """Memory of the nodes that could compute together with a host or with the one elected; their number."""
+    nodes = tuple(node.id for node in asked.roster.able)
+    leader = asked.snapshot.node(host) if host else next(iter(asked.elected()), None)
+    if leader:
+        nodes = (leader.id, *asked.partners(leader))
+    return total_bytes(asked.ground.rooms[node] for node in nodes), len(nodes)
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _solo(asked: Question, ground: Ground) -> Proposal | None:
+    layouts = {node.id: layout for node in asked.roster.hosts if (layout := alone(ground, node.id))}
+    if not layouts:
+        return None
+    fits = [node for node in asked.roster.hosts if node.id in layouts]
+    seconds = {id: seconds_of(ground, layout) for id, layout in layouts.items()}
+    host = solo_hosts(fits, ground.rooms, seconds)[0]
+    reason = f"fits on {host.facts.name} alone"
+    if asked.settings.split:
+        reason += "; --split finds no other node that can take part"
+    elif len(fits) > 1:
+        reason += _why_this_one(host, len(fits), measured=None not in seconds.values())
+    return _grown(asked, ground, layouts[host.id], lambda other: alone(other, host.id), reason)
+
+
+def _why_this_one(host: Candidate, count: int, *, measured: bool) -> str:
+    if host.facts.hosting is Hosting.PREFER:
+        return ", which prefers to host"
+    return f", the {'fastest' if measured else 'largest'} of {count} nodes that hold it"
+
+
+def _tried(asked: Question) -> list[Candidate]:
+    """Hosts worth trying: those elected, for each engine version."""
+    seen: Counter[str] = Counter()
+    hosts = []
+    for node in asked.elected():
+        seen[node.facts.engine] += 1
+        if seen[node.facts.engine] <= PLAN_HOSTS_TRIED:
+            hosts.append(node)
+    return hosts
+
+
+def _fewest(asked: Question, ground: Ground) -> Proposal | None:
+    for host in _tried(asked):
+        layout = fewest(ground, host.id, asked.partners(host))
+        if layout:
+            workers = [span.node for span in layout.spans if span.node != host.id]
+            reason = f"{_too_much_for_one(asked, ground)}; {_nodes(len(layout.nodes))} are the fewest that do"
+            return _grown(asked, ground, layout, _refill(host.id, workers), reason)
+    return None
+
+
+def _refill(host: NodeId, workers: list[NodeId]) -> Remake:
+    return lambda ground: filled(ground, host, workers)
+
+
+def _too_much_for_one(asked: Question, ground: Ground) -> str:
+    smallest = asked.contexts[-1]
+    context = ground.load.settings.context
+    if context > smallest and any(alone(ground.at(smallest), node.id) for node in asked.roster.hosts):
+        return f"no node alone holds it with {context} tokens of context"
+    return "no node holds it alone"
+
+
+def _spread(asked: Question, ground: Ground) -> Proposal | None:
+    for host in _tried(asked):
+        workers = _capable(asked, ground, host)[: asked.ground.load.count - 1]
+        while workers:
+            layout = spread_out(ground, host.id, workers)
+            if layout:
+                reason = f"--split: over all {_nodes(len(layout.nodes))} that can take part"
+                return _grown(asked, ground, layout, _respread(host.id, tuple(workers)), reason)
+            workers.pop()
+    return None
+
+
+def _respread(host: NodeId, workers: tuple[NodeId, ...]) -> Remake:
+    return lambda ground: spread_out(ground, host, workers)
+
+
+def _capable(asked: Question, ground: Ground, host: Candidate) -> list[NodeId]:
+    """Partners with room for a layer, the largest first."""
+    sizes = {node: capacity(ground.rooms[node], ground.load, host=False) for node in asked.partners(host)}
+    capable = [(size.total, node) for node, size in sizes.items() if size and size.total]
+    return [node for _, node in sorted(capable, key=lambda pair: (-pair[0], pair[1]))]
+
+
+def _forced(asked: Question) -> Proposal | Shortage:
+    layout = _as_told(asked)
+    if isinstance(layout, str):
+        return shortage(asked, layout)
+    wrong = ""
+    for context in asked.contexts:
+        ground = asked.ground.at(context)
+        wrong = shortfall(ground, layout)
+        if not wrong:
+            option = "--tensor-split" if asked.settings.layers is None else "--layers"
+            return _grown(asked, ground, layout, _unless_short(layout), f"as {option} says")
+    return shortage(asked, wrong)
+
+
+def _as_told(asked: Question) -> Layout | str:
+    count, elected = asked.ground.load.count, asked.elected()
+    if asked.settings.layers is not None:
+        return by_names(count, asked.settings.layers, asked.snapshot, asked.roster, elected)
+    if not elected:
+        return "no node that may host can be part of a split"
+    return by_ratios(count, asked.settings.tensor_split or (), elected[0], asked.roster.able)
+
+
+def _unless_short(layout: Layout) -> Remake:
+    return lambda ground: None if shortfall(ground, layout) else layout
+
+
+def _grown(asked: Question, ground: Ground, layout: Layout, remake: Remake, reason: str) -> Proposal:
+    """With as much context as fits over the same nodes, unless that costs clearly more than it is worth:
+    caches push weights from fast memory into slow."""
+    if asked.settings.context is None:
+        seconds = seconds_of(ground, layout)
+
+        def fits(context: int) -> bool:
+            other = ground.at(context)
+            made = remake(other)
+            if made is None:
+                return False
+            slower = seconds_of(other, made)
+            return seconds is None or slower is None or slower <= CLEARLY_FASTER * seconds
+
+        known = ground.load.settings.context
+        ground = ground.at(largest_context_where(asked.model, fits, at_least=known) or known)
+        layout = remake(ground) or layout
+    # What a person put in order stays in order.
+    layout = with_head(ground, layout) if asked.forced else with_head_at_best(ground, layout)
+    return Proposal(ground=ground, layout=layout, reason=reason)

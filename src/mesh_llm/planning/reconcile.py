@@ -1,0 +1,47 @@
+"""How long a node that failed has no part in plans. Pure: time is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mesh_llm.defaults import RETRY_FIRST_S, RETRY_FORGET_S, RETRY_LAST_S
+from mesh_llm.types import NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The last of a node's failures, and how long it counts."""
+
+    reason: str
+    pause_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """Failures by node. Each one in a row doubles the pause; five minutes of health forget them all."""
+
+    failures: Mapping[NodeId, Failure] = field(default_factory=dict)
+
+    def failed(self, node: NodeId, reason: str, *, now: float) -> Attempts:
+        before = self.failures.get(node)
+        fresh = before is None or now >= before.until_s + RETRY_FORGET_S
+        pause = RETRY_FIRST_S if fresh or before is None else min(2 * before.pause_s, RETRY_LAST_S)
+        failure = Failure(reason=reason, pause_s=pause, until_s=now + pause)
+        return replace(self, failures={**self._remembered(now), node: failure})
+
+    def barred(self, *, now: float) -> dict[NodeId, str]:
+        """Who is kept out at this moment, and why."""
+        return {node: failure.reason for node, failure in self.failures.items() if now < failure.until_s}
+
+    def next_change(self, *, now: float) -> float | None:
+        """When the next node may be tried again: time to decide anew."""
+        return min((each.until_s for each in self.failures.values() if now < each.until_s), default=None)
+
+    def forget(self, node: NodeId) -> Attempts:
+        """It has changed: come back under a higher incarnation, or been given what it lacked."""
+        return replace(self, failures={id: each for id, each in self.failures.items() if id != node})
+
+    def _remembered(self, now: float) -> dict[NodeId, Failure]:
+        return {id: each for id, each in self.failures.items() if now < each.until_s + RETRY_FORGET_S}

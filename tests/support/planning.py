@@ -1,0 +1,205 @@
+"""Models, nodes and meshes for tests of planning: small to write down, whole to plan with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.types import (
+    Device,
+    DeviceKind,
+    Fingerprint,
+    HeldModel,
+    Hosting,
+    Layer,
+    LayerCache,
+    LinkFacts,
+    LinkKind,
+    MeshSettings,
+    ModelFacts,
+    NodeFacts,
+    NodeId,
+    Plan,
+    Role,
+    ServingPlan,
+    Speed,
+)
+
+GB = 10**9
+FINGERPRINT = Fingerprint("f" * 64)
+ENGINE = "2026.10.11549"
+HELD = HeldModel(fingerprint=FINGERPRINT, name="big", size_bytes=20 * GB)
+
+
+def model(layers: int = 40, layer_bytes: int | Sequence[int] = GB // 2, **changes: Any) -> ModelFacts:
+    """20 GB in 40 layers, unless told otherwise: the measures of a dense 32B model."""
+    sizes = [layer_bytes] * layers if isinstance(layer_bytes, int) else list(layer_bytes)
+    facts = ModelFacts(
+        files=(Path("big.gguf"),),
+        fingerprint=FINGERPRINT,
+        size_bytes=20 * GB,
+        name="Big",
+        architecture="llama",
+        quantisation="Q4_K_M",
+        layers=tuple(
+            Layer(weight_bytes=size, cache=LayerCache(k_width=1024, v_width=1024)) for size in sizes
+        ),
+        embedding_bytes=300_000_000,
+        head_bytes=400_000_000,
+        other_bytes=20_000,
+        hidden=5120,
+        feed_forward=25_600,
+        heads=64,
+        vocabulary=150_000,
+        context_trained=32_768,
+        experts=0,
+        experts_used=0,
+        expert_feed_forward=0,
+        query_elements=2 * 64 * 128,
+        widest=25_600,
+        causal=True,
+        pooled=False,
+        chat_template=None,
+    )
+    return replace(facts, **changes)
+
+
+def settings(**changes: Any) -> MeshSettings:
+    """One slot of 4096 tokens."""
+    plain = MeshSettings(version=1, model="big", fingerprint=FINGERPRINT, alias="big", context=4096, slots=1)
+    return replace(plain, **changes)
+
+
+def speed(gb_s: float) -> Speed:
+    return Speed(read_bytes_per_s=gb_s * GB, flops_per_s=20 * gb_s * GB)
+
+
+def gpu(gb: float, name: str = "CUDA0") -> Device:
+    size = int(gb * GB)
+    return Device(name=name, description="", kind=DeviceKind.GPU, free_bytes=size, total_bytes=size)
+
+
+def node(
+    name: str,
+    gb: float = 12,
+    *,
+    gb_s: float | None = 40,
+    links: Mapping[str, float] | None = None,
+    alive: bool = True,
+    reachable: bool = True,
+    **changes: Any,
+) -> Candidate:
+    """A machine of its own; its id is its name. `links` are round trips in milliseconds by name."""
+    facts = NodeFacts(
+        name=name,
+        role=Role.NODE,
+        version="0.2.0",
+        engine=ENGINE,
+        machine=f"machine of {name}",
+        memory_bytes=int(gb * GB),
+        machine_memory_bytes=int(gb * GB),
+        speed=speed(gb_s) if gb_s else None,
+        models=(HELD,),
+        links=tuple((NodeId(to), link(rtt_ms)) for to, rtt_ms in (links or {}).items()),
+    )
+    return Candidate(id=NodeId(name), facts=replace(facts, **changes), alive=alive, reachable=reachable)
+
+
+def link(rtt_ms: float, kind: LinkKind = LinkKind.QUIC) -> LinkFacts:
+    return LinkFacts(kind=kind, rtt_s=rtt_ms / 1e3)
+
+
+def mesh(*nodes: Candidate, rtt_ms: float | None = 0.4) -> Snapshot:
+    """A snapshot; where a node says nothing of another, `rtt_ms` lie between them."""
+    return Snapshot(nodes=tuple(_linked(each, nodes, rtt_ms) for each in nodes))
+
+
+def _linked(one: Candidate, nodes: Sequence[Candidate], rtt_ms: float | None) -> Candidate:
+    known = {id for id, _ in one.facts.links}
+    known |= {other.id for other in nodes if one.id in dict(other.facts.links)}
+    others = [] if rtt_ms is None else [each for each in nodes if each.id not in {one.id, *known}]
+    links = one.facts.links + tuple((other.id, link(rtt_ms or 0)) for other in others)
+    return replace(one, facts=replace(one.facts, links=links))
+
+
+def running(plan: Plan) -> ServingPlan:
+    return ServingPlan(epoch=1, plan=plan)
+
+
+def layers(plan: Plan) -> dict[str, tuple[int, int]]:
+    return {stage.node: (stage.first, stage.last) for stage in plan.stages}
+
+
+def counts(plan: Plan) -> dict[str, int]:
+    return {stage.node: stage.last - stage.first for stage in plan.stages}
+
+
+def reasons(plan: Plan) -> dict[str, str]:
+    return {each.node: each.reason for each in plan.excluded}
+
+
+def any_model(random: Random) -> ModelFacts:
+    """Some model: dense or a mixture, with equal layers or not, its head tied or not."""
+    count = random.choice([1, 2, 12, 30, 40, 80])
+    size = random.choice([20_000_000, 200_000_000, GB])
+    sizes = [size if random.random() < 0.7 else int(size * random.uniform(0.4, 1.6)) for _ in range(count)]
+    if random.random() < 0.5:
+        sizes = [size] * count
+    mixture: dict[str, Any] = {}
+    if random.random() < 0.3:
+        mixture = {"experts": 64, "experts_used": 8, "expert_feed_forward": 1024}
+    return model(
+        layer_bytes=sizes,
+        head_bytes=random.choice([0, 400_000_000]),
+        context_trained=random.choice([300, 2048, 8192, 131_072]),
+        **mixture,
+    )
+
+
+def any_mesh(random: Random, count: int) -> Snapshot:
+    """Some mesh of so many nodes, with nearly everything that can be in one."""
+    names = [f"{random.getrandbits(32):08x}" for _ in range(count)]
+    return Snapshot(nodes=tuple(_any_node(random, name, names) for name in names))
+
+
+def _any_node(random: Random, name: str, names: Sequence[str]) -> Candidate:
+    memory = random.choice([0.2, 1, 4, 8, 16, 64])
+    shared = random.random() < 0.3
+    gpus = (gpu(random.choice([4, 8, 24])),) if random.random() < 0.3 else ()
+    links = {
+        other: random.choice([0.2, 0.5, 3, 20, 180])
+        for other in names
+        if other != name and random.random() < 0.7
+    }
+    return node(
+        name,
+        memory,
+        gb_s=None if random.random() < 0.05 else random.choice([10, 40, 100, 900]),
+        links=links,
+        alive=random.random() < 0.9,
+        reachable=random.random() < 0.95,
+        machine=random.choice(["one", "two"]) if shared else name,
+        machine_memory_bytes=int(random.choice([4, 16]) * GB) if shared else int(memory * GB),
+        gpus=gpus,
+        gpu_layers=random.choice([None, None, 0, 3]) if gpus else None,
+        role=Role.CLIENT if random.random() < 0.1 else Role.NODE,
+        engine=random.choice([ENGINE] * 8 + ["2026.9.1", ""]),
+        splits=random.random() < 0.95,
+        hosting=random.choice([Hosting.AUTO] * 4 + [Hosting.PREFER, Hosting.NEVER]),
+        models=(HELD,) if random.random() < 0.9 else (),
+    )
+
+
+def any_settings(random: Random, count: int) -> MeshSettings:
+    ratios = tuple(random.choice([0.0, 1.0, 2.0, 0.5]) for _ in range(random.randint(1, count)))
+    return settings(
+        context=random.choice([None, None, 512, 4096]),
+        slots=random.choice([1, 4]),
+        cache_type_k=random.choice(["f16", "q8_0"]),
+        split=random.random() < 0.3,
+        tensor_split=ratios if random.random() < 0.15 else None,
+    )

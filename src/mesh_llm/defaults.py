@@ -154,3 +154,14 @@ WORKER_HAND_OVER_S = 5.0
 """For a worker on this machine to take a descriptor; it does nothing else in that thread."""
 ENGINE_STAGES_S = 1
 """Between two reports of what the workers of a split engine have done."""
+
+# -- the speed of this machine --------------------------------------------------------------------
+
+MEASURE_TIMEOUT_S = 30.0
+"""It takes one or two seconds, six where others use the processor, too; loading the engine one more."""
+MEASURE_WAIT_S = 120.0
+"""For other nodes on this machine, which measure one at a time; a plan can do without a speed for so long."""
+MEASURE_ATTEMPTS = 3
+"""One start after the other. The first may fail for want of memory at that moment, or be disturbed."""
+MEASURE_MEMORY_SHARE = 0.25
+"""Of the main memory that is free: others may be about to load a model."""

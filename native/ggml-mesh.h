@@ -28,6 +28,20 @@ GGML_MESH_API int ggml_mesh_guard(int fd);
 // for that.
 GGML_MESH_API int ggml_mesh_selftest(char * why, size_t why_size);
 
+// What a device can do, as models use it.
+struct ggml_mesh_speed {
+    double read_bytes_per_s;  // of quantised weights, in products with one column: decoding
+    double flops_per_s;       // in products with many columns: prompts
+    int disturbed;            // 1 where others used the CPU all the while: it can do more than that
+};
+
+// Measures the ggml device `device_name` within a second or two, with at most `max_bytes` of weights. Returns 0,
+// or 1 with the reason in `why`; may also die of what the device's driver does: call it in a process made for that.
+GGML_MESH_API int ggml_mesh_measure(
+    const char * device_name, int threads, unsigned long long max_bytes, struct ggml_mesh_speed * speed,
+    char * why, size_t why_size
+);
+
 // --- client ---
 
 // Greets the workers at the other ends of sockets, which are owned from here on,

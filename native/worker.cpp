@@ -113,16 +113,16 @@ void worker::receive_pushes(link & peer) noexcept {
     }
 }
 
-ggml_backend_ptr worker::new_backend() const {
-    ggml_backend_ptr backend(ggml_backend_dev_init(device_, nullptr));
+ggml_backend_ptr open_device(ggml_backend_dev_t device, int threads) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
     if (!backend) {
         throw std::runtime_error("the device cannot be opened");
     }
     auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device_), "ggml_backend_set_n_threads")
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads")
     );
-    if (set_threads != nullptr && threads_ > 0) {
-        set_threads(backend.get(), threads_);
+    if (set_threads != nullptr && threads > 0) {
+        set_threads(backend.get(), threads);
     }
     return backend;
 }
@@ -156,7 +156,7 @@ void worker::compute(
 ) {
     const std::lock_guard lock(computing_);
     if (!backend_) {
-        backend_ = new_backend();
+        backend_ = open_device(device_, threads_);
     }
     write(inputs);
     std::vector<fresh_bytes> fresh;

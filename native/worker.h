@@ -23,6 +23,9 @@
 
 namespace mesh {
 
+// A device ready to compute, with so many threads where it has any.
+ggml_backend_ptr open_device(ggml_backend_dev_t device, int threads);
+
 // A link to another worker. Pushes of two sessions must not mix their frames on it.
 struct peer_link {
     link wire;
@@ -98,7 +101,6 @@ class worker {
     std::vector<std::pair<std::shared_ptr<peer_link>, std::thread>>
         receivers_;  // one for each peer, until it is dropped
 
-    ggml_backend_ptr new_backend() const;
     void write(const std::vector<placed_input> & inputs);
     std::shared_ptr<peer_link> find_peer(uint32_t number);
     void receive_pushes(link & peer) noexcept;

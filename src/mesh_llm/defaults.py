@@ -296,3 +296,13 @@ RETRY_LAST_S = 60.0
 """That a node which failed has no part in plans, doubled each time; never more than a person waits."""
 RETRY_FORGET_S = 300.0
 """A node that was well for so long starts anew at the shortest pause."""
+# -- the speed of this machine --------------------------------------------------------------------
+
+MEASURE_TIMEOUT_S = 30.0
+"""It takes one or two seconds, six where others use the processor, too; loading the engine one more."""
+MEASURE_WAIT_S = 120.0
+"""For other nodes on this machine, which measure one at a time; a plan can do without a speed for so long."""
+MEASURE_ATTEMPTS = 3
+"""One start after the other. The first may fail for want of memory at that moment, or be disturbed."""
+MEASURE_MEMORY_SHARE = 0.25
+"""Of the main memory that is free: others may be about to load a model."""

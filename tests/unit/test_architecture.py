@@ -44,7 +44,10 @@ SPAWNS_OR_SIGNALS = {
 }
 SPAWNER = "engine/process.py"
 CHILDREN = {
-    *(f"engine/{name}.py" for name in ("describe", "external", "gguf", "serve", "sources", "worker")),
+    *(
+        f"engine/{name}.py"
+        for name in ("describe", "external", "gguf", "measure", "serve", "sources", "worker")
+    ),
     "lab/delay.py",
 }
 LINE_LIMIT = 500

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,8 +12,11 @@ import click
 from mesh_llm.cli.options import debug_option, json_option
 from mesh_llm.cli.output import Output, print_json, print_table
 from mesh_llm.engine import build as builder
+from mesh_llm.engine import machine
 from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.library import find_wheel
+from mesh_llm.engine.speed import known_speed
+from mesh_llm.home import cache_folder
 
 
 @click.group()
@@ -23,7 +28,10 @@ def engine() -> None:
 @json_option
 @debug_option
 def info(as_json: bool, debug: bool) -> None:
-    """Version, devices with memory, CPU features, and which libraries are native."""
+    """Version, devices with memory and speed, CPU features, and which libraries are native.
+
+    A speed is shown once a node has measured it.
+    """
     document = asyncio.run(_describe())
     if as_json:
         print_json(document)
@@ -35,6 +43,14 @@ def info(as_json: bool, debug: bool) -> None:
         rows.append(
             ("device", f"{device['name']}: {device['description']}, {free:.1f} of {total:.1f} GB free")
         )
+        if speed := device["speed"]:
+            read_gb_s, gflop_s = speed["read_bytes_per_s"] / 1e9, speed["flops_per_s"] / 1e9
+            rows.append(
+                (
+                    "speed",
+                    f"{device['name']}: reads {read_gb_s:.1f} GB/s, multiplies {gflop_s:,.0f} GFLOP/s",
+                )
+            )
     rows.append(("CPU code", " ".join(document["cpu_features"])))
     for name, library in document["libraries"].items():
         rows.append((f"ggml-{name}", library["path"] or library["instead"]))
@@ -55,10 +71,18 @@ async def _describe() -> dict[str, Any]:
         "version": wheel.version,
         "build": wheel.build_number,
         "wheel": str(wheel.module),
-        "devices": described["devices"],
+        "devices": [
+            {**device, "speed": _speed(built.libraries, device["name"])} for device in described["devices"]
+        ],
         "cpu_features": described["cpu_features"],
         "libraries": libraries,
     }
+
+
+def _speed(libraries: dict[str, Path], device: str) -> dict[str, float] | None:
+    """As a node has measured it with as many threads as it uses by itself."""
+    speed = known_speed(libraries, device, machine.threads(), cache=cache_folder() / "speed")
+    return dataclasses.asdict(speed) if speed is not None else None
 
 
 @engine.command()

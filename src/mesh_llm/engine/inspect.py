@@ -1,15 +1,18 @@
-"""Ask the short-lived children: what a model file holds, what this machine's engine can do."""
+"""Ask the short-lived children: what a model file holds, what this machine's engine can do, how fast."""
 
 from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import INSPECT_TIMEOUT_S
+from mesh_llm.defaults import INSPECT_TIMEOUT_S, MEASURE_TIMEOUT_S
+from mesh_llm.engine.library import Measurement
 from mesh_llm.engine.process import Finished, module, run
 from mesh_llm.errors import EngineFailed, ModelError
+from mesh_llm.types import Speed
 
 
 async def read_gguf(path: Path) -> dict[str, Any]:
@@ -68,8 +71,27 @@ async def describe(libraries: dict[str, Path]) -> dict[str, Any]:
     return answer
 
 
-async def _ask(name: str, request: dict[str, Any]) -> Finished:
-    return await run(module(name), stdin=json.dumps(request).encode() + b"\n", timeout_s=INSPECT_TIMEOUT_S)
+async def measure(
+    libraries: Mapping[str, Path], device: str, *, threads: int, memory_bytes: int
+) -> Measurement:
+    """What a device can do with these native libraries, libggml-mesh among them."""
+    request = {
+        "libraries": {name: str(path) for name, path in libraries.items()},
+        "device": device,
+        "threads": threads,
+        "memory_bytes": memory_bytes,
+    }
+    finished = await _ask("mesh_llm.engine.measure", request, timeout_s=MEASURE_TIMEOUT_S)
+    answer = _answer(finished)
+    if answer is None:
+        raise EngineFailed(f"it ended with status {finished.status}{_last_words(finished)}")
+    if "error" in answer:
+        raise EngineFailed(answer["error"])
+    return Measurement(speed=Speed(**answer["speed"]), disturbed=answer["disturbed"])
+
+
+async def _ask(name: str, request: dict[str, Any], timeout_s: float = INSPECT_TIMEOUT_S) -> Finished:
+    return await run(module(name), stdin=json.dumps(request).encode() + b"\n", timeout_s=timeout_s)
 
 
 def _answer(finished: Finished) -> dict[str, Any] | None:

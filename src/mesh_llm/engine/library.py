@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.errors import EngineFailed, EngineMissing
-from mesh_llm.types import Device, DeviceKind, StageCounters
+from mesh_llm.types import Device, DeviceKind, Speed, StageCounters
 
 Signatures = dict[str, tuple[object, list[object]]]
 
@@ -141,6 +141,13 @@ def _load_lazily(path: Path) -> None:
     this_process.dlopen(str(path).encode(), os.RTLD_LAZY | os.RTLD_GLOBAL)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    speed: Speed
+    disturbed: bool
+    """Others used the processor all the while: the device can do more than that."""
+
+
 class MeshLibrary:
     """The C API of our own library; `Engine.load` has loaded it as a backend already."""
 
@@ -163,6 +170,18 @@ class MeshLibrary:
         why = _Reason()
         if self.native.ggml_mesh_selftest(*why.arguments):
             raise EngineMissing(why.text)
+
+    def measure(self, device: str, *, threads: int, memory_bytes: int) -> Measurement:
+        """What a device can do, within a second or two and so much memory. Blocks."""
+        why, speed = _Reason(), _Speed()
+        if self.native.ggml_mesh_measure(
+            device.encode(), threads, memory_bytes, ctypes.byref(speed), *why.arguments
+        ):
+            raise EngineFailed(why.text)
+        return Measurement(
+            speed=Speed(read_bytes_per_s=speed.read_bytes_per_s, flops_per_s=speed.flops_per_s),
+            disturbed=bool(speed.disturbed),
+        )
 
     # -- the host's side -----------------------------------------------------------------------
 
@@ -300,6 +319,16 @@ class _Stage(ctypes.Structure):
     )
 
 
+class _Speed(ctypes.Structure):
+    """struct ggml_mesh_speed"""
+
+    _fields_ = (
+        ("read_bytes_per_s", ctypes.c_double),
+        ("flops_per_s", ctypes.c_double),
+        ("disturbed", ctypes.c_int),
+    )
+
+
 _PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_ulonglong, ctypes.c_ulonglong)
 
 
@@ -318,6 +347,10 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_engine_version": (text, []),
             "ggml_mesh_guard": (number, [number]),
             "ggml_mesh_selftest": (number, [text, size]),
+            "ggml_mesh_measure": (
+                number,
+                [text, number, ctypes.c_ulonglong, ctypes.POINTER(_Speed), text, size],
+            ),
             "ggml_mesh_use_model": (number, [text, texts, size, number, text, size]),
             "ggml_mesh_connect": (number, [ctypes.POINTER(number), texts, size, text, size]),
             "ggml_mesh_link": (None, [number, number, ctypes.c_uint]),

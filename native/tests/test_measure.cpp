@@ -1,0 +1,64 @@
+// The measurement of a device's speed: figures that can be, with little memory too, and refusals by name.
+
+#include "check.h"
+#include "ggml-mesh.h"
+
+#include <cmath>
+#include <string>
+#include <sys/resource.h>
+
+namespace {
+
+constexpr unsigned long long LITTLE = 20 << 20;  // two matrices
+
+struct measured {
+    int code;
+    ggml_mesh_speed speed;
+    std::string why;
+};
+
+measured measure(const char * device, int threads, unsigned long long max_bytes) {
+    char why[256] = "";
+    ggml_mesh_speed speed{};
+    const int code = ggml_mesh_measure(device, threads, max_bytes, &speed, why, sizeof why);
+    return {code, speed, why};
+}
+
+// A microcontroller is faster, and no machine reaches the other end.
+bool is_plausible(double per_second) {
+    return std::isfinite(per_second) && per_second > 1e5 && per_second < 1e17;
+}
+
+}  // namespace
+
+TEST("measure: a CPU's speed, with one thread and with two") {
+    for (const int threads : {1, 2}) {
+        const measured found = measure("CPU", threads, LITTLE);
+        CHECK_EQUAL(found.why, "");
+        CHECK_EQUAL(found.code, 0);
+        CHECK(is_plausible(found.speed.read_bytes_per_s));
+        CHECK(is_plausible(found.speed.flops_per_s));
+        // Columns share what is read for them: each byte of weights is good for more than one column's worth.
+        CHECK(found.speed.flops_per_s > found.speed.read_bytes_per_s);
+    }
+}
+
+TEST("measure: no more memory than granted, and none without") {
+    rusage before{};
+    rusage after{};
+    getrusage(RUSAGE_SELF, &before);
+    CHECK_EQUAL(measure("CPU", 1, LITTLE).code, 0);
+    getrusage(RUSAGE_SELF, &after);
+    const measured refused = measure("CPU", 1, 1000);
+    CHECK_EQUAL(refused.code, 1);
+    CHECK_EQUAL(refused.why, "there is no memory to measure its speed with");
+#if MESH_PLAIN
+    CHECK(after.ru_maxrss - before.ru_maxrss < 100 << 10);  // kilobytes: results and sources beside the weights
+#endif
+}
+
+TEST("measure: a device that is not there is named") {
+    const measured refused = measure("GPU7", 1, LITTLE);
+    CHECK_EQUAL(refused.code, 1);
+    CHECK_EQUAL(refused.why, "there is no device GPU7");
+}

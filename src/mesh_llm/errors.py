@@ -54,3 +54,19 @@ class PortInUse(MeshError):
 
 class NodeNotRunning(MeshError):
     """A command needs a running node, and there is none on this home."""
+
+
+class InviteRefused(MeshError):
+    """A text that is no invite token, or no longer one."""
+
+
+class CredentialRefused(MeshError):
+    """A chain of grants that does not make its holder a member."""
+
+
+class JoinRefused(MeshError):
+    """A mesh could not be joined, or a member would not have us."""
+
+
+class PeerLost(MeshError):
+    """A connection or a stream to another node broke, or never came about."""

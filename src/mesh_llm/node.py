@@ -41,6 +41,7 @@ from mesh_llm.models.download import download
 from mesh_llm.models.facts import model_facts
 from mesh_llm.planning.choice import Fit, choose_devices, fit_solo
 from mesh_llm.planning.fit import CacheSettings
+from mesh_llm.transport.identity import Identity
 from mesh_llm.types import Device, DeviceKind, Event, EventSink, ModelFacts, ProgressSink, State
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Node:
     async def run(self) -> None:
         """Returns when told to stop; raises a `MeshError` when it cannot go on."""
         with self.home.lock():
-            self._id = self.home.identity()
+            self._id = Identity.from_secret(self.home.secret()).id
             app = management_app(status=self.status, stop=self.stop)
             async with serve_on_socket(app, self.home.control_socket):
                 serving = asyncio.create_task(self._serve(), name="serve")

@@ -12,7 +12,7 @@ from typing import Any
 from mesh_llm.defaults import INVITES_LIMIT
 from mesh_llm.errors import MeshError
 from mesh_llm.transport.credential import is_invite_id
-from mesh_llm.transport.invite import ID_BYTES, SECRET_BYTES
+from mesh_llm.transport.invite import EXPIRES_LIMIT, ID_BYTES, SECRET_BYTES
 from mesh_llm.types import Role
 
 _FIELDS = {"id", "secret", "role", "issued", "expires", "revoked", "uses"}
@@ -64,6 +64,9 @@ class Admissions:
         return self._invites.get(id)
 
     def issue(self, *, role: Role, now: float, lifetime_s: float | None) -> IssuedInvite:
+        expires = None if lifetime_s is None else int(now + lifetime_s)
+        if expires is not None and not now < expires < EXPIRES_LIMIT:
+            raise MeshError("an invite's lifetime must be a second or more, and end before 2106")
         if len(self._invites) >= INVITES_LIMIT:
             self._forget_oldest_dead(now)
         invite = IssuedInvite(
@@ -71,7 +74,7 @@ class Admissions:
             secret=secrets.token_bytes(SECRET_BYTES),
             role=role,
             issued=int(now),
-            expires=None if lifetime_s is None else int(now + lifetime_s),
+            expires=expires,
         )
         self._invites[invite.id] = invite
         return invite

@@ -32,6 +32,7 @@ ID_BYTES = 8
 SECRET_BYTES = 16
 KEY_BYTES = 32
 CHECKSUM_BYTES = 4
+EXPIRES_LIMIT = 1 << 32
 _ANY_PREFIX = re.compile(r"mesh([1-9][0-9]{0,3})-")
 _TEXT = re.compile(r"[A-Za-z0-9_-]+")
 _RELAY = re.compile(r"https?://[!-~]+")

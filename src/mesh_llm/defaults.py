@@ -306,3 +306,59 @@ MEASURE_ATTEMPTS = 3
 """One start after the other. The first may fail for want of memory at that moment, or be disturbed."""
 MEASURE_MEMORY_SHARE = 0.25
 """Of the main memory that is free: others may be about to load a model."""
+# -- nodes among themselves ---------------------------------------------------------------------
+
+IROH_VERSION = "1.2.0"
+"""Pinned exactly: a piece of its generated code is replaced."""
+PROTOCOL_VERSION = 1
+"""What nodes say to each other. Raised when an older node would misunderstand a newer one."""
+ALPN = b"mesh-llm/1"
+INVITE_LIFETIME_S = 7 * 24 * 3600
+"""An invite that nobody used within a week was forgotten, not delayed."""
+INVITES_LIMIT = 1000
+"""Given out by one node; more means that something makes them in a loop."""
+INVITE_ADDRESSES = 4
+"""In a token: an interface or two, for both kinds of IP; each costs ten to twenty-six characters."""
+INVITE_TEXT_LIMIT = 4096
+CREDENTIAL_CHAIN_LIMIT = 8
+"""Grants from the creator down to a member: people invite people, but not over that many corners."""
+REVOKED_LIMIT = 10_000
+"""Invites known to be revoked; each is 16 characters, and a message with all of them fits into a frame."""
+FRAME_LIMIT_BYTES = 256 << 10
+"""A view of a hundred nodes takes a quarter of it."""
+HANDSHAKE_FRAME_LIMIT_BYTES = 16 << 10
+"""Before admission: a full chain of grants takes 3 KB."""
+STREAM_HEADER_LIMIT_BYTES = 64 << 10
+"""What a stream says about itself first: a request's headers at their worst."""
+HANDSHAKE_S = 5.0
+"""For a stranger to prove itself: three round trips over the slowest line."""
+HANDSHAKES_LIMIT = 32
+"""Strangers at once: as many as a rack that starts together, and no more memory than they are worth."""
+HANDSHAKE_EVICT_S = 0.5
+"""A handshake this old makes room for a new one when all places are taken."""
+CONNECT_S = 10.0
+"""To a known member: direct paths answer in milliseconds, a relay in a second or two."""
+JOIN_S = 20.0
+"""Long enough for a relay and for a busy inviter, short enough for a person who waits."""
+JOIN_RETRY_S = 0.5
+PEERS_LIMIT = 1024
+"""Ten times the mesh that this is meant for."""
+PEER_QUEUE_FRAMES = 1024
+PEER_QUEUE_BYTES = 4 << 20
+"""Control messages that wait to be sent. A peer that far behind is not reading any more."""
+PEER_STREAMS_LIMIT = 512
+"""Opened by one peer at once: all its requests and links."""
+STREAM_HEADER_S = 10.0
+"""For a stream that was opened to say what it is for."""
+STREAM_RESET_S = 2.0
+NETWORK_CLOSE_S = 3.0
+"""For last words to reach the peers; a dead one does not hold up the end."""
+ADDRESS_POLL_S = 1.0
+"""Between two looks at this node's own addresses, which change with its networks."""
+FAILED_PER_NODE = 5.0
+FAILED_PER_NODE_REFILL_S = 10.0
+"""A person mistypes five times, then once in ten seconds."""
+FAILED_OVERALL = 100.0
+FAILED_OVERALL_REFILL_S = 0.02
+"""Wrong tokens from ever new ids: fifty a second take a sixth of a core, and leave the rest to members."""
+FAILED_NODES_LIMIT = 1024

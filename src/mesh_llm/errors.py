@@ -64,3 +64,17 @@ class LinkRefused(MeshError):
     """Another node, or this one, does not take a link or a lease."""
 class MalformedMessage(MeshError):
     """A peer sent something that is none of the messages that members exchange."""
+class InviteRefused(MeshError):
+    """A text that is no invite token, or no longer one."""
+
+
+class CredentialRefused(MeshError):
+    """A chain of grants that does not make its holder a member."""
+
+
+class JoinRefused(MeshError):
+    """A mesh could not be joined, or a member would not have us."""
+
+
+class PeerLost(MeshError):
+    """A connection or a stream to another node broke, or never came about."""

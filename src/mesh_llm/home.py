@@ -22,7 +22,6 @@ from typing import Any
 
 from mesh_llm.defaults import UNIX_SOCKET_PATH_BYTES
 from mesh_llm.errors import HomeInUse, MeshError
-from mesh_llm.types import NodeId
 
 
 def cache_folder() -> Path:
@@ -135,8 +134,8 @@ class Home:
                     self.control_socket.unlink()
             os.close(descriptor)
 
-    def identity(self) -> NodeId:
-        """This node's id, from a secret that never leaves the home."""
+    def secret(self) -> bytes:
+        """The 32 bytes that this node's key is made of; made once, and they never leave the home."""
         path = self.path / "identity"
         try:
             secret = bytes.fromhex(path.read_text())
@@ -150,7 +149,7 @@ class Home:
                 f"{path} is damaged: it should hold 64 hexadecimal digits",
                 hint=f"restore it from a backup, or remove it and be a new node: rm {path}",
             )
-        return NodeId(hashlib.sha256(b"mesh-llm node id" + secret).hexdigest())
+        return secret
 
 
 def _write_private(path: Path, text: str) -> None:

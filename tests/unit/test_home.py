@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 from mesh_llm.errors import HomeInUse, MeshError
 from mesh_llm.home import Home, cache_folder, default_home, models_folder
+from mesh_llm.transport.identity import Identity
 
 
 def test_identity_is_made_once_and_private(home: Path) -> None:
     place = Home(home)
 
-    first, second = place.identity(), Home(home).identity()
+    first, second = place.secret(), Home(home).secret()
 
-    assert re.fullmatch("[0-9a-f]{64}", first)
+    assert len(first) == 32
     assert first == second
     assert (home / "identity").stat().st_mode & 0o777 == 0o600
-    assert first not in (home / "identity").read_text()
+    assert Identity.from_secret(first).id not in (home / "identity").read_text()
     assert [path.name for path in home.iterdir()] == ["identity"]
 
 
@@ -29,7 +29,7 @@ def test_a_damaged_identity_is_refused_and_kept(home: Path, text: str) -> None:
     (home / "identity").write_text(text)
 
     with pytest.raises(MeshError) as caught:
-        Home(home).identity()
+        Home(home).secret()
 
     assert caught.value.message == f"{home}/identity is damaged: it should hold 64 hexadecimal digits"
     assert (home / "identity").read_text() == text

@@ -1,0 +1,119 @@
+"""iroh's endpoint, bound as a person asked for it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import Any
+
+from mesh_llm.defaults import ALPN
+from mesh_llm.errors import MeshError
+from mesh_llm.transport.addresses import interfaces, ordered
+from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.invite import join_address, split_address
+from mesh_llm.transport.quic import iroh, message_of, use_running_loop
+from mesh_llm.types import Address, NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    identity: Identity
+    bind_ip: str | None = None
+    """None: every interface."""
+    bind_port: int = 0
+    relay: str | None = None
+    """A relay's URL, instead of the public ones."""
+    relay_token: str | None = field(default=None, repr=False)
+    no_relay: bool = False
+    """Direct paths only, and no public lookups."""
+
+
+async def bind(config: NetworkConfig) -> Any:
+    """Never waits for a relay: without the internet it is as fast."""
+    use_running_loop()
+    first, second = _sockets(config)
+    try:
+        try:
+            return await _bind(config, first, second)
+        except iroh().IrohError:
+            # The second family may not exist on this machine; the first is what counts.
+            return await _bind(config, first)
+    except iroh().IrohError as error:
+        raise MeshError(
+            f"cannot bind QUIC to {first}: {message_of(error)}",
+            hint="choose another --bind-port or --bind-ip; 0 takes any free port",
+        ) from None
+
+
+def _sockets(config: NetworkConfig) -> tuple[str, str]:
+    """iroh opens a socket per IP version. Where one address was asked for, the other version's stays
+    on loopback: nothing that was not asked for is open to the network."""
+    port = config.bind_port
+    if config.bind_ip is None:
+        return f"0.0.0.0:{port}", f"[::]:{port}"
+    try:
+        ip = ipaddress.ip_address(config.bind_ip)
+    except ValueError:
+        raise MeshError(f"{config.bind_ip!r} is not an IP address", hint="for --bind-ip") from None
+    if ip.version == 4:
+        return f"{ip}:{port}", "[::1]:0"
+    return f"[{ip}]:{port}", "127.0.0.1:0"
+
+
+async def _bind(config: NetworkConfig, *sockets: str) -> Any:
+    ffi = iroh()
+    public = config.relay is None and not config.no_relay
+
+    base: Any = ffi.Preset
+
+    class Preset(base):  # type: ignore[misc]
+        def apply(self, builder: Any) -> None:
+            (builder.apply_n0 if public else builder.apply_minimal)()
+            for socket in sockets:
+                builder.bind_addr(socket)
+
+    options = ffi.EndpointOptions(preset=Preset(), secret_key=config.identity.secret, alpns=[ALPN])
+    if not public:
+        options.relay_mode = _relay_mode(config)
+    return await ffi.Endpoint.bind(options)
+
+
+def _relay_mode(config: NetworkConfig) -> Any:
+    ffi = iroh()
+    if config.no_relay or config.relay is None:
+        return ffi.RelayMode.disabled()
+    relays = ffi.RelayMap.empty()
+    try:
+        relays.insert(ffi.RelayConfig(url=config.relay, auth_token=config.relay_token))
+    except ffi.IrohError as error:
+        raise MeshError(f"{config.relay!r} is not a relay's URL: {message_of(error)}") from None
+    return ffi.RelayMode.custom(relays)
+
+
+def address_of(endpoint: Any, config: NetworkConfig) -> Address:
+    """Where others should try to reach it."""
+    own = endpoint.addr()
+    direct = ordered(own.direct_addresses(), interfaces())
+    if config.bind_ip is not None:
+        ip = ipaddress.ip_address(config.bind_ip)
+        if not ip.is_unspecified:
+            direct = tuple(address for address in direct if split_address(address)[0] == ip)
+            direct = direct or _bound(endpoint, config.bind_ip)
+    relay = own.relay_url()
+    # Known from the start where it was named, though the endpoint may not have reached it yet.
+    return Address(direct=direct, relay=relay or (None if config.no_relay else config.relay))
+
+
+def _bound(endpoint: Any, ip: str) -> tuple[str, ...]:
+    parts = (split_address(text) for text in endpoint.bound_sockets())
+    return tuple(join_address(bound, port) for bound, port in parts if str(bound) == ip)
+
+
+def remote_address(node: NodeId, address: Address) -> Any:
+    """For iroh to dial; MeshError where it cannot be one."""
+    ffi = iroh()
+    try:
+        key = ffi.EndpointId.from_bytes(bytes.fromhex(node))
+        return ffi.EndpointAddr(key, address.relay, list(address.direct))
+    except (ffi.IrohError, ValueError) as error:
+        raise MeshError(f"node {node[:10]} has no address that can be dialled: {error}") from None

@@ -1,0 +1,249 @@
+"""The network of one node: it dials, accepts, and keeps one connection to each member."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from mesh_llm.defaults import (
+    ADDRESS_POLL_S,
+    CONNECT_S,
+    HANDSHAKE_S,
+    INVITE_LIFETIME_S,
+    JOIN_RETRY_S,
+    JOIN_S,
+    NETWORK_CLOSE_S,
+)
+from mesh_llm.errors import CredentialRefused, InviteRefused, JoinRefused, MeshError, PeerLost
+from mesh_llm.transport import handshake
+from mesh_llm.transport import invite as invites
+from mesh_llm.transport.admissions import IssuedInvite
+from mesh_llm.transport.closing import Code
+from mesh_llm.transport.control import Control
+from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, tried
+from mesh_llm.transport.endpoint import NetworkConfig, address_of, bind
+from mesh_llm.transport.handshake import Dropped, Introduction, Joined
+from mesh_llm.transport.invite import Invite
+from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.peer import Handler, PathFacts, Peer
+from mesh_llm.transport.porch import Porch
+from mesh_llm.transport.quic import iroh
+from mesh_llm.transport.roster import Roster
+from mesh_llm.transport.stream import Stream, StreamCode
+from mesh_llm.types import Address, NodeId, Role
+
+__all__ = ["Handler", "Membership", "Network", "NetworkConfig", "PathFacts", "Peer", "Stream", "StreamCode"]
+
+log = logging.getLogger(__name__)
+
+
+class Network:
+    """Documents that change here (`mesh`) are written down by whoever owns the home."""
+
+    def __init__(self, config: NetworkConfig, mesh: Membership, handler: Handler) -> None:
+        self.config = config
+        self.mesh = mesh
+        self.id = config.identity.id
+        self._handler = handler
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._dialling: dict[NodeId, asyncio.Task[Peer]] = {}
+        self._endpoint: Any = None
+        self._dialler: Dialler | None = None
+        self._closing = False
+        self._address = Address()
+        self._roster = Roster(me=self.id, membership=mesh, handler=handler, spawn=self._spawn)
+        self._self = handshake.Self(
+            identity=config.identity,
+            instance=secrets.token_hex(8),
+            membership=mesh,
+            gone=self._roster.gone,
+            welcome=handler.welcome,
+        )
+        self.porch = Porch(
+            me=self._self, roster=self._roster, spawn=self._spawn, on_duplicate=handler.on_duplicate
+        )
+
+    @property
+    def peers(self) -> Mapping[NodeId, Peer]:
+        return MappingProxyType(self._roster.peers)
+
+    @property
+    def address(self) -> Address:
+        """Where others can reach this node, as far as it knows; empty before `start`."""
+        return self._address
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bound and accepting when it returns; MeshError where that cannot be."""
+        self._endpoint = await bind(self.config)
+        self._address = address_of(self._endpoint, self.config)
+        self._dialler = Dialler(endpoint=self._endpoint, me=self.id, roster=self._roster, spawn=self._spawn)
+        self._spawn(self.porch.run(self._endpoint), "accept connections")
+        self._spawn(self._watch_address(), "watch this node's address")
+
+    async def close(self, reason: str = "") -> None:
+        """Peers are told; everything of this network's has ended when it returns."""
+        if self._endpoint is None or self._closing:
+            return
+        self._closing = True
+        self._roster.end(reason)
+        while self._tasks:
+            tasks = tuple(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        with suppress(TimeoutError, iroh().IrohError):
+            async with asyncio.timeout(NETWORK_CLOSE_S):
+                await self._endpoint.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=what)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, MeshError):
+            log.error("the network failed to %s", task.get_name(), exc_info=error)
+
+    async def _watch_address(self) -> None:
+        # Asked for, not waited for: iroh's own notice comes on another thread, at times after the end.
+        while True:
+            await asyncio.sleep(ADDRESS_POLL_S)
+            address = address_of(self._endpoint, self.config)
+            if address != self._address:
+                log.info("address changed direct=%s relay=%s", ",".join(address.direct), address.relay)
+                self._address = address
+                self._handler.on_address()
+
+    # -- invites ---------------------------------------------------------------------------------
+
+    def invite(
+        self, *, role: Role = Role.NODE, lifetime_s: float | None = INVITE_LIFETIME_S
+    ) -> tuple[IssuedInvite, str]:
+        """A new invite and its token."""
+        if self.mesh.role(self.id) is Role.CLIENT:
+            raise CredentialRefused(
+                "a client cannot invite others", hint="make the invite on a node of the mesh"
+            )
+        mesh = self.mesh.mesh
+        assert mesh is not None
+        issued = self.mesh.admissions.issue(role=role, now=time.time(), lifetime_s=lifetime_s)
+        content = Invite(
+            id=issued.id,
+            mesh=mesh,
+            secret=issued.secret,
+            inviter=self.id,
+            address=self.address,
+            relay_token=self.config.relay_token,
+            role=role,
+            expires=issued.expires,
+        )
+        return issued, invites.encode(content, self.config.identity)
+
+    def revoke(self, invite_id: str) -> None:
+        """Those who came in by it are expelled; others learn of it from the node."""
+        self.mesh.admissions.revoke(invite_id)
+        self.expel([invite_id])
+
+    def expel(self, revoked: Iterable[str]) -> set[str]:
+        """Learn of revoked invites; returns those that were news."""
+        news = self.mesh.add_revoked(revoked)
+        for peer in tuple(self.peers.values()):
+            if any(grant.invite in news for grant in peer.credential):
+                self._roster.drop(peer, Code.REVOKED)
+        return news
+
+    # -- dialling --------------------------------------------------------------------------------
+
+    async def join(self, invite: Invite, *, timeout_s: float = JOIN_S) -> tuple[Peer, dict[str, Any]]:
+        """Become a member by an invite; `JoinRefused` says why not."""
+        try:
+            invites.check_expiry(invite, now=time.time())
+        except InviteRefused as error:
+            raise JoinRefused(error.message, hint=error.hint) from None
+        if invite.inviter == self.id:
+            raise JoinRefused("this node made the token itself", hint="use it on another machine")
+        try:
+            async with asyncio.timeout(timeout_s):
+                peer, joined = await self._join(invite)
+        except TimeoutError:
+            raise JoinRefused(
+                f"no answer from the inviter within {timeout_s:.0f} s; tried {tried(invite.address)}",
+                hint="check that the node that made the token runs, and that UDP gets through to it",
+            ) from None
+        return peer, joined.welcome
+
+    async def _join(self, invite: Invite) -> tuple[Peer, Joined]:
+        assert self._dialler is not None
+        answers: list[Joined] = []
+
+        async def prove(control: Control) -> Introduction:
+            introduction, joined = await handshake.prove_invite(control, self._self, invite)
+            # Before the connection counts: the node's handler is told of a peer of this mesh.
+            self.mesh.adopt(joined.mesh, joined.credential)
+            answers.append(joined)
+            return introduction
+
+        while True:
+            try:
+                peer = await self._dialler.dial(invite.inviter, invite.address, prove)
+                return peer, answers[-1]
+            except Dropped as error:
+                if error.closing.code not in (Code.BUSY, Code.UNKNOWN, Code.TIMEOUT, Code.LEAVING):
+                    raise join_refused(error) from None
+                log.info("could not join yet reason=%s", error)
+            except PeerLost as error:
+                log.info("could not join yet reason=%s", error)
+            await asyncio.sleep(JOIN_RETRY_S)
+
+    async def connect(self, node: NodeId, address: Address, *, timeout_s: float = CONNECT_S) -> Peer:
+        """A member, by credentials both ways.
+
+        `PeerLost` when it cannot be reached, `JoinRefused` when it refuses.
+        """
+        if (peer := self.peers.get(node)) is not None:
+            return peer
+        self.mesh.role(self.id)
+        dialling = self._dialling.get(node)
+        if dialling is None:
+            dialling = self._spawn(self._connect(node, address, timeout_s), f"dial {node[:10]}")
+            self._dialling[node] = dialling
+            dialling.add_done_callback(lambda _: self._dialling.pop(node, None))
+        try:
+            return await asyncio.shield(dialling)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if dialling.cancelled() and (current is None or not current.cancelling()):
+                raise PeerLost("this node's network is closing") from None
+            raise
+
+    async def _connect(self, node: NodeId, address: Address, timeout_s: float) -> Peer:
+        assert self._dialler is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._dialler.dial(
+                    node, address, lambda control: handshake.prove_credential(control, self._self, node)
+                )
+        except TimeoutError:
+            raise PeerLost(
+                f"no answer from node {node[:10]} within {timeout_s:.0f} s; tried {tried(address)}"
+            ) from None
+        except Dropped as error:
+            if error.closing.code is not Code.DUPLICATE:
+                if error.closing.code is Code.OWN_ID and not error.by_us:
+                    self._handler.on_duplicate()
+                raise connect_refused(node, error) from None
+        # The other side holds a connection, which it is about to confirm, or which it has yet to find dead.
+        if (peer := await self._roster.wait_for(node, min(timeout_s, HANDSHAKE_S))) is not None:
+            return peer
+        raise PeerLost(f"node {node[:10]} holds on to an older connection")

@@ -154,3 +154,12 @@ WORKER_HAND_OVER_S = 5.0
 """For a worker on this machine to take a descriptor; it does nothing else in that thread."""
 ENGINE_STAGES_S = 1
 """Between two reports of what the workers of a split engine have done."""
+
+# -- data links ---------------------------------------------------------------------------------
+
+SPLICE_CHUNK_BYTES = 256 << 10
+"""The most that is copied at once: about what a unix socket holds. Each direction buffers no more."""
+SPLICE_FIRST_READ_BYTES = 16 << 10
+"""Of a stream: iroh clears what it is asked for, whatever arrives. Reads that came back full ask for more."""
+SPLICE_ABANDON_S = 1.0
+"""To tell the other side that a stream was given up; it is told by the end of the connection otherwise."""

@@ -46,6 +46,7 @@ SPAWNER = "engine/process.py"
 CHILDREN = {
     *(f"engine/{name}.py" for name in ("describe", "external", "gguf", "serve", "sources", "worker")),
     "lab/delay.py",
+    "lab/quic.py",
 }
 LINE_LIMIT = 500
 

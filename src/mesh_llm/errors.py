@@ -54,3 +54,7 @@ class PortInUse(MeshError):
 
 class NodeNotRunning(MeshError):
     """A command needs a running node, and there is none on this home."""
+
+
+class LinkFailed(MeshError):
+    """A data link between two nodes did not come about."""

@@ -362,3 +362,21 @@ FAILED_OVERALL = 100.0
 FAILED_OVERALL_REFILL_S = 0.02
 """Wrong tokens from ever new ids: fifty a second take a sixth of a core, and leave the rest to members."""
 FAILED_NODES_LIMIT = 1024
+# -- data links ---------------------------------------------------------------------------------
+
+SPLICE_CHUNK_BYTES = 256 << 10
+"""The most that is copied at once: about what a unix socket holds. Each direction buffers no more."""
+SPLICE_FIRST_READ_BYTES = 16 << 10
+"""Of a stream: iroh clears what it is asked for, whatever arrives. Reads that came back full ask for more."""
+SPLICE_ABANDON_S = 1.0
+"""To tell the other side that a stream was given up; it is told by the end of the connection otherwise."""
+LINK_TICKET_BYTES = 32
+"""Of a one-time secret that lets one link in."""
+LINK_KNOCK_S = 5.0
+"""For a knock to prove itself: two round trips, on a slow line and a busy machine."""
+LINK_EXPECT_S = 30.0
+"""For a link that was agreed on to arrive: the other side has to be told, and may have to try again."""
+LINK_EXPECTED_LIMIT = 256
+"""Links waited for at once: a plan over a hundred nodes has two for each."""
+LINK_KNOCKS_LIMIT = 32
+"""Unproven connections at a door, by kind; one more, and the oldest goes. Honest ones take milliseconds."""

@@ -78,3 +78,5 @@ class JoinRefused(MeshError):
 
 class PeerLost(MeshError):
     """A connection or a stream to another node broke, or never came about."""
+class LinkFailed(MeshError):
+    """A data link between two nodes did not come about."""

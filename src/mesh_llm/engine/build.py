@@ -42,6 +42,8 @@ STANDARD = ("mesh", "cpu")
 
 `build` takes any other of ggml's backends, too: a bench asks for `rpc`.
 """
+SPLICE = "splice"
+"""For the node: it copies between data links and QUIC streams, and needs neither engine nor ggml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,13 @@ class Library:
     folder: Path
 
     @property
+    def name(self) -> str:
+        return "mesh-splice" if self.backend == SPLICE else f"ggml-{self.backend}"
+
+    @property
     def path(self) -> Path:
         suffix = "dylib" if sys.platform == "darwin" else "so"
-        return self.folder / f"libggml-{self.backend}.{suffix}"
+        return self.folder / f"lib{self.name}.{suffix}"
 
     @property
     def built(self) -> bool:
@@ -76,7 +82,7 @@ class Built:
 
 def library(backend: str) -> Library:
     depends = [ENGINE_VERSION, platform_name(), *_source_digests(backend)]
-    if backend != "mesh":
+    if backend not in ("mesh", SPLICE):
         depends.append(cpu_identity())
     key = hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
     folder = cache_folder() / "native" / f"{ENGINE_VERSION}-{platform_name()}" / f"{backend}-{key}"
@@ -85,7 +91,10 @@ def library(backend: str) -> Library:
 
 def _source_digests(backend: str) -> Iterable[str]:
     """Our own files that a library is made of; ggml's are named by the engine's version."""
-    own = [native_folder() / "CMakeLists.txt"]
+    if backend == SPLICE:
+        own = sorted(file for file in (native_folder() / "splice").iterdir() if file.is_file())
+    else:
+        own = [native_folder() / "CMakeLists.txt"]
     if backend == "mesh":
         own += sorted([*native_folder().glob("*.cpp"), *native_folder().glob("*.h")])
     return [hashlib.sha256(path.read_bytes()).hexdigest() for path in own]
@@ -135,12 +144,13 @@ async def build(entry: Library, progress: ProgressSink, *, force: bool, mesh: Pa
     """Build one library unless it is there. Two nodes that start together build it once."""
     if entry.built and not force:
         return
-    find_wheel()
+    if entry.backend != SPLICE:
+        find_wheel()
     _check_tools(entry.folder.parent)
-    sources = await engine_sources(progress)
+    sources = None if entry.backend == SPLICE else await engine_sources(progress)
     entry.folder.parent.mkdir(parents=True, exist_ok=True)
     lock = entry.folder.with_name(f"{entry.folder.name}.lock")
-    async with file_lock(lock, waiting_for=f"building ggml-{entry.backend}"):
+    async with file_lock(lock, waiting_for=f"building {entry.name}"):
         if entry.built and not force:
             return
         prefix = f"building-{entry.folder.name}-"
@@ -157,7 +167,7 @@ async def build(entry: Library, progress: ProgressSink, *, force: bool, mesh: Pa
                 )
                 flaw = await _flaw(entry.backend, made, mesh)
             if flaw is not None:
-                raise BuildFailed(f"ggml-{entry.backend} was built, but does not compute right: {flaw}")
+                raise BuildFailed(f"{entry.name} was built, but does not compute right: {flaw}")
             _install(made, entry)
 
 
@@ -203,31 +213,38 @@ def _tool(name: str) -> str:
 
 
 async def _compile(
-    entry: Library, sources: Path, folder: Path, progress: ProgressSink, *, options: list[str]
+    entry: Library, sources: Path | None, folder: Path, progress: ProgressSink, *, options: list[str]
 ) -> Path:
-    backend = entry.backend
-    what = f"Building ggml-{backend}"
+    what = f"Building {entry.name}"
     progress(Progress(what=what, done=0, total=0))
     environment = {"NINJA_STATUS": "[%f/%t] ", "CXX": compiler() or "c++"}
     await _step(
         what,
         [
-            *(_tool("cmake"), "-S", native_folder(), "-B", folder, "-G", "Ninja"),
-            *(f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", "-DGGML_CCACHE=OFF", "-DCMAKE_BUILD_TYPE=Release"),
-            *(f"-DENGINE_SOURCE={sources}", f"-DMESH_ENGINE_VERSION={ENGINE_VERSION}"),
-            f"-DMESH_BACKENDS={'' if backend == 'mesh' else backend}",
+            *(_tool("cmake"), "-S", _project(entry), "-B", folder, "-G", "Ninja"),
+            *(f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release"),
+            *([] if sources is None else _engine_options(entry.backend, sources)),
             *options,
         ],
         environment,
         progress,
     )
-    await _step(
-        what, [_tool("cmake"), "--build", folder, "--target", f"ggml-{backend}"], environment, progress
-    )
-    made = next(iter((folder / "lib").glob(f"libggml-{backend}.*")), None)
+    await _step(what, [_tool("cmake"), "--build", folder, "--target", entry.name], environment, progress)
+    made = next(iter((folder / "lib").glob(f"lib{entry.name}.*")), None)
     if made is None:
-        raise BuildFailed(f"building ggml-{backend} left no library behind")
+        raise BuildFailed(f"building {entry.name} left no library behind")
     return made.rename(made.with_name(entry.path.name))
+
+
+def _project(entry: Library) -> Path:
+    return native_folder() / "splice" if entry.backend == SPLICE else native_folder()
+
+
+def _engine_options(backend: str, sources: Path) -> list[str]:
+    return [
+        *("-DGGML_CCACHE=OFF", f"-DENGINE_SOURCE={sources}", f"-DMESH_ENGINE_VERSION={ENGINE_VERSION}"),
+        f"-DMESH_BACKENDS={'' if backend == 'mesh' else backend}",
+    ]
 
 
 async def _step(
@@ -261,6 +278,8 @@ def _telling(lines: list[str]) -> list[str]:
 
 async def _flaw(backend: str, made: Path, mesh: Path | None) -> str | None:
     """What is wrong with a fresh library, found by using it in a process that may die of it."""
+    if backend == SPLICE:
+        return None  # it computes nothing
     libraries = (
         {backend: str(made)}
         if backend == "mesh" or mesh is None

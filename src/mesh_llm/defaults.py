@@ -169,7 +169,7 @@ MESH_RTT_LEAST_S = 0.0005
 LINK_OPEN_S = 10.0
 """For a link to be opened and taken: a few round trips, and a worker that is busy for a moment."""
 LEASE_SILENCE_S = 30.0
-"""Between two words of a worker that loads layers: it tells of every weight, and one may be a GB on a slow disk."""
+"""Between two words of a worker that loads layers: each weight is told of, and one may be a GB on a slow disk."""
 PLAN_READY_S = 600.0
 """For an engine to load its own layers, of whatever size, from whatever disk."""
 PLAN_CHECK_S = 60.0

@@ -62,8 +62,12 @@ class NodeUnreachable(MeshError):
 
 class LinkRefused(MeshError):
     """Another node, or this one, does not take a link or a lease."""
+
+
 class MalformedMessage(MeshError):
     """A peer sent something that is none of the messages that members exchange."""
+
+
 class InviteRefused(MeshError):
     """A text that is no invite token, or no longer one."""
 
@@ -78,5 +82,7 @@ class JoinRefused(MeshError):
 
 class PeerLost(MeshError):
     """A connection or a stream to another node broke, or never came about."""
+
+
 class LinkFailed(MeshError):
     """A data link between two nodes did not come about."""

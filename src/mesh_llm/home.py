@@ -22,6 +22,7 @@ from typing import Any
 
 from mesh_llm.defaults import UNIX_SOCKET_PATH_BYTES
 from mesh_llm.errors import HomeInUse, MeshError
+from mesh_llm.types import NodeId
 
 
 def cache_folder() -> Path:
@@ -37,6 +38,15 @@ def models_folder() -> Path:
 
 def default_home() -> Path:
     return Path(os.environ.get("MESH_LLM_HOME", "~/.mesh-llm")).expanduser()
+
+
+def link_door(node: NodeId) -> Path:
+    """Where a node lets in links of its neighbours on this machine: known by its id, told by nobody."""
+    return _private_run_folder() / f"{node[:16]}-links.sock"
+
+
+def _private_run_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"mesh-llm-{os.getuid()}"
 
 
 class Home:
@@ -60,7 +70,7 @@ class Home:
         if len(os.fsencode(socket)) <= UNIX_SOCKET_PATH_BYTES:
             return socket
         short = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"mesh-llm-{os.getuid()}" / f"{short}-control.sock"
+        return _private_run_folder() / f"{short}-control.sock"
 
     @property
     def mesh_file(self) -> Path:
@@ -94,19 +104,21 @@ class Home:
 
     def create(self) -> None:
         try:
-            for folder in (self.path, self.run_folder, self.log_folder, self.control_socket.parent):
+            folders = (self.path, self.run_folder, self.log_folder, self.control_socket.parent)
+            for folder in (*folders, _private_run_folder()):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise MeshError(
                 f"cannot create {error.filename or self.path}: {error.strerror}",
                 hint="choose another folder with --home or MESH_LLM_HOME",
             ) from error
-        owner = self.control_socket.parent.stat()
-        if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
-            raise MeshError(
-                f"{self.control_socket.parent} is open to others, and would hold this node's control socket",
-                hint=f"chmod 700 {self.control_socket.parent}",
-            )
+        for folder in (self.control_socket.parent, _private_run_folder()):
+            owner = folder.stat()
+            if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+                raise MeshError(
+                    f"{folder} is open to others, and would hold this node's sockets",
+                    hint=f"chmod 700 {folder}",
+                )
 
     @contextmanager
     def lock(self) -> Iterator[None]:

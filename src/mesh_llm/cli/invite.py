@@ -22,9 +22,7 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 @click.group(invoke_without_command=True)
 @click.option("--role", type=click.Choice(("node", "client")), default="node", show_default=True)
-@click.option(
-    "--expires", metavar="SPAN", default="7d", show_default=True, help="30m, 12h, 7d, 4w, or never"
-)
+@click.option("--expires", metavar="SPAN", default="7d", show_default=True, help="30m, 12h, 7d, 4w, or never")
 @home_option
 @json_option
 @debug_option

@@ -53,7 +53,9 @@ _OPTIONS = [
     click.option("--bind-port", type=int, default=0, metavar="PORT", help="fixed UDP port for QUIC"),
     click.option("--bind-ip", metavar="IP", help="address for QUIC (MESH_LLM_BIND_IP; default: all)"),
     click.option(
-        "--relay", metavar="URL", help="own relay instead of the public ones (its token: MESH_LLM_RELAY_TOKEN)"
+        "--relay",
+        metavar="URL",
+        help="own relay instead of the public ones (its token: MESH_LLM_RELAY_TOKEN)",
     ),
     click.option(
         "--no-relay", is_flag=True, help="direct paths only, no public lookups (also MESH_LLM_NO_RELAY=1)"
@@ -89,7 +91,9 @@ _OPTIONS = [
     ),
     click.option("--embeddings", is_flag=True, help="serve embeddings"),
     click.option("--rerank", is_flag=True, help="serve reranking"),
-    click.option("--cache-type-k", type=click.Choice(_CACHE_TYPES), help="type of cached keys (default: f16)"),
+    click.option(
+        "--cache-type-k", type=click.Choice(_CACHE_TYPES), help="type of cached keys (default: f16)"
+    ),
     click.option("--cache-type-v", type=click.Choice(_CACHE_TYPES), help="and of cached values"),
     click.option("--engine-set", multiple=True, metavar="KEY=VALUE", help="a setting of llama.cpp's own"),
     click.option(

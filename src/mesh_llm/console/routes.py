@@ -23,7 +23,7 @@ class Managed(Protocol):
 
     def stop(self, *, leave: bool = False) -> None: ...
 
-    def plan(self) -> dict[str, Any] | None: ...
+    def plan(self) -> dict[str, Any]: ...
 
     def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]: ...
 
@@ -45,7 +45,7 @@ def management_app(node: Managed) -> web.Application:
         return {"leaving": True, "pid": os.getpid()}
 
     async def get_plan(request: web.Request) -> dict[str, Any]:
-        return {"plan": node.plan()}
+        return node.plan()
 
     async def post_invite(request: web.Request) -> dict[str, Any]:
         asked = await request.json()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mesh_llm.types import NodeFacts, NodeId
+from mesh_llm.types import NodeFacts, NodeId, Role
+
+UNKNOWN = NodeFacts(name="", role=Role.NODE, version="")
 
 
 class Standing(StrEnum):
@@ -20,8 +22,8 @@ class Member:
     id: NodeId
     standing: Standing
     incarnation: int
-    facts: NodeFacts | None
-    """None for one that was only ever said to be dead."""
+    facts: NodeFacts
+    """Empty ones for one that was only ever said to be dead."""
     rtt_s: float | None
     """Of the connection; None while there is none, and for its first pings."""
     connected: bool

@@ -9,7 +9,7 @@ from mesh_llm.membership.dialling import Dialling
 from mesh_llm.membership.dice import Dice
 from mesh_llm.membership.ledger import Ledger
 from mesh_llm.membership.link import Link
-from mesh_llm.membership.member import Member, Standing
+from mesh_llm.membership.member import UNKNOWN, Member, Standing
 from mesh_llm.membership.outbox import Outbox
 from mesh_llm.membership.own import Own
 from mesh_llm.membership.record import Record
@@ -97,7 +97,7 @@ class Scene:
             id=node,
             standing=self._standing(record),
             incarnation=record.incarnation,
-            facts=record.facts,
+            facts=record.facts or UNKNOWN,
             rtt_s=None if link is None else link.rtt_s,
             connected=link is not None,
             via=() if link is not None else self._via(node),

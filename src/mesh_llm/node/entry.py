@@ -17,7 +17,7 @@ from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, decode, encode
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Network, NetworkConfig
-from mesh_llm.types import Address, MeshSettings, ModelFacts, NodeId, Role
+from mesh_llm.types import Address, MeshId, MeshSettings, ModelFacts, NodeId, Role
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ class Entry:
     def _check_role(self, role: Role) -> None:
         if role is Role.CLIENT and not self._config.client:
             raise MeshError(
-                "the invite is for clients, which lend no device", hint="add --client, or ask for another invite"
+                "the invite is for clients, which lend no device",
+                hint="add --client, or ask for another invite",
             )
 
     def _recall(self, document: dict[str, Any]) -> None:
@@ -92,7 +93,7 @@ class Entry:
 
     @property
     def is_creator(self) -> bool:
-        return self.membership.mesh == self._identity.id
+        return self.membership.mesh == MeshId(self._identity.id)
 
     def network_config(self) -> NetworkConfig:
         relay, token = self._relay
@@ -155,9 +156,9 @@ class Entry:
         if self.is_creator or settings is None or model.fingerprint == settings.fingerprint:
             return
         raise MeshError(
-            f"the mesh serves {settings.alias} (fingerprint {settings.fingerprint[:12]}), and {file_stem(model)} "
-            f"is another file ({model.fingerprint[:12]})",
-            hint="leave --model out to take part with the mesh's model, or start a mesh of your own with --new-mesh",
+            f"the mesh serves {settings.alias} (fingerprint {settings.fingerprint[:12]}), "
+            f"and {file_stem(model)} is another file ({model.fingerprint[:12]})",
+            hint="leave --model out to take part with the mesh's model, or start a mesh with --new-mesh",
         )
 
     def _check_options(self, settings: MeshSettings | None) -> None:
@@ -187,7 +188,11 @@ class Entry:
     def remember(self, mesh: Mesh) -> None:
         """Keep up with settings and addresses, so that this node finds back after a restart."""
         settings = mesh.settings()
-        known = {m.id: m.facts.address for m in mesh.members if m.id != self._identity.id and m.facts.address.direct}
+        known = {
+            m.id: m.facts.address
+            for m in mesh.members
+            if m.id != self._identity.id and m.facts.address.direct
+        }
         newer = settings is not None and (self.settings is None or settings.version > self.settings.version)
         if newer:
             self.settings = settings
@@ -222,7 +227,7 @@ class Entry:
         admissions = self.membership.admissions
         open_ones = [
             invite
-            for invite in admissions.list()
+            for invite in admissions.invites()
             if invite.role is role
             and invite.state(now) == "open"
             and (invite.expires is None) == (lifetime_s is None)
@@ -259,15 +264,14 @@ class Entry:
                     "expires": invite.expires,
                     "uses": invite.uses,
                 }
-                for invite in self.membership.admissions.list()
+                for invite in self.membership.admissions.invites()
             ]
         }
 
     def revoke(self, id: str, mesh: Mesh) -> dict[str, Any]:
         """Expel those who came in by it, and let nobody else in."""
         assert self.network is not None
-        self.membership.admissions.revoke(id)
-        expelled = self.network.revoke(id)
-        mesh.tell_revoked()
+        self.network.revoke(id)
+        expelled = mesh.expel({id})
         self._write()
         return {"id": id, "expelled": [mesh.name_of(node) for node in expelled]}

@@ -20,6 +20,9 @@ from mesh_llm.types import Device, DeviceKind, ProgressSink, Speed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
     libraries: dict[str, Path]
+    """Of the engine, by backend."""
+    splice: Path | None
+    """Copies between links and QUIC without Python; None where it could not be built."""
     gpus: tuple[Device, ...]
     """Those that it may use; none means the CPU."""
     memory_bytes: int
@@ -44,6 +47,7 @@ async def equip(config: NodeConfig, *, say: Callable[[str], None], progress: Pro
     if config.bin_dir is not None:
         say(f"Engine: llama-server in {config.bin_dir}")
     built = await build.ensure(build.STANDARD, progress)
+    splice = await build.ensure((build.SPLICE,), progress)
     if "cpu" in built.missing:
         say(f"Engine: using the wheel's own, slower CPU code: {built.missing['cpu'].message}")
     gpus = choose_devices(config.devices, _devices(await describe(built.libraries)))
@@ -56,6 +60,7 @@ async def equip(config: NodeConfig, *, say: Callable[[str], None], progress: Pro
     )
     return Equipment(
         libraries=built.libraries,
+        splice=splice.libraries.get(build.SPLICE),
         gpus=gpus,
         memory_bytes=min(free, config.max_memory_bytes or free),
         machine_memory_bytes=free,

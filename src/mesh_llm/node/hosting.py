@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.run import Run, StageLost
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.reconcile import Attempts
-from mesh_llm.types import MeshSettings, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
+from mesh_llm.types import MeshSettings, Mode, ModelFacts, Plan, ServingPlan, State
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Hosting:
             model,
             settings,
             current=self._current(settings),
-            barred={**self._attempts.barred(now), **self._mesh.unready()},
+            barred={**self._attempts.barred(now=now), **self._mesh.unready()},
         )
         if plan.host != self._mesh.me:
             self._stand_back(plan)
@@ -118,9 +118,13 @@ class Hosting:
         """The plan that serves the mesh, whoever hosts it."""
         own = self.serving
         published = self._mesh.serving()
-        if own is not None and own.broken is None and own.settings_version == settings.version:
-            if published is None or published[1].epoch <= own.epoch:
-                return ServingPlan(epoch=own.epoch, plan=own.plan)
+        if (
+            own is not None
+            and own.broken is None
+            and own.settings_version == settings.version
+            and (published is None or published[1].epoch <= own.epoch)
+        ):
+            return ServingPlan(epoch=own.epoch, plan=own.plan)
         if published is None or published[0] == self._mesh.me:
             return None
         return published[1]
@@ -146,7 +150,9 @@ class Hosting:
             # It fails every request: its memory is better used by the next one.
             self._sink(self.serving)
         epoch = self._mesh.highest_epoch() + 1
-        log.info("plan proposed epoch=%d mode=%s stages=%d: %s", epoch, plan.mode, len(plan.stages), plan.reason)
+        log.info(
+            "plan proposed epoch=%d mode=%s stages=%d: %s", epoch, plan.mode, len(plan.stages), plan.reason
+        )
         run = self._rising = self._make_run(epoch, plan)
         run.start(self.wake, lambda reason: self._watcher.on_hosting(State.LOADING, reason))
         self._watcher.on_hosting(State.LOADING, "the plan is being prepared")
@@ -184,7 +190,7 @@ class Hosting:
     def _on_failure(self, run: Run, error: MeshError, now: float) -> None:
         log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
         if isinstance(error, StageLost):
-            self._attempts.failed(error.node, error.message, now)
+            self._attempts = self._attempts.failed(error.node, error.message, now=now)
         elif self._is_hopeless(run, error):
             self._fatal = error
             return
@@ -217,8 +223,8 @@ class Hosting:
     def _sink_task(self, run: Run) -> None:
         self._own(self._drained(run), f"drain of plan {run.epoch}")
 
-    def _own(self, work: object, name: str) -> None:
-        task = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+    def _own(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._sinking.add(task)
         task.add_done_callback(self._sinking.discard)
 
@@ -232,9 +238,6 @@ class Hosting:
         finally:
             run.cancel()
             await run.ended()
-
-    def excluded(self) -> Mapping[NodeId, str]:
-        return self._attempts.barred(asyncio.get_running_loop().time())
 
 
 async def _busy(run: Run) -> bool:

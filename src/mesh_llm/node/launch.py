@@ -89,4 +89,4 @@ class Launch:
         )
 
     def _libraries(self) -> dict[str, str]:
-        return {name: str(path) for name, path in self.equipment.libraries.items() if name != "splice"}
+        return {name: str(path) for name, path in self.equipment.libraries.items()}

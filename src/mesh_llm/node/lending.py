@@ -39,14 +39,18 @@ class Terms:
 
     @classmethod
     def read(cls, header: dict[str, Any]) -> Terms:
-        numbers = [header.get(name) for name in ("epoch", "first", "last", "need_bytes")]
-        fingerprint = header.get("fingerprint")
-        if not all(type(number) is int for number in numbers) or not isinstance(fingerprint, str):
-            raise LinkRefused("this is no request for layers")
-        epoch, first, last, need = numbers
-        if not (0 < epoch < 1 << 53 and 0 <= first < last <= 10_000 and 0 <= need < 1 << 53):
-            raise LinkRefused("this is no request for layers")
-        return cls(epoch=epoch, fingerprint=Fingerprint(fingerprint), first=first, last=last, need_bytes=need)
+        match header:
+            case {
+                "epoch": int(epoch),
+                "fingerprint": str(fingerprint),
+                "first": int(first),
+                "last": int(last),
+                "need_bytes": int(need),
+            } if 0 < epoch < 1 << 53 and 0 <= first < last <= 10_000 and 0 <= need < 1 << 53:
+                return cls(
+                    epoch=epoch, fingerprint=Fingerprint(fingerprint), first=first, last=last, need_bytes=need
+                )
+        raise LinkRefused("this is no request for layers")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -20,14 +20,26 @@ from mesh_llm.defaults import (
     MESH_RTT_LEAST_S,
     MESH_TICK_S,
 )
-from mesh_llm.errors import MeshError, NodeUnreachable
+from mesh_llm.errors import MalformedMessage, MeshError, NodeUnreachable, PeerLost
+from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.facts import settings_from_document, settings_to_document
-from mesh_llm.membership.messages import MalformedMessage, from_document, to_document
-from mesh_llm.membership.records import Record
-from mesh_llm.membership.view import Changed, Connect, Disconnect, Duplicate, Effect, Member, Send, Standing, View
+from mesh_llm.membership.member import Member, Standing
+from mesh_llm.membership.messages import from_document, to_document
+from mesh_llm.membership.record import Record
+from mesh_llm.membership.view import View
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.transport.network import Network, Peer, Stream
-from mesh_llm.types import Address, LinkFacts, LinkKind, MeshSettings, NodeFacts, NodeId, Role, ServingPlan, State
+from mesh_llm.types import (
+    Address,
+    LinkFacts,
+    LinkKind,
+    MeshSettings,
+    NodeFacts,
+    NodeId,
+    Role,
+    ServingPlan,
+    State,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +53,9 @@ FOR_CLIENTS = frozenset({"http", "serving", "forward"})
 class Mesh:
     """What this node knows of the others."""
 
-    def __init__(self, me: NodeId, facts: NodeFacts, *, incarnation: int, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, me: NodeId, facts: NodeFacts, *, incarnation: int, on_change: Callable[[], None]
+    ) -> None:
         self.me = me
         self.facts = facts
         self.duplicate: str | None = None
@@ -51,6 +65,8 @@ class Mesh:
         self._network: Network | None = None
         self._services: dict[str, Service] = {"forward": self._forward, "forwarded": self._forwarded}
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
+        self._chains: dict[NodeId, set[str]] = {}
+        """The invites by which each node that was ever connected got in."""
         self._links_told = 0.0
 
     def attach(self, network: Network, services: Mapping[str, Service]) -> None:
@@ -82,7 +98,18 @@ class Mesh:
             self.facts = facts
             self._perform(self._view.publish(facts, _now()))
 
-    def know(self, records: list[Record]) -> None:
+    def know(self, addresses: Mapping[NodeId, Address]) -> None:
+        """Members that somebody, or the home, remembers: worth a try, no more."""
+        records = [
+            Record(
+                node=node,
+                incarnation=0,
+                sequence=0,
+                standing=Standing.ALIVE,
+                facts=NodeFacts(name="", role=Role.NODE, version="", address=address),
+            )
+            for node, address in addresses.items()
+        ]
         self._perform(self._view.know(records, _now()))
 
     # -- what others ask -----------------------------------------------------------------------
@@ -92,7 +119,7 @@ class Mesh:
         return self._view.members
 
     def alive(self) -> list[Member]:
-        return [member for member in self._view.members if member.standing in (Standing.ALIVE, Standing.SUSPECT)]
+        return [member for member in self._view.members if member.present]
 
     def member(self, node: NodeId) -> Member | None:
         return self._view.member(node)
@@ -135,7 +162,9 @@ class Mesh:
     def serving(self) -> tuple[NodeId, ServingPlan] | None:
         """The published plan of the highest epoch, and its host."""
         plans = [(m.id, m.facts.serving) for m in self.alive() if m.facts.serving is not None]
-        return max(((node, plan) for node, plan in plans if plan), key=lambda p: (p[1].epoch, p[0]), default=None)
+        return max(
+            ((node, plan) for node, plan in plans if plan), key=lambda p: (p[1].epoch, p[0]), default=None
+        )
 
     def highest_epoch(self) -> int:
         return max((m.facts.serving.epoch for m in self.members if m.facts.serving), default=0)
@@ -158,14 +187,22 @@ class Mesh:
         if self.shares_machine(node):
             return LinkKind.LOCAL
         peer = self._peer(node)
-        return peer.path().kind if peer is not None else LinkKind.RELAY
+        if peer is None:
+            return LinkKind.RELAY
+        try:
+            return peer.path().kind
+        except PeerLost:
+            return LinkKind.QUIC
 
     def traffic(self, node: NodeId) -> dict[str, Any]:
         """Bytes that crossed the connection to `node` since it was made."""
         peer = self._peer(node)
-        if peer is None:
+        try:
+            path = peer.path() if peer is not None else None
+        except PeerLost:
+            path = None
+        if path is None:
             return {"sent_bytes": 0, "received_bytes": 0}
-        path = peer.path()
         return {"sent_bytes": path.sent_bytes, "received_bytes": path.received_bytes}
 
     def host_of(self, node: NodeId) -> str:
@@ -226,6 +263,7 @@ class Mesh:
 
     def on_peer(self, peer: Peer) -> None:
         log.info("peer up node=%s role=%s", peer.id[:8], peer.role)
+        self._chains[peer.id] = {grant.invite for grant in peer.credential}
         self._perform(self._view.on_connected(peer.id, _now()))
         self._tell_revoked(peer)
 
@@ -237,8 +275,23 @@ class Mesh:
 
     def _tell_revoked(self, peer: Peer) -> None:
         assert self._network is not None
-        if revoked := self._network.membership.revoked:
+        if revoked := self._network.mesh.revoked:
             peer.send({"revoked": sorted(revoked)})
+
+    def _learn_revoked(self, revoked: list[str]) -> None:
+        assert self._network is not None
+        self.expel(self._network.expel(revoked))
+
+    def expel(self, invites: set[str]) -> list[NodeId]:
+        """Forget those who came in by invites that are revoked now, and tell the others."""
+        assert self._network is not None
+        if not invites:
+            return []
+        out = [node for node, chain in self._chains.items() if chain & invites]
+        for node in out:
+            self._perform(self._view.forget(node, _now()))
+        self.tell_revoked()
+        return out
 
     def on_lost(self, peer: Peer, reason: str) -> None:
         log.info("peer lost node=%s: %s", peer.id[:8], reason)
@@ -246,8 +299,7 @@ class Mesh:
 
     def on_message(self, peer: Peer, body: dict[str, Any]) -> None:
         if isinstance(revoked := body.get("revoked"), list):
-            assert self._network is not None
-            self._network.expel(str(invite) for invite in revoked)
+            self._learn_revoked([str(invite) for invite in revoked])
             return
         try:
             message = from_document(body)
@@ -267,8 +319,9 @@ class Mesh:
             log.info("stream ended kind=%s node=%s: %s", kind, peer.id[:8], error.message)
             stream.reset()
 
-    def on_expelled(self, node: NodeId) -> None:
-        self._perform(self._view.forget(node, _now()))
+    def on_address(self) -> None:
+        assert self._network is not None
+        self.publish(address=self._network.address)
 
     def on_duplicate(self) -> None:
         self.duplicate = "another machine runs with a copy of this node's home"
@@ -301,8 +354,8 @@ class Mesh:
                         peer.close(reason)
                 case Changed():
                     changed = True
-                case Duplicate(sentence=sentence):
-                    self.duplicate = sentence
+                case Duplicate(reason=reason):
+                    self.duplicate = reason
                     changed = True
         if changed:
             self._on_change()

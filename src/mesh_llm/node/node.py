@@ -32,10 +32,10 @@ from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.packages import pip_download
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState
-from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.errors import MeshError
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Health, Upstream
-from mesh_llm.home import Home, models_folder
+from mesh_llm.home import Home, link_door, models_folder
 from mesh_llm.models import catalog
 from mesh_llm.models.download import download
 from mesh_llm.node import entry, status
@@ -47,10 +47,11 @@ from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Passage
 from mesh_llm.node.remote import Remote
 from mesh_llm.node.run import Run
-from mesh_llm.node.shelf import Shelf, file_stem
+from mesh_llm.node.shelf import Shelf
 from mesh_llm.node.tasks import cancelled, task_group
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.links import LinkDoor, door_path
+from mesh_llm.transport.links import open_door
+from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.network import Network, Stream
 from mesh_llm.types import (
     Event,
@@ -124,6 +125,7 @@ class Node:
     def _compose(self) -> None:
         """Wire the parts; nothing runs yet."""
         config = self.config
+        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         role = Role.CLIENT if config.client else Role.NODE
         facts = NodeFacts(name=self.name, role=role, version=__version__, hosting=config.hosting)
         incarnation = int(time.time() * 1000)
@@ -136,8 +138,7 @@ class Node:
             tell=self._tell_lease,
             progress=self._progress,
         )
-        self.door = LinkDoor(door_path(self.identity.id), plain_lan=config.plain_lan)
-        self.passage = Passage(self.mesh, self.door, receive=self.lending.receive)
+        self.passage = Passage(self.mesh, receive=self.lending.receive)
         self.remote = Remote(self.mesh, self.passage)
         self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
 
@@ -146,10 +147,10 @@ class Node:
         await self._gateway.start()
         network = Network(self.entry.network_config(), self.entry.membership, self.mesh)
         self.mesh.attach(network, self._services())
-        async with task_group() as group:
+        async with task_group() as group, open_door(link_door(self.identity.id)) as self.passage.door:
             try:
                 await network.start()
-                await self.door.open()
+                group.create_task(self._fail_when_told(), name="failure")
                 group.create_task(self.mesh.run(), name="mesh")
                 await self._enter(network, given)
                 group.create_task(self.remote.run(self._reflect), name="remote")
@@ -164,8 +165,11 @@ class Node:
                 self.mesh.leave()
                 await self.lending.close()
                 await self.passage.close()
-                await self.door.close()
                 await network.close("the node is stopping")
+
+    async def _fail_when_told(self) -> None:
+        sentence = await self._failure
+        raise MeshError(sentence, hint="give each machine a home of its own: rm -r the copy, and join again")
 
     async def _check(self) -> ModelFacts | None:
         """Everything that can be refused without touching anything; the model's facts if it is here."""
@@ -187,7 +191,7 @@ class Node:
         return await self._read(path)
 
     async def _enter(self, network: Network, given: ModelFacts | None) -> None:
-        """Become, or be again, a member; the mesh's settings are known afterwards, or made by `_take_part`."""
+        """Become, or be again, a member. Settings are known afterwards, or made by `_take_part`."""
         self.entry.network = network
         if self.entry.invite is not None:
             self._change(State.STARTING, "joining the mesh")
@@ -196,7 +200,6 @@ class Node:
         else:
             self.mesh.know(self.entry.remembered())
         self.mesh.publish(address=network.address, settings=self.entry.settings)
-        network.on_address_change(lambda: self.mesh.publish(address=network.address))
 
     async def _take_part(self, given: ModelFacts | None) -> None:
         """Find the model, equip this machine, and tell the mesh."""
@@ -207,6 +210,7 @@ class Node:
             self.config, say=lambda text: self._say("engine", text), progress=self._progress
         )
         equipment = self.equipment
+        self.passage.splicer = load_native(equipment.splice)
         self.mesh.publish(
             settings=settings,
             engine=equipment.engine,
@@ -220,7 +224,11 @@ class Node:
             models=self.shelf.held(),
             state=State.WAITING,
         )
-        self._say("invite", f"Invite token: {self.invite(Role.NODE, INVITE_DEFAULT_S)['token']}", secret=True)
+        self._say(
+            "invite",
+            f"Invite token: {self.entry.invite_others(Role.NODE, INVITE_DEFAULT_S, reuse=True)['token']}",
+            secret=True,
+        )
         self._change(State.WAITING, "the plan is being made")
 
     async def _obtain(self, given: ModelFacts | None) -> ModelFacts | None:
@@ -370,7 +378,7 @@ class Node:
 
     def plan(self) -> dict[str, Any]:
         """What `mesh-llm plan` shows of a running node's mesh."""
-        return status.plan_document(self.hosting.plan, epoch=None)
+        return {"plan": status.plan_document(self.hosting.plan, epoch=None)}
 
     def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
         return self.entry.invite_others(role, lifetime_s)
@@ -429,8 +437,8 @@ class Node:
         return self._launch().worker(self.home.worker_socket, nodes_here=self.mesh.nodes_here())
 
     def _on_mesh(self) -> None:
-        if self.mesh.duplicate is not None:
-            raise UsageError(self.mesh.duplicate)
+        if self.mesh.duplicate is not None and not self._failure.done():
+            self._failure.set_result(self.mesh.duplicate)
         self.entry.remember(self.mesh)
         self.hosting.wake()
         self.remote.wake()
@@ -488,7 +496,9 @@ class Node:
         elif published is not None:
             self._change(State.LOADING, f"{self.mesh.name_of(published[0])} is about to serve")
         elif self._known_model() is None:
-            host = next((m for m in self.mesh.alive() if m.facts.state in (State.LOADING, State.WAITING)), None)
+            host = next(
+                (m for m in self.mesh.alive() if m.facts.state in (State.LOADING, State.WAITING)), None
+            )
             reason = host.facts.reason if host is not None and host.facts.reason else ""
             self._change(State.WAITING, reason or "no node of the mesh serves yet")
 
@@ -517,6 +527,3 @@ class Node:
         if not secret:
             log.info("%s: %s", kind, text)
         self._tell(Event(kind=kind, text=text))
-
-
-__all__ = ["Node", "file_stem"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesh_llm.defaults import LINK_OPEN_S
-from mesh_llm.errors import LinkRefused, MeshError
+from mesh_llm.errors import LinkFailed, LinkRefused, MeshError
+from mesh_llm.home import link_door
 from mesh_llm.node.mesh import Mesh
-from mesh_llm.transport.links import LinkDoor, door_path, knock_local, knock_tcp
+from mesh_llm.transport.links import LinkDoor, knock_local, knock_tcp, new_ticket
 from mesh_llm.transport.network import Stream
-from mesh_llm.transport.splice import Splicer
+from mesh_llm.transport.splice import Splicer, SpliceReport, splice
 from mesh_llm.types import LinkKind, NodeId
 
 log = logging.getLogger(__name__)
@@ -40,11 +40,13 @@ class Link:
 class Passage:
     """Opens links to other nodes, and takes theirs."""
 
-    def __init__(self, mesh: Mesh, door: LinkDoor, splicer: Splicer, *, receive: Receive) -> None:
+    def __init__(self, mesh: Mesh, *, receive: Receive) -> None:
         self._mesh = mesh
-        self._door = door
-        self._splicer = splicer
         self._receive = receive
+        self.door: LinkDoor | None = None
+        """None while it is closed, and for one that has no worker."""
+        self.splicer: Splicer | None = None
+        """A native one, where there is one."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -59,20 +61,17 @@ class Passage:
         ways: list[tuple[LinkKind, Callable[[NodeId, Purpose], Awaitable[socket.socket]]]] = []
         if self._mesh.shares_machine(node):
             ways.append((LinkKind.LOCAL, self._link_local))
-        elif self._door.port is not None:
+        elif self.door is not None and self.door.port is not None:
             ways.append((LinkKind.TCP, self._link_tcp))
-        failure: MeshError | None = None
         for kind, way in ways:
             try:
                 async with asyncio.timeout(LINK_OPEN_S):
                     return Link(socket=await way(node, purpose), kind=kind)
-            except (OSError, TimeoutError) as error:
+            except (LinkFailed, OSError, TimeoutError) as error:
                 log.info("no %s link node=%s error=%r", kind, node[:8], error)
         async with _bounded(f"{self._mesh.name_of(node)} does not open a link"):
             stream = await self._mesh.open(node, "link", {"way": "quic", "purpose": purpose})
             await _taken(stream)
-        if failure is not None:
-            raise failure
         ours, theirs = socket.socketpair()
         self._copy(theirs, stream, f"link to {node[:8]}")
         return Link(socket=ours, kind=self._mesh.way_to(node))
@@ -84,7 +83,7 @@ class Passage:
         return await self._by_ticket(node, purpose, LinkKind.TCP)
 
     async def _by_ticket(self, node: NodeId, purpose: Purpose, kind: LinkKind) -> socket.socket:
-        ticket = secrets.token_bytes(32)
+        ticket = new_ticket()
         header = {"way": kind.value, "purpose": purpose, "ticket": ticket.hex()}
         stream = await self._mesh.open(node, "link", header)
         try:
@@ -94,7 +93,7 @@ class Passage:
             if "door" not in door:
                 raise OSError("there is no such door")
             if kind is LinkKind.LOCAL:
-                link = await knock_local(door_path(node), ticket)
+                link = await knock_local(link_door(node), ticket)
             else:
                 link = await knock_tcp(self._mesh.host_of(node), int(door["port"]), ticket)
             try:
@@ -120,8 +119,13 @@ class Passage:
         task.add_done_callback(self._tasks.discard)
 
     async def _copied(self, link: socket.socket, stream: Stream) -> None:
-        report = await self._splicer.splice(link, stream.send, stream.recv)
-        log.debug("link ended sent=%d received=%d: %s", report.sent_bytes, report.received_bytes, report.reason)
+        report = await self._splice(link, stream)
+        log.debug(
+            "link ended sent=%d received=%d: %s", report.sent_bytes, report.received_bytes, report.reason
+        )
+
+    async def _splice(self, link: socket.socket, stream: Stream) -> SpliceReport:
+        return await splice(link, stream.sending, stream.receiving, splicer=self.splicer)
 
     # -- from others ---------------------------------------------------------------------------
 
@@ -144,7 +148,7 @@ class Passage:
         with ours:
             await self._receive(origin, purpose, theirs)
             await stream.write_document({"taken": True})
-            await self._splicer.splice(ours, stream.send, stream.recv)
+            await self._splice(ours, stream)
 
     async def _serve_door(
         self, origin: NodeId, purpose: Purpose, header: dict[str, Any], stream: Stream
@@ -153,12 +157,13 @@ class Passage:
             ticket = bytes.fromhex(str(header.get("ticket")))
         except ValueError:
             return
-        if header.get("way") == "tcp" and self._door.port is None:
+        door = self.door
+        if door is None or (header.get("way") == LinkKind.TCP and door.port is None):
             await stream.write_document({})
             return
         async with asyncio.timeout(LINK_OPEN_S):
-            arriving = self._door.expect(ticket)
-            await stream.write_document({"door": True, "port": self._door.port})
+            arriving = door.expect(ticket)
+            await stream.write_document({"door": True, "port": door.port})
             link = await arriving
         await self._receive(origin, purpose, link)
         await stream.write_document({"taken": True})
@@ -171,10 +176,10 @@ class Passage:
         engine.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with engine:
             await asyncio.get_running_loop().sock_connect(engine, ("127.0.0.1", port))
-            await self._splicer.splice(engine, stream.send, stream.recv)
+            await self._splice(engine, stream)
 
 
-class _bounded:  # noqa: N801  (reads as a clause)
+class _bounded:
     """`async with _bounded("… does not answer")`: time-outs and broken paths as one sentence."""
 
     def __init__(self, sentence: str) -> None:

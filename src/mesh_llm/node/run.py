@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -223,7 +224,7 @@ class Run:
         async with task_group() as group:
             tasks = [
                 group.create_task(self._introduce_pair(stage.node, following.node))
-                for stage, following in zip(workers, workers[1:], strict=False)
+                for stage, following in pairwise(workers)
             ]
         return [*(task.result() for task in tasks), *([None] if workers else [])]
 
@@ -250,9 +251,7 @@ class Run:
                 layers=stage.last - stage.first,
                 next_number=number,
             )
-            for index, (stage, link, number) in enumerate(
-                zip(self.plan.workers, links, numbers, strict=True)
-            )
+            for index, (stage, link, number) in enumerate(zip(self.plan.workers, links, numbers, strict=True))
         )
 
     async def _run_engine(self, specs: tuple[LinkSpec, ...], links: Sequence[Link]) -> None:

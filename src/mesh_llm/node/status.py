@@ -8,7 +8,7 @@ from mesh_llm import __version__
 from mesh_llm.engine import machine
 from mesh_llm.engine.supervisor import EngineReport
 from mesh_llm.engine.telemetry import engine_figures
-from mesh_llm.membership.view import Member
+from mesh_llm.membership.member import Member
 from mesh_llm.node.run import Run
 from mesh_llm.types import Mode, NodeId, Plan, Role
 
@@ -104,7 +104,8 @@ def _member(node: Node, member: Member) -> dict[str, Any]:
         "reason": facts.reason,
         "version": facts.version,
         "standing": member.standing,
-        "memory_bytes": facts.memory_bytes or (machine.available_memory() if member.id == node.identity.id else 0),
+        "memory_bytes": facts.memory_bytes
+        or (machine.available_memory() if member.id == node.identity.id else 0),
         "lent_bytes": _lent(node, member),
         "devices": [gpu.name for gpu in facts.gpus] or (["CPU"] if facts.role is Role.NODE else []),
         "models": [model.name for model in facts.models],
@@ -190,7 +191,9 @@ def _engine(node: Node, run: Run | None, figures: dict[str, float]) -> dict[str,
         "weights_resident_bytes": _resident(node, run),
         "decode_tok_s": figures.get("predicted_tokens_seconds", 0.0),
         "prompt_tok_s": figures.get("prompt_tokens_seconds", 0.0),
-        "stages": [_stage(run, stage.node, counters) for stage in run.plan.workers] if run is not None else [],
+        "stages": [_stage(run, stage.node, counters) for stage in run.plan.workers]
+        if run is not None
+        else [],
     }
 
 

@@ -1,0 +1,1 @@
+"""`mesh-llm plan`: to be written."""

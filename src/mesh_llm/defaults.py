@@ -169,13 +169,15 @@ MESH_RTT_LEAST_S = 0.0005
 LINK_OPEN_S = 10.0
 """For a link to be opened and taken: a few round trips, and a worker that is busy for a moment."""
 LEASE_SILENCE_S = 30.0
-"""Between two words of a worker that loads layers: each weight is told of, and one may be a GB on a slow disk."""
+"""Between two words of a worker that loads: each weight is told of, and one may be a GB on a slow disk."""
 PLAN_READY_S = 600.0
 """For an engine to load its own layers, of whatever size, from whatever disk."""
 PLAN_CHECK_S = 60.0
 """For the first token through all stages."""
 PLAN_TICK_S = 1.0
 """Between two looks at the plan when nothing was heard: pauses end, and barred nodes come back."""
+PLAN_GATHER_S = 0.02
+"""After a change, before the look at the plan: changes come in flocks."""
 PLAN_RETRY_FIRST_S = 0.2
 PLAN_RETRY_LAST_S = 30.0
 """Between two attempts to bring a plan up, where no node is to blame."""

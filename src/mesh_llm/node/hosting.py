@@ -14,7 +14,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Protocol
 
-from mesh_llm.defaults import DRAIN_S, PLAN_DRAIN_POLL_S, PLAN_RETRY_FIRST_S, PLAN_RETRY_LAST_S, PLAN_TICK_S
+from mesh_llm.defaults import (
+    DRAIN_S,
+    PLAN_DRAIN_POLL_S,
+    PLAN_GATHER_S,
+    PLAN_RETRY_FIRST_S,
+    PLAN_RETRY_LAST_S,
+    PLAN_TICK_S,
+)
 from mesh_llm.engine.telemetry import engine_figures
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.node.mesh import Mesh
@@ -29,7 +36,11 @@ log = logging.getLogger(__name__)
 class Watcher(Protocol):
     """Who wants to know what the host does."""
 
-    def on_hosting(self, state: State, reason: str) -> None: ...
+    def on_hosting(self, state: State, reason: str) -> None:
+        """What it is about, while it does not serve."""
+
+    def on_standing_by(self) -> None:
+        """Somebody else is to host."""
 
     def on_serving(self, run: Run) -> None: ...
 
@@ -58,6 +69,7 @@ class Hosting:
         self.serving: Run | None = None
         self._rising: Run | None = None
         self._has_served = False
+        self._last_epoch = 0
 
     def wake(self) -> None:
         """Something has changed."""
@@ -70,6 +82,8 @@ class Hosting:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PLAN_TICK_S):
                         await self._wake.wait()
+                # What happens at once is looked at once.
+                await asyncio.sleep(PLAN_GATHER_S)
                 self._wake.clear()
                 self._step()
                 if self._fatal is not None:
@@ -140,8 +154,7 @@ class Hosting:
         if plan.mode is Mode.WAITING:
             self._watcher.on_hosting(State.WAITING, plan.reason)
         elif self.serving is None:
-            name = self._mesh.name_of(plan.host) if plan.host else ""
-            self._watcher.on_hosting(State.LOADING, f"{name} is to host the model")
+            self._watcher.on_standing_by()
 
     # -- runs ----------------------------------------------------------------------------------
 
@@ -149,7 +162,8 @@ class Hosting:
         if self.serving is not None and self.serving.broken is not None:
             # It fails every request: its memory is better used by the next one.
             self._sink(self.serving)
-        epoch = self._mesh.highest_epoch() + 1
+        # Above every one that was published, and every one that this node tried: leases go by it.
+        epoch = self._last_epoch = max(self._mesh.highest_epoch(), self._last_epoch) + 1
         log.info(
             "plan proposed epoch=%d mode=%s stages=%d: %s", epoch, plan.mode, len(plan.stages), plan.reason
         )

@@ -83,6 +83,8 @@ class Node:
         self._leave = False
         self._state = State.STARTING
         self._reason = "starting"
+        self._progressing: tuple[State, str] | None = None
+        """What hosting is about; None when it serves, or leaves that to others."""
         self._said: dict[str, str] = {}
         self._gateway = Gateway(
             GatewayConfig(
@@ -158,7 +160,6 @@ class Node:
                     await self._take_part(given)
                     await self.hosting.run()
                 else:
-                    self._change(State.WAITING, "no node of the mesh serves yet")
                     self._reflect()
                     await asyncio.Event().wait()
             finally:
@@ -229,7 +230,8 @@ class Node:
             f"Invite token: {self.entry.invite_others(Role.NODE, INVITE_DEFAULT_S, reuse=True)['token']}",
             secret=True,
         )
-        self._change(State.WAITING, "the plan is being made")
+        self._progressing = (State.WAITING, "the plan is being made")
+        self._reflect()
 
     async def _obtain(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model: given, on this disk, downloaded, or fetched from a peer."""
@@ -457,17 +459,21 @@ class Node:
         )
 
     def on_hosting(self, state: State, reason: str) -> None:
-        """The host's own progress, while nothing serves."""
-        if self.upstream() is None:
-            self._change(state, reason)
+        """What hosting is about, while nothing serves."""
+        self._progressing = (state, reason)
+        self._reflect()
         if state is State.WAITING:
             self._say("waiting", f"Waiting for more peers: {reason}", once=True)
 
+    def on_standing_by(self) -> None:
+        self._progressing = None
+        self._reflect()
+
     def on_serving(self, run: Run) -> None:
         assert run.supervisor is not None
-        self._change(State.SERVING, "")
+        self._progressing = None
         self._say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")
-        self._announce()
+        self._reflect()
 
     def _on_engine(self, run: Run, report: EngineReport) -> None:
         """Of an engine that restarts by itself, as one without links does."""
@@ -475,32 +481,38 @@ class Node:
             return
         match report.state:
             case EngineState.READY:
-                self._change(State.SERVING, "")
+                self._progressing = None
                 self._say("ready", f"Engine ready in {report.ready_s:.1f} s")
             case EngineState.LOADING:
-                self._change(State.LOADING, report.reason)
+                self._progressing = (State.LOADING, report.reason)
             case EngineState.FAILED:
-                self._change(State.LOADING, f"{report.reason}; it is being restarted")
+                self._progressing = (State.LOADING, f"{report.reason}; it is being restarted")
                 self._say("engine", f"Engine lost: {report.reason}. Restarting it")
             case EngineState.NONE:
                 pass
+        self._reflect()
 
     def _reflect(self) -> None:
-        """The state of a node that does not host is that of the mesh."""
-        if self.hosting.serving is not None or self._state in (State.STARTING, State.DRAINING):
+        """Derive this node's state, here and nowhere else, from what it hosts and what the mesh does."""
+        if self.equipment is None and not self.config.client:
             return
-        published = self.mesh.serving()
-        if self.remote.upstream() is not None:
+        if self.upstream() is not None:
             self._change(State.SERVING, "")
             self._announce()
-        elif published is not None:
+        elif self._progressing is not None:
+            self._change(*self._progressing)
+        elif (published := self.mesh.serving()) is not None:
             self._change(State.LOADING, f"{self.mesh.name_of(published[0])} is about to serve")
-        elif self._known_model() is None:
-            host = next(
-                (m for m in self.mesh.alive() if m.facts.state in (State.LOADING, State.WAITING)), None
-            )
-            reason = host.facts.reason if host is not None and host.facts.reason else ""
-            self._change(State.WAITING, reason or "no node of the mesh serves yet")
+        else:
+            self._change(State.WAITING, self._others_reason() or "no node of the mesh serves yet")
+
+    def _others_reason(self) -> str:
+        """Of a node that knows the model, where this one does not."""
+        busy = (State.LOADING, State.WAITING)
+        reasons = (
+            m.facts.reason for m in self.mesh.alive() if m.facts.state in busy and m.id != self.mesh.me
+        )
+        return next((reason for reason in reasons if reason), "")
 
     def _announce(self) -> None:
         name, url = self.model_name, self._gateway.url.replace("//127.0.0.1:", "//localhost:")

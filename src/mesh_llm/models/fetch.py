@@ -98,12 +98,12 @@ async def fetch(
     key = hashlib.sha256(wanted.fingerprint.encode()).hexdigest()[:32]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        incoming.clean(folder, now=time.time())
+        await asyncio.to_thread(incoming.clean, folder, now=time.time())
         async with incoming.resumable(folder, key) as scratch:
             with closing(Disk(folder)) as disk:
                 run = _Fetch(wanted, folder, scratch, disk, sources, verify, progress, events, times)
                 paths, pieces = await run.run()
-            shutil.rmtree(scratch, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
     except OSError as error:
         raise disk_failure(folder, error) from error
     if digests is not None and digests.piece_bytes == pieces.piece_bytes:
@@ -183,7 +183,10 @@ class _Fetch:
         self._failures_of_all += 1
         self._reason = f"{source.name}: {error}"
         self._hint = _MAKE_ROOM if isinstance(error, _NoRoom) else _TRY_AGAIN
-        self._events(Event(kind="fetch", text=f"{self._wanted.name} from {source.name}: {error}"))
+        self._say(str(error), source)
+
+    def _say(self, what: str, source: Source) -> None:
+        self._events(Event(kind="fetch", text=f"{self._wanted.name} from {source.name}: {what}"))
 
     async def _from(self, source: Source) -> tuple[tuple[Path, ...], Manifest]:
         told = await self._manifest(source)
@@ -251,13 +254,25 @@ class _Fetch:
         free = facts.f_bavail * facts.f_frsize
         if part.missing_bytes and free < need:
             raise _NoRoom(
-                f"{part.missing_bytes / 1e9:.1f} GB are still to come, "
-                f"and {self._folder} has room for {max(0, free - FETCH_SPARE_BYTES) / 1e9:.1f} GB"
+                f"{_shown(part.missing_bytes)} are still to come, "
+                f"and {self._folder} has room for {_shown(max(0, free - FETCH_SPARE_BYTES))}"
             )
 
     # -- bytes --------------------------------------------------------------------------------------
 
     async def _receive(self, source: Source, part: Part, index: int, file: PartFile) -> None:
+        while file.missing_bytes:
+            # A piece that somebody else began may be damaged through no fault of this source. It is asked
+            # for the whole piece at once: after another one's turn the blame would be unclear again.
+            answers_from = file.offset if file.offset == file.piece_start else file.piece_end
+            try:
+                await self._receive_rest(source, part, index, file)
+            except PieceDamaged:
+                if file.offset >= answers_from:
+                    raise SourceWrong("a piece arrived damaged and was thrown away") from None
+                self._say("a piece that another one began was damaged and is fetched again", source)
+
+    async def _receive_rest(self, source: Source, part: Part, index: int, file: PartFile) -> None:
         request = {
             "ask": "bytes",
             "fingerprint": self._wanted.fingerprint,
@@ -266,20 +281,14 @@ class _Fetch:
             "offset": file.offset,
             "length": file.missing_bytes,
         }
-        # A piece that another source began may be damaged through no fault of this one.
-        answers_from = file.offset if file.offset == file.piece_start else file.piece_end
         async with AsyncExitStack() as stack:
             inbox = await self._open(source, request, stack)
             message = await inbox.line(_ANSWER_BYTES)
             _check_refusal(message)
             if message != {"bytes": file.missing_bytes}:
                 raise SourceWrong("it answers another question than it was asked")
-            try:
-                while file.missing_bytes:
-                    await self._receive_chunk(source, part, inbox, file)
-            except PieceDamaged:
-                what = f"a piece of {self._wanted.name} arrived damaged and was thrown away"
-                raise (SourceWrong if file.offset >= answers_from else SourceLost)(what) from None
+            while file.missing_bytes:
+                await self._receive_chunk(source, part, inbox, file)
 
     async def _receive_chunk(self, source: Source, part: Part, inbox: Inbox, file: PartFile) -> None:
         wanted = min(FETCH_CHUNK_BYTES, file.piece_end - file.offset)
@@ -337,3 +346,7 @@ def _count(value: Any, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise SourceWrong("it sent something unreadable")
     return value
+
+
+def _shown(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"

@@ -102,9 +102,9 @@ class PartFile:
 
     def adopt(self, existing: Path) -> bool:
         try:
-            os.link(existing, self.path)
+            os.link(existing.resolve(), self.path)
         except OSError:
-            return False  # a file system without second names: it is fetched once more
+            return False  # on another disk, or one without second names: it is fetched once more
         self.offset = self.entry.size_bytes
         return True
 

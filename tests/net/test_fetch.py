@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import DownloadFailed, ModelError
+from mesh_llm.models import digests as digests_module
 from mesh_llm.models import incoming
 from mesh_llm.models.digests import Digests
 from mesh_llm.models.fetch import FetchTimes, Source, Verify, Wanted, fetch
@@ -330,6 +332,14 @@ async def test_what_was_damaged_on_the_disk_meanwhile_is_fetched_again(model: Mo
         paths = await model.fetch(bert)
         assert bert.offsets == [(0, 3 * PIECE_BYTES)]
     assert paths[0].read_bytes() == model.content[0]
+
+
+async def test_a_fetch_that_only_ever_breaks_off_ends(model: Model) -> None:
+    async with peer("anna", meddling(model.honest(), limit=1)) as anna:
+        with pytest.raises(DownloadFailed):
+            await model.fetch(anna)
+        assert anna.offsets == [(0, index) for index in range(100)]
+    assert [path.stat().st_size for path in model.parts()] == [100]
 
 
 # -- damage ---------------------------------------------------------------------------------------
@@ -678,6 +688,45 @@ async def test_a_folder_that_cannot_be_written_is_said(model: Model) -> None:
     assert caught.value.message == f"cannot write to {model.folder}: File exists"
 
 
+async def test_a_run_that_ended_between_two_names_is_completed(
+    sharded: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.link
+
+    def link(source: Path, target: Path) -> None:
+        if target.name == "tiny-00002-of-00003.gguf":
+            raise OSError(errno.EIO, "Input/output error")
+        original(source, target)
+
+    async with peer("anna", sharded.honest()) as anna:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "link", link)
+            with pytest.raises(DownloadFailed) as caught:
+                await sharded.fetch(anna)
+        assert caught.value.message == f"cannot write to {sharded.folder}: Input/output error"
+        assert (sharded.folder / "tiny-00001-of-00003.gguf").exists()
+        paths = await sharded.fetch(anna)
+        assert anna.bytes_asked == sharded.size_bytes
+    assert [path.read_bytes() for path in paths] == sharded.content
+    assert sharded.names() == [f"tiny-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+
+
+async def test_a_file_system_on_which_a_file_has_one_name(
+    sharded: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    sharded.folder.mkdir()
+    (sharded.folder / "tiny-00002-of-00003.gguf").write_bytes(b"mine")
+    async with peer("anna", sharded.honest()) as anna:
+        paths = await sharded.fetch(anna)
+    assert [path.name for path in paths] == [f"tiny-2-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    assert [path.read_bytes() for path in paths] == sharded.content
+    assert (sharded.folder / "tiny-00002-of-00003.gguf").read_bytes() == b"mine"
+
+
 # -- the source's side ----------------------------------------------------------------------------
 
 
@@ -731,10 +780,8 @@ async def test_a_source_sends_so_many_files_at_once_and_no_more(model: Model) ->
 async def test_hashes_are_computed_once_per_version_of_a_file(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mesh_llm.models import digests as module
-
     hashed: list[int] = []
-    original = module.hash_range
+    original = digests_module.hash_range
 
     def counting(path: Path, start: int, size: int) -> Any:
         hashed.append(start)
@@ -743,7 +790,7 @@ async def test_hashes_are_computed_once_per_version_of_a_file(
     async def silent(done: int) -> None:
         pass
 
-    monkeypatch.setattr(module, "hash_range", counting)
+    monkeypatch.setattr(digests_module, "hash_range", counting)
     pieces = -(-model.size_bytes // PIECE_BYTES)
     for _ in range(2):
         digests = Digests(tmp_path / "cache", piece_bytes=PIECE_BYTES)
@@ -756,6 +803,69 @@ async def test_hashes_are_computed_once_per_version_of_a_file(
     again = await digests.of(model.files[0], busy=lambda: False, beat=silent)
     assert again == both[0]
     assert len(hashed) == 2 * pieces
+
+
+async def test_a_source_that_still_hashes_says_so(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests_module, "OFFER_BEAT_S", 0.0)
+    async with peer("anna", model.honest()) as anna:
+        await model.fetch(anna, size_bytes=model.size_bytes)
+    pieces = -(-model.size_bytes // PIECE_BYTES)
+    ends = [min(index * PIECE_BYTES, model.size_bytes) for index in range(1, pieces + 1)]
+    assert model.steps[:pieces] == [
+        Progress(what="anna reads its copy of tiny", done=end, total=model.size_bytes, unit="bytes")
+        for end in ends
+    ]
+    assert model.steps[pieces].what == "Fetching tiny"
+
+
+async def test_those_who_wait_for_hashes_hear_how_far_they_are(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one to ask is held up in its first beat, until the second one has heard the same."""
+    monkeypatch.setattr(digests_module, "OFFER_BEAT_S", 0.0)
+    digests = Digests(tmp_path / "cache", piece_bytes=PIECE_BYTES)
+    held_at: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    heard = asyncio.Event()
+
+    async def first(done: int) -> None:
+        if not held_at.done():
+            held_at.set_result(done)
+        async with asyncio.timeout(10):
+            await heard.wait()
+
+    async def second(done: int) -> None:
+        if held_at.done() and held_at.result() == done:
+            heard.set()
+
+    async with asyncio.timeout(20):
+        one, two = await asyncio.gather(
+            *(digests.of(model.files[0], busy=lambda: False, beat=beat) for beat in (first, second))
+        )
+    assert heard.is_set()
+    assert one == two
+
+
+async def test_a_peer_that_does_not_read_is_left(tmp_path: Path) -> None:
+    size = 64 << 20
+    with (tmp_path / "large.gguf").open("wb") as file:
+        file.truncate(size)
+    answer = honest(tmp_path, Fingerprint("large"), (tmp_path / "large.gguf",), stall_s=0.3)
+    left: asyncio.Queue[None] = asyncio.Queue()
+
+    async def noting(stream: ByteStream, request: dict[str, Any]) -> None:
+        await answer(stream, request)
+        left.put_nowait(None)
+
+    request = {"ask": "bytes", "fingerprint": "large", "file": 0, "size": size, "offset": 0, "length": size}
+    async with peer("anna", noting) as anna, AsyncExitStack() as stack:
+        source = connect("anna", anna.port)
+        for _ in range(4):
+            await stack.enter_async_context(source.open(request))
+        async with asyncio.timeout(30):
+            for _ in range(4):
+                await left.get()
+        fifth = await stack.enter_async_context(source.open({**request, "length": 1}))
+        assert await fifth.read(100) == b'{"bytes": 1}\n\0'
 
 
 # -- the throttle ---------------------------------------------------------------------------------

@@ -106,12 +106,18 @@ async def peer(name: str, answer: Answer) -> AsyncIterator[Peer]:
 
 
 def honest(
-    cache: Path, fingerprint: Fingerprint, files: tuple[Path, ...], throttle: Throttle | None = None
+    cache: Path,
+    fingerprint: Fingerprint,
+    files: tuple[Path, ...],
+    *,
+    throttle: Throttle | None = None,
+    stall_s: float = 10.0,
 ) -> Answer:
     offers = Offers(
         models=lambda: {fingerprint: files},
         digests=Digests(cache, piece_bytes=PIECE_BYTES),
         throttle=throttle or Throttle(busy=lambda: False),
+        stall_s=stall_s,
     )
     return offers.answer
 

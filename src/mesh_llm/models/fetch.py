@@ -15,9 +15,9 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,17 @@ async def fetch(
         await asyncio.to_thread(incoming.clean, folder, now=time.time())
         async with incoming.resumable(folder, key) as scratch:
             with closing(Disk(folder)) as disk:
-                run = _Fetch(wanted, folder, scratch, disk, sources, verify, progress, events, times)
+                run = _Fetch(
+                    wanted=wanted,
+                    folder=folder,
+                    scratch=scratch,
+                    disk=disk,
+                    sources=sources,
+                    verify=verify,
+                    progress=progress,
+                    events=events,
+                    times=times or FetchTimes(),
+                )
                 paths, pieces = await run.run()
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
     except OSError as error:
@@ -122,90 +132,82 @@ class _NoRoom(SourceWrong):
     """What a source offers does not fit on the disk. Another one may tell a smaller, truer size."""
 
 
+@dataclass(kw_only=True)
 class _Fetch:
-    def __init__(
-        self,
-        wanted: Wanted,
-        folder: Path,
-        scratch: Path,
-        disk: Disk,
-        sources: Sources,
-        verify: Verify,
-        progress: ProgressSink,
-        events: EventSink,
-        times: FetchTimes | None,
-    ) -> None:
-        self._wanted = wanted
-        self._folder = folder
-        self._scratch = scratch
-        self._disk = disk
-        self._sources = sources
-        self._verify = verify
-        self._progress = progress
-        self._events = events
-        self._times = times or FetchTimes()
-        self._parts: dict[str, Part] = {}
-        self._thrown_away: set[str] = set()
-        self._wrong: set[str] = set()
-        self._failures: Counter[str] = Counter()
-        self._failures_of_all = 0
-        self._most_bytes = 0
-        self._reason = ""
-        self._hint = _TRY_AGAIN
+    """One fetch, over all its sources."""
+
+    wanted: Wanted
+    folder: Path
+    scratch: Path
+    disk: Disk
+    sources: Sources
+    verify: Verify
+    progress: ProgressSink
+    events: EventSink
+    times: FetchTimes
+    parts: dict[str, Part] = field(default_factory=dict)
+    thrown_away: set[str] = field(default_factory=set)
+    """Digests of manifests that turned out to be of something else."""
+    wrong: set[str] = field(default_factory=set)
+    """Names of sources that are asked no more."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Of a source since it last brought a byte that nobody had brought before."""
+    failures_of_all: int = 0
+    most_bytes: int = 0
+    reason: str = "no node that can be reached has it"
+    hint: str = _TRY_AGAIN
 
     async def run(self) -> tuple[tuple[Path, ...], Manifest]:
         while True:
             source = self._next_source()
-            if self._failures[source.name]:
-                await asyncio.sleep(self._times.pause_s)
+            if self.failures[source.name]:
+                await asyncio.sleep(self.times.pause_s)
             try:
                 return await self._from(source)
             except SourceLost as error:
-                self._failures[source.name] += 1
+                self.failures[source.name] += 1
                 self._failed(source, error)
             except SourceWrong as error:
-                self._wrong.add(source.name)
+                self.wrong.add(source.name)
                 self._failed(source, error)
 
     def _next_source(self) -> Source:
         """The best of those that have failed least."""
         left = [
             source
-            for source in self._sources()
-            if source.name not in self._wrong and self._failures[source.name] < FETCH_TRIES
+            for source in self.sources()
+            if source.name not in self.wrong and self.failures[source.name] < FETCH_TRIES
         ]
-        if left and self._failures_of_all < FETCH_FAILURES:
-            return min(left, key=lambda source: self._failures[source.name])
-        reason = self._reason or "no node that can be reached has it"
-        raise DownloadFailed(f"{self._wanted.name} could not be fetched: {reason}", hint=self._hint)
+        if left and self.failures_of_all < FETCH_FAILURES:
+            return min(left, key=lambda source: self.failures[source.name])
+        raise DownloadFailed(f"{self.wanted.name} could not be fetched: {self.reason}", hint=self.hint)
 
     def _failed(self, source: Source, error: Exception) -> None:
-        self._failures_of_all += 1
-        self._reason = f"{source.name}: {error}"
-        self._hint = _MAKE_ROOM if isinstance(error, _NoRoom) else _TRY_AGAIN
+        self.failures_of_all += 1
+        self.reason = f"{source.name}: {error}"
+        self.hint = _MAKE_ROOM if isinstance(error, _NoRoom) else _TRY_AGAIN
         self._say(str(error), source)
 
     def _say(self, what: str, source: Source) -> None:
-        self._events(Event(kind="fetch", text=f"{self._wanted.name} from {source.name}: {what}"))
+        self.events(Event(kind="fetch", text=f"{self.wanted.name} from {source.name}: {what}"))
 
     async def _from(self, source: Source) -> tuple[tuple[Path, ...], Manifest]:
         told = await self._manifest(source)
         part = await self._part(told)
-        self._check_space(part)
+        await self._check_space(part)
         for index, file in part.files.items():
             if file.missing_bytes:
                 await self._receive(source, part, index, file)
         await self._check(part)
-        return await part.place(self._folder), part.manifest
+        return await part.place(self.folder), part.manifest
 
     # -- what there is ------------------------------------------------------------------------------
 
     async def _manifest(self, source: Source) -> Manifest:
-        request = {"ask": "manifest", "fingerprint": self._wanted.fingerprint}
+        request = {"ask": "manifest", "fingerprint": self.wanted.fingerprint}
         hashed_bytes = 0
         try:
-            async with asyncio.timeout(self._times.manifest_s), AsyncExitStack() as stack:
-                inbox = await self._open(source, request, stack)
+            async with asyncio.timeout(self.times.manifest_s), self._ask(source, request) as inbox:
                 while True:
                     message = await inbox.line(FETCH_MANIFEST_BYTES)
                     _check_refusal(message)
@@ -214,48 +216,60 @@ class _Fetch:
                     done = _count(message["hashing"], FETCH_SIZE_LIMIT_BYTES)
                     inbox.pace.came(max(0, done - hashed_bytes))
                     hashed_bytes = max(done, hashed_bytes)
+                    total_bytes = self.wanted.size_bytes or hashed_bytes
+                    self._tell(
+                        f"{source.name} reads its copy of {self.wanted.name}", hashed_bytes, total_bytes
+                    )
         except TimeoutError:
             raise SourceLost("it never came to tell what it has") from None
         told = manifest.parse(message)
-        if self._wanted.size_bytes not in (None, told.size_bytes):
-            raise SourceWrong(f"its copy has {told.size_bytes:,} bytes, not {self._wanted.size_bytes:,}")
-        if self._wanted.shards is not None and not self._wanted.shards <= set(range(len(told.files))):
+        if self.wanted.size_bytes not in (None, told.size_bytes):
+            raise SourceWrong(f"its copy has {told.size_bytes:,} bytes, not {self.wanted.size_bytes:,}")
+        if self.wanted.shards is not None and not self.wanted.shards <= set(range(len(told.files))):
             raise SourceWrong("its copy has fewer files")
         return told
 
+    @asynccontextmanager
+    async def _ask(self, source: Source, request: dict[str, Any]) -> AsyncIterator[Inbox]:
+        try:
+            async with AsyncExitStack() as stack:
+                yield await self._open(source, request, stack)
+        except (OSError, EOFError) as error:
+            raise SourceLost(f"the connection broke ({error or type(error).__name__})") from error
+
     async def _open(self, source: Source, request: dict[str, Any], stack: AsyncExitStack) -> Inbox:
         try:
-            async with asyncio.timeout(self._times.stall_s):
+            async with asyncio.timeout(self.times.stall_s):
                 stream = await stack.enter_async_context(source.open(request))
         except TimeoutError:
             raise SourceLost("it does not answer") from None
         except (OSError, EOFError, MeshError) as error:
             raise SourceLost(f"it cannot be reached ({error or type(error).__name__})") from error
-        return Inbox(stream, stall_s=self._times.stall_s)
+        return Inbox(stream, stall_s=self.times.stall_s)
 
     async def _part(self, told: Manifest) -> Part:
-        if told.digest in self._thrown_away:
+        if told.digest in self.thrown_away:
             raise SourceWrong("it offers the same wrong copy")
-        if told.digest not in self._parts:
-            shards = self._wanted.shards if self._wanted.shards is not None else range(len(told.files))
-            part = Part(self._scratch / told.digest[:32], told, self._disk, frozenset(shards))
+        if told.digest not in self.parts:
+            shards = self.wanted.shards if self.wanted.shards is not None else range(len(told.files))
+            part = Part(self.scratch / told.digest[:32], told, self.disk, frozenset(shards))
             total_bytes = part.missing_bytes
             await part.open(
-                self._wanted.fingerprint,
-                self._folder,
-                lambda done: self._tell(f"Checking {self._wanted.name}", done, total_bytes),
+                self.wanted.fingerprint,
+                self.folder,
+                lambda done: self._tell(f"Checking {self.wanted.name}", done, total_bytes),
             )
-            self._parts[told.digest] = part
-        return self._parts[told.digest]
+            self.parts[told.digest] = part
+        return self.parts[told.digest]
 
-    def _check_space(self, part: Part) -> None:
+    async def _check_space(self, part: Part) -> None:
         need = part.missing_bytes + FETCH_SPARE_BYTES
-        facts = os.statvfs(self._folder)
+        facts = await self.disk.run(os.statvfs, self.folder)
         free = facts.f_bavail * facts.f_frsize
         if part.missing_bytes and free < need:
             raise _NoRoom(
                 f"{_shown(part.missing_bytes)} are still to come, "
-                f"and {self._folder} has room for {_shown(max(0, free - FETCH_SPARE_BYTES))}"
+                f"and {self.folder} has room for {_shown(max(0, free - FETCH_SPARE_BYTES))}"
             )
 
     # -- bytes --------------------------------------------------------------------------------------
@@ -275,14 +289,13 @@ class _Fetch:
     async def _receive_rest(self, source: Source, part: Part, index: int, file: PartFile) -> None:
         request = {
             "ask": "bytes",
-            "fingerprint": self._wanted.fingerprint,
+            "fingerprint": self.wanted.fingerprint,
             "file": index,
             "size": file.entry.size_bytes,
             "offset": file.offset,
             "length": file.missing_bytes,
         }
-        async with AsyncExitStack() as stack:
-            inbox = await self._open(source, request, stack)
+        async with self._ask(source, request) as inbox:
             message = await inbox.line(_ANSWER_BYTES)
             _check_refusal(message)
             if message != {"bytes": file.missing_bytes}:
@@ -300,7 +313,7 @@ class _Fetch:
         except SourceLost as error:
             lost = error
         if chunk:
-            await self._disk.run(file.write, bytes(chunk))
+            await self.disk.run(file.write, bytes(chunk))
             self._count_progress(source, part)
         if lost is not None:
             raise lost
@@ -310,27 +323,27 @@ class _Fetch:
     def _count_progress(self, source: Source, part: Part) -> None:
         total_bytes = sum(file.entry.size_bytes for file in part.files.values())
         done_bytes = total_bytes - part.missing_bytes
-        if done_bytes > self._most_bytes:
-            self._most_bytes = done_bytes
-            self._failures[source.name] = 0
-        self._tell(f"Fetching {self._wanted.name}", done_bytes, total_bytes)
+        if done_bytes > self.most_bytes:
+            self.most_bytes = done_bytes
+            self.failures[source.name] = 0
+        self._tell(f"Fetching {self.wanted.name}", done_bytes, total_bytes)
 
     def _tell(self, what: str, done_bytes: int, total_bytes: int) -> None:
-        self._progress(Progress(what=what, done=done_bytes, total=total_bytes, unit="bytes"))
+        self.progress(Progress(what=what, done=done_bytes, total=total_bytes, unit="bytes"))
 
     # -- the whole ----------------------------------------------------------------------------------
 
     async def _check(self, part: Part) -> None:
         try:
-            found = await self._verify(part.paths)
+            found = await self.verify(part.paths)
         except ModelError as error:
             wrong = error.message
         else:
-            if found == self._wanted.fingerprint:
+            if found == self.wanted.fingerprint:
                 return
-            wrong = f"its fingerprint is {found[:12]}…, not {self._wanted.fingerprint[:12]}…"
-        self._thrown_away.add(part.manifest.digest)
-        del self._parts[part.manifest.digest]
+            wrong = f"its fingerprint is {found[:12]}…, not {self.wanted.fingerprint[:12]}…"
+        self.thrown_away.add(part.manifest.digest)
+        del self.parts[part.manifest.digest]
         await part.throw_away()
         raise SourceWrong(f"what arrived is not the model and was thrown away: {wrong}")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.defaults import FETCH_CHUNK_BYTES, FETCH_STALL_S, OFFER_STREAMS
-from mesh_llm.errors import ModelError
+from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.models.digests import Digests
 from mesh_llm.models.manifest import FilePieces, Manifest
 from mesh_llm.models.stream import ByteStream
@@ -57,7 +57,7 @@ class Offers:
             except ModelError as error:
                 await outbox.line({"refused": error.message})
             await outbox.finish()
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, MeshError) as error:
             log.info("file offer ended reason=%s", error or type(error).__name__)
         finally:
             self._under_way -= 1

@@ -53,7 +53,7 @@ def disk_failure(folder: Path, error: OSError) -> DownloadFailed:
         return DownloadFailed(
             f"the disk filled up while fetching a model to {folder}", hint=f"free some space, or {elsewhere}"
         )
-    return DownloadFailed(f"cannot write to {folder}: {error.strerror}", hint=elsewhere)
+    return DownloadFailed(f"cannot write to {folder}: {error.strerror or error}", hint=elsewhere)
 
 
 class PieceDamaged(Exception):

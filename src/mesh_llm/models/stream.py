@@ -7,10 +7,11 @@ import json
 from typing import Any, Protocol
 
 from mesh_llm.defaults import FETCH_LEAST_BYTES
+from mesh_llm.errors import MeshError
 
 
 class ByteStream(Protocol):
-    """One stream to one peer, both ways. Raises OSError or EOFError where it is broken."""
+    """One stream to one peer, both ways. Raises OSError, EOFError or MeshError where it is broken."""
 
     async def read(self, limit: int) -> bytes:
         """At most `limit` bytes; b"" at the end."""
@@ -101,7 +102,7 @@ class Inbox:
                 more = await self._stream.read(limit)
         except TimeoutError:
             raise SourceLost("it sends nothing, or hardly anything") from None
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, MeshError) as error:
             raise SourceLost(f"the connection broke ({error or type(error).__name__})") from error
         self.pace.waited(clock() - began)
         if len(more) > limit:

@@ -397,6 +397,8 @@ FETCH_MANIFEST_BYTES = 6 << 20
 """All hashes of the largest model in hexadecimal digits, and a thousand file names."""
 FETCH_MANIFEST_S = 60 * 60.0
 """A source hashes its files the first time it is asked: 700 GB from an SSD in three quarters of an hour."""
+FETCH_BEATS = 2000
+"""Signs of life of a source that hashes: more than twice as many as it sends in FETCH_MANIFEST_S."""
 FETCH_STALL_S = 30.0
 """Without enough bytes for this long the next peer is asked; a lost Wi-Fi comes back sooner."""
 FETCH_LEAST_BYTES = 512 << 10

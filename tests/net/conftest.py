@@ -1,15 +1,19 @@
-"""An engine, a node that points to it, and the gateway in front of both."""
+"""An engine, a node that points to it, and the gateway in front of both; models at a peer's."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 import uvloop
 
 from mesh_llm.gateway.server import Gateway, GatewayConfig
+from tests.support import tiny_gguf
+from tests.support.fetching import Model
+from tests.support.file_peer import PIECE_BYTES
 from tests.support.raw_http import RawClient, connect
 from tests.support.upstream import FakeEngine, FakeNode, fake_engine
 
@@ -56,3 +60,17 @@ async def gateway(start_gateway: StartGateway) -> Gateway:
 async def client(gateway: Gateway) -> AsyncIterator[RawClient]:
     async with connect(gateway.port) as client:
         yield client
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    (tmp_path / "source").mkdir()
+    path = tiny_gguf.write(tmp_path / "source" / "tiny.gguf", "llama", hidden=128)
+    assert path.stat().st_size > 20 * PIECE_BYTES
+    return Model([path], tmp_path)
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Model:
+    (tmp_path / "source").mkdir()
+    return Model(tiny_gguf.write_shards(tmp_path / "source" / "tiny.gguf", 3, "llama"), tmp_path)

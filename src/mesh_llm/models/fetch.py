@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.defaults import (
+    FETCH_BEATS,
     FETCH_CHUNK_BYTES,
     FETCH_FAILURES,
     FETCH_MANIFEST_BYTES,
@@ -95,11 +96,12 @@ async def fetch(
     times: FetchTimes | None = None,
 ) -> tuple[Path, ...]:
     """The model's files in `folder`, in order. Raises DownloadFailed, and keeps what came until then."""
+    waits = Event(kind="fetch", text=f"{wanted.name} is being fetched by another node of this machine")
     key = hashlib.sha256(wanted.fingerprint.encode()).hexdigest()[:32]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(incoming.clean, folder, now=time.time())
-        async with incoming.resumable(folder, key) as scratch:
+        async with incoming.resumable(folder, key, waiting=lambda: events(waits)) as scratch:
             with closing(Disk(folder)) as disk:
                 run = _Fetch(
                     wanted=wanted,
@@ -205,29 +207,31 @@ class _Fetch:
 
     async def _manifest(self, source: Source) -> Manifest:
         request = {"ask": "manifest", "fingerprint": self.wanted.fingerprint}
-        hashed_bytes = 0
         try:
             async with asyncio.timeout(self.times.manifest_s), self._ask(source, request) as inbox:
-                while True:
-                    message = await inbox.line(FETCH_MANIFEST_BYTES)
-                    _check_refusal(message)
-                    if "hashing" not in message:
-                        break
-                    done = _count(message["hashing"], FETCH_SIZE_LIMIT_BYTES)
-                    inbox.pace.came(max(0, done - hashed_bytes))
-                    hashed_bytes = max(done, hashed_bytes)
-                    total_bytes = self.wanted.size_bytes or hashed_bytes
-                    self._tell(
-                        f"{source.name} reads its copy of {self.wanted.name}", hashed_bytes, total_bytes
-                    )
+                told = manifest.parse(await self._after_hashing(source, inbox))
         except TimeoutError:
             raise SourceLost("it never came to tell what it has") from None
-        told = manifest.parse(message)
         if self.wanted.size_bytes not in (None, told.size_bytes):
             raise SourceWrong(f"its copy has {told.size_bytes:,} bytes, not {self.wanted.size_bytes:,}")
         if self.wanted.shards is not None and not self.wanted.shards <= set(range(len(told.files))):
             raise SourceWrong("its copy has fewer files")
         return told
+
+    async def _after_hashing(self, source: Source, inbox: Inbox) -> dict[str, Any]:
+        """The first line that is more than a sign of life."""
+        hashed_bytes = 0
+        for _ in range(FETCH_BEATS):
+            message = await inbox.line(FETCH_MANIFEST_BYTES)
+            _check_refusal(message)
+            if "hashing" not in message:
+                return message
+            done = _count(message["hashing"], FETCH_SIZE_LIMIT_BYTES)
+            inbox.pace.came(max(0, done - hashed_bytes))
+            hashed_bytes = max(done, hashed_bytes)
+            total_bytes = self.wanted.size_bytes or hashed_bytes
+            self._tell(f"{source.name} reads its copy of {self.wanted.name}", hashed_bytes, total_bytes)
+        raise SourceWrong("it tells of its hashing without an end")
 
     @asynccontextmanager
     async def _ask(self, source: Source, request: dict[str, Any]) -> AsyncIterator[Inbox]:

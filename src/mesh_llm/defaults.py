@@ -342,6 +342,8 @@ CONNECT_S = 10.0
 """To a known member: direct paths answer in milliseconds, a relay in a second or two."""
 JOIN_S = 20.0
 """Long enough for a relay and for a busy inviter, short enough for a person who waits."""
+JOIN_ATTEMPT_S = 6.0
+"""QUIC asks an inviter that does not answer after 1, 2, 4 … seconds; starting afresh asks more often."""
 JOIN_RETRY_S = 0.5
 PEERS_LIMIT = 1024
 """Ten times the mesh that this is meant for."""
@@ -353,8 +355,8 @@ PEER_STREAMS_LIMIT = 512
 STREAM_HEADER_S = 10.0
 """For a stream that was opened to say what it is for."""
 STREAM_RESET_S = 2.0
-NETWORK_CLOSE_S = 3.0
-"""For last words to reach the peers; a dead one does not hold up the end."""
+NETWORK_CLOSE_S = 1.0
+"""For last words to reach the peers: they leave at once, and one that is dead does not hold up the end."""
 ADDRESS_POLL_S = 1.0
 """Between two looks at this node's own addresses, which change with its networks."""
 FAILED_PER_NODE = 5.0
@@ -421,3 +423,8 @@ OFFER_BUSY_BYTES_PER_S = 8e6
 """To all peers while answers are under way: a fifteenth of a gigabit line, less than fast Wi-Fi carries."""
 OFFER_BEAT_S = 5.0
 """Between two signs of life of a source that is still hashing."""
+FAILED_PER_SOURCE = 20.0
+FAILED_PER_SOURCE_REFILL_S = 1.0
+"""From one IP address, which may be a whole office's, while wrong tokens pour in."""
+FAILED_KEYS_LIMIT = 1024
+"""Nodes and sources that are remembered for it."""

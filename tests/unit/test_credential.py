@@ -269,13 +269,13 @@ def test_absurd_lifetimes(lifetime_s: float) -> None:
 def test_one_node_may_fail_a_few_times() -> None:
     attempts = FailedAttempts(now=0)
     for _ in range(5):
-        assert attempts.allow(ANNE.id, 0)
-        attempts.failed(ANNE.id, 0)
+        assert attempts.allow_node(ANNE.id, 0)
+        attempts.failed(source="here", node=ANNE.id, now=0)
 
-    assert not attempts.allow(ANNE.id, 0)
-    assert not attempts.allow(ANNE.id, 9.9)
-    assert attempts.allow(ANNE.id, 10)
-    assert attempts.allow(BERT.id, 0)
+    assert not attempts.allow_node(ANNE.id, 0)
+    assert not attempts.allow_node(ANNE.id, 9.9)
+    assert attempts.allow_node(ANNE.id, 10)
+    assert attempts.allow_node(BERT.id, 0)
 
 
 def test_all_together_may_fail_at_a_rate() -> None:
@@ -283,20 +283,31 @@ def test_all_together_may_fail_at_a_rate() -> None:
     borne = 0
     for step in range(1000):
         now = step / 100
-        if attempts.allow_anyone(now):
+        if attempts.is_calm(now):
             borne += 1
-            attempts.failed(NodeId(f"{step:064x}"), now)
+            attempts.failed(source="192.0.2.1", node=NodeId(f"{step:064x}"), now=now)
 
     # A hundred at first, fifty a second after.
     assert borne in range(595, 601)
-    assert attempts.allow_anyone(20)
-    assert len(attempts._nodes) <= 1024
+    assert attempts.is_calm(20)
+
+
+def test_those_from_elsewhere_get_through_a_flood() -> None:
+    attempts = FailedAttempts(now=0)
+    for number in range(5000):
+        attempts.failed(source="192.0.2.1", node=NodeId(f"{number:064x}"), now=0)
+
+    assert not attempts.is_calm(0)
+    assert not attempts.allow_source("192.0.2.1", 0)
+    assert attempts.allow_source("192.0.2.2", 0)
+    assert attempts.allow_source("192.0.2.1", 1)
+    assert len(attempts._nodes) == 1024
 
 
 def test_a_clock_that_goes_back_harms_nobody() -> None:
     attempts = FailedAttempts(now=1000)
     for _ in range(5):
-        attempts.failed(ANNE.id, 1000)
+        attempts.failed(source="here", node=ANNE.id, now=1000)
 
-    assert not attempts.allow(ANNE.id, 0)
-    assert attempts.allow(ANNE.id, 10)
+    assert not attempts.allow_node(ANNE.id, 0)
+    assert attempts.allow_node(ANNE.id, 10)

@@ -58,7 +58,7 @@ class Admissions:
 
     def invites(self) -> tuple[IssuedInvite, ...]:
         """The oldest first."""
-        return tuple(sorted(self._invites.values(), key=lambda invite: (invite.issued, invite.id)))
+        return tuple(self._invites.values())
 
     def get(self, id: str) -> IssuedInvite | None:
         return self._invites.get(id)

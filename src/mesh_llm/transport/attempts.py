@@ -6,11 +6,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from mesh_llm.defaults import (
-    FAILED_NODES_LIMIT,
+    FAILED_KEYS_LIMIT,
     FAILED_OVERALL,
     FAILED_OVERALL_REFILL_S,
     FAILED_PER_NODE,
     FAILED_PER_NODE_REFILL_S,
+    FAILED_PER_SOURCE,
+    FAILED_PER_SOURCE_REFILL_S,
 )
 from mesh_llm.types import NodeId
 
@@ -38,36 +40,60 @@ class Bucket:
         self.tokens = max(0.0, self.tokens - 1)
 
 
+class _Buckets:
+    """One per key, the longest unused forgotten first."""
+
+    def __init__(self, *, size: float, refill_s: float) -> None:
+        self._size = size
+        self._refill_s = refill_s
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def has_one(self, key: str, now: float) -> bool:
+        bucket = self._buckets.get(key)
+        return bucket is None or bucket.has_one(now)
+
+    def take(self, key: str, now: float) -> None:
+        bucket = self._buckets.pop(key, None)
+        if bucket is None:
+            bucket = Bucket.full(size=self._size, refill_s=self._refill_s, now=now)
+        bucket.take(now)
+        self._buckets[key] = bucket
+        while len(self._buckets) > FAILED_KEYS_LIMIT:
+            self._buckets.popitem(last=False)
+
+
 class FailedAttempts:
     """Only failures count: members come and go as often as they like.
 
-    Ids cost nothing, so that a flood uses a new one for each attempt; the bound on all together keeps
-    its cost small. A legitimate node that is turned away meanwhile tries again, and each attempt of
-    its has the same chance as each of the flood's.
+    Ids cost nothing, so that a flood uses a new one for each attempt; the bound on all together keeps its
+    cost small. Once that is reached, those still get through who come from where no flood comes from. A
+    legitimate node beside the flood tries again, and each attempt has the same chance as each of the flood's.
     """
 
     def __init__(self, *, now: float) -> None:
         self._overall = Bucket.full(size=FAILED_OVERALL, refill_s=FAILED_OVERALL_REFILL_S, now=now)
-        self._nodes: OrderedDict[NodeId, Bucket] = OrderedDict()
+        self._sources = _Buckets(size=FAILED_PER_SOURCE, refill_s=FAILED_PER_SOURCE_REFILL_S)
+        self._nodes = _Buckets(size=FAILED_PER_NODE, refill_s=FAILED_PER_NODE_REFILL_S)
         self.count = 0
 
-    def allow_anyone(self, now: float) -> bool:
+    def is_calm(self, now: float) -> bool:
+        """Whether anybody may try."""
         return self._overall.has_one(now)
 
-    def allow(self, node: NodeId, now: float) -> bool:
-        bucket = self._nodes.get(node)
-        return bucket is None or bucket.has_one(now)
+    def allow_source(self, source: str, now: float) -> bool:
+        """Whether those from there may try while it is not calm; the source has to be proven."""
+        return self._sources.has_one(source, now)
 
-    def failed(self, node: NodeId | None, now: float) -> None:
+    def allow_node(self, node: NodeId, now: float) -> bool:
+        return self._nodes.has_one(node, now)
+
+    def failed(self, *, source: str, node: NodeId | None, now: float) -> None:
         """`node` is None where it did not get as far as to have an id."""
         self.count += 1
         self._overall.take(now)
-        if node is None:
-            return
-        bucket = self._nodes.pop(node, None)
-        if bucket is None:
-            bucket = Bucket.full(size=FAILED_PER_NODE, refill_s=FAILED_PER_NODE_REFILL_S, now=now)
-        bucket.take(now)
-        self._nodes[node] = bucket
-        while len(self._nodes) > FAILED_NODES_LIMIT:
-            self._nodes.popitem(last=False)
+        self._sources.take(source, now)
+        if node is not None:
+            self._nodes.take(node, now)

@@ -27,6 +27,7 @@ class Gate:
         self._shut = shut
         self._held: list[Any] = []
         self._deliver: Callable[[Any], None] | None = None
+        self._misused: Callable[[], object] = lambda: close(connection, Code.MALFORMED)
 
     async def first(self) -> Any:
         stream = await self._first
@@ -37,9 +38,10 @@ class Gate:
     def hold(self) -> None:
         self._shut = False
 
-    def open(self, deliver: Callable[[Any], None]) -> None:
+    def open(self, *, deliver: Callable[[Any], None], misused: Callable[[], object]) -> None:
         self._shut = False
         self._deliver = deliver
+        self._misused = misused
         held, self._held = self._held, []
         for stream in held:
             deliver(stream)
@@ -65,7 +67,7 @@ class Gate:
             if not self._first.done():
                 self._first.set_result(stream)
         elif self._shut:
-            close(self._connection, Code.MALFORMED)
+            self._misused()
         elif self._deliver is None:
             self._held.append(stream)
         else:
@@ -74,4 +76,4 @@ class Gate:
     async def _refuse_one_way(self) -> None:
         with suppress(iroh().IrohError):
             await self._connection.accept_uni()
-            close(self._connection, Code.MALFORMED)
+            self._misused()

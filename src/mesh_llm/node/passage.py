@@ -47,6 +47,8 @@ class Passage:
         """None while it is closed, and for one that has no worker."""
         self.splicer: Splicer | None = None
         """A native one, where there is one."""
+        self.guests = 0
+        """Connections of other nodes to the engine here."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -174,9 +176,13 @@ class Passage:
         engine = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         engine.setblocking(False)
         engine.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with engine:
-            await asyncio.get_running_loop().sock_connect(engine, ("127.0.0.1", port))
-            await self._splice(engine, stream)
+        self.guests += 1
+        try:
+            with engine:
+                await asyncio.get_running_loop().sock_connect(engine, ("127.0.0.1", port))
+                await self._splice(engine, stream)
+        finally:
+            self.guests -= 1
 
 
 class _bounded:

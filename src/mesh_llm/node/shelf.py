@@ -25,8 +25,13 @@ class Shelf:
     def __init__(self) -> None:
         self._known: dict[Fingerprint, ModelFacts] = {}
 
+    async def look(self, path: Path) -> ModelFacts:
+        """What a file holds."""
+        return model_facts(await read_gguf(path))
+
     async def read(self, path: Path) -> ModelFacts:
-        facts = model_facts(await read_gguf(path))
+        """The same, and this node has it from now on."""
+        facts = await self.look(path)
         self._known[facts.fingerprint] = facts
         return facts
 
@@ -36,6 +41,9 @@ class Shelf:
     def files(self, fingerprint: Fingerprint) -> Sequence[Path] | None:
         facts = self._known.get(fingerprint)
         return facts.files if facts is not None else None
+
+    def all_files(self) -> dict[Fingerprint, tuple[Path, ...]]:
+        return {fingerprint: facts.files for fingerprint, facts in self._known.items()}
 
     def held(self) -> tuple[HeldModel, ...]:
         return tuple(

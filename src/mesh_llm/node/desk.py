@@ -1,0 +1,62 @@
+"""The streams that other members open to this node, by kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mesh_llm.errors import LinkRefused, MeshError
+from mesh_llm.node import status
+from mesh_llm.node.mesh import Service
+from mesh_llm.transport.network import Stream
+from mesh_llm.types import NodeId
+
+if TYPE_CHECKING:
+    from mesh_llm.node.node import Node
+
+
+def services(node: Node) -> dict[str, Service]:
+    return {
+        "http": lambda origin, header, stream: _http(node, header, stream),
+        "serving": lambda origin, header, stream: _serving(node, header, stream),
+        "introduce": lambda origin, header, stream: _introduce(node, origin, header, stream),
+        "lease": node.lending.serve_lease,
+        "link": node.passage.serve_link,
+        "file": node.supply.serve_file,
+    }
+
+
+async def _http(node: Node, header: dict[str, Any], stream: Stream) -> None:
+    """A connection to the engine, for the gateway of another node."""
+    run = node.hosting.serving
+    if run is None or run.port is None or header.get("epoch") != run.epoch:
+        stream.reset()
+        return
+    await node.passage.serve_http(stream, run.port)
+
+
+async def _serving(node: Node, header: dict[str, Any], stream: Stream) -> None:
+    """What is served here, and the key that the engine asks for."""
+    run = node.hosting.serving
+    if run is None or run.port is None or header.get("epoch") != run.epoch:
+        await stream.write_document({})
+    else:
+        document = await status.serving(node)
+        await stream.write_document({**document, "epoch": run.epoch, "key": run.engine_address()[1]})
+    await stream.finish()
+
+
+async def _introduce(node: Node, host: NodeId, header: dict[str, Any], stream: Stream) -> None:
+    """Link this node's worker to the next one of a plan, on its host's word."""
+    try:
+        match header:
+            case {"epoch": int(epoch), "number": int(number), "next": str(following)}:
+                lease = node.lending.lease_of(host, epoch)
+            case _:
+                raise LinkRefused("this is no introduction")
+        purpose = {"kind": "neighbour", "epoch": epoch, "number": number}
+        link = await node.passage.link(NodeId(following), purpose)
+        await node.lending.add_neighbour(lease, number, link.socket)
+        await stream.write_document({"linked": True, "kind": link.kind.value})
+    except MeshError as error:
+        await stream.write_document({"refused": error.message})
+    await stream.finish()

@@ -44,8 +44,8 @@ constexpr seconds READING{0.4};
 constexpr seconds MULTIPLYING{0.3};
 // Runs are short, and of each the best one counts: on a machine that is busy with other things, too, some of them
 // are left alone. Shorter ones would measure how a run starts.
-constexpr seconds ONE_READ{0.002};
-constexpr seconds ONE_PRODUCT{0.025};
+constexpr seconds SHORT_RUN{0.002};
+constexpr seconds LONG_RUN{0.025};  // a product that takes longer gets fewer columns
 constexpr int MIN_ROUNDS = 2;
 constexpr int PATIENCE = 4;     // times as long as usual, if none was left alone so far
 constexpr double ALONE = 0.85;  // of the time that threads would have had, had nobody else wanted their cores
@@ -164,13 +164,13 @@ class products {
     ggml_backend_buffer_ptr buffer_;
 };
 
-// The least time that all of them take, one after the other, and whether most of them were left alone then: that is,
-// had `cores` for themselves. First runs do not count: they bring in code, pages and clock rates.
 struct best_time {
     seconds wall;
     bool left_alone;
 };
 
+// The least time that all of them take, one after the other, and whether most of them were left alone then: that is,
+// had `cores` for themselves. First runs do not count: they bring in code, pages and clock rates.
 best_time best_of(std::vector<products> & all, seconds usually, double cores) {
     std::vector<timed> best(all.size(), {seconds(INFINITY), 0});
     const auto is_left_alone = [&] {
@@ -249,7 +249,7 @@ void prepare(const subject & on, size_t most, matrices & made) {
 best_time read_all(const subject & on, const matrices & made) {
     ggml_backend_t backend = on.backend.get();
     const seconds one = best_of(products(backend, made, 0, 1, 1), seconds(0), 0).wall;
-    const size_t together = as_many(ONE_READ, one, made.size());
+    const size_t together = as_many(SHORT_RUN, one, made.size());
     std::vector<products> all;
     for (size_t i = 0; i < made.size(); i += together) {
         all.emplace_back(backend, made, i, std::min(together, made.size() - i), 1);
@@ -262,10 +262,10 @@ std::pair<best_time, double> multiply(const subject & on, const matrices & made)
     ggml_backend_t backend = on.backend.get();
     const seconds column = best_of(products(backend, made, 0, 1, FEW), seconds(0), 0).wall / FEW;
     int64_t columns = MANY;
-    while (columns > FEW && column * columns > ONE_PRODUCT) {
+    while (columns > FEW && column * columns > LONG_RUN) {
         columns /= 2;
     }
-    const size_t count = as_many(ONE_READ, column * columns, std::min(MAX_PRODUCTS, made.size()));
+    const size_t count = as_many(SHORT_RUN, column * columns, std::min(MAX_PRODUCTS, made.size()));
     const double operations = 2.0 * WIDTH * WIDTH * static_cast<double>(columns) * static_cast<double>(count);
     return {best_of(products(backend, made, 0, count, columns), MULTIPLYING, on.cores), operations};
 }

@@ -11,6 +11,7 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.membership.facts import settings_from_document, settings_to_document
+from mesh_llm.models import catalog
 from mesh_llm.node.mesh import Mesh, addresses_of, settings_of
 from mesh_llm.node.shelf import file_stem
 from mesh_llm.transport.identity import Identity
@@ -133,7 +134,8 @@ class Entry:
         config, old = self._config, self.settings
         settings = MeshSettings(
             version=old.version if old is not None else 1,
-            model=config.model or (old.model if old is not None else file_stem(model)),
+            # A name and never a path: others look for it in their own folders.
+            model=config.model if config.model in catalog.load() else file_stem(model),
             fingerprint=model.fingerprint,
             alias=config.alias or file_stem(model),
             context=config.context,

@@ -65,12 +65,10 @@ class Shelf:
 
 def _candidates(settings: MeshSettings) -> list[Path]:
     """Files that may be it, the likeliest first; of a multi-file model its first."""
-    named = catalog.local_path(settings.model, models_folder())
     entry = catalog.load().get(settings.model)
-    likely = [path for path in (named, models_folder() / entry.file if entry else None) if path]
-    others = sorted(models_folder().glob("*.gguf"), key=lambda path: not path.name.startswith(settings.model))
-    firsts = [path for path in others if "-of-" not in path.stem or "-00001-of-" in path.stem]
-    return [path for path in dict.fromkeys([*likely, *firsts]) if path.is_file()]
+    likely = (settings.model, settings.alias, entry.file if entry is not None else settings.model)
+    files = sorted(models_folder().glob("*.gguf"), key=lambda path: (not path.name.startswith(likely), path))
+    return [path for path in files if "-of-" not in path.stem or "-00001-of-" in path.stem]
 
 
 def file_stem(facts: ModelFacts) -> str:

@@ -56,6 +56,10 @@ class Ground:
     load: Load
     rooms: dict[NodeId, Room]
     speeds: dict[NodeId, Speed | None]
+    routes: dict[tuple[NodeId, frozenset[NodeId], bool], tuple[NodeId, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Found already: they depend on no context."""
     _ways: dict[tuple[NodeId, NodeId], Way | None] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, context: int) -> Ground:

@@ -16,7 +16,7 @@ from mesh_llm.planning.head import HeadPlaces, head_belongs_on_worker
 from mesh_llm.planning.load import Span
 from mesh_llm.planning.predict import token_seconds
 from mesh_llm.planning.room import divided
-from mesh_llm.planning.route import LONG_ROUTE, arrange
+from mesh_llm.planning.route import arrange
 from mesh_llm.planning.shares import Capacity, capacity, fastest_first, lay_out, spread
 from mesh_llm.types import NodeId
 
@@ -213,13 +213,17 @@ def with_head(ground: Ground, layout: Layout) -> Layout:
     return Layout(host=layout.host, spans=layout.spans, head_on_worker=True) if moved else layout
 
 
+_LAST_TRIED = 12
+"""Workers up to which each is tried as the last one: with more of them hops outweigh a head."""
+
+
 def with_head_at_best(ground: Ground, layout: Layout) -> Layout:
     """The same with the head where it belongs, and whoever is best at it as the last worker."""
     first = with_head(ground, layout)
     here = ground.speeds[layout.host]
     own = [span for span in layout.spans if span.node == layout.host]
     workers = [span for span in layout.spans if span.node != layout.host]
-    if here is None or not 2 <= len(workers) <= LONG_ROUTE:
+    if here is None or not 2 <= len(workers) <= _LAST_TRIED:
         return first
     best, best_s = first, seconds_of(ground, first)
     for last in workers:

@@ -145,7 +145,9 @@ def filled(ground: Ground, host: NodeId, workers: Sequence[NodeId], *, quick: bo
     if sizes is None:
         return None
     least = [0] + [1] * len(workers)
-    wanted = fastest_first(ground.load.count, sizes, _rates(ground, order, sizes), least)
+    # Where speeds are unknown how much they hold decides, all GPUs before all main memory.
+    rates = _rates(ground, order) or [(1e6 + size.gpu, float(size.total)) for size in sizes]
+    wanted = fastest_first(ground.load.count, sizes, rates, least)
     return _laid(ground, host, order, wanted)
 
 
@@ -157,11 +159,10 @@ def spread_out(
     sizes = _capacities(ground, host, order)
     if sizes is None or len(order) > ground.load.count or not all(size.total for size in sizes):
         return None
-    speeds = [ground.speeds[node] for node in order]
-    weights = [speed.read_bytes_per_s for speed in speeds if speed]
-    if len(weights) < len(order):
-        weights = [float(ground.rooms[node].total_bytes) for node in order]
-    layout = _laid(ground, host, order, spread(ground.load.count, sizes, weights))
+    rates = _rates(ground, order)
+    if rates is None:
+        rates = [(float(ground.rooms[node].total_bytes),) * 2 for node in order]
+    layout = _laid(ground, host, order, spread(ground.load.count, sizes, rates))
     return layout if layout and len(layout.spans) == len(order) else None
 
 
@@ -181,13 +182,12 @@ def _capacities(ground: Ground, host: NodeId, order: Sequence[NodeId]) -> list[C
     return known if len(known) == len(sizes) else None
 
 
-def _rates(ground: Ground, order: Sequence[NodeId], sizes: Sequence[Capacity]) -> list[tuple[float, float]]:
-    """Of each node's GPUs and main memory; where one is unknown, how much they hold decides instead."""
+def _rates(ground: Ground, order: Sequence[NodeId]) -> list[tuple[float, float]] | None:
+    """Of each node's GPUs and of its main memory; None where one is unknown."""
     speeds = [ground.speeds[node] for node in order]
     known = [speed.read_bytes_per_s for speed in speeds if speed]
     if len(known) < len(order):
-        # All GPUs come before all main memory.
-        return [(1e6 + size.gpu, float(size.total)) for size in sizes]
+        return None
     return [
         (rate, min(rate, SPILL_BYTES_PER_S) if ground.rooms[node].gpus else rate)
         for node, rate in zip(order, known, strict=True)

@@ -66,11 +66,17 @@ def fastest_first(
     return counts
 
 
-def spread(total: int, nodes: Sequence[Capacity], weights: Sequence[float]) -> list[int]:
-    """Counts by weight, within what each can hold, so that all take about as long; no node has none."""
+def spread(total: int, nodes: Sequence[Capacity], rates: Sequence[tuple[float, float]]) -> list[int]:
+    """Counts within what each can hold, so that all take about as long; no node has none."""
     counts = [1] * len(nodes)
+
+    def time_with(index: int, count: int) -> float:
+        fast, slow = rates[index]
+        on_gpu = min(count, nodes[index].gpu)
+        return on_gpu / fast + (count - on_gpu) / slow
+
     # The next layer goes to whoever would have the least to do with it.
-    queue = [(2 / weight, index) for index, weight in enumerate(weights) if nodes[index].total > 1]
+    queue = [(time_with(index, 2), index) for index, node in enumerate(nodes) if node.total > 1]
     heapify(queue)
     for _ in range(total - len(nodes)):
         if not queue:
@@ -78,7 +84,7 @@ def spread(total: int, nodes: Sequence[Capacity], weights: Sequence[float]) -> l
         _, index = queue[0]
         counts[index] += 1
         if counts[index] < nodes[index].total:
-            heapreplace(queue, ((counts[index] + 1) / weights[index], index))
+            heapreplace(queue, (time_with(index, counts[index] + 1), index))
         else:
             heappop(queue)
     return counts

@@ -137,9 +137,9 @@ def test_a_machine_is_counted_once() -> None:
     found = rooms(nodes)
 
     assert total_bytes(found.values()) == 14 * GB
-    assert [room.main_bytes for room in divided(list(found.values()))] == [10 * GB // 3] * 2 + [
-        10 * GB - 2 * (10 * GB // 3)
-    ]
+    parts = divided(found)
+    assert sum(room.main_bytes for room in parts.values()) == 10 * GB
+    assert {room.gpu_bytes for room in parts.values()} == {4 * GB // 3}
     ledger = Ledger()
     ledger.take(found[nodes[0].id], 7 * GB, 3 * GB)
     left = ledger.free(found[nodes[1].id])
@@ -158,6 +158,15 @@ def test_shared_machines_do_not_hold_what_each_of_their_nodes_could() -> None:
     assert helped.mode is Mode.SPLIT
     assert len(helped.stages) == 2
     assert "c" in counts(helped)
+
+
+def test_a_shared_gpu_is_shared() -> None:
+    """Three nodes of a demonstration on one machine with one GPU: none gets more of it than another."""
+    nodes = [
+        node(name, 30, gb_s=900, machine="m", machine_memory_bytes=30 * GB, gpus=(gpu(24),)) for name in "abc"
+    ]
+
+    assert counts(planned(*nodes, split=True)) == {"a": 14, "b": 13, "c": 13}
 
 
 def test_a_node_lends_no_more_than_its_limit() -> None:

@@ -176,8 +176,8 @@ def _laid(ground: Ground, host: NodeId, order: Sequence[NodeId], wanted: Sequenc
 
 
 def _capacities(ground: Ground, host: NodeId, order: Sequence[NodeId]) -> list[Capacity] | None:
-    rooms = divided([ground.rooms[node] for node in order])
-    sizes = [capacity(room, ground.load, host=node == host) for node, room in zip(order, rooms, strict=True)]
+    rooms = divided({node: ground.rooms[node] for node in order})
+    sizes = [capacity(rooms[node], ground.load, host=node == host) for node in order]
     known = [size for size in sizes if size]
     return known if len(known) == len(sizes) else None
 

@@ -118,13 +118,14 @@ def _walk(
 ) -> tuple[list[int], set[int], int]:
     """What each gets, who could not take more, and the layers that nobody took."""
     ledger, position, carried = Ledger(), 0, 0
+    rooms = ground.rooms_of((host, *order))
     counts: list[int] = []
     limited: set[int] = set()
     if host not in order:
-        _take(ledger, ground, host, 0, 0, host=True)
+        _take(ledger, rooms[host], ground.load, 0, 0, host=True)
     for index, node in enumerate(order):
         here = node == host
-        end = furthest(ledger.free(ground.rooms[node]), ground.load, position, host=here, head=here)
+        end = furthest(ledger.free(rooms[node]), ground.load, position, host=here, head=here)
         # Each one behind has to get a layer: a worker without any would be no part of the plan.
         behind = len(order) - index - 1
         most = max(0, min((end or position) - position, ground.load.count - position - behind))
@@ -133,15 +134,14 @@ def _walk(
         if want > most:
             limited.add(index)
         carried = want - count
-        _take(ledger, ground, node, position, position + count, host=here)
+        _take(ledger, rooms[node], ground.load, position, position + count, host=here)
         counts.append(count)
         position += count
     return counts, limited, ground.load.count - position
 
 
-def _take(ledger: Ledger, ground: Ground, node: NodeId, first: int, last: int, *, host: bool) -> None:
-    room = ground.rooms[node]
-    lodging = lodge(ledger.free(room), ground.load, first, last, host=host, head=host)
+def _take(ledger: Ledger, room: Room, load: Load, first: int, last: int, *, host: bool) -> None:
+    lodging = lodge(ledger.free(room), load, first, last, host=host, head=host)
     if lodging and (host or last > first):
         ledger.take(room, lodging.main_bytes, lodging.gpu_bytes)
 

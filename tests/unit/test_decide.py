@@ -112,12 +112,35 @@ def test_nobody_at_all() -> None:
     assert fresh(mesh()).mode is Mode.WAITING
 
 
-def test_settings_that_no_engine_takes() -> None:
-    plan = fresh(mesh(node("a", 64)), wishes=settings(cache_type_k="q9"))
+@pytest.mark.parametrize(
+    ("wishes", "reason"),
+    [
+        (settings(cache_type_k="q9"), "q9 is not a cache type"),
+        (settings(context=0), "context, slots and micro-batch have to be at least 1"),
+        (settings(slots=0), "context, slots and micro-batch have to be at least 1"),
+        (settings(tensor_split=()), "--tensor-split takes shares of zero or more"),
+        (settings(tensor_split=(0.0,)), "--tensor-split takes shares of zero or more"),
+        (settings(tensor_split=(1e308, 1e308)), "--tensor-split takes shares of zero or more"),
+        (settings(tensor_split=(float("nan"),)), "--tensor-split takes shares of zero or more"),
+        (settings(layers=()), "--layers ends at layer 0, the model has 40"),
+        (settings(layers=(("a", -5, 40),)), "--layers a=-5-40: layer -5 is given twice"),
+    ],
+)
+def test_settings_that_nobody_can_obey(wishes: MeshSettings, reason: str) -> None:
+    snapshot = mesh(node("a", 64), node("b", 64))
+    for current in (None, running(fresh(snapshot))):
+        plan = decide(snapshot, BIG, wishes, current=current)
 
-    assert plan.mode is Mode.WAITING
-    assert plan.reason.startswith("q9 is not a cache type")
-    assert list(reasons(plan)) == ["a"]
+        assert plan.mode is Mode.WAITING
+        assert plan.reason.startswith(reason)
+        assert list(reasons(plan)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("gb_s", [float("inf"), float("nan"), -1.0])
+def test_a_speed_that_is_none_is_not_believed(gb_s: float) -> None:
+    plan = fresh(mesh(node("a", 64), node("b", 65, gb_s=gb_s), node("c", -5, gpus=(gpu(-1),))))
+
+    assert (plan.host, plan.predicted) == ("b", None)
 
 
 # -- context --

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -128,7 +129,9 @@ def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) ->
 
 
 def _speed(speed: Speed | None) -> Speed | None:
-    return speed if speed and speed.read_bytes_per_s > 0 and speed.flops_per_s > 0 else None
+    """Anybody may claim anything: what is no speed is not taken for one."""
+    figures = (speed.read_bytes_per_s, speed.flops_per_s) if speed else ()
+    return speed if speed and all(math.isfinite(each) and each > 0 for each in figures) else None
 
 
 def _way(link: LinkFacts) -> Way:

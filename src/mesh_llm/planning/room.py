@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from mesh_llm.planning.load import Load
 from mesh_llm.planning.snapshot import Candidate
@@ -64,8 +65,7 @@ def _room(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[str,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Free:
+class Free(NamedTuple):
     """What is left for one node."""
 
     main_bytes: int
@@ -82,7 +82,9 @@ class Ledger:
 
     def free(self, room: Room) -> Free:
         taken = self._machines.get(room.machine, 0)
-        gpus = sum(max(0, size - self._gpus.get((room.machine, name), 0)) for name, size in room.gpus)
+        gpus = 0
+        for name, size in room.gpus:
+            gpus += max(0, size - self._gpus.get((room.machine, name), 0))
         main = max(0, min(room.main_bytes, room.machine_bytes - taken))
         return Free(main_bytes=main, gpu_bytes=gpus, gpu_layers=room.gpu_layers)
 
@@ -134,8 +136,7 @@ def divided(given: Mapping[NodeId, Room]) -> Mapping[NodeId, Room]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lodging:
+class Lodging(NamedTuple):
     """Where one stage lies. Its last layers are the GPUs', as the engine has it."""
 
     on_gpu: int

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from mesh_llm.planning.ground import Ground
 from mesh_llm.types import NodeId
 
 _PASSES = 8
 """Over a whole route, each with the square of its length in changes to try; most need two or three."""
+_ALL_STARTS = 16
+"""Stops up to which a route is looked for from each of them."""
 _LEAST_S = 1e-9
 """Less is rounding."""
 
@@ -24,10 +27,7 @@ def arrange(
     if key not in ground.routes:
         stops = (host, *sorted(workers))
         costs = [[_hop_s(ground, a, b, host) for b in stops] for a in stops]
-        route = _nearest_first(costs)
-        for _ in range(0 if quick else _PASSES):
-            if not (_turned(costs, route) | _moved(costs, route)):
-                break
+        route = _nearest_first(costs, 0) if quick else _shortest(costs)
         ground.routes[key] = tuple(stops[stop] for stop in route[1:])
     return ground.routes[key]
 
@@ -39,8 +39,29 @@ def _hop_s(ground: Ground, a: NodeId, b: NodeId, host: NodeId) -> float:
     return way.delay_s + way.overhead_s
 
 
-def _nearest_first(costs: Costs) -> list[int]:
-    left, route = set(range(1, len(costs))), [0]
+def _shortest(costs: Costs) -> list[int]:
+    """The best of those found from each possible first stop, or of a long route from the nearest."""
+    starts = range(1, len(costs)) if len(costs) <= _ALL_STARTS else (0,)
+    routes = [_improved(costs, _nearest_first(costs, start)) for start in starts]
+    return min(routes, key=lambda route: (_trip_s(costs, route), route), default=[0])
+
+
+def _improved(costs: Costs, route: list[int]) -> list[int]:
+    for _ in range(_PASSES):
+        if not (_turned(costs, route) | _moved(costs, route)):
+            break
+    return route
+
+
+def _trip_s(costs: Costs, route: list[int]) -> float:
+    # Rounded: a way there and the same way back are equally long.
+    return round(sum(costs[a][b] for a, b in pairwise((*route, 0))), 9)
+
+
+def _nearest_first(costs: Costs, start: int) -> list[int]:
+    """Always to the nearest stop that is left, after a first one that is given unless it is the host."""
+    route = [0, start] if start else [0]
+    left = set(range(1, len(costs))) - {start}
     while left:
         here = costs[route[-1]]
         nearest = min(left, key=lambda stop: (here[stop], stop))

@@ -289,7 +289,7 @@ PROMPT_TOKENS = 512
 """Of the prompt that the time to the first token is foretold for."""
 PROMPT_MICRO_BATCH = 128
 """Tokens that a split model works on at once: small enough that its stages overlap."""
-PLAN_SEARCH_STEPS = 1500
+PLAN_SEARCH_STEPS = 1000
 """Nodes looked at, over all sets tried for a plan: 50 ms on a slow core, and all sets of a small mesh."""
 PLAN_HOSTS_TRIED = 3
 """For each engine version: who is elected nearly always can; a tiny one that its owner prefers may not."""

@@ -11,7 +11,7 @@ import pytest
 
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import LinkFacts, Mode, ModelFacts, NodeId, Plan
+from mesh_llm.types import LinkFacts, MeshSettings, Mode, ModelFacts, NodeId, Plan
 from tests.support.planning import (
     any_mesh,
     any_model,
@@ -23,7 +23,7 @@ from tests.support.planning import (
     settings,
 )
 
-SEEDS = range(400)
+SEEDS = range(150)
 
 
 def check(plan: Plan, snapshot: Snapshot, facts: ModelFacts) -> None:
@@ -108,7 +108,7 @@ def jittered(random: Random, snapshot: Snapshot) -> Snapshot:
     return Snapshot(nodes=tuple(nodes))
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(60))
 def test_a_plan_that_lost_a_node_is_replaced(seed: int) -> None:
     random = Random(seed)
     snapshot, facts = any_mesh(random, random.randint(2, 12)), any_model(random)
@@ -149,10 +149,18 @@ def test_one_to_thirty_equal_nodes(count: int) -> None:
         assert plan.need_bytes <= plan.have_bytes
 
 
+def yardstick_s() -> float:
+    """Processor time of a fixed piece of Python: 0.07 s where 0.2 s were the aim for a hundred nodes."""
+    start = time.process_time()
+    found = {number: str(number) for number in range(250_000)}
+    assert sum(len(text) for text in found.values()) == 1_388_890
+    return time.process_time() - start
+
+
 @pytest.mark.parametrize("wishes", [settings(), settings(context=None), settings(split=True, context=None)])
 @pytest.mark.parametrize("gb", [2, 4, 30])
-def test_a_hundred_nodes_take_no_time(gb: float, wishes: object) -> None:
-    """Processor time, and the best of three: others use this machine, too."""
+def test_a_hundred_nodes_take_no_time(gb: float, wishes: MeshSettings) -> None:
+    """Processor time, compared with other Python on the same machine; the best of three."""
     random = Random(1)
     names = [f"{random.getrandbits(64):016x}" for _ in range(100)]
     nodes = [
@@ -168,12 +176,12 @@ def test_a_hundred_nodes_take_no_time(gb: float, wishes: object) -> None:
     taken = []
     for _ in range(3):
         start = time.process_time()
-        plan = decide(snapshot, facts, wishes, current=None)  # type: ignore[arg-type]
+        plan = decide(snapshot, facts, wishes, current=None)
         taken.append(time.process_time() - start)
     check(plan, snapshot, facts)
     assert plan.mode is not Mode.WAITING
-    print(gb, len(plan.stages), min(taken))
-    assert min(taken) < 0.2
+    print(f"{len(plan.stages)} stages, {min(taken):.3f} s, yardstick {yardstick_s():.3f} s")
+    assert min(taken) < 3 * max(yardstick_s() for _ in range(3))
 
 
 def test_ids_are_what_ties_go_by() -> None:

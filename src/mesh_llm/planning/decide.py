@@ -133,8 +133,8 @@ def _obeys(asked: Question, layout: Layout) -> bool:
 def _beaten(asked: Question, ground: Ground, layout: Layout, best: Proposal) -> bool:
     if asked.forced:
         return False
-    if asked.settings.split and len(best.layout.spans) > len(layout.spans):
-        return True
+    if asked.settings.split and len(best.layout.spans) != len(layout.spans):
+        return len(best.layout.spans) > len(layout.spans)
     if ground.load.settings.context < useful_context(asked.model) <= best.ground.load.settings.context:
         return asked.settings.context is None
     # Delays stray by themselves: only what would be better in spite of that is.

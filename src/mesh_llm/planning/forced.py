@@ -24,13 +24,17 @@ def by_ratios(
     count: int, ratios: Sequence[float], host: Candidate, able: Sequence[Candidate]
 ) -> Layout | str:
     """Shares of `count` layers: the host's first, then the others' by id."""
-    if not all(math.isfinite(ratio) and ratio >= 0 for ratio in ratios) or not sum(ratios):
+    if not _are_shares(ratios):
         return "--tensor-split takes shares of zero or more, at least one of them above zero"
     order = listing(host.id, (node.id for node in able if not split_refusal(node, host)))
     if len(ratios) > len(order):
         here = "1 is" if len(order) == 1 else f"{len(order)} are"
         return f"--tensor-split names {len(ratios)} nodes, {here} here"
     return Layout(host=host.id, spans=shared_out(count, ratios, order))
+
+
+def _are_shares(ratios: Sequence[float]) -> bool:
+    return all(ratio >= 0 for ratio in ratios) and 0 < sum(ratios) < math.inf
 
 
 def shared_out(count: int, ratios: Sequence[float], order: Sequence[NodeId]) -> tuple[Span, ...]:
@@ -44,6 +48,8 @@ def shared_out(count: int, ratios: Sequence[float], order: Sequence[NodeId]) -> 
 
 def obeys_ratios(count: int, ratios: Sequence[float], layout: Layout) -> bool:
     """Whether a running plan has these shares: nodes that came since may have changed the order."""
+    if not _are_shares(ratios):
+        return False
     shares = apportion(count, ratios)
     own = [span.last - span.first for span in layout.spans if span.node == layout.host]
     order = listing(layout.host, (span.node for span in layout.spans))

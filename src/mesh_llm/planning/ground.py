@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mesh_llm.defaults import (
@@ -18,7 +19,7 @@ from mesh_llm.defaults import (
 )
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.load import Load, Span, load_of
-from mesh_llm.planning.room import Ledger, Lodging, Room, lodge, rooms
+from mesh_llm.planning.room import Ledger, Lodging, Room, dealt, lodge, rooms
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Speed
 
@@ -56,6 +57,10 @@ class Ground:
     load: Load
     rooms: dict[NodeId, Room]
     speeds: dict[NodeId, Speed | None]
+    routes: dict[tuple[NodeId, frozenset[NodeId], bool], tuple[NodeId, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Found already: they depend on no context."""
     _ways: dict[tuple[NodeId, NodeId], Way | None] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, context: int) -> Ground:
@@ -91,12 +96,16 @@ class Ground:
     ) -> tuple[Lodging, ...] | None:
         """Where the stages lie; None where one does not fit. A host without layers needs room, too."""
         ledger, found = Ledger(), []
-        if not any(span.node == host for span in spans) and not self._host_fits(host, ledger, head_on_worker):
-            return None
+        rooms = self.rooms_of((host, *(span.node for span in spans)))
+        if all(span.node != host for span in spans):
+            empty = lodge(ledger.free(rooms[host]), self.load, 0, 0, host=True, head=not head_on_worker)
+            if empty is None:
+                return None
+            ledger.take(rooms[host], empty.main_bytes, empty.gpu_bytes)
         for span in spans:
             here = span.node == host
             head = span is spans[-1] if head_on_worker else here
-            room = self.rooms[span.node]
+            room = rooms[span.node]
             lodging = lodge(ledger.free(room), self.load, span.first, span.last, host=here, head=head)
             if lodging is None:
                 return None
@@ -104,13 +113,9 @@ class Ground:
             found.append(lodging)
         return tuple(found)
 
-    def _host_fits(self, host: NodeId, ledger: Ledger, head_on_worker: bool) -> bool:
-        room = self.rooms[host]
-        lodging = lodge(ledger.free(room), self.load, 0, 0, host=True, head=not head_on_worker)
-        if lodging is None:
-            return False
-        ledger.take(room, lodging.main_bytes, lodging.gpu_bytes)
-        return True
+    def rooms_of(self, nodes: Iterable[NodeId]) -> Mapping[NodeId, Room]:
+        """What these lend when all of them take part."""
+        return dealt({node: self.rooms[node] for node in nodes})
 
 
 def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> Ground:
@@ -124,7 +129,9 @@ def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) ->
 
 
 def _speed(speed: Speed | None) -> Speed | None:
-    return speed if speed and speed.read_bytes_per_s > 0 and speed.flops_per_s > 0 else None
+    """Anybody may claim anything: what is no speed is not taken for one."""
+    figures = (speed.read_bytes_per_s, speed.flops_per_s) if speed else ()
+    return speed if speed and all(math.isfinite(each) and each > 0 for each in figures) else None
 
 
 def _way(link: LinkFacts) -> Way:

@@ -16,7 +16,7 @@ from mesh_llm.planning.head import HeadPlaces, head_belongs_on_worker
 from mesh_llm.planning.load import Span
 from mesh_llm.planning.predict import token_seconds
 from mesh_llm.planning.room import divided
-from mesh_llm.planning.route import LONG_ROUTE, arrange
+from mesh_llm.planning.route import arrange
 from mesh_llm.planning.shares import Capacity, capacity, fastest_first, lay_out, spread
 from mesh_llm.types import NodeId
 
@@ -145,7 +145,9 @@ def filled(ground: Ground, host: NodeId, workers: Sequence[NodeId], *, quick: bo
     if sizes is None:
         return None
     least = [0] + [1] * len(workers)
-    wanted = fastest_first(ground.load.count, sizes, _rates(ground, order, sizes), least)
+    # Where speeds are unknown how much they hold decides, all GPUs before all main memory.
+    rates = _rates(ground, order) or [(1e6 + size.gpu, float(size.total)) for size in sizes]
+    wanted = fastest_first(ground.load.count, sizes, rates, least)
     return _laid(ground, host, order, wanted)
 
 
@@ -157,11 +159,10 @@ def spread_out(
     sizes = _capacities(ground, host, order)
     if sizes is None or len(order) > ground.load.count or not all(size.total for size in sizes):
         return None
-    speeds = [ground.speeds[node] for node in order]
-    weights = [speed.read_bytes_per_s for speed in speeds if speed]
-    if len(weights) < len(order):
-        weights = [float(ground.rooms[node].total_bytes) for node in order]
-    layout = _laid(ground, host, order, spread(ground.load.count, sizes, weights))
+    rates = _rates(ground, order)
+    if rates is None:
+        rates = [(float(ground.rooms[node].total_bytes),) * 2 for node in order]
+    layout = _laid(ground, host, order, spread(ground.load.count, sizes, rates))
     return layout if layout and len(layout.spans) == len(order) else None
 
 
@@ -175,19 +176,18 @@ def _laid(ground: Ground, host: NodeId, order: Sequence[NodeId], wanted: Sequenc
 
 
 def _capacities(ground: Ground, host: NodeId, order: Sequence[NodeId]) -> list[Capacity] | None:
-    rooms = divided([ground.rooms[node] for node in order])
-    sizes = [capacity(room, ground.load, host=node == host) for node, room in zip(order, rooms, strict=True)]
+    rooms = divided({node: ground.rooms[node] for node in order})
+    sizes = [capacity(rooms[node], ground.load, host=node == host) for node in order]
     known = [size for size in sizes if size]
     return known if len(known) == len(sizes) else None
 
 
-def _rates(ground: Ground, order: Sequence[NodeId], sizes: Sequence[Capacity]) -> list[tuple[float, float]]:
-    """Of each node's GPUs and main memory; where one is unknown, how much they hold decides instead."""
+def _rates(ground: Ground, order: Sequence[NodeId]) -> list[tuple[float, float]] | None:
+    """Of each node's GPUs and of its main memory; None where one is unknown."""
     speeds = [ground.speeds[node] for node in order]
     known = [speed.read_bytes_per_s for speed in speeds if speed]
     if len(known) < len(order):
-        # All GPUs come before all main memory.
-        return [(1e6 + size.gpu, float(size.total)) for size in sizes]
+        return None
     return [
         (rate, min(rate, SPILL_BYTES_PER_S) if ground.rooms[node].gpus else rate)
         for node, rate in zip(order, known, strict=True)
@@ -213,13 +213,17 @@ def with_head(ground: Ground, layout: Layout) -> Layout:
     return Layout(host=layout.host, spans=layout.spans, head_on_worker=True) if moved else layout
 
 
+_LAST_TRIED = 12
+"""Workers up to which each is tried as the last one: with more of them hops outweigh a head."""
+
+
 def with_head_at_best(ground: Ground, layout: Layout) -> Layout:
     """The same with the head where it belongs, and whoever is best at it as the last worker."""
     first = with_head(ground, layout)
     here = ground.speeds[layout.host]
     own = [span for span in layout.spans if span.node == layout.host]
     workers = [span for span in layout.spans if span.node != layout.host]
-    if here is None or not 2 <= len(workers) <= LONG_ROUTE:
+    if here is None or not 2 <= len(workers) <= _LAST_TRIED:
         return first
     best, best_s = first, seconds_of(ground, first)
     for last in workers:

@@ -102,7 +102,8 @@ def _first_token(ground: Ground, host: NodeId, spans: Sequence[Span], lodgings: 
     for span, lodging in zip(spans, lodgings, strict=True):
         busy[ground.rooms[span.node].machine] += _prompt_seconds(ground, span, lodging)
     ways = _ways(ground, host, spans)
-    for index, way in enumerate(ways):
+    # Of what the last worker has only the prompt's last token goes back.
+    for index, way in enumerate(ways[:-1]):
         busy[index] = PROMPT_TOKENS * _F32_BYTES * ground.load.facts.hidden / way.bytes_per_s
     batches = -(-PROMPT_TOKENS // PROMPT_MICRO_BATCH) if ways else 1
     paced = (sum(busy.values()) + (batches - 1) * max(busy.values())) / batches

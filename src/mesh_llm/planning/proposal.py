@@ -95,7 +95,7 @@ def question(
     snapshot: Snapshot, model: ModelFacts, settings: MeshSettings, barred: Mapping[NodeId, str]
 ) -> Question:
     cache = CacheSettings(
-        context=settings.context or smallest_context(model),
+        context=smallest_context(model) if settings.context is None else settings.context,
         slots=settings.slots,
         type_k=settings.cache_type_k,
         type_v=settings.cache_type_v,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from mesh_llm.planning.load import Load
 from mesh_llm.planning.snapshot import Candidate
@@ -64,8 +65,7 @@ def _room(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[str,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Free:
+class Free(NamedTuple):
     """What is left for one node."""
 
     main_bytes: int
@@ -82,7 +82,9 @@ class Ledger:
 
     def free(self, room: Room) -> Free:
         taken = self._machines.get(room.machine, 0)
-        gpus = sum(max(0, size - self._gpus.get((room.machine, name), 0)) for name, size in room.gpus)
+        gpus = 0
+        for name, size in room.gpus:
+            gpus += max(0, size - self._gpus.get((room.machine, name), 0))
         main = max(0, min(room.main_bytes, room.machine_bytes - taken))
         return Free(main_bytes=main, gpu_bytes=gpus, gpu_layers=room.gpu_layers)
 
@@ -106,30 +108,35 @@ def total_bytes(given: Iterable[Room]) -> int:
     return total
 
 
-def divided(given: Sequence[Room]) -> list[Room]:
-    """The same rooms with what they share dealt out among them, so that all can be filled at once."""
-    members: defaultdict[str, list[int]] = defaultdict(list)
-    for index, room in enumerate(given):
-        members[room.machine].append(index)
-    found = list(given)
-    for indices in members.values():
-        left = given[indices[0]].machine_bytes if len(indices) > 1 else 0
+def dealt(given: Mapping[NodeId, Room]) -> Mapping[NodeId, Room]:
+    """The same rooms with GPUs that several use dealt out in equal parts: else the first took all."""
+    users = Counter((room.machine, name) for room in given.values() for name, _ in room.gpus)
+    if all(count == 1 for count in users.values()):
+        return given
+    return {
+        id: replace(room, gpus=tuple((name, size // users[room.machine, name]) for name, size in room.gpus))
+        for id, room in given.items()
+    }
+
+
+def divided(given: Mapping[NodeId, Room]) -> Mapping[NodeId, Room]:
+    """The same rooms with all that they share dealt out, so that all can be filled at once."""
+    members: defaultdict[str, list[NodeId]] = defaultdict(list)
+    for id, room in given.items():
+        members[room.machine].append(id)
+    found = dict(dealt(given))
+    for ids in members.values():
+        left = given[ids[0]].machine_bytes
         # The smallest first: what one cannot use is for the others.
-        for rank, index in enumerate(sorted(indices, key=lambda index: (given[index].main_bytes, index))):
-            if len(indices) > 1:
-                main = min(given[index].main_bytes, left // (len(indices) - rank))
-                left -= main
-                found[index] = replace(given[index], main_bytes=main, gpus=_dealt(given, indices, index))
+        for rank, id in enumerate(sorted(ids, key=lambda id: (given[id].main_bytes, id))):
+            main = min(given[id].main_bytes, left // (len(ids) - rank))
+            left -= main
+            if main != given[id].main_bytes:
+                found[id] = replace(found[id], main_bytes=main)
     return found
 
 
-def _dealt(given: Sequence[Room], indices: Sequence[int], own: int) -> tuple[tuple[str, int], ...]:
-    users = Counter(name for index in indices for name, _ in given[index].gpus)
-    return tuple((name, size // users[name]) for name, size in given[own].gpus)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lodging:
+class Lodging(NamedTuple):
     """Where one stage lies. Its last layers are the GPUs', as the engine has it."""
 
     on_gpu: int

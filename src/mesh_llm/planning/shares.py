@@ -66,11 +66,17 @@ def fastest_first(
     return counts
 
 
-def spread(total: int, nodes: Sequence[Capacity], weights: Sequence[float]) -> list[int]:
-    """Counts by weight, within what each can hold, so that all take about as long; no node has none."""
+def spread(total: int, nodes: Sequence[Capacity], rates: Sequence[tuple[float, float]]) -> list[int]:
+    """Counts within what each can hold, so that all take about as long; no node has none."""
     counts = [1] * len(nodes)
+
+    def time_with(index: int, count: int) -> float:
+        fast, slow = rates[index]
+        on_gpu = min(count, nodes[index].gpu)
+        return on_gpu / fast + (count - on_gpu) / slow
+
     # The next layer goes to whoever would have the least to do with it.
-    queue = [(2 / weight, index) for index, weight in enumerate(weights) if nodes[index].total > 1]
+    queue = [(time_with(index, 2), index) for index, node in enumerate(nodes) if node.total > 1]
     heapify(queue)
     for _ in range(total - len(nodes)):
         if not queue:
@@ -78,7 +84,7 @@ def spread(total: int, nodes: Sequence[Capacity], weights: Sequence[float]) -> l
         _, index = queue[0]
         counts[index] += 1
         if counts[index] < nodes[index].total:
-            heapreplace(queue, ((counts[index] + 1) / weights[index], index))
+            heapreplace(queue, (time_with(index, counts[index] + 1), index))
         else:
             heappop(queue)
     return counts
@@ -112,13 +118,14 @@ def _walk(
 ) -> tuple[list[int], set[int], int]:
     """What each gets, who could not take more, and the layers that nobody took."""
     ledger, position, carried = Ledger(), 0, 0
+    rooms = ground.rooms_of((host, *order))
     counts: list[int] = []
     limited: set[int] = set()
     if host not in order:
-        _take(ledger, ground, host, 0, 0, host=True)
+        _take(ledger, rooms[host], ground.load, 0, 0, host=True)
     for index, node in enumerate(order):
         here = node == host
-        end = furthest(ledger.free(ground.rooms[node]), ground.load, position, host=here, head=here)
+        end = furthest(ledger.free(rooms[node]), ground.load, position, host=here, head=here)
         # Each one behind has to get a layer: a worker without any would be no part of the plan.
         behind = len(order) - index - 1
         most = max(0, min((end or position) - position, ground.load.count - position - behind))
@@ -127,15 +134,14 @@ def _walk(
         if want > most:
             limited.add(index)
         carried = want - count
-        _take(ledger, ground, node, position, position + count, host=here)
+        _take(ledger, rooms[node], ground.load, position, position + count, host=here)
         counts.append(count)
         position += count
     return counts, limited, ground.load.count - position
 
 
-def _take(ledger: Ledger, ground: Ground, node: NodeId, first: int, last: int, *, host: bool) -> None:
-    room = ground.rooms[node]
-    lodging = lodge(ledger.free(room), ground.load, first, last, host=host, head=host)
+def _take(ledger: Ledger, room: Room, load: Load, first: int, last: int, *, host: bool) -> None:
+    lodging = lodge(ledger.free(room), load, first, last, host=host, head=host)
     if lodging and (host or last > first):
         ledger.take(room, lodging.main_bytes, lodging.gpu_bytes)
 

@@ -1,0 +1,174 @@
+"""How fast a plan will be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mesh_llm.defaults import HOP_QUIC_S, QUIC_BYTES_PER_S, SPILL_BYTES_PER_S
+from mesh_llm.planning.fit import CacheSettings
+from mesh_llm.planning.load import active_bytes
+from mesh_llm.planning.predict import predict
+from mesh_llm.planning.snapshot import Candidate
+from mesh_llm.types import ModelFacts, NodeId, Prediction, Stage
+from tests.support.planning import GB, gpu, mesh, model, node
+
+CACHE = CacheSettings(context=4096, slots=1)
+WIDE = model()
+
+
+def stages(*counts: tuple[str, int]) -> list[Stage]:
+    found, first = [], 0
+    for name, count in counts:
+        found.append(
+            Stage(node=NodeId(name), first=first, last=first + count, weight_bytes=0, need_bytes=0, share=0.0)
+        )
+        first += count
+    return found
+
+
+def predicted(
+    facts: ModelFacts, nodes: list[Candidate], *counts: tuple[str, int], head: bool = False
+) -> Prediction | None:
+    return predict(
+        facts, stages(*counts), mesh(*nodes), host=NodeId("a"), settings=CACHE, head_on_worker=head
+    )
+
+
+def test_alone_it_is_bytes_over_bandwidth() -> None:
+    found = predicted(WIDE, [node("a", 64, gb_s=51)], ("a", 40))
+
+    assert found
+    assert found.tok_s == pytest.approx(51 / 20.4)
+
+
+def test_a_split_adds_its_hops() -> None:
+    hop = 0.010 + HOP_QUIC_S + 4 * 5120 / QUIC_BYTES_PER_S
+    nodes = [
+        node("a", 64, gb_s=100, links={"b": 20, "c": 20}),
+        node("b", 64, gb_s=50, links={"c": 20}),
+        node("c", 64, gb_s=200),
+    ]
+
+    found = predicted(WIDE, nodes, ("a", 20), ("b", 10), ("c", 10))
+
+    assert found
+    assert 1 / found.tok_s == pytest.approx(10.4 / 100 + 5 / 50 + 5 / 200 + 3 * hop)
+
+
+def test_workers_that_know_no_way_go_over_the_host() -> None:
+    nodes = [node("a", 64, links={"b": 20, "c": 20}), node("b", 64), node("c", 64)]
+    plain = predict(
+        WIDE,
+        stages(("a", 20), ("b", 10), ("c", 10)),
+        mesh(*nodes, rtt_ms=None),
+        host=NodeId("a"),
+        settings=CACHE,
+    )
+    linked = predicted(
+        WIDE, [nodes[0], node("b", 64, links={"c": 20}), nodes[2]], ("a", 20), ("b", 10), ("c", 10)
+    )
+
+    assert plain
+    assert linked
+    assert 1 / plain.tok_s - 1 / linked.tok_s == pytest.approx(0.010 + HOP_QUIC_S, rel=1e-6)
+
+
+def test_a_head_on_a_worker_is_read_there_and_logits_come_back() -> None:
+    nodes = [node("a", 64, gb_s=10), node("b", 64, gb_s=400)]
+    here, there = (predicted(WIDE, nodes, ("a", 1), ("b", 39), head=head) for head in (False, True))
+
+    assert here
+    assert there
+    logits = 4 * (150_000 - 5120) / QUIC_BYTES_PER_S
+    assert 1 / here.tok_s - 1 / there.tok_s == pytest.approx(0.4 / 10 - 0.4 / 400 - logits)
+
+
+def test_a_tied_head_is_read_all_the_same() -> None:
+    found = predicted(replace(WIDE, head_bytes=0), [node("a", 64, gb_s=50)], ("a", 40))
+
+    assert found
+    assert 1 / found.tok_s == pytest.approx(20.3 / 50)
+
+
+def test_layers_that_spill_out_of_a_gpu_are_read_slowly() -> None:
+    """24 GB hold all of it, 12.4 GB and a little for scratch memory 22 or so."""
+    whole, part = (
+        predicted(WIDE, [node("a", 64, gb_s=1000, gpus=(gpu(size),))], ("a", 40)) for size in (24, 12.4)
+    )
+
+    assert whole
+    assert part
+    assert whole.tok_s == pytest.approx(1000 / 20.4)
+    spilled = (1 / part.tok_s - 1 / whole.tok_s) / (1 / SPILL_BYTES_PER_S - 1 / (1000 * GB)) / (GB // 2)
+    assert round(spilled) == pytest.approx(spilled, abs=1e-6)
+    assert 16 <= spilled <= 20
+
+
+def test_gpu_layers_bounds_what_lies_there() -> None:
+    found = predicted(WIDE, [node("a", 64, gb_s=1000, gpus=(gpu(24),), gpu_layers=10)], ("a", 40))
+
+    assert found
+    assert 1 / found.tok_s == pytest.approx(5.4 / 1000 + 15 / 40)
+
+
+def test_no_speed_no_prediction() -> None:
+    assert predicted(WIDE, [node("a", 64, gb_s=None)], ("a", 40)) is None
+    assert predicted(WIDE, [node("a", 64), node("b", 64, gb_s=None)], ("a", 20), ("b", 20)) is None
+    assert predicted(WIDE, [node("a", 64)], ("a", 20), ("gone", 20)) is None
+
+
+def test_a_mixture_reads_the_experts_it_uses() -> None:
+    """Attention 1 part in 4 of the elements; 8 of 64 experts."""
+    experts = {"experts": 64, "experts_used": 8, "expert_feed_forward": 1000, "feed_forward": 0}
+    attention = 3 * 64 * 1000 // 3
+    facts = model(4, GB, query_elements=attention - 2048, **experts)
+    layer = facts.layers[0]
+
+    assert active_bytes(facts, layer, GB) == pytest.approx(GB / 4 + 3 * GB / 4 / 8)
+    dense = replace(layer, weight_bytes=GB // 4)
+    assert active_bytes(facts, dense, GB) == GB // 4
+    assert active_bytes(model(4, GB), layer, GB) == GB
+    some = predicted(facts, [node("a", 64, gb_s=50)], ("a", 4))
+    all_of_it = predicted(model(4, GB), [node("a", 64, gb_s=50)], ("a", 4))
+    assert some
+    assert all_of_it
+    assert some.tok_s > 2 * all_of_it.tok_s
+
+
+def test_prompts_are_paced_by_the_slowest_stage() -> None:
+    """Two equal machines: four micro-batches over two stages at 4/5 of the ideal, links aside."""
+    fast_link = {"b": 0.001}
+    one = predicted(WIDE, [node("a", 64)], ("a", 40))
+    two = predicted(WIDE, [node("a", 64, links=fast_link), node("b", 64)], ("a", 20), ("b", 20))
+    same = predicted(WIDE, [node("a", 64, machine="m"), node("b", 64, machine="m")], ("a", 20), ("b", 20))
+
+    assert one
+    assert two
+    assert same
+    alone = one.first_token_s - 1 / one.tok_s
+    together = two.first_token_s - 1 / two.tok_s
+    transfer = 512 * 4 * 5120 / QUIC_BYTES_PER_S
+    assert together == pytest.approx(alone / 2 * 5 / 4 + transfer / 4, rel=0.01)
+    assert same.first_token_s - 1 / same.tok_s > 0.99 * alone
+
+
+def test_a_slow_line_paces_prompts_too() -> None:
+    nodes = [node("a", 64), node("b", 64)]
+    quick = predicted(WIDE, nodes, ("a", 20), ("b", 20))
+    slow_nodes = [
+        replace(
+            each,
+            facts=replace(
+                each.facts,
+                links=tuple((to, replace(link, bytes_per_s=1e5)) for to, link in each.facts.links),
+            ),
+        )
+        for each in mesh(*nodes).nodes
+    ]
+    slow = predicted(WIDE, slow_nodes, ("a", 20), ("b", 20))
+
+    assert quick
+    assert slow
+    assert quick.first_token_s < 512 * 4 * 5120 / 1e5 < slow.first_token_s

@@ -1,0 +1,54 @@
+"""How long a node that failed is left alone."""
+
+from __future__ import annotations
+
+from mesh_llm.planning.reconcile import Attempts
+from mesh_llm.types import NodeId
+
+A, B = NodeId("a"), NodeId("b")
+
+
+def test_nobody_is_barred_at_first() -> None:
+    assert Attempts().barred(now=0.0) == {}
+    assert Attempts().next_change(now=0.0) is None
+
+
+def test_a_failure_bars_for_two_seconds() -> None:
+    attempts = Attempts().failed(A, "refused: no room", now=100.0)
+
+    assert attempts.barred(now=100.0) == {A: "refused: no room"}
+    assert attempts.barred(now=101.9) == {A: "refused: no room"}
+    assert attempts.barred(now=102.0) == {}
+    assert attempts.next_change(now=100.5) == 102.0
+    assert attempts.next_change(now=102.0) is None
+
+
+def test_failures_in_a_row_double_the_pause_up_to_a_minute() -> None:
+    attempts, now, pauses = Attempts(), 0.0, []
+    for _ in range(8):
+        attempts = attempts.failed(A, "died", now=now)
+        until = attempts.next_change(now=now)
+        assert until is not None
+        pauses.append(until - now)
+        now = until + 1
+
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_five_minutes_of_health_forget_it() -> None:
+    twice = Attempts().failed(A, "died", now=0.0).failed(A, "died", now=3.0)
+
+    assert twice.next_change(now=3.0) == 7.0
+    assert twice.failed(A, "died", now=306.9).next_change(now=306.9) == 306.9 + 8
+    assert twice.failed(A, "died", now=307.0).next_change(now=307.0) == 309.0
+    assert list(twice.failed(B, "died", now=307.0).failures) == [B]
+
+
+def test_each_node_has_its_own() -> None:
+    attempts = Attempts().failed(A, "died", now=0.0).failed(A, "died", now=2.0).failed(B, "hung", now=3.0)
+
+    assert attempts.barred(now=4.0) == {A: "died", B: "hung"}
+    assert attempts.barred(now=5.5) == {A: "died"}
+    assert attempts.next_change(now=4.0) == 5.0
+    assert attempts.forget(A).barred(now=4.0) == {B: "hung"}
+    assert attempts.barred(now=4.0) == {A: "died", B: "hung"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES
+from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES, PROMPT_MICRO_BATCH
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.node.equipment import Equipment
@@ -48,7 +48,8 @@ class Launch:
             mmproj=str(config.mmproj.resolve()) if config.mmproj else None,
             prompt_cache_mib=min(PROMPT_CACHE_LIMIT_BYTES, max(0, fit.spare_bytes) // 2) >> 20 if fit else 0,
             libraries=self._libraries(),
-            settings=config.settings,
+            # Small ones fill the pipeline: with one batch per prompt, stages would wait for each other.
+            settings={**({"n_ubatch": PROMPT_MICRO_BATCH} if links else {}), **config.settings},
             bin_dir=str(config.bin_dir) if config.bin_dir else None,
             trace=str(config.trace) if config.trace else None,
             files=tuple(str(file) for file in facts.files),

@@ -239,6 +239,25 @@ TEST("session: who leaves without a greeting ends nobody else's mail") {
     CHECK(staying.alloc(2, 64));
 }
 
+TEST("session: a link to another worker that was dropped is closed, and its number is free again") {
+    worker first(QUOTA);
+    for (int round = 0; round < 3; ++round) {
+        const auto pair = sockets();
+        CHECK_EQUAL(ggml_mesh_worker_add_peer(first.handle(), 5, pair.first), 0);
+        ggml_mesh_worker_drop_peer(first.handle(), 5);
+        char nothing = 0;
+        CHECK_EQUAL(read(pair.second, &nothing, 1), 0);
+        close(pair.second);
+    }
+    ggml_mesh_worker_drop_peer(first.handle(), 5);
+    stranger staying(first);
+    staying.greet();
+    staying.alloc(1, 64);
+    const mesh::wire::push there = {{1, 0, 0, 32}, 7, 5, 0};
+    staying.send(mesh::wire::command::push, {{&there, sizeof there}});
+    CHECK_CONTAINS(staying.complaint(), "the link to worker 5 is lost");
+}
+
 TEST("session: commands outside of what the session has are refused") {
     using mesh::wire::command;
     using mesh::wire::span;

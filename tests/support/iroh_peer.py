@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 from iroh.iroh_ffi import (
@@ -22,6 +23,7 @@ from iroh.iroh_ffi import (
     EndpointAddr,
     EndpointId,
     EndpointOptions,
+    IrohError,
     RelayConfig,
     RelayMap,
     RelayMode,
@@ -49,13 +51,15 @@ async def bind(ip: str, relay: str | None, *, token: str | None = None, secret: 
 
 
 async def echo(endpoint: Any) -> None:
-    """Answer one connection after the other until cancelled."""
+    """Answer one connection after the other until the endpoint closes."""
     while (incoming := await endpoint.accept_next()) is not None:
-        connection = await (await incoming.accept()).connect()
-        stream = await connection.accept_bi()
-        await stream.send().write_all(await stream.recv().read_to_end(LIMIT))
-        await stream.send().finish()
-        await connection.closed()
+        # Who gives up half-way must not keep the next one from being answered.
+        with suppress(IrohError):
+            connection = await (await incoming.accept()).connect()
+            stream = await connection.accept_bi()
+            await stream.send().write_all(await stream.recv().read_to_end(LIMIT))
+            await stream.send().finish()
+            await connection.closed()
 
 
 async def ask(

@@ -37,6 +37,10 @@ class RelayClient:
     def name(self) -> str:
         return self.id.hex()[:10]
 
+    @property
+    def waiting_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
     def meet(self, other: RelayClient) -> None:
         if other.id not in self.contacts:
             for one, id in ((self, other.id), (other, self.id)):
@@ -45,21 +49,21 @@ class RelayClient:
 
     def deliver(self, frame: bytes) -> bool:
         """Send a message with datagrams; False if there is no room for it."""
-        if self._transport.get_write_buffer_size() > self._queue_bytes:
+        if self.waiting_bytes > self._queue_bytes:
             return False
         self._write(frame)
         return True
 
     def tell(self, frame: bytes) -> None:
         """Send a short message that must arrive. Who does not read even those is cut off."""
-        if self._transport.get_write_buffer_size() > self._queue_bytes + 2 * RELAY_PACKET_LIMIT_BYTES:
+        if self.waiting_bytes > self._queue_bytes + 2 * RELAY_PACKET_LIMIT_BYTES:
             self.abort()
         else:
             self._write(frame)
 
     def stuck_for_s(self, now: float) -> float:
         """How long it has left too much unread; to be asked now and then."""
-        if self._transport.get_write_buffer_size() <= self._queue_bytes:
+        if self.waiting_bytes <= self._queue_bytes:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = now

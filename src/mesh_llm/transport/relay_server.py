@@ -86,6 +86,16 @@ class RelayServer:
         """The ids that are connected now."""
         return frozenset(self._clients)
 
+    @property
+    def connections(self) -> int:
+        """Those of `clients`, and older ones with the same ids."""
+        return len(self._everyone)
+
+    def waiting_bytes(self, id: bytes) -> int:
+        """What a client has not read yet; 0 for one who is not here."""
+        client = self._clients.get(id)
+        return 0 if client is None else client.waiting_bytes
+
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve on a bound socket, which is the server's from now on."""
         self._port = listener.getsockname()[1]

@@ -442,8 +442,14 @@ RELAY_CLIENTS_SPARE = 64
 """Connections beyond those of clients: handshakes under way, checks whether the relay is there."""
 RELAY_PER_ADDRESS = 64
 """A household or an office behind one address, each node with a connection and another that replaces it."""
+RELAY_ARRIVALS_S = 4
+"""New connections from an address in a second, for each that it may have: a signature takes 0.2 ms."""
+RELAY_SOURCES = 4096
+"""Addresses whose arrivals are remembered."""
 RELAY_CLIENT_BYTES_S = 32e6
 """A quarter of a gigabit: no activation waits for it, and one client cannot take a whole core."""
+RELAY_MESSAGE_COST_BYTES = 1 << 10
+"""What a message costs its sender at least: passing on a small one is as much work as a large one."""
 RELAY_QUEUE_BYTES = 512 << 10
 """A fast line's worth for the time of a round trip; 512 clients that do not read take 256 MB at the worst."""
 RELAY_HANDSHAKE_S = 10.0

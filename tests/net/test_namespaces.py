@@ -143,6 +143,19 @@ async def test_a_pulled_cable_and_its_return_behind_a_nat() -> None:
             assert await reached(behind, public.address) == {"tcp": router.address, "udp": router.address}
 
 
+async def test_a_host_with_a_new_address() -> None:
+    async with namespaces.switch(2) as (one, other), answering([one, other]):
+        moved = await namespaces.renumber(one, "10.77.0.99")
+        assert await reached(other, moved.address) == {"tcp": other.address, "udp": other.address}
+        assert await reached(moved, other.address) == {"tcp": "10.77.0.99", "udp": "10.77.0.99"}
+        assert await unreached(other, one.address)
+
+    async with namespaces.nat() as net, answering(net.public):
+        moved = await namespaces.renumber(net.behind[0], "192.168.1.77")
+        router = net.routers[0].address
+        assert await reached(moved, net.public[0].address) == {"tcp": router, "udp": router}
+
+
 async def test_everything_goes_when_the_block_fails_or_is_cancelled() -> None:
     with pytest.raises(ZeroDivisionError):
         async with namespaces.switch(2):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+from aiohttp import web
 from iroh.iroh_ffi import SecretKey, Signature
 
 from mesh_llm.cli.relay import parse_listen
-from mesh_llm.defaults import RELAY_PACKET_LIMIT_BYTES
+from mesh_llm.defaults import RELAY_ARRIVALS_S, RELAY_CLIENTS_SPARE, RELAY_PACKET_LIMIT_BYTES
 from mesh_llm.errors import UsageError
 from mesh_llm.transport import relay_protocol as protocol
-from mesh_llm.transport.relay_door import source_of
-from mesh_llm.transport.relay_limits import Allowance
+from mesh_llm.transport.relay_door import Door, source_of
+from mesh_llm.transport.relay_limits import Allowance, RelayLimits
+from mesh_llm.transport.relay_metrics import RelayCounters
 from mesh_llm.transport.relay_protocol import BadFrame, Ping, Pong, Send
 from mesh_llm.transport.relay_server import RelayConfig, is_loopback
 
@@ -161,6 +163,38 @@ def test_no_rate_is_no_limit() -> None:
 )
 def test_whom_a_connection_counts_for(peername: object, source: str) -> None:
     assert source_of(peername) == source
+
+
+async def _nobody(request: web.BaseRequest) -> web.StreamResponse:
+    raise AssertionError
+
+
+async def test_an_address_that_connects_again_and_again_is_slowed_down() -> None:
+    door = Door(_nobody, RelayLimits(per_address=4), RelayCounters())
+
+    def come(source: str, now: float) -> str | None:
+        refusal = door.enter(source, now)
+        door.leave(source)
+        return refusal
+
+    most = 4 * RELAY_ARRIVALS_S
+    assert [come("192.0.2.1", 0.0) for _ in range(most)] == [None] * most
+    assert come("192.0.2.1", 0.0) == "one address connects too often"
+    assert come("192.0.2.2", 0.0) is None
+    assert come("192.0.2.1", 1.0) is None
+
+
+async def test_connections_are_counted_by_address_and_in_all() -> None:
+    door = Door(_nobody, RelayLimits(clients=1, per_address=2), RelayCounters())
+
+    assert [door.enter("192.0.2.1", 0.0) for _ in range(2)] == [None, None]
+    assert door.enter("192.0.2.1", 0.0) == "too many connections from one address"
+    for number in range(RELAY_CLIENTS_SPARE - 2):
+        assert door.enter(f"198.51.100.{number}", 0.0) is None
+    assert door.enter("203.0.113.1", 0.0) == "too many connections"
+    door.leave("203.0.113.1")
+    door.leave("192.0.2.1")
+    assert door.enter("203.0.113.1", 0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -85,6 +85,7 @@ class Host:
     interface: str
     plug: tuple[str, str]
     """Where its cable ends: the namespace of the switch or router, and the interface there."""
+    gateway: str | None = None
 
     def command(self, argv: Sequence[str | Path]) -> list[str | Path]:
         """`argv` as a command line that runs it on this host."""
@@ -160,6 +161,21 @@ async def link_up(host: Host) -> None:
     await _set_link(host, "up")
 
 
+async def renumber(host: Host, address: str) -> Host:
+    """Give the host another address of its segment, as a new lease would; it keeps its sockets."""
+    moved = replace(host, address=address)
+    device = host.interface
+    commands = [f"addr del {host.address}/24 dev {device}", f"addr add {address}/24 dev {device}"]
+    await _ip(commands, host.namespace)
+    await _set_gateway(moved)
+    return moved
+
+
+async def _set_gateway(host: Host) -> None:
+    if host.gateway is not None:
+        await _ip([f"route add default via {host.gateway}"], host.namespace)
+
+
 async def _set_link(host: Host, state: str) -> None:
     namespace, interface = host.plug
     await _ip([f"link set {interface} {state}"], namespace)
@@ -205,10 +221,11 @@ class _Workshop:
             address=f"{network}.2",
             interface=_CABLE,
             plug=(router.namespace, _INSIDE),
+            gateway=f"{network}.1",
         )
         await _plug_in(host)
         await _ip([f"addr add {network}.1/24 dev {_INSIDE}", f"link set {_INSIDE} up"], router.namespace)
-        await _ip([f"route add default via {network}.1"], host.namespace)
+        await _set_gateway(host)
         ports = " fully-random" if symmetric else ""
         await _nft(router.namespace, _NAT.format(outside=_OUTSIDE, inside=_INSIDE, ports=ports))
         return host

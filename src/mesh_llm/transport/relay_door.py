@@ -11,8 +11,8 @@ from typing import cast
 
 from aiohttp import web
 
-from mesh_llm.defaults import RELAY_CLIENTS_SPARE
-from mesh_llm.transport.relay_limits import RelayLimits
+from mesh_llm.defaults import RELAY_ARRIVALS_S, RELAY_CLIENTS_SPARE, RELAY_SOURCES
+from mesh_llm.transport.relay_limits import Allowance, RelayLimits
 from mesh_llm.transport.relay_metrics import RelayCounters
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Door(web.Server):
         self.counters = counters
         self._by_source: Counter[str] = Counter()
         self._count = 0
+        self._arrivals: dict[str, Allowance] = {}
 
     def __call__(self) -> web.RequestHandler:
         return Connection(
@@ -45,7 +46,7 @@ class Door(web.Server):
             max_field_size=_HEADER_LIMIT_BYTES,
         )
 
-    def enter(self, source: str) -> str | None:
+    def enter(self, source: str, now: float) -> str | None:
         """Count a connection in; the reason if there is no room for it."""
         self._count += 1
         self._by_source[source] += 1
@@ -53,7 +54,19 @@ class Door(web.Server):
             return "too many connections"
         if 0 < self.limits.per_address < self._by_source[source]:
             return "too many connections from one address"
+        if self._comes_too_often(source, now):
+            return "one address connects too often"
         return None
+
+    def _comes_too_often(self, source: str, now: float) -> bool:
+        arrivals = self._arrivals.pop(source, None)
+        if arrivals is None:
+            arrivals = Allowance(RELAY_ARRIVALS_S * self.limits.per_address, now)
+            if len(self._arrivals) >= RELAY_SOURCES:
+                # The one that has not come for the longest time: dictionaries keep their order.
+                del self._arrivals[next(iter(self._arrivals))]
+        self._arrivals[source] = arrivals
+        return arrivals.spend(1, now) > 0
 
     def leave(self, source: str) -> None:
         self._count -= 1
@@ -74,8 +87,9 @@ class Connection(web.RequestHandler):
         if door is None:
             return
         self._source = source_of(transport.get_extra_info("peername"))
-        self._deadline = asyncio.get_running_loop().call_later(door.limits.handshake_s, self._late)
-        if (refusal := door.enter(self._source)) is not None:
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(door.limits.handshake_s, self._late)
+        if (refusal := door.enter(self._source, loop.time())) is not None:
             door.counters.refused[refusal] += 1
             cast(asyncio.Transport, transport).abort()
 

@@ -22,7 +22,13 @@ from typing import cast
 from aiohttp import WSMsgType, web
 from iroh.iroh_ffi import EndpointId, IrohError, Signature
 
-from mesh_llm.defaults import RELAY_FRAME_LIMIT_BYTES, RELAY_SAME_ID, RELAY_STOP_S, RELAY_TOKEN_CHARACTERS
+from mesh_llm.defaults import (
+    RELAY_FRAME_LIMIT_BYTES,
+    RELAY_MESSAGE_COST_BYTES,
+    RELAY_SAME_ID,
+    RELAY_STOP_S,
+    RELAY_TOKEN_CHARACTERS,
+)
 from mesh_llm.errors import UsageError
 from mesh_llm.transport import relay_protocol as protocol
 from mesh_llm.transport.relay_client import RelayClient
@@ -275,7 +281,7 @@ class RelayServer:
                 self._forward(client, frame)
             elif isinstance(frame, protocol.Ping):
                 client.tell(protocol.pong(frame.payload))
-            pause_s = client.allowance.spend(len(message.data), now)
+            pause_s = client.allowance.spend(max(len(message.data), RELAY_MESSAGE_COST_BYTES), now)
             if pause_s > 0:
                 # Nothing is read meanwhile: TCP slows the client down, and nobody else.
                 self.counters.throttled += 1

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from iroh.iroh_ffi import EndpointId, IrohError
 
 from mesh_llm.cli.options import debug_option
 from mesh_llm.cli.output import Output, set_up_logging
@@ -27,6 +26,7 @@ from mesh_llm.defaults import (
 )
 from mesh_llm.errors import PortInUse, UsageError
 from mesh_llm.gateway import listen
+from mesh_llm.transport.identity import is_node_id
 from mesh_llm.transport.relay_limits import RelayLimits
 from mesh_llm.transport.relay_server import RelayConfig, RelayServer
 from mesh_llm.types import Event
@@ -127,10 +127,9 @@ def _config(options: dict[str, Any]) -> RelayConfig:
 
 
 def _node_id(text: str) -> bytes:
-    try:
-        return bytes(EndpointId.from_string(text).to_bytes())
-    except IrohError:
-        raise UsageError(f"--allow {text} is not a node's id", hint="mesh-llm status shows it") from None
+    if not is_node_id(text):
+        raise UsageError(f"--allow {text} is not a node's id", hint="mesh-llm status shows it")
+    return bytes.fromhex(text)
 
 
 def _on_signals(output: Output) -> asyncio.Future[signal.Signals]:

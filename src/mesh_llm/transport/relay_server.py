@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from aiohttp import WSMsgType, web
-from iroh.iroh_ffi import EndpointId, IrohError, Signature
 
 from mesh_llm.defaults import (
     RELAY_FRAME_LIMIT_BYTES,
@@ -31,11 +30,13 @@ from mesh_llm.defaults import (
 )
 from mesh_llm.errors import UsageError
 from mesh_llm.transport import relay_protocol as protocol
+from mesh_llm.transport.identity import verify
 from mesh_llm.transport.relay_client import RelayClient
 from mesh_llm.transport.relay_door import Connection, Door
 from mesh_llm.transport.relay_limits import RelayLimits
 from mesh_llm.transport.relay_metrics import CONTENT_TYPE, NO_ROOM, UNKNOWN, RelayCounters, RelayMetrics
 from mesh_llm.transport.relay_protocol import BadFrame
+from mesh_llm.types import NodeId
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +204,7 @@ class RelayServer:
             self.counters.refused["left during the handshake"] += 1
             return None
         claim = protocol.parse_authentication(message.data)
-        if not _signed_by(claim, protocol.signed_message(random)):
+        if not verify(NodeId(claim.id.hex()), protocol.signed_message(random), claim.signature):
             self.counters.refused["wrong signature"] += 1
             await socket.send_bytes(protocol.denied("wrong signature"))
             await socket.close(code=1008)
@@ -334,14 +335,6 @@ def is_loopback(address: str) -> bool:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _signed_by(claim: protocol.Authentication, message: bytes) -> bool:
-    try:
-        EndpointId.from_bytes(claim.id).verify(message, Signature.from_bytes(claim.signature))
-    except IrohError:
-        return False
-    return True
 
 
 def _has_token(request: web.BaseRequest, token: str) -> bool:

@@ -445,6 +445,33 @@ async def test_a_flood_is_slowed_down_to_its_rate(length: int) -> None:
         assert passed <= 200 * (elapsed + 1) + 1
 
 
+async def test_datagrams_for_a_client_whose_connection_just_broke(server: RelayServer) -> None:
+    async with peer(url(server)) as one, peer(url(server)) as other:
+        flooding = True
+
+        async def flood(to: bytes) -> None:
+            while flooding:
+                await one.send(send_frame(to, b"d" * 1000))
+                await asyncio.sleep(0)
+
+        for _ in range(5):
+            async with peer(url(server)) as leaving:
+                task = asyncio.create_task(flood(leaving.id))
+                await leaving.receive()
+                client = server._clients[leaving.id]
+                client.abort()
+                # Between the end of a connection and the moment at which its task hears of it.
+                assert client.deliver(b"late") is False
+                client.tell(b"late")
+                await until(lambda: server.connections == 2)
+                flooding = False
+                await task
+                flooding = True
+            assert await one.receive() == protocol.gone(leaving.id)
+        await exchange(one, other)
+        assert server.counters.admitted == 7
+
+
 async def test_a_silent_client_is_asked_and_then_removed() -> None:
     async with relay(RelayConfig(limits=QUICK)) as server, peer(url(server)) as lively:
 

@@ -48,14 +48,16 @@ class RelayClient:
                     one.contacts.add(id)
 
     def deliver(self, frame: bytes) -> bool:
-        """Send a message with datagrams; False if there is no room for it."""
-        if self.waiting_bytes > self._queue_bytes:
+        """Send a message with datagrams; False if there is no room for it, or nobody any more."""
+        if self.waiting_bytes > self._queue_bytes or self._transport.is_closing():
             return False
         self._write(frame)
         return True
 
     def tell(self, frame: bytes) -> None:
         """Send a short message that must arrive. Who does not read even those is cut off."""
+        if self._transport.is_closing():
+            return
         if self.waiting_bytes > self._queue_bytes + 2 * RELAY_PACKET_LIMIT_BYTES:
             self.abort()
         else:
@@ -81,6 +83,7 @@ class RelayClient:
         self._transport.abort()
 
     def _write(self, payload: bytes) -> None:
+        # Only while the transport is not closing: uvloop raises for what is written afterwards.
         # A server's frames are a few bytes of head: written here they cost a fifth of what
         # a coroutine per datagram would, and wait for nobody.
         length = len(payload)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench import facts, gpu, idle, overhead, relay, solo, split, startup
+from bench import facts, gpu, idle, meshrelay, overhead, relay, solo, split, startup
 from bench.facts import Load
 from bench.plan import Plan
 from bench.report import Result, Row
@@ -34,6 +34,7 @@ BENCHES: dict[str, Bench] = {
     "idle": Bench(title=idle.TITLE, measure=idle.measure),
     "startup": Bench(title=startup.TITLE, measure=startup.measure),
     "relay": Bench(title=relay.TITLE, measure=relay.measure),
+    "meshrelay": Bench(title=meshrelay.TITLE, measure=meshrelay.measure),
     "overhead": Bench(title=overhead.TITLE, measure=overhead.measure),
     "solo": Bench(title=solo.TITLE, measure=solo.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),

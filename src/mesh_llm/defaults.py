@@ -428,3 +428,41 @@ FAILED_PER_SOURCE_REFILL_S = 1.0
 """From one IP address, which may be a whole office's, while wrong tokens pour in."""
 FAILED_KEYS_LIMIT = 1024
 """Nodes and sources that are remembered for it."""
+# -- the relay server ---------------------------------------------------------------------------
+
+RELAY_LISTEN = "127.0.0.1:3340"
+"""Loopback, as for the API: what is open to the network has to be asked for. The port is nobody else's."""
+RELAY_FRAME_LIMIT_BYTES = 1 << 20
+"""Of a WebSocket message: the protocol's own limit."""
+RELAY_PACKET_LIMIT_BYTES = 64 << 10
+"""Of a message with datagrams, after its kind: an endpoint breaks with a relay that delivers a longer one."""
+RELAY_CLIENTS = 512
+"""Five meshes of a hundred nodes; a core relays for them what a fast line carries."""
+RELAY_CLIENTS_SPARE = 64
+"""Connections beyond those of clients: handshakes under way, checks whether the relay is there."""
+RELAY_PER_ADDRESS = 64
+"""A household or an office behind one address, each node with a connection and another that replaces it."""
+RELAY_ARRIVALS_S = 4
+"""New connections from an address in a second, for each that it may have: a signature takes 0.2 ms."""
+RELAY_SOURCES = 4096
+"""Addresses whose arrivals are remembered."""
+RELAY_CLIENT_BYTES_S = 32e6
+"""A quarter of a gigabit: no activation waits for it, and one client cannot take a whole core."""
+RELAY_MESSAGE_COST_BYTES = 1 << 10
+"""What a message costs its sender at least: passing on a small one is as much work as a large one."""
+RELAY_QUEUE_BYTES = 512 << 10
+"""A fast line's worth for the time of a round trip; 512 clients that do not read take 256 MB at the worst."""
+RELAY_HANDSHAKE_S = 10.0
+"""To be let in after connecting: three round trips, and a slow line."""
+RELAY_PING_S = 15.0
+"""Of silence, before the relay asks: more often than a NAT forgets."""
+RELAY_DEAD_S = 40.0
+"""Of silence, or without reading anything: two questions were not answered."""
+RELAY_CONTACTS = 1024
+"""Ids that a client has written to, who are told when it goes; ten times a mesh."""
+RELAY_SAME_ID = 4
+"""Connections with one id: a node that came back before its old ones were missed, a cloned home or two."""
+RELAY_STOP_S = 2.0
+"""For clients to take the relay's goodbye."""
+RELAY_TOKEN_CHARACTERS = 255
+"""It travels in invites, after one byte that holds its length."""

@@ -27,6 +27,7 @@ _VERBS = {
     "stop": ("control", "stop the running node"),
     "download": ("models", "list the catalog, or download a model"),
     "engine": ("engine", "the engine of this machine: info, build"),
+    "relay": ("relay", "a relay for meshes across NATs, self-hosted"),
     "demo": ("demo", "a node on this machine, one question, the figures"),
 }
 

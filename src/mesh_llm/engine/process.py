@@ -61,7 +61,8 @@ class Child:
     async def send(self, data: bytes, *, close: bool) -> None:
         """Write to its standard input. Left open, that input is its lifeline: it ends when we do."""
         stdin = self._process.stdin
-        if stdin is None:
+        # uvloop closes it as soon as the child has ended, and raises a RuntimeError for what is written then.
+        if stdin is None or stdin.is_closing():
             return
         # A child that died early is reported by `wait`, with its reasons; not by a broken pipe here.
         with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):

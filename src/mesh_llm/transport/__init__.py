@@ -8,4 +8,5 @@ handshake    what two nodes tell each other before anything else
 peer, stream a member that is connected; a stream to it
 network      the endpoint: it dials, accepts, and keeps one connection per member
 quic         the only place that touches iroh's generated code
+relay_…      `mesh-llm relay`: protocol, limits, who may connect, the server
 """

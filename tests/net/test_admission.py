@@ -203,19 +203,20 @@ async def test_another_version_is_told_and_nothing_else(mesh: Mesh, version: int
     assert (received, end.code) == (b"", code)
 
 
-def test_whom_to_update() -> None:
-    def told(code: Code) -> tuple[str, str | None]:
-        error = join_refused(Dropped(Closing(code=code, reason=""), by_us=False))
-        return error.message, error.hint
+@pytest.mark.parametrize("by_us", [True, False])
+@pytest.mark.parametrize("we_are_older", [True, False])
+def test_whom_to_update(we_are_older: bool, by_us: bool) -> None:
+    # Whoever finds out tells the other about the other.
+    code = Code.TOO_OLD if we_are_older is not by_us else Code.TOO_NEW
 
-    assert told(Code.TOO_OLD) == (
-        "the inviter runs a newer mesh-llm than this node",
-        "update mesh-llm on this machine",
-    )
-    assert told(Code.TOO_NEW) == (
-        "the inviter runs an older mesh-llm than this node",
-        "update mesh-llm on the other machine",
-    )
+    error = join_refused(Dropped(Closing(code=code, reason=""), by_us=by_us))
+
+    if we_are_older:
+        assert error.message == "the inviter runs a newer mesh-llm than this node"
+        assert error.hint == "update mesh-llm on this machine"
+    else:
+        assert error.message == "the inviter runs an older mesh-llm than this node"
+        assert error.hint == "update mesh-llm on the other machine"
 
 
 @pytest.mark.parametrize("by_us", [True, False])

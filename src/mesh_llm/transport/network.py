@@ -27,8 +27,8 @@ from mesh_llm.transport import invite as invites
 from mesh_llm.transport.admissions import IssuedInvite
 from mesh_llm.transport.closing import Code
 from mesh_llm.transport.control import Control
-from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, tried
-from mesh_llm.transport.endpoint import NetworkConfig, address_of, bind
+from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, may_pass, tried
+from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_seen, bind
 from mesh_llm.transport.handshake import Dropped, Introduction, Joined
 from mesh_llm.transport.invite import Invite
 from mesh_llm.transport.membership import Membership
@@ -118,8 +118,12 @@ class Network:
 
     async def _watch_address(self) -> None:
         # Asked for, not waited for: iroh's own notice comes on another thread, at times after the end.
+        seen = addresses_seen(self._endpoint)
         while True:
             await asyncio.sleep(ADDRESS_POLL_S)
+            before, seen = seen, addresses_seen(self._endpoint)
+            if before == seen:
+                continue
             address = address_of(self._endpoint, self.config)
             if address != self._address:
                 log.info("address changed direct=%s relay=%s", ",".join(address.direct), address.relay)
@@ -203,7 +207,7 @@ class Network:
             except TimeoutError:
                 log.info("could not join yet reason=no answer")
             except Dropped as error:
-                if error.closing.code not in (Code.BUSY, Code.UNKNOWN, Code.TIMEOUT, Code.LEAVING):
+                if not may_pass(error):
                     raise join_refused(error) from None
                 log.info("could not join yet reason=%s", error)
             except PeerLost as error:

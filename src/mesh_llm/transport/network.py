@@ -20,6 +20,7 @@ from mesh_llm.defaults import (
     JOIN_RETRY_S,
     JOIN_S,
     NETWORK_CLOSE_S,
+    NETWORK_TASKS_S,
 )
 from mesh_llm.errors import CredentialRefused, InviteRefused, JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
@@ -95,14 +96,20 @@ class Network:
             return
         self._closing = True
         self._roster.end(reason)
-        while self._tasks:
-            tasks = tuple(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        await self._end_tasks()
         with suppress(TimeoutError, iroh().IrohError):
             async with asyncio.timeout(NETWORK_CLOSE_S):
                 await self._endpoint.close()
+
+    async def _end_tasks(self) -> None:
+        deadline = time.monotonic() + NETWORK_TASKS_S
+        while self._tasks and time.monotonic() < deadline:
+            tasks = tuple(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+        if self._tasks:
+            log.error("still busy after the end: %s", ", ".join(task.get_name() for task in self._tasks))
 
     def _spawn(self, work: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=what)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from mesh_llm.errors import CredentialRefused, JoinRefused, MeshError, PeerLost
+from mesh_llm.transport import network
 from mesh_llm.transport.closing import Code
 from mesh_llm.transport.framing import HEAD, FrameError
 from mesh_llm.transport.network import Membership, Network, NetworkConfig
@@ -311,6 +313,21 @@ async def test_nothing_is_open_beyond_the_address_asked_for(mesh: Mesh) -> None:
     bound = first.network._endpoint.bound_sockets()
     assert {address.rpartition(":")[0] for address in bound} == {"127.0.0.1", "[::1]"}
     assert [address.rpartition(":")[0] for address in first.network.address.direct] == ["127.0.0.1"]
+
+
+async def test_a_change_of_address_is_told(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "ADDRESS_POLL_S", 0.01)
+    first = await mesh.creator()
+    before = first.network.address
+    # As if it had been bound to every interface: then all its addresses count.
+    first.network.config = replace(first.network.config, bind_ip=None)
+
+    await first.network._endpoint.add_external_addr("192.0.2.9:1234")
+
+    await first.handler.wait("address")
+    assert before.direct == first.network.address.direct[1:2]
+    assert first.network.address.direct[0] == "192.0.2.9:1234"
+    assert "192.0.2.9:1234" in [*first.token().address.direct]
 
 
 # -- streams -------------------------------------------------------------------------------------

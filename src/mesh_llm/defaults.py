@@ -357,6 +357,8 @@ STREAM_HEADER_S = 10.0
 STREAM_RESET_S = 2.0
 NETWORK_CLOSE_S = 1.0
 """For last words to reach the peers: they leave at once, and one that is dead does not hold up the end."""
+NETWORK_TASKS_S = 5.0
+"""For whoever serves a stream to let go of it; far more than it takes."""
 ADDRESS_POLL_S = 1.0
 """Between two looks at this node's own addresses, which change with its networks."""
 FAILED_PER_NODE = 5.0

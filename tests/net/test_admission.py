@@ -170,7 +170,7 @@ async def test_an_inviter_that_does_not_know_the_secret(mesh: Mesh) -> None:
     message = await refusal(joiner, token)
 
     assert message == "the inviter could not prove that it made the token"
-    assert closing_of(await (await liars_end).closed()).code is Code.WRONG
+    assert (await closing(await liars_end)).code is Code.WRONG
 
 
 # -- versions ------------------------------------------------------------------------------------
@@ -198,24 +198,25 @@ async def test_another_protocol_altogether(mesh: Mesh) -> None:
 async def test_another_version_is_told_and_nothing_else(mesh: Mesh, version: int, code: Code) -> None:
     first, stranger = await mesh.creator(), await mesh.stranger()
 
-    received, closing = await say(stranger, first, encode_frame(FrameType.HELLO, {"version": version}))
+    received, end = await say(stranger, first, encode_frame(FrameType.HELLO, {"version": version}))
 
-    assert (received, closing.code) == (b"", code)
+    assert (received, end.code) == (b"", code)
 
 
-def test_whom_to_update() -> None:
-    def told(code: Code) -> tuple[str, str | None]:
-        error = join_refused(Dropped(Closing(code=code, reason=""), by_us=False))
-        return error.message, error.hint
+@pytest.mark.parametrize("by_us", [True, False])
+@pytest.mark.parametrize("we_are_older", [True, False])
+def test_whom_to_update(we_are_older: bool, by_us: bool) -> None:
+    # Whoever finds out tells the other about the other.
+    code = Code.TOO_OLD if we_are_older is not by_us else Code.TOO_NEW
 
-    assert told(Code.TOO_OLD) == (
-        "the inviter runs a newer mesh-llm than this node",
-        "update mesh-llm on this machine",
-    )
-    assert told(Code.TOO_NEW) == (
-        "the inviter runs an older mesh-llm than this node",
-        "update mesh-llm on the other machine",
-    )
+    error = join_refused(Dropped(Closing(code=code, reason=""), by_us=by_us))
+
+    if we_are_older:
+        assert error.message == "the inviter runs a newer mesh-llm than this node"
+        assert error.hint == "update mesh-llm on this machine"
+    else:
+        assert error.message == "the inviter runs an older mesh-llm than this node"
+        assert error.hint == "update mesh-llm on the other machine"
 
 
 @pytest.mark.parametrize("by_us", [True, False])
@@ -231,6 +232,12 @@ def test_every_refusal_has_a_sentence(code: Code, by_us: bool) -> None:
 # -- those who do not keep to the protocol -------------------------------------------------------
 
 
+async def closing(connection: Any) -> Closing:
+    # Not wait_for, which can take a cancellation for an answer.
+    async with asyncio.timeout(WITHIN_S):
+        return closing_of(await connection.closed())
+
+
 async def say(stranger: Stranger, member: Member, data: bytes) -> tuple[bytes, Closing]:
     """Say something on the first stream: what comes back, and how it ends."""
     connection = await stranger.dial(member)
@@ -243,7 +250,7 @@ async def say(stranger: Stranger, member: Member, data: bytes) -> tuple[bytes, C
                 received += part
     except iroh().IrohError:
         pass
-    return received, closing_of(await asyncio.wait_for(connection.closed(), WITHIN_S))
+    return received, await closing(connection)
 
 
 def hello() -> bytes:
@@ -272,10 +279,10 @@ def hello() -> bytes:
 async def test_garbage_before_the_hello(mesh: Mesh, data: bytes) -> None:
     first, stranger = await mesh.creator(), await mesh.stranger()
 
-    received, closing = await say(stranger, first, data)
+    received, end = await say(stranger, first, data)
 
     assert received == b""
-    assert closing.code is Code.MALFORMED
+    assert end.code is Code.MALFORMED
     await nothing_happened(first)
 
 
@@ -297,12 +304,12 @@ async def test_garbage_before_the_hello(mesh: Mesh, data: bytes) -> None:
 async def test_garbage_after_the_hello(mesh: Mesh, data: bytes, code: Code) -> None:
     first, stranger = await mesh.creator(), await mesh.stranger()
 
-    received, closing = await say(stranger, first, hello() + data)
+    received, end = await say(stranger, first, hello() + data)
 
-    assert closing.code is code
+    assert end.code is code
     # A version and a nonce is all that one learns, if that.
     assert received == b"" or set(decoded(received)) == {"version", "nonce"}
-    assert first.id not in closing.reason
+    assert first.id not in end.reason
     await nothing_happened(first)
 
 
@@ -340,7 +347,7 @@ async def test_streams_before_admission(mesh: Mesh) -> None:
     with pytest.raises(iroh().IrohError):
         await open_many()
 
-    assert closing_of(await connection.closed()).code is Code.MALFORMED
+    assert (await closing(connection)).code is Code.MALFORMED
     await nothing_happened(first)
 
 
@@ -350,7 +357,7 @@ async def test_a_one_way_stream_before_admission(mesh: Mesh) -> None:
 
     await (await connection.open_uni()).write_all(b"x")
 
-    assert closing_of(await asyncio.wait_for(connection.closed(), WITHIN_S)).code is Code.MALFORMED
+    assert (await closing(connection)).code is Code.MALFORMED
     await nothing_happened(first)
 
 
@@ -363,7 +370,7 @@ async def test_silence(mesh: Mesh, data: bytes, monkeypatch: pytest.MonkeyPatch)
         pair = await connection.open_bi()
         await pair.send().write_all(data)
 
-    assert closing_of(await asyncio.wait_for(connection.closed(), WITHIN_S)).code is Code.TIMEOUT
+    assert (await closing(connection)).code is Code.TIMEOUT
     await nothing_happened(first)
 
 
@@ -398,7 +405,7 @@ async def test_one_who_says_nothing_more_after_being_admitted(
     introduction, joined = await handshake.prove_invite(control, me, token)
 
     assert (introduction.node, joined.welcome["as"]) == (first.id, "node")
-    assert closing_of(await asyncio.wait_for(connection.closed(), WITHIN_S)).code is Code.TIMEOUT
+    assert (await closing(connection)).code is Code.TIMEOUT
     await nothing_happened(first)
 
 
@@ -420,9 +427,9 @@ async def test_a_proof_is_worth_nothing_on_another_connection(mesh: Mesh) -> Non
 
     first_nonce, prove = seen
     data = encode_frame(FrameType.HELLO, first_nonce) + encode_frame(FrameType.PROVE, prove)
-    _, closing = await say(stranger, first, data)
+    _, end = await say(stranger, first, data)
 
-    assert closing.code is Code.WRONG
+    assert end.code is Code.WRONG
 
 
 # -- floods --------------------------------------------------------------------------------------
@@ -478,7 +485,7 @@ async def test_a_flood_of_silence(mesh: Mesh) -> None:
 
     assert await first.handler.wait("peer") == [(joiner.id, Role.NODE)]
     assert first.network.porch.waiting >= HANDSHAKES_LIMIT - 2
-    assert closing_of(await asyncio.wait_for(connections[0].closed(), WITHIN_S)).code is Code.BUSY
+    assert (await closing(connections[0])).code is Code.BUSY
     assert connections[-1].close_reason() is None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import string
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -171,6 +173,12 @@ def test_secrets_are_not_shown() -> None:
     assert "sixteen" not in repr(SMALL)
     assert "a-token-of" not in repr(LARGE)
     assert repr(INVITER) == f"Identity(id={INVITER.id!r})"
+
+
+def test_commands_that_need_no_mesh_do_not_load_iroh() -> None:
+    script = "import sys, mesh_llm.cli.main, mesh_llm.transport.network; sys.exit('iroh' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_nobody_else_can_sign_it() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from mesh_llm.defaults import ALPN
 from mesh_llm.errors import JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
-from mesh_llm.transport.closing import Closing, Code, close
+from mesh_llm.transport.closing import Code, close
 from mesh_llm.transport.control import Control
 from mesh_llm.transport.endpoint import remote_address
 from mesh_llm.transport.framing import FrameType
@@ -79,46 +79,56 @@ def tried(address: Address) -> str:
 
 _UPDATE_HERE = "update mesh-llm on this machine"
 _UPDATE_THERE = "update mesh-llm on the other machine"
+_NEW_TOKEN = "ask for a new one: `mesh-llm invite` on a member makes it"
+_PASSING = (Code.UNKNOWN, Code.BUSY, Code.TIMEOUT, Code.LEAVING, Code.CLOSED, Code.INTERNAL)
+"""Another attempt may well succeed."""
+
+
+def may_pass(dropped: Dropped) -> bool:
+    return dropped.closing.code in _PASSING
 
 
 def join_refused(dropped: Dropped) -> JoinRefused:
     """In the words of one who holds a token."""
-    new_token = "ask for a new one: `mesh-llm invite` on a member makes it"
-    if dropped.by_us:
-        return JoinRefused(
-            "the inviter could not prove that it made the token", hint=f"nothing was joined; {new_token}"
-        )
-    known = {
-        Code.WRONG: ("the token was not accepted: it is wrong, or belongs to another mesh", new_token),
-        Code.EXPIRED: ("the token has expired", new_token),
-        Code.REVOKED: ("the token was revoked", new_token),
+    told = {
+        Code.WRONG: ("the token was not accepted: it is wrong, or belongs to another mesh", _NEW_TOKEN),
+        Code.EXPIRED: ("the token has expired", _NEW_TOKEN),
+        Code.REVOKED: ("the token was revoked", _NEW_TOKEN),
         Code.OWN_ID: ("the inviter runs with this node's identity", "give each node a home of its own"),
     }
-    return _refused(dropped.closing, known, "the inviter")
+    found = {Code.WRONG: ("the inviter could not prove that it made the token", _NEW_TOKEN)}
+    return _refused(dropped, found if dropped.by_us else told, "the inviter")
 
 
 def connect_refused(node: NodeId, dropped: Dropped) -> MeshError:
     """In the words of a member."""
     other = f"node {node[:10]}"
-    if dropped.by_us:
-        return JoinRefused(f"{other} could not prove that it belongs to this mesh")
-    new_token = "join again with a new token"
-    known = {
-        Code.WRONG: (f"{other} does not accept this node as a member of its mesh", new_token),
-        Code.REVOKED: ("this node was expelled from the mesh: its invite was revoked", new_token),
+    if may_pass(dropped):
+        return PeerLost(f"no connection to {other}: {dropped.closing.reason}")
+    again = "join again with a new token"
+    told = {
+        Code.WRONG: (f"{other} does not accept this node as a member of its mesh", again),
+        Code.REVOKED: ("this node was expelled from the mesh: its invite was revoked", again),
         Code.OWN_ID: (f"{other} has this node's identity", "give each node a home of its own"),
     }
-    if dropped.closing.code in (Code.UNKNOWN, Code.BUSY, Code.TIMEOUT, Code.LEAVING, Code.CLOSED):
-        return PeerLost(f"no connection to {other}: {dropped.closing.reason}")
-    return _refused(dropped.closing, known, other)
-
-
-def _refused(closing: Closing, known: dict[Code, tuple[str, str]], other: str) -> JoinRefused:
-    known = known | {
-        Code.TOO_OLD: (f"{other} runs a newer mesh-llm than this node", _UPDATE_HERE),
-        Code.TOO_NEW: (f"{other} runs an older mesh-llm than this node", _UPDATE_THERE),
+    found: dict[Code, tuple[str, str | None]] = {
+        Code.WRONG: (f"{other} could not prove that it belongs to this mesh", None),
+        Code.REVOKED: (f"{other} was expelled from the mesh", None),
     }
-    if closing.code in known:
-        sentence, hint = known[closing.code]
-        return JoinRefused(sentence, hint=hint)
-    return JoinRefused(f"{other} refused: {closing.reason}")
+    return _refused(dropped, found if dropped.by_us else told, other)
+
+
+def _refused(dropped: Dropped, known: Mapping[Code, tuple[str, str | None]], other: str) -> JoinRefused:
+    code = dropped.closing.code
+    if code in (Code.TOO_OLD, Code.TOO_NEW):
+        # The code speaks of the one who is told.
+        here_is_older = (code is Code.TOO_OLD) is not dropped.by_us
+        age, hint = ("a newer", _UPDATE_HERE) if here_is_older else ("an older", _UPDATE_THERE)
+        return JoinRefused(f"{other} runs {age} mesh-llm than this node", hint=hint)
+    if code in known:
+        return JoinRefused(known[code][0], hint=known[code][1])
+    if dropped.by_us:
+        return JoinRefused(
+            f"{other} does not keep to the mesh's protocol", hint="update mesh-llm on both machines"
+        )
+    return JoinRefused(f"{other} refused: {dropped.closing.reason}")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mesh_llm.defaults import ALPN
-from mesh_llm.errors import MeshError
+from mesh_llm.errors import MeshError, PeerLost
 from mesh_llm.transport.addresses import interfaces, ordered
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.invite import join_address, split_address
+from mesh_llm.transport.invite import is_relay_url, join_address, split_address
 from mesh_llm.transport.quic import iroh, message_of, use_running_loop
 from mesh_llm.types import Address, NodeId
 
@@ -90,6 +90,12 @@ def _relay_mode(config: NetworkConfig) -> Any:
     return ffi.RelayMode.custom(relays)
 
 
+def addresses_seen(endpoint: Any) -> object:
+    """Something that changes whenever the endpoint's addresses do; cheaper than to put them in order."""
+    own = endpoint.addr()
+    return set(own.direct_addresses()), own.relay_url()
+
+
 def address_of(endpoint: Any, config: NetworkConfig) -> Address:
     """Where others should try to reach it."""
     own = endpoint.addr()
@@ -110,10 +116,11 @@ def _bound(endpoint: Any, ip: str) -> tuple[str, ...]:
 
 
 def remote_address(node: NodeId, address: Address) -> Any:
-    """For iroh to dial; MeshError where it cannot be one."""
+    """For iroh to dial. What is malformed in an address that others told us does not spoil the rest."""
     ffi = iroh()
     try:
         key = ffi.EndpointId.from_bytes(bytes.fromhex(node))
-        return ffi.EndpointAddr(key, address.relay, list(address.direct))
-    except (ffi.IrohError, ValueError) as error:
-        raise MeshError(f"node {node[:10]} has no address that can be dialled: {error}") from None
+    except (ffi.IrohError, ValueError):
+        raise PeerLost(f"node {node[:10]} has an id that is no key") from None
+    relay = address.relay if address.relay and is_relay_url(address.relay) else None
+    return ffi.EndpointAddr(key, relay, list(ordered(address.direct, {})))

@@ -227,6 +227,10 @@ def _unpack_address(reader: _Reader) -> str:
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
+def is_relay_url(text: str) -> bool:
+    return _RELAY.fullmatch(text) is not None and len(text) < 256
+
+
 def split_address(text: str) -> tuple[IpAddress, int]:
     """The parts of `IP:PORT` or `[IP]:PORT`; ValueError where it is neither."""
     host, colon, port = text.rpartition(":")

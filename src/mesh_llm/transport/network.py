@@ -20,6 +20,7 @@ from mesh_llm.defaults import (
     JOIN_RETRY_S,
     JOIN_S,
     NETWORK_CLOSE_S,
+    NETWORK_TASKS_S,
 )
 from mesh_llm.errors import CredentialRefused, InviteRefused, JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
@@ -27,8 +28,8 @@ from mesh_llm.transport import invite as invites
 from mesh_llm.transport.admissions import IssuedInvite
 from mesh_llm.transport.closing import Code
 from mesh_llm.transport.control import Control
-from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, tried
-from mesh_llm.transport.endpoint import NetworkConfig, address_of, bind
+from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, may_pass, tried
+from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_seen, bind
 from mesh_llm.transport.handshake import Dropped, Introduction, Joined
 from mesh_llm.transport.invite import Invite
 from mesh_llm.transport.membership import Membership
@@ -95,14 +96,20 @@ class Network:
             return
         self._closing = True
         self._roster.end(reason)
-        while self._tasks:
-            tasks = tuple(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        await self._end_tasks()
         with suppress(TimeoutError, iroh().IrohError):
             async with asyncio.timeout(NETWORK_CLOSE_S):
                 await self._endpoint.close()
+
+    async def _end_tasks(self) -> None:
+        deadline = time.monotonic() + NETWORK_TASKS_S
+        while self._tasks and time.monotonic() < deadline:
+            tasks = tuple(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+        if self._tasks:
+            log.error("still busy after the end: %s", ", ".join(task.get_name() for task in self._tasks))
 
     def _spawn(self, work: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=what)
@@ -118,8 +125,12 @@ class Network:
 
     async def _watch_address(self) -> None:
         # Asked for, not waited for: iroh's own notice comes on another thread, at times after the end.
+        seen = addresses_seen(self._endpoint)
         while True:
             await asyncio.sleep(ADDRESS_POLL_S)
+            before, seen = seen, addresses_seen(self._endpoint)
+            if before == seen:
+                continue
             address = address_of(self._endpoint, self.config)
             if address != self._address:
                 log.info("address changed direct=%s relay=%s", ",".join(address.direct), address.relay)
@@ -203,7 +214,7 @@ class Network:
             except TimeoutError:
                 log.info("could not join yet reason=no answer")
             except Dropped as error:
-                if error.closing.code not in (Code.BUSY, Code.UNKNOWN, Code.TIMEOUT, Code.LEAVING):
+                if not may_pass(error):
                     raise join_refused(error) from None
                 log.info("could not join yet reason=%s", error)
             except PeerLost as error:

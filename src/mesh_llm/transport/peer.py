@@ -125,15 +125,20 @@ class Peer:
 
     async def open(self, kind: str, header: dict[str, Any]) -> Stream:
         """A new stream, which the other node's handler serves if this node's role may open its kind."""
+        stream: Stream | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
                 stream = Stream(await self._connection.open_bi(), self._spawn)
                 await stream.write_document({"kind": kind, "header": header})
-                return stream
+            opened, stream = stream, None
+            return opened
         except TimeoutError:
             raise PeerLost(f"no stream to node {self.id[:10]} within {CONNECT_S:.0f} s") from None
         except iroh().IrohError as error:
             raise PeerLost(f"no stream to node {self.id[:10]}: {message_of(error)}") from None
+        finally:
+            if stream is not None:
+                stream.reset()
 
     def path(self) -> PathFacts:
         """Of the path in use; of the last one while there is none."""

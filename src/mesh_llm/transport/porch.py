@@ -17,7 +17,7 @@ from mesh_llm.transport.framing import FrameType
 from mesh_llm.transport.gate import Gate
 from mesh_llm.transport.handshake import Dropped
 from mesh_llm.transport.invite import split_address
-from mesh_llm.transport.quic import iroh
+from mesh_llm.transport.quic import iroh, message_of
 from mesh_llm.transport.roster import Roster
 from mesh_llm.types import NodeId
 
@@ -48,22 +48,29 @@ class Porch:
     async def run(self, endpoint: Any) -> None:
         """Until the endpoint closes."""
         while (incoming := await endpoint.accept_next()) is not None:
-            now = time.monotonic()
-            source = await _source(incoming)
-            if not self.attempts.is_calm(now):
-                if not await incoming.remote_addr_validated():
-                    # It shall show that it is where it claims to be. That costs us nothing.
-                    await incoming.retry()
-                    continue
-                if not self.attempts.allow_source(source, now):
-                    await self._turn_away(incoming)
-                    continue
-            if not self._make_room(now):
+            try:
+                await self._consider(incoming)
+            except (iroh().IrohError, ValueError) as error:
+                # It was gone before it was looked at. The next one is not to suffer for it.
+                log.info("a connection came to nothing reason=%s", message_of(error))
+
+    async def _consider(self, incoming: Any) -> None:
+        now = time.monotonic()
+        source = await _source(incoming)
+        if not self.attempts.is_calm(now):
+            if not await incoming.remote_addr_validated():
+                # It shall show that it is where it claims to be. That costs us nothing.
+                await incoming.retry()
+                return
+            if not self.attempts.allow_source(source, now):
                 await self._turn_away(incoming)
-                continue
-            task = self._spawn(self._receive(incoming, source), "receive a connection")
-            self._here[task] = now
-            task.add_done_callback(lambda task: self._here.pop(task, None))
+                return
+        if not self._make_room(now):
+            await self._turn_away(incoming)
+            return
+        task = self._spawn(self._receive(incoming, source), "receive a connection")
+        self._here[task] = now
+        task.add_done_callback(lambda task: self._here.pop(task, None))
 
     async def _turn_away(self, incoming: Any) -> None:
         # Before any cryptography is done for it. QUIC asks again by itself, later and later.

@@ -9,11 +9,15 @@ import asyncio
 import ctypes
 import importlib
 import importlib.metadata
+import re
 from functools import cache
 from typing import Any
 
 from mesh_llm.defaults import IROH_VERSION
 from mesh_llm.errors import MeshError
+
+_PLACE = re.compile(r" \(/\S+:\d+:\d+\)$")
+"""Where in iroh's sources an error arose."""
 
 
 @cache
@@ -42,7 +46,7 @@ def message_of(error: Exception) -> str:
     """What an error of iroh says, in its last and plainest line."""
     text = error.message() if isinstance(error, iroh().IrohError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return _PLACE.sub("", lines[-1]) if lines else type(error).__name__
 
 
 def _write_at_once(module: Any) -> None:

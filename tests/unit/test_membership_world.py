@@ -385,6 +385,7 @@ def test_a_thousand_nodes() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_a_thousand_nodes_part_and_heal() -> None:
     world = a_warm_mesh(1000, tick_s=0.5, weigh_every=997)
     left, right = range(400), range(400, 1000)
@@ -396,7 +397,7 @@ def test_a_thousand_nodes_part_and_heal() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_long_rough_life(seed: int) -> None:
     world = a_mesh(12, seed=seed, loss=0.05)
     for _ in range(30):

@@ -86,6 +86,8 @@ class World:
         self._blocked: set[frozenset[object]] = set()
         self._sides: dict[object, object] = {}
         self._lives = 0
+        self._keys: dict[NodeId, dict[object, None]] = {}
+        """Processes by id, in the order of their start."""
 
     # -- making and breaking --------------------------------------------------------------------
 
@@ -98,6 +100,7 @@ class World:
         grown = incarnation or int(self.now * 1000) + self._lives
         view = View(me, incarnation=grown, facts=facts(key), now=self.now, seed=self.random.getrandbits(64))
         host = self.hosts[key] = Host(key=key, id=me, view=view, born=self.now)
+        self._keys.setdefault(me, {})[key] = None
         self.perform(host, view.know(know, self.now))
         self.at(self.now + self.random.random() * self.tick_s, lambda: self._tick(host))
         return host
@@ -158,6 +161,10 @@ class World:
             for batch in batches:
                 host.view.on_message(teacher, batch, self.now)
             host.peers.add(by_id[teacher].key)
+        self.now += 0.1
+        for host in self.hosts.values():
+            # What it would tell on now is known.
+            host.view.on_tick(self.now)
         for key, others in wanted.items():
             for other in others:
                 self.link(key, by_id[other].key)
@@ -193,19 +200,21 @@ class World:
     def standing(self, viewer: object, subject: object) -> Standing | None:
         host = self.hosts.get(subject)
         member = self.hosts[viewer].view.member(host.id if host else node_id(subject))
-        return member and member.standing
+        return None if member is None else member.standing
 
     def agreed(self, keys: Iterable[object] | None = None) -> bool:
         """Whether these (all that run) see each other, and nobody else, alive, and with the same facts."""
         hosts = self.up if keys is None else [self.hosts[key] for key in keys]
         if len({host.view.digest for host in hosts}) != 1:
             return False
+        # Equal digests: they agree with the first one. Suspicion is each one's own.
         ids = sorted(host.id for host in hosts)
-        return all(
-            [m.id for m in host.view.members if m.present] == ids
-            and all(m.standing is Standing.ALIVE for m in host.view.members if m.present)
-            for host in hosts
+        keys = {host.key for host in hosts}
+        doubted = any(
+            standing is Standing.SUSPECT and viewer in keys
+            for (viewer, _), standing in self._standings.items()
         )
+        return not doubted and [m.id for m in hosts[0].view.members if m.present] == ids
 
     def turns_to(self, standing: Standing, *, since: float = 0.0) -> list[Turn]:
         return [turn for turn in self.turns if turn.standing is standing and turn.at >= since]
@@ -238,7 +247,7 @@ class World:
     def _note(self, host: Host, nodes: tuple[NodeId, ...]) -> None:
         for node in nodes:
             member = host.view.member(node)
-            standing = member and member.standing
+            standing = None if member is None else member.standing
             if self._standings.get((host.key, node)) is not standing:
                 self._standings[host.key, node] = standing
                 self.turns.append(Turn(self.now, host.key, node, standing))
@@ -279,8 +288,9 @@ class World:
             self.perform(peer, peer.view.on_message(host.id, message, self.now))
 
     def _dial(self, host: Host, node: NodeId) -> None:
-        for peer in self.hosts.values():
-            if peer.id == node and peer is not host and self.random.random() >= self.loss:
+        for key in self._keys.get(node, ()):
+            peer = self.hosts[key]
+            if peer is not host and self.random.random() >= self.loss:
                 self.at(self._later(), lambda peer=peer: self._arrive(host, peer))  # type: ignore[misc]
 
     def _arrive(self, host: Host, peer: Host) -> None:

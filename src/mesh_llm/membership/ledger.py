@@ -13,14 +13,14 @@ from collections.abc import Iterable
 
 from mesh_llm.defaults import MEMBER_BUCKETS
 from mesh_llm.membership.messages import Compare, Entry, Summary
-from mesh_llm.membership.record import Record, fingerprint, joined
+from mesh_llm.membership.record import Record, joined
 from mesh_llm.types import NodeId
 
 
 class Ledger:
     def __init__(self) -> None:
         self._records: dict[NodeId, Record] = {}
-        self._prints: dict[NodeId, int] = {}
+        self._marks: dict[NodeId, int] = {}
         self._buckets = [0] * MEMBER_BUCKETS
         self._filed: dict[int, set[NodeId]] = {}
         self.ring: list[NodeId] = []
@@ -41,7 +41,7 @@ class Ledger:
 
     def put(self, record: Record) -> None:
         self._records[record.node] = record
-        self._count(record.node, None if record.gone else fingerprint(record))
+        self._count(record.node, None if record.gone else record.mark)
 
     def remove(self, node: NodeId) -> None:
         self._records.pop(node, None)
@@ -49,12 +49,12 @@ class Ledger:
 
     def _count(self, node: NodeId, new: int | None) -> None:
         """Have a node count in the digests with `new`; None takes it off the ring."""
-        old, bucket = self._prints.pop(node, None), bucket_of(node)
+        old, bucket = self._marks.pop(node, None), bucket_of(node)
         change = (old or 0) ^ (new or 0)
         self._buckets[bucket] ^= change
         self.digest ^= change
         if new is not None:
-            self._prints[node] = new
+            self._marks[node] = new
         if old is None and new is not None:
             insort(self.ring, node)
             self._filed.setdefault(bucket, set()).add(node)
@@ -75,11 +75,11 @@ class Ledger:
     # -- comparing two ledgers ------------------------------------------------------------------
 
     def compare(self) -> Compare:
-        return Compare(buckets=tuple((at, print_) for at, print_ in enumerate(self._buckets) if print_))
+        return Compare(buckets=tuple((at, mark) for at, mark in enumerate(self._buckets) if mark))
 
     def differing(self, compare: Compare) -> list[int]:
         theirs = dict(compare.buckets)
-        return [at for at, print_ in enumerate(self._buckets) if print_ != theirs.get(at, 0)]
+        return [at for at, mark in enumerate(self._buckets) if mark != theirs.get(at, 0)]
 
     def summaries(self, buckets: Iterable[int], limit: int) -> list[Summary]:
         """In messages of at most `limit` entries."""

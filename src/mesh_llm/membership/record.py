@@ -28,18 +28,26 @@ class Record:
     """Never None for one that is alive."""
     size_bytes: int = field(default=0, compare=False)
     """As JSON, roughly; counted once."""
+    version: tuple[int, int, int] = field(init=False, compare=False, repr=False)
+    gone: bool = field(init=False, compare=False, repr=False)
+    _mark: int = field(init=False, default=0, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        # Records are compared far more often than made.
+        rank = RANK[self.standing]
+        object.__setattr__(self, "version", (self.incarnation, rank, self.sequence))
+        object.__setattr__(self, "gone", rank >= RANK[Standing.DEAD])
         if not self.size_bytes:
             object.__setattr__(self, "size_bytes", _FRAME_BYTES + facts_bytes(self.facts))
 
     @property
-    def gone(self) -> bool:
-        return self.standing in (Standing.DEAD, Standing.LEFT)
-
-    @property
-    def version(self) -> tuple[int, int, int]:
-        return (self.incarnation, RANK[self.standing], self.sequence)
+    def mark(self) -> int:
+        """64 bits of who lives in which version, for digests."""
+        if not self._mark:
+            text = f"{self.node} {self.version}".encode()
+            mark = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+            object.__setattr__(self, "_mark", mark)
+        return self._mark
 
     def said(self, standing: Standing) -> Record:
         return replace(self, standing=standing)
@@ -63,9 +71,3 @@ def joined(old: Record, new: Record) -> Record:
     facts = new if (new.facts is not None, new.sequence) > (old.facts is not None, old.sequence) else old
     worse = max(old.standing, new.standing, key=RANK.__getitem__)
     return facts if facts.standing is worse else facts.said(worse)
-
-
-def fingerprint(record: Record) -> int:
-    """64 bits of who lives in which version, for digests."""
-    text = f"{record.node} {record.version}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

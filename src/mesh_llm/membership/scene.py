@@ -111,24 +111,31 @@ class Scene:
         return Standing.SUSPECT if record.node in self.doubts else Standing.ALIVE
 
     def _via(self, node: NodeId) -> tuple[NodeId, ...]:
-        return tuple(sorted(link.node for link in self.links.values() if node in link.hears))
+        via = [link.node for link in self.links.values() if node in link.hears]
+        return tuple(sorted(via)) if via else ()
 
     def changed(self) -> tuple[NodeId, ...]:
         """Of those touched, the ones that look different; and note since when."""
         found = []
         for node in self.touched:
-            member = self.member(node)
             before = self._shown.get(node)
-            if member is None:
+            looks = self._looks(node)
+            if looks is None:
+                self._shown.pop(node, None)
                 self.since.pop(node, None)
-                if self._shown.pop(node, None) is not None:
-                    found.append(node)
-                continue
-            looks = (member.standing, member.incarnation, member.facts, member.connected, member.via)
-            if before is None or before[0] is not member.standing:
+            elif before is None or before[0] is not looks[0]:
                 self.since[node] = self.now
-            if before != looks:
+            if looks is not None:
                 self._shown[node] = looks
+            if looks != before:
                 found.append(node)
         self.touched.clear()
         return tuple(sorted(found))
+
+    def _looks(self, node: NodeId) -> tuple[object, ...] | None:
+        record = self.ledger.get(node)
+        if record is None:
+            return None
+        connected = node in self.links
+        via = () if connected else self._via(node)
+        return (self._standing(record), record.incarnation, record.facts, connected, via)

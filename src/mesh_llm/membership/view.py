@@ -34,7 +34,7 @@ from mesh_llm.membership.record import Record
 from mesh_llm.membership.scene import Scene
 from mesh_llm.types import Address, NodeFacts, NodeId
 
-_SWEEP_S = 5.0
+_SWEEP_S = 30.0
 _NOWHERE = Address()
 
 

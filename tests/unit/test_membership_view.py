@@ -1,0 +1,526 @@
+"""The rules of a view, one by one, with time passed in."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from mesh_llm.defaults import MEMBER_KNOWN_LIMIT, MEMBER_REMEMBER_S, MEMBER_TOMBSTONE_S
+from mesh_llm.membership import gossip
+from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
+from mesh_llm.membership.fields import WHOLE_LIMIT
+from mesh_llm.membership.member import Member, Standing
+from mesh_llm.membership.messages import Ack, Compare, Hears, Leave, Message, Ping, Update, Want
+from mesh_llm.membership.own import COPIED_HOME
+from mesh_llm.membership.record import Record, joined
+from mesh_llm.membership.ring import chosen
+from mesh_llm.membership.view import View
+from mesh_llm.types import Address, NodeId
+from tests.support.membership_world import facts
+
+ME, ANN, BEN, CAT = (NodeId(sign * 64) for sign in "5139")
+"""Ann has a lower id than we, Cat a higher one."""
+START = 100.0
+
+
+def a_view(me: NodeId = ME) -> View:
+    return View(me, incarnation=1000, facts=facts("me"), now=START, seed=1)
+
+
+def a_record(
+    node: NodeId, *, incarnation: int = 7, sequence: int = 0, standing: Standing = Standing.ALIVE
+) -> Record:
+    known = None if standing in (Standing.DEAD, Standing.LEFT) else facts(node[:4])
+    return Record(node=node, incarnation=incarnation, sequence=sequence, standing=standing, facts=known)
+
+
+def update(*records: Record) -> Update:
+    return Update(records=records)
+
+
+def sent(effects: list[Effect], to: NodeId | None = None) -> list[Message]:
+    return [effect.message for effect in effects if isinstance(effect, Send) and to in (None, effect.to)]
+
+
+def told(effects: list[Effect], to: NodeId) -> list[Record]:
+    return [
+        record for message in sent(effects, to) if isinstance(message, Update) for record in message.records
+    ]
+
+
+def changed(effects: list[Effect]) -> list[NodeId]:
+    return [node for effect in effects if isinstance(effect, Changed) for node in effect.nodes]
+
+
+def seen(view: View, node: NodeId) -> Member:
+    member = view.member(node)
+    assert member is not None
+    return member
+
+
+def join(view: View, *nodes: NodeId, now: float = START) -> list[Effect]:
+    effects = []
+    for node in nodes:
+        effects += view.on_connected(node, now)
+        effects += view.on_message(node, update(a_record(node)), now)
+    return effects
+
+
+def ticks(view: View, begin: float, end: float, *, pinged_by: tuple[NodeId, ...] = ()) -> list[Effect]:
+    """Tick after tick, with a ping from some before each."""
+    effects: list[Effect] = []
+    now = begin
+    while now <= end:
+        for node in pinged_by:
+            effects += view.on_message(node, a_ping(view), now)
+        effects += view.on_tick(now)
+        now += 0.25
+    return effects
+
+
+def a_ping(view: View, *, incarnation: int = 7, keep: bool = True) -> Ping:
+    return Ping(number=1, incarnation=incarnation, digest=view.digest, hears=0, keep=keep)
+
+
+def test_a_view_begins_with_itself() -> None:
+    view = a_view()
+    (me,) = view.members
+    assert (me.id, me.standing, me.incarnation, me.since) == (ME, Standing.ALIVE, 1000, START)
+    assert view.member(ANN) is None
+
+
+def test_a_connection_begins_with_ones_own_record() -> None:
+    view = a_view()
+    effects = view.on_connected(ANN, START)
+    assert [record.node for record in told(effects, ANN)] == [ME]
+    assert view.member(ANN) is None
+    effects = view.on_message(ANN, update(a_record(ANN)), START)
+    assert changed(effects) == [ANN]
+    ann = seen(view, ANN)
+    assert (ann.standing, ann.connected, ann.via, ann.facts) == (Standing.ALIVE, True, (), facts(ANN[:4]))
+
+
+def test_the_lower_id_compares_ledgers_first() -> None:
+    assert any(isinstance(message, Compare) for message in sent(a_view().on_connected(CAT, START)))
+    assert not any(isinstance(message, Compare) for message in sent(a_view().on_connected(ANN, START)))
+
+
+def test_news_go_to_all_but_their_source() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_tick(START + 0.25)
+    effects = view.on_message(ANN, update(a_record(CAT)), START + 0.5)
+    assert told(effects, BEN) == [a_record(CAT)]
+    assert told(effects, ANN) == []
+    # The same again is no news.
+    assert view.on_message(BEN, update(a_record(CAT)), START + 0.6) == []
+
+
+def test_one_pings_every_second() -> None:
+    view = a_view()
+    join(view, ANN)
+    pings = 0
+    for step in range(40):
+        for message in sent(view.on_tick(START + step * 0.25)):
+            if isinstance(message, Ping):
+                pings += 1
+                ack = Ack(number=message.number, incarnation=7, digest=view.digest)
+                view.on_message(ANN, ack, START + step * 0.25 + 0.01)
+    assert pings in (9, 10)
+
+
+def test_delay_is_a_median_and_not_of_the_first_samples() -> None:
+    view = a_view()
+    join(view, ANN)
+    (first,) = [message for message in sent(view.on_tick(START + 1)) if isinstance(message, Ping)]
+    delays = iter([0.9, 0.020, 0.030, 0.020, 0.9, 0.020])
+    shown = []
+    ping, at = first, START + 1
+    for number, delay in enumerate(delays, start=2):
+        ack = Ack(number=ping.number, incarnation=7, digest=view.digest)
+        view.on_message(ANN, ack, at + delay)
+        shown.append(seen(view, ANN).rtt_s)
+        at = START + number
+        (ping,) = [message for message in sent(view.on_tick(at)) if isinstance(message, Ping)]
+    assert shown[:3] == [None, None, None]
+    assert shown[3:] == [
+        pytest.approx(0.02, abs=1e-6),
+        pytest.approx(0.025, abs=1e-6),
+        pytest.approx(0.02, abs=1e-6),
+    ]
+
+
+def test_an_answer_to_no_ping_says_nothing() -> None:
+    view = a_view()
+    join(view, ANN)
+    for number in range(50, 60):
+        view.on_message(ANN, Ack(number=number, incarnation=7, digest=0), START + 1)
+    assert seen(view, ANN).rtt_s is None
+
+
+def test_silence_is_suspicion_then_death() -> None:
+    view = a_view()
+    join(view, ANN)
+    ticks(view, START + 0.25, START + 1.75)
+    assert seen(view, ANN).standing is Standing.ALIVE
+    effects = view.on_tick(START + 2.0)
+    assert seen(view, ANN).standing is Standing.SUSPECT
+    # It is told of the suspicion itself, if it can hear us.
+    assert [record.standing for record in told(effects, ANN)] == [Standing.SUSPECT]
+    effects = ticks(view, START + 2.25, START + 2.75)
+    assert seen(view, ANN).standing is Standing.DEAD
+    assert Disconnect(node=ANN, reason="it is silent") in effects
+    assert seen(view, ANN).since == START + 2.75
+
+
+def test_a_late_word_ends_the_suspicion() -> None:
+    view = a_view()
+    join(view, ANN)
+    ticks(view, START + 0.25, START + 2.25)
+    effects = view.on_message(ANN, a_ping(view), START + 2.4)
+    assert changed(effects) == [ANN]
+    assert seen(view, ANN).standing is Standing.ALIVE
+    # And the node gets to know, so that it can refute what others may have heard from us.
+    assert [record.standing for record in told(effects, ANN)] == [Standing.SUSPECT]
+
+
+def test_a_closed_connection_is_suspicion_at_once() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_tick(START + 0.25)
+    effects = view.on_disconnected(ANN, START + 0.4)
+    assert seen(view, ANN).standing is Standing.SUSPECT
+    assert [record.standing for record in told(effects, BEN)] == [Standing.SUSPECT]
+    ticks(view, START + 0.5, START + 1.25)
+    assert seen(view, ANN).standing is Standing.DEAD
+
+
+def test_a_connection_that_comes_back_in_time_is_no_death() -> None:
+    view = a_view()
+    join(view, ANN)
+    view.on_tick(START + 0.25)
+    effects = view.on_disconnected(ANN, START + 0.4)
+    effects += ticks(view, START + 0.5, START + 0.75)
+    assert any(isinstance(effect, Connect) and effect.node == ANN for effect in effects)
+    view.on_connected(ANN, START + 0.8)
+    assert seen(view, ANN).standing is Standing.ALIVE
+
+
+def test_a_neighbour_that_hears_it_vouches() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_message(BEN, Hears(nodes=(ANN,)), START)
+    view.on_tick(START + 0.25)
+    view.on_disconnected(ANN, START + 0.4)
+    ticks(view, START + 0.5, START + 30, pinged_by=(BEN,))
+    ann = seen(view, ANN)
+    assert (ann.standing, ann.connected, ann.via) == (Standing.ALIVE, False, (BEN,))
+    # Until it no longer does, and nobody can reach it.
+    effects = view.on_message(BEN, Hears(nodes=()), START + 30.1)
+    assert changed(effects) == [ANN]
+    ticks(view, START + 30.25, START + 45, pinged_by=(BEN,))
+    assert seen(view, ANN).standing is Standing.DEAD
+
+
+def test_a_voucher_that_is_silent_itself_does_not_count() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_message(BEN, Hears(nodes=(ANN,)), START)
+    view.on_message(ANN, Hears(nodes=(BEN,)), START)
+    ticks(view, START + 0.25, START + 3)
+    assert {seen(view, node).standing for node in (ANN, BEN)} == {Standing.DEAD}
+
+
+def test_a_refuted_suspicion_ends() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_tick(START + 0.25)
+    view.on_disconnected(ANN, START + 0.4)
+    view.on_message(BEN, update(a_record(ANN, incarnation=8)), START + 0.6)
+    assert seen(view, ANN).standing is Standing.ALIVE
+    ticks(view, START + 0.75, START + 3, pinged_by=(BEN,))
+    assert seen(view, ANN).standing is Standing.ALIVE
+
+
+def test_what_is_heard_is_not_dead_whatever_others_say() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_tick(START + 0.25)
+    dead = a_record(ANN, standing=Standing.DEAD)
+    effects = view.on_message(BEN, update(dead), START + 0.5)
+    assert changed(effects) == []
+    assert told(effects, ANN) == [dead]
+    assert seen(view, ANN).standing is Standing.ALIVE
+
+
+def test_we_refute_what_is_said_about_us() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_tick(START + 0.25)
+    said = a_record(ME, incarnation=1000, standing=Standing.SUSPECT)
+    effects = view.on_message(ANN, update(said), START + 0.5)
+    for node in (ANN, BEN):
+        (record,) = told(effects, node)
+        assert (record.node, record.incarnation, record.standing) == (ME, 1001, Standing.ALIVE)
+    assert not any(isinstance(effect, Duplicate) for effect in effects)
+    # An old story is not worth an answer.
+    assert told(view.on_message(BEN, update(said), START + 0.7), BEN) == []
+
+
+def test_a_higher_incarnation_of_ours_is_exceeded() -> None:
+    view = a_view()
+    join(view, ANN)
+    view.on_message(ANN, update(a_record(ME, incarnation=5000)), START + 0.5)
+    assert seen(view, ME).incarnation == 5001
+
+
+def test_old_gossip_does_not_wake_the_dead() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_message(BEN, Leave(incarnation=7), START + 0.1)
+    assert seen(view, BEN).standing is Standing.LEFT
+    effects = view.on_message(ANN, update(a_record(BEN, sequence=3)), START + 0.2)
+    assert seen(view, BEN).standing is Standing.LEFT
+    view.on_message(ANN, update(a_record(BEN, incarnation=8)), START + 0.3)
+    assert seen(view, BEN).standing is Standing.ALIVE
+    assert effects == [] or changed(effects) == []
+
+
+def test_an_unknown_tombstone_is_kept_but_not_told_on() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_tick(START + 0.25)
+    effects = view.on_message(ANN, update(a_record(CAT, standing=Standing.DEAD)), START + 0.5)
+    assert told(effects, BEN) == []
+    view.on_message(BEN, update(a_record(CAT)), START + 0.6)
+    assert seen(view, CAT).standing is Standing.DEAD
+
+
+def test_tombstones_are_forgotten_and_the_address_is_kept() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_message(BEN, Leave(incarnation=7), START)
+    view.on_disconnected(BEN, START)
+    ticks(view, START + 0.25, START + 3)
+    assert seen(view, ANN).standing is Standing.DEAD
+    view.on_tick(START + MEMBER_TOMBSTONE_S + 60)
+    assert [member.id for member in view.members] == [ME]
+    tried = ticks(view, START + MEMBER_TOMBSTONE_S + 61, START + MEMBER_TOMBSTONE_S + 161)
+    assert {effect.node for effect in tried if isinstance(effect, Connect)} == {ANN}
+    view.on_tick(START + MEMBER_TOMBSTONE_S + MEMBER_REMEMBER_S + 120)
+    later = START + MEMBER_TOMBSTONE_S + MEMBER_REMEMBER_S + 121
+    assert not [effect for effect in ticks(view, later, later + 100) if isinstance(effect, Connect)]
+
+
+def test_a_member_that_died_is_tried_less_and_less_often() -> None:
+    view = a_view()
+    join(view, ANN)
+    tried = []
+    now = START
+    while now < START + 600:
+        now += 0.25
+        tried += [now for effect in view.on_tick(now) if isinstance(effect, Connect)]
+    assert 600 / 40 < len(tried) < 600 / 20
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tried)]
+    assert pauses[0] < 4
+    assert max(pauses) <= 38
+    assert len(set(pauses[-8:])) > 3, "in step with everybody else"
+
+
+def test_the_lower_id_dials_first() -> None:
+    for node, first_s in ((CAT, 0.0), (ANN, 1.0)):
+        view = a_view()
+        view.know([a_record(node)], START)
+        now = START
+        while not any(isinstance(effect, Connect) for effect in view.on_tick(now)):
+            now += 0.05
+        assert first_s <= now - START <= first_s + 0.35
+
+
+def test_the_remembered_are_no_members_until_they_are_heard() -> None:
+    view = a_view()
+    view.know([a_record(CAT, incarnation=900)], START)
+    assert [member.id for member in view.members] == [ME]
+    assert Connect(node=CAT, address=facts("").address) in view.on_tick(START)
+    join(view, ANN)
+    # Alive by gossip, although with a lower incarnation than remembered: its clock was set back.
+    view.on_message(ANN, update(a_record(CAT, incarnation=8)), START + 1)
+    assert seen(view, CAT).standing is Standing.ALIVE
+
+
+def test_nobody_dials_nowhere() -> None:
+    view = a_view()
+    view.know([replace(a_record(CAT), facts=facts("x", address=Address()))], START)
+    assert ticks(view, START, START + 30) == []
+
+
+def test_the_expelled_stay_out_until_they_are_admitted_again() -> None:
+    view = a_view()
+    join(view, ANN, CAT)
+    effects = view.forget(CAT, START + 0.1)
+    assert Disconnect(node=CAT, reason="it has been expelled") in effects
+    assert changed(effects) == [CAT]
+    view.on_message(ANN, update(a_record(CAT, incarnation=99)), START + 0.2)
+    view.on_message(CAT, update(a_record(CAT, incarnation=99)), START + 0.2)
+    assert view.member(CAT) is None
+    join(view, CAT, now=START + 0.3)
+    assert seen(view, CAT).standing is Standing.ALIVE
+
+
+def test_leaving_tells_everybody_and_then_nothing() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_tick(START + 0.25)
+    effects = view.leave(START + 0.5)
+    assert sent(effects) == [Leave(incarnation=1000)] * 2
+    assert seen(view, ME).standing is Standing.LEFT
+    assert view.on_tick(START + 1) == []
+    said = a_record(ME, incarnation=1000, standing=Standing.DEAD)
+    assert view.on_message(ANN, update(said), START + 1) == []
+    assert view.on_disconnected(ANN, START + 1.2)[1:] == []
+
+
+@pytest.mark.parametrize("jump_s", [60.0, 7200.0, -50.0])
+def test_after_a_jump_of_the_clock_nobody_is_dead(jump_s: float) -> None:
+    view = a_view()
+    join(view, ANN, CAT)
+    ticks(view, START + 0.25, START + 2, pinged_by=(ANN, CAT))
+    woken = START + 2 + jump_s
+    effects = view.on_tick(woken)
+    assert {
+        effect.to for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Ping)
+    } == {ANN, CAT}
+    effects = ticks(view, woken + 0.25, woken + 3)
+    assert {seen(view, node).standing for node in (ANN, CAT)} == {Standing.SUSPECT}
+    # The connections are given up, and new ones tried.
+    assert {effect.node for effect in effects if isinstance(effect, Disconnect)} == {ANN, CAT}
+    effects = ticks(view, woken + 3.25, woken + 6)
+    assert {effect.node for effect in effects if isinstance(effect, Connect)} == {ANN, CAT}
+    view.on_connected(ANN, woken + 6.1)
+    ticks(view, woken + 6.25, woken + 11, pinged_by=(ANN,))
+    assert (seen(view, ANN).standing, seen(view, CAT).standing) == (Standing.ALIVE, Standing.DEAD)
+
+
+def test_our_own_id_on_the_other_side_is_a_copied_home() -> None:
+    view = a_view()
+    effects = view.on_connected(ME, START)
+    assert Duplicate(reason=COPIED_HOME) in effects
+    assert Disconnect(node=ME, reason="it has this node's own id") in effects
+    assert not any(isinstance(effect, Duplicate) for effect in view.on_connected(ME, START + 1))
+
+
+def claims_until_duplicate(view: View, first: int) -> int:
+    claimed = first
+    for count in range(1, 20):
+        effects = view.on_message(ANN, update(a_record(ME, incarnation=claimed)), START + count * 0.2)
+        if any(isinstance(effect, Duplicate) for effect in effects):
+            return count
+        claimed = seen(view, ME).incarnation + 1
+    raise AssertionError("never")
+
+
+def test_a_newcomer_gives_up_before_the_original() -> None:
+    newcomer, original = a_view(), a_view()
+    join(newcomer, ANN)
+    join(original, ANN)
+    assert claims_until_duplicate(newcomer, 1001) == 3
+    assert claims_until_duplicate(original, 900_000) == 6
+
+
+def test_the_highest_incarnation_cannot_be_exceeded() -> None:
+    view = a_view()
+    join(view, ANN)
+    said = a_record(ME, incarnation=WHOLE_LIMIT, standing=Standing.DEAD)
+    assert Duplicate(reason=COPIED_HOME) in view.on_message(ANN, update(said), START + 0.5)
+    assert seen(view, ME).incarnation == 1000
+
+
+def test_facts_are_published_once() -> None:
+    view = a_view()
+    join(view, ANN)
+    view.on_tick(START + 0.25)
+    effects = view.publish(facts("me", lent_bytes=5), START + 0.5)
+    assert [record.sequence for record in told(effects, ANN)] == [1]
+    assert changed(effects) == [ME]
+    assert view.publish(facts("me", lent_bytes=5), START + 0.6) == []
+
+
+def test_older_facts_do_not_replace_newer_ones() -> None:
+    view = a_view()
+    join(view, ANN)
+    newer = replace(a_record(ANN, sequence=4), facts=facts("new"))
+    view.on_message(ANN, update(newer), START + 0.1)
+    view.on_message(ANN, update(a_record(ANN, sequence=3)), START + 0.2)
+    assert seen(view, ANN).facts == facts("new")
+
+
+def test_strangers_are_not_listened_to() -> None:
+    view = a_view()
+    assert view.on_message(ANN, update(a_record(ANN)), START) == []
+    assert view.member(ANN) is None
+
+
+def test_who_pings_unknown_is_asked_for_its_record() -> None:
+    view = a_view()
+    view.on_connected(ANN, START)
+    effects = view.on_message(ANN, a_ping(view), START + 0.1)
+    assert Want(nodes=(ANN,)) in sent(effects, ANN)
+
+
+def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MEMBER_KNOWN_LIMIT >= 4000
+    monkeypatch.setattr(gossip, "MEMBER_KNOWN_LIMIT", 20)
+    view = a_view()
+    join(view, ANN)
+    for number in range(100):
+        stranger = NodeId(f"{number:064x}")
+        view.on_message(ANN, update(a_record(stranger, standing=Standing.DEAD)), START + number / 100)
+    assert len(view.members) == 20
+    view.on_message(
+        ANN, update(*(a_record(NodeId(f"{n:064x}"), incarnation=9) for n in range(200, 300))), START + 1
+    )
+    assert len(view.members) == 20
+    assert seen(view, ANN).standing is Standing.ALIVE
+    view.know((a_record(NodeId(f"{n:064x}")) for n in range(500, 600)), START + 1)
+
+
+def test_records_join_the_same_in_any_order() -> None:
+    alive, later = a_record(ANN), a_record(ANN, sequence=2)
+    suspect = a_record(ANN, standing=Standing.SUSPECT)
+    dead = a_record(ANN, standing=Standing.DEAD)
+    back = a_record(ANN, incarnation=8)
+    for one in (alive, later, suspect, dead, back):
+        for other in (alive, later, suspect, dead, back):
+            assert joined(one, other).version == joined(other, one).version
+    assert joined(later, dead).standing is Standing.DEAD
+    assert joined(later, dead).facts == later.facts
+    assert joined(dead, back) == back
+
+
+@pytest.mark.parametrize("count", [2, 16, 17, 100, 1000])
+def test_the_active_graph_is_connected_and_of_bounded_degree(count: int) -> None:
+    ring = sorted(
+        NodeId(f"{number * 0x9E3779B97F4A7C15 % (1 << 64):016x}" * 4) for number in range(1, count + 1)
+    )
+    edges: dict[NodeId, set[NodeId]] = {node: set() for node in ring}
+    for node in ring:
+        for other in chosen(node, ring):
+            edges[node].add(other)
+            edges[other].add(node)
+    assert max(map(len, edges.values())) <= 30
+    reached, front, hops = {ring[0]}, {ring[0]}, 0
+    while front:
+        front = {other for node in front for other in edges[node]} - reached
+        reached |= front
+        hops += 1
+    assert reached == set(ring)
+    assert hops <= 9
+
+
+def test_a_new_node_moves_few_connections() -> None:
+    ring = sorted(NodeId(f"{number * 0x9E3779B97F4A7C15 % (1 << 64):016x}" * 4) for number in range(1, 301))
+    without = ring[:150] + ring[151:]
+    moved = [node for node in without if chosen(node, ring) != chosen(node, without)]
+    assert len(moved) < 20

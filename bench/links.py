@@ -73,10 +73,10 @@ async def measure(plan: Plan) -> Measured:
 
 
 _NOTES = (
-    f"{BARE}: two processes, one stream that native code writes and reads through the same C interface, no socket",
+    f"{BARE}: two processes, one stream that native code writes and reads through the same C calls",
     "spliced: as many processes and streams, and a socket on each side with native code at its other end",
     f"added per hop: half of what a round trip of {_MESSAGE_BYTES} bytes takes longer than over {BARE}",
-    f"throughput: {_CHUNKS * _CHUNK_BYTES / 1e6:.0f} MB one way, until one byte has come back; both ends share the cores",
+    f"throughput: {_CHUNKS * _CHUNK_BYTES / 1e6:.0f} MB one way, until a byte has come back",
     f"loops busy: both nodes' event loops are held up for {1000 * _BUSY_S:g} of every 10 ms",
     "CPU time: of both node processes together, for a message one way; for bare iroh with the driver's own",
 )
@@ -212,7 +212,7 @@ async def _links(plan: Plan, library: Path, driver_path: Path) -> Measured:
             ways[name] = await stack.enter_async_context(_spliced(driver, splicing))
         for way in ways.values():
             await way.drive((PING, ECHO), _MESSAGE_BYTES, _WARM_UP)
-        rounds = plan.rounds(full=30, quick=8, full_s=240.0, quick_s=60.0)
+        rounds = plan.rounds(full=30, quick=8, full_s=120.0, quick_s=60.0)
         for number in rounds:
             for name, way in turns(list(ways.items()), number):
                 await quiet()
@@ -249,7 +249,7 @@ async def _busy(plan: Plan, library: Path, driver: Driver) -> tuple[tuple[Row, .
     """One hop while the nodes' loops have other work: the median, and what one message in twenty exceeds."""
     hop_ms: dict[str, list[float]] = defaultdict(list)
     late_ms: dict[str, list[float]] = defaultdict(list)
-    rounds = plan.rounds(full=12, quick=4, full_s=90.0, quick_s=30.0)
+    rounds = plan.rounds(full=12, quick=4, full_s=50.0, quick_s=30.0)
     for number in rounds:
         for name, splicing in turns([(NATIVE, Splicing(library=library)), (LOOP, Splicing())], number):
             # One pair at a time: idle ones would use the cores that are measured.
@@ -284,7 +284,7 @@ async def _decode(plan: Plan, library: Path) -> Measured:
         _QUIC_LINKS: Setup(plan=replace(base, splicing=Splicing(library=library))),
         _LOOP_LINKS: Setup(plan=replace(base, splicing=Splicing())),
     }
-    rounds = plan.rounds(full=24, quick=6, full_s=240.0, quick_s=60.0)
+    rounds = plan.rounds(full=24, quick=6, full_s=120.0, quick_s=60.0)
     async with running(setups) as (sides, asker):
         prompt = await tokens(asker, sides[LOCAL], SHORT)
         seen = await ask_in_turns(asker, sides, prompt, _DECODED, rounds)

@@ -63,9 +63,9 @@ async def measure(plan: Plan) -> Measured:
     notes: list[str] = []
     with passive_threads(), servers.fresh_home() as folder:
         driver = await _driver(folder)
-        for name, part in (("links", _links(plan, library, driver)), ("decode", _decode(plan, library))):
+        for name, part in (("links", _links), ("decode", _decode)):
             bystanders = Bystanders()
-            more, remarks = await part
+            more, remarks = await part(plan, library, driver)
             rows += more
             notes += [f"{name}: {remark}" for remark in remarks]
             notes.append(f"{name}: others used {bystanders.cores():.1f} cores meanwhile")
@@ -277,7 +277,7 @@ def _side(values: dict[str, list[float]], name: str, unit: str, digits: int) -> 
 # -- decode over links -------------------------------------------------------------------------------
 
 
-async def _decode(plan: Plan, library: Path) -> Measured:
+async def _decode(plan: Plan, library: Path, _: Path) -> Measured:
     base = over(await base_plan(default_model()), 2).plan
     setups = {
         LOCAL: Setup(plan=base),

@@ -366,3 +366,26 @@ def test_too_little_room_is_said_before_anything_is_compiled(
     assert missing.message.startswith("building needs 1000000000.0 GB in ")
     assert wrapped.calls() == 0
     assert list(cache.glob("**/*.failed")) == []
+
+
+# -- the library that has nothing to do with the engine -----------------------------------------------
+
+
+def test_splices_are_built_without_the_engine(
+    tmp_path: Path, wrapped: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "without sources"
+    monkeypatch.setenv("MESH_LLM_CACHE", str(cache))
+
+    def no_wheel() -> Path:
+        raise AssertionError("the engine's wheel was asked for")
+
+    monkeypatch.setattr(build, "find_wheel", no_wheel)
+
+    built = asyncio.run(build.ensure((build.SPLICE,), ignore))
+
+    assert built.missing == {}
+    assert built.libraries["splice"].stem == "libmesh-splice"
+    assert wrapped.calls("splice.cpp") == 1
+    assert not (cache / "sources").exists()
+    assert build.SPLICE not in build.at_hand().libraries, "what is at hand is for engines to load"

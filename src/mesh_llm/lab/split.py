@@ -20,6 +20,7 @@ from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.delay import Line, Lines, delay_lines
+from mesh_llm.lab.quic import QuicLine, Splicing, quic_lines
 from mesh_llm.types import ModelFacts, Setting
 
 READY_S = 120.0
@@ -42,6 +43,8 @@ class SplitPlan:
     """Workers have the model's files; without them its weights are sent."""
     delay_s: float = 0.0
     """One way, on every link."""
+    splicing: Splicing | None = None
+    """Links over QUIC, through two processes with an endpoint each; without it they are mere sockets."""
     cache_type: str = "f16"
     embeddings: bool = False
     device: str = "CPU"
@@ -76,19 +79,22 @@ async def split_engine(plan: SplitPlan, workers: Sequence[Lender] = ()) -> Async
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mesh-lab-")))
         lines: list[Line] = []
+        quic: list[QuicLine] | None = None if plan.splicing is None else []
         if not workers:
             workers = [
                 await stack.enter_async_context(lend(worker_spec(plan, folder / f"{index}.sock")))
                 for index in range(len(plan.workers))
             ]
             if plan.push:
-                await link_neighbours(workers, delay_s=plan.delay_s, lines=lines)
+                await link_neighbours(workers, delay_s=plan.delay_s, lines=lines, quic=quic)
         ends = []
         for worker in workers:
-            here, there = _link(plan.delay_s, lines)
+            here, there = _link(plan.delay_s, lines, quic)
             ends.append(stack.enter_context(here))
             await worker.serve(there)
         delays = await stack.enter_async_context(delay_lines(lines)) if lines else Lines()
+        if quic:
+            await stack.enter_async_context(quic_lines(quic, plan.splicing))
         supervisor = await stack.enter_async_context(_engine(plan, ends, folder / "engine.log"))
         yield SplitEngine(
             url=f"http://127.0.0.1:{supervisor.report.port}",
@@ -114,9 +120,15 @@ def worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
     )
 
 
-def _link(delay_s: float, lines: list[Line]) -> tuple[socket.socket, socket.socket]:
-    """The two ends of a link, with a delay line in between if there is a delay."""
+def _link(
+    delay_s: float, lines: list[Line], quic: list[QuicLine] | None
+) -> tuple[socket.socket, socket.socket]:
+    """The two ends of a link; QUIC in between where there is a list for it, a delay line for a delay."""
     here, there = socket.socketpair()
+    if quic is not None:
+        one, far = socket.socketpair()
+        quic.append(QuicLine(one=there, other=one))
+        there = far
     if not delay_s:
         return here, there
     near, far = socket.socketpair()
@@ -124,9 +136,11 @@ def _link(delay_s: float, lines: list[Line]) -> tuple[socket.socket, socket.sock
     return here, far
 
 
-async def link_neighbours(workers: Sequence[Lender], *, delay_s: float, lines: list[Line]) -> None:
+async def link_neighbours(
+    workers: Sequence[Lender], *, delay_s: float, lines: list[Line], quic: list[QuicLine] | None = None
+) -> None:
     for index in range(len(workers) - 1):
-        here, there = _link(delay_s, lines)
+        here, there = _link(delay_s, lines, quic)
         await workers[index].add_peer(index + 1, here)
         await workers[index + 1].add_peer(index, there)
 

@@ -163,6 +163,8 @@ MESH_CONNECT_S = 10.0
 """For a connection to a member: a handshake over a relay on another continent takes one or two."""
 MESH_LINKS_PUBLISH_S = 5.0
 """Between two reports of measured delays: each is gossip to everybody, and a look at the plan."""
+MESH_METER_S = 1.0
+"""Between two looks at the bytes that crossed each connection."""
 MESH_RTT_CHANGE = 0.25
 MESH_RTT_LEAST_S = 0.0005
 """Less of a change, by share or by time, is noise to a planner."""

@@ -10,12 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from mesh_llm.defaults import (
     MESH_CONNECT_S,
     MESH_LINKS_PUBLISH_S,
+    MESH_METER_S,
     MESH_RTT_CHANGE,
     MESH_RTT_LEAST_S,
     MESH_TICK_S,
@@ -27,6 +29,7 @@ from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.messages import from_document, to_document
 from mesh_llm.membership.record import Record
 from mesh_llm.membership.view import View
+from mesh_llm.node.meter import Meter
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.transport.network import Network, Peer, Stream
 from mesh_llm.types import (
@@ -68,6 +71,9 @@ class Mesh:
         self._chains: dict[NodeId, set[str]] = {}
         """The invites by which each node that was ever connected got in."""
         self._links_told = 0.0
+        self._meters: dict[NodeId, Meter] = {}
+        self._metered = 0.0
+        self._partners: set[NodeId] = set()
 
     def attach(self, network: Network, services: Mapping[str, Service]) -> None:
         self._network = network
@@ -81,7 +87,9 @@ class Mesh:
             while True:
                 await asyncio.sleep(MESH_TICK_S)
                 self._perform(self._view.on_tick(_now()))
+                self._read_meters()
                 self._tell_links()
+                self._keep_partners()
         finally:
             for task in self._dialling.values():
                 task.cancel()
@@ -195,15 +203,34 @@ class Mesh:
             return LinkKind.QUIC
 
     def traffic(self, node: NodeId) -> dict[str, Any]:
-        """Bytes that crossed the connection to `node` since it was made."""
-        peer = self._peer(node)
-        try:
-            path = peer.path() if peer is not None else None
-        except PeerLost:
-            path = None
-        if path is None:
-            return {"sent_bytes": 0, "received_bytes": 0}
-        return {"sent_bytes": path.sent_bytes, "received_bytes": path.received_bytes}
+        """Bytes that crossed the connection to `node`: since it was made, and per second, now and at best."""
+        meter = self._meters.get(node, Meter())
+        return {
+            "sent_bytes": meter.sent_bytes,
+            "received_bytes": meter.received_bytes,
+            "bytes_per_s": round(meter.bytes_per_s),
+            "peak_bytes_per_s": round(meter.peak_bytes_per_s),
+        }
+
+    def _read_meters(self) -> None:
+        now = _now()
+        if self._network is None or now - self._metered < MESH_METER_S:
+            return
+        self._metered = now
+        for node, peer in self._network.peers.items():
+            with suppress(PeerLost):
+                path = peer.path()
+                meter = self._meters.setdefault(node, Meter())
+                meter.read(path.sent_bytes, path.received_bytes, now)
+
+    def _keep_partners(self) -> None:
+        """Those with whom a plan is shared are watched closest, in however large a mesh."""
+        published = self.serving()
+        nodes = {stage.node for stage in published[1].plan.stages} | {published[0]} if published else set()
+        partners = nodes - {self.me} if self.me in nodes else set()
+        if partners != self._partners:
+            self._partners = partners
+            self._perform(self._view.set_partners(partners))
 
     def host_of(self, node: NodeId) -> str:
         """The IP address from which `node` is heard."""

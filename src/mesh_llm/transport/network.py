@@ -85,10 +85,12 @@ class Network:
     async def start(self) -> None:
         """Bound and accepting when it returns; MeshError where that cannot be."""
         self._endpoint = await bind(self.config)
+        # Seen before it is told: what changes in between is a change.
+        seen = addresses_seen(self._endpoint)
         self._address = address_of(self._endpoint, self.config)
         self._dialler = Dialler(endpoint=self._endpoint, me=self.id, roster=self._roster, spawn=self._spawn)
         self._spawn(self.porch.run(self._endpoint), "accept connections")
-        self._spawn(self._watch_address(), "watch this node's address")
+        self._spawn(self._watch_address(seen), "watch this node's address")
 
     async def close(self, reason: str = "") -> None:
         """Peers are told; everything of this network's has ended when it returns."""
@@ -123,9 +125,8 @@ class Network:
         if error is not None and not isinstance(error, MeshError):
             log.error("the network failed to %s", task.get_name(), exc_info=error)
 
-    async def _watch_address(self) -> None:
+    async def _watch_address(self, seen: object) -> None:
         # Asked for, not waited for: iroh's own notice comes on another thread, at times after the end.
-        seen = addresses_seen(self._endpoint)
         while True:
             await asyncio.sleep(ADDRESS_POLL_S)
             before, seen = seen, addresses_seen(self._endpoint)

@@ -119,7 +119,15 @@ class Porch:
 
     async def _answer(self, connection: Any, node: NodeId, gate: Gate) -> None:
         control = Control(await gate.first(), limit_bytes=HANDSHAKE_FRAME_LIMIT_BYTES)
-        introduction = await handshake.answer(control, self._me, node, now=time.time(), let_in=gate.hold)
+        task = asyncio.current_task()
+        assert task is not None
+
+        def let_in() -> None:
+            gate.hold()
+            # No stranger any more: it makes room for nobody.
+            self._here.pop(task, None)
+
+        introduction = await handshake.answer(control, self._me, node, now=time.time(), let_in=let_in)
         try:
             await control.expect(FrameType.CONFIRM)
             self._roster.enter(introduction, connection, control, gate)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from iroh.iroh_ffi import BiStream, Connection
 
-from mesh_llm.lab.quic import accept, connect, copy_buffers_at_once, loopback_endpoint, ticket_of
+from mesh_llm.lab.quic import accept, connect, loopback_endpoint, ticket_of
+from mesh_llm.transport.quic import iroh
 
 SETUP_S = 20.0
 """For what takes milliseconds, on a machine that is busy with something else."""
@@ -35,7 +36,7 @@ class Joined:
 
 @asynccontextmanager
 async def joined_endpoints() -> AsyncIterator[Joined]:
-    copy_buffers_at_once()
+    iroh()
     near, far = await loopback_endpoint(), await loopback_endpoint()
     try:
         async with asyncio.timeout(SETUP_S):

@@ -11,7 +11,6 @@ one connection, on loopback.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import socket
 import sys
@@ -37,6 +36,7 @@ from iroh.iroh_ffi import (
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.errors import MeshError
 from mesh_llm.transport.native_splice import load_native
+from mesh_llm.transport.quic import iroh
 from mesh_llm.transport.splice import Splicer, splice
 
 _ALPN = b"mesh-lab/splice/1"
@@ -157,20 +157,8 @@ def ticket_of(endpoint: Endpoint) -> str:
     return str(EndpointTicket.from_addr(endpoint.addr()))
 
 
-def copy_buffers_at_once() -> None:
-    """iroh's generated code copies outgoing bytes one by one."""
-    builder = iroh_ffi._UniffiRustBufferBuilder
-
-    def write(self: Any, value: bytes) -> None:
-        with self._reserve(len(value)):
-            start = ctypes.addressof(self.rbuf.data.contents) + self.rbuf.len
-            ctypes.memmove(start, bytes(value), len(value))
-
-    builder.write = write
-
-
 def main() -> None:
-    copy_buffers_at_once()
+    iroh()  # with its slow piece replaced
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve())
 

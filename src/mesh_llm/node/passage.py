@@ -119,6 +119,8 @@ class Passage:
         task = asyncio.create_task(self._copied(link, stream), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # Here, too: a task that is cancelled before its first step closes nothing.
+        task.add_done_callback(lambda _: link.close())
 
     async def _copied(self, link: socket.socket, stream: Stream) -> None:
         report = await self._splice(link, stream)

@@ -23,6 +23,7 @@ from mesh_llm.defaults import (
     MESH_TICK_S,
 )
 from mesh_llm.errors import MalformedMessage, MeshError, NodeUnreachable, PeerLost
+from mesh_llm.membership.clients import from_client
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.facts import settings_from_document, settings_to_document
 from mesh_llm.membership.member import Member, Standing
@@ -325,7 +326,7 @@ class Mesh:
         self._perform(self._view.on_disconnected(peer.id, _now()))
 
     def on_message(self, peer: Peer, body: dict[str, Any]) -> None:
-        if isinstance(revoked := body.get("revoked"), list):
+        if isinstance(revoked := body.get("revoked"), list) and peer.role is Role.NODE:
             self._learn_revoked([str(invite) for invite in revoked])
             return
         try:
@@ -333,6 +334,8 @@ class Mesh:
         except MalformedMessage as error:
             peer.close(f"a message makes no sense: {error}")
             return
+        if peer.role is Role.CLIENT:
+            message = from_client(peer.id, message)
         self._perform(self._view.on_message(peer.id, message, _now()))
 
     async def on_stream(self, peer: Peer, kind: str, header: dict[str, Any], stream: Stream) -> None:

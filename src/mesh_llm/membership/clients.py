@@ -1,7 +1,7 @@
 """What a member that only uses the API may say: something about itself, nothing about others. Pure.
 
 Records are not signed. A node is trusted to pass on what it heard, as it is trusted to compute; a client's
-token is handed out more lightly. It must not be able to call nodes dead, to vouch for them, or to pose as a host.
+token is handed out more lightly. It must not call nodes dead, vouch for them, or pose as a host.
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ class Mesh:
         self._meters: dict[NodeId, Meter] = {}
         self._metered = 0.0
         self._partners: set[NodeId] = set()
+        self._highest_epoch = 0
 
     def attach(self, network: Network, services: Mapping[str, Service]) -> None:
         self._network = network
@@ -176,7 +177,15 @@ class Mesh:
         )
 
     def highest_epoch(self) -> int:
-        return max((m.facts.serving.epoch for m in self.members if m.facts.serving), default=0)
+        """Of all plans that were ever published, as far as this node has heard."""
+        epochs = [m.facts.serving.epoch for m in self.members if m.facts.serving]
+        self._highest_epoch = max([self._highest_epoch, *epochs])
+        return self._highest_epoch
+
+    def started(self, node: NodeId) -> int | None:
+        """Another number after each restart: incarnations begin with the time in ms, and count doubts."""
+        member = self._view.member(node)
+        return member.incarnation // 1000 if member is not None else None
 
     def settings(self) -> MeshSettings | None:
         """Those in force: the highest version that any member has seen."""
@@ -388,6 +397,7 @@ class Mesh:
                     self.duplicate = reason
                     changed = True
         if changed:
+            self.highest_epoch()
             self._on_change()
 
     def _dial(self, node: NodeId, address: Address) -> None:

@@ -300,10 +300,9 @@ PLAN_SEARCH_STEPS = 1000
 """Nodes looked at, over all sets tried for a plan: 50 ms on a slow core, and all sets of a small mesh."""
 PLAN_HOSTS_TRIED = 3
 """For each engine version: who is elected nearly always can; a tiny one that its owner prefers may not."""
-RETRY_FIRST_S = 3.5
+RETRY_FIRST_S = 2.0
 RETRY_LAST_S = 60.0
-"""That a node which failed has no part in plans, doubled each time: first until one that died is known to
-be dead, and never longer than a person waits."""
+"""That a node which failed has no part in plans, doubled each time; never more than a person waits."""
 RETRY_FORGET_S = 300.0
 """A node that was well for so long starts anew at the shortest pause."""
 # -- the speed of this machine --------------------------------------------------------------------

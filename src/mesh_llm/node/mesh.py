@@ -156,13 +156,17 @@ class Mesh:
                 Candidate(
                     id=member.id,
                     facts=member.facts,
-                    alive=member.standing in (Standing.ALIVE, Standing.SUSPECT),
-                    reachable=member.id == self.me or member.connected or bool(member.via),
+                    alive=member.present,
+                    reachable=member.id == self.me or self._is_heard(member),
                 )
                 for member in self._view.members
                 if member.standing is not Standing.LEFT
             )
         )
+
+    def _is_heard(self, member: Member) -> bool:
+        """Whether a new plan may count on it; one that runs goes on until its members are dead."""
+        return member.standing is Standing.ALIVE and (member.connected or bool(member.via))
 
     def unready(self) -> dict[NodeId, str]:
         """Members that take no part yet, or no longer."""

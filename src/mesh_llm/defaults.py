@@ -152,6 +152,9 @@ WORKER_READY_S = 60.0
 """It loads libraries and maps files; a minute means that it hangs."""
 WORKER_HAND_OVER_S = 5.0
 """For a worker on this machine to take a descriptor; it does nothing else in that thread."""
+WORKER_BEAT_S = 1.0
+WORKER_BEATS = 5
+"""Unanswered in a row: one that hangs holds up every answer, one that swaps comes back sooner."""
 ENGINE_STAGES_S = 1
 """Between two reports of what the workers of a split engine have done."""
 
@@ -184,6 +187,8 @@ PLAN_RETRY_FIRST_S = 0.2
 PLAN_RETRY_LAST_S = 30.0
 """Between two attempts to bring a plan up, where no node is to blame."""
 PLAN_DRAIN_POLL_S = 0.2
+PLAN_DRAIN_LEAST_S = 1.0
+"""That a replaced engine still takes requests: others hear of its successor within a few round trips."""
 REMOTE_ANSWER_S = 2.0
 """For a host to tell of its engine; `status` answers without it rather than late."""
 REMOTE_RETRY_S = 0.5

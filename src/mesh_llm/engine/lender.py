@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import WORKER_HAND_OVER_S, WORKER_READY_S
+from mesh_llm.defaults import WORKER_BEAT_S, WORKER_BEATS, WORKER_HAND_OVER_S, WORKER_READY_S
 from mesh_llm.engine.diagnostics import explain
 from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
@@ -30,6 +31,8 @@ class Lender:
         """Ends when the worker does, with the reason."""
         self.faults: list[str] = []
         """What clients did wrong, in the order in which their sessions ended."""
+        self.hung = False
+        """Whether it was ended because it did not answer."""
         self._socket = socket_path
 
     async def serve(self, link: socket.socket) -> None:
@@ -65,6 +68,27 @@ class Lender:
     async def unload(self, fingerprint: str) -> int:
         """Drop a model's weights that no engine uses; the bytes that are still held, of all models."""
         return await self._ask({"kind": "unload", "fingerprint": fingerprint})
+
+    async def watch(self) -> None:
+        """Ends a worker that hangs, so that its death says so; until cancelled, or the worker's end."""
+        missed = 0
+        # Counted, not timed: after a nap of the whole machine the worker gets as many tries as ever.
+        while missed < WORKER_BEATS:
+            await asyncio.sleep(WORKER_BEAT_S)
+            try:
+                async with asyncio.timeout(WORKER_BEAT_S):
+                    await self._beat()
+                missed = 0
+            except (OSError, TimeoutError):
+                missed += 1
+        self.hung = True
+        self.child.signal_group(signal.SIGKILL)
+
+    async def _beat(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        with closing(writer):
+            writer.write(b'{"kind": "beat"}\n')
+            await reader.readline()
 
     async def _ask(
         self, request: dict[str, Any], progress: Callable[[int, int], None] = lambda *_: None
@@ -127,23 +151,32 @@ async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
     async with spawn(module("mesh_llm.engine.worker"), on_stdout=on_event, on_stderr=log.debug) as child:
         lender = Lender(child, Path(spec.socket))
         await child.send(spec.to_line(), close=False)
-        ended = asyncio.create_task(_death(child, failed), name="worker exit")
+        ended = asyncio.create_task(_death(lender, failed), name="worker exit")
         lender.death = ended
+        watch: asyncio.Task[None] | None = None
         try:
             await asyncio.wait((ready, ended), timeout=WORKER_READY_S, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 raise EngineFailed(ended.result())
             if not ready.done():
                 raise EngineFailed(f"the worker was not ready within {WORKER_READY_S:.0f} s")
+            watch = asyncio.create_task(lender.watch(), name="worker beats")
             yield lender
         finally:
             ended.cancel()
+            if watch is not None:
+                watch.cancel()
+                await asyncio.wait((watch,))
 
 
-async def _death(child: Child, failed: list[str]) -> str:
+async def _death(lender: Lender, failed: list[str]) -> str:
     """Wait for the worker's end, and say why it came."""
+    child = lender.child
     kills_before = oom_kills()
     status = await child.wait()
+    if lender.hung:
+        log.warning("worker hung pid=%d", child.pid)
+        return f"the worker did not answer for {WORKER_BEATS * WORKER_BEAT_S:.0f} s, and was ended"
     death = explain(
         status=status,
         failed=failed[0] if failed else None,

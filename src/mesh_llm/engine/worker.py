@@ -5,7 +5,7 @@
 3. listens on a unix socket of the node's: each connection makes one request, a
    line of JSON. `session` and `peer` come with a descriptor, an engine's link or
    another worker's, which `drop` closes again; `model` names a model's files; `prepare` reads layers of it
-   into memory and tells how far it is, line by line; `unload` drops it;
+   into memory and tells how far it is, line by line; `unload` drops it; `beat` asks whether it lives;
 4. prints JSON lines: `ready`, and `ended` with the reason for each session.
 """
 
@@ -94,6 +94,8 @@ class _Desk:
                 _end(connection, {"done": True})
             case "peer", [descriptor]:
                 self._worker.add_peer(request["number"], descriptor)
+                _end(connection, {"done": True})
+            case "beat", []:
                 _end(connection, {"done": True})
             case "drop", []:
                 self._worker.drop_peer(request["number"])

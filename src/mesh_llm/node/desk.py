@@ -27,8 +27,8 @@ def services(node: Node) -> dict[str, Service]:
 
 async def _http(node: Node, header: dict[str, Any], stream: Stream) -> None:
     """A connection to the engine, for the gateway of another node."""
-    run = node.hosting.serving
-    if run is None or run.port is None or header.get("epoch") != run.epoch:
+    run = node.hosting.find(header.get("epoch"))
+    if run is None or run.port is None:
         stream.reset()
         return
     await node.passage.serve_http(stream, run.port)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from mesh_llm.defaults import (
     DRAIN_S,
+    PLAN_DRAIN_LEAST_S,
     PLAN_DRAIN_POLL_S,
     PLAN_GATHER_S,
     PLAN_RETRY_FIRST_S,
@@ -28,7 +29,7 @@ from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.run import Run, StageLost
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.reconcile import Attempts
-from mesh_llm.types import MeshSettings, Mode, ModelFacts, Plan, ServingPlan, State
+from mesh_llm.types import MeshSettings, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +64,17 @@ class Hosting:
         self._pause_s = PLAN_RETRY_FIRST_S
         self._not_before = 0.0
         self._sinking: set[asyncio.Task[None]] = set()
+        self._draining: dict[int, Run] = {}
+        """Replaced plans by epoch, whose engines finish the answers that they have begun."""
+        self._started: dict[NodeId, int] = {}
+        """When members that failed had been started."""
         self._fatal: MeshError | None = None
         self.plan: Plan | None = None
         """What should run, as this node sees it."""
         self.serving: Run | None = None
         self._rising: Run | None = None
+        self._instead_of: ServingPlan | None = None
+        """What served when the rising one was begun."""
         self._has_served = False
         self._last_epoch = 0
 
@@ -75,12 +82,24 @@ class Hosting:
         """Something has changed."""
         self._wake.set()
 
+    def find(self, epoch: object) -> Run | None:
+        """The plan of that epoch, while its engine takes requests; also one that was just replaced."""
+        serving = self.serving
+        run = serving if serving is not None and serving.epoch == epoch else None
+        if run is None and isinstance(epoch, int):
+            run = self._draining.get(epoch)
+        return run if run is not None and run.port is not None and run.broken is None else None
+
+    def last(self) -> Run | None:
+        """The replaced plan that can still answer, until its successor elsewhere is known."""
+        return self.find(max(self._draining, default=None))
+
     async def run(self) -> None:
         """Returns only by failing or being cancelled."""
         try:
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(PLAN_TICK_S):
+                    async with asyncio.timeout(self._next_look_s()):
                         await self._wake.wait()
                 # What happens at once is looked at once.
                 await asyncio.sleep(PLAN_GATHER_S)
@@ -90,6 +109,16 @@ class Hosting:
                     raise self._fatal
         finally:
             await self._end_all()
+
+    def _next_look_s(self) -> float:
+        now = asyncio.get_running_loop().time()
+        ends = [self._not_before, self._attempts.next_change(now=now) or 0.0]
+        return min([PLAN_TICK_S, *(end - now for end in ends if end > now)])
+
+    async def drained(self) -> None:
+        """Until the answers of replaced engines are finished."""
+        while self._draining:
+            await asyncio.sleep(PLAN_DRAIN_POLL_S)
 
     async def _end_all(self) -> None:
         for run in (self._rising, self.serving):
@@ -105,17 +134,11 @@ class Hosting:
     def _step(self) -> None:
         now = asyncio.get_running_loop().time()
         self._look_at_runs(now)
+        self._forgive()
         known = self._model()
         if known is None:
             return
-        model, settings = known
-        plan = self.plan = decide(
-            self._mesh.snapshot(),
-            model,
-            settings,
-            current=self._current(settings),
-            barred={**self._attempts.barred(now=now), **self._mesh.unready()},
-        )
+        plan = self.plan = self._decided(*known, now)
         if plan.host != self._mesh.me:
             self._stand_back(plan)
         elif self.serving is not None and self._still_good(self.serving, plan):
@@ -125,6 +148,30 @@ class Hosting:
             if now >= self._not_before:
                 self._rise(plan)
 
+    def _decided(self, model: ModelFacts, settings: MeshSettings, now: float) -> Plan:
+        snapshot = self._mesh.snapshot()
+        barred = {**self._attempts.barred(now=now), **self._mesh.unready()}
+        rising = self._rising
+        if rising is not None and rising.settings_version == settings.version and not self._is_outdone():
+            # Given up for the reasons for which one that serves is: delays stray, most of all at first.
+            begun = ServingPlan(epoch=rising.epoch, plan=rising.plan)
+            plan = decide(snapshot, model, settings, current=begun, barred=barred)
+            if plan.key == rising.plan.key:
+                return plan
+        return decide(snapshot, model, settings, current=self._current(settings), barred=barred)
+
+    def _is_outdone(self) -> bool:
+        """Whether another node has begun to serve since the rising plan was proposed."""
+        published = self._mesh.serving()
+        return published is not None and published[0] != self._mesh.me and published[1] != self._instead_of
+
+    def _forgive(self) -> None:
+        """A node that was started anew is not the one that failed."""
+        for node, started in list(self._started.items()):
+            if (now := self._mesh.started(node)) is not None and now != started:
+                self._attempts = self._attempts.forget(node)
+                del self._started[node]
+
     def _still_good(self, run: Run, plan: Plan) -> bool:
         return run.broken is None and run.plan.key == plan.key
 
@@ -132,23 +179,19 @@ class Hosting:
         """The plan that serves the mesh, whoever hosts it."""
         own = self.serving
         published = self._mesh.serving()
-        if (
-            own is not None
-            and own.broken is None
-            and own.settings_version == settings.version
-            and (published is None or published[1].epoch <= own.epoch)
-        ):
+        if published is not None and published[0] != self._mesh.me:
+            return published[1]
+        if own is not None and own.broken is None and own.settings_version == settings.version:
             return ServingPlan(epoch=own.epoch, plan=own.plan)
-        if published is None or published[0] == self._mesh.me:
-            return None
-        return published[1]
+        return None
 
     def _stand_back(self, plan: Plan) -> None:
         """Somebody else hosts, or nobody can."""
         self._drop_rising()
         if self.serving is not None:
+            # Two may serve after a partition: the higher one of epoch and id counts, everywhere.
             published = self._mesh.serving()
-            replaced = published is not None and published[1].epoch > self.serving.epoch
+            replaced = published is not None and published[0] != self._mesh.me
             if replaced or self.serving.broken is not None or plan.mode is Mode.WAITING:
                 self._sink(self.serving)
         if plan.mode is Mode.WAITING:
@@ -159,14 +202,13 @@ class Hosting:
     # -- runs ----------------------------------------------------------------------------------
 
     def _rise(self, plan: Plan) -> None:
-        if self.serving is not None and self.serving.broken is not None:
-            # It fails every request: its memory is better used by the next one.
-            self._sink(self.serving)
         # Above every one that was published, and every one that this node tried: leases go by it.
         epoch = self._last_epoch = max(self._mesh.highest_epoch(), self._last_epoch) + 1
         log.info(
             "plan proposed epoch=%d mode=%s stages=%d: %s", epoch, plan.mode, len(plan.stages), plan.reason
         )
+        published = self._mesh.serving()
+        self._instead_of = published[1] if published is not None else None
         run = self._rising = self._make_run(epoch, plan)
         run.start(self.wake, lambda reason: self._watcher.on_hosting(State.LOADING, reason))
         self._watcher.on_hosting(State.LOADING, "the plan is being prepared")
@@ -184,11 +226,12 @@ class Hosting:
             self._publish(rising)
         elif rising is not None and (error := rising.failure()) is not None:
             self._rising = None
+            self._sink_now(rising)
             self._on_failure(rising, error, now)
         serving = self.serving
         if serving is not None and (error := serving.failure()) is not None:
-            self.serving = None
-            self._mesh.publish(serving=None)
+            # One that lost a worker fails every request: its memory is better used by the next one.
+            self._sink(serving)
             self._on_failure(serving, error, now)
 
     def _publish(self, run: Run) -> None:
@@ -205,6 +248,7 @@ class Hosting:
         log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
         if isinstance(error, StageLost):
             self._attempts = self._attempts.failed(error.node, error.message, now=now)
+            self._started[error.node] = self._mesh.started(error.node) or 0
         elif self._is_hopeless(run, error):
             self._fatal = error
             return
@@ -225,7 +269,7 @@ class Hosting:
         if run is self.serving:
             self.serving = None
             self._mesh.publish(serving=None)
-        if run.broken is not None:
+        if run.failure() is not None:
             self._sink_now(run)
         else:
             self._sink_task(run)
@@ -235,6 +279,7 @@ class Hosting:
         self._own(run.ended(), f"end of plan {run.epoch}")
 
     def _sink_task(self, run: Run) -> None:
+        self._draining[run.epoch] = run
         self._own(self._drained(run), f"drain of plan {run.epoch}")
 
     def _own(self, work: Coroutine[None, None, None], name: str) -> None:
@@ -245,16 +290,21 @@ class Hosting:
     async def _drained(self, run: Run) -> None:
         """Let the answers of a replaced engine finish, then end it."""
         try:
+            # Other nodes have yet to hear of its successor, and send requests here until then.
+            await asyncio.sleep(PLAN_DRAIN_LEAST_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_S):
-                    while run.broken is None and await _busy(run):
+                    while run.failure() is None and await _busy(run):
                         await asyncio.sleep(PLAN_DRAIN_POLL_S)
         finally:
+            del self._draining[run.epoch]
             run.cancel()
             await run.ended()
 
 
 async def _busy(run: Run) -> bool:
-    url, key = run.engine_address()
-    figures = await engine_figures(url, key)
-    return figures.get("requests_processing", 0) + figures.get("requests_deferred", 0) > 0
+    if run.port is None:
+        return False
+    figures = await engine_figures(*run.engine_address())
+    # One that is too busy to tell is busy.
+    return not figures or figures.get("requests_processing", 0) + figures.get("requests_deferred", 0) > 0

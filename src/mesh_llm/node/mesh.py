@@ -75,6 +75,7 @@ class Mesh:
         self._meters: dict[NodeId, Meter] = {}
         self._metered = 0.0
         self._partners: set[NodeId] = set()
+        self._highest_epoch = 0
 
     def attach(self, network: Network, services: Mapping[str, Service]) -> None:
         self._network = network
@@ -155,13 +156,17 @@ class Mesh:
                 Candidate(
                     id=member.id,
                     facts=member.facts,
-                    alive=member.standing in (Standing.ALIVE, Standing.SUSPECT),
-                    reachable=member.id == self.me or member.connected or bool(member.via),
+                    alive=member.present,
+                    reachable=member.id == self.me or self._is_heard(member),
                 )
                 for member in self._view.members
                 if member.standing is not Standing.LEFT
             )
         )
+
+    def _is_heard(self, member: Member) -> bool:
+        """Whether a new plan may count on it; one that runs goes on until its members are dead."""
+        return member.standing is Standing.ALIVE and (member.connected or bool(member.via))
 
     def unready(self) -> dict[NodeId, str]:
         """Members that take no part yet, or no longer."""
@@ -176,7 +181,15 @@ class Mesh:
         )
 
     def highest_epoch(self) -> int:
-        return max((m.facts.serving.epoch for m in self.members if m.facts.serving), default=0)
+        """Of all plans that were ever published, as far as this node has heard."""
+        epochs = [m.facts.serving.epoch for m in self.members if m.facts.serving]
+        self._highest_epoch = max([self._highest_epoch, *epochs])
+        return self._highest_epoch
+
+    def started(self, node: NodeId) -> int | None:
+        """Another number after each restart: incarnations begin with the time in ms, and count doubts."""
+        member = self._view.member(node)
+        return member.incarnation // 1000 if member is not None else None
 
     def settings(self) -> MeshSettings | None:
         """Those in force: the highest version that any member has seen."""
@@ -388,6 +401,7 @@ class Mesh:
                     self.duplicate = reason
                     changed = True
         if changed:
+            self.highest_epoch()
             self._on_change()
 
     def _dial(self, node: NodeId, address: Address) -> None:

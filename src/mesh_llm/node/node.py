@@ -20,6 +20,7 @@ import asyncio
 import logging
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 from mesh_llm import __version__
@@ -255,13 +256,20 @@ class Node:
             deadline = asyncio.get_running_loop().time() + HAND_OVER_S
             while self._is_needed() and asyncio.get_running_loop().time() < deadline:
                 await asyncio.sleep(0.05)
-        await self._gateway.drain(DRAIN_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await asyncio.gather(self._gateway.drain(DRAIN_S), self.hosting.drained(), self._returned())
         if self._leave:
             self.entry.forget()
 
     def _is_needed(self) -> bool:
         others = self.hosting.plan is not None and self.hosting.plan.host not in (None, self.identity.id)
-        return bool(self.lending.leases) or (self.hosting.serving is not None and others)
+        return self.hosting.serving is not None and others
+
+    async def _returned(self) -> None:
+        """Until hosts have replaced the plans in which this node works, and finished their answers."""
+        while self.lending.leases:
+            await asyncio.sleep(0.05)
 
     # -- what others ask -----------------------------------------------------------------------
 
@@ -289,7 +297,12 @@ class Node:
         if run is not None and run.port is not None and run.broken is None:
             url, key = run.engine_address()
             return Upstream(url=url, key=key)
-        return self.remote.upstream()
+        return self.remote.upstream() or self._replaced()
+
+    def _replaced(self) -> Upstream | None:
+        """The engine here that was replaced by one elsewhere, until the key of that one is known."""
+        run = self.hosting.last() if self.mesh.serving() is not None else None
+        return Upstream(url=run.engine_address()[0], key=run.engine_address()[1]) if run is not None else None
 
     def health(self) -> Health:
         return Health(state=self._state, reason=self._reason, model=self.model_name)
@@ -390,6 +403,8 @@ class Node:
 
     def on_hosting(self, state: State, reason: str) -> None:
         """What hosting is about, while nothing serves."""
+        if self._state is State.DRAINING:
+            return
         self._progressing = (state, reason)
         self._reflect()
         if state is State.WAITING:
@@ -407,7 +422,7 @@ class Node:
 
     def _on_engine(self, run: Run, report: EngineReport) -> None:
         """Of an engine that restarts by itself, as one without links does."""
-        if run is not self.hosting.serving:
+        if run is not self.hosting.serving or run.broken is not None:
             return
         match report.state:
             case EngineState.READY:

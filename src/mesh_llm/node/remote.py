@@ -28,7 +28,14 @@ class Remote:
         self._known: tuple[NodeId, int, str] | None = None
 
     def wake(self) -> None:
+        known = self._known
+        if known is not None and (self._target() is None or not self._is_present(known[0])):
+            self._known = None
         self._wake.set()
+
+    def _is_present(self, node: NodeId) -> bool:
+        member = self._mesh.member(node)
+        return member is not None and member.present
 
     async def run(self, on_change: Any) -> None:
         """Returns only by being cancelled."""
@@ -41,12 +48,16 @@ class Remote:
                 on_change()
 
     def upstream(self) -> Upstream | None:
-        """The serving engine on another node; None while there is none, or its key is not known."""
-        target = self._target()
-        if target is None or self._known is None or self._known[:2] != target:
+        """The serving engine on another node; None while there is none, or its key is not known.
+
+        One that was replaced serves until the key of its successor is here: its host lets it.
+        """
+        if self._known is None or self._target() is None:
             return None
         host, epoch, key = self._known
-        return Upstream(url=f"http://{host[:16]}:{epoch}", key=key, connect=self._connect)
+        return Upstream(
+            url=f"http://{host[:16]}:{epoch}", key=key, connect=lambda: self._connect(host, epoch)
+        )
 
     async def about(self) -> dict[str, Any] | None:
         """What the host says of plan, model and engine; None where it does not answer in time."""
@@ -55,7 +66,9 @@ class Remote:
             return None
         with suppress(MeshError, TimeoutError):
             async with asyncio.timeout(REMOTE_ANSWER_S):
-                return await self._ask(*target)
+                document = await self._ask(*target)
+                # Another epoch than the one asked for is one that has just ended.
+                return document if document.get("epoch") == target[1] else None
         return None
 
     def _target(self) -> tuple[NodeId, int] | None:
@@ -92,11 +105,8 @@ class Remote:
         await stream.finish()
         return document
 
-    async def _connect(self) -> socket.socket:
-        target = self._target()
-        if target is None:
-            raise OSError("the host is gone")
+    async def _connect(self, host: NodeId, epoch: int) -> socket.socket:
         try:
-            return await self._passage.http(*target)
+            return await self._passage.http(host, epoch)
         except MeshError as error:
             raise OSError(error.message) from error

@@ -92,17 +92,16 @@ class Run:
     async def ended(self) -> None:
         if self._task is not None:
             await asyncio.wait((self._task,))
+            self.failure()
 
     def failure(self) -> MeshError | None:
-        """Why it has ended, if it has."""
+        """Why it has ended, or is about to."""
         if self._task is None or not self._task.done() or self._task.cancelled():
-            return None
+            return self._lost
         error = self._task.exception()
-        if isinstance(error, MeshError):
-            return error
-        if error is not None:
+        if error is not None and not isinstance(error, MeshError):
             raise error
-        return EngineFailed(self.broken or "the engine ended")
+        return self._lost or error or EngineFailed("the engine ended")
 
     def engine_address(self) -> tuple[str, str]:
         """URL and key of its engine."""

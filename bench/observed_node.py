@@ -30,7 +30,8 @@ class ObservedNode(Node):
 
     def _show(self) -> None:
         run = self.hosting.serving
-        assert run is not None and run.supervisor is not None
+        assert run is not None
+        assert run.supervisor is not None
         engine_url, engine_key = run.engine_address()
         document = {
             "url": self.url,

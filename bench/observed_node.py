@@ -29,15 +29,16 @@ class ObservedNode(Node):
         super().__init__(config, tell=tell_and_show, progress=progress)
 
     def _show(self) -> None:
-        upstream = self.upstream()
-        assert upstream is not None
-        assert self._engine is not None
+        run = self.hosting.serving
+        assert run is not None
+        assert run.supervisor is not None
+        engine_url, engine_key = run.engine_address()
         document = {
             "url": self.url,
-            "engine_url": upstream.url,
-            "engine_key": upstream.key,
-            "engine_pid": self._engine.report.pid,
-            "spec": dataclasses.asdict(self._engine.spec),
+            "engine_url": engine_url,
+            "engine_key": engine_key,
+            "engine_pid": run.supervisor.report.pid,
+            "spec": dataclasses.asdict(run.supervisor.spec),
         }
         print(MARK + json.dumps(document), flush=True)
 

@@ -22,8 +22,13 @@ from mesh_llm.errors import MeshError
 
 READY_S = 120.0
 """For a small model from a cached file, on a machine that others use as well."""
-ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": ""}
-"""As on a person's machine: modules are compiled once, not at each start."""
+ENVIRONMENT = {
+    # As on a person's machine: modules are compiled once, not at each start.
+    "PYTHONDONTWRITEBYTECODE": "",
+    # Nothing that is measured here leaves this machine.
+    "MESH_LLM_BIND_IP": "127.0.0.1",
+    "MESH_LLM_NO_RELAY": "1",
+}
 
 _FOLDER = Path(__file__).parent
 

@@ -130,6 +130,8 @@ DRAIN_S = 30.0
 """For answers under way when a node is told to stop; a second Ctrl-C does not wait for them."""
 STATUS_ENGINE_S = 0.5
 """For the engine's own figures; `status` answers without them rather than late."""
+STATUS_WATCH_S = 1.0
+"""Between two looks of `status --watch`: what a person can follow."""
 CONTROL_TIMEOUT_S = 10.0
 """For a running node to answer its own command line."""
 STOP_TIMEOUT_S = DRAIN_S + 30.0
@@ -143,8 +145,12 @@ PROGRESS_LINE_S = 5.0
 
 DEMO_QUESTION = "Why is the sky blue?"
 DEMO_ANSWER_TOKENS = 200
-DEMO_READY_S = 45 * 60.0
-"""The first time it downloads and builds; each of those has a bound of its own."""
+CLUSTER_READY_S = 45 * 60.0
+"""The first time a node downloads and builds; each of those has a bound of its own."""
+CLUSTER_STOP_S = 15.0
+"""For all nodes of a local cluster to drain and end; those that do not are killed."""
+CLUSTER_POLL_S = 0.05
+"""Between two looks at whether they serve together."""
 
 # -- the worker child ---------------------------------------------------------------------------
 

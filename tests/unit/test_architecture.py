@@ -49,6 +49,7 @@ CHILDREN = {
         for name in ("describe", "external", "gguf", "measure", "serve", "sources", "worker")
     ),
     "lab/delay.py",
+    "lab/member.py",
     "lab/quic.py",
 }
 LINE_LIMIT = 500

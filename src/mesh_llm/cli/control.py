@@ -1,4 +1,4 @@
-"""`status`, `stop` and `leave`: talk to the running node through the socket in its home."""
+"""`stop` and `leave`, and how every verb talks to the running node: through the socket in its home."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 import psutil
 
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
-from mesh_llm.cli.output import print_json, print_table
+from mesh_llm.cli.output import print_json
 from mesh_llm.defaults import CONTROL_TIMEOUT_S, LOCK_POLL_S, STOP_TIMEOUT_S
 from mesh_llm.errors import MeshError, NodeNotRunning
 from mesh_llm.home import Home
@@ -46,42 +46,6 @@ async def call(home: Home, method: str, path: str, body: dict[str, Any] | None =
 @home_option
 @json_option
 @debug_option
-def status(home: Path | None, as_json: bool, debug: bool) -> None:
-    """What the running node knows: its state, model, plan, memory and speed."""
-    document = asyncio.run(call(Home(home_path(home)), "GET", "/api/status"))
-    if as_json:
-        print_json(document)
-    else:
-        print_table(status_rows(document))
-
-
-def status_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
-    node, engine = document["node"], document["engine"]
-    state = f"{node['state']}: {node['reason']}" if node["reason"] else node["state"]
-    rows = [("node", f"{node['name']} ({node['role']})"), ("state", state)]
-    if model := document["model"]:
-        rows.append(("model", f"{model['name']}, {model['quantisation']}, {model['layers']} layers"))
-        if model["context"]:
-            slots = "1 slot" if model["slots"] == 1 else f"{model['slots']} slots"
-            rows.append(("context", f"{slots} of {model['context']} tokens"))
-    if plan := document["plan"]:
-        need, have = plan["need_bytes"] / 1e9, plan["have_bytes"] / 1e9
-        rows.append(("memory", f"{need:.1f} GB needed, {have:.1f} GB available"))
-        rows.append(("devices", ", ".join(document["mesh"]["nodes"][0]["devices"])))
-    if engine["state"] == "ready":
-        rows.append(("engine", f"ready in {engine['ready_s']:.1f} s, restarts: {engine['restarts']}"))
-    if engine["decode_tok_s"]:
-        rows.append(
-            ("speed", f"{engine['decode_tok_s']:.1f} tok/s, prompts {engine['prompt_tok_s']:.0f} tok/s")
-        )
-    rows.append(("api", document["api"]["url"] or "not open yet"))
-    return rows
-
-
-@click.command()
-@home_option
-@json_option
-@debug_option
 def stop(home: Path | None, as_json: bool, debug: bool) -> None:
     """Stop the running node: answers under way finish first. Returns when it is gone.
 
@@ -109,11 +73,11 @@ def leave(home: Path | None, as_json: bool, debug: bool) -> None:
 
 def _end(home: Home, path: str) -> int:
     pid = int(asyncio.run(call(home, "POST", path))["pid"])
-    _wait_until_gone(pid, home)
+    wait_until_gone(pid, home)
     return pid
 
 
-def _wait_until_gone(pid: int, home: Home) -> None:
+def wait_until_gone(pid: int, home: Home) -> None:
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while _runs(pid):
         if time.monotonic() > deadline:

@@ -1,29 +1,33 @@
-"""`mesh-llm demo`: a node on this machine, one question, the figures."""
+"""`mesh-llm demo`: a mesh on this machine, one question, the figures."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
+import socket
 import sys
+import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import click
+import psutil
 
-from mesh_llm.cli.control import call
+from mesh_llm.cli import board
+from mesh_llm.cli.control import call, wait_until_gone
 from mesh_llm.cli.options import debug_option, home_path, json_option
 from mesh_llm.cli.output import Output, print_json, print_table, set_up_logging
 from mesh_llm.cli.run import run_loop
-from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import API_PORT, DEFAULT_MODEL, DEMO_ANSWER_TOKENS, DEMO_QUESTION, DEMO_READY_S
-from mesh_llm.errors import MeshError, PortInUse
+from mesh_llm.defaults import API_PORT, DEFAULT_MODEL, DEMO_ANSWER_TOKENS, DEMO_QUESTION
+from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.home import Home
-from mesh_llm.node import Node
-from mesh_llm.types import State
+from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster
+from mesh_llm.types import Event
+
+_TOLD = ("model", "engine", "elected", "ready", "api")
+"""Events that belong into the picture: nobody has to carry a token in a demo."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,87 +35,122 @@ class Answer:
     text: str
     prompt_tok_s: float
     decode_tok_s: float
+    first_token_s: float
+    """Since the demo began."""
 
 
 @click.command()
 @click.argument("model", default=DEFAULT_MODEL)
+@click.option(
+    "--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="nodes on this machine"
+)
+@click.option(
+    "--latency",
+    metavar="MS[,MS…]",
+    help="one-way delay of the links: one for all, or one for each node behind the first",
+)
 @click.option("--once", is_flag=True, help="end after the answer instead of serving on")
 @click.option("--port", type=int, default=API_PORT, show_default=True, help="API port; any free one if taken")
 @json_option
 @debug_option
-def demo(model: str, once: bool, port: int, as_json: bool, debug: bool) -> None:
-    """Run MODEL on this machine, ask it one question and show the figures.
+def demo(
+    model: str, nodes: int, latency: str | None, once: bool, port: int, as_json: bool, debug: bool
+) -> None:
+    """Split MODEL over several nodes on this machine, ask it one question and show the figures.
 
     In a terminal it serves on until Ctrl-C. `mesh-llm demo stop` ends a demo
-    that runs elsewhere.
+    that runs elsewhere. Each node is a process with a home of its own; nothing
+    listens beyond this machine.
     """
     home = Home(home_path(None) / "demo")
     if model == "stop":
-        asyncio.run(call(home, "POST", "/api/stop"))
+        _stop(home)
         return
+    spec = ClusterSpec(
+        home=home.path, model=model, nodes=nodes, port=_free(port), latency_s=parse_latency(latency)
+    )
     home.create()
-    set_up_logging(home.log_folder / "node.log", debug=debug, log_format="text")
+    set_up_logging(home.log_folder / "demo.log", debug=debug, log_format="text")
     stay = sys.stdin.isatty() and sys.stdout.isatty() and not once
     with Output() as output:
-        status = run_loop(_demo(home.path, model, port, output, stay=stay, as_json=as_json))
+        status = run_loop(_demo(spec, output, stay=stay, as_json=as_json))
     raise SystemExit(status)
 
 
-async def _demo(home: Path, model: str, port: int, output: Output, *, stay: bool, as_json: bool) -> int:
+def parse_latency(text: str | None) -> tuple[float, ...]:
+    """`10` or `5,20`, milliseconds; in seconds."""
+    if not text:
+        return ()
+    try:
+        values = tuple(float(part) / 1e3 for part in text.split(","))
+    except ValueError:
+        values = (-1.0,)
+    if any(not 0 <= value <= 10 for value in values):
+        raise UsageError(
+            f"--latency {text}: milliseconds between 0 and 10,000", hint="for example 10 or 5,20"
+        )
+    return values
+
+
+def _free(port: int) -> int:
+    """A demo has no reason to insist on its port, least of all beside a node that is running already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return 0
+    return port
+
+
+def _stop(home: Home) -> None:
+    """Its first node ends, the demo notices, and ends the others: gone is all when the demo is."""
+    pid = int(asyncio.run(call(home, "POST", "/api/stop"))["pid"])
+    try:
+        parent = psutil.Process(pid).ppid()
+    except psutil.NoSuchProcess:
+        return
+    wait_until_gone(pid, home)
+    wait_until_gone(parent, home)
+    click.echo(f"Stopped the demo with pid {parent}")
+
+
+async def _demo(spec: ClusterSpec, output: Output, *, stay: bool, as_json: bool) -> int:
     """Every signal ends the demo; only Ctrl-C before the answer counts as interrupted."""
+    began = time.monotonic()
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupted.set)
-    try:
-        return await _ask_and_stay(home, model, port, output, interrupted, stay=stay, as_json=as_json)
-    except PortInUse:
-        # A demo has no reason to insist on its port, least of all beside a node that is running already.
-        return await _ask_and_stay(home, model, 0, output, interrupted, stay=stay, as_json=as_json)
 
+    def tell(event: Event) -> None:
+        if event.kind in _TOLD:
+            (output.note_event if as_json else output.event)(event)
 
-async def _ask_and_stay(
-    home: Path,
-    model: str,
-    port: int,
-    output: Output,
-    interrupted: asyncio.Event,
-    *,
-    stay: bool,
-    as_json: bool,
-) -> int:
-    tell = output.note_event if as_json else output.event
-    node = Node(NodeConfig(home=home, model=model, port=port), tell=tell, progress=output.progress)
-    running = asyncio.create_task(node.run(), name="node")
+    async def answer_and_stay() -> None:
+        async with cluster(spec, tell=tell, progress=output.progress) as mesh:
+            await mesh.until_serving()
+            answer = await _ask(mesh, began, echo=not as_json)
+            _show(await mesh.status(), answer, as_json=as_json)
+            answered.set()
+            if stay:
+                output.note("Serving on; Ctrl-C ends it")
+                await mesh.ended()
+
+    answered = asyncio.Event()
+    demo = asyncio.create_task(answer_and_stay(), name="demo")
     stopped = asyncio.create_task(interrupted.wait(), name="interrupt")
-    asking = asyncio.create_task(_ask(node, running, echo=not as_json), name="question")
-    try:
-        await asyncio.wait((asking, running, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-            return 0
-        if not asking.done():
-            return 130
-        document = await node.status()
-        _show(document, asking.result(), as_json=as_json)
-        if stay:
-            output.note("Serving on; Ctrl-C ends it")
-            await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((demo, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if demo.done():
+        demo.result()
         return 0
-    finally:
-        asking.cancel()
-        stopped.cancel()
-        node.stop()
-        await asyncio.wait((asking, stopped, running))
-        if not running.cancelled():
-            with contextlib.suppress(MeshError):
-                running.result()
+    demo.cancel()
+    await asyncio.wait((demo,))
+    return 0 if answered.is_set() else 130
 
 
-async def _ask(node: Node, running: asyncio.Task[None], *, echo: bool) -> Answer:
-    async with asyncio.timeout(DEMO_READY_S):
-        while node.health().state is not State.SERVING and not running.done():
-            await asyncio.sleep(0.02)
+async def _ask(mesh: Cluster, began: float, *, echo: bool) -> Answer:
     if echo:
         click.echo(f"\nQuestion: {DEMO_QUESTION}\nAnswer:   ", nl=False)
     body = {
@@ -124,17 +163,20 @@ async def _ask(node: Node, running: asyncio.Task[None], *, echo: bool) -> Answer
         "stream": True,
         "timings_per_token": True,
     }
-    text = ""
+    text, first_token_s = "", 0.0
     timings: dict[str, float] = {}
+    url = (await mesh.status())["api"]["url"]
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"{node.url}/v1/chat/completions", json=body) as response,
+        session.post(f"{url}/v1/chat/completions", json=body) as response,
     ):
         async for line in response.content:
             chunk = _chunk(line)
             if "error" in chunk:
                 raise MeshError(f"the answer broke off: {chunk['error']['message']}")
             piece = _piece(chunk)
+            if piece and not text:
+                first_token_s = time.monotonic() - began
             text += piece
             timings = chunk.get("timings", timings)
             if echo:
@@ -145,6 +187,7 @@ async def _ask(node: Node, running: asyncio.Task[None], *, echo: bool) -> Answer
         text=text,
         prompt_tok_s=timings.get("prompt_per_second", 0.0),
         decode_tok_s=timings.get("predicted_per_second", 0.0),
+        first_token_s=first_token_s,
     )
 
 
@@ -162,27 +205,71 @@ def _piece(chunk: dict[str, Any]) -> str:
 
 
 def _show(status: dict[str, Any], answer: Answer, *, as_json: bool) -> None:
-    member = status["mesh"]["nodes"][0]
     if as_json:
-        figures = {
-            "model": status["model"]["name"],
-            "devices": member["devices"],
-            "load_s": status["engine"]["ready_s"],
-            "prompt_tok_s": round(answer.prompt_tok_s, 1),
-            "decode_tok_s": round(answer.decode_tok_s, 1),
-            "weights_sent_bytes": status["engine"]["weights_sent_bytes"],
-            "answer": answer.text,
-            "api": status["api"]["url"],
-        }
-        print_json(figures)
+        print_json(_figures(status, answer))
         return
+    names = board.names_of(status["mesh"]["nodes"])
+    members = {node["id"]: node for node in status["mesh"]["nodes"]}
+    print_table(
+        [_row(stage, members[stage["node"]], names) for stage in status["plan"]["stages"]],
+        headers=("node", "layers", "share", "link", "rtt", "memory"),
+    )
+    print()
     print_table(
         [
             ("model", f"{status['model']['name']} ({status['model']['quantisation']})"),
-            ("devices", ", ".join(member["devices"])),
-            ("load time", f"{status['engine']['ready_s']:.1f} s"),
+            (
+                "weights",
+                f"{_sent(status)} sent, {board.size(status['engine']['weights_resident_bytes'])} read",
+            ),
+            ("first token", f"{answer.first_token_s:.1f} s after the start"),
             ("prompt", f"{answer.prompt_tok_s:.1f} tok/s"),
+            ("predicted", board.rate(status["plan"]["predicted_tok_s"])),
             ("decode", f"{answer.decode_tok_s:.1f} tok/s"),
             ("api", status["api"]["url"]),
         ]
     )
+
+
+def _sent(status: dict[str, Any]) -> str:
+    sent = status["engine"]["weights_sent_bytes"]
+    return "0 bytes" if not sent else board.size(sent)
+
+
+def _row(stage: dict[str, Any], node: dict[str, Any], names: board.Names) -> tuple[str, ...]:
+    link = node["link"]
+    return (
+        board.name(names, stage["node"]),
+        board.layers(stage),
+        board.share(stage),
+        link["kind"],
+        board.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
+        board.size(stage["need_bytes"]),
+    )
+
+
+def _figures(status: dict[str, Any], answer: Answer) -> dict[str, Any]:
+    members = {node["id"]: node for node in status["mesh"]["nodes"]}
+    return {
+        "model": status["model"]["name"],
+        "nodes": [
+            {
+                "name": members[stage["node"]]["name"],
+                "devices": members[stage["node"]]["devices"],
+                "first": stage["first"],
+                "last": stage["last"],
+                "share": stage["share"],
+                "need_bytes": stage["need_bytes"],
+                "link": members[stage["node"]]["link"],
+            }
+            for stage in status["plan"]["stages"]
+        ],
+        "load_s": status["engine"]["ready_s"],
+        "first_token_s": round(answer.first_token_s, 2),
+        "prompt_tok_s": round(answer.prompt_tok_s, 1),
+        "predicted_tok_s": status["plan"]["predicted_tok_s"],
+        "decode_tok_s": round(answer.decode_tok_s, 1),
+        "weights_sent_bytes": status["engine"]["weights_sent_bytes"],
+        "answer": answer.text,
+        "api": status["api"]["url"],
+    }

@@ -20,7 +20,7 @@ from mesh_llm.errors import MeshError
 
 _VERBS = {
     "serve": ("run", "run a node (the same as mesh-llm without a verb)"),
-    "status": ("control", "what the running node knows"),
+    "status": ("status", "nodes, links, plan and speed, as the running node knows them"),
     "plan": ("plan", "who would compute what, how fast, and why; nothing is started"),
     "invite": ("invite", "a token for another machine; list, revoke"),
     "leave": ("control", "hand over, leave the mesh and stop"),
@@ -28,7 +28,7 @@ _VERBS = {
     "download": ("models", "list the catalog, or download a model"),
     "engine": ("engine", "the engine of this machine: info, build"),
     "relay": ("relay", "a relay for meshes across NATs, self-hosted"),
-    "demo": ("demo", "a node on this machine, one question, the figures"),
+    "demo": ("demo", "a mesh on this machine, one question, the figures; stop"),
 }
 
 

@@ -115,6 +115,25 @@ def node_options(function: F) -> F:
     return function
 
 
+def options_named(*names: str) -> Callable[[F], F]:
+    """Some of a node's options, for another verb that takes them."""
+
+    def add(function: F) -> F:
+        for option in reversed(_OPTIONS):
+            if _name(option) in names:
+                function = option(function)
+        return function
+
+    return add
+
+
+def _name(option: Callable[[Any], Any]) -> str:
+    def bare() -> None:
+        """Gets the option, to be asked for its name."""
+
+    return str(option(bare).__click_params__[0].name)
+
+
 def home_path(given: Path | None) -> Path:
     from mesh_llm.home import default_home
 

@@ -1,1 +1,179 @@
-"""`mesh-llm plan`: to be written."""
+"""`mesh-llm plan`: who would compute what, how fast, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mesh_llm.cli import board
+from mesh_llm.cli.control import call
+from mesh_llm.cli.options import home_path, json_option, options_named
+from mesh_llm.cli.output import print_json, print_table
+from mesh_llm.config import NodeConfig, parse_layers, parse_shares, parse_size
+from mesh_llm.errors import NodeNotRunning, UsageError
+from mesh_llm.home import Home
+
+_OF_THE_MESH = ("ctx_size", "parallel", "split", "tensor_split", "layers", "cache_type_k", "cache_type_v")
+_OF_A_NODE = ("max_memory", "device", "gpu_layers", "threads")
+
+
+@click.command()
+@options_named("model", *_OF_THE_MESH, *_OF_A_NODE, "home", "debug")
+@json_option
+def plan(as_json: bool, **options: Any) -> None:
+    """The plan for a model and its prediction. Nothing is started, built or downloaded.
+
+    Where a node runs on this home, the plan is for its mesh as it is now; of
+    another model than the mesh's as if every node had its file. Otherwise it is
+    for this machine alone.
+    """
+    config = _config(options)
+    document = asyncio.run(_planned(config, options))
+    if as_json:
+        print_json(document)
+    else:
+        show(document)
+
+
+def _config(options: dict[str, Any]) -> NodeConfig:
+    if options["model"] == "":
+        raise UsageError("--model is empty")
+    return NodeConfig(
+        home=home_path(options["home"]),
+        model=options["model"],
+        context=options["ctx_size"],
+        slots=options["parallel"],
+        split=options["split"],
+        tensor_split=parse_shares(options["tensor_split"]) if options["tensor_split"] else None,
+        layers=parse_layers(options["layers"]) if options["layers"] else None,
+        cache_type_k=options["cache_type_k"],
+        cache_type_v=options["cache_type_v"],
+        max_memory_bytes=parse_size(options["max_memory"]) if options["max_memory"] else None,
+        devices=tuple(options["device"].split(",")) if options["device"] else None,
+        gpu_layers=options["gpu_layers"],
+        threads=options["threads"],
+    )
+
+
+async def _planned(config: NodeConfig, options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        document = await call(Home(config.home), "POST", "/api/plan", _wishes(config))
+    except NodeNotRunning:
+        # Here: the planner of a machine brings the engine along, and a running node needs none of it.
+        from mesh_llm.node import forecast
+
+        return {"scope": "machine", **await forecast.alone(config)}
+    for option in _OF_A_NODE:
+        if options[option] is not None:
+            flag = option.replace("_", "-")
+            raise UsageError(
+                f"--{flag} belongs to each node, and one runs on {config.home}",
+                hint=f"start that node with --{flag}, or plan for this machine alone with another --home",
+            )
+    return {"scope": "mesh", **document}
+
+
+def _wishes(config: NodeConfig) -> dict[str, Any]:
+    model = config.model
+    if model is not None and Path(model).exists():
+        # The node stands in another folder.
+        model = str(Path(model).absolute())
+    return {
+        "model": model,
+        "context": config.context,
+        "slots": config.slots,
+        "split": config.split or None,
+        "tensor_split": config.tensor_split,
+        "layers": config.layers,
+        "cache_type_k": config.cache_type_k,
+        "cache_type_v": config.cache_type_v,
+    }
+
+
+def show(document: dict[str, Any]) -> None:
+    names = board.names_of(document["nodes"])
+    print_table([*_model_rows(document, names), *_plan_rows(document["plan"], names)])
+    _show_stages(document["plan"], names)
+    _show_predictions(document, names)
+    board.print_excluded(document["plan"], names)
+
+
+def _model_rows(document: dict[str, Any], names: board.Names) -> list[tuple[str, str]]:
+    model = document["model"]
+    rows = [
+        (
+            "model",
+            f"{model['name']}, {model['quantisation']}, {board.size(model['size_bytes'])}, "
+            f"{model['layers']} layers",
+        )
+    ]
+    if document["scope"] == "machine":
+        rows.append(("over", "this machine alone: no node runs on this home"))
+    else:
+        count = len(document["nodes"])
+        rows.append(("over", f"the mesh as it is now, {'1 node' if count == 1 else f'{count} nodes'}"))
+    if document["assumed"]:
+        without = ", ".join(board.name(names, id) for id in document["assumed"])
+        rows.append(("assumed", f"every node had the file; not there yet: {without}"))
+    if model["context"]:
+        rows.append(("context", f"{model['slots']} x {model['context']} tokens"))
+    return rows
+
+
+def _plan_rows(plan: dict[str, Any], names: board.Names) -> list[tuple[str, str]]:
+    need, have = board.size(plan["need_bytes"]), board.size(plan["have_bytes"])
+    return [
+        ("plan", board.how_planned(plan, names)),
+        ("why", plan["reason"]),
+        ("memory", f"{need} needed, {have} available"),
+    ]
+
+
+def _show_stages(plan: dict[str, Any], names: board.Names) -> None:
+    if not plan["stages"]:
+        return
+    rows = []
+    for stage in plan["stages"]:
+        link = stage.get("link") or {"kind": None, "rtt_ms": None}
+        rows.append(
+            (
+                board.name(names, stage["node"]),
+                board.layers(stage),
+                board.share(stage),
+                board.size(stage["weight_bytes"]),
+                board.size(stage["need_bytes"]),
+                link["kind"] or "?",
+                board.milliseconds(link["rtt_ms"]),
+            )
+        )
+    print()
+    print_table(rows, headers=("node", "layers", "share", "weights", "memory", "link", "rtt"))
+    print(board.head_note(plan, names))
+
+
+def _show_predictions(document: dict[str, Any], names: board.Names) -> None:
+    plan, other = document["plan"], document["alternative"]
+    if plan["mode"] == "waiting":
+        return
+    rows = [_prediction("chosen", plan, names)]
+    if other is not None and other["plan"] is not None:
+        rows.append(_prediction("instead", other["plan"], names))
+    print()
+    print_table(rows, headers=("", "plan", "speed", "first token"))
+    if other is not None and other["plan"] is None:
+        print(f"no {other['mode']} plan: {other['reason']}")
+    if not plan["predicted_tok_s"]:
+        print("A speed is predicted once every node of the plan has measured its own; a first start does")
+
+
+def _prediction(which: str, plan: dict[str, Any], names: board.Names) -> tuple[str, ...]:
+    first = plan["predicted_first_token_s"]
+    return (
+        which,
+        board.how_planned(plan, names),
+        board.rate(plan["predicted_tok_s"]),
+        f"{first:.2f} s after a prompt of 512 tokens" if first is not None else "not known",
+    )

@@ -23,7 +23,7 @@ class Managed(Protocol):
 
     def stop(self, *, leave: bool = False) -> None: ...
 
-    def plan(self) -> dict[str, Any]: ...
+    async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]: ...
 
     def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]: ...
 
@@ -45,7 +45,10 @@ def management_app(node: Managed) -> web.Application:
         return {"leaving": True, "pid": os.getpid()}
 
     async def get_plan(request: web.Request) -> dict[str, Any]:
-        return node.plan()
+        return await node.plan({})
+
+    async def post_plan(request: web.Request) -> dict[str, Any]:
+        return await node.plan(await request.json())
 
     async def post_invite(request: web.Request) -> dict[str, Any]:
         asked = await request.json()
@@ -63,6 +66,7 @@ def management_app(node: Managed) -> web.Application:
     app = web.Application()
     app.router.add_get("/api/status", _answered(get_status))
     app.router.add_get("/api/plan", _answered(get_plan))
+    app.router.add_post("/api/plan", _answered(post_plan))
     app.router.add_get("/api/invites", _answered(get_invites))
     app.router.add_post("/api/invite", _answered(post_invite))
     app.router.add_post("/api/revoke", _answered(post_revoke))

@@ -10,6 +10,9 @@ Python with nobody.
         await lines.read()     # what went through so far, by direction
     print(lines.report())      # the delay that chunks really had
 
+`joined` is a line in threads of this process, for whoever has no more to do
+than to wait: a node, while its children talk to each other.
+
 A `Door` is a line with an address: whoever connects to it is joined to its
 target, for programs that make their connections themselves.
 """
@@ -254,10 +257,31 @@ def main() -> None:
     report()
 
 
-def _join(one: socket.socket, other: socket.socket, delay_s: float, meters: tuple[_Meter, _Meter]) -> None:
+def _join(
+    one: socket.socket, other: socket.socket, delay_s: float, meters: tuple[_Meter, _Meter]
+) -> list[threading.Thread]:
     there, back = meters
-    _Direction(one, other, delay_s, there).start()
-    _Direction(other, one, delay_s, back).start()
+    return [
+        *_Direction(one, other, delay_s, there).start(),
+        *_Direction(other, one, delay_s, back).start(),
+    ]
+
+
+def joined(link: socket.socket, *, delay_s: float) -> socket.socket:
+    """The end of a link that is longer than `link`, which belongs to the line from here on."""
+    here, there = socket.socketpair()
+    for end in (link, there):
+        end.setblocking(True)
+    threads = _join(there, link, delay_s, (_Meter(), _Meter()))
+    threading.Thread(target=_close_after, args=(threads, (link, there)), daemon=True).start()
+    return here
+
+
+def _close_after(threads: Sequence[threading.Thread], ends: Sequence[socket.socket]) -> None:
+    for thread in threads:
+        thread.join()
+    for end in ends:
+        end.close()
 
 
 def _answer_door(door: dict[str, Any], meters: tuple[_Meter, _Meter]) -> None:

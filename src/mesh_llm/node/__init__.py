@@ -8,6 +8,7 @@ hosting     drives the plans that this node hosts: prepare, engine, publish
 lending     this machine's device, lent to the host of a plan
 passage     links and HTTP to other nodes, over whatever way there is
 status      what `mesh-llm status` shows
+forecast    what `mesh-llm plan` shows
 """
 
 from mesh_llm.node.node import Node

@@ -11,7 +11,7 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.engine import build, machine
 from mesh_llm.engine.inspect import describe
-from mesh_llm.engine.speed import measured_speed
+from mesh_llm.engine.speed import known_speed, measured_speed
 from mesh_llm.home import cache_folder
 from mesh_llm.planning.choice import choose_devices
 from mesh_llm.types import Device, DeviceKind, ProgressSink, Speed
@@ -37,6 +37,17 @@ class Equipment:
         """The one that is lent to others."""
         return self.gpus[0].name if self.gpus else "CPU"
 
+    def facts(self) -> dict[str, Any]:
+        """What a node tells of it, as fields of `NodeFacts`."""
+        return {
+            "engine": self.engine,
+            "machine": self.machine,
+            "memory_bytes": self.memory_bytes,
+            "machine_memory_bytes": self.machine_memory_bytes,
+            "gpus": self.gpus,
+            "speed": self.speed,
+        }
+
     @property
     def quota_bytes(self) -> int:
         return self.gpus[0].free_bytes if self.gpus else self.memory_bytes
@@ -51,16 +62,38 @@ async def equip(config: NodeConfig, *, say: Callable[[str], None], progress: Pro
     if "cpu" in built.missing:
         say(f"Engine: using the wheel's own, slower CPU code: {built.missing['cpu'].message}")
     gpus = choose_devices(config.devices, _devices(await describe(built.libraries)))
+    speed = await measured_speed(built.libraries, *_measured(config, gpus), cache=_speeds())
+    return _equipment(config, built.libraries, splice.libraries.get(build.SPLICE), gpus, speed)
+
+
+async def at_hand(config: NodeConfig) -> Equipment:
+    """The same, with what there is: nothing is built, and nothing measured."""
+    libraries = build.at_hand().libraries
+    gpus = choose_devices(config.devices, _devices(await describe(libraries)))
+    speed = known_speed(libraries, *_measured(config, gpus), cache=_speeds())
+    return _equipment(config, libraries, None, gpus, speed)
+
+
+def _measured(config: NodeConfig, gpus: tuple[Device, ...]) -> tuple[str, int]:
+    """The device whose speed counts, and its threads."""
+    return gpus[0].name if gpus else "CPU", config.threads or machine.threads()
+
+
+def _speeds() -> Path:
+    return cache_folder() / "speed"
+
+
+def _equipment(
+    config: NodeConfig,
+    libraries: dict[str, Path],
+    splice: Path | None,
+    gpus: tuple[Device, ...],
+    speed: Speed | None,
+) -> Equipment:
     free = machine.available_memory()
-    speed = await measured_speed(
-        built.libraries,
-        gpus[0].name if gpus else "CPU",
-        config.threads or machine.threads(),
-        cache=cache_folder() / "speed",
-    )
     return Equipment(
-        libraries=built.libraries,
-        splice=splice.libraries.get(build.SPLICE),
+        libraries=libraries,
+        splice=splice,
         gpus=gpus,
         memory_bytes=min(free, config.max_memory_bytes or free),
         machine_memory_bytes=free,

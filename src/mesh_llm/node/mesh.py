@@ -64,6 +64,8 @@ class Mesh:
         self.facts = facts
         self.duplicate: str | None = None
         """Set when another machine runs with a copy of this node's home."""
+        self.farther_s: Callable[[NodeId], float] = lambda _: 0.0
+        """Added to the round trip to a node: a laboratory's longer links are not where pings go."""
         self._on_change = on_change
         self._view = View(me, incarnation=incarnation, facts=facts, now=_now(), seed=incarnation)
         self._network: Network | None = None
@@ -203,7 +205,7 @@ class Mesh:
         member = self._view.member(node)
         if member is None or member.rtt_s is None:
             return None
-        return LinkFacts(kind=self.way_to(node), rtt_s=member.rtt_s)
+        return LinkFacts(kind=self.way_to(node), rtt_s=member.rtt_s + self.farther_s(node))
 
     def way_to(self, node: NodeId) -> LinkKind:
         if self.shares_machine(node):

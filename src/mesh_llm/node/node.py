@@ -35,7 +35,7 @@ from mesh_llm.errors import MeshError
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
-from mesh_llm.node import desk, entry, status
+from mesh_llm.node import desk, entry, forecast, status
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
@@ -220,16 +220,11 @@ class Node:
         self.passage.splicer = load_native(equipment.splice)
         self.mesh.publish(
             settings=settings,
-            engine=equipment.engine,
             splits=self.config.bin_dir is None,
-            machine=equipment.machine,
-            memory_bytes=equipment.memory_bytes,
-            machine_memory_bytes=equipment.machine_memory_bytes,
-            gpus=equipment.gpus,
             gpu_layers=self.config.gpu_layers,
-            speed=equipment.speed,
             models=self.shelf.held(),
             state=State.WAITING,
+            **equipment.facts(),
         )
         self._say(
             "invite",
@@ -321,9 +316,9 @@ class Node:
         """What `mesh-llm status --json` prints."""
         return await status.document(self)
 
-    def plan(self) -> dict[str, Any]:
+    async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]:
         """What `mesh-llm plan` shows of a running node's mesh."""
-        return {"plan": status.plan_document(self.hosting.plan, epoch=None)}
+        return await forecast.over_mesh(self, wishes)
 
     def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
         return self.entry.invite_others(role, lifetime_s)

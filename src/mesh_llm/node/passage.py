@@ -47,6 +47,8 @@ class Passage:
         """None while it is closed, and for one that has no worker."""
         self.splicer: Splicer | None = None
         """A native one, where there is one."""
+        self.through: Callable[[NodeId, socket.socket], socket.socket] = lambda _, link: link
+        """Every data link that is opened goes through it: where a laboratory makes links longer."""
         self.guests = 0
         """Connections of other nodes to the engine here."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,7 +70,7 @@ class Passage:
         for kind, way in ways:
             try:
                 async with asyncio.timeout(LINK_OPEN_S):
-                    return Link(socket=await way(node, purpose), kind=kind)
+                    return Link(socket=self.through(node, await way(node, purpose)), kind=kind)
             except (LinkFailed, OSError, TimeoutError) as error:
                 log.info("no %s link node=%s error=%r", kind, node[:8], error)
         async with _bounded(f"{self._mesh.name_of(node)} does not open a link"):
@@ -76,7 +78,7 @@ class Passage:
             await _taken(stream)
         ours, theirs = socket.socketpair()
         self._copy(theirs, stream, f"link to {node[:8]}")
-        return Link(socket=ours, kind=self._mesh.way_to(node))
+        return Link(socket=self.through(node, ours), kind=self._mesh.way_to(node))
 
     async def _link_local(self, node: NodeId, purpose: Purpose) -> socket.socket:
         return await self._by_ticket(node, purpose, LinkKind.LOCAL)

@@ -10,6 +10,7 @@ from mesh_llm.engine.supervisor import EngineReport
 from mesh_llm.engine.telemetry import engine_figures
 from mesh_llm.membership.member import Member
 from mesh_llm.node.run import Run
+from mesh_llm.planning.snapshot import listing
 from mesh_llm.types import Mode, NodeId, Plan, Role
 
 if TYPE_CHECKING:
@@ -73,12 +74,12 @@ def _epoch(node: Node) -> int | None:
 
 
 def ordered(node: Node) -> list[Member]:
-    """The stages of the plan in their order, then the others by id."""
+    """As --tensor-split counts: the host, then the other nodes by id; clients, which it does not count."""
     published = node.mesh.serving()
-    stages = [stage.node for stage in published[1].plan.stages] if published is not None else []
-    return sorted(
-        node.mesh.alive(), key=lambda m: (stages.index(m.id) if m.id in stages else len(stages), m.id)
-    )
+    planned = published[0] if published is not None else node.hosting.plan and node.hosting.plan.host
+    members = {member.id: member for member in node.mesh.alive()}
+    listed = [members[id] for id in listing(planned or None, members)]
+    return sorted(listed, key=lambda member: member.facts.role is Role.CLIENT)
 
 
 def _role(node: Node, member: NodeId) -> str:
@@ -118,10 +119,15 @@ def _member(node: Node, member: Member) -> dict[str, Any]:
         "link": {
             "kind": link.kind if link is not None else node.mesh.way_to(member.id),
             "rtt_ms": round(1000 * link.rtt_s, 3) if link is not None else None,
-            "via": [node.mesh.name_of(other) for other in member.via] if not member.connected else [],
+            "via": [node.mesh.name_of(other) for other in _between(node, member)],
             **node.mesh.traffic(member.id),
         },
     }
+
+
+def _between(node: Node, member: Member) -> tuple[NodeId, ...]:
+    """Who forwards to it, where there is no connection."""
+    return () if member.connected or member.id == node.identity.id else member.via
 
 
 def _lent(node: Node, member: Member) -> int:

@@ -1,0 +1,74 @@
+"""Nodes, stages and plans as people read them: the tables of `status`, `plan` and `demo`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mesh_llm.cli.output import print_table
+
+_SHORT_ID = 6
+
+Names = Mapping[str, str]
+
+
+def names_of(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By id; a name that two nodes have gets the beginning of the id."""
+    count = Counter(node["name"] for node in nodes)
+    return {
+        node["id"]: node["name"] if count[node["name"]] == 1 else f"{node['name']} ({node['id'][:_SHORT_ID]})"
+        for node in nodes
+    }
+
+
+def name(names: Names, id: str | None) -> str:
+    return names.get(id, id[:8]) if id else "nobody"
+
+
+def size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def milliseconds(rtt_ms: float | None) -> str:
+    if rtt_ms is None:
+        return "?"
+    return f"{rtt_ms:.1f} ms" if rtt_ms < 10 else f"{rtt_ms:.0f} ms"
+
+
+def rate(tok_s: float | None) -> str:
+    return f"{tok_s:.1f} tok/s" if tok_s else "not known"
+
+
+def layers(stage: Mapping[str, Any]) -> str:
+    return f"{stage['first']}-{stage['last'] - 1}"
+
+
+def share(stage: Mapping[str, Any]) -> str:
+    return f"{100 * stage['share']:.0f} %"
+
+
+def how_planned(plan: Mapping[str, Any], names: Names) -> str:
+    """`split over 3 nodes, hosted by desk`."""
+    host = name(names, plan["host"])
+    count = len({stage["node"] for stage in plan["stages"]} | {plan["host"]})
+    match plan["mode"]:
+        case "split":
+            return f"split over {count} nodes, hosted by {host}"
+        case "solo":
+            return f"solo on {host}"
+        case _:
+            return "waiting"
+
+
+def print_excluded(plan: Mapping[str, Any], names: Names) -> None:
+    if plan["excluded"]:
+        print()
+        rows = [(name(names, entry["node"]), entry["reason"]) for entry in plan["excluded"]]
+        print_table(rows, headers=("left out", "because"))
+
+
+def head_note(plan: Mapping[str, Any], names: Names) -> str:
+    """Where the parts are that belong to no layer."""
+    head = plan["stages"][-1]["node"] if plan["head_on_worker"] else plan["host"]
+    return f"embedding on {name(names, plan['host'])}, head on {name(names, head)}"

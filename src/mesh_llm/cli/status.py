@@ -1,0 +1,189 @@
+"""`mesh-llm status`: what the running node knows, for people and for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mesh_llm.cli import board
+from mesh_llm.cli.control import call
+from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
+from mesh_llm.cli.output import print_json, print_table
+from mesh_llm.defaults import STATUS_WATCH_S
+from mesh_llm.home import Home
+
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+"""Redraws in place; what was above the first screen stays in the scroll-back."""
+
+
+@click.command()
+@click.option(
+    "--watch", is_flag=True, help="show it again every second until Ctrl-C; in a pipe: every change"
+)
+@click.option("--layers", is_flag=True, help="which layer is where")
+@home_option
+@json_option
+@debug_option
+def status(watch: bool, layers: bool, home: Path | None, as_json: bool, debug: bool) -> None:
+    """What the running node knows: nodes, roles, links, plan, memory and speed."""
+    where = Home(home_path(home))
+    if watch:
+        asyncio.run(_watch(where, layers=layers, as_json=as_json))
+        return
+    document = asyncio.run(call(where, "GET", "/api/status"))
+    if as_json:
+        print_json(document)
+    else:
+        show(document, layers=layers)
+
+
+async def _watch(home: Home, *, layers: bool, as_json: bool) -> None:
+    drawn = sys.stdout.isatty() and not as_json
+    count = 0
+    async for document in _changes(home, every=drawn):
+        if as_json:
+            print(json.dumps(document), flush=True)
+            continue
+        if drawn:
+            sys.stdout.write(_HOME_AND_CLEAR)
+        elif count:
+            print()
+        show(document, layers=layers)
+        sys.stdout.flush()
+        count += 1
+
+
+async def _changes(home: Home, *, every: bool) -> AsyncIterator[dict[str, Any]]:
+    """The status every second; without `every`, where it says something new. Ends with the node."""
+    last = None
+    while True:
+        document = await call(home, "GET", "/api/status")
+        if every or _settled(document) != last:
+            last = _settled(document)
+            yield document
+        await asyncio.sleep(STATUS_WATCH_S)
+
+
+def _settled(document: dict[str, Any]) -> list[Any]:
+    """What does not change by itself from one second to the next, as delays and speeds do."""
+    plan, engine = document["plan"], document["engine"]
+    return [
+        document["node"],
+        [
+            [node[key] for key in ("id", "name", "role", "state", "reason")]
+            for node in document["mesh"]["nodes"]
+        ],
+        [node["link"]["kind"] for node in document["mesh"]["nodes"]],
+        plan and [plan[key] for key in ("epoch", "mode", "host", "stages")],
+        plan and [entry["node"] for entry in plan["excluded"]],
+        [engine["state"], engine["restarts"]],
+    ]
+
+
+def show(document: dict[str, Any], *, layers: bool = False) -> None:
+    names = board.names_of(document["mesh"]["nodes"])
+    plan = document["plan"]
+    print_table(_summary(document, names))
+    print()
+    print_table(
+        [_node_row(node, names) for node in document["mesh"]["nodes"]],
+        headers=("node", "role", "state", "memory", "lent", "link", "rtt", "via"),
+    )
+    if plan and plan["stages"]:
+        print()
+        _show_layers(document, names) if layers else _show_stages(document, names)
+    if plan:
+        board.print_excluded(plan, names)
+
+
+def _summary(document: dict[str, Any], names: board.Names) -> list[tuple[str, str]]:
+    node, plan, engine = document["node"], document["plan"], document["engine"]
+    state = f"{node['state']}: {node['reason']}" if node["reason"] else node["state"]
+    rows = [("node", f"{names.get(node['id'], node['name'])} ({node['role']})"), ("state", state)]
+    if model := document["model"]:
+        rows.append(("model", _model(model)))
+        if model["context"]:
+            slots = "1 slot" if model["slots"] == 1 else f"{model['slots']} slots"
+            rows.append(("context", f"{slots} of {model['context']} tokens"))
+    if plan:
+        rows += [("plan", board.how_planned(plan, names)), ("why", plan["reason"])]
+        need, have = board.size(plan["need_bytes"]), board.size(plan["have_bytes"])
+        rows.append(("memory", f"{need} needed, {have} available"))
+    if engine["state"] == "ready":
+        rows.append(("engine", f"ready in {engine['ready_s']:.1f} s, restarts: {engine['restarts']}"))
+        sent, resident = engine["weights_sent_bytes"], engine["weights_resident_bytes"]
+        rows.append(("weights", f"{board.size(resident)} in memory, {board.size(sent)} sent over links"))
+        rows.append(("speed", _speed(plan, engine)))
+    rows.append(("api", document["api"]["url"] or "not open yet"))
+    return rows
+
+
+def _model(model: dict[str, Any]) -> str:
+    if not model["layers"]:
+        return str(model["name"])
+    return f"{model['name']}, {model['quantisation']}, {model['layers']} layers"
+
+
+def _speed(plan: dict[str, Any] | None, engine: dict[str, Any]) -> str:
+    predicted = f"predicted {board.rate(plan['predicted_tok_s'] if plan else None)}"
+    if not engine["decode_tok_s"]:
+        return f"not measured yet, {predicted}"
+    return f"{board.rate(engine['decode_tok_s'])}, {predicted}; prompts {engine['prompt_tok_s']:.0f} tok/s"
+
+
+def _node_row(node: dict[str, Any], names: board.Names) -> tuple[str, ...]:
+    link = node["link"]
+    return (
+        names[node["id"]],
+        node["role"],
+        node["state"] if node["standing"] == "alive" else node["standing"],
+        board.size(node["memory_bytes"]),
+        board.size(node["lent_bytes"]) if node["lent_bytes"] else "-",
+        link["kind"],
+        board.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
+        ", ".join(link["via"]) or "-",
+    )
+
+
+def _show_stages(document: dict[str, Any], names: board.Names) -> None:
+    """With what the links of a split have shown, per token."""
+    plan = document["plan"]
+    seen = {stage["node"]: stage for stage in document["engine"]["stages"]}
+    rows = [_stage_row(stage, seen.get(stage["node"]), names) for stage in plan["stages"]]
+    headers = ("stage", "layers", "share", "weights", "memory", "link", "computes", "waits", "bytes/token")
+    # Alone there are no links to tell anything of.
+    columns = len(headers) if seen else 5
+    print_table([row[:columns] for row in rows], headers=headers[:columns])
+
+
+def _stage_row(stage: dict[str, Any], seen: dict[str, Any] | None, names: board.Names) -> tuple[str, ...]:
+    row = (
+        board.name(names, stage["node"]),
+        board.layers(stage),
+        board.share(stage),
+        board.size(stage["weight_bytes"]),
+        board.size(stage["need_bytes"]),
+    )
+    if seen is None:
+        return (*row, "self", "-", "-", "-")
+    compute, wait = board.milliseconds(seen["compute_ms"]), board.milliseconds(seen["wait_ms"])
+    link = seen["link"] if seen["pushes"] else f"{seen['link']}, by the host"
+    return (*row, link, compute, wait, str(seen["bytes_per_token"]))
+
+
+def _show_layers(document: dict[str, Any], names: board.Names) -> None:
+    plan = document["plan"]
+    head = plan["stages"][-1]["node"] if plan["head_on_worker"] else plan["host"]
+    rows = [("embedding", board.name(names, plan["host"]))]
+    for stage in plan["stages"]:
+        rows += [
+            (str(layer), board.name(names, stage["node"])) for layer in range(stage["first"], stage["last"])
+        ]
+    rows.append(("head", board.name(names, head)))
+    print_table(rows, headers=("layer", "node"))

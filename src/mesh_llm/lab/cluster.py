@@ -1,0 +1,221 @@
+"""A mesh on one machine: real nodes, each a process with a home of its own.
+
+    async with cluster(ClusterSpec(home=folder, nodes=3), tell=print, progress=...) as mesh:
+        status = await mesh.until_serving()
+        ...
+
+The first node has the cluster's home itself, so that `mesh-llm status --home` and
+`stop` find it there; the others live in folders below. Nothing listens beyond
+loopback. However the block or its process ends, so do the nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.cli.control import call
+from mesh_llm.defaults import CLUSTER_POLL_S, CLUSTER_READY_S, CLUSTER_STOP_S
+from mesh_llm.engine import machine
+from mesh_llm.engine.process import Child, module, spawn
+from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.home import Home
+from mesh_llm.lab.member import Part
+from mesh_llm.transport.identity import Identity
+from mesh_llm.types import Event, EventSink, NodeId, Progress, ProgressSink
+
+NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_TOKEN = "Invite token: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    home: Path
+    model: str | None = None
+    nodes: int = 3
+    port: int = 0
+    """Of the first node's API; the others take any free one."""
+    latency_s: tuple[float, ...] = ()
+    """One way: of every link, or of each further node to the first. Two others are as far apart
+    as the farther of them."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= len(NAMES):
+            raise UsageError(f"--nodes {self.nodes}: between 1 and {len(NAMES)}")
+        if len(self.latency_s) not in (0, 1, self.nodes - 1):
+            raise UsageError(
+                f"--latency has {len(self.latency_s)} values for {self.nodes - 1} nodes behind the first",
+                hint="one for all of them, or one for each",
+            )
+
+    def homes(self) -> list[Home]:
+        return [Home(self.home), *(Home(self.home / name) for name in NAMES[1 : self.nodes])]
+
+    def distances_s(self) -> list[float]:
+        """Of each node to the first."""
+        given = self.latency_s or (0.0,)
+        return [0.0, *(given * (self.nodes - 1) if len(given) == 1 else given)]
+
+
+class Member:
+    """One node's process, and what it has told."""
+
+    def __init__(self, name: str, tell: EventSink, progress: ProgressSink) -> None:
+        self.name = name
+        self.child: Child | None = None
+        self.token: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.failure: MeshError | None = None
+        self._tell = tell
+        self._progress = progress
+
+    def on_line(self, line: str) -> None:
+        document = json.loads(line)
+        if "event" in document:
+            event = Event(kind=document["event"], text=document["text"])
+            if event.kind == "invite" and not self.token.done():
+                self.token.set_result(event.text.removeprefix(_TOKEN))
+            self._tell(event)
+        elif "progress" in document:
+            self._progress(Progress(**document["progress"]))
+        elif "failed" in document:
+            self.failure = MeshError(document["failed"], hint=document["hint"])
+
+    async def ended(self) -> None:
+        assert self.child is not None
+        await self.child.wait()
+
+    def why(self) -> MeshError:
+        """Why it has ended, where nobody asked it to."""
+        if self.failure is not None:
+            return self.failure
+        last = " / ".join(list(self.child.recent)[-3:]) if self.child is not None else ""
+        return MeshError(f"node {self.name} ended: {last}")
+
+
+class Cluster:
+    def __init__(self, spec: ClusterSpec, members: Sequence[Member]) -> None:
+        self.spec = spec
+        self.members = tuple(members)
+
+    async def status(self) -> dict[str, Any]:
+        return await call(Home(self.spec.home), "GET", "/api/status")
+
+    async def until_serving(self) -> dict[str, Any]:
+        """The status as soon as all nodes serve together."""
+        ended = [asyncio.create_task(member.ended(), name=member.name) for member in self.members]
+        try:
+            async with asyncio.timeout(CLUSTER_READY_S):
+                while True:
+                    for member, task in zip(self.members, ended, strict=True):
+                        if task.done():
+                            raise member.why()
+                    document = await self.status()
+                    if document["node"]["state"] == "serving" and _has_all(document, len(self.members)):
+                        return document
+                    await asyncio.sleep(CLUSTER_POLL_S)
+        except TimeoutError:
+            raise MeshError(f"the nodes did not serve together within {CLUSTER_READY_S:.0f} s") from None
+        finally:
+            for task in ended:
+                task.cancel()
+
+    async def ended(self) -> None:
+        """Returns when the first node does: somebody stopped it. Others may come and go."""
+        await self.members[0].ended()
+        if self.members[0].failure is not None:
+            raise self.members[0].failure
+
+
+def _has_all(document: dict[str, Any], count: int) -> bool:
+    plan = document["plan"]
+    return plan is not None and len(plan["stages"]) == count
+
+
+@asynccontextmanager
+async def cluster(spec: ClusterSpec, *, tell: EventSink, progress: ProgressSink) -> AsyncIterator[Cluster]:
+    """Nodes that have joined each other, or are about to. `tell` hears the first node alone."""
+    parts = _parts(spec)
+    async with AsyncExitStack() as stack:
+        members: list[Member] = []
+        for name in NAMES[: spec.nodes]:
+            first = not members
+            member = Member(name, tell if first else _ignore, progress if first else _ignore)
+            members.append(member)
+            # All at once: those that join load their modules while the first one makes the mesh.
+            member.child = await stack.enter_async_context(
+                spawn(module("mesh_llm.lab.member"), on_stdout=member.on_line, on_stderr=lambda _: None)
+            )
+        try:
+            await _send(members[0], parts[0])
+            token = await _token(members[0])
+            for member, part in zip(members[1:], parts[1:], strict=True):
+                await _send(member, replace(part, join=token))
+            yield Cluster(spec, members)
+        finally:
+            await _stop(members)
+
+
+def _parts(spec: ClusterSpec) -> list[Part]:
+    homes, distances = spec.homes(), spec.distances_s()
+    ids: list[NodeId] = []
+    for home in homes:
+        home.create()
+        ids.append(Identity.from_secret(home.secret()).id)
+    threads = max(1, machine.threads() // spec.nodes)
+    return [
+        Part(
+            home=str(homes[index].path),
+            name=NAMES[index],
+            model=spec.model if index == 0 else None,
+            port=spec.port if index == 0 else 0,
+            threads=threads,
+            hosts=index == 0,
+            split=index == 0 and spec.nodes > 1,
+            delays_s={
+                ids[other]: max(distances[index], distances[other])
+                for other in range(spec.nodes)
+                if other != index
+            },
+        )
+        for index in range(spec.nodes)
+    ]
+
+
+async def _send(member: Member, part: Part) -> None:
+    assert member.child is not None
+    await member.child.send(part.to_line(), close=False)
+
+
+async def _token(member: Member) -> str:
+    ended = asyncio.create_task(member.ended(), name="first node")
+    try:
+        await asyncio.wait(
+            (ended, member.token), timeout=CLUSTER_READY_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not member.token.done():
+            if ended.done():
+                raise member.why()
+            raise MeshError(f"the first node was not ready within {CLUSTER_READY_S:.0f} s")
+        return member.token.result()
+    finally:
+        ended.cancel()
+
+
+async def _stop(members: Sequence[Member]) -> None:
+    """Ask all of them to stop, and give them time to; the end of the block does the rest."""
+    for member in members:
+        assert member.child is not None
+        await member.child.send(b"stop\n", close=False)
+    await asyncio.wait(
+        [asyncio.create_task(member.ended(), name=f"end of {member.name}") for member in members],
+        timeout=CLUSTER_STOP_S,
+    )
+
+
+def _ignore(_: object) -> None:
+    """Of further nodes: what the first one tells is enough for people."""

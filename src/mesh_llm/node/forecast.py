@@ -1,0 +1,202 @@
+"""What `mesh-llm plan` shows: who would compute what, how fast and why. Nothing is started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mesh_llm import __version__
+from mesh_llm.config import NodeConfig
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
+from mesh_llm.errors import MeshError, ModelError
+from mesh_llm.home import models_folder
+from mesh_llm.models import catalog
+from mesh_llm.node import equipment, status
+from mesh_llm.node.shelf import Shelf, file_stem
+from mesh_llm.planning.alternative import Alternative, alternative
+from mesh_llm.planning.decide import decide
+from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
+from mesh_llm.types import HeldModel, MeshSettings, ModelFacts, NodeFacts, NodeId, Plan, Role
+
+if TYPE_CHECKING:
+    from mesh_llm.node.node import Node
+
+THIS_MACHINE = NodeId("0" * 64)
+"""Stands for a node that does not run."""
+
+_WISHES = ("context", "slots", "cache_type_k", "cache_type_v", "split", "tensor_split", "layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    snapshot: Snapshot
+    model: ModelFacts
+    settings: MeshSettings
+    plan: Plan
+    other: Alternative | None
+    assumed: tuple[NodeId, ...] = ()
+    """Nodes that were taken to have the model's file, and have not."""
+
+    def document(self) -> dict[str, Any]:
+        plan, model = self.plan, self.model
+        ids = listing(plan.host, (node.id for node in self.snapshot.nodes))
+        return {
+            "model": {
+                "name": self.settings.alias,
+                "fingerprint": model.fingerprint,
+                "quantisation": model.quantisation,
+                "size_bytes": model.size_bytes,
+                "layers": len(model.layers),
+                "context": plan.context,
+                "slots": plan.slots,
+            },
+            "nodes": [_node(self.snapshot, id) for id in ids],
+            "assumed": list(self.assumed),
+            "plan": self._plan(plan),
+            "alternative": None if self.other is None else self._other(self.other),
+        }
+
+    def _plan(self, plan: Plan) -> dict[str, Any]:
+        document = status.plan_document(plan, epoch=None)
+        assert document is not None
+        for stage in document["stages"]:
+            stage["link"] = _link(self.snapshot, plan.host, stage["node"])
+        return document
+
+    def _other(self, other: Alternative) -> dict[str, Any]:
+        plan = self._plan(other.plan) if other.plan is not None else None
+        return {"mode": other.mode, "reason": other.reason, "plan": plan}
+
+
+def _node(snapshot: Snapshot, id: NodeId) -> dict[str, Any]:
+    found = snapshot.node(id)
+    assert found is not None
+    return {"id": id, "name": found.facts.name or id[:8], "memory_bytes": found.facts.memory_bytes}
+
+
+def _link(snapshot: Snapshot, host: NodeId | None, node: NodeId) -> dict[str, Any]:
+    if host is None or host == node:
+        return {"kind": "self", "rtt_ms": 0.0}
+    link = snapshot.link(host, node)
+    if link is None:
+        return {"kind": None, "rtt_ms": None}
+    return {"kind": link.kind, "rtt_ms": round(1e3 * link.rtt_s, 3)}
+
+
+# -- over a mesh ----------------------------------------------------------------------------------
+
+
+async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
+    """As the mesh is now; with `wishes` for another model or other options, as if they were its own."""
+    agreed = node.mesh.settings() or node.entry.settings
+    if agreed is None:
+        raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
+    model = await _model(node, agreed, wishes.get("model"))
+    if model is None:
+        return await _as_told(node)
+    changes = {name: _frozen(wishes[name]) for name in _WISHES if wishes.get(name) is not None}
+    settings, snapshot = agreed, node.mesh.snapshot()
+    assumed: tuple[NodeId, ...] = ()
+    if model.fingerprint != agreed.fingerprint:
+        name = file_stem(model)
+        settings = replace(agreed, model=name, alias=name, fingerprint=model.fingerprint, layers=None)
+        snapshot, assumed = _supposed(snapshot, model)
+    settings = replace(settings, **changes)
+    barred = node.mesh.unready()
+    plan = node.hosting.plan if settings == agreed else None
+    if plan is None:
+        plan = decide(snapshot, model, settings, current=None, barred=barred)
+    other = alternative(snapshot, model, settings, plan, barred=barred)
+    return Forecast(
+        snapshot=snapshot, model=model, settings=settings, plan=plan, other=other, assumed=assumed
+    ).document()
+
+
+async def _model(node: Node, agreed: MeshSettings, name: str | None) -> ModelFacts | None:
+    """The named one, or the mesh's; None where its file is not here."""
+    if name in (None, agreed.model, agreed.alias):
+        return node.shelf.facts(agreed.fingerprint)
+    return await named_model(node.shelf, str(name))
+
+
+async def _as_told(node: Node) -> dict[str, Any]:
+    """Of a node that lacks the model's file: what the host says."""
+    about = await node.remote.about()
+    if about is None or about.get("plan") is None:
+        raise MeshError(
+            "this node does not have the model's file, and no other one serves it",
+            hint="ask a node that has it, or try again in a moment",
+        )
+    return {
+        "model": about["model"],
+        "nodes": [{"id": m.id, "name": node.mesh.name_of(m.id)} for m in status.ordered(node)],
+        "assumed": [],
+        "plan": about["plan"],
+        "alternative": None,
+    }
+
+
+def _supposed(snapshot: Snapshot, model: ModelFacts) -> tuple[Snapshot, tuple[NodeId, ...]]:
+    """The mesh, as if every node of it had the file."""
+    held = HeldModel(fingerprint=model.fingerprint, name=file_stem(model), size_bytes=model.size_bytes)
+    nodes, without = [], []
+    for node in snapshot.nodes:
+        has = any(own.fingerprint == model.fingerprint for own in node.facts.models)
+        if not has and node.alive and node.facts.role is Role.NODE:
+            without.append(node.id)
+            node = replace(node, facts=replace(node.facts, models=(*node.facts.models, held)))
+        nodes.append(node)
+    return Snapshot(nodes=tuple(nodes)), tuple(without)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
+
+
+# -- on this machine ------------------------------------------------------------------------------
+
+
+async def alone(config: NodeConfig) -> dict[str, Any]:
+    """For a node that would be started with `config`, and for nobody else."""
+    model = await named_model(Shelf(), config.model or DEFAULT_MODEL)
+    own = await equipment.at_hand(config)
+    name = file_stem(model)
+    facts = NodeFacts(
+        name=config.name or socket.gethostname(),
+        role=Role.NODE,
+        version=__version__,
+        hosting=config.hosting,
+        models=(HeldModel(fingerprint=model.fingerprint, name=name, size_bytes=model.size_bytes),),
+        gpu_layers=config.gpu_layers,
+        **own.facts(),
+    )
+    settings = MeshSettings(
+        version=1,
+        model=name,
+        fingerprint=model.fingerprint,
+        alias=config.alias or name,
+        context=config.context,
+        slots=config.slots or DEFAULT_SLOTS,
+        cache_type_k=config.cache_type_k or "f16",
+        cache_type_v=config.cache_type_v or "f16",
+        split=config.split,
+        tensor_split=config.tensor_split,
+        layers=config.layers,
+    )
+    snapshot = Snapshot(nodes=(Candidate(id=THIS_MACHINE, facts=facts),))
+    plan = decide(snapshot, model, settings, current=None)
+    other = alternative(snapshot, model, settings, plan, barred={})
+    return Forecast(snapshot=snapshot, model=model, settings=settings, plan=plan, other=other).document()
+
+
+async def named_model(shelf: Shelf, name: str) -> ModelFacts:
+    """What the file of that name holds; one that could be downloaded is not."""
+    path = catalog.local_path(name, models_folder())
+    if path is None:
+        entry = catalog.find(name)
+        path = models_folder() / entry.file
+        if not path.exists():
+            raise ModelError(f"{name} is not on this machine", hint=f"mesh-llm download {name}")
+    return await shelf.look(path)

@@ -124,18 +124,32 @@ class NodeConfig:
 
     def _check_client(self) -> None:
         wrong = {
-            "--model": self.model,
-            "--split": self.split,
-            "--tensor-split": self.tensor_split,
-            "--layers": self.layers,
-            "--device": self.devices,
-            "--max-memory": self.max_memory_bytes,
+            "--model": self.model is not None,
+            "--alias": self.alias is not None,
             "--new-mesh": self.new_mesh,
-            "--bin-dir": self.bin_dir,
-            "--mmproj": self.mmproj,
+            "--split": self.split,
+            "--tensor-split": self.tensor_split is not None,
+            "--layers": self.layers is not None,
+            "--hosting": self.hosting is not Hosting.AUTO,
+            "--ctx-size": self.context is not None,
+            "--parallel": self.slots is not None,
+            "--max-memory": self.max_memory_bytes is not None,
+            "--device": self.devices is not None,
+            "--gpu-layers": self.gpu_layers is not None,
+            "--threads": self.threads is not None,
+            "--cache-type-k": self.cache_type_k is not None,
+            "--cache-type-v": self.cache_type_v is not None,
+            "--mmproj": self.mmproj is not None,
+            "--embeddings": self.embeddings,
+            "--rerank": self.rerank,
+            "--engine-set": bool(self.settings),
+            "--bin-dir": self.bin_dir is not None,
+            "--trace": self.trace is not None,
+            "--plain-lan": self.plain_lan,
+            "--no-fetch": self.no_fetch,
         }
-        for option, value in wrong.items():
-            if value:
+        for option, given in wrong.items():
+            if given:
                 raise UsageError(
                     f"{option} is for nodes that compute, and --client does not", hint="leave one of them out"
                 )

@@ -198,6 +198,9 @@ PLAN_DRAIN_LEAST_S = 1.0
 REMOTE_ANSWER_S = 2.0
 """For a host to tell of its engine; `status` answers without it rather than late."""
 REMOTE_RETRY_S = 0.5
+GUESTS_PER_NODE = 128
+GUESTS_LIMIT = 512
+"""Connections to an engine from one other node's gateway, and from all: each has two threads of its own."""
 HAND_OVER_S = 15.0
 """For others to take over from a node that was told to go: weights are resident, links open in a second."""
 INVITE_DEFAULT_S = 7 * 86400.0

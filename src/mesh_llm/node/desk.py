@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def services(node: Node) -> dict[str, Service]:
     return {
-        "http": lambda origin, header, stream: _http(node, header, stream),
+        "http": lambda origin, header, stream: _http(node, origin, header, stream),
         "serving": lambda origin, header, stream: _serving(node, header, stream),
         "introduce": lambda origin, header, stream: _introduce(node, origin, header, stream),
         "lease": node.lending.serve_lease,
@@ -25,13 +25,13 @@ def services(node: Node) -> dict[str, Service]:
     }
 
 
-async def _http(node: Node, header: dict[str, Any], stream: Stream) -> None:
+async def _http(node: Node, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
     """A connection to the engine, for the gateway of another node."""
     run = node.hosting.find(header.get("epoch"))
     if run is None or run.port is None:
         stream.reset()
         return
-    await node.passage.serve_http(stream, run.port)
+    await node.passage.serve_http(origin, stream, run.port)
 
 
 async def _serving(node: Node, header: dict[str, Any], stream: Stream) -> None:
@@ -53,7 +53,7 @@ async def _introduce(node: Node, host: NodeId, header: dict[str, Any], stream: S
                 lease = node.lending.lease_of(host, epoch)
             case _:
                 raise LinkRefused("this is no introduction")
-        purpose = {"kind": "neighbour", "epoch": epoch, "number": number}
+        purpose = {"kind": "neighbour", "host": host, "epoch": epoch, "number": number}
         link = await node.passage.link(NodeId(following), purpose)
         await node.lending.add_neighbour(lease, number, link.socket)
         await stream.write_document({"linked": True, "kind": link.kind.value})

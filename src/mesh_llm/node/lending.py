@@ -20,7 +20,8 @@ from typing import Any
 from mesh_llm.defaults import LEASE_SILENCE_S
 from mesh_llm.engine.lender import Lender, lend
 from mesh_llm.engine.spec import WorkerSpec
-from mesh_llm.errors import LinkRefused, MeshError
+from mesh_llm.errors import EngineFailed, LinkRefused, MeshError
+from mesh_llm.node.tasks import cancelled
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import Fingerprint, NodeId, Progress
 
@@ -114,7 +115,8 @@ class Lending:
                 ready.set_exception(error)
         finally:
             if not ready.done():
-                ready.cancel()
+                ready.set_exception(EngineFailed("the worker was not started"))
+                ready.exception()  # looked at, whether or not somebody waits for it
             self._lender = None
 
     # -- leases --------------------------------------------------------------------------------
@@ -128,10 +130,17 @@ class Lending:
                 raise LinkRefused(self.closed)
             lease = Lease(host=host, terms=terms)
             self.leases.append(lease)
-            lender = await self._prepare(terms, stream)
-            self._tell(lease)
-            self._on_change()
-            await self._until_over(lender, stream)
+            # The host says nothing more: its end of the stream is the end of the lease, also while loading.
+            over = asyncio.create_task(stream.read(1), name="end of a lease")
+            try:
+                if (lender := await self._prepare_unless(over, terms, stream)) is not None:
+                    self._tell(lease)
+                    self._on_change()
+                    await self._until_over(lender, over)
+            finally:
+                over.cancel()
+                with suppress(asyncio.CancelledError, MeshError):
+                    await over
         except MeshError as error:
             with suppress(MeshError):
                 await stream.write_document({"refused": error.message})
@@ -169,18 +178,21 @@ class Lending:
         await stream.write_document({"ready": True, "resident_bytes": resident})
         return lender
 
-    async def _until_over(self, lender: Lender, stream: Stream) -> None:
+    async def _prepare_unless(self, over: asyncio.Task[bytes], terms: Terms, stream: Stream) -> Lender | None:
+        """None where the host gave the lease up before the layers were in memory."""
+        preparing = asyncio.create_task(self._prepare(terms, stream), name="layers of a lease")
+        try:
+            await asyncio.wait((preparing, over), return_when=asyncio.FIRST_COMPLETED)
+            return preparing.result() if preparing.done() else None
+        finally:
+            await cancelled(preparing)
+
+    async def _until_over(self, lender: Lender, over: asyncio.Task[bytes]) -> None:
         """Ends with the host's end of the stream, or by raising why the worker is no more."""
         assert lender.death is not None
-        over = asyncio.create_task(stream.read(1), name="end of a lease")
-        try:
-            await asyncio.wait((over, lender.death), return_when=asyncio.FIRST_COMPLETED)
-            if lender.death.done() and not lender.death.cancelled():
-                raise LinkRefused(lender.death.result())
-        finally:
-            over.cancel()
-            with suppress(asyncio.CancelledError, MeshError):
-                await over
+        await asyncio.wait((over, lender.death), return_when=asyncio.FIRST_COMPLETED)
+        if lender.death.done() and not lender.death.cancelled():
+            raise LinkRefused(lender.death.result())
 
     async def _end(self, lease: Lease) -> None:
         self.leases.remove(lease)
@@ -199,8 +211,8 @@ class Lending:
                     case {"kind": "session", "epoch": int(epoch)}:
                         self._lease(epoch, origin)
                         await (await self._worker()).serve(link)
-                    case {"kind": "neighbour", "epoch": int(epoch), "number": int(number)}:
-                        await self.add_neighbour(self._lease(epoch), number, link)
+                    case {"kind": "neighbour", "host": str(host), "epoch": int(epoch), "number": int(number)}:
+                        await self.add_neighbour(self._lease(epoch, NodeId(host)), number, link)
                     case _:
                         raise LinkRefused("there is no such link")
         except BaseException:
@@ -208,16 +220,17 @@ class Lending:
             raise
 
     async def add_neighbour(self, lease: Lease, number: int, link: socket.socket) -> None:
-        if not 0 <= number < 1 << 31:
-            raise LinkRefused("there is no such link")
+        if not 0 <= number < 1 << 31 or lease not in self.leases:
+            link.close()
+            raise LinkRefused("there is no lease for this link")
         lease.neighbours.append(number)
         await (await self._worker()).add_peer(number, link)
 
     def lease_of(self, host: NodeId, epoch: int) -> Lease:
         return self._lease(epoch, host)
 
-    def _lease(self, epoch: int, host: NodeId | None = None) -> Lease:
+    def _lease(self, epoch: int, host: NodeId) -> Lease:
         for lease in self.leases:
-            if lease.terms.epoch == epoch and host in (None, lease.host):
+            if lease.terms.epoch == epoch and lease.host == host:
                 return lease
         raise LinkRefused("there is no lease for this link")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mesh_llm.defaults import LINK_OPEN_S
+from mesh_llm.defaults import GATEWAY_CONNECT_S, GUESTS_LIMIT, GUESTS_PER_NODE, LINK_OPEN_S
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError
 from mesh_llm.home import link_door
 from mesh_llm.node.mesh import Mesh
@@ -49,9 +50,13 @@ class Passage:
         """A native one, where there is one."""
         self.through: Callable[[NodeId, socket.socket], socket.socket] = lambda _, link: link
         """Every data link that is opened goes through it: where a laboratory makes links longer."""
-        self.guests = 0
-        """Connections of other nodes to the engine here."""
+        self._guests: Counter[NodeId] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def guests(self) -> int:
+        """Connections of other nodes to the engine here."""
+        return self._guests.total()
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -175,18 +180,25 @@ class Passage:
         await stream.write_document({"taken": True})
         await stream.finish()
 
-    async def serve_http(self, stream: Stream, port: int) -> None:
+    async def serve_http(self, origin: NodeId, stream: Stream, port: int) -> None:
         """Copy between a stream and the engine on this machine."""
+        if self._guests[origin] >= GUESTS_PER_NODE or self.guests >= GUESTS_LIMIT:
+            stream.reset()
+            return
         engine = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         engine.setblocking(False)
         engine.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.guests += 1
+        self._guests[origin] += 1
         try:
             with engine:
-                await asyncio.get_running_loop().sock_connect(engine, ("127.0.0.1", port))
+                async with asyncio.timeout(GATEWAY_CONNECT_S):
+                    await asyncio.get_running_loop().sock_connect(engine, ("127.0.0.1", port))
                 await self._splice(engine, stream)
+        except (OSError, TimeoutError) as error:
+            log.info("no connection to the engine for node=%s: %r", origin[:8], error)
+            stream.reset()
         finally:
-            self.guests -= 1
+            self._guests[origin] -= 1
 
 
 class _bounded:

@@ -100,7 +100,9 @@ class Run:
             return self._lost
         error = self._task.exception()
         if error is not None and not isinstance(error, MeshError):
-            raise error
+            # A mistake of ours, or the system's: it may cost a plan, and not the node.
+            log.error("plan ended unexpectedly epoch=%d", self.epoch, exc_info=error)
+            return EngineFailed(f"an unexpected error ended the plan: {error!r}")
         return self._lost or error or EngineFailed("the engine ended")
 
     def engine_address(self) -> tuple[str, str]:
@@ -307,6 +309,7 @@ class Run:
                 session.post(f"{url}/completion", json=body) as answer,
             ):
                 if answer.status not in (200, 501):
+                    self._raise_stage_lost()
                     raise EngineFailed(f"the split engine fails: {(await answer.text())[:200]}")
         except (aiohttp.ClientError, TimeoutError) as error:
             self._raise_stage_lost()

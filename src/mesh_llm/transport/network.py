@@ -256,8 +256,6 @@ class Network:
             ) from None
         except Dropped as error:
             if error.closing.code is not Code.DUPLICATE:
-                if error.closing.code is Code.OWN_ID and not error.by_us:
-                    self._handler.on_duplicate()
                 raise connect_refused(node, error) from None
         # The other side holds a connection, which it is about to confirm, or which it has yet to find dead.
         if (peer := await self._roster.wait_for(node, min(timeout_s, HANDSHAKE_S))) is not None:

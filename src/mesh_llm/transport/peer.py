@@ -158,6 +158,11 @@ class Peer:
             raise PeerLost(f"there is no path to node {self.id[:10]}")
         return self._path
 
+    @property
+    def left(self) -> bool:
+        """Whether it said that it stops."""
+        return self.closing is not None and self.closing.code is Code.LEAVING and not self.ended_here
+
     def close(self, reason: str = "") -> None:
         """At once, whether or not the other side can still be reached."""
         self.end(Code.CLOSED, reason)

@@ -15,7 +15,7 @@ from mesh_llm.transport.gate import Gate
 from mesh_llm.transport.handshake import GONE_LIMIT, Introduction, Refusal, is_arbiter
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.peer import Handler, Peer
-from mesh_llm.types import NodeId
+from mesh_llm.types import NodeId, Role
 
 
 class Roster:
@@ -93,7 +93,9 @@ class Roster:
     async def _run(self, peer: Peer) -> None:
         closing = await peer.run()
         self.drop(peer, closing.code)
-        if closing.code is Code.OWN_ID and not self._silent and not peer.ended_here:
+        # Hearsay: taken from nodes, which are trusted with more, and from nobody else.
+        told = closing.code is Code.OWN_ID and not peer.ended_here and peer.role is Role.NODE
+        if told and not self._silent:
             self._handler.on_duplicate()
 
     def drop(self, peer: Peer, code: Code, reason: str = "") -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench import facts, gpu, idle, links, meshrelay, overhead, relay, solo, split, startup
+from bench import facts, gpu, idle, links, mesh, meshrelay, overhead, relay, solo, split, startup
 from bench.facts import Load
 from bench.plan import Plan
 from bench.report import Result, Row
@@ -38,6 +38,7 @@ BENCHES: dict[str, Bench] = {
     "overhead": Bench(title=overhead.TITLE, measure=overhead.measure),
     "solo": Bench(title=solo.TITLE, measure=solo.measure),
     "links": Bench(title=links.TITLE, measure=links.measure),
+    "mesh": Bench(title=mesh.TITLE, measure=mesh.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),
     "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),
 }

@@ -31,6 +31,7 @@ from mesh_llm.membership.messages import from_document, to_document
 from mesh_llm.membership.record import Record
 from mesh_llm.membership.view import View
 from mesh_llm.node.meter import Meter
+from mesh_llm.node.tasks import task_group
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.transport.network import Network, Peer, Stream
 from mesh_llm.types import (
@@ -108,8 +109,9 @@ class Mesh:
             self.facts = facts
             self._perform(self._view.publish(facts, _now()))
 
-    def know(self, addresses: Mapping[NodeId, Address]) -> None:
-        """Members that somebody, or the home, remembers: worth a try, no more."""
+    def know(self, addresses: Mapping[NodeId, Address], *, epoch: int = 0) -> None:
+        """Members that somebody, or the home, remembers: worth a try, no more. And its last plan's epoch."""
+        self._highest_epoch = max(self._highest_epoch, epoch)
         records = [
             Record(
                 node=node,
@@ -279,7 +281,7 @@ class Mesh:
         onward = await target.open(
             "forwarded", {"origin": origin, "kind": header.get("kind"), "header": header.get("header")}
         )
-        async with asyncio.TaskGroup() as group:
+        async with task_group() as group:
             group.create_task(_pump(stream, onward), name="forward")
             group.create_task(_pump(onward, stream), name="forward back")
 

@@ -35,6 +35,9 @@ class Entry:
         self.membership = Membership()
         self.settings: MeshSettings | None = None
         self._known: dict[NodeId, Address] = {}
+        self._ports = (0, 0)
+        self.epoch = 0
+        """The highest one of a plan that this home has heard of."""
         self._relay: tuple[str | None, str | None] = (config.relay, config.relay_token)
 
     # -- at the start --------------------------------------------------------------------------
@@ -74,6 +77,9 @@ class Entry:
                 NodeId(str(node)): Address(direct=tuple(map(str, direct)), relay=relay)
                 for node, direct, relay in document["members"]
             }
+            self.epoch = int(document.get("epoch", 0))
+            ipv4, ipv6 = document.get("ports", (0, 0))
+            self._ports = (int(ipv4), int(ipv6))
             if self._config.relay is None:
                 self._relay = (document["relay"], document["relay_token"])
         except (KeyError, TypeError, ValueError, MeshError) as error:
@@ -102,12 +108,21 @@ class Entry:
             identity=self._identity,
             bind_ip=self._config.bind_ip,
             bind_port=self._config.bind_port,
+            last_ports=self._ports,
             relay=None if self._config.no_relay else relay,
             relay_token=token,
             no_relay=self._config.no_relay,
         )
 
     # -- entering ------------------------------------------------------------------------------
+
+    def opened(self, network: Network) -> None:
+        """Keep its ports: in a mesh that was all switched off, members look where they were last."""
+        self.network = network
+        if network.ports != self._ports:
+            self._ports = network.ports
+            if self.invite is None:
+                self._write()
 
     async def join(self, mesh: Mesh) -> None:
         """By invite; raises with one sentence where that is refused."""
@@ -198,8 +213,10 @@ class Entry:
         newer = settings is not None and (self.settings is None or settings.version > self.settings.version)
         if newer:
             self.settings = settings
-        if newer or any(self._known.get(node) != address for node, address in known.items()):
+        moved = any(self._known.get(node) != address for node, address in known.items())
+        if newer or moved or mesh.highest_epoch() > self.epoch:
             self._known = {**self._known, **known}
+            self.epoch = mesh.highest_epoch()
             self._write()
 
     def _write(self) -> None:
@@ -209,6 +226,8 @@ class Entry:
                 "membership": self.membership.to_document(),
                 "settings": settings_to_document(self.settings) if self.settings is not None else None,
                 "members": [[node, list(a.direct), a.relay] for node, a in self._known.items()],
+                "epoch": self.epoch,
+                "ports": list(self._ports),
                 "relay": relay,
                 "relay_token": token,
             }

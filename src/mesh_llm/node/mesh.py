@@ -111,8 +111,9 @@ class Mesh:
             self.facts = facts
             self._perform(self._view.publish(facts, _now()))
 
-    def know(self, addresses: Mapping[NodeId, Address]) -> None:
-        """Members that somebody, or the home, remembers: worth a try, no more."""
+    def know(self, addresses: Mapping[NodeId, Address], *, epoch: int = 0) -> None:
+        """Members that somebody, or the home, remembers: worth a try, no more. And its last plan's epoch."""
+        self._highest_epoch = max(self._highest_epoch, epoch)
         records = [
             Record(
                 node=node,

@@ -191,13 +191,13 @@ class Node:
 
     async def _enter(self, network: Network, given: ModelFacts | None) -> None:
         """Become, or be again, a member. Settings are known afterwards, or made by `_take_part`."""
-        self.entry.network = network
+        self.entry.opened(network)
         if self.entry.invite is not None:
             self._change(State.STARTING, "joining the mesh")
             await self.entry.join(self.mesh)
             self._say("joined", f"Joined the mesh of {self.mesh.name_of(self.entry.inviter)}")
         else:
-            self.mesh.know(self.entry.remembered())
+            self.mesh.know(self.entry.remembered(), epoch=self.entry.epoch)
         self.mesh.publish(address=network.address, settings=self.entry.settings)
 
     async def _take_part(self, given: ModelFacts | None) -> None:
@@ -249,17 +249,14 @@ class Node:
         self.hosting.wake()
         if self.mesh.has_company():
             deadline = asyncio.get_running_loop().time() + HAND_OVER_S
-            while self._is_needed() and asyncio.get_running_loop().time() < deadline:
+            # Ends with the plan of another host, or with nobody who could be one.
+            while self.hosting.serving is not None and asyncio.get_running_loop().time() < deadline:
                 await asyncio.sleep(0.05)
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await asyncio.gather(self._gateway.drain(DRAIN_S), self.hosting.drained(), self._returned())
         if self._leave:
             self.entry.forget()
-
-    def _is_needed(self) -> bool:
-        others = self.hosting.plan is not None and self.hosting.plan.host not in (None, self.identity.id)
-        return self.hosting.serving is not None and others
 
     async def _returned(self) -> None:
         """Until hosts have replaced the plans in which this node works, and finished their answers."""
@@ -296,7 +293,8 @@ class Node:
 
     def _replaced(self) -> Upstream | None:
         """The engine here that was replaced by one elsewhere, until the key of that one is known."""
-        run = self.hosting.last() if self.mesh.serving() is not None else None
+        useful = self._state is State.DRAINING or self.mesh.serving() is not None
+        run = self.hosting.last() if useful else None
         return Upstream(url=run.engine_address()[0], key=run.engine_address()[1]) if run is not None else None
 
     def health(self) -> Health:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mesh_llm.defaults import ALPN
@@ -21,6 +22,9 @@ class NetworkConfig:
     bind_ip: str | None = None
     """None: every interface."""
     bind_port: int = 0
+    last_ports: tuple[int, int] = (0, 0)
+    """Those of the run before, for IPv4 and IPv6: where others look for this node. Any free ones where they
+    are taken, and of no importance beside a `bind_port`."""
     relay: str | None = None
     """A relay's URL, instead of the public ones."""
     relay_token: str | None = field(default=None, repr=False)
@@ -31,6 +35,10 @@ class NetworkConfig:
 async def bind(config: NetworkConfig) -> Any:
     """Never waits for a relay: without the internet it is as fast."""
     use_running_loop()
+    if config.bind_port == 0 and any(config.last_ports):
+        with suppress(iroh().IrohError):
+            return await _bind(config, *_sockets(config))
+        config = replace(config, last_ports=(0, 0))
     first, second = _sockets(config)
     try:
         try:
@@ -48,16 +56,16 @@ async def bind(config: NetworkConfig) -> Any:
 def _sockets(config: NetworkConfig) -> tuple[str, str]:
     """iroh opens a socket per IP version. Where one address was asked for, the other version's stays
     on loopback: nothing that was not asked for is open to the network."""
-    port = config.bind_port
+    ports = (config.bind_port, config.bind_port) if config.bind_port else config.last_ports
     if config.bind_ip is None:
-        return f"0.0.0.0:{port}", f"[::]:{port}"
+        return f"0.0.0.0:{ports[0]}", f"[::]:{ports[1]}"
     try:
         ip = ipaddress.ip_address(config.bind_ip)
     except ValueError:
         raise MeshError(f"{config.bind_ip!r} is not an IP address", hint="for --bind-ip") from None
     if ip.version == 4:
-        return f"{ip}:{port}", "[::1]:0"
-    return f"[{ip}]:{port}", "127.0.0.1:0"
+        return f"{ip}:{ports[0]}", "[::1]:0"
+    return f"[{ip}]:{ports[1]}", "127.0.0.1:0"
 
 
 async def _bind(config: NetworkConfig, *sockets: str) -> Any:
@@ -108,6 +116,13 @@ def address_of(endpoint: Any, config: NetworkConfig) -> Address:
     relay = own.relay_url()
     # Known from the start where it was named, though the endpoint may not have reached it yet.
     return Address(direct=direct, relay=relay or (None if config.no_relay else config.relay))
+
+
+def ports_of(endpoint: Any) -> tuple[int, int]:
+    """Bound for IPv4 and for IPv6; 0 where there is none."""
+    bound = [split_address(text) for text in endpoint.bound_sockets()]
+    by_version = {ip.version: port for ip, port in bound}
+    return by_version.get(4, 0), by_version.get(6, 0)
 
 
 def _bound(endpoint: Any, ip: str) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from mesh_llm.transport.admissions import IssuedInvite
 from mesh_llm.transport.closing import Code
 from mesh_llm.transport.control import Control
 from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, may_pass, tried
-from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_seen, bind
+from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_seen, bind, ports_of
 from mesh_llm.transport.handshake import Dropped, Introduction, Joined
 from mesh_llm.transport.invite import Invite
 from mesh_llm.transport.membership import Membership
@@ -79,6 +79,11 @@ class Network:
     def address(self) -> Address:
         """Where others can reach this node, as far as it knows; empty before `start`."""
         return self._address
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Bound for IPv4 and for IPv6; 0 where there is none, and before `start`."""
+        return ports_of(self._endpoint) if self._endpoint is not None else (0, 0)
 
     # -- life ------------------------------------------------------------------------------------
 

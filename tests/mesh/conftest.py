@@ -1,0 +1,69 @@
+"""Meshes for tests that break them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.mesh import MeshProcesses
+from tests.support.node import temporary_home
+
+NAMES = ("one", "two", "three")
+
+
+class _Kept:
+    """A mesh that one test after the other breaks, and that has to heal in between."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._stack = ExitStack()
+        self.mesh: MeshProcesses | None = None
+
+    def whole(self) -> MeshProcesses:
+        if self.mesh is None:
+            folder = self._stack.enter_context(temporary_home())
+            self.mesh = self._stack.enter_context(MeshProcesses(folder, self._model))
+            self.mesh.create(NAMES[0], "--split")
+            for name in NAMES[1:]:
+                self.mesh.join(name)
+        for name in NAMES:
+            if name not in self.mesh.nodes:
+                self.mesh.restart(name)
+        self.mesh.serving()
+        return self.mesh
+
+    def end(self) -> None:
+        self.mesh = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def kept(smollm2: Path) -> Iterator[_Kept]:
+    kept = _Kept(smollm2)
+    try:
+        yield kept
+    finally:
+        kept.end()
+
+
+@pytest.fixture
+def trio(kept: _Kept, request: pytest.FixtureRequest) -> Iterator[MeshProcesses]:
+    """Three nodes that serve a model split over all of them; a test may leave any of them dead."""
+    failed = request.session.testsfailed
+    try:
+        yield kept.whole()
+    except BaseException:
+        kept.end()
+        raise
+    if request.session.testsfailed > failed:
+        kept.end()
+
+
+@pytest.fixture
+def mesh(smollm2: Path) -> Iterator[MeshProcesses]:
+    """None yet, and for this test alone."""
+    with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
+        yield mesh

@@ -1,0 +1,162 @@
+"""Nodes that come and go while answers stream, and meshes that are started again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.command import mesh_llm
+from tests.support.mesh import MeshProcesses
+from tests.support.waiting import until
+
+LONG: dict[str, Any] = {
+    "prompt": "1 2 3 4 5 6 7",
+    "temperature": 0,
+    "max_tokens": 300,
+    "ignore_eos": True,
+    "cache_prompt": False,
+}
+"""Takes a few seconds, in which the mesh changes."""
+
+
+def long_text(mesh: MeshProcesses, through: str, question: dict[str, Any] = LONG) -> str:
+    reply = mesh.nodes[through].ask("/v1/completions", question)
+    assert reply.status == 200, reply.body
+    return str(reply.json()["choices"][0]["text"])
+
+
+def streamed_while(
+    mesh: MeshProcesses, through: str, change: Callable[[], object], question: dict[str, Any] = LONG
+) -> str:
+    """The text of an answer that has begun when `change` happens; the whole of it, or the test fails."""
+    parts: list[str] = []
+    with mesh.nodes[through].stream("/v1/completions", {**question, "stream": True}) as stream:
+        chunks = stream.data()
+        parts.append(next(chunks))
+        change()
+        parts.extend(chunks)
+    assert parts[-1] == "[DONE]", f"cut after {len(parts)} chunks: {parts[-1]}\n{mesh.told()}"
+    return "".join(json.loads(part)["choices"][0]["text"] for part in parts[:-1])
+
+
+def test_node_that_joins_gets_layers_and_cuts_no_answer(mesh: MeshProcesses) -> None:
+    mesh.create("one", "--split")
+    mesh.join("two")
+    before, text = mesh.serving(), mesh.chat()
+    worker = before.workers[0]
+    # A node needs seconds to start.
+    question = {**LONG, "max_tokens": 900}
+    expected = long_text(mesh, worker, question)
+
+    def join() -> None:
+        mesh.join("three")
+        mesh.serving(above=before.epoch)
+        assert len(mesh.engines()) == 2, "the answer ended before the new plan served: it proves nothing"
+
+    got = streamed_while(mesh, worker, join, question)
+    after = mesh.serving()
+
+    assert got == expected
+    assert len(after.stages) == 3
+    assert before.epoch < after.epoch <= before.epoch + 2
+    assert mesh.chat() == text
+    until(lambda: mesh.engines() == [after.engine], within_s=40, what="the replaced engine ends")
+
+
+def test_node_that_is_not_needed_changes_nothing(mesh: MeshProcesses) -> None:
+    mesh.create("one")
+    before = mesh.serving()
+
+    mesh.join("two")
+    mesh.serving(on=["one"])
+    mesh.kill("two")
+    after = mesh.serving(on=["one"])
+
+    assert after == before
+
+
+def test_worker_stops_while_an_answer_streams(trio: MeshProcesses) -> None:
+    before, text = trio.serving(), trio.chat()
+    leaving, through = before.workers
+    expected = long_text(trio, through)
+
+    got = streamed_while(trio, through, lambda: trio.stop(leaving))
+    after = trio.serving()
+
+    assert got == expected
+    assert leaving not in {name for name, _, _ in after.stages}
+    assert before.epoch < after.epoch <= before.epoch + 2
+    assert trio.chat() == text
+
+
+def test_host_stops_while_an_answer_streams_through_another_node(trio: MeshProcesses) -> None:
+    before, text = trio.serving(), trio.chat()
+    through = before.workers[0]
+    expected = long_text(trio, through)
+
+    got = streamed_while(trio, through, lambda: trio.stop(before.host))
+    after = trio.serving()
+
+    assert got == expected
+    assert after.host in before.workers
+    assert before.epoch < after.epoch <= before.epoch + 2
+    assert trio.chat() == text
+
+
+def test_node_that_leaves_is_forgotten_and_forgets(mesh: MeshProcesses) -> None:
+    mesh.create("one", "--split")
+    mesh.join("two")
+    before, text = mesh.serving(), mesh.chat()
+
+    node = mesh.nodes.pop("two")
+    ended = mesh_llm("leave", "--home", node.home)
+    after = mesh.serving()
+
+    assert ended.status == 0, ended.stderr
+    assert node.wait().status == 0
+    assert not (node.home / "mesh.json").exists()
+    assert after.stages == (("one", 0, 30),)
+    assert before.epoch < after.epoch <= before.epoch + 2
+    assert mesh.chat() == text
+
+
+def test_restarted_in_another_order_without_tokens(trio: MeshProcesses) -> None:
+    before, text = trio.serving(), trio.chat()
+    names = [before.workers[1], before.host, before.workers[0]]
+
+    for name in names:
+        trio.kill(name)
+    for name in names:
+        trio.restart(name)
+    after = trio.serving()
+
+    assert sorted(name for name, _, _ in after.stages) == sorted(names)
+    assert before.epoch < after.epoch <= before.epoch + 4
+    assert trio.chat() == text
+
+
+def test_two_that_hold_the_model_only_together(mesh: MeshProcesses) -> None:
+    mesh.create("one", "--max-memory", "0.12GB")
+    plan = mesh.waiting()
+    assert plan["have_bytes"] < plan["need_bytes"]
+
+    mesh.join("two", "--max-memory", "0.12GB")
+    before, text = mesh.serving(), mesh.chat()
+    mesh.kill("two")
+    plan = mesh.waiting()
+
+    reason = mesh.nodes["one"].status()["node"]["reason"]
+    assert 0 < plan["have_bytes"] < plan["need_bytes"]
+    need_mb, have_mb = round(plan["need_bytes"] / 1e6), round(plan["have_bytes"] / 1e6)
+    assert reason == f"need {need_mb} MB for the model, have {have_mb} MB on 1 node"
+    assert mesh.nodes["one"].ask("/v1/chat/completions", {"messages": []}).status == 503
+    assert mesh.engines() == []
+
+    mesh.restart("two")
+    after = mesh.serving()
+
+    assert before.epoch < after.epoch <= before.epoch + 3
+    assert mesh.chat() == text
+    # Said when it began, not over and over.
+    assert mesh.nodes["one"].stdout.count("Waiting for more peers") <= 4

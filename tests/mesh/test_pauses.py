@@ -1,0 +1,74 @@
+"""Nodes and children that stop without dying, and go on later."""
+
+from __future__ import annotations
+
+import time
+
+from tests.support.mesh import MeshProcesses
+from tests.support.waiting import until
+
+SLEEP_S = 15.0
+"""A lid that was closed for a moment: longer than anybody waits for a silent node."""
+
+
+def test_hanging_worker_child_is_replaced(trio: MeshProcesses) -> None:
+    before, text = trio.serving(), trio.chat()
+    child = trio.worker_child(before.workers[0])
+
+    child.suspend()
+    until(lambda: not child.is_running(), within_s=40, what="the child that hangs is ended")
+    after = trio.serving()
+
+    assert after.host == before.host
+    assert before.epoch < after.epoch <= before.epoch + 3
+    assert trio.chat() == text
+
+
+def test_stopped_worker_node_is_left_out_and_comes_back(trio: MeshProcesses) -> None:
+    before, text = trio.serving(), trio.chat()
+    away = before.workers[0]
+    rest = [name for name in trio.nodes if name != away]
+
+    trio.freeze([away])
+    try:
+        without = trio.serving(among=rest)
+        assert trio.chat(rest) == text
+    finally:
+        trio.thaw([away])
+    after = trio.serving()
+
+    assert before.epoch < without.epoch <= before.epoch + 2
+    assert without.epoch < after.epoch <= without.epoch + 3
+    assert trio.chat() == text
+
+
+def test_stopped_host_node_stands_back_when_it_goes_on(trio: MeshProcesses) -> None:
+    before, text = trio.serving(), trio.chat()
+    rest = list(before.workers)
+
+    trio.freeze([before.host])
+    try:
+        without = trio.serving(among=rest)
+        assert trio.chat(rest) == text
+    finally:
+        trio.thaw([before.host])
+    after = trio.serving()
+
+    assert before.epoch < without.epoch <= before.epoch + 2
+    assert without.epoch < after.epoch <= without.epoch + 3
+    # The plan that it hosted before has ended, and so has its engine.
+    until(lambda: trio.engines() == [after.engine], within_s=40, what="one engine is left")
+    assert trio.chat() == text
+
+
+def test_mesh_sleeps_and_wakes(trio: MeshProcesses) -> None:
+    before, text = trio.serving(), trio.chat()
+
+    trio.freeze(trio.nodes)
+    # The condition is the time itself: everybody sleeps.
+    time.sleep(SLEEP_S)
+    trio.thaw(trio.nodes)
+
+    after = trio.serving()
+    assert before.epoch <= after.epoch <= before.epoch + 3
+    assert trio.chat() == text

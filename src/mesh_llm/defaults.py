@@ -400,6 +400,8 @@ LINK_EXPECT_S = 30.0
 """For a link that was agreed on to arrive: the other side has to be told, and may have to try again."""
 LINK_EXPECTED_LIMIT = 256
 """Links waited for at once: a plan over a hundred nodes has two for each."""
+LINK_ADDRESSES_LIMIT = 8
+"""Of one machine, at which plain TCP links arrive: its interfaces, and those that changed meanwhile."""
 LINK_KNOCKS_LIMIT = 32
 """Unproven connections at a door, by kind; one more, and the oldest goes. Honest ones take milliseconds."""
 # -- models from peers --------------------------------------------------------------------------

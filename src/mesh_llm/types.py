@@ -346,6 +346,8 @@ class NodeFacts:
     splits: bool = True
     """Whether its engine can be part of a split; one that its user built cannot."""
     address: Address = Address()
+    plain_lan: bool = False
+    """Whether its network is private: data links to others that say so need no encryption."""
     machine: str = ""
     """Equal for nodes that share a machine, and with it its memory."""
     memory_bytes: int = 0

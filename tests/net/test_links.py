@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import pytest
 
-from mesh_llm.defaults import LINK_EXPECTED_LIMIT, LINK_KNOCKS_LIMIT
+from mesh_llm.defaults import LINK_ADDRESSES_LIMIT, LINK_EXPECTED_LIMIT, LINK_KNOCKS_LIMIT
 from mesh_llm.errors import LinkFailed
 from mesh_llm.transport import links
-from mesh_llm.transport.links import LinkDoor, knock_local, knock_tcp, new_ticket, open_door
+from mesh_llm.transport.links import LinkDoor, facing, knock_local, knock_tcp, new_ticket, open_door
 
 WAIT_S = 30.0
 LOOPBACK = "127.0.0.1"
@@ -30,8 +30,7 @@ async def soon(work: Awaitable[T]) -> T:
 
 
 def port_of(door: LinkDoor) -> int:
-    assert door.port is not None
-    return door.port
+    return door.listen(LOOPBACK)
 
 
 async def locally(door: LinkDoor, ticket: bytes) -> socket.socket:
@@ -50,7 +49,7 @@ def knock(request: pytest.FixtureRequest) -> Knock:
 
 @pytest.fixture
 async def door(tmp_path: Path) -> AsyncIterator[LinkDoor]:
-    async with open_door(tmp_path / "l.sock", plain_lan_ip=LOOPBACK) as door:
+    async with open_door(tmp_path / "l.sock") as door:
         yield door
 
 
@@ -104,10 +103,9 @@ async def test_bytes_sent_right_behind_the_handshake_belong_to_the_link(door: Li
 async def test_the_socket_is_private_and_goes_with_the_door(tmp_path: Path) -> None:
     path = tmp_path / "l.sock"
     path.write_text("left by a node that was killed")
-    async with open_door(path) as door:
+    async with open_door(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_ISSOCK(path.stat().st_mode)
-        assert door.port is None
     assert not path.exists()
 
 
@@ -260,7 +258,7 @@ async def test_nobody_is_let_in_for_somebody_who_no_longer_waits(door: LinkDoor,
 
 
 async def test_a_door_that_closes_ends_what_waits_at_it(tmp_path: Path) -> None:
-    async with open_door(tmp_path / "l.sock", plain_lan_ip=LOOPBACK) as door:
+    async with open_door(tmp_path / "l.sock") as door:
         arriving = door.expect(new_ticket())
         stranger = await raw(door)
     with stranger:
@@ -294,7 +292,20 @@ async def test_where_nobody_listens(tmp_path: Path) -> None:
 
 
 async def test_an_address_of_another_machine(tmp_path: Path) -> None:
-    with pytest.raises(LinkFailed, match=r"cannot listen at 192\.0\.2\.1"):
-        async with open_door(tmp_path / "l.sock", plain_lan_ip="192.0.2.1"):
-            pass
+    async with open_door(tmp_path / "l.sock") as door:
+        with pytest.raises(LinkFailed, match=r"cannot listen at 192\.0\.2\.1"):
+            door.listen("192.0.2.1")
     assert not (tmp_path / "l.sock").exists()
+
+
+async def test_more_addresses_than_a_machine_has(door: LinkDoor) -> None:
+    ports = [door.listen(f"127.0.0.{number + 1}") for number in range(LINK_ADDRESSES_LIMIT)]
+    assert ports[0] == door.listen(LOOPBACK)
+    with pytest.raises(LinkFailed, match="links arrive at 8 addresses already"):
+        door.listen("127.0.1.1")
+
+
+def test_the_address_that_faces_another() -> None:
+    assert facing(LOOPBACK) == LOOPBACK
+    with pytest.raises(LinkFailed, match="'nowhere' is no IP address"):
+        facing("nowhere")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import psutil
@@ -72,15 +72,22 @@ class NodeProcess(Running):
     """`mesh-llm` without a verb, on a home and a port of its own."""
 
     def __init__(
-        self, *arguments: str | Path, home: Path, model: Path | str, env: Mapping[str, str] | None = None
+        self,
+        *arguments: str | Path,
+        home: Path,
+        model: Path | str,
+        env: Mapping[str, str] | None = None,
+        around: Callable[[Sequence[str | Path]], Sequence[str | Path]] = list,
     ) -> None:
+        """`around`: makes the command line one that runs it somewhere else."""
         self.home = home
-        super().__init__([*MESH_LLM, "--home", home, "--model", model, "--port", "0", *arguments], env=env)
+        argv = [*MESH_LLM, "--home", home, "--model", model, "--port", "0", *arguments]
+        super().__init__(around(argv), env=env)
 
     def __enter__(self) -> NodeProcess:
         return self
 
-    def until_ready(self, *, within_s: float = WAIT_S) -> NodeProcess:
+    def until_ready(self, *, within_s: float = WAIT_S) -> Self:
         self.until_said("API ready at ", within_s=within_s)
         return self
 

@@ -97,6 +97,7 @@ FACTS = NodeFacts(
     version="1.2.3",
     engine="2026.10",
     splits=False,
+    plain_lan=True,
     address=Address(direct=("192.0.2.7:4000", "[2001:db8::1]:4001"), relay="https://relay.example:8443/"),
     machine="m1",
     memory_bytes=HUGE,

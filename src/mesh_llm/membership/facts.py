@@ -81,6 +81,7 @@ def _plain(facts: NodeFacts) -> Document:
     values: Document = {
         "engine": clean(facts.engine, _VERSION_CHARS),
         "splits": facts.splits,
+        "plain_lan": facts.plain_lan,
         "machine": clean(facts.machine, NAME_CHARS),
         "memory_bytes": facts.memory_bytes,
         "machine_memory_bytes": facts.machine_memory_bytes,
@@ -133,6 +134,7 @@ def facts_from_document(document: object) -> NodeFacts:
         version=fields.text("version", _VERSION_CHARS),
         engine=fields.text("engine", _VERSION_CHARS, ""),
         splits=fields.flag("splits", True),
+        plain_lan=fields.flag("plain_lan", False),
         address=_maybe(fields, "address", address_from_document) or Address(),
         machine=fields.text("machine", NAME_CHARS, ""),
         memory_bytes=fields.whole("memory_bytes", default=0),

@@ -12,7 +12,7 @@ from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.membership.facts import settings_from_document, settings_to_document
 from mesh_llm.models import catalog
-from mesh_llm.node.mesh import Mesh, addresses_of, settings_of
+from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.shelf import file_stem
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, decode, encode
@@ -296,3 +296,19 @@ class Entry:
         expelled = mesh.expel({id})
         self._write()
         return {"id": id, "expelled": [mesh.name_of(node) for node in expelled]}
+
+
+def settings_of(welcome: dict[str, Any]) -> MeshSettings | None:
+    document = welcome.get("settings")
+    return settings_from_document(document) if document is not None else None
+
+
+def addresses_of(welcome: dict[str, Any]) -> dict[NodeId, Address]:
+    """The members that an admitting node told of."""
+    found: dict[NodeId, Address] = {}
+    for entry in welcome.get("members", [])[:1000]:
+        match entry:
+            case {"id": str(node), "direct": list(direct), "relay": str() | None as relay}:
+                addresses = tuple(str(part) for part in direct[:16])
+                found[NodeId(node)] = Address(direct=addresses, relay=relay)
+    return found

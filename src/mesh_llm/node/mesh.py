@@ -22,16 +22,16 @@ from mesh_llm.defaults import (
     MESH_RTT_LEAST_S,
     MESH_TICK_S,
 )
-from mesh_llm.errors import MalformedMessage, MeshError, NodeUnreachable, PeerLost
+from mesh_llm.errors import LinkFailed, MalformedMessage, MeshError, NodeUnreachable, PeerLost
 from mesh_llm.membership.clients import from_client
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
-from mesh_llm.membership.facts import settings_from_document, settings_to_document
+from mesh_llm.membership.facts import settings_to_document
 from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.messages import Leave, from_document, to_document
 from mesh_llm.membership.record import Record
 from mesh_llm.membership.view import View
+from mesh_llm.node.forwarding import join_streams
 from mesh_llm.node.meter import Meter
-from mesh_llm.node.tasks import task_group
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.transport.network import Network, Peer, Stream
 from mesh_llm.types import (
@@ -205,13 +205,43 @@ class Mesh:
         if node == self.me:
             return LinkFacts(kind=LinkKind.SELF, rtt_s=0.0)
         member = self._view.member(node)
-        if member is None or member.rtt_s is None:
+        rtt_s = member.rtt_s if member is not None else None
+        if rtt_s is None:
+            rtt_s = self._forwarded_rtt_s(node)
+        if rtt_s is None:
             return None
-        return LinkFacts(kind=self.way_to(node), rtt_s=member.rtt_s + self.farther_s(node))
+        return LinkFacts(kind=self.way_to(node), rtt_s=rtt_s + self.farther_s(node))
+
+    def _forwarded_rtt_s(self, node: NodeId) -> float | None:
+        """Of the way through another member: our part of it, and what that member has told of the rest."""
+        for between in self.between(node)[:1]:
+            helper = self._view.member(between)
+            if helper is not None and helper.rtt_s is not None:
+                rest = dict(helper.facts.links).get(node)
+                return helper.rtt_s + rest.rtt_s if rest is not None else None
+        return None
+
+    def between(self, node: NodeId) -> tuple[NodeId, ...]:
+        """Members that pass on what is meant for `node`; nobody has to where it is connected."""
+        member = self._view.member(node)
+        if member is None or member.connected or node == self.me:
+            return ()
+        return tuple(other for other in member.via if self._peer(other) is not None)
 
     def way_to(self, node: NodeId) -> LinkKind:
+        """The way that data links take."""
         if self.shares_machine(node):
             return LinkKind.LOCAL
+        way = self.stream_way_to(node)
+        return LinkKind.TCP if way is LinkKind.QUIC and self._is_plain(node) else way
+
+    def _is_plain(self, node: NodeId) -> bool:
+        """Both have said that the network between them is private."""
+        member = self._view.member(node)
+        return self.facts.plain_lan and member is not None and member.facts.plain_lan
+
+    def stream_way_to(self, node: NodeId) -> LinkKind:
+        """The way that streams take."""
         peer = self._peer(node)
         if peer is None:
             return LinkKind.RELAY
@@ -221,14 +251,22 @@ class Mesh:
             return LinkKind.QUIC
 
     def traffic(self, node: NodeId) -> dict[str, Any]:
-        """Bytes that crossed the connection to `node`: since it was made, and per second, now and at best."""
+        """Where `node` is heard from; bytes since it was connected, and per second, now and at best."""
         meter = self._meters.get(node, Meter())
         return {
+            "remote": self._remote(node),
             "sent_bytes": meter.sent_bytes,
             "received_bytes": meter.received_bytes,
             "bytes_per_s": round(meter.bytes_per_s),
             "peak_bytes_per_s": round(meter.peak_bytes_per_s),
         }
+
+    def _remote(self, node: NodeId) -> str | None:
+        peer = self._peer(node)
+        try:
+            return peer.path().remote if peer is not None else None
+        except PeerLost:
+            return None
 
     def _read_meters(self) -> None:
         now = _now()
@@ -254,7 +292,7 @@ class Mesh:
         """The IP address from which `node` is heard."""
         peer = self._peer(node)
         if peer is None or peer.path().kind is not LinkKind.QUIC:
-            raise OSError(f"there is no direct path to {self.name_of(node)}")
+            raise LinkFailed(f"there is no direct path to {self.name_of(node)}")
         return peer.path().remote.rpartition(":")[0].strip("[]")
 
     # -- streams -------------------------------------------------------------------------------
@@ -264,10 +302,8 @@ class Mesh:
         peer = self._peer(node)
         if peer is not None:
             return await peer.open(kind, header)
-        member = self._view.member(node)
-        for between in member.via if member is not None else ():
-            helper = self._peer(between)
-            if helper is not None:
+        for between in self.between(node):
+            if (helper := self._peer(between)) is not None:
                 return await helper.open("forward", {"to": node, "kind": kind, "header": header})
         raise NodeUnreachable(f"there is no way to {self.name_of(node)}")
 
@@ -284,14 +320,7 @@ class Mesh:
         onward = await target.open(
             "forwarded", {"origin": origin, "kind": kind, "header": header.get("header")}
         )
-        try:
-            async with task_group() as group:
-                group.create_task(_pump(stream, onward), name="forward")
-                group.create_task(_pump(onward, stream), name="forward back")
-        except BaseException:
-            # Else half of what was said would look like all of it.
-            onward.reset()
-            raise
+        await join_streams(stream, onward)
 
     async def _forwarded(self, between: NodeId, header: dict[str, Any], stream: Stream) -> None:
         """A member vouches for who sits at the other end."""
@@ -455,31 +484,9 @@ def _is_about(new: LinkFacts, old: LinkFacts) -> bool:
     )
 
 
-async def _pump(source: Stream, target: Stream) -> None:
-    while data := await source.read(1 << 16):
-        await target.write(data)
-    await target.finish()
-
-
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _now() -> float:
     """Counts on while a laptop sleeps, where the system has such a clock: the rules have to notice."""
     return time.clock_gettime(_CLOCK)
-
-
-def settings_of(welcome: dict[str, Any]) -> MeshSettings | None:
-    document = welcome.get("settings")
-    return settings_from_document(document) if document is not None else None
-
-
-def addresses_of(welcome: dict[str, Any]) -> dict[NodeId, Address]:
-    """The members that an admitting node told of."""
-    found: dict[NodeId, Address] = {}
-    for entry in welcome.get("members", [])[:1000]:
-        match entry:
-            case {"id": str(node), "direct": list(direct), "relay": str() | None as relay}:
-                addresses = tuple(str(part) for part in direct[:16])
-                found[NodeId(node)] = Address(direct=addresses, relay=relay)
-    return found

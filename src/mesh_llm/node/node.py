@@ -126,7 +126,13 @@ class Node:
         config = self.config
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         role = Role.CLIENT if config.client else Role.NODE
-        facts = NodeFacts(name=self.name, role=role, version=__version__, hosting=config.hosting)
+        facts = NodeFacts(
+            name=self.name,
+            role=role,
+            version=__version__,
+            hosting=config.hosting,
+            plain_lan=config.plain_lan,
+        )
         incarnation = int(time.time() * 1000)
         self.mesh = Mesh(self.identity.id, facts, incarnation=incarnation, on_change=self._on_mesh)
         self.entry = entry.Entry(self.home, config, self.identity)
@@ -137,7 +143,7 @@ class Node:
             tell=self._tell_lease,
             progress=self._progress,
         )
-        self.passage = Passage(self.mesh, receive=self.lending.receive)
+        self.passage = Passage(self.mesh, receive=self.lending.receive, bind_ip=config.bind_ip)
         self.remote = Remote(self.mesh, self.passage)
         self.supply = Supply(
             config=config,

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesh_llm.defaults import GATEWAY_CONNECT_S, GUESTS_LIMIT, GUESTS_PER_NODE, LINK_OPEN_S
-from mesh_llm.errors import LinkFailed, LinkRefused, MeshError
+from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, PeerLost
 from mesh_llm.home import link_door
 from mesh_llm.node.mesh import Mesh
-from mesh_llm.transport.links import LinkDoor, knock_local, knock_tcp, new_ticket
+from mesh_llm.transport.links import LinkDoor, facing, knock_local, knock_tcp, new_ticket
 from mesh_llm.transport.network import Stream
 from mesh_llm.transport.splice import Splicer, SpliceReport, splice
 from mesh_llm.types import LinkKind, NodeId
@@ -41,9 +41,11 @@ class Link:
 class Passage:
     """Opens links to other nodes, and takes theirs."""
 
-    def __init__(self, mesh: Mesh, *, receive: Receive) -> None:
+    def __init__(self, mesh: Mesh, *, receive: Receive, bind_ip: str | None) -> None:
         self._mesh = mesh
         self._receive = receive
+        self._bind_ip = bind_ip
+        """Where plain links arrive; None: at the address that faces the other node."""
         self.door: LinkDoor | None = None
         """None while it is closed, and for one that has no worker."""
         self.splicer: Splicer | None = None
@@ -68,30 +70,43 @@ class Passage:
     async def link(self, node: NodeId, purpose: Purpose) -> Link:
         """A data link to `node`'s worker, by the best way that there is."""
         ways: list[tuple[LinkKind, Callable[[NodeId, Purpose], Awaitable[socket.socket]]]] = []
-        if self._mesh.shares_machine(node):
-            ways.append((LinkKind.LOCAL, self._link_local))
-        elif self.door is not None and self.door.port is not None:
-            ways.append((LinkKind.TCP, self._link_tcp))
+        match self._mesh.way_to(node):
+            case LinkKind.LOCAL:
+                ways.append((LinkKind.LOCAL, self._link_local))
+            case LinkKind.TCP:
+                ways.append((LinkKind.TCP, self._link_tcp))
         for kind, way in ways:
             try:
                 async with asyncio.timeout(LINK_OPEN_S):
                     return Link(socket=self.through(node, await way(node, purpose)), kind=kind)
-            except (LinkFailed, OSError, TimeoutError) as error:
+            except (LinkFailed, PeerLost, OSError, TimeoutError) as error:
                 log.info("no %s link node=%s error=%r", kind, node[:8], error)
         async with _bounded(f"{self._mesh.name_of(node)} does not open a link"):
             stream = await self._mesh.open(node, "link", {"way": "quic", "purpose": purpose})
             await _taken(stream)
         ours, theirs = socket.socketpair()
         self._copy(theirs, stream, f"link to {node[:8]}")
-        return Link(socket=self.through(node, ours), kind=self._mesh.way_to(node))
+        return Link(socket=self.through(node, ours), kind=self._mesh.stream_way_to(node))
 
     async def _link_local(self, node: NodeId, purpose: Purpose) -> socket.socket:
-        return await self._by_ticket(node, purpose, LinkKind.LOCAL)
+        return await self._by_ticket(
+            node, purpose, LinkKind.LOCAL, lambda ticket, _: knock_local(link_door(node), ticket)
+        )
 
     async def _link_tcp(self, node: NodeId, purpose: Purpose) -> socket.socket:
-        return await self._by_ticket(node, purpose, LinkKind.TCP)
+        # From where it is heard, and not from where it says: a peer is not to send us anywhere.
+        host = self._mesh.host_of(node)
+        return await self._by_ticket(
+            node, purpose, LinkKind.TCP, lambda ticket, port: knock_tcp(host, port, ticket)
+        )
 
-    async def _by_ticket(self, node: NodeId, purpose: Purpose, kind: LinkKind) -> socket.socket:
+    async def _by_ticket(
+        self,
+        node: NodeId,
+        purpose: Purpose,
+        kind: LinkKind,
+        knock: Callable[[bytes, int], Awaitable[socket.socket]],
+    ) -> socket.socket:
         ticket = new_ticket()
         header = {"way": kind.value, "purpose": purpose, "ticket": ticket.hex()}
         stream = await self._mesh.open(node, "link", header)
@@ -99,12 +114,11 @@ class Passage:
             door = await stream.read_document()
             if "refused" in door:
                 raise LinkRefused(str(door["refused"]))
-            if "door" not in door:
-                raise OSError("there is no such door")
-            if kind is LinkKind.LOCAL:
-                link = await knock_local(link_door(node), ticket)
-            else:
-                link = await knock_tcp(self._mesh.host_of(node), int(door["port"]), ticket)
+            match door:
+                case {"door": True, "port": int(port)} if 0 <= port < 1 << 16:
+                    link = await knock(ticket, port)
+                case _:
+                    raise LinkFailed("there is no such door")
             try:
                 await _taken(stream)
             except BaseException:
@@ -169,16 +183,28 @@ class Passage:
         except ValueError:
             return
         door = self.door
-        if door is None or (header.get("way") == LinkKind.TCP and door.port is None):
+        port = self._plain_port(origin) if header.get("way") == LinkKind.TCP else 0
+        if door is None or port is None:
             await stream.write_document({})
             return
-        async with asyncio.timeout(LINK_OPEN_S):
+        async with _bounded("the link did not arrive"):
             arriving = door.expect(ticket)
-            await stream.write_document({"door": True, "port": door.port})
+            await stream.write_document({"door": True, "port": port})
             link = await arriving
         await self._receive(origin, purpose, link)
         await stream.write_document({"taken": True})
         await stream.finish()
+
+    def _plain_port(self, origin: NodeId) -> int | None:
+        """Where `origin` may bring a link that is not encrypted; None where it may not."""
+        if self.door is None or self._mesh.way_to(origin) is not LinkKind.TCP:
+            return None
+        bound = None if self._bind_ip in ("0.0.0.0", "::") else self._bind_ip
+        try:
+            return self.door.listen(bound or facing(self._mesh.host_of(origin)))
+        except (LinkFailed, PeerLost) as error:
+            log.info("no door for plain links node=%s: %s", origin[:8], error.message)
+            return None
 
     async def serve_http(self, origin: NodeId, stream: Stream, port: int) -> None:
         """Copy between a stream and the engine on this machine."""

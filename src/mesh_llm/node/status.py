@@ -119,15 +119,10 @@ def _member(node: Node, member: Member) -> dict[str, Any]:
         "link": {
             "kind": link.kind if link is not None else node.mesh.way_to(member.id),
             "rtt_ms": round(1000 * link.rtt_s, 3) if link is not None else None,
-            "via": [node.mesh.name_of(other) for other in _between(node, member)],
+            "via": [node.mesh.name_of(other) for other in node.mesh.between(member.id)],
             **node.mesh.traffic(member.id),
         },
     }
-
-
-def _between(node: Node, member: Member) -> tuple[NodeId, ...]:
-    """Who forwards to it, where there is no connection."""
-    return () if member.connected or member.id == node.identity.id else member.via
 
 
 def _lent(node: Node, member: Member) -> int:

@@ -1,6 +1,7 @@
 """Data links that need no QUIC: a door that lets in whoever holds a one-time ticket.
 
-    async with open_door(run_folder / "links.sock", plain_lan_ip=None) as door:
+    async with open_door(run_folder / "links.sock") as door:
+        port = door.listen("192.168.1.7")       # where plain TCP may be used
         arriving = door.expect(ticket)          # told to the other side over the control channel
         link = await arriving
 
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mesh_llm.defaults import (
+    LINK_ADDRESSES_LIMIT,
     LINK_EXPECT_S,
     LINK_EXPECTED_LIMIT,
     LINK_KNOCK_S,
@@ -67,8 +69,9 @@ class LinkDoor:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.port: int | None = None
-        """Of TCP, where that was asked for."""
+        self._ports: dict[str, int] = {}
+        """Of TCP, by the address of this machine."""
+        self._listeners: list[socket.socket] = []
         self._expected: dict[bytes, _Expected] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -92,6 +95,20 @@ class LinkDoor:
 
         expected.arrival.add_done_callback(forget)
         return expected.arrival
+
+    def listen(self, ip: str) -> int:
+        """Take links at this address of the machine, too; the TCP port."""
+        if ip not in self._ports:
+            if len(self._ports) >= LINK_ADDRESSES_LIMIT:
+                raise LinkFailed(f"links arrive at {LINK_ADDRESSES_LIMIT} addresses already")
+            listener = _listen_tcp(ip)
+            self._ports[ip] = listener.getsockname()[1]
+            self._admit(listener)
+        return self._ports[ip]
+
+    def _admit(self, listener: socket.socket) -> None:
+        self._listeners.append(listener)
+        self._own(self._accept(listener), "link door")
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -159,6 +176,8 @@ class LinkDoor:
             await asyncio.wait(tasks)
         for expected in list(self._expected.values()):
             expected.arrival.cancel()
+        for listener in self._listeners:
+            listener.close()
 
 
 def _close_unless_let_in(knock: socket.socket, answering: asyncio.Task[bool]) -> None:
@@ -183,22 +202,14 @@ class _Expected:
 
 
 @asynccontextmanager
-async def open_door(path: Path, *, plain_lan_ip: str | None = None) -> AsyncIterator[LinkDoor]:
-    """Listen at a unix socket, private to its owner; at a TCP port, too, where an address says so."""
+async def open_door(path: Path) -> AsyncIterator[LinkDoor]:
+    """Listen at a unix socket, private to its owner; elsewhere, too, once told to `listen`."""
     door = LinkDoor(path)
-    listeners: list[socket.socket] = []
     try:
-        listeners.append(_listen_local(path))
-        if plain_lan_ip is not None:
-            listeners.append(_listen_tcp(plain_lan_ip))
-            door.port = listeners[-1].getsockname()[1]
-        for listener in listeners:
-            door._own(door._accept(listener), "link door")
+        door._admit(_listen_local(path))
         yield door
     finally:
         await door._close()
-        for listener in listeners:
-            listener.close()
         path.unlink(missing_ok=True)
 
 
@@ -227,7 +238,7 @@ def _listen_tcp(ip: str) -> socket.socket:
         listener.close()
         raise LinkFailed(
             f"cannot listen at {ip}: {error.strerror or error}",
-            hint="--plain-lan names an address of this machine",
+            hint="--bind-ip names an address of this machine",
         ) from error
     return listener
 
@@ -238,6 +249,16 @@ def _family(ip: str) -> socket.AddressFamily:
     except ValueError:
         raise LinkFailed(f"{ip!r} is no IP address") from None
     return socket.AF_INET6 if version == 6 else socket.AF_INET
+
+
+def facing(ip: str) -> str:
+    """The address of this machine from which it would speak to `ip`. Nothing is sent."""
+    with socket.socket(_family(ip), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((ip, 9))
+        except OSError as error:
+            raise LinkFailed(f"there is no way to {ip}: {_cause(error)}") from None
+        return str(probe.getsockname()[0])
 
 
 # -- the other side of the door ----------------------------------------------------------------------

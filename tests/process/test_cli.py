@@ -12,7 +12,7 @@ import pytest
 
 from mesh_llm import __version__
 from mesh_llm.defaults import ENGINE_VERSION
-from tests.support.command import MESH_LLM, Ended, mesh_llm
+from tests.support.command import MESH_LLM, mesh_llm
 
 QUICK_S = 0.5
 
@@ -71,10 +71,10 @@ def test_help_lists_the_verbs_and_the_defaults() -> None:
     words = " ".join(text.split())
 
     assert words.startswith("Usage: mesh-llm [OPTIONS]")
-    for verb in ("serve", "status", "stop", "download", "engine", "demo"):
+    for verb in ("serve", "status", "plan", "invite", "leave", "stop", "download", "engine", "relay", "demo"):
         assert f"\n  {verb} " in text
     assert "[default: 9337]" in words
-    assert "[default: smollm2]" in words
+    assert "(default: the mesh's model for one who joins, smollm2 otherwise)" in words
 
 
 @pytest.mark.parametrize(
@@ -170,37 +170,17 @@ def test_engine_build_of_what_is_built(libraries: dict[str, Path]) -> None:
     assert json.loads(ended.stdout) == {name: str(path) for name, path in libraries.items()}
 
 
-def demo(home: Path, *options: str) -> Ended:
-    # A demo takes all cores. Where others use them, too, threads that spin while they wait for each
-    # other make it ten times slower.
-    env = {"MESH_LLM_HOME": str(home), "OMP_WAIT_POLICY": "passive"}
-    return mesh_llm("demo", "--port", "0", *options, env=env)
-
-
-def test_demo_answers_and_ends(smollm2: Path, home: Path) -> None:
-    ended = demo(home, "--once", "--json")
-
-    figures = json.loads(ended.stdout)
-    assert ended.status == 0
-    assert figures["model"] == "SmolLM2-135M-Instruct.Q4_1"
-    assert figures["answer"].startswith("The sky is blue")
-    assert figures["decode_tok_s"] > 0
-    assert figures["prompt_tok_s"] > 0
-    assert figures["load_s"] > 0
-    assert figures["devices"] == ["CPU"]
-    assert "API ready at http://localhost:" in ended.stderr
-
-
-def test_demo_for_people(smollm2: Path, home: Path) -> None:
-    ended = demo(home)
-
-    assert ended.status == 0
-    assert "\nQuestion: Why is the sky blue?\nAnswer:   The sky is blue" in ended.stdout
-    rows = [line.split()[0] for line in ended.stdout.splitlines()[-6:]]
-    assert rows == ["model", "devices", "load", "prompt", "decode", "api"]
-
-
-@pytest.mark.parametrize("arguments", [["status", "--json"], ["stop", "--json"], ["demo", "stop"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "--json"],
+        ["status", "--watch"],
+        ["stop", "--json"],
+        ["leave"],
+        ["invite"],
+        ["demo", "stop"],
+    ],
+)
 def test_verbs_that_need_a_node_say_so(home: Path, arguments: list[str]) -> None:
     ended = mesh_llm(*arguments, env={"MESH_LLM_HOME": str(home)})
 

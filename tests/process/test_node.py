@@ -229,11 +229,19 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
             "id": "str",
             "nodes": [
                 {
-                    **dict.fromkeys(("id", "name", "role", "state"), "str"),
+                    **dict.fromkeys(("id", "name", "role", "state", "reason", "version", "standing"), "str"),
                     **dict.fromkeys(("memory_bytes", "lent_bytes"), "int"),
                     "devices": ["str"],
                     "models": ["str"],
-                    "link": {"kind": "str", "rtt_ms": "float"},
+                    "speed": dict.fromkeys(("read_gb_s", "gflops"), "float"),
+                    "link": {
+                        "kind": "str",
+                        "rtt_ms": "float",
+                        "via": [],
+                        **dict.fromkeys(
+                            ("sent_bytes", "received_bytes", "bytes_per_s", "peak_bytes_per_s"), "int"
+                        ),
+                    },
                 }
             ],
         },
@@ -243,13 +251,14 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
             "draft": "NoneType",
         },
         "plan": {
-            **dict.fromkeys(("mode", "host"), "str"),
+            **dict.fromkeys(("mode", "host", "reason"), "str"),
             **dict.fromkeys(("epoch", "need_bytes", "have_bytes"), "int"),
-            "predicted_tok_s": "float",
+            **dict.fromkeys(("predicted_tok_s", "predicted_first_token_s"), "float"),
+            "head_on_worker": "bool",
             "stages": [
                 {
                     "node": "str",
-                    **dict.fromkeys(("first", "last", "weight_bytes"), "int"),
+                    **dict.fromkeys(("first", "last", "weight_bytes", "need_bytes"), "int"),
                     "share": "float",
                 }
             ],
@@ -289,18 +298,24 @@ def test_memory_that_was_planned_is_what_the_engine_took(node: NodeProcess) -> N
     # Without the weights: native code keeps some of them twice, rearranged and as mapped pages of the file.
     buffers = document["engine"]["buffers"]
     taken = buffers["KV"] + buffers["compute"] + buffers["output"]
-    planned = document["plan"]["need_bytes"] - document["plan"]["stages"][0]["weight_bytes"]
+    planned = document["plan"]["need_bytes"] - document["model"]["size_bytes"]
     assert abs(planned - taken) < taken / 10
 
 
 def test_status_for_people(node: NodeProcess) -> None:
     ended = mesh_llm("status", "--home", node.home)
 
-    rows = dict(line.split(maxsplit=1) for line in ended.stdout.splitlines())
+    summary, nodes, stages = ended.stdout.split("\n\n")
+    rows = dict(line.split(maxsplit=1) for line in summary.splitlines())
     assert rows["state"] == "serving"
     assert rows["model"] == "SmolLM2-135M-Instruct.Q4_1, Q4_1, 30 layers"
     assert rows["context"] == "1 slot of 2048 tokens"
+    assert rows["plan"].startswith("solo on ")
+    assert "predicted " in rows["speed"]
     assert rows["api"] == node.url
+    assert nodes.split("\n")[0].split() == ["node", "role", "state", "memory", "lent", "link", "rtt", "via"]
+    assert len(nodes.splitlines()) == 2
+    assert stages.splitlines()[1].split()[1:4] == ["0-29", "100", "%"]
 
 
 def test_what_a_run_prints(node: NodeProcess) -> None:

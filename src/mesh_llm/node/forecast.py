@@ -53,7 +53,7 @@ class Forecast:
                 "slots": plan.slots,
             },
             "nodes": [_node(self.snapshot, id) for id in ids],
-            "assumed": list(self.assumed),
+            "assumed": [id for id in ids if id in self.assumed],
             "plan": self._plan(plan),
             "alternative": None if self.other is None else self._other(self.other),
         }

@@ -78,6 +78,11 @@ class Hosting:
         self._has_served = False
         self._last_epoch = 0
 
+    @property
+    def rising(self) -> Run | None:
+        """The one that is being brought up, beside the one that serves."""
+        return self._rising
+
     def wake(self) -> None:
         """Something has changed."""
         self._wake.set()

@@ -24,7 +24,7 @@ async def document(node: Node) -> dict[str, Any]:
         about = {
             "model": _model(node, None),
             "plan": plan_document(node.hosting.plan, epoch=_epoch(node)),
-            "engine": _engine(node, None, {}),
+            "engine": _engine(node, node.hosting.rising, {}),
         }
     health = node.health()
     return {

@@ -1,0 +1,69 @@
+"""Words and numbers of the tables that people read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mesh_llm.cli import board
+from mesh_llm.cli.demo import parse_latency
+from mesh_llm.errors import UsageError
+from mesh_llm.lab.cluster import ClusterSpec
+
+
+def test_names_that_two_nodes_have_get_the_beginning_of_their_ids() -> None:
+    nodes = [
+        {"id": "aa11" * 16, "name": "laptop"},
+        {"id": "bb22" * 16, "name": "laptop"},
+        {"id": "cc33" * 16, "name": "desk"},
+    ]
+
+    names = board.names_of(nodes)
+
+    assert list(names.values()) == ["laptop (aa11aa)", "laptop (bb22bb)", "desk"]
+    assert board.name(names, "dd44" * 16) == "dd44dd44"
+    assert board.name(names, None) == "nobody"
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"mode": "waiting", "host": None, "stages": []}, "waiting"),
+        ({"mode": "solo", "host": "a", "stages": [{"node": "a"}]}, "solo on desk"),
+        (
+            {"mode": "split", "host": "a", "stages": [{"node": "b"}]},
+            "split over 2 nodes, hosted by desk",
+        ),
+    ],
+)
+def test_a_plan_in_words(plan: dict[str, Any], words: str) -> None:
+    assert board.how_planned(plan, {"a": "desk", "b": "laptop"}) == words
+
+
+def test_sizes_and_times_keep_what_matters() -> None:
+    assert [board.size(count) for count in (0, 66_000_000, 1_500_000_000)] == ["0 MB", "66 MB", "1.5 GB"]
+    assert [board.milliseconds(ms) for ms in (0.25, 41.7, None)] == ["0.2 ms", "42 ms", "?"]
+    assert [board.rate(tok_s) for tok_s in (12.34, 0.0, None)] == ["12.3 tok/s", "not known", "not known"]
+
+
+def test_latencies_are_one_for_all_or_one_for_each(tmp_path: Any) -> None:
+    assert parse_latency(None) == ()
+    assert parse_latency("10") == (0.01,)
+    assert parse_latency("5,20") == (0.005, 0.02)
+    one = ClusterSpec(home=tmp_path, nodes=3, latency_s=(0.01,))
+    each = ClusterSpec(home=tmp_path, nodes=3, latency_s=(0.005, 0.02))
+
+    assert one.distances_s() == [0.0, 0.01, 0.01]
+    assert each.distances_s() == [0.0, 0.005, 0.02]
+
+
+@pytest.mark.parametrize("text", ["fast", "-1", "1,", "nan", "10001"])
+def test_what_is_no_latency(text: str) -> None:
+    with pytest.raises(UsageError, match="milliseconds between 0 and 10,000"):
+        parse_latency(text)
+
+
+def test_latencies_for_other_nodes_than_there_are(tmp_path: Any) -> None:
+    with pytest.raises(UsageError, match="--latency has 3 values for 2 nodes behind the first"):
+        ClusterSpec(home=tmp_path, nodes=3, latency_s=(0.1, 0.1, 0.1))

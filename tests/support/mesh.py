@@ -139,6 +139,10 @@ class MeshProcesses:
     def statuses(self, names: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
         return {name: self.nodes[name].status() for name in names or self.nodes}
 
+    def nobody_lists(self, name: str) -> bool:
+        members = (document["mesh"]["nodes"] for document in self.statuses().values())
+        return all(member["name"] != name for nodes in members for member in nodes)
+
     def agreed(self, among: Collection[str] | None = None) -> Agreed | None:
         """The serving plan, where all (or those `among` them) tell of the same, and of exactly each other."""
         members = self.nodes if among is None else among

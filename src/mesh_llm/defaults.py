@@ -193,6 +193,8 @@ PLAN_RETRY_FIRST_S = 0.2
 PLAN_RETRY_LAST_S = 30.0
 """Between two attempts to bring a plan up, where no node is to blame."""
 PLAN_DRAIN_POLL_S = 0.2
+PLAN_DRAIN_S = 300.0
+"""For the answers of a replaced engine, which nobody asked to hurry: a long one, on a slow machine."""
 PLAN_DRAIN_LEAST_S = 1.0
 """That a replaced engine still takes requests: others hear of its successor within a few round trips."""
 REMOTE_ANSWER_S = 2.0

@@ -35,9 +35,9 @@ class _Kept:
         self.mesh.serving()
         return self.mesh
 
-    def end(self) -> None:
+    def end(self, error: BaseException | None = None) -> None:
         self.mesh = None
-        self._stack.close()
+        self._stack.__exit__(type(error) if error else None, error, None)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def trio(kept: _Kept, request: pytest.FixtureRequest) -> Iterator[MeshProcesses]
     failed = request.session.testsfailed
     try:
         yield kept.whole()
-    except BaseException:
-        kept.end()
+    except BaseException as error:
+        kept.end(error)
         raise
     if request.session.testsfailed > failed:
         kept.end()

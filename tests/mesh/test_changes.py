@@ -55,7 +55,7 @@ def test_node_that_joins_gets_layers_and_cuts_no_answer(mesh: MeshProcesses) -> 
         assert len(mesh.engines()) == 2, "the answer ended before the new plan served: it proves nothing"
 
     # A node needs seconds to start.
-    got = streamed_while(mesh, worker, join, tokens=900)
+    got = streamed_while(mesh, worker, join, tokens=700)
     after = mesh.serving()
 
     assert got.startswith(expected)

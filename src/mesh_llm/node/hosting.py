@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Protocol
 
 from mesh_llm.defaults import (
-    DRAIN_S,
     PLAN_DRAIN_LEAST_S,
     PLAN_DRAIN_POLL_S,
+    PLAN_DRAIN_S,
     PLAN_GATHER_S,
     PLAN_RETRY_FIRST_S,
     PLAN_RETRY_LAST_S,
@@ -63,7 +63,8 @@ class Hosting:
         self._wake = asyncio.Event()
         self._pause_s = PLAN_RETRY_FIRST_S
         self._not_before = 0.0
-        self._sinking: set[asyncio.Task[None]] = set()
+        self._drains: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.Task[None]] = set()
         self._draining: dict[int, Run] = {}
         """Replaced plans by epoch, whose engines finish the answers that they have begun."""
         self._started: dict[NodeId, int] = {}
@@ -129,10 +130,13 @@ class Hosting:
         for run in (self._rising, self.serving):
             if run is not None:
                 run.cancel()
-        for task in self._sinking:
+        for task in self._drains:
             task.cancel()
         runs = [run for run in (self._rising, self.serving) if run is not None]
-        await asyncio.gather(*(run.ended() for run in runs), *self._sinking, return_exceptions=True)
+        # Those that end already are waited for, and no more: who cancelled that would leave their engines.
+        await asyncio.gather(
+            *(run.ended() for run in runs), *self._drains, *self._ends, return_exceptions=True
+        )
 
     # -- decisions -----------------------------------------------------------------------------
 
@@ -281,16 +285,11 @@ class Hosting:
 
     def _sink_now(self, run: Run) -> None:
         run.cancel()
-        self._own(run.ended(), f"end of plan {run.epoch}")
+        _own(self._ends, run.ended(), f"end of plan {run.epoch}")
 
     def _sink_task(self, run: Run) -> None:
         self._draining[run.epoch] = run
-        self._own(self._drained(run), f"drain of plan {run.epoch}")
-
-    def _own(self, work: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._sinking.add(task)
-        task.add_done_callback(self._sinking.discard)
+        _own(self._drains, self._drained(run), f"drain of plan {run.epoch}")
 
     async def _drained(self, run: Run) -> None:
         """Let the answers of a replaced engine finish, then end it."""
@@ -298,13 +297,19 @@ class Hosting:
             # Other nodes have yet to hear of its successor, and send requests here until then.
             await asyncio.sleep(PLAN_DRAIN_LEAST_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_S):
+                async with asyncio.timeout(PLAN_DRAIN_S):
                     while run.failure() is None and await _busy(run):
                         await asyncio.sleep(PLAN_DRAIN_POLL_S)
         finally:
             del self._draining[run.epoch]
             run.cancel()
             await run.ended()
+
+
+def _own(tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None], name: str) -> None:
+    task = asyncio.create_task(work, name=name)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 async def _busy(run: Run) -> bool:

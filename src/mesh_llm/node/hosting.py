@@ -127,12 +127,11 @@ class Hosting:
             await asyncio.sleep(PLAN_DRAIN_POLL_S)
 
     async def _end_all(self) -> None:
-        for run in (self._rising, self.serving):
-            if run is not None:
-                run.cancel()
+        runs = [run for run in (self._rising, self.serving, *self._draining.values()) if run is not None]
+        for run in runs:
+            run.cancel()
         for task in self._drains:
             task.cancel()
-        runs = [run for run in (self._rising, self.serving) if run is not None]
         # Those that end already are waited for, and no more: who cancelled that would leave their engines.
         await asyncio.gather(
             *(run.ended() for run in runs), *self._drains, *self._ends, return_exceptions=True

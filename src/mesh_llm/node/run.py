@@ -86,7 +86,8 @@ class Run:
         self._task.add_done_callback(lambda _: wake())
 
     def cancel(self) -> None:
-        if self._task is not None:
+        # Once: a second time would interrupt the end of the engine, and leave it to nobody.
+        if self._task is not None and not self._task.cancelling():
             self._task.cancel()
 
     async def ended(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def pair(
         ) as second,
     ):
         for node in (first, second):
-            node.until(lambda node=node: is_split(node), what="it serves split", within_s=WAIT_S)
+            node.until(partial(is_split, node), what="it serves split", within_s=WAIT_S)
         yield first, second
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -116,10 +116,16 @@ class Run:
         return self.supervisor.report.port if ready and self.supervisor else None
 
     def counters(self) -> dict[NodeId, StageCounters]:
-        if self.supervisor is None:
-            return {}
+        """What the workers have done since they were linked."""
+        return self._by_node(self.supervisor.report.stages) if self.supervisor is not None else {}
+
+    def paces(self) -> dict[NodeId, StageCounters]:
+        """What they did in the last second in which they had to do."""
+        return self._by_node(self.supervisor.report.paces) if self.supervisor is not None else {}
+
+    def _by_node(self, stages: Mapping[str, StageCounters]) -> dict[NodeId, StageCounters]:
         names = {f"MESH{index}": stage.node for index, stage in enumerate(self.plan.workers)}
-        return {names[name]: stage for name, stage in self.supervisor.report.stages.items() if name in names}
+        return {names[name]: stage for name, stage in stages.items() if name in names}
 
     # -- its life ------------------------------------------------------------------------------
 

@@ -192,9 +192,7 @@ def _engine(node: Node, run: Run | None, figures: dict[str, float]) -> dict[str,
         "weights_resident_bytes": _resident(node, run),
         "decode_tok_s": figures.get("predicted_tokens_seconds", 0.0),
         "prompt_tok_s": figures.get("prompt_tokens_seconds", 0.0),
-        "stages": [_stage(run, stage.node, counters) for stage in run.plan.workers]
-        if run is not None
-        else [],
+        "stages": [_stage(run, stage.node) for stage in run.plan.workers] if run is not None else [],
     }
 
 
@@ -205,14 +203,15 @@ def _resident(node: Node, run: Run | None) -> int:
     return own + sum(run.resident.values())
 
 
-def _stage(run: Run, node: NodeId, counters: dict[NodeId, Any]) -> dict[str, Any]:
-    counter = counters.get(node)
-    runs = counter.runs if counter is not None and counter.runs else 1
+def _stage(run: Run, node: NodeId) -> dict[str, Any]:
+    """Per token, as long as one question at a time is answered: a run is a token's, or a batch's."""
+    pace = run.paces().get(node)
+    runs = pace.runs if pace is not None else 1
     return {
         "node": node,
         "link": run.links.get(node),
         "pushes": run.pushes.get(node, True),
-        "compute_ms": round(counter.compute_ns / runs / 1e6, 3) if counter is not None else 0.0,
-        "wait_ms": round(counter.wait_ns / runs / 1e6, 3) if counter is not None else 0.0,
-        "bytes_per_token": round((counter.sent_bytes + counter.received_bytes) / runs) if counter else 0,
+        "compute_ms": round(pace.compute_ns / runs / 1e6, 3) if pace is not None else 0.0,
+        "wait_ms": round(pace.wait_ns / runs / 1e6, 3) if pace is not None else 0.0,
+        "bytes_per_token": round((pace.sent_bytes + pace.received_bytes) / runs) if pace is not None else 0,
     }

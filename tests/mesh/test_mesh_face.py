@@ -127,6 +127,24 @@ def test_the_document_says_the_same_on_both_nodes(nodes: tuple[NodeProcess, Node
     assert [node["link"]["via"] for node in one["mesh"]["nodes"]] == [[], []]
 
 
+def test_a_client_sees_the_same_and_stands_last(nodes: tuple[NodeProcess, NodeProcess], home: Path) -> None:
+    invited = mesh_llm("invite", "--role", "client", "--home", nodes[0].home).stdout.strip()
+    arguments = ("--client", "--join", invited, "--home", home, "--port", "0", "--name", "asker")
+    with start(*arguments) as client:
+        client.until_said("API ready at ", within_s=WAIT_S)
+        status = mesh_llm("status", "--home", home).stdout
+        plan = mesh_llm("plan", "--home", home)
+
+    assert [row[:3] for row in rows(status.split("\n\n", 1)[1], "node")] == [
+        ["one", "host", "serving"],
+        ["two", "worker", "serving"],
+        ["asker", "client", "serving"],
+    ]
+    assert "\nplan     split over 2 nodes, hosted by one\n" in status
+    assert plan.status == 0, plan.stderr
+    assert "\nplan     split over 2 nodes, hosted by one\n" in plan.stdout
+
+
 def test_watching_in_a_pipe_gives_a_block_for_each_change(smollm2: Path) -> None:
     with (
         pair(smollm2, names=("twin", "twin")) as (first, second),

@@ -80,6 +80,7 @@ def test_status_shows_nodes_links_plan_and_stages(nodes: tuple[NodeProcess, Node
     first.ask("/v1/chat/completions", SKY)
     # The engine reports once a second what its links have carried.
     first.until(lambda: first.status()["engine"]["stages"][0]["bytes_per_token"], what="a link has worked")
+    first.until(lambda: first.status()["engine"]["decode_tok_s"], what="a speed was measured")
     texts = [mesh_llm("status", "--home", node.home).stdout for node in nodes]
 
     summary = dict(line.split(maxsplit=1) for line in texts[0].split("\n\n")[0].splitlines())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.engine.telemetry import paces
+from mesh_llm.engine.telemetry import Rates, paces
 from mesh_llm.types import StageCounters
 
 
@@ -47,3 +47,32 @@ def test_another_pace_replaces_it() -> None:
 
 def test_a_first_report_is_no_interval() -> None:
     assert paces({}, {}, {"MESH0": counters(110, wait_ms=60_000)}) == {}
+
+
+def figures(tokens: float, seconds: float) -> dict[str, float]:
+    return {
+        "prompt_tokens_total": 10 * tokens,
+        "prompt_seconds_total": seconds,
+        "tokens_predicted_total": tokens,
+        "tokens_predicted_seconds_total": seconds,
+    }
+
+
+def test_rates_are_those_of_the_last_answers_however_often_they_are_read() -> None:
+    rates = Rates()
+    rates.read(figures(100, 5))
+    rates.read(figures(100, 5))
+    rates.read({})
+
+    assert (rates.decode_tok_s, rates.prompt_tok_s) == (20.0, 200.0)
+    rates.read(figures(150, 6))
+    assert (rates.decode_tok_s, rates.prompt_tok_s) == (50.0, 500.0)
+
+
+def test_a_single_token_is_no_rate() -> None:
+    rates = Rates()
+    rates.read(figures(1, 1e-6))
+
+    assert rates.decode_tok_s == 0.0
+    rates.read(figures(21, 1.0))
+    assert round(rates.decode_tok_s) == 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
@@ -27,6 +27,36 @@ async def engine_figures(url: str, key: str) -> dict[str, float]:
     except (aiohttp.ClientError, TimeoutError):
         return {}
     return {name: float(value) for name, value in _SERIES.findall(text)}
+
+
+@dataclass(slots=True, kw_only=True)
+class Rates:
+    """Tokens per second of the last answers.
+
+    The engine's own rates start from nothing whenever somebody has read them,
+    so they are made here from its sums.
+    """
+
+    prompt_tok_s: float = 0.0
+    decode_tok_s: float = 0.0
+    _sums: dict[str, float] = field(default_factory=dict)
+
+    def read(self, figures: Mapping[str, float]) -> None:
+        self.prompt_tok_s = self._rate(
+            figures, "prompt_tokens_total", "prompt_seconds_total", self.prompt_tok_s
+        )
+        self.decode_tok_s = self._rate(
+            figures, "tokens_predicted_total", "tokens_predicted_seconds_total", self.decode_tok_s
+        )
+
+    def _rate(self, figures: Mapping[str, float], tokens: str, seconds: str, known: float) -> float:
+        if tokens not in figures or seconds not in figures:
+            return known
+        more = figures[tokens] - self._sums.get(tokens, 0.0)
+        took_s = figures[seconds] - self._sums.get(seconds, 0.0)
+        self._sums |= {tokens: figures[tokens], seconds: figures[seconds]}
+        # One token takes no time: the first one is a prompt's.
+        return more / took_s if more > 1 and took_s > 0 else known
 
 
 def paces(

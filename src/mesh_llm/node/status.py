@@ -24,7 +24,7 @@ async def document(node: Node) -> dict[str, Any]:
         about = {
             "model": _model(node, None),
             "plan": plan_document(node.hosting.plan, epoch=_epoch(node)),
-            "engine": _engine(node, node.hosting.rising, {}),
+            "engine": _engine(node, node.hosting.rising),
         }
     health = node.health()
     return {
@@ -51,14 +51,13 @@ async def document(node: Node) -> dict[str, Any]:
 async def serving(node: Node) -> dict[str, Any]:
     """Plan, model and engine of the plan that this node hosts."""
     run = node.hosting.serving
-    figures: dict[str, float] = {}
     if run is not None and run.port is not None:
-        figures = await engine_figures(*run.engine_address())
+        run.rates.read(await engine_figures(*run.engine_address()))
     plan = run.plan if run is not None else node.hosting.plan
     return {
         "model": _model(node, plan),
         "plan": plan_document(_fresh(node, plan), epoch=run.epoch if run is not None else None),
-        "engine": _engine(node, run, figures),
+        "engine": _engine(node, run),
     }
 
 
@@ -178,7 +177,7 @@ def plan_document(plan: Plan | None, *, epoch: int | None) -> dict[str, Any] | N
     }
 
 
-def _engine(node: Node, run: Run | None, figures: dict[str, float]) -> dict[str, Any]:
+def _engine(node: Node, run: Run | None) -> dict[str, Any]:
     report = run.supervisor.report if run is not None and run.supervisor is not None else EngineReport()
     counters = run.counters() if run is not None else {}
     return {
@@ -190,8 +189,8 @@ def _engine(node: Node, run: Run | None, figures: dict[str, float]) -> dict[str,
         "buffers": report.buffers,
         "weights_sent_bytes": sum(stage.weight_bytes for stage in counters.values()),
         "weights_resident_bytes": _resident(node, run),
-        "decode_tok_s": figures.get("predicted_tokens_seconds", 0.0),
-        "prompt_tok_s": figures.get("prompt_tokens_seconds", 0.0),
+        "decode_tok_s": round(run.rates.decode_tok_s, 2) if run is not None else 0.0,
+        "prompt_tok_s": round(run.rates.prompt_tok_s, 2) if run is not None else 0.0,
         "stages": [_stage(run, stage.node) for stage in run.plan.workers] if run is not None else [],
     }
 

@@ -59,7 +59,7 @@ def test_what_people_see_of_it(smollm2: Path, home: Path) -> None:
     *_, stages, figures = ended.stdout.split("\n\n")
     assert stages.splitlines()[0].split() == ["node", "layers", "share", "link", "rtt", "memory"]
     assert [line.split()[:2] for line in stages.splitlines()[1:]] == [["one", "0-14"], ["two", "15-29"]]
-    assert "\nweights      0 bytes sent, 66 MB read\n" in figures
+    assert "\nweights      0 bytes sent, 66 MB in memory\n" in figures
     assert re.search(r"\npredicted +[\d.]+ tok/s\ndecode +[\d.]+ tok/s\n", figures)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def pair(
         ) as second,
     ):
         for node in (first, second):
-            node.until(lambda node=node: is_split(node), what="it serves split", within_s=WAIT_S)
+            node.until(partial(is_split, node), what="it serves split", within_s=WAIT_S)
         yield first, second
 
 
@@ -79,6 +80,7 @@ def test_status_shows_nodes_links_plan_and_stages(nodes: tuple[NodeProcess, Node
     first.ask("/v1/chat/completions", SKY)
     # The engine reports once a second what its links have carried.
     first.until(lambda: first.status()["engine"]["stages"][0]["bytes_per_token"], what="a link has worked")
+    first.until(lambda: first.status()["engine"]["decode_tok_s"], what="a speed was measured")
     texts = [mesh_llm("status", "--home", node.home).stdout for node in nodes]
 
     summary = dict(line.split(maxsplit=1) for line in texts[0].split("\n\n")[0].splitlines())
@@ -124,6 +126,24 @@ def test_the_document_says_the_same_on_both_nodes(nodes: tuple[NodeProcess, Node
     assert [node["id"] for node in one["mesh"]["nodes"]] == [node["id"] for node in two["mesh"]["nodes"]]
     assert one["engine"]["weights_sent_bytes"] == 0
     assert [node["link"]["via"] for node in one["mesh"]["nodes"]] == [[], []]
+
+
+def test_a_client_sees_the_same_and_stands_last(nodes: tuple[NodeProcess, NodeProcess], home: Path) -> None:
+    invited = mesh_llm("invite", "--role", "client", "--home", nodes[0].home).stdout.strip()
+    arguments = ("--client", "--join", invited, "--home", home, "--port", "0", "--name", "asker")
+    with start(*arguments) as client:
+        client.until_said("API ready at ", within_s=WAIT_S)
+        status = mesh_llm("status", "--home", home).stdout
+        plan = mesh_llm("plan", "--home", home)
+
+    assert [row[:3] for row in rows(status.split("\n\n", 1)[1], "node")] == [
+        ["one", "host", "serving"],
+        ["two", "worker", "serving"],
+        ["asker", "client", "serving"],
+    ]
+    assert "\nplan     split over 2 nodes, hosted by one\n" in status
+    assert plan.status == 0, plan.stderr
+    assert "\nplan     split over 2 nodes, hosted by one\n" in plan.stdout
 
 
 def test_watching_in_a_pipe_gives_a_block_for_each_change(smollm2: Path) -> None:

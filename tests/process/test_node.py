@@ -333,10 +333,9 @@ def test_what_a_run_prints(node: NodeProcess) -> None:
 
 
 def test_status_and_health_answer_while_the_model_loads(home: Path, slow_model: Path) -> None:
-    began = time.monotonic()
     with NodeProcess(*SMALL, "--engine-set", "check_tensors=true", home=home, model=slow_model) as node:
-        node.until(node.status_or_none, what="status answers", within_s=2)
-        assert time.monotonic() - began < 2
+        # Two seconds on a quiet machine.
+        node.until(node.status_or_none, what="status answers", within_s=10)
         document = node.until_state("loading")
         health = node.ask("/health")
         chat = node.ask("/v1/chat/completions", CHAT)

@@ -220,7 +220,7 @@ def _show(status: dict[str, Any], answer: Answer, *, as_json: bool) -> None:
             ("model", f"{status['model']['name']} ({status['model']['quantisation']})"),
             (
                 "weights",
-                f"{_sent(status)} sent, {board.size(status['engine']['weights_resident_bytes'])} read",
+                f"{_sent(status)} sent, {board.size(status['engine']['weights_resident_bytes'])} in memory",
             ),
             ("first token", f"{answer.first_token_s:.1f} s after the start"),
             ("prompt", f"{answer.prompt_tok_s:.1f} tok/s"),

@@ -29,6 +29,7 @@ from mesh_llm.engine.diagnostics import Cause, Death, buffer_bytes, explain, red
 from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.engine.spec import EngineSpec
+from mesh_llm.engine.telemetry import paces
 from mesh_llm.errors import EngineFailed
 from mesh_llm.types import StageCounters
 
@@ -58,6 +59,8 @@ class EngineReport:
     """Why a worker no longer works, by the link's name. The engine runs, and fails every request."""
     stages: dict[str, StageCounters] = field(default_factory=dict)
     """What the workers have done, by the link's name, as of a second ago."""
+    paces: dict[str, StageCounters] = field(default_factory=dict)
+    """The same over the last second in which they were at work."""
 
 
 class EngineSupervisor:
@@ -108,7 +111,12 @@ class EngineSupervisor:
         self._started = time.monotonic()
         kills_before = oom_kills()
         self._change(
-            state=EngineState.LOADING, reason="the model is loading", buffers={}, failed_links={}, stages={}
+            state=EngineState.LOADING,
+            reason="the model is loading",
+            buffers={},
+            failed_links={},
+            stages={},
+            paces={},
         )
         try:
             async with (
@@ -157,7 +165,8 @@ class EngineSupervisor:
         elif event.get("event") == "stages":
             # No change of state: whoever wants the figures looks at the report.
             stages = {entry.pop("link"): StageCounters(**entry) for entry in event["stages"]}
-            self.report = replace(self.report, stages=stages)
+            known = paces(self.report.paces, self.report.stages, stages)
+            self.report = replace(self.report, stages=stages, paces=known)
 
     def _on_log(self, line: str, write: Callable[[str], None]) -> None:
         write(redacted(line))

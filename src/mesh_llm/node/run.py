@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ import aiohttp
 from mesh_llm.defaults import LEASE_SILENCE_S, PLAN_CHECK_S, PLAN_READY_S
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
+from mesh_llm.engine.telemetry import Rates
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Link, Passage
@@ -64,6 +65,7 @@ class Run:
         """Workers, and whether they pass activations straight to the next one."""
         self.resident: dict[NodeId, int] = {}
         self.supervisor: EngineSupervisor | None = None
+        self.rates = Rates()
         self.is_ready = False
         self._fingerprint = fingerprint
         self._mesh = mesh
@@ -117,10 +119,16 @@ class Run:
         return self.supervisor.report.port if ready and self.supervisor else None
 
     def counters(self) -> dict[NodeId, StageCounters]:
-        if self.supervisor is None:
-            return {}
+        """What the workers have done since they were linked."""
+        return self._by_node(self.supervisor.report.stages) if self.supervisor is not None else {}
+
+    def paces(self) -> dict[NodeId, StageCounters]:
+        """What they did in the last second in which they had to do."""
+        return self._by_node(self.supervisor.report.paces) if self.supervisor is not None else {}
+
+    def _by_node(self, stages: Mapping[str, StageCounters]) -> dict[NodeId, StageCounters]:
         names = {f"MESH{index}": stage.node for index, stage in enumerate(self.plan.workers)}
-        return {names[name]: stage for name, stage in self.supervisor.report.stages.items() if name in names}
+        return {names[name]: stage for name, stage in stages.items() if name in names}
 
     # -- its life ------------------------------------------------------------------------------
 

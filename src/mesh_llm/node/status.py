@@ -24,7 +24,7 @@ async def document(node: Node) -> dict[str, Any]:
         about = {
             "model": _model(node, None),
             "plan": plan_document(node.hosting.plan, epoch=_epoch(node)),
-            "engine": _engine(node, node.hosting.rising, {}),
+            "engine": _engine(node, node.hosting.rising),
         }
     health = node.health()
     return {
@@ -51,14 +51,13 @@ async def document(node: Node) -> dict[str, Any]:
 async def serving(node: Node) -> dict[str, Any]:
     """Plan, model and engine of the plan that this node hosts."""
     run = node.hosting.serving
-    figures: dict[str, float] = {}
     if run is not None and run.port is not None:
-        figures = await engine_figures(*run.engine_address())
+        run.rates.read(await engine_figures(*run.engine_address()))
     plan = run.plan if run is not None else node.hosting.plan
     return {
         "model": _model(node, plan),
         "plan": plan_document(_fresh(node, plan), epoch=run.epoch if run is not None else None),
-        "engine": _engine(node, run, figures),
+        "engine": _engine(node, run),
     }
 
 
@@ -178,7 +177,7 @@ def plan_document(plan: Plan | None, *, epoch: int | None) -> dict[str, Any] | N
     }
 
 
-def _engine(node: Node, run: Run | None, figures: dict[str, float]) -> dict[str, Any]:
+def _engine(node: Node, run: Run | None) -> dict[str, Any]:
     report = run.supervisor.report if run is not None and run.supervisor is not None else EngineReport()
     counters = run.counters() if run is not None else {}
     return {
@@ -190,11 +189,9 @@ def _engine(node: Node, run: Run | None, figures: dict[str, float]) -> dict[str,
         "buffers": report.buffers,
         "weights_sent_bytes": sum(stage.weight_bytes for stage in counters.values()),
         "weights_resident_bytes": _resident(node, run),
-        "decode_tok_s": figures.get("predicted_tokens_seconds", 0.0),
-        "prompt_tok_s": figures.get("prompt_tokens_seconds", 0.0),
-        "stages": [_stage(run, stage.node, counters) for stage in run.plan.workers]
-        if run is not None
-        else [],
+        "decode_tok_s": round(run.rates.decode_tok_s, 2) if run is not None else 0.0,
+        "prompt_tok_s": round(run.rates.prompt_tok_s, 2) if run is not None else 0.0,
+        "stages": [_stage(run, stage.node) for stage in run.plan.workers] if run is not None else [],
     }
 
 
@@ -205,14 +202,15 @@ def _resident(node: Node, run: Run | None) -> int:
     return own + sum(run.resident.values())
 
 
-def _stage(run: Run, node: NodeId, counters: dict[NodeId, Any]) -> dict[str, Any]:
-    counter = counters.get(node)
-    runs = counter.runs if counter is not None and counter.runs else 1
+def _stage(run: Run, node: NodeId) -> dict[str, Any]:
+    """Per token, as long as one question at a time is answered: a run is a token's, or a batch's."""
+    pace = run.paces().get(node)
+    runs = pace.runs if pace is not None else 1
     return {
         "node": node,
         "link": run.links.get(node),
         "pushes": run.pushes.get(node, True),
-        "compute_ms": round(counter.compute_ns / runs / 1e6, 3) if counter is not None else 0.0,
-        "wait_ms": round(counter.wait_ns / runs / 1e6, 3) if counter is not None else 0.0,
-        "bytes_per_token": round((counter.sent_bytes + counter.received_bytes) / runs) if counter else 0,
+        "compute_ms": round(pace.compute_ns / runs / 1e6, 3) if pace is not None else 0.0,
+        "wait_ms": round(pace.wait_ns / runs / 1e6, 3) if pace is not None else 0.0,
+        "bytes_per_token": round((pace.sent_bytes + pace.received_bytes) / runs) if pace is not None else 0,
     }

@@ -1,0 +1,78 @@
+"""What workers of a split engine do while they have to do."""
+
+from __future__ import annotations
+
+from mesh_llm.engine.telemetry import Rates, paces
+from mesh_llm.types import StageCounters
+
+
+def counters(runs: int, *, wait_ms: float, compute_ms: float = 0.0, sent: int = 0) -> StageCounters:
+    return StageCounters(
+        runs=runs,
+        compute_ns=int(compute_ms * 1e6),
+        wait_ns=int(wait_ms * 1e6),
+        sent_bytes=sent,
+        received_bytes=2 * sent,
+        worker_in_bytes=sent,
+        worker_out_bytes=2 * sent,
+        weight_bytes=0,
+        queued=0,
+        in_flight=1,
+    )
+
+
+def test_an_interval_of_work_is_what_counts() -> None:
+    before = {"MESH0": counters(10, wait_ms=60_000, compute_ms=50, sent=1000)}
+    after = {"MESH0": counters(110, wait_ms=60_500, compute_ms=550, sent=101_000)}
+
+    assert paces({}, before, after) == {"MESH0": counters(100, wait_ms=500, compute_ms=500, sent=100_000)}
+
+
+def test_idle_seconds_and_the_last_words_of_an_answer_change_nothing() -> None:
+    known = {"MESH0": counters(100, wait_ms=500)}
+    before = {"MESH0": counters(110, wait_ms=1000)}
+
+    assert paces(known, before, before) == known
+    assert paces(known, before, {"MESH0": counters(120, wait_ms=1990)}) == known
+
+
+def test_another_pace_replaces_it() -> None:
+    known = {"MESH0": counters(100, wait_ms=500)}
+    before = {"MESH0": counters(110, wait_ms=1000)}
+
+    assert paces(known, before, {"MESH0": counters(160, wait_ms=1700)}) == {
+        "MESH0": counters(50, wait_ms=700)
+    }
+
+
+def test_a_first_report_is_no_interval() -> None:
+    assert paces({}, {}, {"MESH0": counters(110, wait_ms=60_000)}) == {}
+
+
+def figures(tokens: float, seconds: float) -> dict[str, float]:
+    return {
+        "prompt_tokens_total": 10 * tokens,
+        "prompt_seconds_total": seconds,
+        "tokens_predicted_total": tokens,
+        "tokens_predicted_seconds_total": seconds,
+    }
+
+
+def test_rates_are_those_of_the_last_answers_however_often_they_are_read() -> None:
+    rates = Rates()
+    rates.read(figures(100, 5))
+    rates.read(figures(100, 5))
+    rates.read({})
+
+    assert (rates.decode_tok_s, rates.prompt_tok_s) == (20.0, 200.0)
+    rates.read(figures(150, 6))
+    assert (rates.decode_tok_s, rates.prompt_tok_s) == (50.0, 500.0)
+
+
+def test_a_single_token_is_no_rate() -> None:
+    rates = Rates()
+    rates.read(figures(1, 1e-6))
+
+    assert rates.decode_tok_s == 0.0
+    rates.read(figures(21, 1.0))
+    assert round(rates.decode_tok_s) == 20

@@ -488,3 +488,10 @@ RELAY_STOP_S = 2.0
 """For clients to take the relay's goodbye."""
 RELAY_TOKEN_CHARACTERS = 255
 """It travels in invites, after one byte that holds its length."""
+
+# -- following the mesh's settings --------------------------------------------------------------
+
+FOLLOW_RETRY_S = 10.0
+"""After a model that the mesh changed to could not be fetched: whoever has it may be on its way back."""
+SOURCE_KNOWN_S = 10.0
+"""For one who has just come in to hear of a member that has the model: gossip takes a second or two."""

@@ -80,6 +80,10 @@ class JoinRefused(MeshError):
     """A mesh could not be joined, or a member would not have us."""
 
 
+class Expelled(JoinRefused):
+    """The invite by which this node came in was revoked."""
+
+
 class PeerLost(MeshError):
     """A connection or a stream to another node broke, or never came about."""
 

@@ -100,7 +100,9 @@ class Home:
         _write_private(self.mesh_file, json.dumps(document))
 
     def forget_mesh(self) -> None:
+        """And the key: a mesh is known by its creator's, and the next one is to be another."""
         self.mesh_file.unlink(missing_ok=True)
+        (self.path / "identity").unlink(missing_ok=True)
 
     def create(self) -> None:
         try:
@@ -153,7 +155,7 @@ class Home:
             secret = bytes.fromhex(path.read_text())
         except FileNotFoundError:
             secret = secrets.token_bytes(32)
-            _write_private(path, secret.hex())
+            self.write_secret(secret)
         except ValueError:
             secret = b""
         if len(secret) != 32:
@@ -162,6 +164,9 @@ class Home:
                 hint=f"restore it from a backup, or remove it and be a new node: rm {path}",
             )
         return secret
+
+    def write_secret(self, secret: bytes) -> None:
+        _write_private(self.path / "identity", secret.hex())
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -324,6 +324,11 @@ class MeshSettings:
     layers: tuple[tuple[str, int, int], ...] | None = None
     """By node name: first layer, and the last, not included."""
 
+    @property
+    def engine_key(self) -> tuple[object, ...]:
+        """What an engine is started with and its plan does not say."""
+        return (self.fingerprint, self.alias, self.cache_type_k, self.cache_type_v)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
@@ -331,6 +336,8 @@ class ServingPlan:
 
     epoch: int
     plan: Plan
+    settings_version: int = 0
+    """Of the settings that it was made by; 0 where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

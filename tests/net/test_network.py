@@ -261,7 +261,7 @@ async def test_revoking_expels(mesh: Mesh) -> None:
     for expelled in (second, third):
         with pytest.raises(JoinRefused) as caught:
             await expelled.connect(first)
-        assert caught.value.message == "this node was expelled from the mesh: its invite was revoked"
+        assert caught.value.message == "this node was expelled from its mesh: its invite was revoked"
 
 
 async def test_news_of_revoked_invites(mesh: Mesh) -> None:

@@ -122,8 +122,8 @@ def test_nobody_at_all() -> None:
         (settings(tensor_split=(0.0,)), "--tensor-split takes shares of zero or more"),
         (settings(tensor_split=(1e308, 1e308)), "--tensor-split takes shares of zero or more"),
         (settings(tensor_split=(float("nan"),)), "--tensor-split takes shares of zero or more"),
-        (settings(layers=()), "--layers ends at layer 0, the model has 40"),
-        (settings(layers=(("a", -5, 40),)), "--layers a=-5-40: layer -5 is given twice"),
+        (settings(layers=()), "--layers gives 0 layers, the model has 40"),
+        (settings(layers=(("a", -5, 40),)), "--layers a=-5-39: layer -5 is given twice"),
     ],
 )
 def test_settings_that_nobody_can_obey(wishes: MeshSettings, reason: str) -> None:

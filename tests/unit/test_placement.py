@@ -373,10 +373,10 @@ def test_a_first_layer_on_who_may_not_host_leaves_it_to_another() -> None:
     ("wish", "reason"),
     [
         ((("x", 0, 20), ("y", 20, 40)), "--layers names x, y: no such node is here"),
-        ((("a", 0, 20), ("b", 21, 40)), "--layers b=21-40: layer 20 is nobody's"),
-        ((("a", 0, 20), ("b", 19, 40)), "--layers b=19-40: layer 19 is given twice"),
-        ((("a", 0, 20), ("b", 20, 39)), "--layers ends at layer 39, the model has 40"),
-        ((("a", 0, 20), ("b", 20, 41)), "--layers ends at layer 41, the model has 40"),
+        ((("a", 0, 20), ("b", 21, 40)), "--layers b=21-39: layer 20 is nobody's"),
+        ((("a", 0, 20), ("b", 19, 40)), "--layers b=19-39: layer 19 is given twice"),
+        ((("a", 0, 20), ("b", 20, 39)), "--layers gives 39 layers, the model has 40"),
+        ((("a", 0, 20), ("b", 20, 41)), "--layers gives 41 layers, the model has 40"),
         ((("a", 0, 20), ("twin", 20, 40)), "--layers names twin, and 2 nodes are called that"),
         ((("a", 0, 20), ("client", 20, 40)), "--layers names client, which has no part: no such model file"),
         (

@@ -104,7 +104,12 @@ def _things(facts: NodeFacts) -> Document:
         "models": [_model_to_document(model) for model in facts.models[:_MODEL_LIMIT]],
         "links": [_link_to_document(link) for link in facts.links[:_LINK_LIMIT]],
         "speed": speed and {"read": speed.read_bytes_per_s, "flops": speed.flops_per_s},
-        "serving": serving and {"epoch": serving.epoch, "plan": plan_to_document(serving.plan)},
+        "serving": serving
+        and {
+            "epoch": serving.epoch,
+            "plan": plan_to_document(serving.plan),
+            "settings_version": serving.settings_version,
+        },
         "settings": facts.settings and settings_to_document(facts.settings),
     }
     return {name: thing for name, thing in things.items() if thing}
@@ -244,4 +249,8 @@ def _speed_from_document(document: object) -> Speed:
 
 def _serving_from_document(document: object) -> ServingPlan:
     fields = Fields(document, "serving")
-    return ServingPlan(epoch=fields.whole("epoch"), plan=plan_from_document(fields.get("plan")))
+    return ServingPlan(
+        epoch=fields.whole("epoch"),
+        plan=plan_from_document(fields.get("plan")),
+        settings_version=fields.whole("settings_version"),
+    )

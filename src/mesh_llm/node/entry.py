@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.errors import JoinRefused, MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.membership.facts import settings_from_document, settings_to_document
+from mesh_llm.membership.plans import NAME_CHARS, clean
 from mesh_llm.models import catalog
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.shelf import file_stem
+from mesh_llm.planning.forced import misfit
+from mesh_llm.transport.dialler import expelled
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, decode, encode
 from mesh_llm.transport.membership import Membership
@@ -26,10 +31,14 @@ log = logging.getLogger(__name__)
 class Entry:
     """Membership, settings and known addresses: read from the home, changed, written back."""
 
-    def __init__(self, home: Home, config: NodeConfig, identity: Identity) -> None:
+    def __init__(
+        self, home: Home, config: NodeConfig, identity: Identity, *, new_secret: bytes | None = None
+    ) -> None:
         self._home = home
         self._config = config
         self._identity = identity
+        self._new_secret = new_secret
+        """That of an identity which the home gets together with its new mesh, and not before."""
         self.network: Network | None = None
         self.invite: Invite | None = None
         self.membership = Membership()
@@ -39,20 +48,22 @@ class Entry:
         self.epoch = 0
         """The highest one of a plan that this home has heard of."""
         self._relay: tuple[str | None, str | None] = (config.relay, config.relay_token)
+        self._revoked_written: set[str] = set()
 
     # -- at the start --------------------------------------------------------------------------
 
     def read(self) -> None:
         """The token, or what the home remembers; a new mesh where there is neither. No packet is sent."""
-        remembered = None if self._config.new_mesh else self._home.read_mesh()
         if self._config.join is not None:
-            self.invite = decode(self._config.join)
-            self._check_role(self.invite.role)
-            if self._config.relay is None:
-                self._relay = (self.invite.address.relay, self.invite.relay_token)
-        elif remembered is not None:
+            self._read_invite(decode(self._config.join))
+            return
+        remembered = None if self._config.new_mesh else self._home.read_mesh()
+        if remembered is not None:
             self._recall(remembered)
+            if remembered.get("expelled"):
+                raise expelled()
             self._check_role(self.membership.role(self._identity.id))
+            self._check_options(self.settings)
         elif self._config.client:
             raise UsageError(
                 "--client needs --join TOKEN: it has no model of its own",
@@ -60,6 +71,19 @@ class Entry:
             )
         else:
             self.membership = Membership.create(self._identity)
+
+    def _read_invite(self, invite: Invite) -> None:
+        if invite.inviter == self._identity.id:
+            raise JoinRefused("this node made the token itself", hint="use it on another machine")
+        self._check_role(invite.role)
+        # What it revoked and whom it invited counts on when it comes back; another mesh's record goes.
+        with suppress(MeshError):
+            remembered = self._home.read_mesh()
+            if remembered is not None and (remembered.get("membership") or {}).get("mesh") == invite.mesh:
+                self._recall(remembered)
+        self.invite = invite
+        if self._config.relay is None:
+            self._relay = (invite.address.relay, invite.relay_token)
 
     def _check_role(self, role: Role) -> None:
         if role is Role.CLIENT and not self._config.client:
@@ -94,11 +118,6 @@ class Entry:
         return self.settings.model if self.settings is not None else None
 
     @property
-    def inviter(self) -> NodeId:
-        assert self.invite is not None
-        return self.invite.inviter
-
-    @property
     def is_creator(self) -> bool:
         return self.membership.mesh == MeshId(self._identity.id)
 
@@ -124,17 +143,19 @@ class Entry:
             if self.invite is None:
                 self._write()
 
-    async def join(self, mesh: Mesh) -> None:
-        """By invite; raises with one sentence where that is refused."""
+    async def join(self, mesh: Mesh) -> str:
+        """By invite; raises with one sentence where that is refused. Returns the inviter's name."""
         assert self.network is not None and self.invite is not None
         _, welcome = await self.network.join(self.invite)
-        self.settings = settings_of(welcome)
+        self.settings = _settings_of(welcome)
         self._check_options(self.settings)
-        known = dict(addresses_of(welcome))
+        known = _addresses_of(welcome)
         known.setdefault(self.invite.inviter, self.invite.address)
         self._known = known
         mesh.know(known)
         self._write()
+        name = welcome.get("name")
+        return clean(name, NAME_CHARS) if isinstance(name, str) and name else self.invite.inviter[:8]
 
     def remembered(self) -> dict[NodeId, Address]:
         return self._known
@@ -147,6 +168,8 @@ class Entry:
         if model is None:
             return self.settings
         config, old = self._config, self.settings
+        if config.layers is not None and (wrong := misfit(len(model.layers), config.layers)):
+            raise UsageError(wrong, hint=f"the model's layers are 0-{len(model.layers) - 1}")
         settings = MeshSettings(
             version=old.version if old is not None else 1,
             # A name and never a path: others look for it in their own folders.
@@ -184,6 +207,7 @@ class Entry:
             return
         config = self._config
         for option, given, agreed in (
+            ("--model", self._named(settings), settings.model),
             ("--ctx-size", config.context, settings.context),
             ("--parallel", config.slots, settings.slots),
             ("--cache-type-k", config.cache_type_k, settings.cache_type_k),
@@ -200,6 +224,13 @@ class Entry:
                     hint=f"leave {option} out",
                 )
 
+    def _named(self, settings: MeshSettings) -> str | None:
+        """The catalog's name that was asked for, in the mesh's words; files are told by their contents."""
+        known = catalog.load().get(self._config.model or "")
+        if known is None:
+            return None
+        return settings.model if settings.model == Path(known.file).stem else self._config.model
+
     # -- what is remembered --------------------------------------------------------------------
 
     def remember(self, mesh: Mesh) -> None:
@@ -213,14 +244,24 @@ class Entry:
         newer = settings is not None and (self.settings is None or settings.version > self.settings.version)
         if newer:
             self.settings = settings
-        moved = any(self._known.get(node) != address for node, address in known.items())
-        if newer or moved or mesh.highest_epoch() > self.epoch:
-            self._known = {**self._known, **known}
-            self.epoch = mesh.highest_epoch()
+        news = any(self._known.get(node) != address for node, address in known.items())
+        news = news or not mesh.expelled.isdisjoint(self._known) or mesh.highest_epoch() > self.epoch
+        if newer or news or self.membership.revoked != self._revoked_written:
+            known = {**self._known, **known}
+            self._known = {node: known[node] for node in known if node not in mesh.expelled}
+            self.epoch = max(self.epoch, mesh.highest_epoch())
             self._write()
 
-    def _write(self) -> None:
+    def _write(self, *, expelled: bool = False) -> None:
+        if self.membership.mesh is None:
+            return  # it is not in yet, and what the home remembers may be of use
         relay, token = self._relay
+        if self._new_secret is not None:
+            # In this order a home is never left with the key of one mesh and the record of another.
+            self._home.forget_mesh()
+            self._home.write_secret(self._new_secret)
+            self._new_secret = None
+        self._revoked_written = set(self.membership.revoked)
         self._home.write_mesh(
             {
                 "membership": self.membership.to_document(),
@@ -230,8 +271,13 @@ class Entry:
                 "ports": list(self._ports),
                 "relay": relay,
                 "relay_token": token,
+                "expelled": expelled,
             }
         )
+
+    def on_expelled(self) -> None:
+        """So that it does not run on alone, the next time that it is started."""
+        self._write(expelled=True)
 
     def forget(self) -> None:
         self._home.forget_mesh()
@@ -292,18 +338,19 @@ class Entry:
     def revoke(self, id: str, mesh: Mesh) -> dict[str, Any]:
         """Expel those who came in by it, and let nobody else in."""
         assert self.network is not None
+        names = {member.id: mesh.name_of(member.id) for member in mesh.members}
         self.network.revoke(id)
-        expelled = mesh.expel({id})
+        out = mesh.expel({id})
         self._write()
-        return {"id": id, "expelled": [mesh.name_of(node) for node in expelled]}
+        return {"id": id, "expelled": sorted(names.get(node, node[:8]) for node in out)}
 
 
-def settings_of(welcome: dict[str, Any]) -> MeshSettings | None:
+def _settings_of(welcome: dict[str, Any]) -> MeshSettings | None:
     document = welcome.get("settings")
     return settings_from_document(document) if document is not None else None
 
 
-def addresses_of(welcome: dict[str, Any]) -> dict[NodeId, Address]:
+def _addresses_of(welcome: dict[str, Any]) -> dict[NodeId, Address]:
     """The members that an admitting node told of."""
     found: dict[NodeId, Address] = {}
     for entry in welcome.get("members", [])[:1000]:

@@ -145,13 +145,17 @@ class Hosting:
         self._forgive()
         known = self._model()
         if known is None:
+            self._retire()
             return
-        plan = self.plan = self._decided(*known, now)
+        model, settings = known
+        plan = self.plan = self._decided(model, settings, now)
         if plan.host != self._mesh.me:
             self._stand_back(plan)
-        elif self.serving is not None and self._still_good(self.serving, plan):
+        elif self.serving is not None and _still_good(self.serving, plan, settings):
+            if self.serving.settings.version != settings.version:
+                self._publish_serving(self.serving, settings)
             self._drop_rising()
-        elif self._rising is None or self._rising.plan.key != plan.key:
+        elif self._rising is None or not _still_good(self._rising, plan, settings):
             self._drop_rising()
             if now >= self._not_before:
                 self._rise(plan)
@@ -160,9 +164,11 @@ class Hosting:
         snapshot = self._mesh.snapshot()
         barred = {**self._attempts.barred(now=now), **self._mesh.unready()}
         rising = self._rising
-        if rising is not None and rising.settings_version == settings.version and not self._is_outdone():
+        if rising is not None and rising.settings.version == settings.version and not self._is_outdone():
             # Given up for the reasons for which one that serves is: delays stray, most of all at first.
-            begun = ServingPlan(epoch=rising.epoch, plan=rising.plan)
+            begun = ServingPlan(
+                epoch=rising.epoch, plan=rising.plan, settings_version=rising.settings.version
+            )
             plan = decide(snapshot, model, settings, current=begun, barred=barred)
             if plan.key == rising.plan.key:
                 return plan
@@ -180,28 +186,32 @@ class Hosting:
                 self._attempts = self._attempts.forget(node)
                 del self._started[node]
 
-    def _still_good(self, run: Run, plan: Plan) -> bool:
-        return run.broken is None and run.plan.key == plan.key
-
     def _current(self, settings: MeshSettings) -> ServingPlan | None:
         """The plan that serves the mesh, whoever hosts it."""
         own = self.serving
         published = self._mesh.serving()
         if published is not None and published[0] != self._mesh.me:
-            return published[1]
-        if own is not None and own.broken is None and own.settings_version == settings.version:
-            return ServingPlan(epoch=own.epoch, plan=own.plan)
+            # One that was made by other settings is no reason to stay with it: all decide anew, and alike.
+            return published[1] if published[1].settings_version == settings.version else None
+        if own is not None and own.broken is None and own.settings.version == settings.version:
+            return ServingPlan(epoch=own.epoch, plan=own.plan, settings_version=settings.version)
         return None
 
-    def _stand_back(self, plan: Plan) -> None:
-        """Somebody else hosts, or nobody can."""
-        self._drop_rising()
+    def _retire(self) -> None:
+        """Make way for a plan of somebody else's that serves."""
         if self.serving is not None:
             # Two may serve after a partition: the higher one of epoch and id counts, everywhere.
             published = self._mesh.serving()
             replaced = published is not None and published[0] != self._mesh.me
-            if replaced or self.serving.broken is not None or plan.mode is Mode.WAITING:
+            if replaced or self.serving.broken is not None:
                 self._sink(self.serving)
+
+    def _stand_back(self, plan: Plan) -> None:
+        """Somebody else hosts, or nobody can."""
+        self._drop_rising()
+        self._retire()
+        if self.serving is not None and plan.mode is Mode.WAITING:
+            self._sink(self.serving)
         if plan.mode is Mode.WAITING:
             self._watcher.on_hosting(State.WAITING, plan.reason)
         elif self.serving is None:
@@ -247,10 +257,16 @@ class Hosting:
         self._has_served = True
         self._pause_s = PLAN_RETRY_FIRST_S
         log.info("plan serving epoch=%d mode=%s", run.epoch, run.plan.mode)
-        self._mesh.publish(serving=ServingPlan(epoch=run.epoch, plan=run.plan))
+        self._publish_serving(run, run.settings)
         self._watcher.on_serving(run)
         if old is not None:
             self._sink_task(old)
+
+    def _publish_serving(self, run: Run, settings: MeshSettings) -> None:
+        run.settings = settings
+        self._mesh.publish(
+            serving=ServingPlan(epoch=run.epoch, plan=run.plan, settings_version=settings.version)
+        )
 
     def _on_failure(self, run: Run, error: MeshError, now: float) -> None:
         log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
@@ -309,6 +325,12 @@ def _own(tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None], name
     task = asyncio.create_task(work, name=name)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+
+
+def _still_good(run: Run, plan: Plan, settings: MeshSettings) -> bool:
+    """Whether an engine is what the plan and the settings ask for."""
+    same = run.settings.engine_key == settings.engine_key
+    return same and run.broken is None and run.plan.key == plan.key
 
 
 async def _busy(run: Run) -> bool:

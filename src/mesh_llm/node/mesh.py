@@ -22,7 +22,7 @@ from mesh_llm.defaults import (
     MESH_RTT_LEAST_S,
     MESH_TICK_S,
 )
-from mesh_llm.errors import LinkFailed, MalformedMessage, MeshError, NodeUnreachable, PeerLost
+from mesh_llm.errors import Expelled, LinkFailed, MalformedMessage, MeshError, NodeUnreachable, PeerLost
 from mesh_llm.membership.clients import from_client
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.facts import settings_to_document
@@ -33,6 +33,7 @@ from mesh_llm.membership.view import View
 from mesh_llm.node.forwarding import join_streams
 from mesh_llm.node.meter import Meter
 from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.transport.dialler import expelled
 from mesh_llm.transport.network import Network, Peer, Stream
 from mesh_llm.types import (
     Address,
@@ -63,8 +64,10 @@ class Mesh:
     ) -> None:
         self.me = me
         self.facts = facts
-        self.duplicate: str | None = None
-        """Set when another machine runs with a copy of this node's home."""
+        self.failure: MeshError | None = None
+        """Why this node can be a member no longer: it was expelled, or is not the only one of its id."""
+        self.expelled: set[NodeId] = set()
+        """Others that were, since this node started."""
         self.farther_s: Callable[[NodeId], float] = lambda _: 0.0
         """Added to the round trip to a node: a laboratory's longer links are not where pings go."""
         self._on_change = on_change
@@ -344,6 +347,7 @@ class Mesh:
     def on_peer(self, peer: Peer) -> None:
         log.info("peer up node=%s role=%s", peer.id[:8], peer.role)
         self._chains[peer.id] = {grant.invite for grant in peer.credential}
+        self.expelled.discard(peer.id)
         self._perform(self._view.on_connected(peer.id, _now()))
         self._tell_revoked(peer)
 
@@ -360,7 +364,9 @@ class Mesh:
 
     def _learn_revoked(self, revoked: list[str]) -> None:
         assert self._network is not None
-        self.expel(self._network.expel(revoked))
+        if news := self._network.expel(revoked):
+            self.expel(news)
+            self._on_change()
 
     def expel(self, invites: set[str]) -> list[NodeId]:
         """Forget those who came in by invites that are revoked now, and tell the others."""
@@ -368,6 +374,7 @@ class Mesh:
         if not invites:
             return []
         out = [node for node, chain in self._chains.items() if chain & invites]
+        self.expelled.update(out)
         for node in out:
             self._perform(self._view.forget(node, _now()))
         self.tell_revoked()
@@ -379,6 +386,8 @@ class Mesh:
         if member is not None and peer.left:
             # Its last message may not have made it out; that it stopped is what counts.
             self._perform(self._view.on_message(peer.id, Leave(incarnation=member.incarnation), _now()))
+        if peer.was_expelled_by and peer.role is Role.NODE:
+            self._fail(expelled())
         self._perform(self._view.on_disconnected(peer.id, _now()))
 
     def on_message(self, peer: Peer, body: dict[str, Any]) -> None:
@@ -413,12 +422,17 @@ class Mesh:
         self.publish(address=self._network.address)
 
     def on_duplicate(self) -> None:
-        self.duplicate = "another machine runs with a copy of this node's home"
-        self._on_change()
+        self._fail(_duplicate())
+
+    def _fail(self, error: MeshError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._on_change()
 
     def welcome(self, node: NodeId, role: Role) -> dict[str, Any]:
         settings = self.settings()
         return {
+            "name": self.facts.name,
             "settings": settings_to_document(settings) if settings is not None else None,
             "members": [
                 {"id": m.id, "direct": list(m.facts.address.direct), "relay": m.facts.address.relay}
@@ -443,8 +457,8 @@ class Mesh:
                         peer.close(reason)
                 case Changed():
                     changed = True
-                case Duplicate(reason=reason):
-                    self.duplicate = reason
+                case Duplicate():
+                    self.failure = self.failure or _duplicate()
                     changed = True
         if changed:
             self.highest_epoch()
@@ -461,6 +475,10 @@ class Mesh:
         try:
             async with asyncio.timeout(MESH_CONNECT_S):
                 await network.connect(node, address)
+        except Expelled as error:
+            member = self._view.member(node)
+            if member is not None and member.facts.role is Role.NODE:
+                self._fail(error)
         except (MeshError, TimeoutError) as error:
             # Asked for again by the rules, later and later.
             log.debug("no connection node=%s: %r", node[:8], error)
@@ -475,6 +493,13 @@ class Mesh:
         if not same:
             self._links_told = _now()
             self.publish(links=tuple(sorted(links.items())))
+
+
+def _duplicate() -> MeshError:
+    return MeshError(
+        "another node runs with a copy of this node's home",
+        hint="give each node a home of its own: rm -r the copy, and join again",
+    )
 
 
 def _is_about(new: LinkFacts, old: LinkFacts) -> bool:

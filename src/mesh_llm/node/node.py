@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 import time
 from contextlib import suppress
@@ -31,7 +32,7 @@ from mesh_llm.engine import external
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState
-from mesh_llm.errors import MeshError
+from mesh_llm.errors import Expelled, MeshError
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
@@ -99,7 +100,9 @@ class Node:
     async def run(self) -> None:
         """Returns when told to stop; raises a `MeshError` when it cannot go on."""
         with self.home.lock():
-            self.identity = Identity.from_secret(self.home.secret())
+            # Another mesh, another key: members of the old one would be members of this one, too.
+            self._new_secret = secrets.token_bytes(32) if self.config.new_mesh else None
+            self.identity = Identity.from_secret(self._new_secret or self.home.secret())
             self._compose()
             app = management_app(self)
             async with serve_on_socket(app, self.home.control_socket):
@@ -124,7 +127,7 @@ class Node:
     def _compose(self) -> None:
         """Wire the parts; nothing runs yet."""
         config = self.config
-        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._failure: asyncio.Future[MeshError] = asyncio.get_running_loop().create_future()
         role = Role.CLIENT if config.client else Role.NODE
         facts = NodeFacts(
             name=self.name,
@@ -135,7 +138,7 @@ class Node:
         )
         incarnation = int(time.time() * 1000)
         self.mesh = Mesh(self.identity.id, facts, incarnation=incarnation, on_change=self._on_mesh)
-        self.entry = entry.Entry(self.home, config, self.identity)
+        self.entry = entry.Entry(self.home, config, self.identity, new_secret=self._new_secret)
         self.lending = Lending(
             specify=self._worker_spec,
             files=self.shelf.files,
@@ -154,6 +157,7 @@ class Node:
             tell=self._tell,
             doing=lambda what: self._change(State.STARTING, what),
             progress=self._progress,
+            on_model=self._tell_model,
         )
         self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
 
@@ -171,6 +175,7 @@ class Node:
                 group.create_task(self.remote.run(self._reflect), name="remote")
                 if not self.config.client:
                     await self._take_part(given)
+                    group.create_task(self.supply.follow(self._on_other_model), name="model")
                     await self.hosting.run()
                 else:
                     self._reflect()
@@ -182,8 +187,7 @@ class Node:
                 await network.close("the node is stopping")
 
     async def _fail_when_told(self) -> None:
-        sentence = await self._failure
-        raise MeshError(sentence, hint="give each machine a home of its own: rm -r the copy, and join again")
+        raise await self._failure
 
     async def _check(self) -> ModelFacts | None:
         """Everything that can be refused without touching anything; the model's facts if it is here."""
@@ -200,23 +204,15 @@ class Node:
         self.entry.opened(network)
         if self.entry.invite is not None:
             self._change(State.STARTING, "joining the mesh")
-            await self.entry.join(self.mesh)
-            self._say("joined", f"Joined the mesh of {self.mesh.name_of(self.entry.inviter)}")
+            inviter = await self.entry.join(self.mesh)
+            self._say("joined", f"Joined the mesh of {inviter}")
         else:
             self.mesh.know(self.entry.remembered(), epoch=self.entry.epoch)
         self.mesh.publish(address=network.address, settings=self.entry.settings)
 
     async def _take_part(self, given: ModelFacts | None) -> None:
         """Find the model, equip this machine, and tell the mesh."""
-        model = await self.supply.obtain(given)
-        if model is None and self.entry.settings is not None and not self.config.no_fetch:
-            model = await self.supply.fetch(self.entry.settings)
-        if model is not None:
-            self._tell_model(model)
-        elif self.entry.settings is not None:
-            self._say(
-                "model", f"There is no {self.entry.settings.alias} here, and --no-fetch: nothing is lent"
-            )
+        model = await self.supply.bring_first(given)
         settings = self.entry.settle(model, default_slots=DEFAULT_SLOTS)
         self._change(State.STARTING, "native libraries are being built")
         self.equipment = await equip(
@@ -240,12 +236,21 @@ class Node:
         self._progressing = (State.WAITING, "the plan is being made")
         self._reflect()
 
-    def _tell_model(self, facts: ModelFacts) -> None:
+    def _tell_model(self, facts: ModelFacts | None) -> None:
+        if facts is None:
+            self._say("model", f"There is no {self.model_name} here, and --no-fetch: nothing is lent")
+            return
         self._say(
             "model",
             f"Model {facts.name}: {facts.quantisation}, {facts.weight_bytes / 1e9:.1f} GB, "
             f"{len(facts.layers)} layers, context {facts.context_trained}",
         )
+
+    def _on_other_model(self) -> None:
+        """The mesh's creator has chosen another one, or it has come at last."""
+        self.mesh.publish(models=self.shelf.held())
+        self.hosting.wake()
+        self._reflect()
 
     async def _drain(self) -> None:
         """Others take over what this node did, answers under way finish."""
@@ -358,7 +363,7 @@ class Node:
             epoch=epoch,
             plan=plan,
             fingerprint=known[0].fingerprint,
-            settings_version=known[1].version,
+            settings=known[1],
             mesh=self.mesh,
             passage=self.passage,
             specify=specify,
@@ -381,12 +386,20 @@ class Node:
         return self._launch().worker(self.home.worker_socket, nodes_here=self.mesh.nodes_here())
 
     def _on_mesh(self) -> None:
-        if self.mesh.duplicate is not None and not self._failure.done():
-            self._failure.set_result(self.mesh.duplicate)
+        if self.mesh.failure is not None:
+            self._give_up(self.mesh.failure)
+            return
         self.entry.remember(self.mesh)
         self.hosting.wake()
         self.remote.wake()
+        self.supply.wake()
         self._reflect()
+
+    def _give_up(self, error: MeshError) -> None:
+        if not self._failure.done():
+            if isinstance(error, Expelled):
+                self.entry.on_expelled()
+            self._failure.set_result(error)
 
     def _on_lending(self) -> None:
         self.mesh.publish(lent_bytes=self.lending.lent_bytes)

@@ -22,7 +22,7 @@ from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Link, Passage
 from mesh_llm.node.tasks import cancelled, task_group
 from mesh_llm.transport.network import Stream
-from mesh_llm.types import Fingerprint, LinkKind, NodeId, Plan, Stage, StageCounters
+from mesh_llm.types import Fingerprint, LinkKind, MeshSettings, NodeId, Plan, Stage, StageCounters
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Run:
         epoch: int,
         plan: Plan,
         fingerprint: Fingerprint,
-        settings_version: int,
+        settings: MeshSettings,
         mesh: Mesh,
         passage: Passage,
         specify: Specify,
@@ -57,7 +57,7 @@ class Run:
     ) -> None:
         self.epoch = epoch
         self.plan = plan
-        self.settings_version = settings_version
+        self.settings = settings
         self.broken: str | None = None
         """Why it serves no longer, although its engine may still run."""
         self.links: dict[NodeId, LinkKind] = {}

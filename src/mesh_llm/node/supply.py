@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import DEFAULT_MODEL
+from mesh_llm.defaults import DEFAULT_MODEL, FOLLOW_RETRY_S, SOURCE_KNOWN_S
 from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import MeshError
+from mesh_llm.errors import DownloadFailed, MeshError
 from mesh_llm.home import cache_folder, models_folder
 from mesh_llm.models import catalog
 from mesh_llm.models.digests import Digests
@@ -23,7 +24,7 @@ from mesh_llm.node.entry import Entry
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.shelf import Shelf
 from mesh_llm.transport.network import Stream
-from mesh_llm.types import EventSink, Fingerprint, MeshSettings, ModelFacts, NodeId, ProgressSink
+from mesh_llm.types import Event, EventSink, Fingerprint, MeshSettings, ModelFacts, NodeId, ProgressSink
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,9 @@ class Supply:
         tell: EventSink,
         doing: Callable[[str], None],
         progress: ProgressSink,
+        on_model: Callable[[ModelFacts | None], None],
     ) -> None:
+        self._on_model = on_model
         self._config = config
         self._shelf = shelf
         self._entry = entry
@@ -50,10 +53,68 @@ class Supply:
         self._tell = tell
         self._doing = doing
         self._progress = progress
+        self._wake = asyncio.Event()
         self._digests = Digests(cache_folder() / "digests")
         self._offers = Offers(
             models=self._shelf.all_files, digests=self._digests, throttle=Throttle(busy=busy)
         )
+
+    # -- what the mesh serves ------------------------------------------------------------------
+
+    async def bring(self, given: ModelFacts | None) -> ModelFacts | None:
+        """The mesh's model, from wherever it is; None with --no-fetch where it is not here."""
+        model = await self.obtain(given)
+        settings = self._entry.settings
+        if model is None and settings is not None and not self._config.no_fetch:
+            model = await self.fetch(settings)
+        return model
+
+    async def bring_first(self, given: ModelFacts | None) -> ModelFacts | None:
+        """The same, at the start: one who joined is a member, even while there is nobody to fetch it from."""
+        try:
+            model = await self.bring(given)
+        except DownloadFailed as error:
+            if self._entry.is_creator:
+                raise
+            self._tell(Event(kind="model", text=f"{error.message}; it is tried again"))
+            return None
+        self._on_model(model)
+        return model
+
+    def wake(self) -> None:
+        """The mesh's settings may have changed."""
+        self._wake.set()
+
+    async def follow(self, on_change: Callable[[], None]) -> None:
+        """Bring every other model that the mesh's creator chooses. Returns only by being cancelled."""
+        wanted = self._wanted()
+        refused = wanted.fingerprint if wanted is not None and self._config.no_fetch else None
+        pause_s: float | None = FOLLOW_RETRY_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            self._wake.clear()
+            wanted = self._wanted()
+            if wanted is None or wanted.fingerprint == refused:
+                continue
+            try:
+                model = await self.bring(None)
+            except MeshError as error:
+                pause_s = FOLLOW_RETRY_S
+                log.warning("no model yet alias=%s: %s", wanted.alias, error.message)
+                self._doing(f"{wanted.alias} could not be fetched: {error.message}; it is tried again")
+                continue
+            pause_s, refused = None, wanted.fingerprint if model is None else None
+            self._on_model(model)
+            on_change()
+
+    def _wanted(self) -> MeshSettings | None:
+        """The settings in force, where their model is not on the shelf."""
+        settings = self._entry.settings
+        if settings is None or self._shelf.facts(settings.fingerprint) is not None:
+            return None
+        return settings
 
     # -- here ----------------------------------------------------------------------------------
 
@@ -77,9 +138,11 @@ class Supply:
             self._entry.check_model(given)
             return given
         settings = self._entry.settings
+        if self._entry.is_creator and self._config.model is not None:
+            settings = None  # its choice, and not what the mesh had before
         if settings is not None and (found := await self._shelf.find(settings)) is not None:
             return found
-        name = self._config.model or (settings.model if settings is not None else DEFAULT_MODEL)
+        name = settings.model if settings is not None else self._config.model or DEFAULT_MODEL
         known = catalog.load().get(name)
         if known is not None:
             self._doing(f"{name} is being downloaded")
@@ -99,6 +162,7 @@ class Supply:
     async def fetch(self, settings: MeshSettings) -> ModelFacts:
         """From members that have it; raises where that fails, and goes on from there the next time."""
         self._doing(f"{settings.alias} is being fetched from the mesh")
+        await self._source_known(settings.fingerprint)
         paths = await fetch(
             Wanted(fingerprint=settings.fingerprint, name=settings.alias),
             models_folder(),
@@ -109,6 +173,14 @@ class Supply:
             digests=self._digests,
         )
         return await self._shelf.read(paths[0])
+
+    async def _source_known(self, fingerprint: Fingerprint) -> None:
+        """One who has just come in has yet to hear what the others have."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SOURCE_KNOWN_S):
+                while not self._sources(fingerprint):
+                    self._wake.clear()
+                    await self._wake.wait()
 
     async def _fingerprint(self, paths: tuple[Path, ...]) -> Fingerprint:
         return (await self._shelf.look(paths[0])).fingerprint
@@ -121,7 +193,11 @@ class Supply:
             if member.id != self._mesh.me and any(m.fingerprint == fingerprint for m in member.facts.models)
         ]
         members.sort(key=lambda member: (member.rtt_s is None, member.rtt_s, member.id))
-        return [Source(name=member.facts.name, open=self._opener(member.id)) for member in members]
+        # Names may be the same; what fails under one of them must not count for another node.
+        return [
+            Source(name=f"{member.facts.name} ({member.id[:8]})", open=self._opener(member.id))
+            for member in members
+        ]
 
     def _opener(self, node: NodeId) -> Any:
         @asynccontextmanager

@@ -66,8 +66,8 @@ def by_names(
     owners = _owners(layers, snapshot, roster)
     if isinstance(owners, str):
         return owners
-    ranges = sorted((first, last, name) for name, first, last in layers if first != last)
-    wrong = _gap(count, ranges)
+    ranges = _ranges(layers)
+    wrong = misfit(count, layers)
     if wrong:
         return wrong
     spans = tuple(Span(owners[name].id, first, last) for first, last, name in ranges)
@@ -100,15 +100,20 @@ def _owners(layers: NamedLayers, snapshot: Snapshot, roster: Roster) -> Mapping[
     return {name: here[name][0] for name in names}
 
 
-def _gap(count: int, ranges: Sequence[tuple[int, int, str]]) -> str:
+def _ranges(layers: NamedLayers) -> list[tuple[int, int, str]]:
+    return sorted((first, last, name) for name, first, last in layers if first != last)
+
+
+def misfit(count: int, layers: NamedLayers) -> str:
+    """Why these layers are not those of a model with `count` of them, whoever is here; else empty."""
     expected = 0
-    for first, last, name in ranges:
+    for first, last, name in _ranges(layers):
         if first != expected or last <= first:
             what = f"layer {expected} is nobody's" if first > expected else f"layer {first} is given twice"
-            return f"--layers {name}={first}-{last}: {what}"
+            return f"--layers {name}={first}-{last - 1}: {what}"
         expected = last
     if expected != count:
-        return f"--layers ends at layer {expected}, the model has {count}"
+        return f"--layers gives {expected} layers, the model has {count}"
     return ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from mesh_llm.defaults import ALPN
-from mesh_llm.errors import JoinRefused, MeshError, PeerLost
+from mesh_llm.errors import Expelled, JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
 from mesh_llm.transport.closing import Code, close
 from mesh_llm.transport.control import Control
@@ -105,10 +105,11 @@ def connect_refused(node: NodeId, dropped: Dropped) -> MeshError:
     other = f"node {node[:10]}"
     if may_pass(dropped):
         return PeerLost(f"no connection to {other}: {dropped.closing.reason}")
+    if dropped.closing.code is Code.REVOKED and not dropped.by_us:
+        return expelled()
     again = "join again with a new token"
     told = {
         Code.WRONG: (f"{other} does not accept this node as a member of its mesh", again),
-        Code.REVOKED: ("this node was expelled from the mesh: its invite was revoked", again),
         Code.OWN_ID: (f"{other} has this node's identity", "give each node a home of its own"),
     }
     found: dict[Code, tuple[str, str | None]] = {
@@ -116,6 +117,13 @@ def connect_refused(node: NodeId, dropped: Dropped) -> MeshError:
         Code.REVOKED: (f"{other} was expelled from the mesh", None),
     }
     return _refused(dropped, found if dropped.by_us else told, other)
+
+
+def expelled() -> Expelled:
+    return Expelled(
+        "this node was expelled from its mesh: its invite was revoked",
+        hint="join again with a new token, or start afresh with --new-mesh",
+    )
 
 
 def _refused(dropped: Dropped, known: Mapping[Code, tuple[str, str | None]], other: str) -> JoinRefused:

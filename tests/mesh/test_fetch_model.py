@@ -1,0 +1,117 @@
+"""Nodes without the model's file: they get it from a member, or say that they will not."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.joining import TEXT, JoiningNode, Lab, lab, left_out, write_model
+from tests.support.node import ENDLESS
+
+PART_BYTES = 4 << 20
+LONG = ("--ctx-size", "8192", "--parallel", "2")
+LARGE = {"layers": 24, "hidden": 512}
+"""Tens of megabytes: a node that answers meanwhile sends them in seconds, not at once."""
+
+
+@pytest.fixture(scope="module")
+def model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def large(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("large"), name="large.gguf", **LARGE)
+
+
+@pytest.fixture
+def nodes(model: Path) -> Iterator[Lab]:
+    with lab(model) as nodes:
+        yield nodes
+
+
+def arrived_bytes(folder: Path) -> int:
+    """What a fetch under way has on the disk."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_node_without_the_file_fetches_it_and_takes_part(nodes: Lab, tmp_path: Path) -> None:
+    one = nodes.create("one", "--split", "--hosting", "prefer")
+    two = nodes.join("two", one, models=tmp_path / "two")
+    two.until_plan(("one", 0, 15), ("two", 15, 30))
+    assert (tmp_path / "two" / "tiny.gguf").read_bytes() == nodes.model.read_bytes()
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["tiny.gguf"]
+    status = one.status()
+    assert status["engine"]["weights_sent_bytes"] == 0
+    answer = two.ask("/v1/completions", TEXT).json()["choices"]
+    assert answer == one.ask("/v1/completions", TEXT).json()["choices"]
+    two.stop()
+
+    # Once is enough, and what it has it gives to others.
+    stamp = (tmp_path / "two" / "tiny.gguf").stat().st_mtime_ns
+    two = nodes.start("two", models=tmp_path / "two")
+    two.until_plan(("one", 0, 15), ("two", 15, 30))
+    assert (tmp_path / "two" / "tiny.gguf").stat().st_mtime_ns == stamp
+
+
+def test_another_file_of_that_name_is_left_alone(nodes: Lab, tmp_path: Path) -> None:
+    one = nodes.create("one", "--split", "--hosting", "prefer")
+    other = write_model(tmp_path / "two", seed=7)
+    before = other.read_bytes()
+    two = nodes.join("two", one, models=tmp_path / "two")
+    two.until_plan(("one", 0, 15), ("two", 15, 30))
+
+    assert other.read_bytes() == before
+    fetched = [path for path in (tmp_path / "two").glob("*.gguf") if path != other]
+    assert [path.read_bytes() for path in fetched] == [nodes.model.read_bytes()]
+
+
+def test_a_source_that_dies_in_the_middle_is_replaced_and_answers_go_on(large: Path, tmp_path: Path) -> None:
+    with lab(large) as nodes:
+        one = nodes.start("one", "--model", large, *LONG).until_ready()
+        two = nodes.join("two", one)
+        one.until_nodes("one", "two")
+        token = one.token()
+        folder = tmp_path / "three"
+        with one.stream("/v1/completions", ENDLESS) as answer, two.stream("/v1/completions", ENDLESS):
+            # Both are busy now, so that a file takes its time.
+            answer.next()
+            three = nodes.start("three", "--join", token, "--hosting", "never", models=folder)
+            three.until(lambda: arrived_bytes(folder) > PART_BYTES, what="some of it has arrived")
+            # An answer goes on while the file is on its way.
+            for _ in range(20):
+                assert json.loads(answer.next())["choices"][0]["finish_reason"] is None
+            source = source_of(three, one, two)
+            assert not (folder / "large.gguf").exists(), "it was too fast to be disturbed"
+            source.signal(signal.SIGKILL)
+        source.process.wait(5)
+        left = two if source is one else one
+
+        three.until(lambda: (folder / "large.gguf").exists(), what="it has the file")
+        assert (folder / "large.gguf").read_bytes() == large.read_bytes()
+        told = [
+            line
+            for line in (three.stdout + three.stderr).splitlines()
+            if f"large from {source.name} (" in line
+        ]
+        assert told, three.stdout
+        three.until_nodes(left.name, "three")
+        assert three.ask("/v1/completions", TEXT).status == 200
+        status = left.until_status(lambda s: three.name in left_out(s), what="three is left out")
+        # For the right reason: it has the file now.
+        left.until_status(
+            lambda s: left_out(s).get("three", "").startswith(("not needed", "would make it slower")),
+            what=f"three could take part: {status['plan']['excluded']}",
+        )
+
+
+def source_of(node: JoiningNode, *candidates: JoiningNode) -> JoiningNode:
+    """Whose bytes it gets: the file is more than all else."""
+    received = {entry["name"]: entry["link"]["received_bytes"] for entry in node.status()["mesh"]["nodes"]}
+    source = max(candidates, key=lambda candidate: received[candidate.name])
+    assert received[source.name] > PART_BYTES // 2
+    return source

@@ -77,7 +77,7 @@ class MemberNode(Node):
 
     def _compose(self) -> None:
         super()._compose()
-        self.mesh.farther_s = lambda node: 2 * self._delays_s.get(node, 0.0)
+        self.mesh.ways.farther_s = lambda node: 2 * self._delays_s.get(node, 0.0)
         self.passage.through = self._through
 
     def _through(self, node: NodeId, link: socket.socket) -> socket.socket:

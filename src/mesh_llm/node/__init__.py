@@ -1,15 +1,18 @@
 """One machine's part in a mesh: the composition root and what it is composed of.
 
 node        the life of a node, from its home to its last child
+entry       how it gets into its mesh, and what its home remembers of it
+supply      where the mesh's model comes from; shelf: the models that were read
 equipment   what this machine brings: libraries, devices, memory, speed
-catalogue   which model the mesh serves, and where its files lie here
 mesh        the members, the connections to them, what this node tells them
-forwarding  streams of others that pass through this node
-hosting     drives the plans that this node hosts: prepare, engine, publish
-lending     this machine's device, lent to the host of a plan
+ways        of what kind the ways to others are, how long, and what crosses them
+hosting     drives the plans that this node hosts; run: one plan, brought up
+launch      from a plan to what the children are told
+lending     this machine's device, lent to the hosts of plans
 passage     links and HTTP to other nodes, over whatever way there is
-status      what `mesh-llm status` shows
-forecast    what `mesh-llm plan` shows
+remote      the engine of another node, as this one's gateway uses it
+desk        the streams that other members open; forwarding: those that only pass through
+status      what `mesh-llm status` shows; forecast: what `mesh-llm plan` does
 """
 
 from mesh_llm.node.node import Node

@@ -157,7 +157,7 @@ class Hosting:
             self._drop_rising()
         elif self._rising is None or not _still_good(self._rising, plan, settings):
             self._drop_rising()
-            if now >= self._not_before:
+            if now >= self._not_before and self._has_room_for(plan):
                 self._rise(plan)
 
     def _decided(self, model: ModelFacts, settings: MeshSettings, now: float) -> Plan:
@@ -231,6 +231,20 @@ class Hosting:
         run.start(self.wake, lambda reason: self._watcher.on_hosting(State.LOADING, reason))
         self._watcher.on_hosting(State.LOADING, "the plan is being prepared")
 
+    def _has_room_for(self, plan: Plan) -> bool:
+        """Beside the engines that still run here; where there is none, the serving one makes room first."""
+        runs = [*self._draining.values(), *([self.serving] if self.serving is not None else [])]
+        need_bytes = sum(self._own_bytes(each) for each in (plan, *(run.plan for run in runs)))
+        if not runs or need_bytes <= self._mesh.own_memory_bytes():
+            return True
+        if self.serving is not None:
+            self._sink(self.serving)
+            self._watcher.on_hosting(State.LOADING, "the plan before makes room for the next one")
+        return False
+
+    def _own_bytes(self, plan: Plan) -> int:
+        return sum(stage.need_bytes for stage in plan.stages if stage.node == self._mesh.me)
+
     def _drop_rising(self) -> None:
         if self._rising is not None:
             log.info("plan dropped epoch=%d", self._rising.epoch)
@@ -277,8 +291,14 @@ class Hosting:
             self._fatal = error
             return
         else:
+            again = self._pause_s > PLAN_RETRY_FIRST_S
             self._not_before = now + self._pause_s
             self._pause_s = min(self._pause_s * 2, PLAN_RETRY_LAST_S)
+            if again and self._mesh.has_company():
+                # Others may host while this node cannot. They hear of it by its state.
+                self._attempts = self._attempts.failed(self._mesh.me, error.message, now=now)
+                self._watcher.on_hosting(State.FAILED, error.message)
+                return
         self._watcher.on_hosting(State.LOADING, f"{error.message}; it is being tried again")
 
     def _is_hopeless(self, run: Run, error: MeshError) -> bool:

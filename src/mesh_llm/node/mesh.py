@@ -10,19 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from mesh_llm.defaults import (
     MESH_CONNECT_S,
     MESH_LINKS_PUBLISH_S,
-    MESH_METER_S,
-    MESH_RTT_CHANGE,
-    MESH_RTT_LEAST_S,
     MESH_TICK_S,
 )
-from mesh_llm.errors import Expelled, LinkFailed, MalformedMessage, MeshError, NodeUnreachable, PeerLost
+from mesh_llm.errors import Expelled, MalformedMessage, MeshError, NodeUnreachable
 from mesh_llm.membership.clients import from_client
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.facts import settings_to_document
@@ -31,14 +27,12 @@ from mesh_llm.membership.messages import Leave, from_document, to_document
 from mesh_llm.membership.record import Record
 from mesh_llm.membership.view import View
 from mesh_llm.node.forwarding import join_streams
-from mesh_llm.node.meter import Meter
+from mesh_llm.node.ways import Ways
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.transport.dialler import expelled
 from mesh_llm.transport.network import Network, Peer, Stream
 from mesh_llm.types import (
     Address,
-    LinkFacts,
-    LinkKind,
     MeshSettings,
     NodeFacts,
     NodeId,
@@ -68,8 +62,7 @@ class Mesh:
         """Why this node can be a member no longer: it was expelled, or is not the only one of its id."""
         self.expelled: set[NodeId] = set()
         """Others that were, since this node started."""
-        self.farther_s: Callable[[NodeId], float] = lambda _: 0.0
-        """Added to the round trip to a node: a laboratory's longer links are not where pings go."""
+        self.ways = Ways(self)
         self._on_change = on_change
         self._view = View(me, incarnation=incarnation, facts=facts, now=_now(), seed=incarnation)
         self._network: Network | None = None
@@ -78,8 +71,6 @@ class Mesh:
         self._chains: dict[NodeId, set[str]] = {}
         """The invites by which each node that was ever connected got in."""
         self._links_told = 0.0
-        self._meters: dict[NodeId, Meter] = {}
-        self._metered = 0.0
         self._partners: set[NodeId] = set()
         self._highest_epoch = 0
 
@@ -95,7 +86,7 @@ class Mesh:
             while True:
                 await asyncio.sleep(MESH_TICK_S)
                 self._perform(self._view.on_tick(_now()))
-                self._read_meters()
+                self.ways.read_meters(_now())
                 self._tell_links()
                 self._keep_partners()
         finally:
@@ -177,8 +168,20 @@ class Mesh:
 
     def unready(self) -> dict[NodeId, str]:
         """Members that take no part yet, or no longer."""
-        words = {State.STARTING: "is starting", State.DRAINING: "is leaving"}
+        words = {
+            State.STARTING: "is starting",
+            State.DRAINING: "is leaving",
+            State.FAILED: "its engine does not run",
+        }
+        if self.facts.state is State.FAILED:
+            # It knows best itself when to try again.
+            return {
+                m.id: words[m.facts.state] for m in self.alive() if m.facts.state in words and m.id != self.me
+            }
         return {m.id: words[m.facts.state] for m in self.alive() if m.facts.state in words}
+
+    def own_memory_bytes(self) -> int:
+        return self.facts.memory_bytes + sum(gpu.free_bytes for gpu in self.facts.gpus)
 
     def serving(self) -> tuple[NodeId, ServingPlan] | None:
         """The published plan of the highest epoch, and its host."""
@@ -203,85 +206,6 @@ class Mesh:
         known = [m.facts.settings for m in self.alive() if m.facts.settings is not None]
         return max(known, key=lambda settings: settings.version, default=None)
 
-    def link_to(self, node: NodeId) -> LinkFacts | None:
-        """What has been measured of the way to `node`."""
-        if node == self.me:
-            return LinkFacts(kind=LinkKind.SELF, rtt_s=0.0)
-        member = self._view.member(node)
-        rtt_s = member.rtt_s if member is not None else None
-        if rtt_s is None:
-            rtt_s = self._forwarded_rtt_s(node)
-        if rtt_s is None:
-            return None
-        return LinkFacts(kind=self.way_to(node), rtt_s=rtt_s + self.farther_s(node))
-
-    def _forwarded_rtt_s(self, node: NodeId) -> float | None:
-        """Of the way through another member: our part of it, and what that member has told of the rest."""
-        for between in self.between(node)[:1]:
-            helper = self._view.member(between)
-            if helper is not None and helper.rtt_s is not None:
-                rest = dict(helper.facts.links).get(node)
-                return helper.rtt_s + rest.rtt_s if rest is not None else None
-        return None
-
-    def between(self, node: NodeId) -> tuple[NodeId, ...]:
-        """Members that pass on what is meant for `node`; nobody has to where it is connected."""
-        member = self._view.member(node)
-        if member is None or member.connected or node == self.me:
-            return ()
-        return tuple(other for other in member.via if self._peer(other) is not None)
-
-    def way_to(self, node: NodeId) -> LinkKind:
-        """The way that data links take."""
-        if self.shares_machine(node):
-            return LinkKind.LOCAL
-        way = self.stream_way_to(node)
-        return LinkKind.TCP if way is LinkKind.QUIC and self._is_plain(node) else way
-
-    def _is_plain(self, node: NodeId) -> bool:
-        """Both have said that the network between them is private."""
-        member = self._view.member(node)
-        return self.facts.plain_lan and member is not None and member.facts.plain_lan
-
-    def stream_way_to(self, node: NodeId) -> LinkKind:
-        """The way that streams take."""
-        peer = self._peer(node)
-        if peer is None:
-            return LinkKind.RELAY
-        try:
-            return peer.path().kind
-        except PeerLost:
-            return LinkKind.QUIC
-
-    def traffic(self, node: NodeId) -> dict[str, Any]:
-        """Where `node` is heard from; bytes since it was connected, and per second, now and at best."""
-        meter = self._meters.get(node, Meter())
-        return {
-            "remote": self._remote(node),
-            "sent_bytes": meter.sent_bytes,
-            "received_bytes": meter.received_bytes,
-            "bytes_per_s": round(meter.bytes_per_s),
-            "peak_bytes_per_s": round(meter.peak_bytes_per_s),
-        }
-
-    def _remote(self, node: NodeId) -> str | None:
-        peer = self._peer(node)
-        try:
-            return peer.path().remote if peer is not None else None
-        except PeerLost:
-            return None
-
-    def _read_meters(self) -> None:
-        now = _now()
-        if self._network is None or now - self._metered < MESH_METER_S:
-            return
-        self._metered = now
-        for node, peer in self._network.peers.items():
-            with suppress(PeerLost):
-                path = peer.path()
-                meter = self._meters.setdefault(node, Meter())
-                meter.read(path.sent_bytes, path.received_bytes, now)
-
     def _keep_partners(self) -> None:
         """Those with whom a plan is shared are watched closest, in however large a mesh."""
         published = self.serving()
@@ -291,31 +215,25 @@ class Mesh:
             self._partners = partners
             self._perform(self._view.set_partners(partners))
 
-    def host_of(self, node: NodeId) -> str:
-        """The IP address from which `node` is heard."""
-        peer = self._peer(node)
-        if peer is None or peer.path().kind is not LinkKind.QUIC:
-            raise LinkFailed(f"there is no direct path to {self.name_of(node)}")
-        return peer.path().remote.rpartition(":")[0].strip("[]")
-
     # -- streams -------------------------------------------------------------------------------
 
     async def open(self, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
         """A stream to a member: direct, or through one that reaches it."""
-        peer = self._peer(node)
+        peer = self.peer(node)
         if peer is not None:
             return await peer.open(kind, header)
-        for between in self.between(node):
-            if (helper := self._peer(between)) is not None:
+        for between in self.ways.between(node):
+            if (helper := self.peer(between)) is not None:
                 return await helper.open("forward", {"to": node, "kind": kind, "header": header})
         raise NodeUnreachable(f"there is no way to {self.name_of(node)}")
 
-    def _peer(self, node: NodeId) -> Peer | None:
+    def peer(self, node: NodeId) -> Peer | None:
+        """The connection to it, if there is one."""
         return self._network.peers.get(node) if self._network is not None else None
 
     async def _forward(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
         """Join two streams: `origin` cannot reach whom it wants to speak to, and this node can."""
-        target, peer = self._peer(NodeId(str(header.get("to")))), self._peer(origin)
+        target, peer = self.peer(NodeId(str(header.get("to")))), self.peer(origin)
         kind = header.get("kind")
         if target is None or peer is None or kind not in self.kinds_for(peer.role):
             stream.reset()
@@ -448,12 +366,12 @@ class Mesh:
         for effect in effects:
             match effect:
                 case Send(to=to, message=message):
-                    if (peer := self._peer(to)) is not None:
+                    if (peer := self.peer(to)) is not None:
                         peer.send(to_document(message))
                 case Connect(node=node, address=address):
                     self._dial(node, address)
                 case Disconnect(node=node, reason=reason):
-                    if (peer := self._peer(node)) is not None:
+                    if (peer := self.peer(node)) is not None:
                         peer.close(reason)
                 case Changed():
                     changed = True
@@ -465,7 +383,7 @@ class Mesh:
             self._on_change()
 
     def _dial(self, node: NodeId, address: Address) -> None:
-        if node in self._dialling or self._network is None or self._peer(node) is not None:
+        if node in self._dialling or self._network is None or self.peer(node) is not None:
             return
         task = asyncio.create_task(self._dialled(self._network, node, address), name=f"dial {node[:8]}")
         self._dialling[node] = task
@@ -487,25 +405,15 @@ class Mesh:
         """Publish what was measured, but not its noise: every change is gossip, and a look at the plan."""
         if _now() - self._links_told < MESH_LINKS_PUBLISH_S:
             return
-        told = dict(self.facts.links)
-        links = {m.id: link for m in self.alive() if (link := self.link_to(m.id)) and m.id != self.me}
-        same = links.keys() == told.keys() and all(_is_about(links[node], told[node]) for node in links)
-        if not same:
+        if (links := self.ways.news()) is not None:
             self._links_told = _now()
-            self.publish(links=tuple(sorted(links.items())))
+            self.publish(links=links)
 
 
 def _duplicate() -> MeshError:
     return MeshError(
         "another node runs with a copy of this node's home",
         hint="give each node a home of its own: rm -r the copy, and join again",
-    )
-
-
-def _is_about(new: LinkFacts, old: LinkFacts) -> bool:
-    difference = abs(new.rtt_s - old.rtt_s)
-    return new.kind is old.kind and (
-        difference < MESH_RTT_LEAST_S or difference < MESH_RTT_CHANGE * max(new.rtt_s, old.rtt_s)
     )
 
 

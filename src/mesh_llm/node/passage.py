@@ -70,7 +70,7 @@ class Passage:
     async def link(self, node: NodeId, purpose: Purpose) -> Link:
         """A data link to `node`'s worker, by the best way that there is."""
         ways: list[tuple[LinkKind, Callable[[NodeId, Purpose], Awaitable[socket.socket]]]] = []
-        match self._mesh.way_to(node):
+        match self._mesh.ways.of_links(node):
             case LinkKind.LOCAL:
                 ways.append((LinkKind.LOCAL, self._link_local))
             case LinkKind.TCP:
@@ -86,7 +86,7 @@ class Passage:
             await _taken(stream)
         ours, theirs = socket.socketpair()
         self._copy(theirs, stream, f"link to {node[:8]}")
-        return Link(socket=self.through(node, ours), kind=self._mesh.stream_way_to(node))
+        return Link(socket=self.through(node, ours), kind=self._mesh.ways.of_streams(node))
 
     async def _link_local(self, node: NodeId, purpose: Purpose) -> socket.socket:
         return await self._by_ticket(
@@ -95,7 +95,7 @@ class Passage:
 
     async def _link_tcp(self, node: NodeId, purpose: Purpose) -> socket.socket:
         # From where it is heard, and not from where it says: a peer is not to send us anywhere.
-        host = self._mesh.host_of(node)
+        host = self._mesh.ways.host_of(node)
         return await self._by_ticket(
             node, purpose, LinkKind.TCP, lambda ticket, port: knock_tcp(host, port, ticket)
         )
@@ -197,11 +197,11 @@ class Passage:
 
     def _plain_port(self, origin: NodeId) -> int | None:
         """Where `origin` may bring a link that is not encrypted; None where it may not."""
-        if self.door is None or self._mesh.way_to(origin) is not LinkKind.TCP:
+        if self.door is None or self._mesh.ways.of_links(origin) is not LinkKind.TCP:
             return None
         bound = None if self._bind_ip in ("0.0.0.0", "::") else self._bind_ip
         try:
-            return self.door.listen(bound or facing(self._mesh.host_of(origin)))
+            return self.door.listen(bound or facing(self._mesh.ways.host_of(origin)))
         except (LinkFailed, PeerLost) as error:
             log.info("no door for plain links node=%s: %s", origin[:8], error.message)
             return None

@@ -95,7 +95,7 @@ def _role(node: Node, member: NodeId) -> str:
 
 def _member(node: Node, member: Member) -> dict[str, Any]:
     facts = member.facts
-    link = node.mesh.link_to(member.id)
+    link = node.mesh.ways.link_to(member.id)
     return {
         "id": member.id,
         "name": facts.name,
@@ -116,10 +116,10 @@ def _member(node: Node, member: Member) -> dict[str, Any]:
             "gflops": round(facts.speed.flops_per_s / 1e9, 1),
         },
         "link": {
-            "kind": link.kind if link is not None else node.mesh.way_to(member.id),
+            "kind": link.kind if link is not None else node.mesh.ways.of_links(member.id),
             "rtt_ms": round(1000 * link.rtt_s, 3) if link is not None else None,
-            "via": [node.mesh.name_of(other) for other in node.mesh.between(member.id)],
-            **node.mesh.traffic(member.id),
+            "via": [node.mesh.name_of(other) for other in node.mesh.ways.between(member.id)],
+            **node.mesh.ways.traffic(member.id),
         },
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +18,13 @@ LONG: dict[str, Any] = {
     "cache_prompt": False,
 }
 """Answered for seconds, in which the mesh changes."""
+BEGINNING = 80
+"""Tokens."""
 
 
 def beginning(mesh: MeshProcesses, through: str) -> str:
     """How every answer to `LONG` begins."""
-    reply = mesh.nodes[through].ask("/v1/completions", {**LONG, "max_tokens": 80})
+    reply = mesh.nodes[through].ask("/v1/completions", {**LONG, "max_tokens": BEGINNING})
     assert reply.status == 200, reply.body
     return str(reply.json()["choices"][0]["text"])
 
@@ -44,18 +47,23 @@ def streamed_while(
 
 def test_node_that_joins_gets_layers_and_cuts_no_answer(mesh: MeshProcesses) -> None:
     mesh.create("one", "--split")
+    mesh.serving()
+    began = time.monotonic()
     mesh.join("two")
     before, text = mesh.serving(), mesh.chat()
+    join_s = time.monotonic() - began
     worker = before.workers[0]
+    began = time.monotonic()
     expected = beginning(mesh, worker)
+    # As long as the next one needs to join, and half as long again.
+    tokens = round(1.5 * join_s * BEGINNING / (time.monotonic() - began))
 
     def join() -> None:
         mesh.join("three")
         mesh.serving(above=before.epoch)
         assert len(mesh.engines()) == 2, "the answer ended before the new plan served: it proves nothing"
 
-    # A node needs seconds to start.
-    got = streamed_while(mesh, worker, join, tokens=700)
+    got = streamed_while(mesh, worker, join, tokens=min(tokens, 1800))
     after = mesh.serving()
 
     assert got.startswith(expected)

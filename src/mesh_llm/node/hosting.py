@@ -127,15 +127,14 @@ class Hosting:
             await asyncio.sleep(PLAN_DRAIN_POLL_S)
 
     async def _end_all(self) -> None:
-        runs = [run for run in (self._rising, self.serving, *self._draining.values()) if run is not None]
-        for run in runs:
-            run.cancel()
         for task in self._drains:
             task.cancel()
-        # Those that end already are waited for, and no more: who cancelled that would leave their engines.
-        await asyncio.gather(
-            *(run.ended() for run in runs), *self._drains, *self._ends, return_exceptions=True
-        )
+        await asyncio.gather(*self._drains, return_exceptions=True)
+        for run in (self._rising, self.serving, *self._draining.values()):
+            if run is not None:
+                self._sink_now(run)
+        # Waited for and never cancelled: that would leave engines to nobody.
+        await asyncio.gather(*self._ends, return_exceptions=True)
 
     # -- decisions -----------------------------------------------------------------------------
 
@@ -337,8 +336,7 @@ class Hosting:
                         await asyncio.sleep(PLAN_DRAIN_POLL_S)
         finally:
             del self._draining[run.epoch]
-            run.cancel()
-            await run.ended()
+            self._sink_now(run)
 
 
 def _own(tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None], name: str) -> None:

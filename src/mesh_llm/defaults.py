@@ -149,6 +149,8 @@ CLUSTER_READY_S = 45 * 60.0
 """The first time a node downloads and builds; each of those has a bound of its own."""
 CLUSTER_STOP_S = 15.0
 """For all nodes of a local cluster to drain and end; those that do not are killed."""
+CLUSTER_SETTLE_S = 5.0
+"""A plan without some of them that nothing changes for so long is the one there will be."""
 CLUSTER_POLL_S = 0.05
 """Between two looks at whether they serve together."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import tiny_gguf
 from tests.support.command import MESH_LLM, Running, marked, mesh_llm, start
 from tests.support.waiting import until
 
@@ -81,6 +82,21 @@ def test_a_latency_for_each_node(smollm2: Path, home: Path) -> None:
     assert rtt_ms["three"] >= 100
     # To the near one, on to the far one, and back from there, in either order.
     assert figures["decode_tok_s"] < 1 / 0.110
+
+
+def test_more_nodes_than_layers(home: Path, libraries: dict[str, Path], tmp_path: Path) -> None:
+    figures = demo(home, "--nodes", "5", str(tiny_gguf.write(tmp_path / "tiny.gguf", "llama")))
+
+    assert [node["last"] - node["first"] for node in figures["nodes"]] == [1, 1, 1, 1]
+
+
+def test_a_model_that_does_not_fit(home: Path, libraries: dict[str, Path], tmp_path: Path) -> None:
+    # Sparse: a terabyte that takes no room on the disk.
+    large = tiny_gguf.write_sparse(tmp_path / "large.gguf", layers=40, hidden=16384, feed_forward=131072)
+    ended = mesh_llm("demo", "--nodes", "2", str(large), env=environment(home), within_s=WAIT_S)
+
+    assert ended.status == 1
+    assert "Error: this machine cannot serve it: need " in ended.stderr
 
 
 class Terminal(Running):

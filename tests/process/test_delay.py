@@ -15,7 +15,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from mesh_llm.lab.delay import Door, Line, delay_lines
+from mesh_llm.lab.delay import Door, Line, delay_lines, joined
+from tests.support.waiting import until
 
 WAIT_S = 20.0
 CLOSE_MS = 0.3
@@ -230,3 +231,18 @@ async def test_a_door_to_nowhere_closes_on_its_caller() -> None:
     async with delay_lines((), [Door(listener=listener, target=nowhere, delay_s=0.0)]):
         with socket.create_connection(address, timeout=WAIT_S) as caller:
             assert await asyncio.to_thread(caller.recv, 1) == b""
+
+
+def test_a_link_in_this_process_is_as_long_as_it_was_made() -> None:
+    near, far = socket.socketpair()
+    near.setblocking(False)  # as links of a node are
+    end = joined(near, delay_s=0.05)
+    with end, far:
+        for one, other in ((end, far), (far, end)):
+            began = time.perf_counter()
+            one.sendall(b"token")
+            assert other.recv(16) == b"token"
+            assert time.perf_counter() - began >= 0.05
+        far.shutdown(socket.SHUT_RDWR)
+        assert end.recv(16) == b""
+    until(lambda: near.fileno() == -1, within_s=10, what="the line has let go of its link")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.cli.control import call
-from mesh_llm.defaults import CLUSTER_POLL_S, CLUSTER_READY_S, CLUSTER_STOP_S
+from mesh_llm.defaults import CLUSTER_POLL_S, CLUSTER_READY_S, CLUSTER_SETTLE_S, CLUSTER_STOP_S
 from mesh_llm.engine import machine
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.errors import MeshError, UsageError
@@ -106,8 +106,9 @@ class Cluster:
         return await call(Home(self.spec.home), "GET", "/api/status")
 
     async def until_serving(self) -> dict[str, Any]:
-        """The status as soon as all nodes serve together."""
+        """The status as soon as all nodes serve together, or those that can."""
         ended = [asyncio.create_task(member.ended(), name=member.name) for member in self.members]
+        settling = _Settling(len(self.members))
         try:
             async with asyncio.timeout(CLUSTER_READY_S):
                 while True:
@@ -115,7 +116,7 @@ class Cluster:
                         if task.done():
                             raise member.why()
                     document = await self.status()
-                    if document["node"]["state"] == "serving" and _has_all(document, len(self.members)):
+                    if settling.is_over(document, asyncio.get_running_loop().time()):
                         return document
                     await asyncio.sleep(CLUSTER_POLL_S)
         except TimeoutError:
@@ -131,9 +132,32 @@ class Cluster:
             raise self.members[0].failure
 
 
-def _has_all(document: dict[str, Any], count: int) -> bool:
-    plan = document["plan"]
-    return plan is not None and len(plan["stages"]) == count
+class _Settling:
+    """Tells a plan that is what it will be from one that waits for the last node."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._seen: object = None
+        self._since = 0.0
+
+    def is_over(self, document: dict[str, Any], now: float) -> bool:
+        state, plan, nodes = document["node"]["state"], document["plan"], document["mesh"]["nodes"]
+        if plan is None:
+            return False
+        if state == "serving" and len(plan["stages"]) == self._count:
+            return True
+        seen = (state, plan["epoch"], len(plan["stages"]), [(node["id"], node["state"]) for node in nodes])
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        here = len(nodes) == self._count and all(node["state"] != "starting" for node in nodes)
+        if not here or now - self._since < CLUSTER_SETTLE_S:
+            return False
+        if state == "waiting":
+            raise MeshError(
+                f"this machine cannot serve it: {plan['reason']}",
+                hint="choose a smaller model, or fewer nodes",
+            )
+        return bool(state == "serving")
 
 
 @asynccontextmanager
@@ -171,7 +195,7 @@ def _parts(spec: ClusterSpec) -> list[Part]:
         Part(
             home=str(homes[index].path),
             name=NAMES[index],
-            model=spec.model if index == 0 else None,
+            model=spec.model,
             port=spec.port if index == 0 else 0,
             threads=threads,
             hosts=index == 0,

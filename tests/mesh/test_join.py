@@ -195,7 +195,9 @@ def test_an_expelled_node_ends_is_forgotten_and_stays_out(nodes: Lab) -> None:
     one = nodes.create("one")
     invite = one.invite()
     two = nodes.start("two", "--join", invite["token"]).until_ready()
-    three = nodes.join("three", one)
+    # Where the expelled one will look for it, after its restart.
+    port = ("--bind-port", str(free_udp_port()))
+    three = nodes.join("three", one, *port)
     for node in (one, two, three):
         node.until_nodes("one", "three", "two")
 
@@ -212,7 +214,7 @@ def test_an_expelled_node_ends_is_forgotten_and_stays_out(nodes: Lab) -> None:
     assert refused(nodes.start("two").wait()) == EXPELLED
     # The others have not noticed, restarted ones neither.
     three.stop()
-    three = nodes.start("three").until_ready()
+    three = nodes.start("three", *port).until_ready()
     three.until_nodes("one", "three")
     forget_the_expulsion(two.home)
     one.stop()
@@ -340,8 +342,10 @@ def test_what_cannot_work_is_told_before_anything_is_bound_or_fetched(
 def test_nobody_there_is_told_with_what_was_tried_and_status_answers_meanwhile(nodes: Lab) -> None:
     with inviter_that_listens() as (ear, token):
         two = nodes.start("two", "--join", token)
-        status = two.until_status(lambda status: status["api"]["url"], what="it answers", within_s=10)
-        assert (status["node"]["state"], status["node"]["reason"]) == ("starting", "joining the mesh")
+        status = two.until_status(
+            lambda status: status["node"]["reason"] == "joining the mesh", what="it answers", within_s=10
+        )
+        assert status["node"]["state"] == "starting"
         assert status["plan"] is None
         assert two.ask("/health").status == 503
 
@@ -396,8 +400,8 @@ def test_an_idle_mesh_says_little(nodes: Lab) -> None:
 
 
 FLOODERS = 8
-FLOOD_BYTES = 64 << 20
-"""What a node may grow meanwhile, a new member and answers included."""
+FLOOD_BYTES = 128 << 20
+"""What a node may grow meanwhile: twice what it does on a machine with little else to do."""
 
 
 async def test_a_flood_of_wrong_tokens_keeps_nobody_out(nodes: Lab) -> None:
@@ -424,7 +428,7 @@ async def test_a_flood_of_wrong_tokens_keeps_nobody_out(nodes: Lab) -> None:
             assert reply.status == 200
         await asyncio.to_thread(one.until_nodes, "one", "two")
         before = attempts
-        await until_async(lambda: attempts > before + FLOODERS)
+        await until_async(lambda: attempts > before + 3 * FLOODERS)
         for task in flooders:
             task.cancel()
     assert psutil.Process(one.pid).memory_info().rss < rss + FLOOD_BYTES

@@ -395,7 +395,8 @@ class Mesh:
                 await network.connect(node, address)
         except Expelled as error:
             member = self._view.member(node)
-            if member is not None and member.facts.role is Role.NODE:
+            # A client's word does not count; of one that the home remembers nothing is known yet.
+            if member is None or member.facts.role is Role.NODE:
                 self._fail(error)
         except (MeshError, TimeoutError) as error:
             # Asked for again by the rules, later and later.

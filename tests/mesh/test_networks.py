@@ -80,7 +80,9 @@ def test_three_hosts_on_a_switch_split_over_quic(lab: Lab) -> None:
 
     assert [node.sky() for node in nodes.values()] == [alone] * 3
     for status in statuses:
-        assert status["plan"] == statuses[0]["plan"]
+        # Its prediction follows the delays that are measured meanwhile.
+        for agreed in ("epoch", "mode", "host", "stages"):
+            assert status["plan"][agreed] == statuses[0]["plan"][agreed]
         assert status["engine"]["weights_sent_bytes"] == 0
         assert set(stage_links(status).values()) == {"quic"}
         assert [stage["pushes"] for stage in status["engine"]["stages"]] == [True, True]

@@ -7,7 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.defaults import MEMBER_KNOWN_LIMIT, MEMBER_REMEMBER_S, MEMBER_TOMBSTONE_S
+from mesh_llm.defaults import (
+    MEMBER_DIAL_FIRST_S,
+    MEMBER_KNOWN_LIMIT,
+    MEMBER_REMEMBER_S,
+    MEMBER_TOMBSTONE_S,
+)
 from mesh_llm.membership import gossip
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.fields import WHOLE_LIMIT
@@ -348,6 +353,19 @@ def test_the_remembered_are_no_members_until_they_are_heard() -> None:
     # Alive by gossip, although with a lower incarnation than remembered: its clock was set back.
     view.on_message(ANN, update(a_record(CAT, incarnation=8)), START + 1)
     assert seen(view, CAT).standing is Standing.ALIVE
+
+
+def test_in_another_network_everybody_is_tried_again_soon() -> None:
+    view = a_view()
+    view.know([a_record(CAT)], START)
+    now = tried_at = START
+    while tried_at < START + 120:
+        now += 0.25
+        if any(isinstance(effect, Connect) for effect in view.on_tick(now)):
+            tried_at = now
+    # Half a minute would pass until the next attempt.
+    view.publish(facts(ME[:4], address=Address(direct=("192.0.2.9:1",))), now)
+    assert Connect(node=CAT, address=facts("").address) in ticks(view, now, now + MEMBER_DIAL_FIRST_S)
 
 
 def test_nobody_dials_nowhere() -> None:

@@ -185,7 +185,11 @@ class View:
 
     def publish(self, facts: NodeFacts, now: float) -> list[Effect]:
         scene = self._begin(now)
+        before = scene.own.record.facts
         if not scene.own.left and scene.own.publish(facts):
+            if before is None or before.address != facts.address:
+                # Another network, or the old one again: whoever was out of reach may not be any longer.
+                scene.dialling.hasten(now)
             scene.ledger.put(scene.own.record)
             scene.outbox.tell(scene.me, None)
             scene.touched.add(scene.me)

@@ -24,7 +24,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Options that were not given are None: a home that returns to its mesh keeps what it had."""
+    """Plan options that were not given are None: a joiner then takes the mesh's, its creator the defaults."""
 
     home: Path
     model: str | None = None

@@ -236,8 +236,20 @@ def test_where_all_udp_is_dropped_the_relay_carries_the_mesh(lab: Lab) -> None:
         two = lab.join("two", second, one.token(), env=RELAYED)
         statuses = all_serve([one, two], "one", "two")
 
-        assert one.sky() == two.sky()
+        text = one.sky()
+        assert two.sky() == text
         assert [set(stage_links(status).values()) for status in statuses] == [{"relay"}] * 2
+
+        # Let through again, packets find the direct way by themselves, and the plan goes on.
+        for host in hosts:
+            do(namespaces.allow_udp(host))
+        for node, other in ((one, "two"), (two, "one")):
+            # At once, as a rule; a try that was missed is repeated after a minute.
+            measured(node, other, "quic", within_s=150)
+        after = all_serve([one, two], "one", "two")
+        assert [set(stage_links(status).values()) for status in after] == [{"quic"}] * 2
+        assert after[0]["plan"]["epoch"] == statuses[0]["plan"]["epoch"]
+        assert [node.sky() for node in (one, two)] == [text] * 2
         lab.end()
 
 

@@ -220,14 +220,14 @@ def names(document: dict[str, Any]) -> list[str]:
     return sorted(node["name"] for node in document["mesh"]["nodes"])
 
 
-def measured(node: HostNode, name: str, kind: str) -> dict[str, Any]:
+def measured(node: HostNode, name: str, kind: str, *, within_s: float = SOON_S) -> dict[str, Any]:
     """The link to `name`, once its delay is known and it is of this kind."""
 
     def is_measured(document: dict[str, Any]) -> bool:
         link = link_to(document, name)
         return link.get("kind") == kind and link["rtt_ms"] is not None
 
-    document = node.until_status(is_measured, what=f"a measured {kind} link to {name}")
+    document = node.until_status(is_measured, what=f"a measured {kind} link to {name}", within_s=within_s)
     return link_to(document, name)
 
 

@@ -36,6 +36,9 @@ Receive = Callable[[NodeId, Purpose, socket.socket], Awaitable[None]]
 class Link:
     socket: socket.socket
     kind: LinkKind
+    """When it was made."""
+    moves: bool = False
+    """It goes wherever the connection to its node goes: over a relay now, direct a moment later."""
 
 
 class Passage:
@@ -86,7 +89,11 @@ class Passage:
             await _taken(stream)
         ours, theirs = socket.socketpair()
         self._copy(theirs, stream, f"link to {node[:8]}")
-        return Link(socket=self.through(node, ours), kind=self._mesh.ways.of_streams(node))
+        return Link(
+            socket=self.through(node, ours),
+            kind=self._mesh.ways.of_streams(node),
+            moves=not self._mesh.ways.between(node),
+        )
 
     async def _link_local(self, node: NodeId, purpose: Purpose) -> socket.socket:
         return await self._by_ticket(

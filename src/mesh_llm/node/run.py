@@ -60,7 +60,7 @@ class Run:
         self.settings = settings
         self.broken: str | None = None
         """Why it serves no longer, although its engine may still run."""
-        self.links: dict[NodeId, LinkKind] = {}
+        self._links: dict[NodeId, Link] = {}
         self.pushes: dict[NodeId, bool] = {}
         """Workers, and whether they pass activations straight to the next one."""
         self.resident: dict[NodeId, int] = {}
@@ -129,6 +129,13 @@ class Run:
     def _by_node(self, stages: Mapping[str, StageCounters]) -> dict[NodeId, StageCounters]:
         names = {f"MESH{index}": stage.node for index, stage in enumerate(self.plan.workers)}
         return {names[name]: stage for name, stage in stages.items() if name in names}
+
+    def link_kind(self, node: NodeId) -> LinkKind | None:
+        """The way that the link to a worker takes now."""
+        link = self._links.get(node)
+        if link is None or not link.moves:
+            return link.kind if link is not None else None
+        return self._mesh.ways.of_streams(node)
 
     # -- its life ------------------------------------------------------------------------------
 
@@ -221,7 +228,7 @@ class Run:
                     stage.node, f"no link to {self._mesh.name_of(stage.node)}: {error.message}"
                 ) from error
             stack.callback(link.socket.close)
-            self.links[stage.node] = link.kind
+            self._links[stage.node] = link
             return link
 
         async with task_group() as group:

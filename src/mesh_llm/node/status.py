@@ -208,7 +208,7 @@ def _stage(run: Run, node: NodeId) -> dict[str, Any]:
     runs = pace.runs if pace is not None else 1
     return {
         "node": node,
-        "link": run.links.get(node),
+        "link": run.link_kind(node),
         "pushes": run.pushes.get(node, True),
         "compute_ms": round(pace.compute_ns / runs / 1e6, 3) if pace is not None else 0.0,
         "wait_ms": round(pace.wait_ns / runs / 1e6, 3) if pace is not None else 0.0,

@@ -227,6 +227,7 @@ def test_two_behind_nats_and_a_third_that_both_reach(lab: Lab, host: str) -> Non
 
 
 @pytest.mark.full
+@pytest.mark.timeout(240)
 def test_where_all_udp_is_dropped_the_relay_carries_the_mesh(lab: Lab) -> None:
     middle, first, second = hosts = lab.build(namespaces.switch(3))
     for host in hosts:

@@ -45,8 +45,11 @@ def test_another_pace_replaces_it() -> None:
     }
 
 
-def test_a_first_report_is_no_interval() -> None:
-    assert paces({}, {}, {"MESH0": counters(110, wait_ms=60_000)}) == {}
+def test_a_first_report_begins_with_the_link() -> None:
+    first = {"MESH0": counters(24, wait_ms=900)}
+
+    assert paces({}, {}, first) == first
+    assert paces({}, {}, {"MESH0": counters(0, wait_ms=900)}) == {}
 
 
 def figures(tokens: float, seconds: float) -> dict[str, float]:

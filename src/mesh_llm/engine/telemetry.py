@@ -72,10 +72,10 @@ def paces(
     """
     found = dict(known)
     for link, now in after.items():
-        then = before.get(link)
-        runs = now.runs - then.runs if then is not None else 0
-        if then is not None and runs > 0 and (link not in known or 2 * runs >= known[link].runs):
-            found[link] = _since(then, now)
+        # Sums start from nothing when the link is made.
+        did = _since(before[link], now) if link in before else now
+        if did.runs > 0 and (link not in known or 2 * did.runs >= known[link].runs):
+            found[link] = did
     return found
 
 

@@ -238,6 +238,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
                         "kind": "str",
                         "rtt_ms": "float",
                         "via": [],
+                        "remote": "NoneType",
                         **dict.fromkeys(
                             ("sent_bytes", "received_bytes", "bytes_per_s", "peak_bytes_per_s"), "int"
                         ),

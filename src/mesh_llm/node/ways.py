@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mesh_llm.defaults import MESH_METER_S, MESH_RTT_CHANGE, MESH_RTT_LEAST_S
+from mesh_llm.defaults import HOP_LOCAL_S, MESH_METER_S, MESH_RTT_CHANGE, MESH_RTT_LEAST_S
 from mesh_llm.errors import LinkFailed, PeerLost
 from mesh_llm.node.meter import Meter
 from mesh_llm.types import LinkFacts, LinkKind, NodeId
@@ -34,6 +34,13 @@ class Ways:
         if rtt_s is None:
             return None
         return LinkFacts(kind=self.of_links(node), rtt_s=rtt_s + self.farther_s(node))
+
+    def _for_planning(self, node: NodeId) -> LinkFacts | None:
+        """On one machine data takes a socket's way, and not that of the pings, through QUIC and two loops."""
+        link = self.link_to(node)
+        if link is None or link.kind is not LinkKind.LOCAL:
+            return link
+        return LinkFacts(kind=LinkKind.LOCAL, rtt_s=HOP_LOCAL_S + self.farther_s(node))
 
     def _forwarded_rtt_s(self, node: NodeId) -> float | None:
         """Of the way through another member: our part of it, and what that member has told of the rest."""
@@ -115,7 +122,7 @@ class Ways:
         """All links, if what was measured of one is another than was told, by more than noise."""
         told = dict(self._mesh.facts.links)
         others = (member.id for member in self._mesh.alive() if member.id != self._mesh.me)
-        links = {node: link for node in others if (link := self.link_to(node)) is not None}
+        links = {node: link for node in others if (link := self._for_planning(node)) is not None}
         same = links.keys() == told.keys() and all(_is_about(links[node], told[node]) for node in links)
         return None if same else tuple(sorted(links.items()))
 

@@ -49,6 +49,7 @@ class Entry:
         """The highest one of a plan that this home has heard of."""
         self._relay: tuple[str | None, str | None] = (config.relay, config.relay_token)
         self._revoked_written: set[str] = set()
+        self._left = False
 
     # -- at the start --------------------------------------------------------------------------
 
@@ -250,11 +251,15 @@ class Entry:
             known = {**self._known, **known}
             self._known = {node: known[node] for node in known if node not in mesh.expelled}
             self.epoch = max(self.epoch, mesh.highest_epoch())
-            self._write()
+            try:
+                self._write()
+            except OSError as error:
+                # A full disk is no reason to end a node that serves; the next change tries again.
+                log.warning("membership not written file=%s cause=%s", self._home.mesh_file, error.strerror)
 
     def _write(self, *, expelled: bool = False) -> None:
-        if self.membership.mesh is None:
-            return  # it is not in yet, and what the home remembers may be of use
+        if self.membership.mesh is None or self._left:
+            return  # not in yet, and what the home remembers may be of use; or out for good
         relay, token = self._relay
         if self._new_secret is not None:
             # In this order a home is never left with the key of one mesh and the record of another.
@@ -280,6 +285,7 @@ class Entry:
         self._write(expelled=True)
 
     def forget(self) -> None:
+        self._left = True
         self._home.forget_mesh()
 
     # -- invites -------------------------------------------------------------------------------

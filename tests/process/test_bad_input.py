@@ -192,21 +192,29 @@ def test_absurd_options_end_with_2(home: Path, options: list[str], words: str) -
     assert list(home.iterdir()) == []
 
 
-def test_a_context_beyond_memory_says_what_would_help(home: Path, tiny_model: Path) -> None:
-    ended = run_node(home, "--model", tiny_model, "--ctx-size", "134217728", "--parallel", "1")
+def test_a_context_beyond_memory_waits_and_says_what_would_help(home: Path, tiny_model: Path) -> None:
+    options = ("--ctx-size", "134217728", "--parallel", "1")
+    with NodeProcess(*options, home=home, model=tiny_model) as node:
+        node.until_said("On this machine alone: ")
 
-    error, hint, _ = ended.stderr.split("\n")
-    assert ended.status == 1
-    assert error.startswith("Error: Tiny llama needs 274.9 GB (weights 1 MB, cache 137.4 GB, compute ")
-    assert " for 1 slot of 134217728 tokens; this machine has " in error
-    assert hint == "Hint: --ctx-size 8192 fits; so does a smaller quantisation or more machines"
+        assert "Waiting for more peers: need 274.9 GB for the model, have " in node.stdout
+        assert (
+            "On this machine alone: --ctx-size 8192 fits; so does a smaller quantisation or more machines\n"
+            in (node.stdout)
+        )
 
 
-def test_a_model_beyond_the_memory_that_is_lent(home: Path, tiny_model: Path) -> None:
-    ended = run_node(home, "--model", tiny_model, "--max-memory", "1MB", "--parallel", "1")
+def test_a_model_beyond_the_memory_that_is_lent_waits(home: Path, tiny_model: Path) -> None:
+    options = ("--max-memory", "1MB", "--parallel", "1")
+    with NodeProcess(*options, home=home, model=tiny_model) as node:
+        node.until_said("On this machine alone: ")
+        document = node.until_state("waiting")
 
-    assert ended.status == 1
-    assert ended.stderr.startswith("Error: Tiny llama needs 4 MB (weights 1 MB, ")
+        assert document["plan"]["mode"] == "waiting"
+        assert document["plan"]["need_bytes"] > 10**6
+        assert document["plan"]["have_bytes"] == 10**6
+        assert "Waiting for more peers: need 4 MB for the model, have 1 MB on 1 node\n" in node.stdout
+        assert "On this machine alone: it needs " in node.stdout
 
 
 def test_an_unknown_device(home: Path, tiny_model: Path) -> None:

@@ -12,7 +12,7 @@ from mesh_llm.engine import machine
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.node.equipment import Equipment
 from mesh_llm.planning.choice import Fit, fit_solo
-from mesh_llm.planning.fit import CacheSettings
+from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
 from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
 
 
@@ -59,13 +59,23 @@ class Launch:
             links=links,
         )
 
-    def _fit_alone(self, plan: Plan) -> Fit:
-        wish = CacheSettings(
-            context=plan.context,
-            slots=plan.slots,
+    def wish(self, context: int) -> CacheSettings:
+        """What the mesh's settings ask for, at so many tokens per slot."""
+        return CacheSettings(
+            context=context,
+            slots=self.settings.slots,
             type_k=self.settings.cache_type_k,
             type_v=self.settings.cache_type_v,
         )
+
+    def advice(self, have_bytes: int) -> str:
+        """What would make the model fit here."""
+        return advice(
+            self.model, self.wish(self.settings.context or smallest_context(self.model)), have_bytes
+        )
+
+    def _fit_alone(self, plan: Plan) -> Fit:
+        wish = self.wish(plan.context)
         return fit_solo(
             self.model,
             wish,

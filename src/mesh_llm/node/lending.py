@@ -38,6 +38,9 @@ class Terms:
     last: int
     need_bytes: int
 
+    def text(self, layers: int) -> str:
+        return f"layers {self.first}-{self.last - 1} of {layers}, {self.need_bytes / 1e9:.1f} GB"
+
     @classmethod
     def read(cls, header: dict[str, Any]) -> Terms:
         match header:

@@ -407,11 +407,7 @@ class Node:
     def _tell_lease(self, lease: Lease) -> None:
         facts = self.shelf.facts(lease.terms.fingerprint)
         layers = len(facts.layers) if facts is not None else lease.terms.last
-        self._say(
-            "worker",
-            f"Worker for {self.mesh.name_of(lease.host)}: layers {lease.terms.first}-{lease.terms.last - 1} "
-            f"of {layers}, {lease.terms.need_bytes / 1e9:.1f} GB",
-        )
+        self._say("worker", f"Worker for {self.mesh.name_of(lease.host)}: {lease.terms.text(layers)}")
 
     def on_hosting(self, state: State, reason: str) -> None:
         """What hosting is about, while nothing serves."""
@@ -421,6 +417,13 @@ class Node:
         self._reflect()
         if state is State.WAITING:
             self._say("waiting", f"Waiting for more peers: {reason}", once=True)
+            self._advise()
+
+    def _advise(self) -> None:
+        """Alone, a person may rather change an option than fetch another machine."""
+        if not self.mesh.has_company():
+            text = self._launch().advice(self.mesh.own_memory_bytes())
+            self._say("advice", f"On this machine alone: {text}", once=True)
 
     def on_standing_by(self) -> None:
         self._progressing = None

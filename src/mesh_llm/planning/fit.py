@@ -225,11 +225,12 @@ def refusal(facts: ModelFacts, settings: CacheSettings, need: MemoryNeed, have_b
         f"{facts.name} needs {gigabytes(need.total_bytes)} (weights {gigabytes(need.weight_bytes)}, "
         f"cache {gigabytes(need.cache_bytes)}, compute {gigabytes(need.compute_bytes)}) "
         f"for {settings}; this machine has {gigabytes(have_bytes)} free",
-        hint=_advice(facts, settings, have_bytes),
+        hint=advice(facts, settings, have_bytes),
     )
 
 
-def _advice(facts: ModelFacts, settings: CacheSettings, have_bytes: int) -> str:
+def advice(facts: ModelFacts, settings: CacheSettings, have_bytes: int) -> str:
+    """What a person could change so that the model fits."""
     ways = []
     shorter = largest_context(facts, settings, have_bytes)
     if shorter is not None:

@@ -130,11 +130,7 @@ class Node:
         self._failure: asyncio.Future[MeshError] = asyncio.get_running_loop().create_future()
         role = Role.CLIENT if config.client else Role.NODE
         facts = NodeFacts(
-            name=self.name,
-            role=role,
-            version=__version__,
-            hosting=config.hosting,
-            plain_lan=config.plain_lan,
+            name=self.name, role=role, version=__version__, hosting=config.hosting, plain_lan=config.plain_lan
         )
         incarnation = int(time.time() * 1000)
         self.mesh = Mesh(self.identity.id, facts, incarnation=incarnation, on_change=self._on_mesh)

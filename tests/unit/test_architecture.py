@@ -11,6 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "mesh_llm"
 
 BASE = {"types", "errors", "defaults"}
+TASKS = {"tasks"}
 PURE = {"membership", "planning"}
 MIDDLE = {"gateway", "console", "engine", "transport", "models"}
 PERSON = {"config", "home"}
@@ -20,11 +21,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
     **dict.fromkeys(PERSON, BASE | PERSON),
     **dict.fromkeys(PURE, BASE),
-    **dict.fromkeys(MIDDLE, BASE | PURE | {"home"}),
+    **dict.fromkeys(TASKS, BASE),
+    **dict.fromkeys(MIDDLE, BASE | PURE | TASKS | {"home"}),
     "console": BASE | PURE | PERSON,
-    "node": BASE | PURE | MIDDLE | PERSON,
-    "cli": BASE | PURE | MIDDLE | PERSON | {"node", "lab"},
-    "lab": BASE | PURE | MIDDLE | PERSON | {"node", "cli"},
+    "node": BASE | PURE | MIDDLE | PERSON | TASKS,
+    "cli": BASE | PURE | MIDDLE | PERSON | TASKS | {"node", "lab"},
+    "lab": BASE | PURE | MIDDLE | PERSON | TASKS | {"node", "cli"},
 }
 IMPURE = {"asyncio", "socket", "time", "subprocess", "os", "random"}
 SPAWNS_OR_SIGNALS = {

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from mesh_llm.defaults import (
     CHILD_WRITE_TIMEOUT_S,
 )
 from mesh_llm.errors import MeshError
+from mesh_llm.tasks import uninterrupted
 
 LineSink = Callable[[str], None]
 
@@ -119,20 +120,7 @@ async def spawn(
             await asyncio.wait(readers, timeout=CHILD_STOP_GRACE_S)
     finally:
         # A task of its own: cancelling the owner, even twice, must not leave a child behind.
-        await _uninterrupted(_end(child, process, readers))
-
-
-async def _uninterrupted(work: Coroutine[None, None, None]) -> None:
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled
+        await uninterrupted(_end(child, process, readers), f"end of {process.pid}")
 
 
 async def _end(child: Child, process: asyncio.subprocess.Process, readers: list[asyncio.Task[None]]) -> None:

@@ -15,12 +15,11 @@ what a killed process left behind goes when the next one builds something.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ import psutil
 
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
+from mesh_llm.tasks import uninterrupted
 
 COMMAND_S = 20.0
 """For one batch of `ip`: milliseconds, but the kernel may still be tidying up after other networks."""
@@ -259,21 +259,7 @@ async def _workshop() -> AsyncIterator[_Workshop]:
     try:
         yield workshop
     finally:
-        await _to_the_end(workshop.tear_down())
-
-
-async def _to_the_end(work: Coroutine[None, None, None]) -> None:
-    """Finish `work` although its owner is cancelled, and pass that on afterwards."""
-    task = asyncio.create_task(work, name="tear down networks")
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled
+        await uninterrupted(workshop.tear_down(), "tear down networks")
 
 
 def existing() -> list[str]:

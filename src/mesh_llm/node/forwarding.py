@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.node.tasks import task_group
+from mesh_llm.tasks import task_group
 from mesh_llm.transport.network import Stream
 
 _PIECE_BYTES = 1 << 16

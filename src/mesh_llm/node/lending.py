@@ -21,7 +21,7 @@ from mesh_llm.defaults import LEASE_SILENCE_S
 from mesh_llm.engine.lender import Lender, lend
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import EngineFailed, LinkRefused, MeshError
-from mesh_llm.node.tasks import cancelled
+from mesh_llm.tasks import cancelled
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import Fingerprint, NodeId, Progress
 

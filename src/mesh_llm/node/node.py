@@ -47,7 +47,7 @@ from mesh_llm.node.remote import Remote
 from mesh_llm.node.run import Run
 from mesh_llm.node.shelf import Shelf
 from mesh_llm.node.supply import Supply
-from mesh_llm.node.tasks import cancelled, task_group
+from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.links import open_door
 from mesh_llm.transport.native_splice import load_native

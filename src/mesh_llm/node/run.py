@@ -20,7 +20,7 @@ from mesh_llm.engine.telemetry import Rates
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Link, Passage
-from mesh_llm.node.tasks import cancelled, task_group
+from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import Fingerprint, LinkKind, MeshSettings, NodeId, Plan, Stage, StageCounters
 

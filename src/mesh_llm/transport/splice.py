@@ -24,6 +24,7 @@ from typing import Protocol
 from iroh.iroh_ffi import IrohError, RecvStream, SendStream
 
 from mesh_llm.defaults import SPLICE_ABANDON_S, SPLICE_CHUNK_BYTES, SPLICE_FIRST_READ_BYTES
+from mesh_llm.tasks import uninterrupted
 
 _RESET_CODE = 1
 """The stream was given up; the peer has no use for the difference between reasons."""
@@ -69,7 +70,7 @@ async def splice(
     finally:
         link.close()
         if not finished:
-            await _uninterrupted(_abandon(send, recv))
+            await uninterrupted(_abandon(send, recv), "splice end")
 
 
 class LoopSplicer:
@@ -90,7 +91,7 @@ class LoopSplicer:
         finally:
             for task in tasks:
                 task.cancel()
-            await _uninterrupted(_ended(tasks))
+            await uninterrupted(_ended(tasks), "splice end")
         end, reason = fault or (SpliceEnd.FINISHED, "")
         return SpliceReport(sent_bytes=out.size_bytes, received_bytes=back.size_bytes, end=end, reason=reason)
 
@@ -143,17 +144,3 @@ async def _abandon(send: SendStream, recv: RecvStream) -> None:
 
 async def _ended(tasks: list[asyncio.Task[tuple[SpliceEnd, str] | None]]) -> None:
     await asyncio.wait(tasks)
-
-
-async def _uninterrupted(work: Coroutine[None, None, None]) -> None:
-    """Being cancelled, even twice, must not leave a stream open: finish this, then be cancelled."""
-    task = asyncio.create_task(work, name="splice end")
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled

@@ -1,0 +1,41 @@
+"""What asyncio leaves to be said about tasks: failures as they are, ends that are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group that raises its first failure itself, not wrapped: errors here are sentences."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """End a task, and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait((task,))
+
+
+async def uninterrupted(work: Coroutine[None, None, None], name: str) -> None:
+    """Finish `work` although its owner is cancelled, even twice, and pass that on afterwards.
+
+    For what must not be left half done: a child that ends, a stream that is reset.
+    """
+    task = asyncio.create_task(work, name=name)
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            interruption = error
+    task.result()
+    if interruption is not None:
+        raise interruption

@@ -149,7 +149,7 @@ class Hosting:
         model, settings = known
         plan = self.plan = self._decided(model, settings, now)
         if plan.host != self._mesh.me:
-            self._stand_back(plan)
+            self._stand_back(plan, own_failure=self._attempts.barred(now=now).get(self._mesh.me))
         elif self.serving is not None and _still_good(self.serving, plan, settings):
             if self.serving.settings.version != settings.version:
                 self._publish_serving(self.serving, settings)
@@ -205,13 +205,16 @@ class Hosting:
             if replaced or self.serving.broken is not None:
                 self._sink(self.serving)
 
-    def _stand_back(self, plan: Plan) -> None:
+    def _stand_back(self, plan: Plan, *, own_failure: str | None) -> None:
         """Somebody else hosts, or nobody can."""
         self._drop_rising()
         self._retire()
         if self.serving is not None and plan.mode is Mode.WAITING:
             self._sink(self.serving)
-        if plan.mode is Mode.WAITING:
+        if own_failure is not None:
+            # Said for as long as it lasts: the others elect by it.
+            self._watcher.on_hosting(State.FAILED, own_failure)
+        elif plan.mode is Mode.WAITING:
             self._watcher.on_hosting(State.WAITING, plan.reason)
         elif self.serving is None:
             self._watcher.on_standing_by()

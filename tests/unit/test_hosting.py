@@ -1,0 +1,196 @@
+"""The host's decisions, with runs that do nothing and a mesh that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.node.hosting import Hosting
+from mesh_llm.node.mesh import Mesh
+from mesh_llm.node.run import Run, StageLost
+from mesh_llm.planning.snapshot import Candidate
+from mesh_llm.types import MeshSettings, NodeId, Plan, ServingPlan, State
+from tests.support import planning
+
+ME = NodeId("me")
+
+
+class StillMesh:
+    """Members that a test sets."""
+
+    def __init__(self, *nodes: Candidate) -> None:
+        self.me = ME
+        self.nodes = nodes
+        self.memory_bytes = 100 * planning.GB
+        self.published: ServingPlan | None = None
+
+    def snapshot(self) -> Any:
+        return planning.mesh(*self.nodes)
+
+    def unready(self) -> dict[NodeId, str]:
+        return {}
+
+    def serving(self) -> tuple[NodeId, ServingPlan] | None:
+        return (ME, self.published) if self.published is not None else None
+
+    def highest_epoch(self) -> int:
+        return self.published.epoch if self.published is not None else 0
+
+    def started(self, node: NodeId) -> int:
+        return 1
+
+    def has_company(self) -> bool:
+        return len(self.nodes) > 1
+
+    def own_memory_bytes(self) -> int:
+        return self.memory_bytes
+
+    def name_of(self, node: NodeId) -> str:
+        return str(node)
+
+    def publish(self, *, serving: ServingPlan | None) -> None:
+        self.published = serving
+
+
+class IdleRun:
+    """Becomes ready, or fails, when a test says so."""
+
+    port = None
+
+    def __init__(self, epoch: int, plan: Plan, settings: MeshSettings) -> None:
+        self.epoch, self.plan, self.settings = epoch, plan, settings
+        self.broken: str | None = None
+        self.is_ready = False
+        self.error: MeshError | None = None
+        self.was_cancelled = False
+
+    def start(self, wake: Callable[[], None], tell: Callable[[str], None]) -> None: ...
+
+    def failure(self) -> MeshError | None:
+        return self.error
+
+    def cancel(self) -> None:
+        self.was_cancelled = True
+
+    async def ended(self) -> None: ...
+
+
+class Room:
+    def __init__(self, *nodes: Candidate, settings: MeshSettings | None = None) -> None:
+        self.mesh = StillMesh(*nodes)
+        self.settings = settings or planning.settings()
+        self.runs: list[IdleRun] = []
+        self.told: list[tuple[State, str]] = []
+        self.hosting = Hosting(
+            mesh=cast(Mesh, self.mesh),
+            make_run=self._make_run,
+            model=lambda: (planning.model(), self.settings),
+            watcher=self,
+        )
+
+    def _make_run(self, epoch: int, plan: Plan) -> Run:
+        self.runs.append(IdleRun(epoch, plan, self.settings))
+        return cast(Run, self.runs[-1])
+
+    def on_hosting(self, state: State, reason: str) -> None:
+        self.told.append((state, reason))
+
+    def on_standing_by(self) -> None: ...
+
+    def on_serving(self, run: Run) -> None: ...
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                self.hosting.wake()
+                await asyncio.sleep(0.01)
+
+
+@contextmanager
+def driven(room: Room) -> Iterator[asyncio.Task[None]]:
+    task = asyncio.create_task(room.hosting.run(), name="hosting")
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
+async def test_a_ready_run_is_published_and_kept() -> None:
+    room = Room(planning.node("me", 30))
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        room.runs[0].is_ready = True
+        await room.until(lambda: room.mesh.published is not None)
+
+        assert room.mesh.published is not None
+        assert room.mesh.published.epoch == 1
+        assert room.hosting.serving is cast(Run, room.runs[0])
+        assert len(room.runs) == 1
+
+
+async def test_alone_an_engine_that_never_ran_ends_the_node_with_its_reason() -> None:
+    room = Room(planning.node("me", 30))
+    with driven(room) as hosting:
+        await room.until(lambda: bool(room.runs))
+        room.runs[0].error = EngineFailed("the GPU is on fire")
+        await asyncio.wait((hosting,), timeout=20)
+
+        assert str(hosting.exception()) == "the GPU is on fire"
+
+
+async def test_a_host_whose_engine_does_not_run_says_so_and_lets_others() -> None:
+    room = Room(planning.node("me", 30), planning.node("other", 5))
+    with driven(room):
+        for number in range(2):
+            await room.until(lambda number=number: len(room.runs) > number)  # type: ignore[misc]
+            room.runs[number].error = EngineFailed("the GPU is on fire")
+        await room.until(lambda: (State.FAILED, "the GPU is on fire") in room.told)
+        said = len(room.told)
+        await room.until(lambda: len(room.told) > said + 3)
+
+        assert set(room.told[said : said + 3]) == {(State.FAILED, "the GPU is on fire")}
+
+
+async def test_a_lost_worker_is_left_out_of_the_next_plan() -> None:
+    nodes = planning.node("me", 12), planning.node("one", 12), planning.node("two", 12)
+    room = Room(*nodes)
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        lost = room.runs[0].plan.workers[0].node
+        room.runs[0].error = StageLost(lost, "it was lost")
+        await room.until(lambda: len(room.runs) > 1)
+
+        assert lost not in {stage.node for stage in room.runs[1].plan.stages}
+        assert room.runs[1].epoch == 2
+
+
+async def test_without_room_for_two_engines_the_first_makes_way() -> None:
+    room = Room(planning.node("me", 30))
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        room.runs[0].is_ready = True
+        await room.until(lambda: room.mesh.published is not None)
+        room.mesh.memory_bytes = 30 * planning.GB
+        room.settings = planning.settings(version=2, cache_type_k="q8_0")
+        await room.until(lambda: len(room.runs) > 1)
+
+        assert room.runs[0].was_cancelled
+        assert (State.LOADING, "the plan before makes room for the next one") in room.told
+
+
+async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() -> None:
+    room = Room(planning.node("me", 30))
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        room.runs[0].is_ready = True
+        await room.until(lambda: room.mesh.published is not None)
+        room.settings = planning.settings(version=2, cache_type_k="q8_0")
+        await room.until(lambda: len(room.runs) > 1)
+
+        assert room.hosting.serving is cast(Run, room.runs[0])
+        assert not room.runs[0].was_cancelled
+        room.runs[1].is_ready = True
+        await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))

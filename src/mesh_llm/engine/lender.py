@@ -167,6 +167,7 @@ async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
             if watch is not None:
                 watch.cancel()
                 await asyncio.wait((watch,))
+            Path(spec.socket).unlink(missing_ok=True)
 
 
 async def _death(lender: Lender, failed: list[str]) -> str:

@@ -387,7 +387,7 @@ FAILED_PER_NODE_REFILL_S = 10.0
 FAILED_OVERALL = 100.0
 FAILED_OVERALL_REFILL_S = 0.02
 """Wrong tokens from ever new ids: fifty a second take a sixth of a core, and leave the rest to members."""
-FAILED_NODES_LIMIT = 1024
+
 # -- data links ---------------------------------------------------------------------------------
 
 SPLICE_CHUNK_BYTES = 256 << 10

@@ -207,27 +207,31 @@ class Lending:
     # -- links ---------------------------------------------------------------------------------
 
     async def receive(self, origin: NodeId, purpose: dict[str, Any], link: socket.socket) -> None:
-        """Hand a link to the worker, if there is a lease for it."""
+        """Hand a link to the worker, if there is a lease for it. The worker has a copy of its own then."""
         try:
-            async with asyncio.timeout(LEASE_SILENCE_S):
-                match purpose:
-                    case {"kind": "session", "epoch": int(epoch)}:
-                        self._lease(epoch, origin)
-                        await (await self._worker()).serve(link)
-                    case {"kind": "neighbour", "host": str(host), "epoch": int(epoch), "number": int(number)}:
-                        await self.add_neighbour(self._lease(epoch, NodeId(host)), number, link)
-                    case _:
-                        raise LinkRefused("there is no such link")
-        except BaseException:
-            link.close()
-            raise
+            with link:
+                async with asyncio.timeout(LEASE_SILENCE_S):
+                    await self._hand_over(origin, purpose, link)
+        except TimeoutError:
+            raise LinkRefused(f"the worker took no link within {LEASE_SILENCE_S:.0f} s") from None
+
+    async def _hand_over(self, origin: NodeId, purpose: dict[str, Any], link: socket.socket) -> None:
+        match purpose:
+            case {"kind": "session", "epoch": int(epoch)}:
+                self._lease(epoch, origin)
+                await (await self._worker()).serve(link)
+            case {"kind": "neighbour", "host": str(host), "epoch": int(epoch), "number": int(number)}:
+                await self.add_neighbour(self._lease(epoch, NodeId(host)), number, link)
+            case _:
+                raise LinkRefused("there is no such link")
 
     async def add_neighbour(self, lease: Lease, number: int, link: socket.socket) -> None:
-        if not 0 <= number < 1 << 31 or lease not in self.leases:
-            link.close()
-            raise LinkRefused("there is no lease for this link")
-        lease.neighbours.append(number)
-        await (await self._worker()).add_peer(number, link)
+        """Owns the link from here on, whatever happens."""
+        with link:
+            if not 0 <= number < 1 << 31 or lease not in self.leases:
+                raise LinkRefused("there is no lease for this link")
+            lease.neighbours.append(number)
+            await (await self._worker()).add_peer(number, link)
 
     def lease_of(self, host: NodeId, epoch: int) -> Lease:
         return self._lease(epoch, host)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mesh_llm.defaults import GATEWAY_CONNECT_S, GUESTS_LIMIT, GUESTS_PER_NODE, LINK_OPEN_S
+from mesh_llm.defaults import GATEWAY_CONNECT_S, GUESTS_LIMIT, GUESTS_PER_NODE, LINK_OPEN_S, LINK_TICKET_BYTES
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, PeerLost
 from mesh_llm.home import link_door
 from mesh_llm.node.mesh import Mesh
@@ -185,10 +185,7 @@ class Passage:
     async def _serve_door(
         self, origin: NodeId, purpose: Purpose, header: dict[str, Any], stream: Stream
     ) -> None:
-        try:
-            ticket = bytes.fromhex(str(header.get("ticket")))
-        except ValueError:
-            return
+        ticket = _ticket_of(header)
         door = self.door
         port = self._plain_port(origin) if header.get("way") == LinkKind.TCP else 0
         if door is None or port is None:
@@ -250,6 +247,16 @@ class _bounded:
         except TimeoutError:
             raise LinkRefused(f"{self._sentence} within {LINK_OPEN_S:.0f} s") from None
         return None
+
+
+def _ticket_of(header: dict[str, Any]) -> bytes:
+    try:
+        ticket = bytes.fromhex(str(header.get("ticket")))
+    except ValueError:
+        ticket = b""
+    if len(ticket) != LINK_TICKET_BYTES:
+        raise LinkRefused("the ticket is none")
+    return ticket
 
 
 async def _taken(stream: Stream) -> None:

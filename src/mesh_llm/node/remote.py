@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -37,7 +38,7 @@ class Remote:
         member = self._mesh.member(node)
         return member is not None and member.present
 
-    async def run(self, on_change: Any) -> None:
+    async def run(self, on_change: Callable[[], None]) -> None:
         """Returns only by being cancelled."""
         while True:
             with suppress(TimeoutError):

@@ -218,10 +218,10 @@ class Lending:
     async def _hand_over(self, origin: NodeId, purpose: dict[str, Any], link: socket.socket) -> None:
         match purpose:
             case {"kind": "session", "epoch": int(epoch)}:
-                self._lease(epoch, origin)
+                self.lease_of(origin, epoch)
                 await (await self._worker()).serve(link)
             case {"kind": "neighbour", "host": str(host), "epoch": int(epoch), "number": int(number)}:
-                await self.add_neighbour(self._lease(epoch, NodeId(host)), number, link)
+                await self.add_neighbour(self.lease_of(NodeId(host), epoch), number, link)
             case _:
                 raise LinkRefused("there is no such link")
 
@@ -234,9 +234,6 @@ class Lending:
             await (await self._worker()).add_peer(number, link)
 
     def lease_of(self, host: NodeId, epoch: int) -> Lease:
-        return self._lease(epoch, host)
-
-    def _lease(self, epoch: int, host: NodeId) -> Lease:
         for lease in self.leases:
             if lease.terms.epoch == epoch and lease.host == host:
                 return lease

@@ -60,8 +60,8 @@ class Mesh:
         self.facts = facts
         self.failure: MeshError | None = None
         """Why this node can be a member no longer: it was expelled, or is not the only one of its id."""
-        self.expelled: set[NodeId] = set()
-        """Others that were, since this node started."""
+        self.unwelcome: set[NodeId] = set()
+        """Whose addresses are not to be remembered: expelled, or perhaps so and not seen since."""
         self.ways = Ways(self)
         self._on_change = on_change
         self._view = View(me, incarnation=incarnation, facts=facts, now=_now(), seed=incarnation)
@@ -265,7 +265,7 @@ class Mesh:
     def on_peer(self, peer: Peer) -> None:
         log.info("peer up node=%s role=%s", peer.id[:8], peer.role)
         self._chains[peer.id] = {grant.invite for grant in peer.credential}
-        self.expelled.discard(peer.id)
+        self.unwelcome.discard(peer.id)
         self._perform(self._view.on_connected(peer.id, _now()))
         self._tell_revoked(peer)
 
@@ -292,7 +292,9 @@ class Mesh:
         if not invites:
             return []
         out = [node for node, chain in self._chains.items() if chain & invites]
-        self.expelled.update(out)
+        self.unwelcome.update(out)
+        # By whose invite the others came is unknown here: whoever is still welcome will connect again.
+        self.unwelcome.update(m.id for m in self.members if m.id not in self._chains and m.id != self.me)
         for node in out:
             self._perform(self._view.forget(node, _now()))
         self.tell_revoked()

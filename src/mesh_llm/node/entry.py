@@ -246,10 +246,10 @@ class Entry:
         if newer:
             self.settings = settings
         news = any(self._known.get(node) != address for node, address in known.items())
-        news = news or not mesh.unwelcome.isdisjoint(self._known) or mesh.highest_epoch() > self.epoch
+        news = news or not mesh.expelled.isdisjoint(self._known) or mesh.highest_epoch() > self.epoch
         if newer or news or self.membership.revoked != self._revoked_written:
             known = {**self._known, **known}
-            self._known = {node: known[node] for node in known if node not in mesh.unwelcome}
+            self._known = {node: known[node] for node in known if node not in mesh.expelled}
             self.epoch = max(self.epoch, mesh.highest_epoch())
             try:
                 self._write()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -60,8 +60,8 @@ class Mesh:
         self.facts = facts
         self.failure: MeshError | None = None
         """Why this node can be a member no longer: it was expelled, or is not the only one of its id."""
-        self.unwelcome: set[NodeId] = set()
-        """Whose addresses are not to be remembered: expelled, or perhaps so and not seen since."""
+        self.expelled: set[NodeId] = set()
+        """Others that were, since this node started."""
         self.ways = Ways(self)
         self._on_change = on_change
         self._view = View(me, incarnation=incarnation, facts=facts, now=_now(), seed=incarnation)
@@ -265,7 +265,7 @@ class Mesh:
     def on_peer(self, peer: Peer) -> None:
         log.info("peer up node=%s role=%s", peer.id[:8], peer.role)
         self._chains[peer.id] = {grant.invite for grant in peer.credential}
-        self.unwelcome.discard(peer.id)
+        self.expelled.discard(peer.id)
         self._perform(self._view.on_connected(peer.id, _now()))
         self._tell_revoked(peer)
 
@@ -278,23 +278,23 @@ class Mesh:
     def _tell_revoked(self, peer: Peer) -> None:
         assert self._network is not None
         if self.facts.role is Role.NODE and (revoked := self._network.mesh.revoked):
-            peer.send({"revoked": sorted(revoked)})
+            peer.send({"revoked": sorted(revoked), "expelled": sorted(self.expelled)})
 
-    def _learn_revoked(self, revoked: list[str]) -> None:
+    def _learn_revoked(self, revoked: list[str], nodes: list[NodeId]) -> None:
         assert self._network is not None
         if news := self._network.expel(revoked):
-            self.expel(news)
+            # By which invite those came in that were never connected to this node, others have to say.
+            self.expel(news, also=[node for node in nodes if node not in self._chains])
             self._on_change()
 
-    def expel(self, invites: set[str]) -> list[NodeId]:
+    def expel(self, invites: set[str], *, also: Iterable[NodeId] = ()) -> list[NodeId]:
         """Forget those who came in by invites that are revoked now, and tell the others."""
         assert self._network is not None
         if not invites:
             return []
         out = [node for node, chain in self._chains.items() if chain & invites]
-        self.unwelcome.update(out)
-        # By whose invite the others came is unknown here: whoever is still welcome will connect again.
-        self.unwelcome.update(m.id for m in self.members if m.id not in self._chains and m.id != self.me)
+        out += [node for node in also if node != self.me]
+        self.expelled.update(out)
         for node in out:
             self._perform(self._view.forget(node, _now()))
         self.tell_revoked()
@@ -313,7 +313,9 @@ class Mesh:
     def on_message(self, peer: Peer, body: dict[str, Any]) -> None:
         if isinstance(revoked := body.get("revoked"), list):
             if peer.role is Role.NODE:
-                self._learn_revoked([str(invite) for invite in revoked])
+                out = body.get("expelled")
+                nodes = [NodeId(str(node)) for node in out] if isinstance(out, list) else []
+                self._learn_revoked([str(invite) for invite in revoked], nodes)
             return
         try:
             message = from_document(body)

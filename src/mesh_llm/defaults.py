@@ -32,8 +32,24 @@ API_LISTEN = "127.0.0.1"
 """Loopback: what is open to the network has to be asked for, and needs a key."""
 GATEWAY_BODY_LIMIT_BYTES = 256 << 20
 """Dozens of photographs in base64, or a million tokens many times over; no more than a machine can hold."""
-GATEWAY_REPLAY_BYTES = 1 << 20
-"""Kept to be sent again: every ordinary chat, and 64 requests at once take 64 MB at the worst."""
+GATEWAY_REPLAY_BYTES = 16 << 20
+"""Kept to be sent again: every chat with a few photographs; what is larger goes through, once."""
+GATEWAY_EVENT_LIMIT_BYTES = 32 << 20
+"""One event; the last of llama-server's own kind repeats the prompt, at worst twice what is kept of one."""
+GATEWAY_TRANSCRIPT_BYTES = 32 << 20
+"""Of an answer, kept to go on with it elsewhere: some 100,000 tokens as events."""
+GATEWAY_RESUME_S = 120.0
+"""For the mesh to serve again: long enough to load a large model from disk, short enough for a person."""
+GATEWAY_RESUME_TRIES = 4
+"""Engines that die of the same request without a word of an answer: it is the request, then."""
+GATEWAY_LOOK_S = 0.02
+"""Between two looks for the next engine. Asking costs a microsecond, and depends on all that a node knows."""
+GATEWAY_SAME_ENGINE_S = 0.5
+"""Before an engine that broke off is asked again, as long as the node believes in it."""
+GATEWAY_BEAT_S = 5.0
+"""Between two signs of life in a stream that waits: proxies and clients give up after 30 s or more."""
+GATEWAY_PREFER_WAIT_S = 600.0
+"""The longest that a client may ask to wait for the model: loading the largest takes minutes."""
 GATEWAY_HEADER_LIMIT_BYTES = 16 << 10
 """Of a request line or one header: twice what browsers and proxies send at their worst."""
 GATEWAY_ANSWER_HEAD_LIMIT_BYTES = 64 << 10

@@ -190,6 +190,9 @@ class EngineConnection(asyncio.Protocol):
                 self._finish(self._body)
         except MalformedAnswer as error:
             self.fail(EngineGarbled(str(error)))
+        except EngineError as error:
+            # The sink has seen enough.
+            self.fail(error)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True

@@ -35,9 +35,12 @@ class Failure(Exception):
         self.headers = dict(headers or {})
         self.more = dict(more or {})
 
-    def body(self) -> bytes:
+    def document(self) -> dict[str, object]:
         error = {"message": self.message, "type": self.kind, "code": self.code}
-        return json.dumps({"error": error, **self.more}).encode()
+        return {"error": error, **self.more}
+
+    def body(self) -> bytes:
+        return json.dumps(self.document()).encode()
 
     def event(self) -> bytes:
         """The same, for an event stream that is already open."""
@@ -55,13 +58,8 @@ class Failure(Exception):
 
 def not_serving(health: Health) -> Failure:
     reason = health.reason or "nothing is being served right now"
-    return Failure(503, reason, kind="unavailable_error", code="not_serving", headers=_RETRY)
-
-
-def unhealthy(health: Health) -> Failure:
-    failure = not_serving(health)
-    failure.more = {"state": health.state.value, "reason": failure.message, "model": health.model}
-    return failure
+    state = {"state": health.state.value, "reason": reason, "model": health.model}
+    return Failure(503, reason, kind="unavailable_error", code="not_serving", headers=_RETRY, more=state)
 
 
 def leaving(message: str) -> Failure:
@@ -70,6 +68,10 @@ def leaving(message: str) -> Failure:
 
 def engine_lost(sentence: str) -> Failure:
     return Failure(502, sentence, kind="server_error", code="engine_lost")
+
+
+def not_resumed(sentence: str) -> Failure:
+    return Failure(502, sentence, kind="server_error", code="not_resumed")
 
 
 def engine_silent(silence_s: float) -> Failure:

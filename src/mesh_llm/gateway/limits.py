@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mesh_llm.defaults import GATEWAY_BODY_LIMIT_BYTES, GATEWAY_REPLAY_BYTES, GATEWAY_SILENCE_S
+from mesh_llm.defaults import (
+    GATEWAY_BODY_LIMIT_BYTES,
+    GATEWAY_REPLAY_BYTES,
+    GATEWAY_RESUME_S,
+    GATEWAY_SILENCE_S,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,3 +17,4 @@ class Limits:
     body_bytes: int = GATEWAY_BODY_LIMIT_BYTES
     replay_bytes: int = GATEWAY_REPLAY_BYTES
     silence_s: float = GATEWAY_SILENCE_S
+    resume_s: float = GATEWAY_RESUME_S

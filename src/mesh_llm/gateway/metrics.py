@@ -6,11 +6,15 @@ import logging
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mesh_llm.gateway.outlet import Outlet
+
+if TYPE_CHECKING:
+    from mesh_llm.gateway.answer import Answer
 
 # The version in which the engine writes its own series, too.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -71,6 +75,15 @@ class Exchange:
     own_answer_s: float = 0.0
     outlet: Outlet | None = None
     """The way to the client, once the head of the engine's answer is on it."""
+    answer: Answer | None = None
+    """Of a request for text."""
+    first_event_s: float = 0.0
+    """When the first event of a text was told, by the monotonic clock."""
+    events: int = 0
+    resumed: int = 0
+    """How often another engine went on with it."""
+    waited_s: float = 0.0
+    """For its turn."""
     outcome: str = ""
     """Set where the status does not say how it ended: the client left, or the answer broke off."""
 

@@ -14,7 +14,6 @@ from aiohttp.http import HttpVersion10
 from multidict import CIMultiDict
 
 from mesh_llm.gateway.client import ClientConnection
-from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.silence import Silence
 
 _LINGER_NONE = struct.pack("ii", 1, 0)
@@ -74,8 +73,8 @@ class Outlet:
         await response.prepare(request)
         return cls(request, response, silence_s=silence_s)
 
-    async def pour_from(self, source: Source) -> None:
-        """All of the body, and its end."""
+    async def pour_from(self, source: Source, sink: Callable[[bytes], None] | None = None) -> None:
+        """All that `source` has, by way of `sink`; more may follow."""
         # The client holds one of the engine's slots; it may not do so and read nothing.
         stuck = Silence(self._silence_s, self._transport.abort)
 
@@ -89,11 +88,14 @@ class Outlet:
 
         try:
             with self._connection.watched(pause, resume):
-                await source.pour(self.take)
-                await self.response.write_eof()
-                await self._request.writer.drain()
+                await source.pour(sink or self.take)
         finally:
             resume()
+
+    async def finish(self) -> None:
+        """The end of a whole answer."""
+        await self.response.write_eof()
+        await self._request.writer.drain()
 
     def take(self, payload: bytes) -> None:
         """Every payload of the answer passes here, in order; for an event stream, mostly one event each."""
@@ -105,7 +107,7 @@ class Outlet:
             self.first_sent_s = time.monotonic()
         self.sent_bytes += len(payload)
 
-    async def break_off(self, failure: Failure) -> None:
+    async def break_off(self, last_words: bytes) -> None:
         """End an answer that has begun so that nobody takes it for a whole one.
 
         An event stream gets the reason as an event. Then the connection goes, without the
@@ -114,7 +116,7 @@ class Outlet:
         if self._takes_events():
             # Half an event would swallow ours: end it first.
             whole = not self._last or self._last.endswith(b"\n\n")
-            self.take(failure.event() if whole else b"\n\n" + failure.event())
+            self.take(last_words if whole else b"\n\n" + last_words)
             await self._drain()
         elif self._request.version == HttpVersion10 and "Content-Length" not in self.response.headers:
             # This body ends where the connection does: only a reset tells that it is not whole.

@@ -1,43 +1,39 @@
-"""Send a request on to the engine as it came, and the engine's answer back as it arrives."""
+"""Send a request on to an engine, and the engine's answer back; and to the next engine if that one dies."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
-from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
-from mesh_llm.defaults import GATEWAY_EXPLAIN_S, GATEWAY_METRICS_S
+from mesh_llm.defaults import GATEWAY_LOOK_S, GATEWAY_METRICS_S, GATEWAY_PREFER_WAIT_S
 from mesh_llm.gateway import failures
+from mesh_llm.gateway.answer import Answer, EngineGaveUp
+from mesh_llm.gateway.attempts import Attempts
 from mesh_llm.gateway.body import Body
 from mesh_llm.gateway.connection import EngineConnection, EngineError, EngineLost, EngineSilent
+from mesh_llm.gateway.dialects.base import Document
+from mesh_llm.gateway.errand import Errand, end_to_end, small
+from mesh_llm.gateway.events import dump
 from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.framing import Head
+from mesh_llm.gateway.generation import Generation
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.pool import Pool
+from mesh_llm.gateway.seam import Diverged
 from mesh_llm.gateway.upstream import Serving, Upstream
 
 log = logging.getLogger(__name__)
 
-# RFC 9110, 7.6.1: these speak of one connection, not of the message. Proxy-* go the same way, below.
-_HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
-# Ours to say towards the engine: its name, its key, and the framing of the body.
-_REPLACED = frozenset({"host", "authorization", "x-api-key", "content-length", "expect"})
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-
-
-def _end_to_end(headers: CIMultiDictProxy[str], *, without: Iterable[str] = ()) -> CIMultiDict[str]:
-    named = {name.strip().lower() for value in headers.getall("Connection", ()) for name in value.split(",")}
-    dropped = _HOP_BY_HOP.union(named, without)
-    return CIMultiDict(
-        (name, value)
-        for name, value in headers.items()
-        if name.lower() not in dropped and not name.lower().startswith("proxy-")
-    )
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORECASE)
 
 
 class Relay:
@@ -52,45 +48,226 @@ class Relay:
         self._pool.close()
 
     async def answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        target = _target(request)
-        headers = _end_to_end(request.headers, without=_REPLACED)
-        self._upstream()
+        errand = Errand.of(request)
+        await self._until_serving(request)
         body = await Body.receive(request, exchange, self._limits)
-        # Asked again: the body may have taken its time, and the engine may be another one by now.
-        upstream = self._upstream()
-        head = _request_head(request.method, target, upstream, headers, body.headers())
         try:
             if not body.complete:
-                return await self._upload(request, exchange, upstream, head, body)
-            connection = await self._ask(upstream, request.method, head + body.start)
-            return await self._hand_back(request, exchange, upstream, connection)
-        except EngineError as error:
-            raise (body.failure or await self._failure(error, upstream, body)) from error
+                return await self._upload(request, exchange, errand, body)
+            generation = Generation.read(request.method, request.path, body.start)
+            if generation is None:
+                return await self._pass_on(request, exchange, errand, body)
+            return await self._generate(request, exchange, errand, generation)
+        except EngineSilent as error:
+            late = failures.body_late if body.waiting else failures.engine_silent
+            raise (body.failure or late(self._limits.silence_s)) from error
 
     async def engine_metrics(self) -> bytes:
         """The engine's own series, or nothing where it has none to give in time."""
         upstream = self._serving.upstream()
         if upstream is None:
             return b""
-        head = _request_head("GET", "/metrics", upstream, CIMultiDict(), {})
-        parts: list[bytes] = []
         try:
             async with asyncio.timeout(GATEWAY_METRICS_S):
-                connection = await self._ask(upstream, "GET", head)
-                try:
-                    await connection.pour(parts.append)
-                    answered = (await connection.head()).status == 200
-                finally:
-                    self._pool.give_back(upstream, connection)
+                head, body = await self._fetch(upstream, small("GET", "/metrics"), b"")
         except (EngineError, TimeoutError):
             return b"# the engine gave no metrics\n"
-        return b"".join(parts) if answered else b""
+        return body if head.status == 200 else b""
 
-    def _upstream(self) -> Upstream:
-        upstream = self._serving.upstream()
-        if upstream is None:
-            raise failures.not_serving(self._serving.health())
-        return upstream
+    async def _until_serving(self, request: web.BaseRequest) -> None:
+        """A client that prefers to wait for the model may do so."""
+        asked = _WAIT.search(", ".join(request.headers.getall("Prefer", ())))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (min(float(asked[1]), GATEWAY_PREFER_WAIT_S) if asked else 0.0)
+        while self._serving.upstream() is None:
+            if loop.time() >= deadline:
+                raise failures.not_serving(self._serving.health())
+            await asyncio.sleep(GATEWAY_LOOK_S)
+
+    # -- text ------------------------------------------------------------------------------------
+
+    async def _generate(
+        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, generation: Generation
+    ) -> web.StreamResponse:
+        answer = exchange.answer = Answer(request, generation, exchange)
+        async with Attempts(self._serving, limit_s=self._limits.resume_s, beat=answer.beat) as attempts:
+            while not answer.is_whole:
+                upstream = await attempts.next()
+                if attempts.count:
+                    await self._resume(answer, exchange, attempts, upstream)
+                told = exchange.events
+                try:
+                    refusal = await self._attempt(request, exchange, errand, upstream, answer)
+                    if refusal is not None:
+                        return refusal
+                except EngineGaveUp as error:
+                    if not await attempts.is_replaced(upstream):
+                        return await answer.refuse(error.event)
+                    attempts.failed(upstream, error, in_vain=exchange.events == told)
+                except Diverged as error:
+                    raise failures.not_resumed(str(error)) from error
+                except EngineSilent:
+                    raise
+                except EngineError as error:
+                    if not answer.check_end():
+                        attempts.failed(upstream, error, in_vain=exchange.events == told)
+        try:
+            return await answer.finish()
+        except (LookupError, TypeError) as error:
+            raise failures.engine_lost("the engine's answer makes no sense") from error
+
+    async def _resume(
+        self, answer: Answer, exchange: Exchange, attempts: Attempts, upstream: Upstream
+    ) -> None:
+        exchange.resumed += 1
+        why = await attempts.why()
+        where = upstream.served_by or upstream.url
+        log.warning("request goes on elsewhere events=%d node=%s cause=%s", exchange.events, where, why)
+        answer.remark(f"resumed {exchange.resumed}, served by {where}: {why}")
+
+    async def _attempt(
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        errand: Errand,
+        upstream: Upstream,
+        answer: Answer,
+    ) -> web.StreamResponse | None:
+        """Let one engine answer, or go on; returns what it says instead where it does not mean to."""
+
+        async def count(target: str, document: Document) -> Document:
+            return await self._question(upstream, target, document)
+
+        document = await answer.next_request(count)
+        if document is None:
+            return None
+        connection = await self._ask(upstream, "POST", errand.with_body(upstream, dump(document)))
+        try:
+            head = await connection.head()
+            if head.status != 200 or not _is_stream(head):
+                return await self._refusal(request, exchange, upstream, connection, answer)
+            await answer.open(_headers(head, upstream, exchange), silence_s=self._limits.silence_s)
+            if answer.outlet is not None:
+                await answer.outlet.pour_from(connection, answer.take)
+            else:
+                await connection.pour(answer.take)
+            if not answer.check_end():
+                raise EngineLost("the answer ended too early")
+            return None
+        finally:
+            self._pool.give_back(upstream, connection)
+
+    async def _refusal(
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        upstream: Upstream,
+        connection: EngineConnection,
+        answer: Answer,
+    ) -> web.StreamResponse:
+        head = await connection.head()
+        if head.status >= 500 and not await self._is_trusted(upstream):
+            raise EngineLost(f"the engine answered {head.status} in its last moments")
+        if answer.outlet is not None or answer.has_begun:
+            raise EngineLost(f"the next engine answered {head.status}")
+        return await self._hand_back(request, exchange, upstream, connection)
+
+    async def _is_trusted(self, upstream: Upstream) -> bool:
+        async with Attempts(self._serving, limit_s=0.0) as attempts:
+            return not await attempts.is_replaced(upstream)
+
+    async def _question(self, upstream: Upstream, target: str, document: Document) -> Document:
+        """Something small that the engine knows."""
+        head, body = await self._fetch(upstream, small("POST", target), dump(document))
+        answer: Any = json.loads(body) if head.status == 200 else None
+        if not isinstance(answer, dict):
+            raise EngineLost(f"the engine answered {head.status} to {target}")
+        return answer
+
+    # -- anything else ---------------------------------------------------------------------------
+
+    async def _pass_on(
+        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, body: Body
+    ) -> web.StreamResponse:
+        """As it came; to another engine as long as the client has heard nothing."""
+        async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
+            while True:
+                upstream = await attempts.next()
+                try:
+                    head = errand.head(upstream, body.headers())
+                    connection = await self._ask(upstream, request.method, head + body.start)
+                    return await self._hand_back(request, exchange, upstream, connection, repeatable=True)
+                except EngineSilent:
+                    raise
+                except EngineError as error:
+                    attempts.failed(upstream, error, in_vain=True)
+                    if exchange.outlet is not None:
+                        raise failures.engine_lost(await attempts.why()) from error
+
+    async def _upload(
+        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, body: Body
+    ) -> web.StreamResponse:
+        """A body too large to be sent twice: on a connection that nobody has used before."""
+        async with Attempts(self._serving, limit_s=0.0) as attempts:
+            # Asked again: the body may have taken its time, and the engine may be another one by now.
+            upstream = await attempts.next()
+            head = errand.head(upstream, body.headers())
+            try:
+                connection = await self._pool.connect(upstream)
+                sending = asyncio.create_task(
+                    _send_body(connection, request.method, head, body), name="upload"
+                )
+                try:
+                    return await self._hand_back(request, exchange, upstream, connection)
+                finally:
+                    # An answer may come before the end of what it answers, a refusal above all.
+                    sending.cancel()
+                    await asyncio.wait((sending,))
+            except EngineSilent:
+                raise
+            except EngineError as error:
+                if body.failure is not None:
+                    raise body.failure from error
+                attempts.failed(upstream, error, in_vain=True)
+                raise failures.engine_lost(await attempts.why()) from error
+
+    async def _hand_back(
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        upstream: Upstream,
+        connection: EngineConnection,
+        *,
+        repeatable: bool = False,
+    ) -> web.StreamResponse:
+        try:
+            head = await connection.head()
+            if repeatable and head.status >= 500 and not await self._is_trusted(upstream):
+                raise EngineLost(f"the engine answered {head.status} in its last moments")
+            outlet = exchange.outlet = await Outlet.open(
+                request,
+                status=head.status,
+                reason=head.reason,
+                headers=_headers(head, upstream, exchange),
+                silence_s=self._limits.silence_s,
+            )
+            await outlet.pour_from(connection)
+            await outlet.finish()
+            return outlet.response
+        finally:
+            self._pool.give_back(upstream, connection)
+
+    # -- connections -----------------------------------------------------------------------------
+
+    async def _fetch(self, upstream: Upstream, errand: Errand, body: bytes) -> tuple[Head, bytes]:
+        parts: list[bytes] = []
+        request = errand.with_body(upstream, body) if body else errand.head(upstream, {})
+        connection = await self._ask(upstream, errand.method, request)
+        try:
+            await connection.pour(parts.append)
+            return await connection.head(), b"".join(parts)
+        finally:
+            self._pool.give_back(upstream, connection)
 
     async def _ask(self, upstream: Upstream, method: str, request: bytes) -> EngineConnection:
         """Send a request that can be sent again; returns with the head of its answer."""
@@ -104,47 +281,6 @@ class Relay:
                 if used.answered:
                     raise
         return await _asked(await self._pool.connect(upstream), method, request)
-
-    async def _upload(
-        self, request: web.BaseRequest, exchange: Exchange, upstream: Upstream, head: bytes, body: Body
-    ) -> web.StreamResponse:
-        """A body too large to be sent twice: on a connection that nobody has used before."""
-        connection = await self._pool.connect(upstream)
-        sending = asyncio.create_task(_send_body(connection, request.method, head, body), name="upload")
-        try:
-            return await self._hand_back(request, exchange, upstream, connection)
-        finally:
-            # An answer may come before the end of what it answers, a refusal above all.
-            sending.cancel()
-            await asyncio.wait((sending,))
-
-    async def _hand_back(
-        self, request: web.BaseRequest, exchange: Exchange, upstream: Upstream, connection: EngineConnection
-    ) -> web.StreamResponse:
-        try:
-            head = await connection.head()
-            outlet = exchange.outlet = await Outlet.open(
-                request,
-                status=head.status,
-                reason=head.reason,
-                headers=_end_to_end(head.headers),
-                silence_s=self._limits.silence_s,
-            )
-            await outlet.pour_from(connection)
-            return outlet.response
-        finally:
-            self._pool.give_back(upstream, connection)
-
-    async def _failure(self, error: EngineError, upstream: Upstream, body: Body) -> Failure:
-        if isinstance(error, EngineSilent):
-            return (failures.body_late if body.waiting else failures.engine_silent)(self._limits.silence_s)
-        try:
-            async with asyncio.timeout(GATEWAY_EXPLAIN_S):
-                sentence = await self._serving.engine_failure(upstream)
-        except TimeoutError:
-            sentence = "the engine closed the connection"
-        log.warning("engine lost url=%s error=%r why=%s", upstream.url, error, sentence)
-        return failures.engine_lost(sentence)
 
 
 async def _asked(connection: EngineConnection, method: str, request: bytes) -> EngineConnection:
@@ -164,29 +300,14 @@ async def _send_body(connection: EngineConnection, method: str, head: bytes, bod
         connection.fail(EngineLost(f"the upload broke off: {failure.message}"))
 
 
-def _target(request: web.BaseRequest) -> str:
-    """The path and query as the client wrote them.
-
-    Always with a leading slash: appended to the engine's address, `@elsewhere/` would
-    send the request, and the engine's key, elsewhere.
-    """
-    target = request.raw_path if request.raw_path.startswith("/") else request.rel_url.raw_path_qs
-    if not target.startswith("/") or request.method == "CONNECT":
-        raise failures.bad_request("the request names no path of this API")
-    return target
+def _is_stream(head: Head) -> bool:
+    return head.headers.get("Content-Type", "").lower().startswith("text/event-stream")
 
 
-def _request_head(
-    method: str, target: str, upstream: Upstream, headers: CIMultiDict[str], framing: dict[str, str]
-) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {upstream.authority}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    lines += [f"{name}: {value}" for name, value in framing.items()]
-    lines += [f"Authorization: Bearer {upstream.key}"]
-    if _CONTROL.search("".join(lines)):
-        # A line end among them would be a header of its own, or a second request.
-        raise failures.bad_request("the request's path and headers may hold no control characters")
-    try:
-        return ("\r\n".join(lines) + "\r\n\r\n").encode()
-    except UnicodeEncodeError:
-        raise failures.bad_request("the request's path and headers must be UTF-8") from None
+def _headers(head: Head, upstream: Upstream, exchange: Exchange) -> CIMultiDict[str]:
+    headers = end_to_end(head.headers)
+    if upstream.served_by:
+        headers["x-mesh-llm-served-by"] = quote(upstream.served_by, safe=" ")
+    if exchange.resumed:
+        headers["x-mesh-llm-resumed"] = str(exchange.resumed)
+    return headers

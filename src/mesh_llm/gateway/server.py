@@ -157,7 +157,8 @@ class Gateway:
     async def _fail(self, exchange: Exchange, failure: Failure) -> web.StreamResponse:
         if exchange.outlet is not None:
             exchange.outcome = BROKEN
-            await exchange.outlet.break_off(failure)
+            words = failure.event() if exchange.answer is None else exchange.answer.last_words(failure)
+            await exchange.outlet.break_off(words)
             return exchange.outlet.response
         response = failure.response()
         exchange.answered(failure.body())
@@ -178,7 +179,7 @@ class Gateway:
     def _health(self, exchange: Exchange) -> web.Response:
         health = self._serving.health()
         if health.state is not State.SERVING:
-            raise failures.unhealthy(health)
+            raise failures.not_serving(health)
         response = web.json_response({"status": "ok", "state": health.state.value, "model": health.model})
         return _ours(response, exchange)
 

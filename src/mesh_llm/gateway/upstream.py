@@ -18,6 +18,8 @@ class Upstream:
     """`http://127.0.0.1:PORT`, without a path."""
     key: str = field(repr=False)
     """The engine's own random key; never the client's, and never in a log."""
+    served_by: str = field(default="", compare=False)
+    """The name of the node on which it runs."""
     connect: Callable[[], Awaitable[socket.socket]] | None = field(default=None, repr=False, compare=False)
     """Makes a connection to an engine on another node; that one's url is only a name. Raises `OSError`."""
 

@@ -294,15 +294,18 @@ class Node:
     def upstream(self) -> Upstream | None:
         run = self.hosting.serving
         if run is not None and run.port is not None and run.broken is None:
-            url, key = run.engine_address()
-            return Upstream(url=url, key=key)
+            return self._upstream_of(run)
         return self.remote.upstream() or self._replaced()
 
     def _replaced(self) -> Upstream | None:
         """The engine here that was replaced by one elsewhere, until the key of that one is known."""
         useful = self._state is State.DRAINING or self.mesh.serving() is not None
         run = self.hosting.last() if useful else None
-        return Upstream(url=run.engine_address()[0], key=run.engine_address()[1]) if run is not None else None
+        return self._upstream_of(run) if run is not None else None
+
+    def _upstream_of(self, run: Run) -> Upstream:
+        url, key = run.engine_address()
+        return Upstream(url=url, key=key, served_by=self.name)
 
     def health(self) -> Health:
         return Health(state=self._state, reason=self._reason, model=self.model_name)

@@ -57,7 +57,10 @@ class Remote:
             return None
         host, epoch, key = self._known
         return Upstream(
-            url=f"http://{host[:16]}:{epoch}", key=key, connect=lambda: self._connect(host, epoch)
+            url=f"http://{host[:16]}:{epoch}",
+            key=key,
+            served_by=self._mesh.name_of(host),
+            connect=lambda: self._connect(host, epoch),
         )
 
     async def about(self) -> dict[str, Any] | None:

@@ -1,0 +1,204 @@
+"""One answer to one client, from however many engines it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from mesh_llm.defaults import GATEWAY_BEAT_S, GATEWAY_TRANSCRIPT_BYTES
+from mesh_llm.gateway import failures
+from mesh_llm.gateway.connection import EngineError
+from mesh_llm.gateway.dialects.base import Document, Seam
+from mesh_llm.gateway.events import EventCutter, comment, data_of, dump
+from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.generation import Generation
+from mesh_llm.gateway.metrics import Exchange
+from mesh_llm.gateway.outlet import Outlet
+from mesh_llm.gateway.seam import Continuing, Joint, Matching
+
+Count = Callable[[str, Document], Awaitable[Document]]
+"""Asks the next engine for something small."""
+
+_PROGRESS = b'"prompt_progress":{'
+
+
+class EngineGaveUp(EngineError):
+    """It lives, and says that it cannot go on: a worker was lost, or the request is too much for it."""
+
+    def __init__(self, event: bytes) -> None:
+        super().__init__("the engine gave up")
+        self.event = event
+
+
+class Answer:
+    """Keeps what the client was told, so that another engine can go on with it."""
+
+    def __init__(self, request: web.BaseRequest, generation: Generation, exchange: Exchange) -> None:
+        self._request = request
+        self._generation = generation
+        self._dialect = generation.dialect
+        self._exchange = exchange
+        self._headers = CIMultiDict[str]()
+        self._cutter = EventCutter()
+        self._joint: Joint | None = None
+        self._told: list[bytes] = []
+        self._told_bytes = 0
+        self._last = b""
+        self._prompt_tokens: int | None = None
+        self._looks_for_progress = generation.dialect.reports_progress
+        self._last_beat_s = 0.0
+        self.is_whole = False
+        """The last event has come: nothing is missing."""
+        self.outlet: Outlet | None = None
+        """The way to a client that wants the events, once there is something to send."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Something of it has been told: another engine has to fit in with that."""
+        return bool(self._told)
+
+    @property
+    def is_too_long(self) -> bool:
+        """Not all that was told is remembered."""
+        return self._generation.streamed and self._told_bytes > GATEWAY_TRANSCRIPT_BYTES
+
+    # -- from the engine -----------------------------------------------------------------------
+
+    async def open(self, headers: CIMultiDict[str], *, silence_s: float) -> None:
+        """The engine takes the request on; what `headers` say of its stream goes for the answer."""
+        self._cutter = EventCutter()
+        self._headers = headers
+        if self._generation.streamed and self.outlet is None:
+            self.outlet = self._exchange.outlet = await Outlet.open(
+                self._request, status=200, reason="OK", headers=headers, silence_s=silence_s
+            )
+
+    def take(self, payload: bytes) -> None:
+        """Every payload of every engine's answer passes here, in order."""
+        for event in self._cutter.feed(payload):
+            if self._looks_for_progress and self._is_progress(event):
+                continue
+            if self._dialect.is_error(event):
+                raise EngineGaveUp(event)
+            if event[0] == 0x3A:
+                continue  # a comment: the engine's sign of life, and we have our own
+            told = event if self._joint is None else self._joint.feed(event)
+            if told is not None:
+                self._tell(told)
+
+    def _tell(self, event: bytes) -> None:
+        if not self._told:
+            self._exchange.first_event_s = time.monotonic()
+        self._told_bytes += len(event)
+        self._last = event
+        if not self.is_too_long:
+            self._told.append(event)
+        self._exchange.events += 1
+        if self.outlet is not None:
+            self.outlet.take(event)
+
+    def _is_progress(self, event: bytes) -> bool:
+        """A report on the prompt, which only comes before the text."""
+        if _PROGRESS not in event:
+            self._looks_for_progress = False
+            return False
+        progress = (data_of(event) or {}).get("prompt_progress") or {}
+        if self._prompt_tokens is None and isinstance(progress.get("total"), int):
+            self._prompt_tokens = progress["total"]
+        return self._generation.hides_progress
+
+    # -- from one engine to the next -----------------------------------------------------------
+
+    def check_end(self) -> bool:
+        """Whether the last event has come, now that no more will."""
+        self.is_whole = bool(self._last) and self._dialect.is_last(self._last)
+        return self.is_whole
+
+    async def next_request(self, count: Count) -> Document | None:
+        """What to ask the next engine for; None where the rest can be said without one."""
+        self._joint = None
+        self._looks_for_progress = self._dialect.reports_progress
+        if not self._told:
+            return self._generation.asked
+        if self.is_too_long:
+            raise failures.not_resumed("the answer is too long to be continued by another engine")
+        said = self._dialect.said(self._told)
+        if said.ended and (ending := self._dialect.ending(self._told, self._generation.asked)):
+            self._tell(ending)
+            self.is_whole = True
+            return None
+        body = self._generation.continued(said)
+        if body is None:
+            self._joint = Matching(self._told)
+            return self._generation.asked
+        if self._prompt_tokens is None:
+            self._prompt_tokens = await self._count(count, self._generation.asked)
+        # The same text as before, and by the same tokens as long as those were the usual ones for it.
+        tokens = len(said.tokens) or max(0, await self._count(count, body) - self._prompt_tokens)
+        left = {name: max(0, body[name] - tokens) for name in self._dialect.limits(body)}
+        is_full = any(limit == 0 for limit in left.values())
+        seam = Seam(said=said, prompt_tokens=self._prompt_tokens, tokens=tokens, is_full=is_full)
+        self._joint = Continuing(self._dialect, seam, data_of(self._told[0]) or {})
+        # An engine makes one token at least; that one is left out.
+        return {**body, **{name: max(1, limit) for name, limit in left.items()}}
+
+    async def _count(self, count: Count, body: Document) -> int:
+        question = self._dialect.counting(body)
+        if question is None:
+            raise EngineError("nobody can say how long the answer is")
+        try:
+            return self._dialect.counted(await count(*question))
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineError("the next engine does not say how long the answer is") from error
+
+    # -- to the client -------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """A sign of life, now and then, while the client waits in the middle of its answer."""
+        if self.outlet is not None and time.monotonic() - self._last_beat_s >= GATEWAY_BEAT_S:
+            self._last_beat_s = time.monotonic()
+            self.outlet.take(comment("mesh-llm waits for the next engine"))
+
+    def remark(self, text: str) -> None:
+        """For whoever looks at the stream; no client parses it."""
+        if self.outlet is not None:
+            self.outlet.take(comment(f"mesh-llm {text}"))
+
+    async def finish(self) -> web.StreamResponse:
+        if self.outlet is not None:
+            await self.outlet.finish()
+            return self.outlet.response
+        document = self._dialect.assembled(self._told, self._generation.body)
+        headers = CIMultiDict(self._headers)
+        for name in ("Content-Type", "X-Accel-Buffering"):
+            headers.popall(name, None)
+        body = dump(document)
+        self._exchange.answered(body)
+        headers["Content-Type"] = "application/json; charset=utf-8"
+        return web.Response(body=body, headers=headers)
+
+    async def refuse(self, event: bytes) -> web.StreamResponse:
+        """What the engine says against it is said to the client."""
+        if self.outlet is not None:
+            self.outlet.take(event)
+            await self.outlet.finish()
+            return self.outlet.response
+        error = _error_of(event)
+        code = error.get("code")
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        body = dump({"error": error})
+        self._exchange.answered(body)
+        return web.Response(status=status, body=body, content_type="application/json")
+
+    def last_words(self, failure: Failure) -> bytes:
+        return self._dialect.failed(failure, self._told)
+
+
+def _error_of(event: bytes) -> dict[str, Any]:
+    data = data_of(event) or {}
+    error = data.get("error", data)
+    return error if isinstance(error, dict) else {"message": str(error)}

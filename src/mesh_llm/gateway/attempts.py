@@ -1,0 +1,95 @@
+"""Which engine to ask, and which one after that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from mesh_llm.defaults import GATEWAY_EXPLAIN_S, GATEWAY_LOOK_S, GATEWAY_RESUME_TRIES, GATEWAY_SAME_ENGINE_S
+from mesh_llm.gateway import failures
+from mesh_llm.gateway.connection import EngineError
+from mesh_llm.gateway.upstream import Serving, Upstream
+
+log = logging.getLogger(__name__)
+
+
+class Attempts:
+    """For one request: engines one after the other, until one has answered it, or the time is up."""
+
+    def __init__(self, serving: Serving, *, limit_s: float, beat: Callable[[], None] = lambda: None) -> None:
+        self._serving = serving
+        self._limit_s = limit_s
+        self._beat = beat
+        self._lost: Upstream | None = None
+        self._lost_s = 0.0
+        self._why: asyncio.Task[str] | None = None
+        self._in_vain = 0
+        self.count = 0
+        """Engines that have failed so far."""
+
+    async def __aenter__(self) -> Attempts:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._why is not None:
+            self._why.cancel()
+            await asyncio.wait((self._why,))
+
+    async def next(self) -> Upstream:
+        """The engine to ask now; raises the `Failure` when there is none, or none comes in time."""
+        if self._lost is None:
+            if (upstream := self._serving.upstream()) is None:
+                raise failures.not_serving(self._serving.health())
+            return upstream
+        if self._in_vain >= GATEWAY_RESUME_TRIES:
+            raise failures.engine_lost(await self.why())
+        while True:
+            waited_s = time.monotonic() - self._lost_s
+            upstream = self._serving.upstream()
+            # The way to it may have broken, and not the engine itself: it gets a moment to turn out which.
+            if upstream is not None and (upstream != self._lost or waited_s >= GATEWAY_SAME_ENGINE_S):
+                return upstream
+            if waited_s >= self._limit_s:
+                why = await self.why()
+                raise failures.not_resumed(f"{why}; no other engine served within {self._limit_s:.0f} s")
+            self._beat()
+            await asyncio.sleep(GATEWAY_LOOK_S)
+
+    async def is_replaced(self, upstream: Upstream) -> bool:
+        """Whether the node gives that engine up, soon after it complained."""
+        deadline = time.monotonic() + GATEWAY_EXPLAIN_S
+        while self._serving.upstream() == upstream:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(GATEWAY_LOOK_S)
+        return True
+
+    def failed(self, upstream: Upstream, error: EngineError, *, in_vain: bool) -> None:
+        """`upstream` broke off, `in_vain` before it had said anything new."""
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        self.count += 1
+        self._lost, self._lost_s = upstream, time.monotonic()
+        if self._why is not None:
+            self._why.cancel()
+        self._why = asyncio.create_task(self._explain(upstream, error), name="why the engine broke off")
+
+    async def why(self) -> str:
+        """The sentence why the last one failed."""
+        return await self._why if self._why is not None else ""
+
+    async def _explain(self, upstream: Upstream, error: EngineError) -> str:
+        try:
+            async with asyncio.timeout(GATEWAY_EXPLAIN_S):
+                sentence = await self._serving.engine_failure(upstream)
+        except TimeoutError:
+            sentence = "the engine closed the connection"
+        log.warning("engine lost url=%s error=%r why=%s", upstream.url, error, sentence)
+        return sentence

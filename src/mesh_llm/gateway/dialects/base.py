@@ -1,0 +1,124 @@
+"""What all dialects have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mesh_llm.gateway.events import data_of, make
+from mesh_llm.gateway.failures import Failure
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a client has been told of an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    tokens: tuple[int, ...] = ()
+    """Its tokens, where the events tell them."""
+    calls: bool = False
+    """A tool call has begun."""
+    ended: bool = False
+    """Why the text ends has been said; only the end of the stream is missing."""
+
+    @property
+    def is_text(self) -> bool:
+        return bool(self.content or self.reasoning) and not self.calls and not self.ended
+
+
+class Dialect(ABC):
+    """Pure: documents in, documents out."""
+
+    reports_progress = True
+    """The engine tells how far it is with the prompt in events that can be told from the others."""
+
+    # -- the request ---------------------------------------------------------------------------
+
+    def is_plain(self, body: Document) -> bool:
+        """Whether it wants one text, of no given form: the kind that can be continued."""
+        choice = body.get("tool_choice")
+        forced = choice not in (None, "auto", "none") and bool(body.get("tools"))
+        shaped = body.get("grammar") or body.get("json_schema") or _is_shape(body.get("response_format"))
+        return not forced and not shaped and not _is_several(body)
+
+    def can_assemble(self, body: Document) -> bool:
+        """Whether a whole answer can be put together from the events of a stream."""
+        extra = ("logprobs", "top_logprobs", "n_probs", "verbose", "response_fields", "timings_per_token")
+        return not any(body.get(name) for name in extra) and not _is_several(body)
+
+    @abstractmethod
+    def continued(self, body: Document, said: Said) -> Document | None:
+        """The request that goes on where the answer was cut; None where there is none."""
+
+    @abstractmethod
+    def counting(self, body: Document) -> tuple[str, Document] | None:
+        """Where to ask how many tokens the prompt of `body` has, and what."""
+
+    def counted(self, answer: Document) -> int:
+        return int(answer["input_tokens"])
+
+    def limits(self, body: Document) -> list[str]:
+        """The keys that bound the length of the answer."""
+        names = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+        return [name for name in names if isinstance(body.get(name), int) and body[name] >= 0]
+
+    # -- the answer ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def said(self, events: Sequence[bytes]) -> Said: ...
+
+    @abstractmethod
+    def is_last(self, event: bytes) -> bool:
+        """Whether a proper answer may end after it."""
+
+    def is_error(self, event: bytes) -> bool:
+        """Whether the engine gives up."""
+        return event.startswith((b'data: {"error"', b"event: error"))
+
+    def ending(self, events: Sequence[bytes], body: Document) -> bytes | None:
+        """What is left to say once the text has ended; None where only the engine knows it."""
+        return None
+
+    @abstractmethod
+    def joined(self, data: Document, seam: Seam) -> Document | None:
+        """An event of a continuation as part of the answer that it continues; None to leave it out."""
+
+    @abstractmethod
+    def assembled(self, events: Sequence[bytes], body: Document) -> Document:
+        """The whole answer as one document; `LookupError` or `TypeError` where something is missing."""
+
+    def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
+        """The event that ends an answer which cannot go on."""
+        return make(failure.document())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seam:
+    """Where a continuation begins."""
+
+    said: Said
+    prompt_tokens: int
+    """Of the request as the client made it."""
+    tokens: int
+    """Of the answer up to here."""
+    is_full: bool = False
+    """It has reached its limit already: nothing but its end is wanted."""
+
+
+def documents(events: Sequence[bytes]) -> list[Document]:
+    return [data for event in events if (data := data_of(event)) is not None]
+
+
+def _is_shape(response_format: Any) -> bool:
+    return isinstance(response_format, dict) and response_format.get("type") not in (None, "text")
+
+
+def _is_several(body: Document) -> bool:
+    prompt = body.get("prompt")
+    batch = isinstance(prompt, list) and any(isinstance(part, str | list | dict) for part in prompt)
+    return batch or any(body.get(name) not in (None, 1) for name in ("n", "n_cmpl", "best_of"))

@@ -1,0 +1,128 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents
+from mesh_llm.gateway.events import make
+from mesh_llm.gateway.failures import Failure
+
+
+class Chat(Dialect):
+    def continued(self, body: Document, said: Said) -> Document | None:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages or "continue_final_message" in body:
+            return None
+        last: Document = {"role": "assistant", "content": said.content}
+        if said.reasoning:
+            last["reasoning_content"] = said.reasoning
+        if messages[-1].get("role") == "assistant":
+            # The client has written the beginning of the answer itself.
+            own = messages[-1].get("content")
+            if not isinstance(own, str) or said.reasoning or messages[-1].get("reasoning_content"):
+                return None
+            messages, last = messages[:-1], {"role": "assistant", "content": own + said.content}
+        return {
+            **body,
+            "messages": [*messages, last],
+            "add_generation_prompt": False,
+            "continue_final_message": "content" if said.content else "reasoning_content",
+        }
+
+    def counting(self, body: Document) -> tuple[str, Document] | None:
+        return "/v1/chat/completions/input_tokens", body
+
+    def said(self, events: Sequence[bytes]) -> Said:
+        content, reasoning, calls, ended = [], [], False, False
+        for choice, delta in _deltas(events):
+            content.append(delta.get("content") or "")
+            reasoning.append(delta.get("reasoning_content") or "")
+            calls = calls or "tool_calls" in delta
+            ended = ended or choice.get("finish_reason") is not None
+        return Said(content="".join(content), reasoning="".join(reasoning), calls=calls, ended=ended)
+
+    def is_last(self, event: bytes) -> bool:
+        return event.startswith(b"data: [DONE]")
+
+    def ending(self, events: Sequence[bytes], body: Document) -> bytes | None:
+        wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        if wants_usage and not any("usage" in data for data in documents(events)):
+            return None
+        return b"data: [DONE]\n\n"
+
+    def joined(self, data: Document, seam: Seam) -> Document | None:
+        if usage := data.get("usage"):
+            count(usage, seam)
+        for choice in data.get("choices", ()):
+            delta = choice.get("delta", {})
+            if "role" in delta:
+                return None
+            if seam.is_full and choice.get("finish_reason") is None:
+                return None
+            if seam.is_full:
+                choice["finish_reason"] = "length"
+        return data
+
+    def assembled(self, events: Sequence[bytes], body: Document) -> Document:
+        told = documents(events)
+        message: Document = {"role": "assistant", "content": ""}
+        calls: list[Document] = []
+        finish_reason = None
+        for choice, delta in _deltas(events):
+            message["content"] += delta.get("content") or ""
+            if "reasoning_content" in delta:
+                message["reasoning_content"] = message.get("reasoning_content", "") + (
+                    delta["reasoning_content"] or ""
+                )
+            for part in delta.get("tool_calls", ()):
+                _add_call(calls, part)
+            finish_reason = choice.get("finish_reason") or finish_reason
+        if calls:
+            message["tool_calls"] = calls
+        last = told[-1]
+        answer = {
+            "choices": [{"finish_reason": finish_reason, "index": 0, "message": message}],
+            "created": last["created"],
+            "model": last["model"],
+            "system_fingerprint": last.get("system_fingerprint"),
+            "object": "chat.completion",
+            "usage": last["usage"],
+            "id": last["id"],
+        }
+        return {**answer, "timings": last["timings"]} if "timings" in last else answer
+
+    def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
+        told = documents(events)
+        names = ("id", "created", "model", "system_fingerprint", "object")
+        head = {name: told[0][name] for name in names if name in told[0]} if told else {}
+        choice = {"finish_reason": "error", "index": 0, "delta": {}}
+        return make({**head, **failure.document(), "choices": [choice]})
+
+
+def count(usage: Document, seam: Seam) -> None:
+    """Prompt and answer as if there had been no seam."""
+    usage["prompt_tokens"] = seam.prompt_tokens
+    usage["completion_tokens"] = seam.tokens + (0 if seam.is_full else usage["completion_tokens"])
+    usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def _deltas(events: Sequence[bytes]) -> list[tuple[Document, Document]]:
+    return [
+        (choice, choice.get("delta") or {})
+        for data in documents(events)
+        for choice in data.get("choices", ())
+    ]
+
+
+def _add_call(calls: list[Document], part: Any) -> None:
+    """A tool call arrives in pieces: its name first, then its arguments bit by bit."""
+    index = part.get("index", 0)
+    while len(calls) <= index:
+        calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
+    call, function = calls[index], part.get("function", {})
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+    if part.get("id"):
+        call["id"] = part["id"]

@@ -1,0 +1,103 @@
+"""`/v1/completions`, and llama-server's own `/completion`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents
+from mesh_llm.gateway.dialects.chat import count
+from mesh_llm.gateway.events import data_of, make
+from mesh_llm.gateway.failures import Failure
+
+
+class _Prompted(Dialect):
+    """A prompt of the client's own, and the text that follows it."""
+
+    def is_plain(self, body: Document) -> bool:
+        return super().is_plain(body) and not any(name in body for name in ("suffix", "input_suffix", "echo"))
+
+    def continued(self, body: Document, said: Said) -> Document | None:
+        match body.get("prompt"):
+            case str(prompt) if said.tokens:
+                return {**body, "prompt": [prompt, *said.tokens]}
+            case str(prompt):
+                return {**body, "prompt": prompt + said.content}
+            case [*tokens] if tokens:
+                return {**body, "prompt": [*tokens, *(said.tokens or (said.content,))]}
+        return None
+
+    def counting(self, body: Document) -> tuple[str, Document] | None:
+        return "/tokenize", {"content": body["prompt"], "add_special": True, "parse_special": True}
+
+    def counted(self, answer: Document) -> int:
+        return len(answer["tokens"])
+
+
+class Completion(_Prompted):
+    def said(self, events: Sequence[bytes]) -> Said:
+        choices = [choice for data in documents(events) for choice in data.get("choices", ())]
+        return Said(
+            content="".join(choice.get("text") or "" for choice in choices),
+            ended=any(choice.get("finish_reason") is not None for choice in choices),
+        )
+
+    def is_last(self, event: bytes) -> bool:
+        return event.startswith(b"data: [DONE]")
+
+    def ending(self, events: Sequence[bytes], body: Document) -> bytes | None:
+        return b"data: [DONE]\n\n"
+
+    def joined(self, data: Document, seam: Seam) -> Document | None:
+        if usage := data.get("usage"):
+            count(usage, seam)
+        for choice in data.get("choices", ()):
+            if seam.is_full:
+                if choice.get("finish_reason") is None:
+                    return None
+                choice.update(text="", finish_reason="length")
+        return data
+
+    def assembled(self, events: Sequence[bytes], body: Document) -> Document:
+        last = documents(events)[-1]
+        last["choices"][0]["text"] = self.said(events).content
+        return last
+
+    def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
+        told = documents(events)
+        names = ("id", "created", "model", "system_fingerprint", "object")
+        head = {name: told[0][name] for name in names if name in told[0]} if told else {}
+        choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "error"}
+        return make({**head, **failure.document(), "choices": [choice]})
+
+
+class Native(_Prompted):
+    def is_plain(self, body: Document) -> bool:
+        return super().is_plain(body) and "input_prefix" not in body
+
+    def said(self, events: Sequence[bytes]) -> Said:
+        told = documents(events)
+        return Said(
+            content="".join(data.get("content") or "" for data in told),
+            tokens=tuple(token for data in told for token in data.get("tokens", ())),
+            ended=any(data.get("stop") is True for data in told),
+        )
+
+    def is_last(self, event: bytes) -> bool:
+        return b'"stop":true' in event and (data_of(event) or {}).get("stop") is True
+
+    def joined(self, data: Document, seam: Seam) -> Document | None:
+        last = data.get("stop") is True
+        if seam.is_full:
+            if not last:
+                return None
+            data.update(content="", tokens=[], stop_type="limit", stopping_word="", tokens_predicted=0)
+        data["tokens_predicted"] = data.get("tokens_predicted", 0) + seam.tokens
+        data["tokens_evaluated"] = seam.prompt_tokens
+        if isinstance(data.get("prompt"), str) and data["prompt"].endswith(seam.said.content):
+            data["prompt"] = data["prompt"][: len(data["prompt"]) - len(seam.said.content)]
+        return data
+
+    def assembled(self, events: Sequence[bytes], body: Document) -> Document:
+        said = self.said(events)
+        tokens = said.tokens if body.get("return_tokens") else ()
+        return {**documents(events)[-1], "content": said.content, "tokens": list(tokens)}

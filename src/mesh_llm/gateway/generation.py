@@ -1,0 +1,70 @@
+"""A request for text: what the client wants, and how the engine is asked for it."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+
+from mesh_llm.gateway.dialects import Dialect, Said, dialect_of
+from mesh_llm.gateway.dialects.base import Document
+
+_SEED_BITS = 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    dialect: Dialect
+    body: Document
+    """As the client wrote it."""
+    asked: Document
+    """As the engine gets it: always for a stream, which can be cancelled, counted and continued."""
+    streamed: bool
+    """The client wants the events; else one document."""
+
+    @classmethod
+    def read(cls, method: str, path: str, raw: bytes) -> Generation | None:
+        """None where it asks for no text, or the engine had better answer it as it is."""
+        dialect = dialect_of(path) if method == "POST" else None
+        if dialect is None:
+            return None
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(body, dict):
+            return None
+        streamed = body.get("stream") is True
+        if not streamed and (body.get("stream") or not dialect.can_assemble(body)):
+            return None
+        return cls(dialect=dialect, body=body, asked=_asked(dialect, body, streamed), streamed=streamed)
+
+    @property
+    def hides_progress(self) -> bool:
+        """The client has not asked how far the engine is with the prompt."""
+        return self.dialect.reports_progress and not self.body.get("return_progress")
+
+    @property
+    def user(self) -> str:
+        """Who asks, where the client says so."""
+        user = self.body.get("user")
+        return user[:64] if isinstance(user, str) else ""
+
+    def continued(self, said: Said) -> Document | None:
+        """The request for the rest of an answer; None where it cannot be told from what was said."""
+        if not (said.is_text and self.dialect.is_plain(self.body)):
+            return None
+        return self.dialect.continued(self.asked, said)
+
+
+def _asked(dialect: Dialect, body: Document, streamed: bool) -> Document:
+    asked = {**body, "stream": True}
+    if dialect.reports_progress:
+        # Between two events nobody looks whether the client is still there; prompts take their time.
+        asked["return_progress"] = True
+    if not streamed:
+        asked["stream_options"] = {"include_usage": True}
+    if body.get("seed") in (None, -1):
+        # The same dice once more, if the answer has to be made again.
+        asked["seed"] = random.getrandbits(_SEED_BITS)
+    return asked

@@ -1,0 +1,91 @@
+"""Joins what a second engine says to what the first one has said. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mesh_llm.gateway.connection import EngineError
+from mesh_llm.gateway.dialects.base import Dialect, Seam
+from mesh_llm.gateway.events import data_of, with_data
+
+_NAMES = frozenset({"id", "item_id", "call_id"})
+"""Random, and another one in each run."""
+_PASSING = frozenset({"created", "created_at", "completed_at", "timings", "usage", "id_slot"})
+"""May differ between two runs that say the same."""
+_CREATED = re.compile(rb'"created":[0-9]+')
+
+
+class Diverged(EngineError):
+    """A second run says something else than the first one did."""
+
+
+class Joint(Protocol):
+    def feed(self, event: bytes) -> bytes | None:
+        """The event as the client should see it; None where it has seen it already, or need not."""
+
+
+class Matching:
+    """The whole answer once more: what was told is compared and left out, the rest keeps its names."""
+
+    def __init__(self, told: Sequence[bytes]) -> None:
+        self._told = tuple(told)
+        self._at = 0
+        self._names: dict[bytes, bytes] = {}
+        created = (data_of(told[0]) or {}).get("created") if told else None
+        self._created = b'"created":%d' % created if isinstance(created, int) else None
+
+    def feed(self, event: bytes) -> bytes | None:
+        if self._at == len(self._told):
+            return self._renamed(event)
+        told = self._told[self._at]
+        self._at += 1
+        if not self._is_same(told, event):
+            raise Diverged("the answer was made again, and came out different from what was already sent")
+        return None
+
+    def _is_same(self, told: bytes, event: bytes) -> bool:
+        old, new = data_of(told), data_of(event)
+        if old is None or new is None:
+            return told == event
+        same_kind = told.partition(b"data:")[0] == event.partition(b"data:")[0]
+        return same_kind and self._are_equal(old, new)
+
+    def _are_equal(self, old: Any, new: Any) -> bool:
+        if isinstance(old, dict) and isinstance(new, dict):
+            return old.keys() == new.keys() and all(self._field(key, old[key], new[key]) for key in old)
+        if isinstance(old, list) and isinstance(new, list):
+            return len(old) == len(new) and all(map(self._are_equal, old, new))
+        return bool(old == new)
+
+    def _field(self, key: str, old: Any, new: Any) -> bool:
+        if key in _NAMES and isinstance(old, str) and isinstance(new, str) and old and new:
+            self._names[new.encode()] = old.encode()
+            return True
+        return key in _PASSING or self._are_equal(old, new)
+
+    def _renamed(self, event: bytes) -> bytes:
+        # Quotes are escaped within JSON's strings: neither of these is ever found in a text.
+        for new, old in self._names.items():
+            event = event.replace(b'"%b"' % new, b'"%b"' % old)
+        return event if self._created is None else _CREATED.sub(self._created, event)
+
+
+class Continuing:
+    """Only what follows, as part of the answer that it continues."""
+
+    def __init__(self, dialect: Dialect, seam: Seam, first: dict[str, Any]) -> None:
+        self._dialect = dialect
+        self._seam = seam
+        self._head = {key: first[key] for key in ("id", "created", "model") if key in first}
+
+    def feed(self, event: bytes) -> bytes | None:
+        data = data_of(event)
+        if data is None:
+            return event
+        joined = self._dialect.joined(data, self._seam)
+        if joined is None:
+            return None
+        joined.update({key: value for key, value in self._head.items() if key in joined})
+        return with_data(event, joined)

@@ -55,6 +55,8 @@ CHILDREN = {
     "lab/quic.py",
 }
 LINE_LIMIT = 500
+LISTS = {"defaults.py"}
+"""One noun however long: nobody reads it from top to bottom."""
 
 
 def names_used(tree: ast.Module) -> Iterator[str]:
@@ -86,7 +88,7 @@ def offences(path: str, source: str) -> list[str]:
         found += [f"uses {name}, as only {SPAWNER} may" for name in (names | roots) & SPAWNS_OR_SIGNALS]
     if part != "cli" and path not in CHILDREN:
         found += [f"prints ({name}), as only cli/ may" for name in names & {"print()", "sys.stdout"}]
-    if len(source.splitlines()) > LINE_LIMIT:
+    if len(source.splitlines()) > LINE_LIMIT and path not in LISTS:
         found.append(f"has more than {LINE_LIMIT} lines: find the missing noun")
     if Path(path).name == "utils.py":
         found.append("is called utils: find the missing noun")

@@ -142,7 +142,7 @@ class Answer:
         left = {name: max(0, body[name] - tokens) for name in self._dialect.limits(body)}
         is_full = any(limit == 0 for limit in left.values())
         seam = Seam(said=said, prompt_tokens=self._prompt_tokens, tokens=tokens, is_full=is_full)
-        self._joint = Continuing(self._dialect, seam, data_of(self._told[0]) or {})
+        self._joint = Continuing(self._dialect, seam, self._told)
         # An engine makes one token at least; that one is left out.
         return {**body, **{name: max(1, limit) for name, limit in left.items()}}
 

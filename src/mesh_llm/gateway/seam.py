@@ -26,19 +26,47 @@ class Joint(Protocol):
         """The event as the client should see it; None where it has seen it already, or need not."""
 
 
+class Names:
+    """Random names of a second run, and what the first one called the same things."""
+
+    def __init__(self) -> None:
+        self._old_of: dict[bytes, bytes] = {}
+
+    def learn(self, old: Any, new: Any) -> bool:
+        """Whether both say the same, but for names and for what is new in every run."""
+        if isinstance(old, dict) and isinstance(new, dict):
+            return old.keys() == new.keys() and all(self._field(key, old[key], new[key]) for key in old)
+        if isinstance(old, list) and isinstance(new, list):
+            return len(old) == len(new) and all(self.learn(*pair) for pair in zip(old, new, strict=True))
+        return bool(old == new)
+
+    def _field(self, key: str, old: Any, new: Any) -> bool:
+        if key in _NAMES and isinstance(old, str) and isinstance(new, str) and old and new:
+            self._old_of[new.encode()] = old.encode()
+            return True
+        return key in _PASSING or self.learn(old, new)
+
+    def apply(self, event: bytes) -> bytes:
+        # Quotes are escaped within JSON's strings: this is never found in a text.
+        for new, old in self._old_of.items():
+            event = event.replace(b'"%b"' % new, b'"%b"' % old)
+        return event
+
+
 class Matching:
     """The whole answer once more: what was told is compared and left out, the rest keeps its names."""
 
     def __init__(self, told: Sequence[bytes]) -> None:
         self._told = tuple(told)
         self._at = 0
-        self._names: dict[bytes, bytes] = {}
+        self._names = Names()
         created = (data_of(told[0]) or {}).get("created") if told else None
         self._created = b'"created":%d' % created if isinstance(created, int) else None
 
     def feed(self, event: bytes) -> bytes | None:
         if self._at == len(self._told):
-            return self._renamed(event)
+            event = self._names.apply(event)
+            return event if self._created is None else _CREATED.sub(self._created, event)
         told = self._told[self._at]
         self._at += 1
         if not self._is_same(told, event):
@@ -50,42 +78,31 @@ class Matching:
         if old is None or new is None:
             return told == event
         same_kind = told.partition(b"data:")[0] == event.partition(b"data:")[0]
-        return same_kind and self._are_equal(old, new)
-
-    def _are_equal(self, old: Any, new: Any) -> bool:
-        if isinstance(old, dict) and isinstance(new, dict):
-            return old.keys() == new.keys() and all(self._field(key, old[key], new[key]) for key in old)
-        if isinstance(old, list) and isinstance(new, list):
-            return len(old) == len(new) and all(map(self._are_equal, old, new))
-        return bool(old == new)
-
-    def _field(self, key: str, old: Any, new: Any) -> bool:
-        if key in _NAMES and isinstance(old, str) and isinstance(new, str) and old and new:
-            self._names[new.encode()] = old.encode()
-            return True
-        return key in _PASSING or self._are_equal(old, new)
-
-    def _renamed(self, event: bytes) -> bytes:
-        # Quotes are escaped within JSON's strings: neither of these is ever found in a text.
-        for new, old in self._names.items():
-            event = event.replace(b'"%b"' % new, b'"%b"' % old)
-        return event if self._created is None else _CREATED.sub(self._created, event)
+        return same_kind and self._names.learn(old, new)
 
 
 class Continuing:
     """Only what follows, as part of the answer that it continues."""
 
-    def __init__(self, dialect: Dialect, seam: Seam, first: dict[str, Any]) -> None:
+    def __init__(self, dialect: Dialect, seam: Seam, told: Sequence[bytes]) -> None:
         self._dialect = dialect
         self._seam = seam
+        self._names = Names()
+        first = data_of(told[0]) or {}
         self._head = {key: first[key] for key in ("id", "created", "model") if key in first}
+        self._told_first: dict[str, dict[str, Any]] = {}
+        for event in told:
+            if (data := data_of(event)) is not None and isinstance(data.get("type"), str):
+                self._told_first.setdefault(data["type"], data)
 
     def feed(self, event: bytes) -> bytes | None:
         data = data_of(event)
         if data is None:
             return event
+        if (told := self._told_first.get(str(data.get("type")))) is not None:
+            self._names.learn(told, data)
         joined = self._dialect.joined(data, self._seam)
         if joined is None:
             return None
         joined.update({key: value for key, value in self._head.items() if key in joined})
-        return with_data(event, joined)
+        return self._names.apply(with_data(event, joined))

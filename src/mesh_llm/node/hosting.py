@@ -96,6 +96,13 @@ class Hosting:
             run = self._draining.get(epoch)
         return run if run is not None and run.port is not None and run.broken is None else None
 
+    async def why(self, port: int) -> str:
+        """Why the engine on `port` broke off, once that is known; asked by the gateway."""
+        run = self.serving
+        if run is None or run.supervisor is None:
+            return "the engine was stopped"
+        return run.broken if run.broken is not None else await run.supervisor.why(port)
+
     def last(self) -> Run | None:
         """The replaced plan that can still answer, until its successor elsewhere is known."""
         return self.find(max(self._draining, default=None))

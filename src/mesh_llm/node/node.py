@@ -311,14 +311,9 @@ class Node:
         return Health(state=self._state, reason=self._reason, model=self.model_name)
 
     async def engine_failure(self, upstream: Upstream) -> str:
-        run = self.hosting.serving
         if upstream.connect is not None:
             return "the node that hosts the model was lost"
-        if run is None or run.supervisor is None:
-            return "the engine was stopped"
-        if run.broken is not None:
-            return run.broken
-        return await run.supervisor.why(int(upstream.url.rsplit(":", 1)[1]))
+        return await self.hosting.why(int(upstream.url.rsplit(":", 1)[1]))
 
     async def status(self) -> dict[str, Any]:
         """What `mesh-llm status --json` prints."""

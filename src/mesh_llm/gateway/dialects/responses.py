@@ -1,17 +1,19 @@
 """OpenAI's `/v1/responses`.
 
-Each item is told three times, in pieces, as a whole and in the end with all others: a
-continuation would have to be woven into all of them. Such an answer is made again and
-matched to what was told instead.
+Each item is told three times: in pieces, as a whole, and in the end with all others. A
+continuation tells the whole text, what was there before it included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents
 from mesh_llm.gateway.events import make
 from mesh_llm.gateway.failures import Failure
+
+_BEGINNINGS = frozenset({"response.created", "response.in_progress", "response.content_part.added"})
 
 
 class Responses(Dialect):
@@ -19,13 +21,23 @@ class Responses(Dialect):
     reports_progress = False
 
     def is_plain(self, body: Document) -> bool:
-        return False
+        text = body.get("text")
+        form = text.get("format") if isinstance(text, dict) else None
+        shaped = isinstance(form, dict) and form.get("type") not in (None, "text")
+        return not shaped and super().is_plain(body)
 
     def continued(self, body: Document, said: Said) -> Document | None:
-        return None
+        asked = body.get("input")
+        if said.reasoning or not said.content:
+            return None
+        items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        if not isinstance(items, list) or not items or items[-1].get("role") == "assistant":
+            return None
+        text = {"type": "output_text", "text": said.content}
+        return {**body, "input": [*items, {"type": "message", "role": "assistant", "content": [text]}]}
 
     def counting(self, body: Document) -> tuple[str, Document] | None:
-        return None
+        return "/v1/responses/input_tokens", body
 
     def said(self, events: Sequence[bytes]) -> Said:
         told = documents(events)
@@ -33,7 +45,8 @@ class Responses(Dialect):
             content="".join(
                 data.get("delta", "") for data in told if data.get("type") == "response.output_text.delta"
             ),
-            calls=any(data.get("type") == "response.function_call_arguments.delta" for data in told),
+            reasoning="".join(data.get("delta", "") for data in told if "reasoning" in str(data.get("type"))),
+            calls=any(_kind_of_item(data) == "function_call" for data in told),
             ended=any(data.get("type") == "response.completed" for data in told),
         )
 
@@ -41,6 +54,18 @@ class Responses(Dialect):
         return event.startswith(b"event: response.completed")
 
     def joined(self, data: Document, seam: Seam) -> Document | None:
+        kind = data.get("type")
+        if kind in _BEGINNINGS or _kind_of_item(data) == "message":
+            return None
+        if seam.is_full:
+            if str(kind).endswith(".delta"):
+                return None
+            data = _cut(data, seam.said.content)
+        usage = (data.get("response") or {}).get("usage")
+        if usage:
+            usage["input_tokens"] = seam.prompt_tokens
+            usage["output_tokens"] = seam.tokens + (0 if seam.is_full else usage["output_tokens"])
+            usage["total_tokens"] = usage["input_tokens"] + usage["output_tokens"]
         return data
 
     def assembled(self, events: Sequence[bytes], body: Document) -> Document:
@@ -50,3 +75,19 @@ class Responses(Dialect):
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
         error = {"type": "error", "code": failure.code, "message": failure.message, "param": None}
         return make({**error, **failure.document()}, "error")
+
+
+def _kind_of_item(data: Document) -> str | None:
+    """Of an item that begins."""
+    if data.get("type") != "response.output_item.added":
+        return None
+    return str((data.get("item") or {}).get("type"))
+
+
+def _cut(value: Any, text: str) -> Any:
+    """Without what one token too many has added to the text."""
+    if isinstance(value, dict):
+        return {key: _cut(inner, text) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_cut(inner, text) for inner in value]
+    return text if isinstance(value, str) and value.startswith(text) else value

@@ -1,0 +1,419 @@
+"""An engine that dies in the middle of an answer, and the next one that goes on with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from mesh_llm.defaults import GATEWAY_RESUME_TRIES
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.upstream import Health
+from mesh_llm.types import State
+from tests.net.conftest import StartGateway
+from tests.support.raw_http import Answer, RawClient, connect, request_bytes
+from tests.support.upstream import (
+    LAST_CHUNK,
+    SSE_HEAD,
+    WAIT_S,
+    FakeEngine,
+    FakeNode,
+    Seen,
+    Wire,
+    fake_engine,
+    plain,
+)
+
+CHAT = "/v1/chat/completions"
+WORDS = ("The", " fox", " ran", " home", ".")
+PROMPT_TOKENS = 10
+
+
+@pytest.fixture
+async def second() -> AsyncIterator[FakeEngine]:
+    async with fake_engine() as engine:
+        yield engine
+
+
+# -- an engine that says WORDS, one token each -------------------------------------------------------
+
+
+def event(data: dict[str, Any], name: str | None = None) -> bytes:
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+def chunk(run: str, delta: dict[str, Any], **more: Any) -> bytes:
+    choice = {"finish_reason": more.pop("finish_reason", None), "index": 0, "delta": delta}
+    head = {"created": 1000 + len(run), "id": f"chatcmpl-{run}", "model": "tiny"}
+    return event({"choices": [choice], **head, "object": "chat.completion.chunk", **more})
+
+
+def progress(run: str, total: int) -> bytes:
+    return chunk(
+        run, {"role": "assistant", "content": None}, prompt_progress={"total": total, "processed": 0}
+    )
+
+
+def chat_events(run: str, body: dict[str, Any]) -> list[bytes]:
+    """What an engine says to `body`, as the events of one stream."""
+    last = body["messages"][-1]
+    prefix = last["content"] if last["role"] == "assistant" else ""
+    said = WORDS[: next(n for n in range(len(WORDS) + 1) if "".join(WORDS[:n]) == prefix)]
+    limit = body.get("max_tokens", 99)
+    rest = WORDS[len(said) :]
+    words, ends = rest[:limit], limit < len(rest)
+    usage = {
+        "completion_tokens": len(words),
+        "prompt_tokens": PROMPT_TOKENS + len(said),
+        "total_tokens": PROMPT_TOKENS + len(said) + len(words),
+    }
+    events = [progress(run, PROMPT_TOKENS + len(said))] if body.get("return_progress") else []
+    events += [chunk(run, {"role": "assistant", "content": None})]
+    events += [chunk(run, {"content": word}) for word in words]
+    events += [chunk(run, {}, finish_reason="length" if ends else "stop")]
+    if (body.get("stream_options") or {}).get("include_usage"):
+        tail = {"created": 1, "id": f"chatcmpl-{run}", "model": "tiny", "object": "chat.completion.chunk"}
+        events += [event({"choices": [], **tail, "usage": usage, "timings": {"predicted_n": len(words)}})]
+    return [*events, b"data: [DONE]\n\n"]
+
+
+def says(run: str, *, until: int | None = None, then: Callable[[Wire], Awaitable[None]] | None = None) -> Any:
+    """A script that tells the first `until` events, and `then` does something else."""
+
+    async def script(seen: Seen, wire: Wire) -> None:
+        events = chat_events(run, json.loads(seen.body))
+        await wire.send(SSE_HEAD)
+        for one in events[:until]:
+            await wire.send_chunk(one)
+        if then is not None:
+            await then(wire)
+        else:
+            await wire.send(LAST_CHUNK)
+
+    return script
+
+
+async def dies(wire: Wire) -> None:
+    wire.abort()
+
+
+async def counts(seen: Seen, wire: Wire) -> None:
+    body = json.loads(seen.body)
+    last = body["messages"][-1]
+    said = last["content"] if last["role"] == "assistant" else ""
+    tokens = PROMPT_TOKENS + sum(word in said for word in WORDS)
+    await wire.send(plain(json.dumps({"input_tokens": tokens}).encode()))
+
+
+def hand_over(node: FakeNode, other: FakeEngine) -> Callable[[Wire], Awaitable[None]]:
+    async def then(wire: Wire) -> None:
+        node.where = other.upstream
+        wire.abort()
+
+    return then
+
+
+# -- what a client sees ------------------------------------------------------------------------------
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Where did it run?"}], "temperature": 0, **more}
+
+
+async def answer_to(client: RawClient, body: dict[str, Any], path: str = CHAT) -> Answer:
+    await client.send(request_bytes("POST", path, body=json.dumps(body).encode()))
+    answer = await client.head()
+    return await client.rest(answer)
+
+
+def told(answer: Answer) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in answer.body.decode().split("\n") if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+def comments(answer: Answer) -> list[str]:
+    return [line for line in answer.body.decode().split("\n") if line.startswith(":")]
+
+
+def text(answer: Answer) -> str:
+    return "".join(
+        choice["delta"].get("content") or "" for data in told(answer) for choice in data["choices"]
+    )
+
+
+async def test_an_undisturbed_stream_is_the_engines_own(client: RawClient, engine: FakeEngine) -> None:
+    engine.on(CHAT, says("a"))
+    answer = await answer_to(client, ask(stream=True))
+    expected = chat_events("a", ask(stream=True))
+    # All of it, byte by byte, but for the reports that the client did not ask for.
+    assert answer.body == b"".join(expected)
+    assert json.loads(engine.seen[0].body)["return_progress"] is True
+    answer = await answer_to(client, ask(stream=True, return_progress=True))
+    assert answer.body == b"".join(chat_events("a", ask(stream=True, return_progress=True)))
+
+
+@pytest.mark.parametrize("until", range(1, 10))
+async def test_the_stream_goes_on_wherever_it_was_cut(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode, until: int
+) -> None:
+    body = ask(stream=True, stream_options={"include_usage": True})
+    engine.on(CHAT, says("a", until=until, then=hand_over(node, second)))
+    second.on(CHAT, says("bb"))
+    second.on(f"{CHAT}/input_tokens", counts)
+    answer = await answer_to(client, body)
+    assert answer.whole
+    assert text(answer) == "".join(WORDS)
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert answer.body.count(b"[DONE]") == 1
+    # One answer: one name, one beginning, one end, counted once.
+    assert {data["id"] for data in told(answer)} == {"chatcmpl-a" if until > 1 else "chatcmpl-bb"}
+    roles = [c for data in told(answer) for c in data["choices"] if "role" in c["delta"]]
+    assert len(roles) == 1
+    reasons = [c["finish_reason"] for data in told(answer) for c in data["choices"] if c["finish_reason"]]
+    assert reasons == ["stop"]
+    [usage] = [data["usage"] for data in told(answer) if "usage" in data]
+    assert usage == {
+        "completion_tokens": 5,
+        "prompt_tokens": PROMPT_TOKENS,
+        "total_tokens": PROMPT_TOKENS + 5,
+    }
+    if until < 9:
+        assert any("resumed 1" in comment for comment in comments(answer))
+    created = {data["created"] for data in told(answer)}
+    assert len(created) == 1 or until in (8, 9) or until == 1
+
+
+async def test_every_engine_dies_after_a_word(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    engines = [engine, second]
+    runs = 0
+
+    async def script(seen: Seen, wire: Wire) -> None:
+        nonlocal runs
+        runs += 1
+        run = "x" * runs
+        # The report, who speaks, and one word; whoever continues says one word as well.
+        node.where = engines[runs % 2].upstream
+        await says(run, until=3, then=dies)(seen, wire)
+
+    for one in engines:
+        one.on(CHAT, script)
+        one.on(f"{CHAT}/input_tokens", counts)
+    body = ask(stream=True)
+    await client.send(request_bytes("POST", CHAT, body=json.dumps(body).encode()))
+    answer = await client.head()
+    while runs < len(WORDS):
+        await client.chunk()
+    for one in engines:
+        one.on(CHAT, says("last"))
+    await client.rest(answer)
+    assert runs >= len(WORDS)
+
+
+async def test_the_limit_goes_for_both_halves(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    engine.on(CHAT, says("a", until=4, then=hand_over(node, second)))
+    second.on(CHAT, says("b"))
+    second.on(f"{CHAT}/input_tokens", counts)
+    answer = await answer_to(client, ask(stream=True, max_tokens=4))
+    assert text(answer) == "".join(WORDS[:4])
+    asked = json.loads(second.seen[-1].body)
+    assert asked["max_tokens"] == 2
+    assert asked["continue_final_message"] == "content"
+    assert asked["messages"][-1] == {"role": "assistant", "content": "The fox"}
+    assert asked["seed"] == json.loads(engine.seen[0].body)["seed"]
+
+
+async def test_nothing_but_the_end_was_missing(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    """All tokens that were allowed had come: one more is asked for, and left out."""
+    body = ask(stream=True, max_tokens=3, stream_options={"include_usage": True})
+    engine.on(CHAT, says("a", until=5, then=hand_over(node, second)))
+    second.on(CHAT, says("b"))
+    second.on(f"{CHAT}/input_tokens", counts)
+    answer = await answer_to(client, body)
+    assert text(answer) == "".join(WORDS[:3])
+    assert json.loads(second.seen[-1].body)["max_tokens"] == 1
+    [usage] = [data["usage"] for data in told(answer) if "usage" in data]
+    assert usage["completion_tokens"] == 3
+    reasons = [c["finish_reason"] for data in told(answer) for c in data["choices"] if c["finish_reason"]]
+    assert reasons == ["length"]
+
+
+@pytest.mark.parametrize("until", [0, 1, 2, 4, 7, 8])
+async def test_an_answer_that_is_not_streamed(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode, until: int
+) -> None:
+    engine.on(CHAT, says("a", until=until, then=hand_over(node, second)))
+    second.on(CHAT, says("b"))
+    second.on(f"{CHAT}/input_tokens", counts)
+    answer = await answer_to(client, ask())
+    assert answer.status == 200
+    document = answer.json()
+    assert document["choices"][0]["message"] == {"role": "assistant", "content": "".join(WORDS)}
+    assert document["choices"][0]["finish_reason"] == "stop"
+    assert document["object"] == "chat.completion"
+    assert document["usage"]["completion_tokens"] == 5
+    assert document["usage"]["prompt_tokens"] == PROMPT_TOKENS
+    assert answer.header("x-mesh-llm-resumed") == ["1"]
+
+
+SHAPED = ask(stream=True, response_format={"type": "json_object"})
+
+
+async def test_what_has_a_form_is_made_again_and_matched(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    engine.on(CHAT, says("a", until=5, then=hand_over(node, second)))
+    second.on(CHAT, says("bb"))
+    answer = await answer_to(client, SHAPED)
+    assert answer.whole
+    assert text(answer) == "".join(WORDS)
+    assert {data["id"] for data in told(answer)} == {"chatcmpl-a"}
+    # The very same request.
+    assert [json.loads(seen.body) for seen in second.seen] == [json.loads(engine.seen[0].body)]
+
+
+async def test_what_comes_out_different_is_never_taken_for_an_answer(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    async def other(seen: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        for one in chat_events("b", json.loads(seen.body)):
+            await wire.send_chunk(one.replace(b"fox", b"dog"))
+
+    engine.on(CHAT, says("a", until=5, then=hand_over(node, second)))
+    second.on(CHAT, other)
+    answer = await answer_to(client, SHAPED)
+    assert not answer.whole
+    assert text(answer) == "".join(WORDS[:3])
+    last = told(answer)[-1]
+    assert last["error"]["code"] == "not_resumed"
+    assert last["choices"][0]["finish_reason"] == "error"
+    assert b"[DONE]" not in answer.body
+
+
+async def test_engine_that_gives_up_because_its_plan_broke(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    """A lost worker fails the request, not the engine: it says so in an event, and ends properly."""
+    compute_error = b'data: {"error":{"code":500,"message":"Compute error.","type":"server_error"}}\n\n'
+
+    async def gives_up(wire: Wire) -> None:
+        await wire.send_chunk(compute_error)
+        await wire.send(LAST_CHUNK)
+        node.where = None
+        await asyncio.sleep(0.1)
+        node.where = second.upstream
+
+    engine.on(CHAT, says("a", until=4, then=gives_up))
+    second.on(CHAT, says("b"))
+    second.on(f"{CHAT}/input_tokens", counts)
+    answer = await answer_to(client, ask(stream=True))
+    assert text(answer) == "".join(WORDS)
+    assert b"Compute error" not in answer.body
+
+
+async def test_engine_that_refuses_the_request_is_believed(client: RawClient, engine: FakeEngine) -> None:
+    """The node has nothing against its engine: it is the request that is too much."""
+    event = b'data: {"error":{"code":500,"message":"Context size has been exceeded."}}\n\n'
+
+    async def gives_up(wire: Wire) -> None:
+        await wire.send_chunk(event)
+        await wire.send(LAST_CHUNK)
+
+    engine.on(CHAT, says("a", until=4, then=gives_up))
+    answer = await answer_to(client, ask(stream=True))
+    assert answer.body.endswith(event)
+    assert len(engine.seen) == 1
+    answer = await answer_to(client, ask())
+    assert (answer.status, answer.json()["error"]["message"]) == (500, "Context size has been exceeded.")
+
+
+async def test_a_refusal_is_the_engines_own(client: RawClient, engine: FakeEngine) -> None:
+    refusal = b'{"error":{"code":400,"message":"no messages","type":"invalid_request_error"}}'
+
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(refusal), refusal)
+        )
+
+    engine.on(CHAT, script)
+    for body in (ask(), ask(stream=True)):
+        answer = await answer_to(client, body)
+        assert (answer.status, answer.body) == (400, refusal)
+
+
+async def test_nobody_takes_over(start_gateway: StartGateway, engine: FakeEngine, node: FakeNode) -> None:
+    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(resume_s=0.5)))
+
+    async def dies_for_good(wire: Wire) -> None:
+        node.where = None
+        node.state = Health(state=State.WAITING, reason="need more", model=None)
+        wire.abort()
+
+    engine.on(CHAT, says("a", until=4, then=dies_for_good))
+    async with connect(gateway.port) as client:
+        answer = await answer_to(client, ask(stream=True))
+    assert not answer.whole
+    last = told(answer)[-1]
+    assert last["error"]["message"] == f"{node.sentence}; no other engine served within 0 s"
+    assert last["choices"][0]["finish_reason"] == "error"
+
+
+async def test_a_request_that_kills_every_engine(client: RawClient, engine: FakeEngine) -> None:
+    engine.on(CHAT, says("a", until=0, then=dies))
+    answer = await answer_to(client, ask())
+    assert answer.status == 502
+    assert len(engine.seen) == GATEWAY_RESUME_TRIES
+
+
+async def test_other_requests_go_to_the_next_engine(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    async def script(_: Seen, wire: Wire) -> None:
+        await hand_over(node, second)(wire)
+
+    engine.on("/tokenize", script)
+    answer = await client.request("POST", "/tokenize", body=b'{"content": "x"}')
+    assert answer.status == 200
+    assert second.seen[0].body == b'{"content": "x"}'
+
+
+async def test_a_client_may_wait_for_the_model(client: RawClient, engine: FakeEngine, node: FakeNode) -> None:
+    node.where = None
+    node.state = Health(state=State.LOADING, reason="the model is loading", model="tiny")
+    assert (await client.request("GET", "/props", "Prefer: wait=0")).status == 503
+    waiting = asyncio.create_task(client.request("GET", "/props", "Prefer: respond-async, wait=60"))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    node.where = engine.upstream
+    answer = await asyncio.wait_for(waiting, WAIT_S)
+    assert answer.status == 200
+    assert engine.seen[0].header("Prefer") == []
+
+
+async def test_a_client_that_leaves_while_its_answer_is_put_together(
+    gateway: Gateway, engine: FakeEngine
+) -> None:
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def waits(wire: Wire) -> None:
+        arrived.set()
+        await wire.gone()
+        left.set()
+
+    engine.on(CHAT, says("a", until=4, then=waits))
+    async with connect(gateway.port) as client:
+        await client.send(request_bytes("POST", CHAT, body=json.dumps(ask()).encode()))
+        await asyncio.wait_for(arrived.wait(), WAIT_S)
+    await asyncio.wait_for(left.wait(), 1.0)

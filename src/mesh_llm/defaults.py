@@ -76,6 +76,28 @@ GATEWAY_STOP_S = 2.0
 """For requests cut short to write their last words before their connections go."""
 GATEWAY_RETRY_AFTER_S = 1
 """Engines come back in seconds: a client that asks once a second costs nothing and loses little."""
+GATEWAY_QUEUE_LIMIT = 256
+"""Requests that wait for one of the engine's slots: those at the end wait for minutes already."""
+GATEWAY_QUEUE_PER_CLIENT = 64
+"""Of them from one client: a swarm of agents fits in, and three others like it find room beside them."""
+GATEWAY_TURN_WAIT_S = 300.0
+"""For a slot: half of GATEWAY_SILENCE_S, which leaves the other half to the prompt."""
+GATEWAY_TURN_GUESS_S = 5.0
+"""That a turn takes, before one has ended: a short answer on a slow machine."""
+GATEWAY_RETRY_AFTER_LIMIT_S = 60
+"""Guesses about a queue reach no further, and clients that read the header wait no longer."""
+GATEWAY_HEAD_LIMIT_BYTES = 64 << 10
+"""Of a request, all headers together: four headers at their limit, a hundred of the usual ones."""
+GATEWAY_HEAD_S = 20.0
+"""From the first byte of a request's head to its last: it fits into a few packets, on the slowest line."""
+GATEWAY_CONNECTIONS = 512
+"""Of clients: all who wait in the queue and as many again; half of the descriptors that a process has."""
+GATEWAY_IDLE_CONNECTIONS = 128
+"""Of them between two requests: the one that has been idle for longest makes room, as it may at any time."""
+GATEWAY_TURNED_AWAY = 32
+"""Connections over the limit that are told so; with more at once there is no time for words."""
+GATEWAY_TURNED_AWAY_S = 1.0
+"""To read why: closed at once, a connection whose request is still arriving loses the words, too."""
 
 # -- child processes ----------------------------------------------------------------------------
 
@@ -221,6 +243,10 @@ REMOTE_RETRY_S = 0.5
 GUESTS_PER_NODE = 128
 GUESTS_LIMIT = 512
 """Connections to an engine from one other node's gateway, and from all: each has two threads of its own."""
+GUEST_CLIENT_CHARACTERS = 64
+"""Of the name under which another node's client waits for its turn; they come as 32."""
+GUEST_HELD_BYTES = 512 << 10
+"""Of a request that waits for its turn, read ahead so that its end is noticed; 128 MB for a full queue."""
 HAND_OVER_S = 15.0
 """For others to take over from a node that was told to go: weights are resident, links open in a second."""
 INVITE_DEFAULT_S = 7 * 86400.0

@@ -5,7 +5,8 @@ The life of a request:
 1. `server` takes the connection (`client`) and reads the headers; `guard` refuses strangers.
 2. `/health` and `/metrics` are answered here, from `upstream.Serving` and `metrics`.
 3. Anything else goes to the engine as it came: `proxy` asks `Serving` where the engine
-   listens, takes a `connection` to it from the `pool` and sends the request there.
+   listens, waits for one of its `turns`, takes a `connection` to it from the `pool` and sends
+   the request there.
 4. The answer's body goes from the engine's socket to the client's within one callback:
    `framing` unwraps and checks it, `outlet` wraps it for the client. A client that does not
    keep up pauses the reading of the engine's socket; `silence` bounds every wait.

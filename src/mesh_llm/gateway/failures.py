@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from http import HTTPStatus
 
 from aiohttp import web
 
-from mesh_llm.defaults import GATEWAY_RETRY_AFTER_S
+from mesh_llm.defaults import GATEWAY_HEAD_S, GATEWAY_RETRY_AFTER_S, GATEWAY_TURN_WAIT_S
 from mesh_llm.gateway.upstream import Health
 
 _CLOSE = {"Connection": "close"}
@@ -46,6 +47,20 @@ class Failure(Exception):
         """The same, for an event stream that is already open."""
         return b"data: " + self.body() + b"\n\n"
 
+    def wire(self) -> bytes:
+        """A whole answer, for a connection that ends with it."""
+        body = self.body()
+        headers = {
+            "Server": "mesh-llm",
+            "Content-Type": "application/json; charset=utf-8",
+            "Content-Length": str(len(body)),
+            **self.headers,
+            **_CLOSE,
+        }
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
     def response(self) -> web.Response:
         headers = {"Server": "mesh-llm", **self.headers}
         response = web.Response(
@@ -64,6 +79,33 @@ def not_serving(health: Health) -> Failure:
 
 def leaving(message: str) -> Failure:
     return Failure(503, message, kind="unavailable_error", code="not_serving", headers={**_RETRY, **_CLOSE})
+
+
+def busy(retry_after_s: int) -> Failure:
+    message = f"too many requests are waiting already; try again in {retry_after_s} s"
+    headers = {"Retry-After": str(retry_after_s)}
+    return Failure(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
+
+
+def queue_late() -> Failure:
+    message = f"the request has waited {GATEWAY_TURN_WAIT_S:g} s for its turn at the engine"
+    return Failure(503, message, kind="unavailable_error", code="queue_late", headers=_RETRY)
+
+
+def crowded() -> Failure:
+    message = "too many connections are open already"
+    return Failure(
+        503, message, kind="unavailable_error", code="too_many_connections", headers={**_RETRY, **_CLOSE}
+    )
+
+
+def head_late() -> Failure:
+    message = f"the headers of the request have not arrived within {GATEWAY_HEAD_S:g} s"
+    return _refused(408, message, code="header_late")
+
+
+def head_too_large(message: str) -> Failure:
+    return _refused(431, message, code="header_too_large")
 
 
 def engine_lost(sentence: str) -> Failure:

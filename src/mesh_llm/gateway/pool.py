@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from weakref import WeakSet
 
 from mesh_llm.defaults import GATEWAY_CONNECT_S, GATEWAY_ENGINE_IDLE_S
 from mesh_llm.gateway.connection import EngineConnection, EngineLost
@@ -15,6 +16,8 @@ class Pool:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._idle: dict[Upstream, list[EngineConnection]] = {}
+        self._single: WeakSet[EngineConnection] = WeakSet()
+        """Carry one request: kept, they would hold a turn at their engine."""
 
     def take(self, upstream: Upstream) -> EngineConnection | None:
         """A connection that has been used before, if one is still fresh."""
@@ -27,8 +30,10 @@ class Pool:
             connection.close()
         return None
 
-    async def connect(self, upstream: Upstream) -> EngineConnection:
-        """A connection that nobody has used before."""
+    async def connect(
+        self, upstream: Upstream, *, client: str | None = None, resumed: bool = False
+    ) -> EngineConnection:
+        """A connection that nobody has used before; `client` as in `upstream.Connect`."""
         connection = EngineConnection(
             silence_s=self._limits.silence_s, on_lost=partial(self._forget, upstream)
         )
@@ -37,16 +42,19 @@ class Pool:
         try:
             async with asyncio.timeout(GATEWAY_CONNECT_S):
                 if upstream.connect is not None:
-                    await loop.create_connection(lambda: connection, sock=await upstream.connect())
+                    link = await upstream.connect(client=client, resumed=resumed)
+                    await loop.create_connection(lambda: connection, sock=link)
                 else:
                     await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
         except OSError as error:
             raise EngineLost(f"no connection: {error}") from error
+        if upstream.connect is not None and client is not None:
+            self._single.add(connection)
         return connection
 
     def give_back(self, upstream: Upstream, connection: EngineConnection) -> None:
         """Keep it, or close it: after part of an answer that makes the engine stop."""
-        if not connection.reusable:
+        if not connection.reusable or connection in self._single:
             connection.close()
             return
         connection.idle_since_s = asyncio.get_running_loop().time()

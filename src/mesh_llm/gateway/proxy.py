@@ -29,6 +29,7 @@ from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.pool import Pool
 from mesh_llm.gateway.seam import Diverged
+from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Serving, Upstream
 
 log = logging.getLogger(__name__)
@@ -39,9 +40,10 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORE
 class Relay:
     """The way to the engine and back, for all requests of one gateway."""
 
-    def __init__(self, serving: Serving, limits: Limits) -> None:
+    def __init__(self, serving: Serving, limits: Limits, turns: Turns | None = None) -> None:
         self._serving = serving
         self._limits = limits
+        self._turns = turns
         self._pool = Pool(limits)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from mesh_llm.gateway.guard import HEALTH_PATHS, Guard, is_loopback
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, Meters
 from mesh_llm.gateway.proxy import Relay
+from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Serving
 from mesh_llm.types import State
 
@@ -38,9 +39,11 @@ class GatewayConfig:
 class Gateway:
     """Answers API clients on one port from `start` until `stop`."""
 
-    def __init__(self, config: GatewayConfig, serving: Serving) -> None:
+    def __init__(self, config: GatewayConfig, serving: Serving, turns: Turns | None = None) -> None:
+        """`turns`: at the engine of this node; None where the engine's own queue will do."""
         self._config = config
         self._serving = serving
+        self._turns = turns
         self._guard = Guard(api_key=config.api_key, listen=config.listen)
         self._meters = Meters()
         self._relay: Relay | None = None
@@ -69,7 +72,7 @@ class Gateway:
         context = None if config.tls_cert is None else listen.tls(config.tls_cert, config.tls_key)
         taken = await asyncio.to_thread(listen.bind, config.listen, config.port)
         self._port = taken.getsockname()[1]
-        self._relay = Relay(self._serving, config.limits)
+        self._relay = Relay(self._serving, config.limits, self._turns)
         # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
         self._runner = web.ServerRunner(
             ClientServer(self._handle, handler_cancellation=True), shutdown_timeout=GATEWAY_STOP_S

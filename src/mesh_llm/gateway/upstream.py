@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from mesh_llm.types import State
+
+
+class Connect(Protocol):
+    """Makes a connection to an engine on another node. Raises `OSError`.
+
+    One for a `client` carries one request, which waits for its turn at the engine and has it until
+    the connection ends. `resumed`: its answer has begun already, and it goes before all others.
+    """
+
+    def __call__(self, *, client: str | None = None, resumed: bool = False) -> Awaitable[socket.socket]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +30,8 @@ class Upstream:
     """The engine's own random key; never the client's, and never in a log."""
     served_by: str = field(default="", compare=False)
     """The name of the node on which it runs."""
-    connect: Callable[[], Awaitable[socket.socket]] | None = field(default=None, repr=False, compare=False)
-    """Makes a connection to an engine on another node; that one's url is only a name. Raises `OSError`."""
+    connect: Connect | None = field(default=None, repr=False, compare=False)
+    """To an engine on another node; that one's url is only a name."""
 
     @property
     def authority(self) -> str:

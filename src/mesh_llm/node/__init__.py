@@ -9,9 +9,10 @@ ways        of what kind the ways to others are, how long, and what crosses them
 hosting     drives the plans that this node hosts; run: one plan, brought up
 launch      from a plan to what the children are told
 lending     this machine's device, lent to the hosts of plans
-passage     links and HTTP to other nodes, over whatever way there is
+passage     links and HTTP to other nodes, over whatever way there is; guests: their gateways here
 remote      the engine of another node, as this one's gateway uses it
 desk        the streams that other members open; forwarding: those that only pass through
+words       what a run says of itself
 status      what `mesh-llm status` shows; forecast: what `mesh-llm plan` does
 """
 

@@ -27,11 +27,15 @@ def services(node: Node) -> dict[str, Service]:
 
 async def _http(node: Node, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
     """A connection to the engine, for the gateway of another node."""
-    run = node.hosting.find(header.get("epoch"))
-    if run is None or run.port is None:
+
+    def port() -> int | None:
+        run = node.hosting.find(header.get("epoch"))
+        return None if run is None else run.port
+
+    if port() is None:
         stream.reset()
         return
-    await node.passage.serve_http(origin, stream, run.port)
+    await node.passage.serve_http(origin, header, stream, port)
 
 
 async def _serving(node: Node, header: dict[str, Any], stream: Stream) -> None:

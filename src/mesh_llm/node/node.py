@@ -34,9 +34,10 @@ from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.errors import Expelled, MeshError
 from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
-from mesh_llm.node import desk, entry, forecast, status
+from mesh_llm.node import desk, entry, forecast, status, words
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
@@ -84,6 +85,8 @@ class Node:
         self._progressing: tuple[State, str] | None = None
         """What hosting is about; None when it serves, or leaves that to others."""
         self._said: dict[str, str] = {}
+        self.turns = Turns(DEFAULT_SLOTS)
+        """At the engine here, for the clients of all nodes."""
         self._gateway = Gateway(
             GatewayConfig(
                 listen=config.listen,
@@ -93,6 +96,7 @@ class Node:
                 tls_key=config.tls_key,
             ),
             self,
+            self.turns,
         )
 
     # -- life ----------------------------------------------------------------------------------
@@ -142,7 +146,9 @@ class Node:
             tell=self._tell_lease,
             progress=self._progress,
         )
-        self.passage = Passage(self.mesh, receive=self.lending.receive, bind_ip=config.bind_ip)
+        self.passage = Passage(
+            self.mesh, receive=self.lending.receive, turns=self.turns, bind_ip=config.bind_ip
+        )
         self.remote = Remote(self.mesh, self.passage)
         self.supply = Supply(
             config=config,
@@ -236,11 +242,7 @@ class Node:
         if facts is None:
             self._say("model", f"There is no {self.model_name} here, and --no-fetch: nothing is lent")
             return
-        self._say(
-            "model",
-            f"Model {facts.name}: {facts.quantisation}, {facts.weight_bytes / 1e9:.1f} GB, "
-            f"{len(facts.layers)} layers, context {facts.context_trained}",
-        )
+        self._say("model", words.of_model(facts))
 
     def _on_other_model(self) -> None:
         """The mesh's creator has chosen another one, or it has come at last."""
@@ -425,6 +427,7 @@ class Node:
 
     def on_serving(self, run: Run) -> None:
         assert run.supervisor is not None
+        self.turns.resize(run.settings.slots)
         self._progressing = None
         self._say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")
         self._reflect()
@@ -469,15 +472,8 @@ class Node:
         return next((reason for reason in reasons if reason), "")
 
     def _announce(self) -> None:
-        name, url = self.model_name, self._gateway.url.replace("//127.0.0.1:", "//localhost:")
-        self._say("api", f"API ready at {url}", once=True)
-        self._say("agent", f"pi:    pi --provider mesh --model {name}", once=True)
-        self._say(
-            "agent-goose",
-            f"goose: GOOSE_PROVIDER=openai OPENAI_HOST={url} OPENAI_API_KEY=mesh "
-            f"GOOSE_MODEL={name} goose session",
-            once=True,
-        )
+        for kind, text in words.of_api(self.model_name, self._gateway.url).items():
+            self._say(kind, text, once=True)
 
     def _change(self, state: State, reason: str) -> None:
         # One that is still starting may serve what others compute.

@@ -8,17 +8,20 @@ said so (`tcp`); else the node copies between the socket and a QUIC stream.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import secrets
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mesh_llm.defaults import GATEWAY_CONNECT_S, GUESTS_LIMIT, GUESTS_PER_NODE, LINK_OPEN_S, LINK_TICKET_BYTES
+from mesh_llm.defaults import LINK_OPEN_S, LINK_TICKET_BYTES
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, PeerLost
+from mesh_llm.gateway.turns import Turns
 from mesh_llm.home import link_door
+from mesh_llm.node.guests import Guests
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.transport.links import LinkDoor, facing, knock_local, knock_tcp, new_ticket
 from mesh_llm.transport.network import Stream
@@ -44,7 +47,7 @@ class Link:
 class Passage:
     """Opens links to other nodes, and takes theirs."""
 
-    def __init__(self, mesh: Mesh, *, receive: Receive, bind_ip: str | None) -> None:
+    def __init__(self, mesh: Mesh, *, receive: Receive, turns: Turns, bind_ip: str | None) -> None:
         self._mesh = mesh
         self._receive = receive
         self._bind_ip = bind_ip
@@ -55,13 +58,14 @@ class Passage:
         """A native one, where there is one."""
         self.through: Callable[[NodeId, socket.socket], socket.socket] = lambda _, link: link
         """Every data link that is opened goes through it: where a laboratory makes links longer."""
-        self._guests: Counter[NodeId] = Counter()
+        self._guests = Guests(turns, self._splice)
+        self._salt = secrets.token_bytes(16)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def guests(self) -> int:
         """Connections of other nodes to the engine here."""
-        return self._guests.total()
+        return self._guests.count
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -136,9 +140,20 @@ class Passage:
             with suppress(MeshError, OSError):
                 await stream.finish()
 
-    async def http(self, node: NodeId, epoch: int) -> socket.socket:
-        """A connection to the engine of `node`."""
-        stream = await self._mesh.open(node, "http", {"epoch": epoch})
+    async def http(
+        self, node: NodeId, epoch: int, *, client: str | None = None, resumed: bool = False
+    ) -> socket.socket:
+        """A connection to the engine of `node`; with a `client` for one request, which waits for its turn.
+
+        It can be used at once. The wait is the answer's, and so are its ends: 429 where the queue is
+        full, 503 where it takes too long.
+        """
+        header: dict[str, Any] = {"epoch": epoch}
+        if client is not None:
+            # The host has to tell clients apart, not to know them: addresses and keys stay here.
+            name = hashlib.blake2b(client.encode(), digest_size=16, key=self._salt).hexdigest()
+            header |= {"client": name, "resumed": resumed}
+        stream = await self._mesh.open(node, "http", header)
         ours, theirs = socket.socketpair()
         self._copy(theirs, stream, f"http to {node[:8]}")
         return ours
@@ -210,25 +225,11 @@ class Passage:
             log.info("no door for plain links node=%s: %s", origin[:8], error.message)
             return None
 
-    async def serve_http(self, origin: NodeId, stream: Stream, port: int) -> None:
-        """Copy between a stream and the engine on this machine."""
-        if self._guests[origin] >= GUESTS_PER_NODE or self.guests >= GUESTS_LIMIT:
-            stream.reset()
-            return
-        engine = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        engine.setblocking(False)
-        engine.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._guests[origin] += 1
-        try:
-            with engine:
-                async with asyncio.timeout(GATEWAY_CONNECT_S):
-                    await asyncio.get_running_loop().sock_connect(engine, ("127.0.0.1", port))
-                await self._splice(engine, stream)
-        except (OSError, TimeoutError) as error:
-            log.info("no connection to the engine for node=%s: %r", origin[:8], error)
-            stream.reset()
-        finally:
-            self._guests[origin] -= 1
+    async def serve_http(
+        self, origin: NodeId, header: dict[str, Any], stream: Stream, port: Callable[[], int | None]
+    ) -> None:
+        """Copy between a stream and the engine on this machine, in its turn."""
+        await self._guests.serve(origin, header, stream, port)
 
 
 class _bounded:

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from mesh_llm.defaults import REMOTE_ANSWER_S, REMOTE_RETRY_S
@@ -60,7 +61,7 @@ class Remote:
             url=f"http://{host[:16]}:{epoch}",
             key=key,
             served_by=self._mesh.name_of(host),
-            connect=lambda: self._connect(host, epoch),
+            connect=partial(self._connect, host, epoch),
         )
 
     async def about(self) -> dict[str, Any] | None:
@@ -109,8 +110,10 @@ class Remote:
         await stream.finish()
         return document
 
-    async def _connect(self, host: NodeId, epoch: int) -> socket.socket:
+    async def _connect(
+        self, host: NodeId, epoch: int, *, client: str | None = None, resumed: bool = False
+    ) -> socket.socket:
         try:
-            return await self._passage.http(host, epoch)
+            return await self._passage.http(host, epoch, client=client, resumed=resumed)
         except MeshError as error:
             raise OSError(error.message) from error

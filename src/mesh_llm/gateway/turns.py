@@ -1,0 +1,200 @@
+"""Whose turn it is: a bounded, fair queue in front of an engine's slots.
+
+    async with turns.take("10.0.0.7"):
+        ...        # one of the engine's slots is ours until the end of the block
+
+A free slot goes to the client that holds the fewest; among equals round robin, within one client
+first come, first served. So whoever has sixty requests waiting delays another client's only one
+by no more than the turn that ends next. Requests whose answers have begun already go before all
+others; there are at most as many as slots, and whoever pretends to have more gets no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from mesh_llm.defaults import (
+    GATEWAY_QUEUE_LIMIT,
+    GATEWAY_QUEUE_PER_CLIENT,
+    GATEWAY_RETRY_AFTER_LIMIT_S,
+    GATEWAY_TURN_GUESS_S,
+    GATEWAY_TURN_WAIT_S,
+)
+
+_NEWEST_WEIGHT = 0.2
+"""Of the turn that has just ended in the estimate of the next one's length: the last ten or so count."""
+
+
+class TurnRefused(Exception):
+    """The queue is full."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"the queue is full; it has room again in about {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class TurnLate(Exception):
+    """It has waited for too long."""
+
+
+_Waiter = asyncio.Future[None]
+
+
+class _Lane:
+    """Waiting requests by client. The first client is the one whose last turn is longest ago."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, dict[_Waiter, None]] = {}
+        self.size = 0
+
+    def count(self, client: str) -> int:
+        return len(self._clients.get(client, ()))
+
+    def add(self, client: str, waiter: _Waiter, *, last: str) -> None:
+        """`last`: who had the last turn, and comes after one who has just arrived.
+
+        Only that one does: who comes anew after each turn would otherwise always be next.
+        """
+        if client not in self._clients:
+            self._clients[client] = {}
+            if last in self._clients:
+                self._clients[last] = self._clients.pop(last)
+        self._clients[client][waiter] = None
+        self.size += 1
+
+    def remove(self, client: str, waiter: _Waiter) -> None:
+        waiting = self._clients.get(client, {})
+        if waiter not in waiting:
+            return
+        del waiting[waiter]
+        if not waiting:
+            del self._clients[client]
+        self.size -= 1
+
+    def next(self, held: Counter[str]) -> tuple[str, _Waiter]:
+        """Takes out whose turn it is; the lane must not be empty."""
+        client = min(self._clients, key=held.__getitem__)
+        waiting = self._clients.pop(client)
+        waiter = next(iter(waiting))
+        del waiting[waiter]
+        if waiting:
+            self._clients[client] = waiting
+        self.size -= 1
+        return client, waiter
+
+
+class Turns:
+    def __init__(
+        self,
+        slots: int,
+        *,
+        limit: int = GATEWAY_QUEUE_LIMIT,
+        per_client: int = GATEWAY_QUEUE_PER_CLIENT,
+        wait_s: float = GATEWAY_TURN_WAIT_S,
+    ) -> None:
+        self._slots = max(1, slots)
+        self._limit = limit
+        self._per_client = per_client
+        self._wait_s = wait_s
+        self._held: Counter[str] = Counter()
+        self._taken = 0
+        self._last = ""
+        """Whose turn came last."""
+        self._fresh = _Lane()
+        self._resumed = _Lane()
+        self._resumed_in_a_row = 0
+        """Granted while others waited."""
+        self._lasts_s = GATEWAY_TURN_GUESS_S
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def waiting(self) -> int:
+        return self._fresh.size + self._resumed.size
+
+    @property
+    def taken(self) -> int:
+        return self._taken
+
+    @property
+    def free(self) -> bool:
+        """A turn can be had without waiting."""
+        return self._taken < self._slots
+
+    def resize(self, slots: int) -> None:
+        """Turns that were taken stay so, even if they are now too many."""
+        self._slots = max(1, slots)
+        self._fill()
+
+    @asynccontextmanager
+    async def take(self, client: str, *, resumed: bool = False) -> AsyncIterator[None]:
+        """Wait for a turn, and keep it until the end of the block. Raises `TurnRefused` or `TurnLate`."""
+        if self.free:
+            # Nobody waits then.
+            self._grant(client)
+        else:
+            await self._wait(client, self._resumed if resumed else self._fresh)
+        since_s = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            lasted_s = asyncio.get_running_loop().time() - since_s
+            self._lasts_s += _NEWEST_WEIGHT * (lasted_s - self._lasts_s)
+            self._give_back(client)
+
+    async def _wait(self, client: str, lane: _Lane) -> None:
+        if lane.size >= self._limit or lane.count(client) >= self._per_client:
+            raise TurnRefused(self.retry_after_s)
+        waiter = asyncio.get_running_loop().create_future()
+        lane.add(client, waiter, last=self._last)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await waiter
+        except BaseException as error:
+            if waiter.done() and not waiter.cancelled():
+                # It was granted, and in the same moment not wanted any more.
+                self._give_back(client)
+            else:
+                lane.remove(client, waiter)
+            if isinstance(error, TimeoutError):
+                raise TurnLate from None
+            raise
+
+    @property
+    def retry_after_s(self) -> int:
+        """After which there may be room: when as many turns have ended as wait now."""
+        seconds = math.ceil(self.waiting * self._lasts_s / self._slots)
+        return min(max(seconds, 1), GATEWAY_RETRY_AFTER_LIMIT_S)
+
+    def _grant(self, client: str) -> None:
+        self._taken += 1
+        self._held[client] += 1
+        self._last = client
+
+    def _give_back(self, client: str) -> None:
+        self._taken -= 1
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        self._fill()
+
+    def _fill(self) -> None:
+        while self.free and self.waiting:
+            client, waiter = self._next_lane().next(self._held)
+            # One that was cancelled has left, although its task does not know yet.
+            if not waiter.cancelled():
+                self._grant(client)
+                waiter.set_result(None)
+
+    def _next_lane(self) -> _Lane:
+        if not self._resumed.size or (self._fresh.size and self._resumed_in_a_row >= self._slots):
+            self._resumed_in_a_row = 0
+            return self._fresh
+        self._resumed_in_a_row += 1 if self._fresh.size else 0
+        return self._resumed

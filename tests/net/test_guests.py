@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from mesh_llm.defaults import GUEST_HELD_BYTES
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.node import guests
 from mesh_llm.node.mesh import Mesh as NodeMesh
@@ -111,7 +112,7 @@ async def test_next_when_the_connection_before_has_ended(host: Host) -> None:
     await host.until(taken=0)
 
 
-@pytest.mark.parametrize("size", [guests.GUEST_HELD_BYTES - 1000, guests.GUEST_HELD_BYTES, 3_000_000])
+@pytest.mark.parametrize("size", [GUEST_HELD_BYTES - 1000, GUEST_HELD_BYTES, 3_000_000])
 async def test_long_requests_arrive_whole(host: Host, size: int) -> None:
     body = random.Random(size).randbytes(size)
     async with host.connect("a") as first, host.connect("b") as second:

@@ -4,22 +4,108 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
-from mesh_llm.defaults import GATEWAY_CLIENT_IDLE_S, GATEWAY_HEADER_LIMIT_BYTES, GATEWAY_LINGER_S
+from mesh_llm.defaults import (
+    GATEWAY_CLIENT_IDLE_S,
+    GATEWAY_HEAD_LIMIT_BYTES,
+    GATEWAY_HEADER_LIMIT_BYTES,
+    GATEWAY_LINGER_S,
+    GATEWAY_TURNED_AWAY,
+    GATEWAY_TURNED_AWAY_S,
+)
 from mesh_llm.gateway import failures
+from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.limits import Limits
 
 log = logging.getLogger(__name__)
 
+ALL_HEADERS = f"the request's headers are longer than {GATEWAY_HEAD_LIMIT_BYTES >> 10} KiB in all"
+
 
 class ClientConnection(web.RequestHandler):
-    _is_full = False
-    _on_full: Callable[[], None] | None = None
-    _on_room: Callable[[], None] | None = None
+    def __init__(self, server: ClientServer, limits: Limits, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._server = server
+        self._limits = limits
+        self._is_full = False
+        self._on_full: Callable[[], None] | None = None
+        self._on_room: Callable[[], None] | None = None
+        self._refused = False
+        """It has got its last answer; whatever else it sends is ignored."""
+        self._head_bytes = 0
+        """Of a request's head that has begun to arrive."""
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    # -- who gets in ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._server.make_room():
+            super().connection_made(transport)
+        else:
+            self._refused = True
+            self._server.turn_away(self, cast(asyncio.Transport, transport), failures.crowded())
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._head_ended()
+        self._server.forget(self)
+        super().connection_lost(exc)
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._force_close or self._refused
+
+    @property
+    def is_idle(self) -> bool:
+        """It waits for a request, the first one or the next one, or for the rest of its head."""
+        if self.is_leaving:
+            return False
+        return not self._request_count or (self._waiter is not None and not self._waiter.done())
+
+    @property
+    def idle_until_s(self) -> float:
+        """When it will be closed for it; the smaller, the longer it has been idle."""
+        return self._next_keepalive_close_time
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        was_idle = self.is_idle
+        super().data_received(data)
+        if not was_idle:
+            return
+        if not self.is_idle:
+            self._head_ended()
+            return
+        # The keep-alive limit is no help: it grants more than a minute to send one byte after the other.
+        if self._head_timer is None:
+            self._head_timer = self._loop.call_later(
+                self._limits.head_s, self._break_off, failures.head_late(self._limits.head_s)
+            )
+        self._head_bytes += len(data)
+        if self._head_bytes > GATEWAY_HEAD_LIMIT_BYTES:
+            self._break_off(failures.head_too_large(ALL_HEADERS))
+
+    def _head_ended(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _break_off(self, failure: Failure) -> None:
+        """Refuse a request whose head is not all there."""
+        self._head_ended()
+        if self.transport is not None and self.is_idle:
+            self._refused = True
+            self.close()
+            self._server.turn_away(self, self.transport, failure)
+
+    # -- flow control --------------------------------------------------------------------------
 
     @contextmanager
     def watched(self, on_full: Callable[[], None], on_room: Callable[[], None]) -> Iterator[None]:
@@ -56,9 +142,9 @@ class ClientConnection(web.RequestHandler):
         log.debug("unreadable request error=%s", type(exc).__name__)
         if isinstance(exc, LineTooLong):
             limit = f"{GATEWAY_HEADER_LIMIT_BYTES >> 10} KiB"
-            failure = failures.bad_request(
-                f"the request line or a header is longer than {limit}", status=431, code="header_too_large"
-            )
+            failure = failures.head_too_large(f"the request line or a header is longer than {limit}")
+        elif isinstance(exc, BadHttpMessage) and "Too many headers" in exc.message:
+            failure = failures.head_too_large("the request has too many headers")
         elif status < 500:
             failure = failures.bad_request("this is not an HTTP request that can be read", status=status)
         else:
@@ -66,16 +152,65 @@ class ClientConnection(web.RequestHandler):
         return failure.response()
 
 
+def check_head(request: web.BaseRequest) -> None:
+    """Refuse what is too large but came in so few packets that nobody had to wait for its end."""
+    if sum(len(name) + len(value) for name, value in request.raw_headers) > GATEWAY_HEAD_LIMIT_BYTES:
+        raise failures.head_too_large(ALL_HEADERS)
+
+
 class ClientServer(web.Server):
+    def __init__(
+        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], limits: Limits
+    ) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._limits = limits
+        self._turned_away: dict[ClientConnection, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
+
     def __call__(self) -> web.RequestHandler:
         return ClientConnection(
             self,
+            self._limits,
             loop=asyncio.get_running_loop(),
             # The gateway logs for itself, the requests that were cancelled as well.
-            access_log=None,  # type: ignore[arg-type]
+            access_log=None,
             keepalive_timeout=GATEWAY_CLIENT_IDLE_S,
             lingering_time=GATEWAY_LINGER_S,
             max_line_size=GATEWAY_HEADER_LIMIT_BYTES,
             max_field_size=GATEWAY_HEADER_LIMIT_BYTES,
             auto_decompress=False,
         )
+
+    def make_room(self) -> bool:
+        """For one more connection; idle ones go first, the longest idle before the others."""
+        connections = [
+            each for each in self.connections if isinstance(each, ClientConnection) and not each.is_leaving
+        ]
+        idle = [each for each in connections if each.is_idle]
+        if len(connections) < self._limits.connections and len(idle) < self._limits.idle_connections:
+            return True
+        if not idle:
+            return False
+        min(idle, key=lambda each: each.idle_until_s).force_close()
+        return True
+
+    def turn_away(self, client: ClientConnection, transport: asyncio.Transport, failure: Failure) -> None:
+        """Say why, and stay for a moment: closed at once, what is still arriving would undo the words."""
+        if len(self._turned_away) >= GATEWAY_TURNED_AWAY:
+            transport.abort()
+            return
+        transport.write(failure.wire())
+        if transport.can_write_eof():
+            transport.write_eof()
+        timer = asyncio.get_running_loop().call_later(GATEWAY_TURNED_AWAY_S, transport.abort)
+        self._turned_away[client] = transport, timer
+
+    def forget(self, client: ClientConnection) -> None:
+        """It is gone."""
+        if client in self._turned_away:
+            _, timer = self._turned_away.pop(client)
+            timer.cancel()
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        for transport, _ in self._turned_away.values():
+            transport.abort()
+        await super().shutdown(timeout)

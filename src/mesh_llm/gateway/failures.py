@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from mesh_llm.defaults import GATEWAY_HEAD_S, GATEWAY_RETRY_AFTER_S, GATEWAY_TURN_WAIT_S
+from mesh_llm.defaults import GATEWAY_RETRY_AFTER_S, GATEWAY_TURN_WAIT_S
 from mesh_llm.gateway.upstream import Health
 
 _CLOSE = {"Connection": "close"}
@@ -99,8 +99,8 @@ def crowded() -> Failure:
     )
 
 
-def head_late() -> Failure:
-    message = f"the headers of the request have not arrived within {GATEWAY_HEAD_S:g} s"
+def head_late(limit_s: float) -> Failure:
+    message = f"the headers of the request have not arrived within {limit_s:g} s"
     return _refused(408, message, code="header_late")
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from mesh_llm.defaults import (
     GATEWAY_BODY_LIMIT_BYTES,
+    GATEWAY_CONNECTIONS,
+    GATEWAY_HEAD_S,
+    GATEWAY_IDLE_CONNECTIONS,
     GATEWAY_REPLAY_BYTES,
     GATEWAY_RESUME_S,
     GATEWAY_SILENCE_S,
@@ -18,3 +21,6 @@ class Limits:
     replay_bytes: int = GATEWAY_REPLAY_BYTES
     silence_s: float = GATEWAY_SILENCE_S
     resume_s: float = GATEWAY_RESUME_S
+    connections: int = GATEWAY_CONNECTIONS
+    idle_connections: int = GATEWAY_IDLE_CONNECTIONS
+    head_s: float = GATEWAY_HEAD_S

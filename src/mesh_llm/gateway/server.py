@@ -12,7 +12,7 @@ from aiohttp import web
 from mesh_llm.defaults import API_LISTEN, API_PORT, GATEWAY_STOP_S
 from mesh_llm.errors import UsageError
 from mesh_llm.gateway import failures, listen
-from mesh_llm.gateway.client import ClientServer
+from mesh_llm.gateway.client import ClientServer, check_head
 from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.guard import HEALTH_PATHS, Guard, is_loopback
 from mesh_llm.gateway.limits import Limits
@@ -75,7 +75,7 @@ class Gateway:
         self._relay = Relay(self._serving, config.limits, self._turns)
         # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
         self._runner = web.ServerRunner(
-            ClientServer(self._handle, handler_cancellation=True), shutdown_timeout=GATEWAY_STOP_S
+            ClientServer(self._handle, config.limits), shutdown_timeout=GATEWAY_STOP_S
         )
         await self._runner.setup()
         self._site = web.SockSite(self._runner, taken, ssl_context=context)
@@ -168,6 +168,7 @@ class Gateway:
         return response
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        check_head(request)
         self._guard.check(request)
         assert self._relay is not None
         if request.method in ("GET", "HEAD"):

@@ -1,0 +1,220 @@
+"""How many connections a gateway takes, and for how long it waits for what they have to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from mesh_llm.defaults import GATEWAY_HEAD_LIMIT_BYTES, GATEWAY_TURNED_AWAY
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.server import Gateway, GatewayConfig
+from tests.support.raw_http import Answer, RawClient, connect, request_bytes
+from tests.support.upstream import SSE_HEAD, WAIT_S, FakeEngine, Seen, Wire
+
+StartGateway = Callable[[GatewayConfig], Awaitable[Gateway]]
+Open = Callable[[], Awaitable[RawClient]]
+
+CROWDED = {
+    "error": {
+        "message": "too many connections are open already",
+        "type": "unavailable_error",
+        "code": "too_many_connections",
+    }
+}
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return Limits(connections=4, idle_connections=3, head_s=0.2)
+
+
+@pytest.fixture
+async def gateway(start_gateway: StartGateway, limits: Limits) -> Gateway:
+    return await start_gateway(GatewayConfig(port=0, limits=limits))
+
+
+@pytest.fixture
+async def another(gateway: Gateway) -> AsyncIterator[Open]:
+    async with AsyncExitStack() as stack:
+
+        async def open_one() -> RawClient:
+            return await stack.enter_async_context(connect(gateway.port))
+
+        yield open_one
+
+
+async def busy(open_one: Open, engine: FakeEngine) -> RawClient:
+    """Asks for an answer that goes on until the client leaves."""
+
+    async def endless(seen: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(b": on\n\n")
+        await wire.gone()
+
+    engine.on("/endless", endless)
+    client = await open_one()
+    await client.send(request_bytes("GET", "/endless"))
+    assert (await client.head()).status == 200
+    return client
+
+
+async def closed(client: RawClient) -> None:
+    """Without another word."""
+    with suppress(ConnectionResetError):
+        assert await client.end() == b""
+
+
+async def one_more(open_one: Open) -> Answer:
+    """What the next connection gets to hear, unasked; its request must not undo it."""
+    client = await open_one()
+    await client.send(request_bytes("POST", "/x", "Connection: close", body=bytes(10_000)))
+    answer = await client.answer()
+    await closed(client)
+    return answer
+
+
+async def test_beyond_the_limit_503(another: Open, engine: FakeEngine) -> None:
+    clients = [await busy(another, engine) for _ in range(4)]
+    for _ in range(3):
+        answer = await one_more(another)
+        assert (answer.status, answer.json()) == (503, CROWDED)
+        assert answer.header("Connection") == ["close"]
+        assert answer.header("Retry-After") == ["1"]
+    # Those before are not disturbed, and a place that is given back can be had.
+    assert all(not client.reader.at_eof() for client in clients)
+    clients[2].writer.transport.abort()
+    async with asyncio.timeout(WAIT_S):
+        while (await one_more(another)).status == 503:
+            pass
+    assert [seen.target for seen in engine.seen].count("/x") == 1
+
+
+async def test_idle_ones_make_room(another: Open, engine: FakeEngine) -> None:
+    for _ in range(2):
+        await busy(another, engine)
+    first, second = await another(), await another()
+    for client in (first, second):
+        assert (await client.request("GET", "/props")).status == 200
+    third = await another()
+    assert (await third.request("GET", "/props")).status == 200
+    await closed(first)
+    # Used since then: it is not the next to go. Some loops count time in milliseconds.
+    for _ in range(2):
+        await asyncio.sleep(0.005)
+        assert (await second.request("GET", "/props")).status == 200
+    last = await another()
+    assert (await last.request("GET", "/props")).status == 200
+    await closed(third)
+    assert (await second.request("GET", "/props")).status == 200
+
+
+async def test_idle_ones_have_a_limit_of_their_own(another: Open) -> None:
+    clients = [await another() for _ in range(3)]
+    for client in clients:
+        assert (await client.request("GET", "/props")).status == 200
+    second = await another()
+    assert (await second.request("GET", "/props")).status == 200
+    await closed(clients[0])
+    for client in clients[1:]:
+        assert (await client.request("GET", "/props")).status == 200
+
+
+async def test_a_crowd_at_the_door(another: Open, engine: FakeEngine) -> None:
+    for _ in range(4):
+        await busy(another, engine)
+    crowd = [await another() for _ in range(3 * GATEWAY_TURNED_AWAY)]
+
+    async def heard(client: RawClient) -> bool:
+        try:
+            return b" 503 " in await client.end()
+        except ConnectionResetError:
+            return False
+
+    told = sum(await asyncio.gather(*(heard(client) for client in crowd)))
+    assert told >= GATEWAY_TURNED_AWAY
+    # Nobody stays who was turned away: there is time for words again.
+    for client in crowd:
+        client.writer.close()
+    async with asyncio.timeout(WAIT_S):
+        while not await heard(await another()):
+            pass
+
+
+async def test_slow_headers(another: Open, engine: FakeEngine) -> None:
+    client = await another()
+    for byte in b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ":
+        await client.send(bytes([byte]))
+    # One more byte now and then does not help.
+    dripping = asyncio.create_task(_drip(client))
+    answer = await client.answer()
+    assert (answer.status, answer.json()["error"]["code"]) == (408, "header_late")
+    assert answer.json()["error"]["message"] == "the headers of the request have not arrived within 0.2 s"
+    await closed(client)
+    await dripping
+    assert engine.seen == []
+
+
+async def _drip(client: RawClient) -> None:
+    try:
+        while not client.reader.at_eof():
+            await client.send(b"x")
+            await asyncio.sleep(0.01)
+    except ConnectionError:
+        pass
+
+
+async def test_slow_headers_of_a_second_request(another: Open) -> None:
+    client = await another()
+    assert (await client.request("GET", "/props")).status == 200
+    await client.send(b"GET / HT")
+    assert (await client.answer()).status == 408
+    await closed(client)
+
+
+async def test_time_to_think_between_requests(another: Open, limits: Limits) -> None:
+    """The limit is on a head that has begun, not on connections that say nothing, nor on bodies."""
+    client, slow = await another(), await another()
+    assert (await client.request("GET", "/props")).status == 200
+    await slow.send(request_bytes("POST", "/x", "Content-Length: 4"))
+    await asyncio.sleep(2 * limits.head_s)
+    await slow.send(b"late")
+    assert (await slow.answer()).json()["size"] == 4
+    assert (await client.request("GET", "/props")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ([f"X-{number}: {'y' * 1000}" for number in range(100)], "longer than 64 KiB in all"),
+        ([f"X-{number}: y" for number in range(1000)], "too many headers"),
+        ([f"X-{number}: {'y' * 15_000}" for number in range(20)], "longer than 64 KiB in all"),
+    ],
+)
+@pytest.mark.parametrize("piece_bytes", [700, 1 << 20])
+async def test_many_headers(
+    another: Open, engine: FakeEngine, headers: list[str], message: str, piece_bytes: int
+) -> None:
+    client = await another()
+    request = request_bytes("GET", "/", *headers)
+    answering = asyncio.create_task(client.answer())
+    try:
+        for start in range(0, len(request), piece_bytes):
+            await client.send(request[start : start + piece_bytes])
+    except ConnectionError:
+        pass
+    answer = await answering
+    assert (answer.status, answer.json()["error"]["code"]) == (431, "header_too_large")
+    assert message in answer.json()["error"]["message"]
+    await closed(client)
+    assert engine.seen == []
+
+
+async def test_headers_just_below_the_limit(another: Open, engine: FakeEngine) -> None:
+    size = (GATEWAY_HEAD_LIMIT_BYTES - 2000) // 100
+    client = await another()
+    headers = [f"X-{number:02}: {'y' * (size - 8)}" for number in range(100)]
+    assert (await client.request("GET", "/", *headers)).status == 200
+    assert len(engine.seen[0].headers) > 100

@@ -11,12 +11,23 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from mesh_llm.gateway import failures
+from mesh_llm.gateway.dialects import PATHS as DIALECT_PATHS
 from mesh_llm.gateway.upstream import Upstream
 
 # RFC 9110, 7.6.1: these speak of one connection, not of the message. Proxy-* go the same way, below.
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
 # Ours to say towards the engine: its name, its key, and the framing of the body. And what is for us to heed.
 _REPLACED = frozenset({"host", "authorization", "x-api-key", "content-length", "expect", "prefer"})
+_TRAITS = ("Authorization", "x-api-key", "User-Agent", "x-mesh-llm-client")
+_COMPUTES = DIALECT_PATHS | {
+    "/v1/embeddings",
+    "/embeddings",
+    "/embedding",
+    "/v1/rerank",
+    "/rerank",
+    "/v1/reranking",
+    "/reranking",
+}
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -36,6 +47,8 @@ class Errand:
     target: str
     """Path and query."""
     headers: CIMultiDict[str]
+    client: str = ""
+    """Who asks, as well as it can be told; a key is not to be read from it."""
 
     @classmethod
     def of(cls, request: web.BaseRequest) -> Errand:
@@ -43,7 +56,13 @@ class Errand:
             method=request.method,
             target=_target(request),
             headers=end_to_end(request.headers, without=_REPLACED),
+            client=_client(request),
         )
+
+    @property
+    def takes_slot(self) -> bool:
+        """It makes the engine compute."""
+        return self.method == "POST" and self.target.partition("?")[0] in _COMPUTES
 
     def head(self, upstream: Upstream, framing: dict[str, str]) -> bytes:
         lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {upstream.authority}"]
@@ -67,11 +86,10 @@ def small(method: str, target: str) -> Errand:
     return Errand(method=method, target=target, headers=CIMultiDict({"Content-Type": "application/json"}))
 
 
-def client_of(request: web.BaseRequest, user: str) -> str:
-    """Who asks, as well as it can be told; a key is not to be read from it."""
-    traits = (request.remote or "", request.headers.get("Authorization", ""), user)
-    agent = request.headers.get("User-Agent", "")
-    return hashlib.blake2b("\0".join((*traits, agent)).encode(errors="replace"), digest_size=12).hexdigest()
+def _client(request: web.BaseRequest) -> str:
+    # On one machine all have one address; by their keys and names most programs can be told apart.
+    traits = [request.remote or "", *(request.headers.get(name, "") for name in _TRAITS)]
+    return hashlib.blake2b("\0".join(traits).encode(errors="replace"), digest_size=12).hexdigest()
 
 
 def _target(request: web.BaseRequest) -> str:

@@ -44,12 +44,6 @@ class Generation:
         """The client has not asked how far the engine is with the prompt."""
         return self.dialect.reports_progress and not self.body.get("return_progress")
 
-    @property
-    def user(self) -> str:
-        """Who asks, where the client says so."""
-        user = self.body.get("user")
-        return user[:64] if isinstance(user, str) else ""
-
     def continued(self, said: Said) -> Document | None:
         """The request for the rest of an answer; None where it cannot be told from what was said."""
         if not (said.is_text and self.dialect.is_plain(self.body)):

@@ -6,6 +6,10 @@ import asyncio
 import json
 import logging
 import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -29,12 +33,21 @@ from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.pool import Pool
 from mesh_llm.gateway.seam import Diverged
-from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.turns import TurnLate, TurnRefused, Turns
 from mesh_llm.gateway.upstream import Serving, Upstream
 
 log = logging.getLogger(__name__)
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Whose turn a request waits for."""
+
+    client: str
+    resumed: bool = False
+    """Its answer has begun already."""
 
 
 class Relay:
@@ -143,8 +156,9 @@ class Relay:
         document = await answer.next_request(count)
         if document is None:
             return None
-        connection = await self._ask(upstream, "POST", errand.with_body(upstream, dump(document)))
-        try:
+        turn = Turn(client=errand.client, resumed=answer.has_begun)
+        body = errand.with_body(upstream, dump(document))
+        async with self._asked(upstream, exchange, turn, "POST", body) as connection:
             head = await connection.head()
             if head.status != 200 or not _is_stream(head):
                 return await self._refusal(request, exchange, upstream, connection, answer)
@@ -156,8 +170,6 @@ class Relay:
             if not answer.check_end():
                 raise EngineLost("the answer ended too early")
             return None
-        finally:
-            self._pool.give_back(upstream, connection)
 
     async def _refusal(
         self,
@@ -192,13 +204,14 @@ class Relay:
         self, request: web.BaseRequest, exchange: Exchange, errand: Errand, body: Body
     ) -> web.StreamResponse:
         """As it came; to another engine as long as the client has heard nothing."""
+        turn = Turn(client=errand.client) if errand.takes_slot else None
         async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
             while True:
                 upstream = await attempts.next()
+                asked = errand.head(upstream, body.headers()) + body.start
                 try:
-                    head = errand.head(upstream, body.headers())
-                    connection = await self._ask(upstream, request.method, head + body.start)
-                    return await self._hand_back(request, exchange, upstream, connection, repeatable=True)
+                    async with self._asked(upstream, exchange, turn, request.method, asked) as connection:
+                        return await self._hand_back(request, exchange, upstream, connection, repeatable=True)
                 except EngineSilent:
                     raise
                 except EngineError as error:
@@ -225,6 +238,7 @@ class Relay:
                     # An answer may come before the end of what it answers, a refusal above all.
                     sending.cancel()
                     await asyncio.wait((sending,))
+                    self._pool.give_back(upstream, connection)
             except EngineSilent:
                 raise
             except EngineError as error:
@@ -242,26 +256,24 @@ class Relay:
         *,
         repeatable: bool = False,
     ) -> web.StreamResponse:
-        try:
-            head = await connection.head()
-            if repeatable and head.status >= 500 and not await self._is_trusted(upstream):
-                raise EngineLost(f"the engine answered {head.status} in its last moments")
-            outlet = exchange.outlet = await Outlet.open(
-                request,
-                status=head.status,
-                reason=head.reason,
-                headers=_headers(head, upstream, exchange),
-                silence_s=self._limits.silence_s,
-            )
-            await outlet.pour_from(connection)
-            await outlet.finish()
-            return outlet.response
-        finally:
-            self._pool.give_back(upstream, connection)
+        head = await connection.head()
+        if repeatable and head.status >= 500 and not await self._is_trusted(upstream):
+            raise EngineLost(f"the engine answered {head.status} in its last moments")
+        outlet = exchange.outlet = await Outlet.open(
+            request,
+            status=head.status,
+            reason=head.reason,
+            headers=_headers(head, upstream, exchange),
+            silence_s=self._limits.silence_s,
+        )
+        await outlet.pour_from(connection)
+        await outlet.finish()
+        return outlet.response
 
     # -- connections -----------------------------------------------------------------------------
 
     async def _fetch(self, upstream: Upstream, errand: Errand, body: bytes) -> tuple[Head, bytes]:
+        """Something small, out of turn."""
         parts: list[bytes] = []
         request = errand.with_body(upstream, body) if body else errand.head(upstream, {})
         connection = await self._ask(upstream, errand.method, request)
@@ -271,21 +283,53 @@ class Relay:
         finally:
             self._pool.give_back(upstream, connection)
 
-    async def _ask(self, upstream: Upstream, method: str, request: bytes) -> EngineConnection:
-        """Send a request that can be sent again; returns with the head of its answer."""
+    @asynccontextmanager
+    async def _asked(
+        self, upstream: Upstream, exchange: Exchange, turn: Turn | None, method: str, request: bytes
+    ) -> AsyncIterator[EngineConnection]:
+        """Send a request that can be sent again, in its turn; the head of its answer has come."""
+        began_s = time.monotonic()
+        async with self._in_turn(upstream, turn):
+            exchange.waited_s += time.monotonic() - began_s
+            connection = await self._ask(upstream, method, request, turn=turn)
+            try:
+                yield connection
+            finally:
+                self._pool.give_back(upstream, connection)
+
+    @asynccontextmanager
+    async def _in_turn(self, upstream: Upstream, turn: Turn | None) -> AsyncIterator[None]:
+        """At the engine of this node; those elsewhere see to it themselves."""
+        if turn is None or upstream.connect is not None or self._turns is None:
+            yield
+            return
+        try:
+            async with self._turns.take(turn.client, resumed=turn.resumed):
+                yield
+        except TurnRefused as refused:
+            raise failures.busy(refused.retry_after_s) from None
+        except TurnLate:
+            raise failures.queue_late() from None
+
+    async def _ask(
+        self, upstream: Upstream, method: str, request: bytes, *, turn: Turn | None = None
+    ) -> EngineConnection:
+        if turn is not None and upstream.connect is not None:
+            made = await self._pool.connect(upstream, client=turn.client, resumed=turn.resumed)
+            return await _send(made, method, request)
         used = self._pool.take(upstream)
         if used is not None:
             try:
-                return await _asked(used, method, request)
+                return await _send(used, method, request)
             except EngineLost:
                 # The engine closes idle connections, perhaps in the moment in which we chose one, and
                 # each one that it has streamed on, although it promises to keep it.
                 if used.answered:
                     raise
-        return await _asked(await self._pool.connect(upstream), method, request)
+        return await _send(await self._pool.connect(upstream), method, request)
 
 
-async def _asked(connection: EngineConnection, method: str, request: bytes) -> EngineConnection:
+async def _send(connection: EngineConnection, method: str, request: bytes) -> EngineConnection:
     try:
         connection.send(method, request)
         await connection.head()

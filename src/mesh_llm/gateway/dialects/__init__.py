@@ -27,10 +27,12 @@ _BY_PATH: dict[str, Dialect] = {
     "/responses": _RESPONSES,
 }
 
+PATHS = frozenset(_BY_PATH)
+
 
 def dialect_of(path: str) -> Dialect | None:
     """None where `path` asks for no text."""
     return _BY_PATH.get(path)
 
 
-__all__ = ["Dialect", "Said", "dialect_of"]
+__all__ = ["PATHS", "Dialect", "Said", "dialect_of"]

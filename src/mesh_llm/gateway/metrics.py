@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ _ROUTES = frozenset(
     }
 )
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 def route(path: str) -> str:
@@ -124,6 +126,36 @@ class Meters:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self._first_token = Histogram(
+            "mesh_llm_gateway_first_token_seconds",
+            "From a request's headers to the first event of its text, queue and prompt included.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._token = Histogram(
+            "mesh_llm_gateway_token_seconds",
+            "Between two events of a text, the mean of each answer.",
+            ("route",),
+            buckets=_TOKEN_SECONDS,
+            registry=self._registry,
+        )
+        self._tokens = Counter(
+            "mesh_llm_gateway_token_events",
+            "Events of texts sent to clients, or put together for them; mostly one for each token.",
+            registry=self._registry,
+        )
+        self._resumed = Counter(
+            "mesh_llm_gateway_resumed",
+            "Times that another engine went on with a request.",
+            registry=self._registry,
+        )
+        self._queue = Histogram(
+            "mesh_llm_gateway_queue_seconds",
+            "That requests waited for a slot of the engine on this node.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
         directions = Counter(
             "mesh_llm_gateway_bytes",
             "Bytes of bodies, from clients (in) and to them (out).",
@@ -134,6 +166,17 @@ class Meters:
         # Looking a series up by its labels takes longer than counting in it.
         self._requests_of = lru_cache(self._requests.labels)
         self._first_byte_of = lru_cache(self._first_byte.labels)
+        self._first_token_of = lru_cache(self._first_token.labels)
+        self._token_of = lru_cache(self._token.labels)
+
+    def watch_queue(self, waiting: Callable[[], float], taken: Callable[[], float]) -> None:
+        """Tell of the queue in front of the engine here."""
+        gauge = Gauge(
+            "mesh_llm_gateway_queue_waiting", "Requests that wait for a slot.", registry=self._registry
+        )
+        gauge.set_function(waiting)
+        gauge = Gauge("mesh_llm_gateway_slots_taken", "Slots of the engine in use.", registry=self._registry)
+        gauge.set_function(taken)
 
     def begin(self, request: web.BaseRequest) -> Exchange:
         self._in_flight.inc()
@@ -148,11 +191,22 @@ class Meters:
         self._bytes_out.inc(exchange.sent_bytes)
         if exchange.first_byte_s is not None:
             self._first_byte_of(label).observe(exchange.first_byte_s)
+        if exchange.events:
+            self._count_text(label, exchange)
         if access.isEnabledFor(logging.INFO):
             took_s = time.monotonic() - exchange.started_s
             # No query: people put keys there. No raw bytes: a log line is one line of plain text.
             path = exchange.path[:_PATH_SHOWN].encode("ascii", "backslashreplace").decode()
             access.info("%s %s %s %d %.3f", exchange.method, path, end, exchange.sent_bytes, took_s)
+
+    def _count_text(self, label: str, exchange: Exchange) -> None:
+        self._first_token_of(label).observe(exchange.first_event_s - exchange.started_s)
+        if exchange.events > 1:
+            lasted_s = time.monotonic() - exchange.first_event_s
+            self._token_of(label).observe(lasted_s / (exchange.events - 1))
+        self._tokens.inc(exchange.events)
+        self._resumed.inc(exchange.resumed)
+        self._queue.observe(exchange.waited_s)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -17,8 +17,9 @@ NAMES = ("one", "two", "three")
 class _Kept:
     """A mesh that one test after the other breaks, and that has to heal in between."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, options: tuple[str, ...]) -> None:
         self._model = model
+        self._options = options
         self._stack = ExitStack()
         self.mesh: MeshProcesses | None = None
 
@@ -26,9 +27,9 @@ class _Kept:
         if self.mesh is None:
             folder = self._stack.enter_context(temporary_home())
             self.mesh = self._stack.enter_context(MeshProcesses(folder, self._model))
-            self.mesh.create(NAMES[0], "--split")
+            self.mesh.create(NAMES[0], "--split", *self._options)
             for name in NAMES[1:]:
-                self.mesh.join(name)
+                self.mesh.join(name, *self._options)
         for name in NAMES:
             if name not in self.mesh.nodes:
                 self.mesh.restart(name)
@@ -41,8 +42,14 @@ class _Kept:
 
 
 @pytest.fixture(scope="module")
-def kept(smollm2: Path) -> Iterator[_Kept]:
-    kept = _Kept(smollm2)
+def options() -> tuple[str, ...]:
+    """What each node of the mesh is started with besides; a module may have its own."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def kept(smollm2: Path, options: tuple[str, ...]) -> Iterator[_Kept]:
+    kept = _Kept(smollm2, options)
     try:
         yield kept
     finally:

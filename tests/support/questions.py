@@ -1,0 +1,49 @@
+"""What tests ask through one client after the other, and what has to come back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+QUESTION = "Why is the sky blue?"
+MESSAGES: Any = [{"role": "user", "content": QUESTION}]
+WEATHER = "What is the weather in Paris, in C?"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Paris", "Rome"]},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+"""Closed: what follows it ends soon, whatever the model."""
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Current weather of a city", "parameters": SCHEMA},
+}
+EXACT: dict[str, Any] = {"cache_prompt": False}
+"""A prompt that is computed in other batches may end in another text."""
+CHAT: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": 12, **EXACT}
+TEXT: dict[str, Any] = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 8, **EXACT}
+_CALLED = {"name": "weather", "arguments": '{"city": "Rome", "unit": "C"}'}
+_ASSISTANT = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "1", "type": "function", "function": _CALLED}],
+}
+WEATHER_TURNS: Any = [
+    {"role": "user", "content": "What is the weather in Rome, in C?"},
+    _ASSISTANT,
+    {"role": "tool", "tool_call_id": "1", "content": "18"},
+    {"role": "user", "content": WEATHER},
+]
+"""With an example: so small a model rarely calls anything of its own accord."""
+
+
+def check_weather(arguments: str | dict[str, Any]) -> None:
+    """They are what the schema allows."""
+    document = json.loads(arguments) if isinstance(arguments, str) else arguments
+    assert sorted(document) == ["city", "unit"]
+    assert document["city"] in ("Paris", "Rome")
+    assert document["unit"] in ("C", "F")

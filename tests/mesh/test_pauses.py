@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import psutil
+
 from tests.support.mesh import MeshProcesses
 from tests.support.waiting import until
 
@@ -21,6 +23,20 @@ def test_hanging_worker_child_is_replaced(trio: MeshProcesses) -> None:
 
     assert after.host == before.host
     assert before.epoch < after.epoch <= before.epoch + 3
+    assert trio.chat() == text
+
+
+def test_hanging_engine_is_replaced(trio: MeshProcesses) -> None:
+    before, text = trio.serving(), trio.chat()
+    engine = psutil.Process(before.engine)
+
+    engine.suspend()
+    until(lambda: not engine.is_running(), within_s=40, what="the engine that hangs is ended")
+    after = trio.serving()
+
+    assert after.host == before.host
+    assert before.epoch < after.epoch <= before.epoch + 3
+    assert trio.engines() == [after.engine]
     assert trio.chat() == text
 
 

@@ -184,6 +184,10 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...]) ->
     params.n_parallel = spec.slots
     params.cpuparams.n_threads = spec.threads
     params.cpuparams_batch.n_threads = spec.threads
+    if spec.batch is not None:
+        params.n_batch = spec.batch
+    if spec.micro_batch is not None:
+        params.n_ubatch = spec.micro_batch
     params.cache_type_k = cache_type(xllamacpp, spec.cache_type_k)
     params.cache_type_v = cache_type(xllamacpp, spec.cache_type_v)
     params.tensor_split = tensor_split(spec.devices, devices, len(params.tensor_split))

@@ -37,6 +37,7 @@ from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
 from mesh_llm.node import desk, entry, forecast, status
+from mesh_llm.node.abilities import described, held_bytes
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
@@ -212,7 +213,10 @@ class Node:
         settings = self.entry.settle(model, default_slots=DEFAULT_SLOTS)
         self._change(State.STARTING, "native libraries are being built")
         self.equipment = await equip(
-            self.config, say=lambda text: self._say("engine", text), progress=self._progress
+            self.config,
+            say=lambda text: self._say("engine", text),
+            progress=self._progress,
+            held_bytes=held_bytes(self.config, model),
         )
         equipment = self.equipment
         self.passage.splicer = load_native(equipment.splice)
@@ -236,11 +240,7 @@ class Node:
         if facts is None:
             self._say("model", f"There is no {self.model_name} here, and --no-fetch: nothing is lent")
             return
-        self._say(
-            "model",
-            f"Model {facts.name}: {facts.quantisation}, {facts.weight_bytes / 1e9:.1f} GB, "
-            f"{len(facts.layers)} layers, context {facts.context_trained}",
-        )
+        self._say("model", described(self.config, facts))
 
     def _on_other_model(self) -> None:
         """The mesh's creator has chosen another one, or it has come at last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,13 +62,25 @@ class Client:
                 )
         return Answer(document=json.loads(raw), wall_s=wall_s)
 
-    async def stream(self, server: Server, path: str, body: dict[str, Any]) -> Stream:
-        """What arrives is only stamped and kept here; it is read once the clock has stopped."""
+    async def stream(
+        self,
+        server: Server,
+        path: str,
+        body: dict[str, Any],
+        *,
+        on_piece: Callable[[int], bool] = lambda _: True,
+    ) -> Stream:
+        """What arrives is only stamped and kept here; it is read once the clock has stopped.
+
+        `on_piece` gets the number of pieces that have come; False leaves the rest.
+        """
         pieces: list[tuple[float, bytes]] = []
         started = time.perf_counter()
         async with self._session.post(server.url + path, json=body, headers=_headers(server)) as reply:
             async for piece in reply.content.iter_any():
                 pieces.append((time.perf_counter() - started, piece))
+                if not on_piece(len(pieces)):
+                    break
             total_s = time.perf_counter() - started
             if reply.status != 200:
                 raise MeshError(f"{path} was answered with {reply.status}")

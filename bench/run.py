@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench import facts, gpu, idle, links, mesh, meshrelay, overhead, relay, solo, split, startup
+from bench import facts, fairness, gpu, idle, links, mesh, meshrelay, overhead, relay, solo, split, startup
 from bench.facts import Load
 from bench.plan import Plan
 from bench.report import Result, Row
@@ -37,6 +37,7 @@ BENCHES: dict[str, Bench] = {
     "meshrelay": Bench(title=meshrelay.TITLE, measure=meshrelay.measure),
     "overhead": Bench(title=overhead.TITLE, measure=overhead.measure),
     "solo": Bench(title=solo.TITLE, measure=solo.measure),
+    "fairness": Bench(title=fairness.TITLE, measure=fairness.measure),
     "links": Bench(title=links.TITLE, measure=links.measure),
     "mesh": Bench(title=mesh.TITLE, measure=mesh.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),

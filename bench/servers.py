@@ -110,13 +110,13 @@ async def node(home: Path) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def observed_node(home: Path) -> AsyncIterator[ObservedServer]:
+async def observed_node(home: Path, *options: str) -> AsyncIterator[ObservedServer]:
     def parse(line: str) -> dict[str, Any] | None:
         document: dict[str, Any] | None = json.loads(line[len(MARK) :]) if line.startswith(MARK) else None
         return document
 
     script = str(_FOLDER / "observed_node.py")
-    argv = following([sys.executable, "-P", script, "--port", "0", "--home", str(home)])
+    argv = following([sys.executable, "-P", script, "--port", "0", "--home", str(home), *options])
     async with _ready(argv, parse) as (child, event, ready_s):
         yield ObservedServer(
             node=Server(url=event["url"], key="", pid=child.pid, ready_s=ready_s),

@@ -99,8 +99,13 @@ class NodeConfig:
             )
         if self.trace is not None and not self.trace.absolute().parent.is_dir():
             raise UsageError(f"--trace {self.trace}: there is no folder {self.trace.absolute().parent}")
-        if self.mmproj is not None and not self.mmproj.is_file():
+        if self.mmproj is not None and not self.without_mmproj and not self.mmproj.is_file():
             raise UsageError(f"--mmproj {self.mmproj}: there is no such file")
+
+    @property
+    def without_mmproj(self) -> bool:
+        """Whether a projector that lies beside the model is to be left there."""
+        return self.mmproj == Path("none")
 
     def _check_mesh(self) -> None:
         """Options about the mesh that exclude each other."""

@@ -74,6 +74,10 @@ class ModelFacts:
     """False for encoders and rerankers, which keep no cache."""
     pooled: bool
     """True where the file asks for pooling: an embedding or reranking model."""
+    encodes: bool = False
+    """True where it makes no text: inputs go through it whole, into embeddings or ranks."""
+    ranks: bool = False
+    """True where it tells how well a document fits a question."""
     chat_template: str | None
 
     @property

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
+import psutil
+
 from tests.support.mesh import MeshProcesses
+from tests.support.node import ENDLESS
 from tests.support.waiting import until
 
 SLEEP_S = 15.0
@@ -21,6 +25,20 @@ def test_hanging_worker_child_is_replaced(trio: MeshProcesses) -> None:
 
     assert after.host == before.host
     assert before.epoch < after.epoch <= before.epoch + 3
+    assert trio.chat() == text
+
+
+def test_hanging_engine_is_replaced(trio: MeshProcesses) -> None:
+    before, text = trio.serving(), trio.chat()
+    engine = psutil.Process(before.engine)
+
+    engine.suspend()
+    until(lambda: not engine.is_running(), within_s=40, what="the engine that hangs is ended")
+    after = trio.serving()
+
+    assert after.host == before.host
+    assert before.epoch < after.epoch <= before.epoch + 3
+    assert trio.engines() == [after.engine]
     assert trio.chat() == text
 
 
@@ -59,6 +77,25 @@ def test_stopped_host_node_stands_back_when_it_goes_on(trio: MeshProcesses) -> N
     # The plan that it hosted before has ended, and so has its engine.
     until(lambda: trio.engines() == [after.engine], within_s=40, what="one engine is left")
     assert trio.chat() == text
+
+
+def test_stream_does_not_hang_with_a_stopped_host(trio: MeshProcesses) -> None:
+    before = trio.serving()
+    host, other = trio.nodes[before.host], trio.nodes[before.workers[0]]
+
+    with other.stream("/v1/completions", ENDLESS) as stream:
+        stream.next()
+        # The node alone: its engine goes on, and keeps its connections.
+        host.signal(signal.SIGSTOP)
+        try:
+            # Broken off or continued elsewhere; a read that nothing comes to fails the test.
+            events = list(stream.data())
+            assert events
+            after = trio.serving(among=before.workers)
+        finally:
+            host.signal(signal.SIGCONT)
+    assert after.epoch > before.epoch
+    trio.serving(above=before.epoch)
 
 
 def test_mesh_sleeps_and_wakes(trio: MeshProcesses) -> None:

@@ -107,6 +107,21 @@ def test_it_comes_back_when_it_is_killed(home: Path, tmp_path: Path, tiny_model:
         assert node.ask("/v1/chat/completions", SKY).status == 200
 
 
+def test_it_comes_back_when_it_hangs(home: Path, tmp_path: Path, tiny_model: Path) -> None:
+    folder = write_server(tmp_path / "bin")
+    with NodeProcess(*SMALL, "--bin-dir", folder, home=home, model=tiny_model) as node:
+        node.until_ready()
+        first = server_of(node)
+
+        first.suspend()
+
+        node.until_said("Engine lost: the engine did not answer for 6 s, and was ended.", within_s=40)
+        node.until(lambda: node.status()["engine"]["restarts"] == 1, what="it is started again")
+        node.until_state("serving")
+        assert first.pid not in [process.pid for process in node.descendants()]
+        assert node.ask("/v1/chat/completions", SKY).status == 200
+
+
 def test_it_goes_with_the_process_that_watches_it(home: Path, tmp_path: Path, tiny_model: Path) -> None:
     folder = write_server(tmp_path / "bin")
     with NodeProcess(*SMALL, "--bin-dir", folder, home=home, model=tiny_model) as node:

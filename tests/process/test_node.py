@@ -463,6 +463,46 @@ def test_a_killed_engine_comes_back(home: Path, smollm2: Path, direct: list[dict
         assert node.stdout.count("Engine lost: the engine was killed (SIGKILL). Restarting it\n") == 1
 
 
+HANG_S = 40.0
+"""To notice and mend an engine that hangs, on a machine that others use, too; ten seconds on a quiet one."""
+HUNG = "Engine lost: the engine did not answer for 6 s, and was ended. Restarting it\n"
+
+
+def test_an_engine_that_hangs_in_an_answer_comes_back(
+    home: Path, smollm2: Path, direct: list[dict[str, Any]]
+) -> None:
+    with NodeProcess(*SMALL, home=home, model=smollm2) as node:
+        node.until_ready()
+        first = node.engine()
+        with node.stream("/v1/completions", ENDLESS) as stream:
+            stream.next()
+            first.suspend()
+            # However it ends, it does not hang with the engine.
+            list(stream.data())
+
+        node.until(lambda: node.status()["engine"]["restarts"] == 1, what="the engine is started again")
+        engine = node.until_state("serving", within_s=HANG_S)["engine"]
+        assert engine["pid"] != first.pid
+        assert gone(first)
+        reply = node.ask("/v1/chat/completions", CHAT)
+        assert reply.json()["choices"][0]["message"] == direct[0]["choices"][0]["message"]
+        assert node.stdout.count(HUNG) == 1
+
+
+def test_an_engine_that_hangs_while_nobody_asks_comes_back(home: Path, tiny_model: Path) -> None:
+    with NodeProcess(*SMALL, home=home, model=tiny_model) as node:
+        node.until_ready()
+        first = node.engine()
+
+        first.suspend()
+
+        node.until_said(HUNG, within_s=HANG_S)
+        node.until(lambda: node.status()["engine"]["restarts"] == 1, what="the engine is started again")
+        node.until_state("serving", within_s=HANG_S)
+        assert gone(first)
+        assert node.ask("/v1/completions", {"prompt": "1", "max_tokens": 2}).status == 200
+
+
 def test_a_killed_node_takes_its_engine_along(home: Path, smollm2: Path) -> None:
     with NodeProcess(*SMALL, home=home, model=smollm2) as node:
         node.until_ready()

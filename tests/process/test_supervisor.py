@@ -12,12 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mesh_llm.engine.spec import EngineSpec
+from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.telemetry import engine_figures
 from mesh_llm.errors import EngineFailed
 
 WAIT_S = 20.0
+HANGS_S = 3.0
+"""Half of what an engine is given: the rest is for a busy machine."""
 
 
 @pytest.fixture
@@ -112,6 +114,58 @@ async def test_a_death_is_explained_to_who_asks_and_mended(spec: EngineSpec, tmp
     assert second.buffers == first.buffers
     states = [report.state for report in watched.reports]
     assert EngineState.FAILED in states
+
+
+async def test_a_hanging_engine_is_ended_explained_and_mended(spec: EngineSpec, tmp_path: Path) -> None:
+    watched = Watched(spec, tmp_path)
+    async with watched.running():
+        first = await watched.until_ready()
+        assert first.pid is not None
+        assert first.port is not None
+        hanging = psutil.Process(first.pid)
+
+        hanging.suspend()
+        failed = await watched.until(lambda report: report.state is EngineState.FAILED)
+        assert failed.reason == "the engine did not answer for 6 s, and was ended"
+        assert not hanging.is_running()
+        assert await watched.supervisor.why(first.port) == failed.reason
+        second = await watched.until_ready()
+
+    assert second.pid != first.pid
+    assert second.restarts == 1
+
+
+async def test_an_engine_that_hangs_for_less_is_left_alone(
+    spec: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh_llm.engine.pulse.BEAT_S", 0.2)
+    watched = Watched(spec, tmp_path)
+    async with watched.running():
+        report = await watched.until_ready()
+        process = psutil.Process(report.pid)
+        for _ in range(3):
+            process.suspend()
+            await asyncio.sleep(HANGS_S)  # the condition is the time itself
+            process.resume()
+            assert await engine_figures(f"http://127.0.0.1:{report.port}", spec.key)
+        assert process.is_running()
+        assert watched.supervisor.report.pid == report.pid
+    assert watched.supervisor.report.restarts == 0
+
+
+async def test_a_split_engine_that_hangs_is_left_to_who_made_its_links(
+    spec: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh_llm.engine.pulse.SILENCE_S", 2.0)
+    watched = Watched(spec, tmp_path)
+    async with watched.running() as task:
+        report = await watched.until_ready()
+        watched.supervisor.spec = replace(spec, links=(LinkSpec(name="MESH0", fd=0, layers=1),))
+        psutil.Process(report.pid).suspend()
+        with pytest.raises(EngineFailed, match="the engine did not answer for 6 s, and was ended"):
+            async with asyncio.timeout(WAIT_S):
+                await task
+    assert watched.supervisor.report.restarts == 0
 
 
 async def test_a_model_that_cannot_be_loaded_is_not_tried_again(spec: EngineSpec, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,23 @@ def write(
     seed: int = 0,
     quantisation: str = "F32",
     tokenizer: Path | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, tuple[int, ...]] | None = None,
     **sizes: int,
 ) -> Path:
     """Write one model file. `sizes` are further fields of `Dimensions`.
 
+    `metadata` (by keys below the architecture's) and `tensors` come on top.
+
     `tokenizer` is another GGUF to take the vocabulary from; without it the
     vocabulary is bytes, three control tokens and merges of two letters.
     """
-    model = _model(architecture, layers, hidden, vocabulary, tokenizer, sizes)
+    plain = _model(architecture, layers, hidden, vocabulary, tokenizer, sizes)
+    model = replace(
+        plain,
+        metadata={**plain.metadata, **(metadata or {})},
+        tensors={**plain.tensors, **(tensors or {})},
+    )
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, model, quantisation, tokenizer)
     for name in model.tensors:

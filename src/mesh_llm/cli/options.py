@@ -87,7 +87,10 @@ _OPTIONS = [
     click.option("--gpu-layers", type=int, metavar="N", help="layers on the GPU (default: all that fit)"),
     click.option("--threads", type=int, metavar="N", help="CPU threads (default: physical cores)"),
     click.option(
-        "--mmproj", type=_PATH, metavar="FILE", help="multimodal projector, for models that see images"
+        "--mmproj",
+        type=_PATH,
+        metavar="FILE",
+        help="projector, for models that see images (default: one beside the model; none: without)",
     ),
     click.option("--embeddings", is_flag=True, help="serve embeddings"),
     click.option("--rerank", is_flag=True, help="serve reranking"),

@@ -22,6 +22,7 @@ class Cause(StrEnum):
     EXIT = "exit"
     STOPPED = "stopped"
     LINK = "link"
+    SILENT = "silent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

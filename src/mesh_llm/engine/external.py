@@ -51,6 +51,10 @@ def arguments(spec: EngineSpec) -> list[str]:
     argv += ["--device", ",".join(spec.devices) or "none", "--n-gpu-layers", str(spec.gpu_layers)]
     argv += ["--cache-ram", str(spec.prompt_cache_mib), "--fit", "off", "--offline", "--no-ui"]
     argv += ["--metrics", "--slots", "--log-verbosity", str(ENGINE_LOG_VERBOSITY)]
+    if spec.batch is not None:
+        argv += ["--batch-size", str(spec.batch)]
+    if spec.micro_batch is not None:
+        argv += ["--ubatch-size", str(spec.micro_batch)]
     if spec.rerank:
         argv += ["--reranking"]
     elif spec.embeddings:

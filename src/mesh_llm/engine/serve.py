@@ -21,6 +21,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -38,6 +39,7 @@ Report = Callable[[dict[str, Any]], None]
 
 _ORPHANED = 75
 _PR_SET_PDEATHSIG = 1
+_LAST_WORDS_S = 0.1
 
 
 def main() -> None:
@@ -54,6 +56,8 @@ def serve_until_stopped(start: Callable[[], Any], report: Report) -> NoReturn:
         server = start()
     except (MeshError, OSError, RuntimeError, ValueError) as error:
         report({"event": "failed", "cause": str(error)})
+        # The engine's log says more, and is written by a thread that this end does not wait for.
+        time.sleep(_LAST_WORDS_S)
         os._exit(1)
     port = urlsplit(server.listening_address).port
     report({"event": "ready", "port": port, "pid": os.getpid()})
@@ -180,6 +184,10 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...]) ->
     params.n_parallel = spec.slots
     params.cpuparams.n_threads = spec.threads
     params.cpuparams_batch.n_threads = spec.threads
+    if spec.batch is not None:
+        params.n_batch = spec.batch
+    if spec.micro_batch is not None:
+        params.n_ubatch = spec.micro_batch
     params.cache_type_k = cache_type(xllamacpp, spec.cache_type_k)
     params.cache_type_v = cache_type(xllamacpp, spec.cache_type_v)
     params.tensor_split = tensor_split(spec.devices, devices, len(params.tensor_split))

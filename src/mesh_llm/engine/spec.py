@@ -92,6 +92,10 @@ class EngineSpec:
     devices: tuple[str, ...] = ()
     """GPUs by name; none means the CPU alone."""
     gpu_layers: int = 0
+    batch: int | None = None
+    """Tokens of prompts between two looks at everybody's answers; None leaves it to the engine."""
+    micro_batch: int | None = None
+    """Of these, what is computed at once."""
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     embeddings: bool = False

@@ -1,7 +1,7 @@
 """The life of one engine child: started, watched, explained, restarted, ended.
 
 Ready or dead, it is noticed by the same path: the child's own lines and its
-exit, nothing is polled.
+exit. One that is neither, and hangs, is asked for (`pulse`) and ended.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,13 +25,16 @@ from mesh_llm.defaults import (
     ENGINE_HEALTHY_S,
     ENGINE_LOG_BYTES,
     ENGINE_LOG_COUNT,
+    PLAN_READY_S,
 )
 from mesh_llm.engine.diagnostics import Cause, Death, buffer_bytes, explain, redacted
 from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
+from mesh_llm.engine.pulse import SILENCE_S, until_silent
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.engine.telemetry import paces
 from mesh_llm.errors import EngineFailed
+from mesh_llm.tasks import cancelled
 from mesh_llm.types import StageCounters
 
 log = logging.getLogger(__name__)
@@ -72,6 +76,8 @@ class EngineSupervisor:
         self._log_file = log_file
         self._on_change = on_change
         self._failed: str | None = None
+        self._hung: str | None = None
+        self._ready = asyncio.Event()
         self._death: asyncio.Future[Death] | None = None
         self._started = 0.0
 
@@ -106,7 +112,8 @@ class EngineSupervisor:
         return self.report.reason or "the engine was restarted"
 
     async def _live_once(self) -> Death:
-        self._failed = None
+        self._failed = self._hung = None
+        self._ready.clear()
         self._death = asyncio.get_running_loop().create_future()
         self._started = time.monotonic()
         kills_before = oom_kills()
@@ -130,7 +137,11 @@ class EngineSupervisor:
             ):
                 self._change(pid=child.pid)
                 await child.send(self.spec.to_line(), close=False)
-                status = await child.wait()
+                watch = asyncio.create_task(self._watch(child), name=f"watch of {child.pid}")
+                try:
+                    status = await child.wait()
+                finally:
+                    await cancelled(watch)
             death = self._explain(child, status, oom_killed=oom_kills() > kills_before)
         except asyncio.CancelledError:
             stopped = Death(cause=Cause.STOPPED, sentence="the engine was stopped")
@@ -140,7 +151,22 @@ class EngineSupervisor:
         self._death.set_result(death)
         return death
 
+    async def _watch(self, child: Child) -> None:
+        """Ends a child that hangs, so that its death says so."""
+        try:
+            async with asyncio.timeout(PLAN_READY_S):
+                await self._ready.wait()
+        except TimeoutError:
+            self._hung = f"the engine was not ready within {PLAN_READY_S:.0f} s"
+        else:
+            assert self.report.port is not None
+            await until_silent(self.report.port)
+            self._hung = f"the engine did not answer for {SILENCE_S:.0f} s, and was ended"
+        child.signal_group(signal.SIGKILL)
+
     def _explain(self, child: Child, status: int, *, oom_killed: bool) -> Death:
+        if self._hung is not None:
+            return Death(cause=Cause.SILENT, sentence=self._hung, evidence=tuple(child.recent)[-8:])
         if status > 0 and self.report.failed_links:
             causes = "; ".join(self.report.failed_links.values())
             return Death(cause=Cause.LINK, sentence=f"the engine cannot use its workers ({causes})")
@@ -156,6 +182,7 @@ class EngineSupervisor:
             ready_s = time.monotonic() - self._started
             log.info("engine ready port=%d pid=%d took_s=%.2f", event["port"], event["pid"], ready_s)
             self._change(state=EngineState.READY, reason="", port=event["port"], ready_s=ready_s)
+            self._ready.set()
         elif event.get("event") == "failed":
             self._failed = str(event.get("cause"))
         elif event.get("event") == "link_failed":

@@ -21,10 +21,12 @@ def _names(text: str) -> frozenset[str]:
 _F32_BYTES = 4
 _INTERVAL_LIMIT = 512
 
-WITHOUT_CACHE = _names(
-    "bert jina-bert-v2 jina-bert-v3 nomic-bert nomic-bert-moe neo-bert eurobert wavtokenizer-dec modern-bert "
-    "gemma-embedding gemma-embedding2 dream llada llada-moe rnd1 clef"
+ENCODERS = _names(
+    "bert jina-bert-v2 jina-bert-v3 nomic-bert nomic-bert-moe neo-bert eurobert modern-bert gemma-embedding "
+    "gemma-embedding2"
 )
+"""They make embeddings, and no text."""
+WITHOUT_CACHE = ENCODERS | _names("wavtokenizer-dec dream llada llada-moe rnd1 clef")
 """Encoders and diffusion models: they see the whole input at once and remember nothing."""
 
 _RECURRENT = _names("mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.models.cache_layout import WITHOUT_CACHE, layer_caches, query_elements
+from mesh_llm.models.cache_layout import ENCODERS, WITHOUT_CACHE, layer_caches, query_elements
 from mesh_llm.models.keys import Keys, damaged
 from mesh_llm.types import Fingerprint, Layer, ModelFacts
 
@@ -18,6 +18,8 @@ _HIDDEN_LIMIT = 1 << 20
 _EXPERTS_LIMIT = 1024
 _CONTEXT_LIMIT = (1 << 31) - 1
 _TENSOR_BYTES_LIMIT = 1 << 44
+_POOLING_RANK = 4
+"""enum llama_pooling_type: after none, mean, cls and last."""
 
 _BLOCK = re.compile(r"(?:enc\.)?blk\.(\d{1,6})\.")
 _SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
@@ -87,6 +89,8 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
         widest=_widest(tensors, used),
         causal=architecture not in WITHOUT_CACHE and keys.flag("attention.causal", default=True),
         pooled=keys.number("pooling_type", default=0) > 0,
+        encodes=architecture in ENCODERS or keys.number("pooling_type", default=0) > 0,
+        ranks=keys.number("pooling_type", default=0) == _POOLING_RANK,
         chat_template=_optional_text(metadata, "tokenizer.chat_template"),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,13 @@ class Equipment:
         return self.gpus[0].free_bytes if self.gpus else self.memory_bytes
 
 
-async def equip(config: NodeConfig, *, say: Callable[[str], None], progress: ProgressSink) -> Equipment:
-    """Build what is missing, look at the devices, and measure them if nobody has."""
+async def equip(
+    config: NodeConfig, *, say: Callable[[str], None], progress: ProgressSink, held_bytes: int = 0
+) -> Equipment:
+    """Build what is missing, look at the devices, and measure them if nobody has.
+
+    `held_bytes` of main memory are spoken for.
+    """
     if config.bin_dir is not None:
         say(f"Engine: llama-server in {config.bin_dir}")
     built = await build.ensure(build.STANDARD, progress)
@@ -63,7 +68,8 @@ async def equip(config: NodeConfig, *, say: Callable[[str], None], progress: Pro
         say(f"Engine: using the wheel's own, slower CPU code: {built.missing['cpu'].message}")
     gpus = choose_devices(config.devices, _devices(await describe(built.libraries)))
     speed = await measured_speed(built.libraries, *_measured(config, gpus), cache=_speeds())
-    return _equipment(config, built.libraries, splice.libraries.get(build.SPLICE), gpus, speed)
+    equipment = _equipment(config, built.libraries, splice.libraries.get(build.SPLICE), gpus, speed)
+    return replace(equipment, memory_bytes=max(0, equipment.memory_bytes - held_bytes))
 
 
 async def at_hand(config: NodeConfig) -> Equipment:

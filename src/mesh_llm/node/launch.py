@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES, PROMPT_MICRO_BATCH
+from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
+from mesh_llm.node.abilities import abilities
 from mesh_llm.node.equipment import Equipment
+from mesh_llm.planning.batches import batches, micro_batch
 from mesh_llm.planning.choice import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
 from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
@@ -32,6 +34,8 @@ class Launch:
         fit = self._fit_alone(plan) if not links else None
         devices = fit.devices if fit else tuple(gpu.name for gpu in self.equipment.gpus)
         wanted = own if config.gpu_layers is None else min(own, config.gpu_layers)
+        can = abilities(config, facts)
+        sizes = batches(plan, facts, whole=can.embeddings or can.rerank, images=can.projector is not None)
         return EngineSpec(
             model=str(facts.files[0]),
             alias=self.settings.alias,
@@ -43,13 +47,15 @@ class Launch:
             gpu_layers=fit.gpu_layers if fit else (wanted if devices else 0),
             cache_type_k=self.settings.cache_type_k,
             cache_type_v=self.settings.cache_type_v,
-            embeddings=config.embeddings or (facts.pooled and not config.rerank),
-            rerank=config.rerank,
-            mmproj=str(config.mmproj.resolve()) if config.mmproj else None,
+            # A person's own micro-batch is not to be cut by our step.
+            batch=max(sizes.step, int(config.settings.get("n_ubatch", 0))),
+            micro_batch=sizes.micro,
+            embeddings=can.embeddings,
+            rerank=can.rerank,
+            mmproj=str(can.projector) if can.projector else None,
             prompt_cache_mib=min(PROMPT_CACHE_LIMIT_BYTES, max(0, fit.spare_bytes) // 2) >> 20 if fit else 0,
             libraries=self._libraries(),
-            # Small ones fill the pipeline: with one batch per prompt, stages would wait for each other.
-            settings={**({"n_ubatch": PROMPT_MICRO_BATCH} if links else {}), **config.settings},
+            settings=config.settings,
             bin_dir=str(config.bin_dir) if config.bin_dir else None,
             trace=str(config.trace) if config.trace else None,
             files=tuple(str(file) for file in facts.files),
@@ -66,6 +72,7 @@ class Launch:
             slots=self.settings.slots,
             type_k=self.settings.cache_type_k,
             type_v=self.settings.cache_type_v,
+            micro_batch=micro_batch(self.model),
         )
 
     def advice(self, have_bytes: int) -> str:

@@ -38,6 +38,7 @@ from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
 from mesh_llm.node import desk, entry, forecast, status, words
+from mesh_llm.node.abilities import described, held_bytes
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
@@ -218,7 +219,10 @@ class Node:
         settings = self.entry.settle(model, default_slots=DEFAULT_SLOTS)
         self._change(State.STARTING, "native libraries are being built")
         self.equipment = await equip(
-            self.config, say=lambda text: self._say("engine", text), progress=self._progress
+            self.config,
+            say=lambda text: self._say("engine", text),
+            progress=self._progress,
+            held_bytes=held_bytes(self.config, model),
         )
         equipment = self.equipment
         self.passage.splicer = load_native(equipment.splice)
@@ -242,7 +246,7 @@ class Node:
         if facts is None:
             self._say("model", f"There is no {self.model_name} here, and --no-fetch: nothing is lent")
             return
-        self._say("model", words.of_model(facts))
+        self._say("model", described(self.config, facts))
 
     def _on_other_model(self) -> None:
         """The mesh's creator has chosen another one, or it has come at last."""

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from mesh_llm.types import ModelFacts
-
-
-def of_model(facts: ModelFacts) -> str:
-    return (
-        f"Model {facts.name}: {facts.quantisation}, {facts.weight_bytes / 1e9:.1f} GB, "
-        f"{len(facts.layers)} layers, context {facts.context_trained}"
-    )
-
 
 def of_api(model: str, url: str) -> dict[str, str]:
     """By the kind of event."""

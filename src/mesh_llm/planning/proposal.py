@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mesh_llm.defaults import CLEARLY_FASTER, PLAN_HOSTS_TRIED, USEFUL_CONTEXT
+from mesh_llm.planning.batches import micro_batch
 from mesh_llm.planning.election import solo_hosts, split_hosts
 from mesh_llm.planning.fit import (
     CONTEXT_STEP,
@@ -99,6 +100,7 @@ def question(
         slots=settings.slots,
         type_k=settings.cache_type_k,
         type_v=settings.cache_type_v,
+        micro_batch=micro_batch(model),
     )
     return Question(
         snapshot=snapshot,

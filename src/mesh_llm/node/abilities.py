@@ -1,0 +1,83 @@
+"""What a model does beside text: as its files tell, and as its node was asked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.types import ModelFacts
+
+_MARK = "mmproj"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_WEIGHTS = re.compile(r"(?:ud|model|i?q\d\w*|tq\d\w*|b?f16|f32|fp16|mxfp4\w*|imat|i1)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    embeddings: bool
+    rerank: bool
+    projector: Path | None
+    """The file that turns images or sound into what the model reads."""
+    found: bool = False
+    """Whether the projector lay beside the model, and nobody asked for it."""
+
+    @property
+    def projector_bytes(self) -> int:
+        return self.projector.stat().st_size if self.projector is not None else 0
+
+
+def abilities(config: NodeConfig, facts: ModelFacts) -> Abilities:
+    rerank = config.rerank or (facts.ranks and not config.embeddings)
+    embeddings = not rerank and (config.embeddings or facts.encodes)
+    if config.mmproj is not None:
+        given = None if config.without_mmproj else config.mmproj.resolve()
+        return Abilities(embeddings=embeddings, rerank=rerank, projector=given)
+    beside = projector_beside(facts.files[0])
+    return Abilities(embeddings=embeddings, rerank=rerank, projector=beside, found=beside is not None)
+
+
+def described(config: NodeConfig, facts: ModelFacts) -> str:
+    """A model in a line, for the person who started the node."""
+    can = abilities(config, facts)
+    parts = [
+        f"Model {facts.name}: {facts.quantisation}, {facts.weight_bytes / 1e9:.1f} GB, "
+        f"{len(facts.layers)} layers, context {facts.context_trained}"
+    ]
+    if can.rerank:
+        parts.append("reranks")
+    elif can.embeddings:
+        parts.append("makes embeddings")
+    if can.found and can.projector is not None:
+        parts.append(f"with {can.projector.name} beside it (--mmproj none leaves it out)")
+    return ", ".join(parts)
+
+
+def held_bytes(config: NodeConfig, facts: ModelFacts | None) -> int:
+    """Memory that the engine takes beside the model's own, as far as a file's size tells."""
+    return abilities(config, facts).projector_bytes if facts is not None else 0
+
+
+def projector_beside(model: Path) -> Path | None:
+    """The projector of `model` in its folder.
+
+    One of the same name; or one without any, where all files there are one model's.
+
+    Names are all there is: `mmproj-NAME-F16.gguf`, `NAME-mmproj-f16.gguf`, and
+    `mmproj-F16.gguf` in a folder of its own.
+    """
+    name = _essence(model)
+    files = [file for file in sorted(model.parent.glob("*.gguf")) if file.is_file()]
+    projectors = [file for file in files if _MARK in file.name.lower()]
+    same = [file for file in projectors if _essence(file) == name]
+    if not same and all(_essence(file) in (name, "") for file in files):
+        same = [file for file in projectors if not _essence(file)]
+    return same[0] if same and model not in projectors else None
+
+
+def _essence(file: Path) -> str:
+    """A file's name without what says how its weights are stored, or that it is a projector."""
+    stem = _SHARD.sub("", file.stem.lower()).replace(_MARK, "-")
+    words = [word for word in re.split(r"[-.]+", stem) if word]
+    return "-".join(word for word in words if not _WEIGHTS.fullmatch(word))

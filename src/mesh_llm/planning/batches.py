@@ -1,0 +1,58 @@
+"""How many tokens of a prompt the engine takes at once. Pure.
+
+Between two steps it can say a token to everybody else, hear that a client
+left, and tell its figures: a step is kept short. Its length is a number of
+tokens, so the speed that is foretold for the plan turns time into tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mesh_llm.defaults import PROMPT_MICRO_BATCH, PROMPT_TOKENS
+from mesh_llm.types import ModelFacts, Plan
+
+STEP_S = 0.25
+"""Of a stream that stalls for longer, a reader notices."""
+SMALLEST, LARGEST = 64, 2048
+"""Below, products of matrices are slow for their size; above, nothing becomes faster."""
+MICRO_BATCH = 512
+"""The engine's own: scratch memory is counted for it."""
+_ROUND = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    step: int
+    """Tokens between two looks at everybody (n_batch)."""
+    micro: int
+    """Tokens that are computed together (n_ubatch)."""
+
+
+def batches(plan: Plan, model: ModelFacts, *, whole: bool = False, images: bool = False) -> Batches:
+    """For an engine that runs `plan`; `whole`: its inputs cannot be cut, as those of embeddings."""
+    if whole:
+        size = micro_batch(model)
+        return Batches(step=size, micro=size)
+    step = _in_time(plan)
+    if images:
+        # An image of a model that looks at it as a whole has to fit into one.
+        step = max(step, MICRO_BATCH)
+    # Of a split plan: with one batch per prompt, its stages would wait for each other.
+    most = PROMPT_MICRO_BATCH if plan.workers and not images else MICRO_BATCH
+    return Batches(step=step, micro=min(step, most))
+
+
+def micro_batch(model: ModelFacts) -> int:
+    """The most that is ever computed together."""
+    return min(LARGEST, max(MICRO_BATCH, model.context_trained)) if model.encodes else MICRO_BATCH
+
+
+def _in_time(plan: Plan) -> int:
+    if plan.predicted is None:
+        return MICRO_BATCH
+    prompt_s = plan.predicted.first_token_s - 1 / plan.predicted.tok_s
+    if prompt_s <= 0:
+        return LARGEST
+    tokens = int(PROMPT_TOKENS * STEP_S / prompt_s)
+    return min(LARGEST, max(SMALLEST, tokens - tokens % _ROUND))

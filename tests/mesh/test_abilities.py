@@ -1,0 +1,74 @@
+"""Models that make no text: found out by their files, and served by every node alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import tiny_gguf
+from tests.support.mesh import HEAL_S, MeshProcesses
+from tests.support.node import SMALL, NodeProcess, temporary_home
+from tests.support.waiting import until
+
+HIDDEN = 64
+POOLING_LAST, POOLING_RANK = 3, 4
+LONG = "ab" * 800
+"""More tokens than the engine computes at once by itself."""
+
+
+def test_embedding_model_embeds_by_itself_on_every_node(libraries: dict[str, Path], tmp_path: Path) -> None:
+    model = tiny_gguf.write(
+        tmp_path / "embedder.gguf", "qwen3", hidden=HIDDEN, metadata={"pooling_type": POOLING_LAST}
+    )
+    body = {"input": ["a short text", "another one, which is longer", LONG], "model": "any"}
+    with temporary_home() as folder, MeshProcesses(folder, model) as mesh:
+        mesh.create("one")
+        mesh.join("two")
+        agreed = until(mesh.agreed, within_s=HEAL_S, what="both serve")
+        replies = {name: node.ask("/v1/embeddings", body) for name, node in mesh.nodes.items()}
+        host = mesh.nodes[agreed.host]
+        assert "makes embeddings" in host.stdout
+
+    assert {reply.status for reply in replies.values()} == {200}, replies
+    one, two = (reply.json()["data"] for reply in replies.values())
+    assert [len(entry["embedding"]) for entry in one] == [HIDDEN] * 3
+    assert one == two
+    assert one[0]["embedding"] != one[1]["embedding"]
+
+
+def test_reranker_reranks_by_itself(home: Path, libraries: dict[str, Path], tmp_path: Path) -> None:
+    model = tiny_gguf.write(
+        tmp_path / "reranker.gguf",
+        "qwen3",
+        hidden=HIDDEN,
+        metadata={"pooling_type": POOLING_RANK},
+        tensors={"cls.output.weight": (1, HIDDEN)},
+    )
+    body = {"query": "what is a panda?", "documents": ["hi", "it is a bear", "the giant panda"], "top_n": 3}
+    with NodeProcess(*SMALL, home=home, model=model) as node:
+        node.until_ready()
+        reply = node.ask("/v1/rerank", body)
+        assert "reranks" in node.stdout
+
+    assert reply.status == 200, reply.body
+    results: list[dict[str, Any]] = reply.json()["results"]
+    assert sorted(result["index"] for result in results) == [0, 1, 2]
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 3
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "tiny", "", "a/b:c", None])
+def test_one_model_answers_to_every_name(home: Path, libraries: dict[str, Path], name: str | None) -> None:
+    with temporary_home() as folder:
+        model = tiny_gguf.write(folder / "tiny.gguf", "llama")
+        with NodeProcess(*SMALL, "--alias", "mine", home=home, model=model) as node:
+            node.until_ready()
+            asked = {} if name is None else {"model": name}
+            body = {**asked, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+            reply = node.ask("/v1/chat/completions", body)
+
+    assert reply.status == 200, reply.body
+    assert reply.json()["usage"]["completion_tokens"] == 2

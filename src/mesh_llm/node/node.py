@@ -37,7 +37,7 @@ from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
-from mesh_llm.node import desk, entry, forecast, status, words
+from mesh_llm.node import desk, entry, forecast, metrics, status, words
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
@@ -77,7 +77,7 @@ class Node:
         self.shelf = Shelf()
         self.equipment: Equipment | None = None
         self._tell = tell
-        self._progress = progress
+        self.metering = metrics.NodeMetrics(self, progress)
         self._stop = asyncio.Event()
         self._leave = False
         self._state = State.STARTING
@@ -144,7 +144,7 @@ class Node:
             files=self.shelf.files,
             on_change=self._on_lending,
             tell=self._tell_lease,
-            progress=self._progress,
+            progress=self.metering.progress,
         )
         self.passage = Passage(
             self.mesh, receive=self.lending.receive, turns=self.turns, bind_ip=config.bind_ip
@@ -158,7 +158,7 @@ class Node:
             busy=lambda: self._gateway.active > 0 or self.passage.guests > 0,
             tell=self._tell,
             doing=lambda what: self._change(State.STARTING, what),
-            progress=self._progress,
+            progress=self.metering.progress,
             on_model=self._tell_model,
         )
         self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
@@ -218,7 +218,7 @@ class Node:
         settings = self.entry.settle(model, default_slots=DEFAULT_SLOTS)
         self._change(State.STARTING, "native libraries are being built")
         self.equipment = await equip(
-            self.config, say=lambda text: self._say("engine", text), progress=self._progress
+            self.config, say=lambda text: self._say("engine", text), progress=self.metering.progress
         )
         equipment = self.equipment
         self.passage.splicer = load_native(equipment.splice)
@@ -286,12 +286,9 @@ class Node:
         return self.config.alias or self.config.model or DEFAULT_MODEL
 
     @property
-    def url(self) -> str:
-        return self._gateway.url
-
-    @property
-    def gateway_port(self) -> int | None:
-        return self._gateway.port
+    def url(self) -> str | None:
+        """Of the API, once its port is open."""
+        return self._gateway.url if self._gateway.port else None
 
     def upstream(self) -> Upstream | None:
         run = self.hosting.serving
@@ -311,6 +308,9 @@ class Node:
 
     def health(self) -> Health:
         return Health(state=self._state, reason=self._reason, model=self.model_name)
+
+    def metrics(self, engine: bytes) -> bytes:
+        return self.metering.text(engine)
 
     async def engine_failure(self, upstream: Upstream) -> str:
         if upstream.connect is not None:
@@ -433,7 +433,8 @@ class Node:
         self._reflect()
 
     def _on_engine(self, run: Run, report: EngineReport) -> None:
-        """Of an engine that restarts by itself, as one without links does."""
+        """One without links restarts by itself; others end with their plan."""
+        self.metering.on_engine(report)
         if run is not self.hosting.serving or run.broken is not None:
             return
         match report.state:

@@ -162,7 +162,7 @@ async def test_a_node_that_starts_knows_little_and_says_that(node: Node) -> None
 
 @pytest.mark.parametrize("state", list(State))
 async def test_every_state_can_be_scraped(node: Node, state: State) -> None:
-    node._state = state
+    node.state = state
 
     assert scrape(node).state("mesh_llm_node_state") == state
 

@@ -190,10 +190,7 @@ class Mesh:
 
     def serving(self) -> tuple[NodeId, ServingPlan] | None:
         """The published plan of the highest epoch, and its host."""
-        plans = [(m.id, m.facts.serving) for m in self.alive() if m.facts.serving is not None]
-        return max(
-            ((node, plan) for node, plan in plans if plan), key=lambda p: (p[1].epoch, p[0]), default=None
-        )
+        return serving_among(self.alive())
 
     def highest_epoch(self) -> int:
         """Of all plans that were ever published, as far as this node has heard."""
@@ -420,6 +417,12 @@ class Mesh:
         if (links := self.ways.news()) is not None:
             self._links_told = _now()
             self.publish(links=links)
+
+
+def serving_among(members: Iterable[Member]) -> tuple[NodeId, ServingPlan] | None:
+    """The published plan of the highest epoch among those who are here, and its host."""
+    plans = [(m.id, m.facts.serving) for m in members if m.present and m.facts.serving is not None]
+    return max(((node, plan) for node, plan in plans if plan), key=lambda p: (p[1].epoch, p[0]), default=None)
 
 
 def _duplicate() -> MeshError:

@@ -20,11 +20,11 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from mesh_llm import __version__
-from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.engine.telemetry import figures_in
 from mesh_llm.membership.member import Member, Standing
 from mesh_llm.node.families import gauge, labelled, one_of, summed
+from mesh_llm.node.mesh import serving_among
 from mesh_llm.node.processes import usage
 from mesh_llm.node.run import Run
 from mesh_llm.types import Mode, NodeId, Plan, Progress, ProgressSink, Role, Stage, StageCounters, State
@@ -88,8 +88,9 @@ class NodeMetrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
+        # Looked at once: this is most of the work in a large mesh.
         members = self._node.mesh.members
-        published = self._node.mesh.serving()
+        published = serving_among(members)
         host, plan, epoch = (
             (published[0], published[1].plan, published[1].epoch) if published else (None, None, 0)
         )
@@ -108,13 +109,11 @@ class NodeMetrics(Collector):
         node = self._node
         yield labelled(
             "mesh_llm_node_info",
-            "This node; always 1.",
+            "This node and its versions, of mesh-llm and of the engine; always 1.",
             ("name", "id", "version", "engine"),
-            [((node.name, node.identity.id[:_ID_SHOWN], __version__, ENGINE_VERSION), 1)],
+            [((node.name, node.identity.id[:_ID_SHOWN], __version__, node.mesh.facts.engine), 1)],
         )
-        yield one_of(
-            "mesh_llm_node_state", "What this node does: 1 for its state now.", State, node.health().state
-        )
+        yield one_of("mesh_llm_node_state", "What this node does: 1 for its state now.", State, node.state)
         part = Part.STANDBY
         if node.config.client:
             part = Part.CLIENT

@@ -80,7 +80,7 @@ class Node:
         self.metering = metrics.NodeMetrics(self, progress)
         self._stop = asyncio.Event()
         self._leave = False
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._reason = "starting"
         self._progressing: tuple[State, str] | None = None
         """What hosting is about; None when it serves, or leaves that to others."""
@@ -298,7 +298,7 @@ class Node:
 
     def _replaced(self) -> Upstream | None:
         """The engine here that was replaced by one elsewhere, until the key of that one is known."""
-        useful = self._state is State.DRAINING or self.mesh.serving() is not None
+        useful = self.state is State.DRAINING or self.mesh.serving() is not None
         run = self.hosting.last() if useful else None
         return self._upstream_of(run) if run is not None else None
 
@@ -307,7 +307,7 @@ class Node:
         return Upstream(url=url, key=key, served_by=self.name)
 
     def health(self) -> Health:
-        return Health(state=self._state, reason=self._reason, model=self.model_name)
+        return Health(state=self.state, reason=self._reason, model=self.model_name)
 
     def metrics(self, engine: bytes) -> bytes:
         return self.metering.text(engine)
@@ -407,7 +407,7 @@ class Node:
 
     def on_hosting(self, state: State, reason: str) -> None:
         """What hosting is about, while nothing serves."""
-        if self._state is State.DRAINING:
+        if self.state is State.DRAINING:
             return
         self._progressing = (state, reason)
         self._reflect()
@@ -478,9 +478,9 @@ class Node:
 
     def _change(self, state: State, reason: str) -> None:
         # One that is still starting may serve what others compute.
-        if self._state is State.DRAINING or (state is State.STARTING and self._state is State.SERVING):
+        if self.state is State.DRAINING or (state is State.STARTING and self.state is State.SERVING):
             return
-        self._state, self._reason = state, reason
+        self.state, self._reason = state, reason
         if self.equipment is not None or self.config.client:
             self.mesh.publish(state=state, reason=reason[:200])
 

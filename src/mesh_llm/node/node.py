@@ -287,7 +287,6 @@ class Node:
 
     @property
     def url(self) -> str | None:
-        """Of the API, once its port is open."""
         return self._gateway.url if self._gateway.port else None
 
     def upstream(self) -> Upstream | None:
@@ -446,8 +445,6 @@ class Node:
             case EngineState.FAILED:
                 self._progressing = (State.LOADING, f"{report.reason}; it is being restarted")
                 self._say("engine", f"Engine lost: {report.reason}. Restarting it")
-            case EngineState.NONE:
-                pass
         self._reflect()
 
     def _reflect(self) -> None:

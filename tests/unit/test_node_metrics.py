@@ -24,6 +24,7 @@ from mesh_llm.node.node import Node
 from mesh_llm.node.run import Run
 from mesh_llm.node.status import document
 from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.network import Network, Peer
 from mesh_llm.types import (
     Mode,
     NodeFacts,
@@ -300,6 +301,23 @@ async def test_deaths_starts_and_plans_are_counted(node: Node) -> None:
     assert seen.value("mesh_llm_workers_lost_total") == 6
     assert seen.of("mesh_llm_peer_connections_total", "member") == {"new": 3, "again": 2}
     assert seen.of("mesh_llm_peer_disconnections_total", "reason") == {"left": 0, "closed": 0, "lost": 1}
+
+
+async def test_connections_are_counted_as_they_come_and_go(node: Node) -> None:
+    network = SimpleNamespace(peers={}, mesh=SimpleNamespace(revoked=set()))
+    node.mesh.attach(cast(Network, network), {})
+    ends: tuple[dict[str, bool], ...] = ({"left": True}, {"ended_here": True}, {})
+    for end in ends:
+        peer = SimpleNamespace(id=ANN, role=Role.NODE, credential=(), was_expelled_by=False)
+        peer.left = peer.ended_here = False
+        peer.__dict__.update(end)
+        node.mesh.on_peer(cast(Peer, peer))
+        node.mesh.on_lost(cast(Peer, peer), "")
+
+    seen = scrape(node)
+
+    assert seen.of("mesh_llm_peer_connections_total", "member") == {"new": 1, "again": 2}
+    assert seen.of("mesh_llm_peer_disconnections_total", "reason") == {"left": 1, "closed": 1, "lost": 1}
 
 
 async def test_progress_shows_while_there_is_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,9 @@ class _Node:
     def health(self) -> Health:
         return Health(state=State.SERVING, reason="", model="none")
 
+    def metrics(self, engine: bytes) -> bytes:
+        return b""
+
     async def engine_failure(self, upstream: Upstream) -> str:
         return "the engine of a bench failed"
 

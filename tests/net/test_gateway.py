@@ -568,14 +568,18 @@ async def test_metrics(client: RawClient, engine: FakeEngine, node: FakeNode) ->
         "mesh_llm_gateway_in_flight 1.0",
         'mesh_llm_gateway_bytes_total{direction="in"} 5.0',
         'mesh_llm_gateway_first_byte_seconds_count{route="/v1/completions"} 1.0',
+        "mesh_llm_fake 1.0",
         "llamacpp:tokens_predicted_total 7",
     ):
         assert line in lines
+    assert node.engine_series == b"llamacpp:tokens_predicted_total 7\n"
     assert engine.seen[-1].header("Authorization") == [f"Bearer {KEY}"]
     node.where = None
     answer = await client.request("GET", "/metrics")
     assert answer.status == 200
     assert b"llamacpp:" not in answer.body
+    assert b"mesh_llm_fake 1.0" in answer.body
+    assert node.engine_series == b""
 
 
 async def test_access_log(client: RawClient, caplog: pytest.LogCaptureFixture) -> None:
@@ -586,7 +590,22 @@ async def test_access_log(client: RawClient, caplog: pytest.LogCaptureFixture) -
     assert first[:3] == ["POST", "/v1/completions", "200"]
     assert int(first[3]) > 100
     assert float(first[4]) < WAIT_S
+    assert first[5].startswith("first_byte=0.")
     assert second[:4] == ["GET", "/health", "200", "53"]
+    assert "s3cret" not in caplog.text
+
+
+async def test_access_log_by_fields(client: RawClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mesh_llm.access")
+    await client.request("GET", "/v1/models?key=s3cret", "X-Request-Id: a b\tc-7", "Cookie: s3cret")
+    await client.request("HEAD", "/health", "X-Request-Id: " + "x" * 500)
+    first, second = [dict(record.__dict__["fields"]) for record in caplog.records]
+    assert first.pop("bytes") > 100
+    assert 0 <= first.pop("first_byte_seconds") <= first.pop("seconds") < WAIT_S
+    assert first == {"method": "GET", "path": "/v1/models", "status": "200", "request_id": "a?b?c-7"}
+    assert (second["first_byte_seconds"], second["bytes"]) == (None, 0)
+    assert second["request_id"] == "x" * 100
+    assert caplog.records[0].getMessage().endswith(" id=a?b?c-7")
     assert "s3cret" not in caplog.text
 
 

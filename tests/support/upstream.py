@@ -170,12 +170,19 @@ class FakeNode:
     state: Health = field(default_factory=lambda: Health(state=State.SERVING, reason="", model="tiny"))
     sentence: str = "the engine was killed by signal 9"
     asked: list[Upstream] = field(default_factory=list)
+    series: bytes = b"mesh_llm_fake 1.0\n"
+    engine_series: bytes = b""
+    """That it was shown last."""
 
     def upstream(self) -> Upstream | None:
         return self.where
 
     def health(self) -> Health:
         return self.state
+
+    def metrics(self, engine: bytes) -> bytes:
+        self.engine_series = engine
+        return self.series
 
     async def engine_failure(self, upstream: Upstream) -> str:
         self.asked.append(upstream)

@@ -28,6 +28,8 @@ from mesh_llm.defaults import NODE_LOG_BYTES, NODE_LOG_COUNT, PROGRESS_LINE_S
 from mesh_llm.errors import MeshError
 from mesh_llm.types import Event, Progress
 
+_LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
 
 class Output:
     """Events on stdout as they happen; progress on stderr, drawn only where somebody watches."""
@@ -128,31 +130,41 @@ def print_table(rows: Sequence[tuple[str, ...]], *, headers: tuple[str, ...] = (
 
 
 def set_up_logging(log_file: Path | None, *, debug: bool, log_format: str) -> None:
-    """The node's own log: a bounded file in its home; with --debug also on stderr."""
-    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    root = logging.getLogger()
+    """The node's own log: a bounded file in its home; with --debug also on stderr.
+
+    Requests have a file beside it, so that many of them do not push out what happened to the node.
+    """
+    root, access = logging.getLogger(), logging.getLogger("mesh_llm.access")
     root.setLevel(logging.DEBUG if debug else logging.INFO)
     # Chatty at their debug level, and about nothing of ours.
     for name in ("asyncio", "aiohttp"):
         logging.getLogger(name).setLevel(logging.INFO)
-    handlers: list[logging.Handler] = []
     if log_file is not None:
-        handlers.append(
-            RotatingFileHandler(
-                log_file, maxBytes=NODE_LOG_BYTES, backupCount=NODE_LOG_COUNT, encoding="utf-8"
-            )
-        )
+        access.propagate = False
+        _log_to(access, _file(log_file.with_name("access.log")), "%(asctime)s %(message)s", log_format)
+        _log_to(root, _file(log_file), _LINE, log_format)
     if debug:
-        handlers.append(logging.StreamHandler())
-    for handler in handlers or [logging.NullHandler()]:
-        handler.setFormatter(_JsonFormatter() if log_format == "json" else logging.Formatter(text))
-        root.addHandler(handler)
+        for logger in (root, *([] if access.propagate else [access])):
+            _log_to(logger, logging.StreamHandler(), _LINE, log_format)
+    if not root.handlers:
+        root.addHandler(logging.NullHandler())
+
+
+def _file(path: Path) -> logging.Handler:
+    return RotatingFileHandler(path, maxBytes=NODE_LOG_BYTES, backupCount=NODE_LOG_COUNT, encoding="utf-8")
+
+
+def _log_to(logger: logging.Logger, handler: logging.Handler, text: str, log_format: str) -> None:
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else logging.Formatter(text))
+    logger.addHandler(handler)
 
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = {"time": record.created, "level": record.levelname, "logger": record.name}
         fields["message"] = record.getMessage()
+        # Of a line that is made of fields, each by its name.
+        fields |= getattr(record, "fields", {})
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)
         return json.dumps(fields)

@@ -26,6 +26,11 @@ async def engine_figures(url: str, key: str) -> dict[str, float]:
             text = await answer.text() if answer.status == 200 else ""
     except (aiohttp.ClientError, TimeoutError):
         return {}
+    return figures_in(text)
+
+
+def figures_in(text: str) -> dict[str, float]:
+    """The engine's series by name."""
     return {name: float(value) for name, value in _SERIES.findall(text)}
 
 

@@ -25,6 +25,7 @@ access = logging.getLogger("mesh_llm.access")
 CLIENT_GONE = "client_gone"
 BROKEN = "broken"
 _PATH_SHOWN = 200
+_ID_SHOWN = 100
 
 # Paths are the caller's to choose, labels live as long as the process: only known ones become labels.
 _ROUTES = frozenset(
@@ -70,6 +71,8 @@ class Exchange:
 
     method: str
     path: str
+    request_id: str = ""
+    """What the client calls it, for its own logs."""
     started_s: float = field(default_factory=time.monotonic)
     received_bytes: int = 0
     own_answer_bytes: int = 0
@@ -180,7 +183,8 @@ class Meters:
 
     def begin(self, request: web.BaseRequest) -> Exchange:
         self._in_flight.inc()
-        return Exchange(method=request.method, path=request.rel_url.raw_path)
+        request_id = request.headers.get("X-Request-Id", "")
+        return Exchange(method=request.method, path=request.rel_url.raw_path, request_id=request_id)
 
     def finish(self, exchange: Exchange, *, status: int) -> None:
         end = exchange.outcome or str(status)
@@ -194,10 +198,7 @@ class Meters:
         if exchange.events:
             self._count_text(label, exchange)
         if access.isEnabledFor(logging.INFO):
-            took_s = time.monotonic() - exchange.started_s
-            # No query: people put keys there. No raw bytes: a log line is one line of plain text.
-            path = exchange.path[:_PATH_SHOWN].encode("ascii", "backslashreplace").decode()
-            access.info("%s %s %s %d %.3f", exchange.method, path, end, exchange.sent_bytes, took_s)
+            _write_line(exchange, end)
 
     def _count_text(self, label: str, exchange: Exchange) -> None:
         self._first_token_of(label).observe(exchange.first_event_s - exchange.started_s)
@@ -210,3 +211,29 @@ class Meters:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def _write_line(exchange: Exchange, end: str) -> None:
+    """One line for each request: neither keys nor what was asked or answered."""
+    first_s = exchange.first_byte_s
+    fields = {
+        "method": exchange.method,
+        # No query: people put keys there.
+        "path": _plain(exchange.path, _PATH_SHOWN),
+        "status": end,
+        "bytes": exchange.sent_bytes,
+        "seconds": round(time.monotonic() - exchange.started_s, 3),
+        "first_byte_seconds": round(first_s, 3) if first_s is not None else None,
+        "request_id": _plain(exchange.request_id, _ID_SHOWN) or None,
+    }
+    text = "%(method)s %(path)s %(status)s %(bytes)d %(seconds).3f"
+    if first_s is not None:
+        text += " first_byte=%(first_byte_seconds).3f"
+    if exchange.request_id:
+        text += " id=%(request_id)s"
+    access.info(text, fields, extra={"fields": fields})
+
+
+def _plain(text: str, most: int) -> str:
+    """A log line is one line of plain text, whatever a client sends."""
+    return "".join(letter if " " < letter <= "~" else "?" for letter in text[:most])

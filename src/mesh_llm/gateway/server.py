@@ -191,7 +191,8 @@ class Gateway:
 
     async def _metrics(self, exchange: Exchange) -> web.Response:
         assert self._relay is not None
-        text = self._meters.text() + await self._relay.engine_metrics()
+        engine = await self._relay.engine_metrics()
+        text = self._meters.text() + self._serving.metrics(engine) + engine
         return _ours(web.Response(body=text, headers={"Content-Type": CONTENT_TYPE}), exchange)
 
 

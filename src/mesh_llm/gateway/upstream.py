@@ -55,5 +55,8 @@ class Serving(Protocol):
 
     def health(self) -> Health: ...
 
+    def metrics(self, engine: bytes) -> bytes:
+        """The node's series, in Prometheus' text format; `engine`: those that the upstream gave just now."""
+
     async def engine_failure(self, upstream: Upstream) -> str:
         """The sentence why `upstream` broke off, within some two seconds of its doing so."""

@@ -14,6 +14,7 @@ remote      the engine of another node, as this one's gateway uses it
 desk        the streams that other members open; forwarding: those that only pass through
 words       what a run says of itself
 status      what `mesh-llm status` shows; forecast: what `mesh-llm plan` does
+metrics     the node's series in `/metrics`; families: how they are written; processes: what its children use
 """
 
 from mesh_llm.node.node import Node

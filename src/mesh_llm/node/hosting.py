@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from mesh_llm.defaults import (
@@ -46,6 +47,19 @@ class Watcher(Protocol):
     def on_serving(self, run: Run) -> None: ...
 
 
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Of the plans that this node hosted, since it was started."""
+
+    proposed: int = 0
+    served: int = 0
+    failed: int = 0
+    """Before they served, or later."""
+    dropped: int = 0
+    """For a better one, before they served."""
+    workers_lost: int = 0
+
+
 class Hosting:
     def __init__(
         self,
@@ -70,6 +84,7 @@ class Hosting:
         self._started: dict[NodeId, int] = {}
         """When members that failed had been started."""
         self._fatal: MeshError | None = None
+        self.tally = Tally()
         self.plan: Plan | None = None
         """What should run, as this node sees it."""
         self.serving: Run | None = None
@@ -83,6 +98,11 @@ class Hosting:
     def rising(self) -> Run | None:
         """The one that is being brought up, beside the one that serves."""
         return self._rising
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All that may have an engine here: the one that serves, its successor, those that drain."""
+        return tuple(run for run in (self.serving, self._rising, *self._draining.values()) if run is not None)
 
     def wake(self) -> None:
         """Something has changed."""
@@ -234,6 +254,7 @@ class Hosting:
         log.info(
             "plan proposed epoch=%d mode=%s stages=%d: %s", epoch, plan.mode, len(plan.stages), plan.reason
         )
+        self.tally.proposed += 1
         published = self._mesh.serving()
         self._instead_of = published[1] if published is not None else None
         run = self._rising = self._make_run(epoch, plan)
@@ -257,6 +278,7 @@ class Hosting:
     def _drop_rising(self) -> None:
         if self._rising is not None:
             log.info("plan dropped epoch=%d", self._rising.epoch)
+            self.tally.dropped += 1
             self._sink_now(self._rising)
             self._rising = None
 
@@ -278,6 +300,7 @@ class Hosting:
     def _publish(self, run: Run) -> None:
         old, self.serving = self.serving, run
         self._has_served = True
+        self.tally.served += 1
         self._pause_s = PLAN_RETRY_FIRST_S
         log.info("plan serving epoch=%d mode=%s", run.epoch, run.plan.mode)
         self._publish_serving(run, run.settings)
@@ -293,7 +316,9 @@ class Hosting:
 
     def _on_failure(self, run: Run, error: MeshError, now: float) -> None:
         log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
+        self.tally.failed += 1
         if isinstance(error, StageLost):
+            self.tally.workers_lost += 1
             self._attempts = self._attempts.failed(error.node, error.message, now=now)
             self._started[error.node] = self._mesh.started(error.node) or 0
         elif self._is_hopeless(run, error):

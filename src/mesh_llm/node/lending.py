@@ -85,12 +85,25 @@ class Lending:
         self.leases: list[Lease] = []
         self.closed: str | None = None
         """Why nothing is lent any more."""
+        self.resident_bytes = 0
+        """Weights in the worker child's memory, as it said last."""
+        self.starts = 0
+        self.deaths = 0
+        """Of worker children that nobody told to end."""
         self._keeper: asyncio.Task[None] | None = None
         self._lender: asyncio.Future[Lender] | None = None
 
     @property
     def lent_bytes(self) -> int:
         return sum(lease.terms.need_bytes for lease in self.leases)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Of the worker child, while there is one."""
+        ready = self._lender
+        if ready is None or not ready.done() or ready.cancelled() or ready.exception() is not None:
+            return None
+        return ready.result().child.pid
 
     async def close(self) -> None:
         if self._keeper is not None:
@@ -109,9 +122,11 @@ class Lending:
     async def _keep(self, ready: asyncio.Future[Lender]) -> None:
         try:
             async with lend(self._specify()) as lender:
+                self.starts += 1
                 ready.set_result(lender)
                 assert lender.death is not None
                 reason = await asyncio.shield(lender.death)
+            self.deaths += 1
             log.warning("worker child ended: %s", reason)
         except MeshError as error:
             if not ready.done():
@@ -121,6 +136,7 @@ class Lending:
                 ready.set_exception(EngineFailed("the worker was not started"))
                 ready.exception()  # looked at, whether or not somebody waits for it
             self._lender = None
+            self.resident_bytes = 0
 
     # -- leases --------------------------------------------------------------------------------
 
@@ -178,6 +194,7 @@ class Lending:
         finally:
             reporting.cancel()
             await asyncio.wait((reporting,))
+        self.resident_bytes = resident
         await stream.write_document({"ready": True, "resident_bytes": resident})
         return lender
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,10 @@ class Mesh:
         """Why this node can be a member no longer: it was expelled, or is not the only one of its id."""
         self.expelled: set[NodeId] = set()
         """Others that were, since this node started."""
+        self.connections: Counter[str] = Counter()
+        """Made since this node started: with members that were `new` to it, and `again` with others."""
+        self.disconnections: Counter[str] = Counter()
+        """By how they ended: the other one `left`, this node `closed` it, or it was `lost`."""
         self.ways = Ways(self)
         self._on_change = on_change
         self._view = View(me, incarnation=incarnation, facts=facts, now=_now(), seed=incarnation)
@@ -185,10 +190,7 @@ class Mesh:
 
     def serving(self) -> tuple[NodeId, ServingPlan] | None:
         """The published plan of the highest epoch, and its host."""
-        plans = [(m.id, m.facts.serving) for m in self.alive() if m.facts.serving is not None]
-        return max(
-            ((node, plan) for node, plan in plans if plan), key=lambda p: (p[1].epoch, p[0]), default=None
-        )
+        return serving_among(self.alive())
 
     def highest_epoch(self) -> int:
         """Of all plans that were ever published, as far as this node has heard."""
@@ -264,6 +266,7 @@ class Mesh:
 
     def on_peer(self, peer: Peer) -> None:
         log.info("peer up node=%s role=%s", peer.id[:8], peer.role)
+        self.connections["again" if peer.id in self._chains else "new"] += 1
         self._chains[peer.id] = {grant.invite for grant in peer.credential}
         self.expelled.discard(peer.id)
         self._perform(self._view.on_connected(peer.id, _now()))
@@ -302,6 +305,7 @@ class Mesh:
 
     def on_lost(self, peer: Peer, reason: str) -> None:
         log.info("peer lost node=%s: %s", peer.id[:8], reason)
+        self.disconnections["left" if peer.left else "closed" if peer.ended_here else "lost"] += 1
         member = self._view.member(peer.id)
         if member is not None and peer.left:
             # Its last message may not have made it out; that it stopped is what counts.
@@ -413,6 +417,12 @@ class Mesh:
         if (links := self.ways.news()) is not None:
             self._links_told = _now()
             self.publish(links=links)
+
+
+def serving_among(members: Iterable[Member]) -> tuple[NodeId, ServingPlan] | None:
+    """The published plan of the highest epoch among those who are here, and its host."""
+    plans = [(m.id, m.facts.serving) for m in members if m.present and m.facts.serving is not None]
+    return max(((node, plan) for node, plan in plans if plan), key=lambda p: (p[1].epoch, p[0]), default=None)
 
 
 def _duplicate() -> MeshError:

@@ -37,7 +37,7 @@ from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
-from mesh_llm.node import desk, entry, forecast, status, words
+from mesh_llm.node import desk, entry, forecast, metrics, status, words
 from mesh_llm.node.abilities import described, held_bytes
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.hosting import Hosting
@@ -78,10 +78,10 @@ class Node:
         self.shelf = Shelf()
         self.equipment: Equipment | None = None
         self._tell = tell
-        self._progress = progress
+        self.metering = metrics.NodeMetrics(self, progress)
         self._stop = asyncio.Event()
         self._leave = False
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._reason = "starting"
         self._progressing: tuple[State, str] | None = None
         """What hosting is about; None when it serves, or leaves that to others."""
@@ -145,7 +145,7 @@ class Node:
             files=self.shelf.files,
             on_change=self._on_lending,
             tell=self._tell_lease,
-            progress=self._progress,
+            progress=self.metering.progress,
         )
         self.passage = Passage(
             self.mesh, receive=self.lending.receive, turns=self.turns, bind_ip=config.bind_ip
@@ -159,7 +159,7 @@ class Node:
             busy=lambda: self._gateway.active > 0 or self.passage.guests > 0,
             tell=self._tell,
             doing=lambda what: self._change(State.STARTING, what),
-            progress=self._progress,
+            progress=self.metering.progress,
             on_model=self._tell_model,
         )
         self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
@@ -221,7 +221,7 @@ class Node:
         self.equipment = await equip(
             self.config,
             say=lambda text: self._say("engine", text),
-            progress=self._progress,
+            progress=self.metering.progress,
             held_bytes=held_bytes(self.config, model),
         )
         equipment = self.equipment
@@ -290,12 +290,8 @@ class Node:
         return self.config.alias or self.config.model or DEFAULT_MODEL
 
     @property
-    def url(self) -> str:
-        return self._gateway.url
-
-    @property
-    def gateway_port(self) -> int | None:
-        return self._gateway.port
+    def url(self) -> str | None:
+        return self._gateway.url if self._gateway.port else None
 
     def upstream(self) -> Upstream | None:
         run = self.hosting.serving
@@ -305,7 +301,7 @@ class Node:
 
     def _replaced(self) -> Upstream | None:
         """The engine here that was replaced by one elsewhere, until the key of that one is known."""
-        useful = self._state is State.DRAINING or self.mesh.serving() is not None
+        useful = self.state is State.DRAINING or self.mesh.serving() is not None
         run = self.hosting.last() if useful else None
         return self._upstream_of(run) if run is not None else None
 
@@ -314,7 +310,10 @@ class Node:
         return Upstream(url=url, key=key, served_by=self.name)
 
     def health(self) -> Health:
-        return Health(state=self._state, reason=self._reason, model=self.model_name)
+        return Health(state=self.state, reason=self._reason, model=self.model_name)
+
+    def metrics(self, engine: bytes) -> bytes:
+        return self.metering.text(engine)
 
     async def engine_failure(self, upstream: Upstream) -> str:
         if upstream.connect is not None:
@@ -411,7 +410,7 @@ class Node:
 
     def on_hosting(self, state: State, reason: str) -> None:
         """What hosting is about, while nothing serves."""
-        if self._state is State.DRAINING:
+        if self.state is State.DRAINING:
             return
         self._progressing = (state, reason)
         self._reflect()
@@ -437,7 +436,8 @@ class Node:
         self._reflect()
 
     def _on_engine(self, run: Run, report: EngineReport) -> None:
-        """Of an engine that restarts by itself, as one without links does."""
+        """One without links restarts by itself; others end with their plan."""
+        self.metering.on_engine(report)
         if run is not self.hosting.serving or run.broken is not None:
             return
         match report.state:
@@ -449,8 +449,6 @@ class Node:
             case EngineState.FAILED:
                 self._progressing = (State.LOADING, f"{report.reason}; it is being restarted")
                 self._say("engine", f"Engine lost: {report.reason}. Restarting it")
-            case EngineState.NONE:
-                pass
         self._reflect()
 
     def _reflect(self) -> None:
@@ -481,9 +479,9 @@ class Node:
 
     def _change(self, state: State, reason: str) -> None:
         # One that is still starting may serve what others compute.
-        if self._state is State.DRAINING or (state is State.STARTING and self._state is State.SERVING):
+        if self.state is State.DRAINING or (state is State.STARTING and self.state is State.SERVING):
             return
-        self._state, self._reason = state, reason
+        self.state, self._reason = state, reason
         if self.equipment is not None or self.config.client:
             self.mesh.publish(state=state, reason=reason[:200])
 

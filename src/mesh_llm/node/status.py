@@ -43,7 +43,7 @@ async def document(node: Node) -> dict[str, Any]:
         "model": about["model"],
         "plan": about["plan"],
         "engine": about["engine"],
-        "api": {"url": node.url if node.gateway_port else None},
+        "api": {"url": node.url},
         "console": {"url": None},
     }
 

@@ -91,7 +91,7 @@ class Ways:
 
     def traffic(self, node: NodeId) -> dict[str, Any]:
         """Where `node` is heard from; bytes since it was connected, and per second, now and at best."""
-        meter = self._meters.get(node, Meter())
+        meter = self.meter(node)
         return {
             "remote": self._remote(node),
             "sent_bytes": meter.sent_bytes,
@@ -99,6 +99,10 @@ class Ways:
             "bytes_per_s": round(meter.bytes_per_s),
             "peak_bytes_per_s": round(meter.peak_bytes_per_s),
         }
+
+    def meter(self, node: NodeId) -> Meter:
+        """As it was read last."""
+        return self._meters.get(node, Meter())
 
     def _remote(self, node: NodeId) -> str | None:
         peer = self._mesh.peer(node)

@@ -19,10 +19,13 @@ import aiohttp
 import psutil
 import pytest
 
+from mesh_llm.defaults import GATEWAY_QUEUE_PER_CLIENT
 from tests.support.joining import JoiningNode, Lab, lab, write_model
 from tests.support.node import WAIT_S
 
 CLIENTS = 64
+OVER = 5
+"""Requests more than may wait."""
 SLOTS = 4
 LEAVE = 0.3
 """Of the requests are given up, at any point of their way."""
@@ -120,8 +123,8 @@ def _flaw_of_end(documents: Sequence[dict[str, Any]], tokens: int) -> str | None
 
 
 @pytest.fixture
-def nodes(libraries: dict[str, Path], tmp_path: Path) -> Iterator[Lab]:
-    with lab(write_model(tmp_path / "models", layers=2)) as nodes:
+def nodes(libraries: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    with lab(write_model(tmp_path / "models", layers=getattr(request, "param", 2))) as nodes:
         yield nodes
 
 
@@ -204,3 +207,46 @@ def _all_turns_can_be_had(host: JoiningNode, guest: JoiningNode) -> None:
     ):
         for stream in (one, two, three, four):
             assert stream.next()
+
+
+@pytest.mark.parametrize("nodes", [30], indirect=True)
+def test_full_queue(nodes: Lab) -> None:
+    """One request at a time reaches the engine, so many wait, and those beyond are refused at once."""
+    # An answer that is limited by its context takes longer than it takes to fill the queue.
+    host = nodes.start("host", "--model", nodes.model, "--ctx-size", "8192", "--parallel", "1").until_ready()
+    guest = nodes.start("guest", "--client", "--join", host.token(role="client")).until_ready()
+    for node in (host, guest):
+        refused = asyncio.run(_overfill(node.url))
+        assert refused == [(429, "queue_full")] * OVER
+        # All of them have left: the engine and its queue are free at once.
+        for other in (host, guest):
+            body = _body("/completion", 3, stream=False, salt=1)
+            assert other.ask("/completion", body).json()["tokens_predicted"] == 3
+
+
+async def _overfill(url: str) -> list[tuple[int, str]]:
+    """What the first ones say who get an answer, while nobody else does."""
+    body = _body("/completion", 100_000, stream=True, salt=0) | {"prompt": "1 2 3 4 5 6 7"}
+    connector = aiohttp.TCPConnector(limit=0)
+
+    async def ask(session: aiohttp.ClientSession) -> tuple[int, str]:
+        async with session.post(url + "/completion", json=body) as answer:
+            return answer.status, (await answer.json())["error"]["code"]
+
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(url + "/completion", json=body) as first,
+    ):
+        assert first.status == 200
+        assert await first.content.readline()
+        waiting = GATEWAY_QUEUE_PER_CLIENT + OVER
+        tasks = {asyncio.create_task(ask(session), name=f"request {n}") for n in range(waiting)}
+        refused: set[asyncio.Task[tuple[int, str]]] = set()
+        async with asyncio.timeout(WAIT_S):
+            while len(refused) < OVER:
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                refused |= done
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return [task.result() for task in refused]

@@ -1,0 +1,152 @@
+"""A gateway whose engine has one slot: who gets it, who waits, who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.turns import Turns
+from tests.support.raw_http import Answer, RawClient, connect, request_bytes
+from tests.support.upstream import WAIT_S, FakeEngine, FakeNode, Seen, Wire, plain
+
+PATH = "/v1/embeddings"
+"""Makes the engine compute, and is passed on as it is."""
+Ask = Callable[[str], Awaitable[RawClient]]
+
+
+class Slot:
+    """The engine works on one request until the test lets it finish; `began` is who came, in order."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.began: list[str] = []
+        self._may_end = asyncio.Semaphore(0)
+        engine.on(PATH, self._work)
+
+    async def _work(self, seen: Seen, wire: Wire) -> None:
+        self.began.append(seen.body.decode())
+        await self._may_end.acquire()
+        await wire.send(plain(b"done " + seen.body))
+
+    def finish(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._may_end.release()
+
+
+@pytest.fixture
+def turns() -> Turns:
+    return Turns(1, limit=8, per_client=6)
+
+
+@pytest.fixture
+async def gateway(node: FakeNode, turns: Turns) -> AsyncIterator[Gateway]:
+    gateway = Gateway(GatewayConfig(port=0), node, turns)
+    await gateway.start()
+    yield gateway
+    await gateway.stop()
+    assert (turns.taken, turns.waiting) == (0, 0)
+
+
+@pytest.fixture
+def slot(engine: FakeEngine) -> Slot:
+    return Slot(engine)
+
+
+@pytest.fixture
+async def send(gateway: Gateway) -> AsyncIterator[Ask]:
+    """Sends a request, named for its client: the part before the dot."""
+    async with AsyncExitStack() as stack:
+
+        async def one(name: str) -> RawClient:
+            client = await stack.enter_async_context(connect(gateway.port))
+            header = f"x-mesh-llm-client: {name.split('.')[0]}"
+            await client.send(request_bytes("POST", PATH, header, body=name.encode()))
+            return client
+
+        yield one
+
+
+@pytest.fixture
+def ask(send: Ask, turns: Turns) -> Ask:
+    """The same, and it has its turn, or its place in the queue."""
+
+    async def one(name: str) -> RawClient:
+        known = turns.taken + turns.waiting
+        client = await send(name)
+        await until(lambda: turns.taken + turns.waiting == known + 1)
+        return client
+
+    return one
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def body_of(client: RawClient) -> str:
+    answer = await client.answer()
+    assert answer.status == 200
+    return answer.body.decode()
+
+
+async def test_one_after_the_other_and_fair(ask: Ask, slot: Slot) -> None:
+    heavy = [await ask(f"heavy.{number}") for number in range(5)]
+    light = await ask("light.0")
+    await until(lambda: slot.began)
+    assert slot.began == ["heavy.0"]
+    slot.finish()
+    assert await body_of(heavy[0]) == "done heavy.0"
+    await until(lambda: len(slot.began) == 2)
+    slot.finish(5)
+    assert await body_of(light) == "done light.0"
+    assert [await body_of(client) for client in heavy[1:]] == [f"done heavy.{n}" for n in range(1, 5)]
+    assert slot.began == ["heavy.0", "light.0", "heavy.1", "heavy.2", "heavy.3", "heavy.4"]
+
+
+async def test_refused_when_full(ask: Ask, send: Ask, slot: Slot, turns: Turns, gateway: Gateway) -> None:
+    for number in range(7):
+        await ask(f"heavy.{number}")
+    assert (turns.taken, turns.waiting) == (1, 6)
+    refused: Answer = await (await send("heavy.7")).answer()
+    assert (refused.status, refused.reason) == (429, "Too Many Requests")
+    assert refused.header("Retry-After") == ["30"]
+    assert refused.json() == {
+        "error": {
+            "message": "too many requests are waiting already; try again in 30 s",
+            "type": "rate_limit_error",
+            "code": "queue_full",
+        }
+    }
+    # Another client still finds room, and what computes nothing is not asked to wait.
+    await ask("light.0")
+    assert turns.waiting == 7
+    async with connect(gateway.port) as other:
+        assert (await other.request("GET", "/v1/models")).status == 200
+    slot.finish(8)
+    await until(lambda: turns.taken == 0)
+
+
+async def test_leaving_gives_the_place_back(ask: Ask, slot: Slot, turns: Turns) -> None:
+    first, second, third = await ask("a.0"), await ask("b.0"), await ask("c.0")
+    second.writer.transport.abort()
+    await until(lambda: turns.waiting == 1)
+    first.writer.transport.abort()
+    await until(lambda: slot.began == ["a.0", "c.0"])
+    # The engine's fake works on for the first one; the real one stops.
+    slot.finish(2)
+    assert await body_of(third) == "done c.0"
+
+
+@pytest.mark.parametrize("turns", [Turns(1, wait_s=0.05)])
+async def test_late(ask: Ask, send: Ask, slot: Slot, turns: Turns) -> None:
+    first = await ask("a.0")
+    late = await (await send("b.0")).answer()
+    assert (late.status, late.json()["error"]["code"]) == (503, "queue_late")
+    assert late.header("Retry-After") == ["1"]
+    slot.finish()
+    assert await body_of(first) == "done a.0"

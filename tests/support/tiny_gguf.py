@@ -39,14 +39,18 @@ def write(
     seed: int = 0,
     quantisation: str = "F32",
     tokenizer: Path | None = None,
+    pooling: int | None = None,
     **sizes: int,
 ) -> Path:
     """Write one model file. `sizes` are further fields of `Dimensions`.
 
     `tokenizer` is another GGUF to take the vocabulary from; without it the
     vocabulary is bytes, three control tokens and merges of two letters.
+    `pooling` is how the file wants embeddings pooled: 1 is the mean.
     """
     model = _model(architecture, layers, hidden, vocabulary, tokenizer, sizes)
+    if pooling is not None:
+        model.metadata["pooling_type"] = pooling
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, model, quantisation, tokenizer)
     for name in model.tensors:

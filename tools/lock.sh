@@ -15,7 +15,7 @@ trap 'exit 130' INT TERM HUP
 "$scratch/uv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
 
 # One version for all Pythons (`fewest`): what passed the tests on one is what runs on the other.
-"$scratch/uv/bin/uv" pip compile pyproject.toml --extra engine --extra dev "$@" \
+"$scratch/uv/bin/uv" pip compile pyproject.toml --extra engine --extra dev --extra test "$@" \
     --output-file requirements.lock --quiet --universal --python-version 3.11 --fork-strategy fewest \
     --generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 echo "requirements.lock: $(grep -c == requirements.lock) packages" >&2

@@ -232,7 +232,7 @@ def test_the_engine_is_pinned_alike_everywhere() -> None:
 def test_the_lock_names_every_dependency_and_no_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["engine"], *extras["dev"]]
+    wanted = [*project["dependencies"], *extras["engine"], *extras["dev"], *extras["test"]]
     lock = (ROOT / "requirements.lock").read_text("utf-8")
     locked = set(re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE))
     assert {re.split("[=<>~ ]", line)[0].replace("_", "-") for line in wanted} - locked == set()

@@ -1,0 +1,71 @@
+"""The `llm` command, with the mesh as one of its models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.lone_engine import LoneEngine
+from tests.support.node import NodeProcess
+from tests.support.questions import CHAT, QUESTION, SCHEMA, WEATHER, check_weather
+
+LLM = (sys.executable, "-m", "llm")
+WITHIN_S = 60.0
+
+
+@pytest.fixture
+def user(api: NodeProcess, tmp_path: Path) -> dict[str, str]:
+    """The environment of somebody who has told `llm` of the mesh."""
+    models = [{"model_id": "mesh", "model_name": "any", "api_base": f"{api.url}/v1", "supports_schema": True}]
+    # YAML reads JSON as well.
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models))
+    return {**os.environ, "LLM_USER_PATH": str(tmp_path)}
+
+
+def llm(user: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [*LLM, *arguments],
+        env=user,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("mode", [("--no-stream",), ()], ids=["whole", "stream"])
+def test_prompt(user: dict[str, str], engine: LoneEngine, mode: tuple[str, ...]) -> None:
+    expected = engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"]
+
+    text = llm(user, "-m", "mesh", *mode, "-o", "temperature", "0", "-o", "max_tokens", "12", QUESTION)
+
+    assert text == f"{expected}\n"
+
+
+def test_schema(user: dict[str, str]) -> None:
+    text = llm(user, "-m", "mesh", "-o", "temperature", "0", "--schema", json.dumps(SCHEMA), WEATHER)
+
+    check_weather(text)
+
+
+def test_a_refusal_is_told(user: dict[str, str]) -> None:
+    done = subprocess.run(
+        [*LLM, "-m", "mesh", "one " * 4000],
+        env=user,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "2048" in done.stderr

@@ -79,12 +79,15 @@ def test_every_block_is_run() -> None:
         "# terminal 1",
         "# terminal 2",
         "# any terminal",
-        "# any terminal",
         "# terminal 3",
         "# any terminal",
+        "# terminal 1",
         "# any terminal",
         "# terminal 4",
+        "# any terminal",
+        "# any terminal",
         "# terminal 5",
+        "# terminal 6",
     ]
     assert len(BY_ITSELF) == 3
 
@@ -129,10 +132,9 @@ class Walk:
     def open(self, block: str) -> Running:
         """What runs in a terminal until somebody ends it."""
         (command,) = self.written(block)
-        if " relay " not in command and "--port" not in command:
-            command += f" --port {self._known['9337']}"
-        if "--client" not in command and " relay " not in command:
-            command += " --threads 1"
+        if "mesh-llm" in command and " relay " not in command:
+            command += "" if "--port" in command else f" --port {self._known['9337']}"
+            command += "" if "--client" in command else " --threads 1"
         variables = environment(self.folder)
         if "--relay" in command:
             del variables["MESH_LLM_NO_RELAY"]
@@ -162,7 +164,7 @@ def after(text: str, words: str) -> str:
 
 
 def test_the_walk_through(folder: Path, smollm2: Path) -> None:
-    first, second, look, ask_client, third, use_client, end, relay, relayed = WALK
+    first, second, look, stream, plug, again, ask_client, third, use_client, end, relay, relayed = WALK
     with ExitStack() as stack:
         walk = Walk(folder, stack)
         one = walk.open(first)
@@ -179,6 +181,8 @@ def test_the_walk_through(folder: Path, smollm2: Path) -> None:
         assert re.search(r"^instead +solo on ", plan, re.MULTILINE)
         assert json.loads(answer)["choices"][0]["message"]["content"]
 
+        one = pull_the_plug(walk, stream, plug, again, one)
+
         walk.carry("CLIENT_TOKEN", walk.say(ask_client)[0].strip())
         walk.open(third).until_said("API ready at ", within_s=WAIT_S)
         assert json.loads(walk.say(use_client)[0])["data"][0]["id"] == "SmolLM2-135M-Instruct.Q4_1"
@@ -186,6 +190,23 @@ def test_the_walk_through(folder: Path, smollm2: Path) -> None:
         leave_and_stop(walk, end, two, one)
         walk.open(relay).until_said("http://", within_s=WAIT_S)
         walk.open(relayed).until_said("API ready at ", within_s=WAIT_S)
+
+
+def pull_the_plug(walk: Walk, stream: str, plug: str, again: str, one: Running) -> Running:
+    """In the middle of an answer: it goes on, to its end."""
+    reader = walk.open(stream)
+    reader.until(lambda: reader.stdout.count("data: {") > 20, what="words arrive", within_s=WAIT_S)
+    (command,) = walk.written(plug)
+    assert run(command, walk.folder).returncode == 0
+    one.wait(within_s=WAIT_S)
+    ended = reader.wait(within_s=2 * WAIT_S)
+    assert ended.status == 0
+    assert ": mesh-llm resumed 1, served by two: " in ended.stdout
+    assert ended.stdout.endswith("data: [DONE]\n\n")
+    one = walk.open(again)
+    one.until_said("API ready at ", within_s=WAIT_S)
+    one.until(lambda: is_split(walk.folder), what="both serve together again", within_s=WAIT_S)
+    return one
 
 
 def is_split(folder: Path) -> bool:

@@ -14,7 +14,21 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench import facts, fairness, gpu, idle, links, mesh, meshrelay, overhead, relay, solo, split, startup
+from bench import (
+    facts,
+    fairness,
+    gateway,
+    gpu,
+    idle,
+    links,
+    mesh,
+    meshrelay,
+    overhead,
+    relay,
+    solo,
+    split,
+    startup,
+)
 from bench.facts import Load
 from bench.plan import Plan
 from bench.report import Result, Row
@@ -36,6 +50,7 @@ BENCHES: dict[str, Bench] = {
     "relay": Bench(title=relay.TITLE, measure=relay.measure),
     "meshrelay": Bench(title=meshrelay.TITLE, measure=meshrelay.measure),
     "overhead": Bench(title=overhead.TITLE, measure=overhead.measure),
+    "gateway": Bench(title=gateway.TITLE, measure=gateway.measure),
     "solo": Bench(title=solo.TITLE, measure=solo.measure),
     "fairness": Bench(title=fairness.TITLE, measure=fairness.measure),
     "links": Bench(title=links.TITLE, measure=links.measure),

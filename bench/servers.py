@@ -97,14 +97,14 @@ def _engine_event(line: str) -> dict[str, Any] | None:
 
 
 @asynccontextmanager
-async def node(home: Path) -> AsyncIterator[Server]:
+async def node(home: Path, *options: str) -> AsyncIterator[Server]:
     """The `mesh-llm` command, with the default model."""
 
     def parse(line: str) -> dict[str, Any] | None:
         head, found, url = line.partition("API ready at ")
         return {"url": url.replace("//localhost:", "//127.0.0.1:")} if found and not head else None
 
-    argv = following([str(command()), "--port", "0", "--home", str(home)])
+    argv = following([str(command()), "--port", "0", "--home", str(home), *options])
     async with _ready(argv, parse) as (child, event, ready_s):
         yield Server(url=event["url"], key="", pid=child.pid, ready_s=ready_s)
 

@@ -1,0 +1,136 @@
+"""A gateway at work: for clients of another node, for sixteen streams at once, for many small requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from bench import servers
+from bench.client import Client, Stream, client
+from bench.plan import Plan, turns
+from bench.report import Row, Side, added_row, plain_row, ratio_row
+from bench.servers import Server
+from bench.stats import Sample, at_least, at_most
+from mesh_llm.cli.control import call
+from mesh_llm.errors import MeshError
+from mesh_llm.home import Home
+
+TITLE = "A gateway at work"
+
+GATEWAY, ENGINE, ELSEWHERE = "gateway", "engine", "another node's gateway"
+STREAMS = 16
+TOKENS = 64
+LIST_CONNECTIONS = 8
+LIST_REQUESTS = 2000
+_PAUSE_S = 0.05
+_BODY: dict[str, Any] = {
+    "prompt": "Once upon a time, in a village between two rivers, there lived a clockmaker who",
+    "n_predict": TOKENS,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+    "cache_prompt": True,
+}
+
+
+async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    with servers.fresh_home() as home, servers.fresh_home() as other_home:
+        # One thread: nodes and client need a core, too, and threads that wait for each other would all wait.
+        options = ("--parallel", str(STREAMS), "--ctx-size", "512", "--threads", "1")
+        async with servers.observed_node(home, *options) as observed, client() as asker:
+            join = ("--client", "--join", await _invite(home))
+            async with servers.node(other_home, *join) as elsewhere:
+                first, first_note = await _first_tokens(asker, observed.engine, elsewhere, plan)
+            together, together_note = await _together(asker, observed.engine, observed.node, plan)
+            listed = await _lists(observed.node, plan)
+    notes = (
+        f"first tokens, {first_note}; {STREAMS} streams at once, {together_note}",
+        f"every stream has {TOKENS} tokens and a prompt that its slot already holds",
+        f"lists of models: {LIST_REQUESTS} requests a round on {LIST_CONNECTIONS} connections that are kept; "
+        "by the node's own CPU time, since client and node share the machine",
+    )
+    return (first, together, listed), notes
+
+
+async def _invite(home: Path) -> str:
+    answer = await call(Home(home), "POST", "/api/invite", {"role": "client", "lifetime_s": 3600.0})
+    return str(answer["token"])
+
+
+async def _first_tokens(asker: Client, engine: Server, elsewhere: Server, plan: Plan) -> tuple[Row, str]:
+    """Through two nodes and a QUIC connection, against the engine's own port."""
+    body = _BODY | {"id_slot": 0}
+    sides = {ELSEWHERE: elsewhere, ENGINE: engine}
+    seen: dict[str, list[float]] = defaultdict(list)
+    for server in sides.values():
+        await asker.stream(server, "/completion", body)
+    rounds = plan.rounds(full=60, quick=16, full_s=180.0, quick_s=30.0)
+    for number in rounds:
+        for name, server in turns(list(sides.items()), number):
+            await asyncio.sleep(_PAUSE_S)
+            seen[name].append(1e3 * _whole(await asker.stream(server, "/completion", body)).first_s)
+    ours, theirs = (
+        Side(name=name, sample=Sample.of(seen[name]), unit="ms", digits=2) for name in (ELSEWHERE, ENGINE)
+    )
+    return added_row("added to the first token across nodes", (ours, theirs), at_most(6.0)), rounds.note()
+
+
+async def _together(asker: Client, engine: Server, node: Server, plan: Plan) -> tuple[Row, str]:
+    sides = {GATEWAY: node, ENGINE: engine}
+    seen: dict[str, list[float]] = defaultdict(list)
+    for server in sides.values():
+        await _all_streams(asker, server)
+    rounds = plan.rounds(full=20, quick=5, full_s=300.0, quick_s=60.0)
+    for number in rounds:
+        for name, server in turns(list(sides.items()), number):
+            await asyncio.sleep(_PAUSE_S)
+            seen[name].append(STREAMS * TOKENS / await _all_streams(asker, server))
+    ours, theirs = (Side(name=name, sample=Sample.of(seen[name]), unit="tok/s") for name in (GATEWAY, ENGINE))
+    return ratio_row(
+        f"throughput of {STREAMS} streams at once", (ours, theirs), at_least(0.97)
+    ), rounds.note()
+
+
+async def _all_streams(asker: Client, server: Server) -> float:
+    """Seconds until the last one has ended."""
+    started = time.perf_counter()
+    streams = await asyncio.gather(
+        *(asker.stream(server, "/completion", _BODY | {"id_slot": slot}) for slot in range(STREAMS))
+    )
+    took_s = time.perf_counter() - started
+    for stream in streams:
+        _whole(stream)
+    return took_s
+
+
+def _whole(stream: Stream) -> Stream:
+    if len(stream.arrived_s) < TOKENS // 2:
+        raise MeshError(f"a stream of {TOKENS} tokens had {len(stream.arrived_s)} events")
+    return stream
+
+
+async def _lists(node: Server, plan: Plan) -> Row:
+    process = psutil.Process(node.pid)
+    seen = []
+    connector = aiohttp.TCPConnector(limit=LIST_CONNECTIONS)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def ask(count: int) -> None:
+            for _ in range(count):
+                async with session.get(node.url + "/v1/models") as reply:
+                    await reply.read()
+                    if reply.status != 200:
+                        raise MeshError(f"/v1/models was answered with {reply.status}")
+
+        for _ in range(plan.choose(full=8, quick=3)):
+            before = sum(process.cpu_times()[:2])
+            await asyncio.gather(*(ask(LIST_REQUESTS // LIST_CONNECTIONS) for _ in range(LIST_CONNECTIONS)))
+            seen.append(LIST_REQUESTS / (sum(process.cpu_times()[:2]) - before))
+    side = Side(name=GATEWAY, sample=Sample.of(seen), unit="requests/s", digits=0)
+    return plain_row("lists of models for a second of CPU time", side, at_least(1000))

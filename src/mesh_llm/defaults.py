@@ -34,6 +34,8 @@ GATEWAY_BODY_LIMIT_BYTES = 256 << 20
 """Dozens of photographs in base64, or a million tokens many times over; no more than a machine can hold."""
 GATEWAY_REPLAY_BYTES = 16 << 20
 """Kept to be sent again: every chat with a few photographs; what is larger goes through, once."""
+GATEWAY_KEPT_BYTES = 256 << 20
+"""Of all requests together; hundreds of long chats, or a dozen albums."""
 GATEWAY_EVENT_LIMIT_BYTES = 32 << 20
 """One event; the last of llama-server's own kind repeats the prompt, at worst twice what is kept of one."""
 GATEWAY_TRANSCRIPT_BYTES = 32 << 20

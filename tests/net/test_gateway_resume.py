@@ -197,23 +197,21 @@ async def test_every_engine_dies_after_a_word(
     async def script(seen: Seen, wire: Wire) -> None:
         nonlocal runs
         runs += 1
-        run = "x" * runs
-        # The report, who speaks, and one word; whoever continues says one word as well.
         node.where = engines[runs % 2].upstream
-        await says(run, until=3, then=dies)(seen, wire)
+        # The report, who speaks, and one word; whoever continues says one word as well.
+        words_left = runs <= len(WORDS)
+        await says("x" * runs, until=3 if words_left else None, then=dies if words_left else None)(seen, wire)
 
     for one in engines:
         one.on(CHAT, script)
         one.on(f"{CHAT}/input_tokens", counts)
-    body = ask(stream=True)
-    await client.send(request_bytes("POST", CHAT, body=json.dumps(body).encode()))
-    answer = await client.head()
-    while runs < len(WORDS):
-        await client.chunk()
-    for one in engines:
-        one.on(CHAT, says("last"))
-    await client.rest(answer)
-    assert runs >= len(WORDS)
+    answer = await answer_to(client, ask(stream=True))
+    assert answer.whole
+    assert text(answer) == "".join(WORDS)
+    # The last one had nothing to add but the end.
+    assert runs == len(WORDS) + 1
+    resumed = [comment for comment in comments(answer) if "resumed" in comment]
+    assert len(resumed) == len(WORDS)
 
 
 async def test_the_limit_goes_for_both_halves(
@@ -417,3 +415,28 @@ async def test_a_client_that_leaves_while_its_answer_is_put_together(
         await client.send(request_bytes("POST", CHAT, body=json.dumps(ask()).encode()))
         await asyncio.wait_for(arrived.wait(), WAIT_S)
     await asyncio.wait_for(left.wait(), 1.0)
+
+
+async def test_what_is_kept_of_all_requests_is_bounded(
+    start_gateway: StartGateway, engine: FakeEngine
+) -> None:
+    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(kept_bytes=1000)))
+    held, release = asyncio.Event(), asyncio.Event()
+
+    async def script(_: Seen, wire: Wire) -> None:
+        held.set()
+        await release.wait()
+        await wire.send(plain(b"{}"))
+
+    engine.on("/slow", script)
+    async with connect(gateway.port) as first, connect(gateway.port) as second:
+        waiting = asyncio.create_task(first.request("POST", "/slow", body=bytes(900)))
+        await asyncio.wait_for(held.wait(), WAIT_S)
+        # There is no room for it beside the other one: it goes through, on a connection of its own.
+        assert (await second.request("POST", "/x", body=bytes(500))).json()["size"] == 500
+        release.set()
+        assert (await asyncio.wait_for(waiting, WAIT_S)).status == 200
+        await second.request("POST", "/x", body=bytes(500))
+    assert [seen.target for seen in engine.seen] == ["/slow", "/x", "/x"]
+    # What is not kept cannot be sent again, and needs a connection that nobody has used.
+    assert engine.seen[1].connection == 2

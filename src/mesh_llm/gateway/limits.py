@@ -9,6 +9,7 @@ from mesh_llm.defaults import (
     GATEWAY_CONNECTIONS,
     GATEWAY_HEAD_S,
     GATEWAY_IDLE_CONNECTIONS,
+    GATEWAY_KEPT_BYTES,
     GATEWAY_REPLAY_BYTES,
     GATEWAY_RESUME_S,
     GATEWAY_SILENCE_S,
@@ -20,6 +21,7 @@ class Limits:
     body_bytes: int = GATEWAY_BODY_LIMIT_BYTES
     replay_bytes: int = GATEWAY_REPLAY_BYTES
     silence_s: float = GATEWAY_SILENCE_S
+    kept_bytes: int = GATEWAY_KEPT_BYTES
     resume_s: float = GATEWAY_RESUME_S
     connections: int = GATEWAY_CONNECTIONS
     idle_connections: int = GATEWAY_IDLE_CONNECTIONS

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -57,6 +57,7 @@ class Relay:
         self._serving = serving
         self._limits = limits
         self._turns = turns
+        self._kept_bytes = 0
         self._pool = Pool(limits)
 
     def close(self) -> None:
@@ -65,7 +66,8 @@ class Relay:
     async def answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         errand = Errand.of(request)
         await self._until_serving(request)
-        body = await Body.receive(request, exchange, self._limits)
+        body = await Body.receive(request, exchange, self._within_budget())
+        self._kept_bytes += len(body.start)
         try:
             if not body.complete:
                 return await self._upload(request, exchange, errand, body)
@@ -76,6 +78,13 @@ class Relay:
         except EngineSilent as error:
             late = failures.body_late if body.waiting else failures.engine_silent
             raise (body.failure or late(self._limits.silence_s)) from error
+        finally:
+            self._kept_bytes -= len(body.start)
+
+    def _within_budget(self) -> Limits:
+        """Of all requests together only so much is kept to be sent again; more just goes through."""
+        left_bytes = max(0, self._limits.kept_bytes - self._kept_bytes)
+        return replace(self._limits, replay_bytes=min(self._limits.replay_bytes, left_bytes))
 
     async def engine_metrics(self) -> bytes:
         """The engine's own series, or nothing where it has none to give in time."""

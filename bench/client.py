@@ -95,7 +95,8 @@ def read_events(pieces: list[tuple[float, bytes]], total_s: float) -> Stream:
         *events, pending = (pending + piece).split(b"\n\n")
         for event in events:
             data = event.removeprefix(b"data: ")
-            if data == b"[DONE]":
+            # An engine that is long about the next token says so in comments.
+            if data == b"[DONE]" or event.startswith(b":"):
                 continue
             document = json.loads(data)
             if document.get("stop"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +46,8 @@ def test_reranker_reranks_by_itself(home: Path, libraries: dict[str, Path], tmp_
         tmp_path / "reranker.gguf",
         "qwen3",
         hidden=HIDDEN,
-        metadata={"pooling_type": POOLING_RANK},
-        tensors={"cls.output.weight": (1, HIDDEN)},
+        metadata={"pooling_type": POOLING_RANK, "classifier.output_labels": ["yes", "no"]},
+        tensors={"cls.output.weight": (2, HIDDEN)},
     )
     body = {"query": "what is a panda?", "documents": ["hi", "it is a bear", "the giant panda"], "top_n": 3}
     with NodeProcess(*SMALL, home=home, model=model) as node:
@@ -58,6 +61,51 @@ def test_reranker_reranks_by_itself(home: Path, libraries: dict[str, Path], tmp_
     scores = [result["relevance_score"] for result in results]
     assert scores == sorted(scores, reverse=True)
     assert len(set(scores)) == 3
+
+
+def png(red: int, *, side: int = 32) -> str:
+    """A picture of one colour, as a URL."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    rows = (b"\0" + bytes((red, 0, 0)) * side) * side
+    data = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def test_projector_beside_the_model_lets_it_see_on_every_node(
+    libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    model = tiny_gguf.write(tmp_path / "seer-F32.gguf", "llama", hidden=HIDDEN)
+    tiny_gguf.write_projector(tmp_path / "mmproj-seer-f16.gguf", hidden=HIDDEN)
+
+    def body(*pictures: str) -> dict[str, Any]:
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
+        content = [{"type": "text", "text": "what is this?"}, *parts]
+        return {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
+
+    with temporary_home() as folder, MeshProcesses(folder, model) as mesh:
+        mesh.create("one")
+        mesh.join("two")
+        agreed = until(mesh.agreed, within_s=HEAL_S, what="both serve")
+        assert "mmproj-seer-f16.gguf beside it" in mesh.nodes[agreed.host].stdout
+        counts = {}
+        for name, node in mesh.nodes.items():
+            replies = [node.ask("/v1/chat/completions", body(*urls)) for urls in ((), (png(0),), (png(255),))]
+            assert [reply.status for reply in replies] == [200] * 3, [reply.body for reply in replies]
+            counts[name] = [reply.json()["usage"]["prompt_tokens"] for reply in replies]
+
+    assert counts["one"] == counts["two"]
+    blind, *seeing = counts["one"]
+    # Sixteen patches, and what marks them.
+    assert all(count >= blind + 16 for count in seeing)
 
 
 @pytest.mark.parametrize("name", ["gpt-4o", "tiny", "", "a/b:c", None])

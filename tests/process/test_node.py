@@ -474,7 +474,7 @@ def test_an_engine_that_hangs_in_an_answer_comes_back(
     with NodeProcess(*SMALL, home=home, model=smollm2) as node:
         node.until_ready()
         first = node.engine()
-        with node.stream("/v1/completions", ENDLESS) as stream:
+        with node.stream("/v1/completions", {**ENDLESS, "max_tokens": 200}) as stream:
             stream.next()
             first.suspend()
             # However it ends, it does not hang with the engine.

@@ -12,7 +12,7 @@ import pytest
 
 from mesh_llm.engine import pulse
 
-SILENCE_S = 0.6
+SILENCE_S = 2.0
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -87,18 +87,18 @@ async def test_one_that_is_slow_with_every_answer_is_not_silent() -> None:
 
 async def test_one_that_takes_the_question_and_keeps_quiet_is_silent() -> None:
     engine = Engine(None)
-    async with engine.listening() as silent, asyncio.timeout(10):
+    async with engine.listening() as silent, asyncio.timeout(20):
         await engine.asked.wait()
         began = time.monotonic()
         await silent
-        assert time.monotonic() - began > SILENCE_S - 0.2
+        assert time.monotonic() - began > SILENCE_S - 0.5
     assert len(engine.questions) == 1
 
 
 async def test_one_that_does_not_even_listen_is_silent() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await pulse.until_silent(closed.getsockname()[1])
 
 
@@ -107,7 +107,7 @@ async def test_a_nap_of_the_node_itself_does_not_count() -> None:
     async with engine.listening() as silent:
         await engine.asked_again(1)
         # Nothing of this process runs meanwhile: the engine may have answered long ago.
-        time.sleep(2 * SILENCE_S)  # noqa: ASYNC251
+        time.sleep(1.5 * SILENCE_S)  # noqa: ASYNC251
         engine.answer_now()
         await engine.asked_again(3)
         assert not silent.done()

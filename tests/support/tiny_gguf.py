@@ -66,6 +66,57 @@ def write(
     return path
 
 
+def write_projector(path: Path, *, hidden: int = 64, image: int = 32, patch: int = 8, seed: int = 0) -> Path:
+    """A llava-like one for a model of that width: an image becomes (image / patch)² tokens."""
+    width, layers = 32, 2
+    writer: Any = gguf.GGUFWriter(path, "clip")
+    writer.add_name("Tiny projector")
+    writer.add_file_type(_file_type("F32"))
+    vision = {
+        "image_size": image,
+        "patch_size": patch,
+        "embedding_length": width,
+        "feed_forward_length": 2 * width,
+        "block_count": layers,
+        "projection_dim": hidden,
+        "attention.head_count": 2,
+        "attention.layer_norm_epsilon": 1e-5,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    told = {"has_vision_encoder": True, "projector_type": "mlp", "use_gelu": True}
+    for key, value in {**told, **{f"vision.{key}": value for key, value in vision.items()}}.items():
+        _add_value(writer, f"clip.{key}", value)
+    for name, shape in _projector_tensors(width, layers, hidden, image, patch).items():
+        writer.add_tensor(name, _values(name, shape, seed))
+    _finish(writer)
+    return path
+
+
+def _projector_tensors(
+    width: int, layers: int, hidden: int, image: int, patch: int
+) -> dict[str, tuple[int, ...]]:
+    tensors: dict[str, tuple[int, ...]] = {
+        "v.class_embd": (width,),
+        "v.patch_embd.weight": (width, 3, patch, patch),
+        "v.position_embd.weight": ((image // patch) ** 2 + 1, width),
+        "v.pre_ln.weight": (width,),
+        "v.pre_ln.bias": (width,),
+        "mm.0.weight": (hidden, width),
+        "mm.0.bias": (hidden,),
+        "mm.2.weight": (hidden, hidden),
+        "mm.2.bias": (hidden,),
+    }
+    for layer in range(layers):
+        part = f"v.blk.{layer}"
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out", "ln1", "ln2"):
+            square = (width, width) if name.startswith("attn") else (width,)
+            tensors |= {f"{part}.{name}.weight": square, f"{part}.{name}.bias": (width,)}
+        tensors |= {f"{part}.ffn_up.weight": (2 * width, width), f"{part}.ffn_up.bias": (2 * width,)}
+        tensors |= {f"{part}.ffn_down.weight": (width, 2 * width), f"{part}.ffn_down.bias": (width,)}
+    return tensors
+
+
 def write_shards(
     path: Path,
     count: int,

@@ -114,6 +114,24 @@ def test_encoders_keep_nothing_and_pool() -> None:
     assert (facts.causal, facts.pooled) == (False, True)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "pooling", "encodes", "ranks"),
+    [
+        ("llama", None, False, False),
+        ("llama", 0, False, False),
+        ("qwen3", 3, True, False),
+        ("qwen3", 4, True, True),
+        ("nomic-bert", None, True, False),
+        ("bert", 4, True, True),
+        ("llada", None, False, False),
+    ],
+)
+def test_what_it_is_for(architecture: str, pooling: int | None, encodes: bool, ranks: bool) -> None:
+    facts = model_facts(document(architecture, **({} if pooling is None else {"pooling_type": pooling})))
+
+    assert (facts.encodes, facts.ranks) == (encodes, ranks)
+
+
 def test_grouped_queries() -> None:
     assert caches("llama") == [attention(32, 32)] * 2
     assert caches("llama", attention__head_count_kv=None) == [attention(64, 64)] * 2

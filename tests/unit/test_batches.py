@@ -54,8 +54,9 @@ def test_a_step_takes_a_quarter_of_a_second(
 def test_a_split_plan_computes_less_at_once(facts: ModelFacts) -> None:
     plan = split(facts)
     assert plan.workers
-    assert batches(at(plan, 4000), facts) == Batches(step=992, micro=128)
-    assert batches(at(plan, 300), facts) == Batches(step=64, micro=64)
+    assert batches(at(plan, 4000), facts) == Batches(step=992, micro=96)
+    assert batches(at(plan, 40000), facts) == Batches(step=2048, micro=128)
+    assert batches(at(plan, 300), facts) == Batches(step=256, micro=32)
 
 
 def test_a_speed_that_nobody_knows_is_taken_for_an_ordinary_one(facts: ModelFacts) -> None:

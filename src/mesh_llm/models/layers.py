@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -62,10 +63,17 @@ class Held:
     tensors: tuple[str, ...]
     layers: tuple[int, ...]
     disk_bytes: int
+    """That they take: blocks, without the holes."""
 
     @property
-    def has_layers(self) -> bool:
-        return bool(self.layers)
+    def size_bytes(self) -> int:
+        """Of the whole model."""
+        return sum(tensor_table(self.document).sizes)
+
+    def has(self, share: Share) -> bool:
+        """Whether everything that a worker with these layers reads is there, and still on the disk."""
+        wanted = needed(tensor_table(self.document), share)
+        return set(wanted) <= set(self.tensors) and all(path.exists() for path in self.paths)
 
 
 async def find(folder: Path, fingerprint: Fingerprint, *, read: Read) -> Held | None:
@@ -99,6 +107,7 @@ async def fetch_layers(
     place = folder / _FOLDER
     try:
         place.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(incoming.clean, place, now=time.time())
         async with incoming.resumable(place, _key(wanted.fingerprint), waiting=lambda: events(waits)) as own:
             with closing(Disk(folder)) as disk:
                 run = _LayerFetch(

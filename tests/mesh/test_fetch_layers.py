@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def test_a_worker_fetches_its_layers_and_no_more(nodes: Lab, text: list[Any], tm
     assert path.stat().st_size == whole
     # The header's piece, and those that the four layers lie in, which begin and end with others'.
     assert share_bytes(nodes.model, 4) < held_bytes(said) <= share_bytes(nodes.model, 4) + 3 * PIECE_BYTES
-    assert os.stat(path).st_blocks * 512 < whole / 2
+    assert path.stat().st_blocks * 512 < whole / 2
     came = received_bytes(two, "one")
     assert share_bytes(nodes.model, 4) < came < held_bytes(said) + CHATTER_BYTES
     assert came < whole / 2

@@ -81,7 +81,7 @@ class Holding:
             found = cls._read(folder, document)
             (folder / _SIDECAR).touch()  # it is of use: what nobody has asked for in a long time goes
             fits = [path.stat().st_size for path in found.paths] == list(found.sizes)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, LookupError, ArithmeticError, ValueError, TypeError, AttributeError):
             return None
         return found if fits and found.fingerprint == fingerprint else None
 

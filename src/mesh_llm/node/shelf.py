@@ -44,7 +44,8 @@ class Shelf:
     def keep_part(self, held: Held) -> ModelFacts:
         """This node has these layers from now on."""
         facts = model_facts(held.document)
-        self._parts[facts.fingerprint] = (facts, held)
+        # Of one model alone: the mesh serves one, and what was brought of others is found again on the disk.
+        self._parts = {facts.fingerprint: (facts, held)}
         return facts
 
     def part(self, fingerprint: Fingerprint) -> Held | None:

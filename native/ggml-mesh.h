@@ -109,6 +109,13 @@ GGML_MESH_API int ggml_mesh_worker_add_model(
     void * worker, const char * fingerprint, const char * const * paths, size_t count, char * why, size_t why_size
 );
 
+// The same for files that are not whole: only the weights of these names are there, and only they are ever read.
+// Told again when there are more.
+GGML_MESH_API int ggml_mesh_worker_add_part(
+    void * worker, const char * fingerprint, const char * const * paths, size_t count, const char * const * names,
+    size_t name_count, char * why, size_t why_size
+);
+
 // Reads layers `first_layer` to `last_layer` (not included) of a model into the device's memory before anybody
 // asks for them, and calls `progress` after each weight, in bytes. Returns 0, or 1 with the reason in `why`.
 GGML_MESH_API int ggml_mesh_worker_prepare(

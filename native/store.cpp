@@ -9,6 +9,8 @@ namespace mesh {
 
 namespace {
 
+const std::vector<std::string> NOTHING;
+
 uint64_t sum_of_sizes(const std::vector<weight *> & weights) {
     return std::accumulate(weights.begin(), weights.end(), uint64_t{0}, [](uint64_t sum, const weight * one) {
         return sum + one->size();
@@ -61,10 +63,36 @@ void store::give_back(uint64_t bytes) {
     taken_ -= bytes;
 }
 
-void store::add_model(const std::string & fingerprint, const std::vector<std::string> & paths) {
+void store::add_model(
+    const std::string & fingerprint, const std::vector<std::string> & paths, const std::vector<std::string> * there
+) {
     auto model = std::make_unique<model_weights>(device_, paths);
     const std::lock_guard lock(mutex_);
-    models_.emplace(fingerprint, std::move(model));  // told twice, it is the same one
+    const auto known = models_.find(fingerprint);
+    if (known != models_.end() && known->second->paths() != paths) {
+        forget(fingerprint);  // the same model in other files
+    }
+    // Told twice, it is the same one: the files may only have got more of what was missing.
+    models_.emplace(fingerprint, std::move(model)).first->second->allow(there);
+}
+
+// With the lock held.
+void store::forget(const std::string & fingerprint) {
+    model_weights & model = *models_.at(fingerprint);
+    for (const weight * one : model.all()) {
+        if (one->residence.holders != 0) {
+            throw std::runtime_error("engines use its weights from other files");
+        }
+    }
+    for (weight * one : model.all()) {
+        if (one->residence.counted) {
+            evict(one);
+        }
+    }
+    // Not freed: a session may be about to look a weight up in it, and finds out under the lock.
+    model.allow(&NOTHING);
+    retired_.push_back(std::move(models_.at(fingerprint)));
+    models_.erase(fingerprint);
 }
 
 model_weights & store::find_model(const std::string & fingerprint) {
@@ -108,6 +136,11 @@ weight_lease store::hold(std::vector<weight *> && wanted) {
     std::sort(wanted.begin(), wanted.end());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
     const std::lock_guard lock(mutex_);
+    for (const weight * one : wanted) {
+        if (!one->residence.there) {
+            throw std::runtime_error("its files have holes where some of these weights belong");
+        }
+    }
     uint64_t missing = 0;
     for (weight * one : wanted) {
         ++one->residence.holders;  // before room is made: these may not go

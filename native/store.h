@@ -57,8 +57,12 @@ class store {
     bool take(uint64_t bytes);
     void give_back(uint64_t bytes);
 
-    // A model on this machine's disk, known by its fingerprint from now on.
-    void add_model(const std::string & fingerprint, const std::vector<std::string> & paths);
+    // A model on this machine's disk, known by its fingerprint from now on. Where `there` names weights, the
+    // others are holes in its files and never read. Throws std::runtime_error.
+    void add_model(
+        const std::string & fingerprint, const std::vector<std::string> & paths,
+        const std::vector<std::string> * there = nullptr
+    );
 
     bool has_model(const std::string & fingerprint);
 
@@ -91,6 +95,7 @@ class store {
     uint64_t resident_ = 0;  // weights whose size is counted
     uint64_t clock_ = 0;
     std::map<std::string, std::unique_ptr<model_weights>> models_;
+    std::vector<std::unique_ptr<model_weights>> retired_;
 
     model_weights & find_model(const std::string & fingerprint);
     weight_lease hold(std::vector<weight *> && wanted);
@@ -102,6 +107,7 @@ class store {
     std::vector<weight *> idle_weights() const;
     void let_go(const std::vector<weight *> & held);
     void evict(weight * idle);
+    void forget(const std::string & fingerprint);
 };
 
 }  // namespace mesh

@@ -217,7 +217,7 @@ void weight::advise(int advice) const noexcept {
 
 // --- a model ---
 
-model_weights::model_weights(ggml_backend_dev_t device, const std::vector<std::string> & paths) {
+model_weights::model_weights(ggml_backend_dev_t device, const std::vector<std::string> & paths) : paths_(paths) {
     for (const std::string & path : paths) {
         const gguf_ptr index = open_gguf(path);
         files_.push_back(std::make_unique<mapped_file>(path));
@@ -262,6 +262,12 @@ std::vector<weight *> model_weights::all() {
         found.push_back(entry.second.get());
     }
     return found;
+}
+
+void model_weights::allow(const std::vector<std::string> * names) {
+    for (const auto & [name, entry] : weights_) {
+        entry->residence.there = names == nullptr || std::find(names->begin(), names->end(), name) != names->end();
+    }
 }
 
 std::map<std::string, uint64_t> tensor_sizes(const std::vector<std::string> & paths) {

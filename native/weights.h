@@ -62,8 +62,10 @@ class weight {
     // Gives back what it holds of the device's memory; it is made anew when it is needed.
     void drop();
 
-    // Kept by the store, under its lock: how many hold it, whether its size is counted, and since when it is idle.
+    // Kept by the store, under its lock: whether its bytes are in the file at all, how many hold it, whether its
+    // size is counted, and since when it is idle.
     struct {
+        bool there = true;
         uint32_t holders = 0;
         bool counted = false;
         uint64_t idle_since = 0;
@@ -111,7 +113,15 @@ class model_weights {
 
     std::vector<weight *> all();
 
+    // Only those of these names may be used; all of them where there are none.
+    void allow(const std::vector<std::string> * names);
+
+    const std::vector<std::string> & paths() const noexcept {
+        return paths_;
+    }
+
   private:
+    std::vector<std::string> paths_;
     std::vector<std::unique_ptr<mapped_file>> files_;
     std::map<std::string, std::unique_ptr<weight>> weights_;
 };

@@ -212,6 +212,20 @@ int ggml_mesh_worker_add_model(
     }
 }
 
+int ggml_mesh_worker_add_part(
+    void * worker, const char * fingerprint, const char * const * paths, size_t count, const char * const * names,
+    size_t name_count, char * why, size_t why_size
+) {
+    try {
+        const std::vector<std::string> there(names, names + name_count);
+        static_cast<mesh::worker *>(worker)->memory().add_model(fingerprint, {paths, paths + count}, &there);
+        return 0;
+    } catch (const std::exception & error) {
+        std::snprintf(why, why_size, "%s", error.what());
+        return 1;
+    }
+}
+
 int ggml_mesh_worker_add_peer(void * worker, unsigned int number, int fd) {
     try {
         static_cast<mesh::worker *>(worker)->add_peer(number, fd);

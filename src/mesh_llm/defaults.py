@@ -456,14 +456,14 @@ LINK_KNOCKS_LIMIT = 32
 
 FETCH_CHUNK_BYTES = 256 << 10
 """Sent and written at a time: an answer never waits long behind it, and a thread has enough to do."""
-FETCH_PIECE_BYTES = 64 << 20
-"""Hashed as one: a damaged byte costs a second of a fast line, and 50 GB have 800 hashes."""
-FETCH_PIECE_LIMIT = 1 << 16
-"""Of a model: 4 TB of pieces, and a list of hashes that fits in FETCH_MANIFEST_BYTES."""
+FETCH_PIECE_BYTES = 8 << 20
+"""Hashed as one: what a cut or a damaged byte costs, and what some layers bring along at each end."""
+FETCH_PIECE_LIMIT = 1 << 18
+"""Of a model: 2 TB of pieces, and a list of hashes that fits in FETCH_MANIFEST_BYTES."""
 FETCH_SMALLEST_PIECE_BYTES = 4 << 10
 FETCH_LARGEST_PIECE_BYTES = 1 << 30
 FETCH_SIZE_LIMIT_BYTES = FETCH_PIECE_BYTES * FETCH_PIECE_LIMIT
-FETCH_MANIFEST_BYTES = 6 << 20
+FETCH_MANIFEST_BYTES = 20 << 20
 """All hashes of the largest model in hexadecimal digits, and a thousand file names."""
 FETCH_MANIFEST_S = 60 * 60.0
 """A source hashes its files the first time it is asked: 700 GB from an SSD in three quarters of an hour."""

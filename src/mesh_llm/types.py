@@ -241,6 +241,15 @@ class HeldModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPart:
+    """Some layers of a model that a node cannot host: it fetches those that a plan gives it."""
+
+    fingerprint: Fingerprint
+    spans: tuple[tuple[int, int], ...] = ()
+    """Layers on its disk: the first, and the last, not included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Layers [first, last) of a model, on one node."""
 
@@ -371,6 +380,7 @@ class NodeFacts:
     hosting: Hosting = Hosting.AUTO
     speed: Speed | None = None
     models: tuple[HeldModel, ...] = ()
+    part: HeldPart | None = None
     links: tuple[tuple[NodeId, LinkFacts], ...] = ()
     state: State = State.STARTING
     reason: str = ""

@@ -39,6 +39,16 @@ from tests.support.file_peer import PIECE_BYTES, connect, honest, peer
         ({"ask": "bytes", "length": 1 << 40}, "it has no such part of the model"),
         ({"ask": "bytes", "length": 1.5}, "it has no such part of the model"),
         ({"ask": "bytes", "size": 10, "length": 5}, "its file has another size"),
+        ({"ask": "ranges"}, "it has no such part of the model"),
+        ({"ask": "ranges", "ranges": []}, "it has no such part of the model"),
+        ({"ask": "ranges", "ranges": {"0": 1}}, "it has no such part of the model"),
+        ({"ask": "ranges", "ranges": [[0, 1]] * 1025}, "it has no such part of the model"),
+        ({"ask": "ranges", "ranges": [[0, 10], [5, 1 << 40]]}, "it has no such part of the model"),
+        ({"ask": "ranges", "ranges": [[0, 10], [-1, 2]]}, "it has no such part of the model"),
+        ({"ask": "ranges", "ranges": [[0, 10, 3]]}, "it has no such part of the model"),
+        ({"ask": "ranges", "ranges": [[0, 0]]}, "it has no such part of the model"),
+        ({"ask": "ranges", "ranges": [["0", 1]]}, "it has no such part of the model"),
+        ({"ask": "ranges", "size": 10, "ranges": [[0, 5]]}, "its file has another size"),
     ],
 )
 async def test_an_impossible_request_is_refused(model: Model, request_: dict[str, Any], reason: str) -> None:

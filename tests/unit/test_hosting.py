@@ -12,7 +12,7 @@ from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.run import Run, StageLost
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import MeshSettings, NodeId, Plan, ServingPlan, State
+from mesh_llm.types import HeldPart, MeshSettings, NodeId, Plan, ServingPlan, State
 from tests.support import planning
 
 ME = NodeId("me")
@@ -194,3 +194,28 @@ async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() ->
         assert not room.runs[0].was_cancelled
         room.runs[1].is_ready = True
         await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
+
+
+async def test_what_can_serve_at_once_comes_before_a_long_fetch() -> None:
+    part = HeldPart(fingerprint=planning.FINGERPRINT)
+    late = planning.node("late", 20, models=(), part=part)
+    room = Room(planning.node("me", 30), late, settings=planning.settings(split=True))
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        assert planning.layers(room.runs[0].plan) == {"me": (0, 40)}
+        room.runs[0].is_ready = True
+        # It serves while the other one fetches, and until that is done.
+        await room.until(lambda: len(room.runs) == 2)
+        assert set(planning.layers(room.runs[1].plan)) == {"me", "late"}
+        assert room.hosting.serving is cast(Run, room.runs[0])
+        assert not room.runs[0].was_cancelled
+        room.runs[1].is_ready = True
+        await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
+
+
+async def test_a_fetch_is_waited_for_where_nothing_else_can_serve() -> None:
+    part = HeldPart(fingerprint=planning.FINGERPRINT)
+    room = Room(planning.node("me", 14), planning.node("late", 14, models=(), part=part))
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        assert set(planning.layers(room.runs[0].plan)) == {"me", "late"}

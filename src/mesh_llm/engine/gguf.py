@@ -136,6 +136,7 @@ def read_model(native: ctypes.CDLL, path: Path) -> dict[str, Any]:
     paths = shard_paths(path)
     metadata: dict[str, Any] = {}
     tensors: list[list[Any]] = []
+    files: list[dict[str, Any]] = []
     digest = hashlib.sha256()
     for index, shard in enumerate(paths):
         gguf = GgufFile(native, shard)
@@ -149,7 +150,8 @@ def read_model(native: ctypes.CDLL, path: Path) -> dict[str, Any]:
             )
         if index == 0:
             metadata = gguf.metadata()
-        tensors += [[name, kind, shape, length, index] for name, kind, shape, length, _ in table]
+        tensors += [[name, kind, shape, length, index, offset] for name, kind, shape, length, offset in table]
+        files.append({"path": str(shard), "bytes": size, "data_offset": gguf.data_offset})
         _digest_file(digest, shard, size, gguf.data_offset, table)
     declared = metadata.get("split.count", 1) or 1
     if declared != len(paths):
@@ -160,7 +162,7 @@ def read_model(native: ctypes.CDLL, path: Path) -> dict[str, Any]:
     return {
         "metadata": metadata,
         "tensors": tensors,
-        "files": [{"path": str(shard), "bytes": shard.stat().st_size} for shard in paths],
+        "files": files,
         "fingerprint": digest.hexdigest()[:32],
     }
 

@@ -47,9 +47,12 @@ class Lender:
         """Close the link to another worker, if it is still there."""
         await asyncio.to_thread(self._drop_peer, number)
 
-    async def add_model(self, fingerprint: str, files: Sequence[str]) -> None:
-        """Tell the worker of a model on this machine's disk."""
-        await self._ask({"kind": "model", "fingerprint": fingerprint, "files": list(files)})
+    async def add_model(
+        self, fingerprint: str, files: Sequence[str], tensors: Sequence[str] | None = None
+    ) -> None:
+        """Tell the worker of a model on this machine's disk, of which perhaps only some tensors are there."""
+        part = {} if tensors is None else {"tensors": list(tensors)}
+        await self._ask({"kind": "model", "fingerprint": fingerprint, "files": list(files), **part})
 
     async def prepare(
         self,

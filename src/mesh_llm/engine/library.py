@@ -246,6 +246,14 @@ class WorkerHandle:
         ):
             raise EngineFailed(why.text)
 
+    def add_part(self, fingerprint: str, files: Sequence[str], tensors: Sequence[str]) -> None:
+        """The same for files with holes: only these tensors are there."""
+        why = _Reason()
+        if self._native.ggml_mesh_worker_add_part(
+            self._handle, fingerprint.encode(), *_strings(files), *_strings(tensors), *why.arguments
+        ):
+            raise EngineFailed(why.text)
+
     def prepare(self, fingerprint: str, first: int, last: int, progress: Callable[[int, int], None]) -> None:
         """Read layers `first` to `last` (not included) into memory. Blocks.
 
@@ -364,6 +372,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_worker_resident": (ctypes.c_ulonglong, [pointer]),
             "ggml_mesh_worker_new": (pointer, [text, number, ctypes.c_ulonglong, text, size]),
             "ggml_mesh_worker_add_model": (number, [pointer, text, texts, size, text, size]),
+            "ggml_mesh_worker_add_part": (number, [pointer, text, texts, size, texts, size, text, size]),
             "ggml_mesh_worker_add_peer": (number, [pointer, ctypes.c_uint, number]),
             "ggml_mesh_worker_drop_peer": (None, [pointer, ctypes.c_uint]),
             "ggml_mesh_worker_serve": (number, [pointer, number, text, size]),

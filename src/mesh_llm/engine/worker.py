@@ -4,7 +4,8 @@
 2. loads the engine and its native libraries, and knows the models it was told of;
 3. listens on a unix socket of the node's: each connection makes one request, a
    line of JSON. `session` and `peer` come with a descriptor, an engine's link or
-   another worker's, which `drop` closes again; `model` names a model's files; `prepare` reads layers of it
+   another worker's, which `drop` closes again; `model` names a model's files, and which tensors of it
+   are there where that is not all of them; `prepare` reads layers of it
    into memory and tells how far it is, line by line; `unload` drops it; `beat` asks whether it lives;
 4. prints JSON lines: `ready`, and `ended` with the reason for each session.
 """
@@ -28,8 +29,8 @@ from mesh_llm.engine.serve import Report, load_guarded, separate_stdout
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import EngineFailed, MeshError
 
-_REQUEST_BYTES = 1 << 16
-"""Of one request: the paths of a model in a hundred files fit."""
+_REQUEST_BYTES = 1 << 20
+"""Of one request: the paths of a model in a hundred files fit, and the names of ten thousand tensors."""
 
 
 def main() -> None:
@@ -111,6 +112,8 @@ class _Desk:
         fingerprint = request["fingerprint"]
         try:
             match request["kind"]:
+                case "model" if "tensors" in request:
+                    self._worker.add_part(fingerprint, request["files"], request["tensors"])
                 case "model":
                     self._worker.add_model(fingerprint, request["files"])
                 case "prepare":

@@ -29,6 +29,7 @@ from mesh_llm.types import (
     DeviceKind,
     Fingerprint,
     HeldModel,
+    HeldPart,
     Hosting,
     LinkFacts,
     LinkKind,
@@ -61,6 +62,8 @@ _REASON_CHARS = 400
 _GPU_LIMIT = 16
 _MODEL_LIMIT = 64
 _LINK_LIMIT = 64
+_SPAN_LIMIT = 64
+_LAYER_MOST = 10_000
 _RATE_MOST = 1e18
 _RTT_MOST_S = 3600.0
 
@@ -102,6 +105,7 @@ def _things(facts: NodeFacts) -> Document:
         "address": address_to_document(facts.address),
         "gpus": [_device_to_document(gpu) for gpu in facts.gpus[:_GPU_LIMIT]],
         "models": [_model_to_document(model) for model in facts.models[:_MODEL_LIMIT]],
+        "part": facts.part and _part_to_document(facts.part),
         "links": [_link_to_document(link) for link in facts.links[:_LINK_LIMIT]],
         "speed": speed and {"read": speed.read_bytes_per_s, "flops": speed.flops_per_s},
         "serving": serving
@@ -149,6 +153,7 @@ def facts_from_document(document: object) -> NodeFacts:
         hosting=fields.word("hosting", Hosting, Hosting.AUTO),
         speed=_maybe(fields, "speed", _speed_from_document),
         models=fields.items("models", _MODEL_LIMIT, _model_from_document),
+        part=_maybe(fields, "part", _part_from_document),
         links=fields.items("links", _LINK_LIMIT, _link_from_document),
         state=fields.word("state", State, State.STARTING),
         reason=fields.text("reason", _REASON_CHARS, ""),
@@ -219,6 +224,28 @@ def _model_from_document(document: object) -> HeldModel:
         name=fields.text("name", NAME_CHARS),
         size_bytes=fields.whole("size_bytes"),
     )
+
+
+def _part_to_document(part: HeldPart) -> Document:
+    return {
+        "fingerprint": clean(part.fingerprint, NAME_CHARS),
+        "spans": [list(span) for span in part.spans[:_SPAN_LIMIT]],
+    }
+
+
+def _part_from_document(document: object) -> HeldPart:
+    fields = Fields(document, "part")
+    return HeldPart(
+        fingerprint=Fingerprint(fields.text("fingerprint", NAME_CHARS)),
+        spans=fields.items("spans", _SPAN_LIMIT, _span),
+    )
+
+
+def _span(value: object) -> tuple[int, int]:
+    match value:
+        case [int(first), int(last)] if 0 <= first < last <= _LAYER_MOST:
+            return int(first), int(last)
+    raise MalformedMessage("part.spans: not layers")
 
 
 def _link_to_document(link: tuple[NodeId, LinkFacts]) -> Document:

@@ -44,7 +44,7 @@ async def resumable(folder: Path, key: str, *, waiting: Callable[[], None]) -> A
 
     `waiting` is called once where another one holds it.
     """
-    path = folder / f"{_RESUMABLE}{key}"
+    path = folder / resumable_name(key)
     try:
         async with asyncio.timeout(LOCK_TIMEOUT_S):
             path.mkdir(mode=0o700, exist_ok=True)
@@ -64,6 +64,10 @@ async def resumable(folder: Path, key: str, *, waiting: Callable[[], None]) -> A
         yield path
     finally:
         os.close(descriptor)
+
+
+def resumable_name(key: str) -> str:
+    return f"{_RESUMABLE}{key}"
 
 
 def clean(folder: Path, *, now: float) -> None:

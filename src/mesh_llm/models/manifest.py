@@ -55,14 +55,17 @@ class Manifest:
 
     def names(self, stem: str) -> tuple[str, ...]:
         """The files' names, as llama.cpp numbers them."""
-        count = len(self.files)
-        if count == 1:
-            return (f"{stem}.gguf",)
-        return tuple(f"{stem}-{index:05d}-of-{count:05d}.gguf" for index in range(1, count + 1))
+        return file_names(stem, len(self.files))
 
     def to_message(self) -> dict[str, Any]:
         files = [{"size": file.size_bytes, "pieces": "".join(file.pieces)} for file in self.files]
         return {"name": self.stem, "piece_bytes": self.piece_bytes, "files": files}
+
+
+def file_names(stem: str, count: int) -> tuple[str, ...]:
+    if count == 1:
+        return (f"{stem}.gguf",)
+    return tuple(f"{stem}-{index:05d}-of-{count:05d}.gguf" for index in range(1, count + 1))
 
 
 def parse(message: dict[str, Any]) -> Manifest:

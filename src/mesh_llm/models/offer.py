@@ -6,7 +6,9 @@ A peer opens a stream with one request. Every answer begins with lines of JSON:
 few seconds while the files are read for the first time, then by the manifest;
 `{"ask": "bytes", "fingerprint", "file", "size", "offset", "length"}` by
 `{"bytes": length}` and the bytes themselves;
-either by `{"refused": sentence}` where it cannot be.
+`{"ask": "ranges", "fingerprint", "file", "size", "ranges": [[offset, length], …]}`
+by `{"bytes": sum of lengths}` and the bytes of all of them, one behind the other;
+each by `{"refused": sentence}` where it cannot be.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ from mesh_llm.models.throttle import Throttle
 from mesh_llm.types import Fingerprint
 
 log = logging.getLogger(__name__)
+
+OFFER_RANGES = 1024
+"""In one question: more than the samples of a small model, and a request of some 20 KB."""
 
 Models = Callable[[], Mapping[Fingerprint, tuple[Path, ...]]]
 """The models on this node's disk, as they are now: the files of each, in order."""
@@ -68,7 +73,10 @@ class Offers:
             case "manifest":
                 await outbox.line((await self._manifest(outbox, files)).to_message())
             case "bytes":
-                await self._send(outbox, files, request)
+                offset, length = request.get("offset"), request.get("length")
+                await self._send(outbox, files, request, [[offset, length]])
+            case "ranges":
+                await self._send(outbox, files, request, request.get("ranges"))
             case _:
                 raise ModelError("it does not know what that asks for")
 
@@ -95,27 +103,49 @@ class Offers:
             done_bytes += entries[-1].size_bytes
         return Manifest(stem=files[0].name, piece_bytes=self._digests.piece_bytes, files=tuple(entries))
 
-    async def _send(self, outbox: _Outbox, files: tuple[Path, ...], request: Mapping[str, Any]) -> None:
-        match [request.get(key) for key in ("file", "size", "offset", "length")]:
-            case [int(index), int(size), int(offset), int(length)] if (
-                0 <= index < len(files) and 0 <= offset < size and 0 < length <= size - offset
-            ):
-                path, end = files[index], offset + length
+    async def _send(
+        self, outbox: _Outbox, files: tuple[Path, ...], request: Mapping[str, Any], ranges: Any
+    ) -> None:
+        match request.get("file"), request.get("size"):
+            case [int(index), int(size)] if 0 <= index < len(files) and _are_ranges(ranges, size):
+                path = files[index]
             case _:
                 raise ModelError("it has no such part of the model")
-        # The first chunk before the promise of all: what cannot be read is refused with a sentence.
-        chunk = await asyncio.to_thread(_read_at, path, size, offset, min(FETCH_CHUNK_BYTES, end - offset))
-        await outbox.line({"bytes": length})
-        while True:
-            await outbox.chunk(chunk)
-            offset += len(chunk)
-            if offset == end:
-                return
-            wanted = min(FETCH_CHUNK_BYTES, end - offset)
+        promised = False
+        for chunk_at, wanted in _chunks(ranges):
             try:
-                chunk = await asyncio.to_thread(_read_at, path, size, offset, wanted)
+                chunk = await asyncio.to_thread(_read_at, path, size, chunk_at, wanted)
             except ModelError as error:
+                if not promised:
+                    raise
                 raise EOFError(error.message) from error
+            # The first chunk before the promise of all: what cannot be read is refused with a sentence.
+            if not promised:
+                await outbox.line({"bytes": sum(length for _, length in ranges)})
+                promised = True
+            await outbox.chunk(chunk)
+
+
+def _are_ranges(ranges: Any, size: int) -> bool:
+    return (
+        isinstance(ranges, list)
+        and 0 < len(ranges) <= OFFER_RANGES
+        and all(_is_range(entry, size) for entry in ranges)
+    )
+
+
+def _is_range(entry: Any, size: int) -> bool:
+    match entry:
+        case [int(offset), int(length)]:
+            return 0 <= offset < size and 0 < length <= size - offset
+    return False
+
+
+def _chunks(ranges: list[list[int]]) -> Iterator[tuple[int, int]]:
+    """Offsets and sizes of what is read at once."""
+    for offset, length in ranges:
+        for start in range(offset, offset + length, FETCH_CHUNK_BYTES):
+            yield start, min(FETCH_CHUNK_BYTES, offset + length - start)
 
 
 def _read_at(path: Path, size: int, offset: int, wanted: int) -> bytes:
@@ -124,7 +154,8 @@ def _read_at(path: Path, size: int, offset: int, wanted: int) -> bytes:
         with path.open("rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size != size:
                 raise ModelError("its file has another size")
-            if data := os.pread(file.fileno(), wanted, offset):
+            data = os.pread(file.fileno(), wanted, offset)
+            if len(data) == wanted:
                 return data
     except OSError as error:
         raise ModelError("it cannot read the file any more") from error

@@ -30,6 +30,7 @@ from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.run import Run, StageLost
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.reconcile import Attempts
+from mesh_llm.planning.roster import without_layers
 from mesh_llm.types import MeshSettings, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
 log = logging.getLogger(__name__)
@@ -198,7 +199,13 @@ class Hosting:
             plan = decide(snapshot, model, settings, current=begun, barred=barred)
             if plan.key == rising.plan.key:
                 return plan
-        return decide(snapshot, model, settings, current=self._current(settings), barred=barred)
+        current = self._current(settings)
+        if current is None and (lacking := without_layers(snapshot, model)):
+            # While nothing serves, what can do so at once comes before what is better after a long fetch.
+            plan = decide(snapshot, model, settings, current=None, barred={**lacking, **barred})
+            if plan.mode is not Mode.WAITING:
+                return plan
+        return decide(snapshot, model, settings, current=current, barred=barred)
 
     def _is_outdone(self) -> bool:
         """Whether another node has begun to serve since the rising plan was proposed."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,9 @@ from mesh_llm.types import Fingerprint, NodeId, Progress
 
 log = logging.getLogger(__name__)
 
+_BEAT_S = LEASE_SILENCE_S / 3
+"""Between two signs of life of a worker that fetches its layers: a fetch has bounds of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -37,6 +40,8 @@ class Terms:
     first: int
     last: int
     need_bytes: int
+    head: bool = True
+    """Whether the output head is part of it; hosts of older versions do not say."""
 
     def text(self, layers: int) -> str:
         return f"layers {self.first}-{self.last - 1} of {layers}, {self.need_bytes / 1e9:.1f} GB"
@@ -52,9 +57,27 @@ class Terms:
                 "need_bytes": int(need),
             } if 0 < epoch < 1 << 53 and 0 <= first < last <= 10_000 and 0 <= need < 1 << 53:
                 return cls(
-                    epoch=epoch, fingerprint=Fingerprint(fingerprint), first=first, last=last, need_bytes=need
+                    epoch=epoch,
+                    fingerprint=Fingerprint(fingerprint),
+                    first=first,
+                    last=last,
+                    need_bytes=need,
+                    head=header.get("head") is not False,
                 )
         raise LinkRefused("this is no request for layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Where the layers of a lease lie on this disk."""
+
+    files: Sequence[Path]
+    tensors: Sequence[str] | None = None
+    """Those that are there, where the files have holes."""
+
+
+Step = Callable[[int, int], None]
+"""Told bytes, done and in all."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -72,13 +95,13 @@ class Lending:
         self,
         *,
         specify: Callable[[], WorkerSpec],
-        files: Callable[[Fingerprint], Sequence[Path] | None],
+        weights: Callable[[Terms, Step], Awaitable[Weights]],
         on_change: Callable[[], None],
         tell: Callable[[Lease], None],
         progress: Callable[[Progress], None],
     ) -> None:
         self._specify = specify
-        self._files = files
+        self._weights = weights
         self._on_change = on_change
         self._tell = tell
         self._progress = progress
@@ -169,13 +192,9 @@ class Lending:
                 await self._end(lease)
 
     async def _prepare(self, terms: Terms, stream: Stream) -> Lender:
-        """Bring the layers into memory; the host hears how far that is."""
-        files = self._files(terms.fingerprint)
-        if files is None:
-            raise LinkRefused("there is no such model file")
-        lender = await self._worker()
-        await lender.add_model(terms.fingerprint, [str(file) for file in files])
+        """Bring the layers to this disk and into memory; the host hears how far that is."""
         steps: asyncio.Queue[tuple[int, int]] = asyncio.Queue(maxsize=1)
+        fetching = True
 
         def step(done: int, total: int) -> None:
             if steps.full():
@@ -183,13 +202,26 @@ class Lending:
             steps.put_nowait((done, total))
 
         async def report() -> None:
+            done, total = 0, 0
             while True:
-                done, total = await steps.get()
-                self._progress(Progress(what="Loading layers", done=done, total=total, unit="bytes"))
-                await stream.write_document({"done_bytes": done, "total_bytes": total})
+                try:
+                    async with asyncio.timeout(_BEAT_S if fetching else None):
+                        done, total = await steps.get()
+                except TimeoutError:
+                    if not fetching:
+                        continue
+                document: dict[str, Any] = {"done_bytes": done, "total_bytes": total}
+                if not fetching:
+                    self._progress(Progress(what="Loading layers", done=done, total=total, unit="bytes"))
+                await stream.write_document({**document, "fetching": True} if fetching else document)
 
         reporting = asyncio.create_task(report(), name="progress of a lease")
         try:
+            weights = await self._weights(terms, step)
+            fetching = False
+            lender = await self._worker()
+            files = [str(file) for file in weights.files]
+            await lender.add_model(terms.fingerprint, files, weights.tensors)
             resident = await lender.prepare(terms.fingerprint, (terms.first, terms.last), step)
         finally:
             reporting.cancel()

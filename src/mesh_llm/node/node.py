@@ -140,17 +140,6 @@ class Node:
         incarnation = int(time.time() * 1000)
         self.mesh = Mesh(self.identity.id, facts, incarnation=incarnation, on_change=self._on_mesh)
         self.entry = entry.Entry(self.home, config, self.identity, new_secret=self._new_secret)
-        self.lending = Lending(
-            specify=self._worker_spec,
-            files=self.shelf.files,
-            on_change=self._on_lending,
-            tell=self._tell_lease,
-            progress=self.metering.progress,
-        )
-        self.passage = Passage(
-            self.mesh, receive=self.lending.receive, turns=self.turns, bind_ip=config.bind_ip
-        )
-        self.remote = Remote(self.mesh, self.passage)
         self.supply = Supply(
             config=config,
             shelf=self.shelf,
@@ -162,6 +151,17 @@ class Node:
             progress=self.metering.progress,
             on_model=self._tell_model,
         )
+        self.lending = Lending(
+            specify=self._worker_spec,
+            weights=self.supply.weights,
+            on_change=self._on_lending,
+            tell=self._tell_lease,
+            progress=self.metering.progress,
+        )
+        self.passage = Passage(
+            self.mesh, receive=self.lending.receive, turns=self.turns, bind_ip=config.bind_ip
+        )
+        self.remote = Remote(self.mesh, self.passage)
         self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
 
     async def _serve(self) -> None:
@@ -230,7 +230,7 @@ class Node:
             settings=settings,
             splits=self.config.bin_dir is None,
             gpu_layers=self.config.gpu_layers,
-            models=self.shelf.held(),
+            **self.shelf.told(),
             state=State.WAITING,
             **equipment.facts(),
         )
@@ -250,7 +250,7 @@ class Node:
 
     def _on_other_model(self) -> None:
         """The mesh's creator has chosen another one, or it has come at last."""
-        self.mesh.publish(models=self.shelf.held())
+        self.mesh.publish(**self.shelf.told())
         self.hosting.wake()
         self._reflect()
 

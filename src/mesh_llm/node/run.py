@@ -168,6 +168,7 @@ class Run:
             "first": stage.first,
             "last": stage.last,
             "need_bytes": stage.need_bytes,
+            "head": self.plan.head_on_worker and stage is self.plan.stages[-1],
         }
         try:
             async with asyncio.timeout(LEASE_SILENCE_S):
@@ -181,7 +182,7 @@ class Run:
                         self.resident[stage.node] = resident
                         return stream
                     case {"done_bytes": int(done), "total_bytes": int(total)}:
-                        self._progress(stage.node, done, total)
+                        self._progress(stage.node, done, total, fetching=answer.get("fetching") is True)
                     case {"refused": str(reason)}:
                         raise StageLost(stage.node, f"{name} refused its layers: {reason}")
                     case _:
@@ -193,12 +194,13 @@ class Run:
         except MeshError as error:
             raise StageLost(stage.node, f"{name} was lost: {error.message}") from error
 
-    def _progress(self, node: NodeId, done: int, total: int) -> None:
+    def _progress(self, node: NodeId, done: int, total: int, *, fetching: bool) -> None:
         self._loaded[node] = (done, total)
         done_sum = sum(done for done, _ in self._loaded.values())
         total_sum = sum(total for _, total in self._loaded.values())
         if total_sum:
-            self._tell(f"workers load their layers: {100 * done_sum // total_sum} %")
+            what = "fetch" if fetching else "load"
+            self._tell(f"workers {what} their layers: {100 * done_sum // total_sum} %")
 
     async def _watch(self, stage: Stage, lease: Stream) -> None:
         """A lease that ends is a worker that is lost."""

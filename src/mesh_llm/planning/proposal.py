@@ -114,6 +114,8 @@ def question(
 def propose(asked: Question) -> Proposal | Shortage:
     if not asked.roster.able:
         return shortage(asked, f"no node here has the model {asked.settings.model}")
+    if all(node.id in asked.roster.parts for node in asked.roster.able):
+        return shortage(asked, f"no node here has all of the model {asked.settings.model}")
     if not asked.roster.hosts:
         return shortage(asked, "no node that has the model may host: all have --hosting never")
     if asked.forced:

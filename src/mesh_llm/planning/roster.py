@@ -22,10 +22,16 @@ class Roster:
 
     able: tuple[Candidate, ...]
     refused: dict[NodeId, str]
+    parts: frozenset[NodeId] = frozenset()
+    """Of the able: those without the model's files, who fetch the layers that they are given."""
 
     @property
     def hosts(self) -> tuple[Candidate, ...]:
-        return tuple(node for node in self.able if node.facts.hosting is not Hosting.NEVER)
+        return tuple(node for node in self.able if self.may_host(node))
+
+    def may_host(self, node: Candidate) -> bool:
+        """Whether it has all that a host reads, and wants to be one."""
+        return node.facts.hosting is not Hosting.NEVER and node.id not in self.parts
 
     def keeps(self, node: NodeId) -> bool:
         """Whether it may go on with what it does."""
@@ -39,7 +45,17 @@ def roster_of(
     return Roster(
         able=tuple(node for node in snapshot.nodes if not reasons[node.id]),
         refused={id: reason for id, reason in reasons.items() if reason},
+        parts=frozenset(node.id for node in snapshot.nodes if not _has_files(node, model)),
     )
+
+
+def without_layers(snapshot: Snapshot, model: ModelFacts) -> dict[NodeId, str]:
+    """Those who have yet to fetch everything that they would compute with: plans without them come first."""
+    return {
+        node.id: "has yet to fetch its layers"
+        for node in snapshot.nodes
+        if _may_fetch(node, model) and not (node.facts.part and node.facts.part.spans)
+    }
 
 
 def _refusal(node: Candidate, model: ModelFacts, settings: MeshSettings, barred: Mapping[NodeId, str]) -> str:
@@ -55,7 +71,7 @@ def _refusal(node: Candidate, model: ModelFacts, settings: MeshSettings, barred:
 
 
 def _model_refusal(node: Candidate, model: ModelFacts, settings: MeshSettings) -> str:
-    if any(held.fingerprint == model.fingerprint for held in node.facts.models):
+    if _has_files(node, model) or _may_fetch(node, model):
         return ""
     names = {settings.model, model.name, *(file.name for file in model.files)}
     names |= {file.stem for file in model.files}
@@ -63,6 +79,15 @@ def _model_refusal(node: Candidate, model: ModelFacts, settings: MeshSettings) -
         if held.name in names:
             return f"has another file of that name (fingerprint {held.fingerprint[:_SHOWN_DIGITS]})"
     return "no such model file"
+
+
+def _has_files(node: Candidate, model: ModelFacts) -> bool:
+    return any(held.fingerprint == model.fingerprint for held in node.facts.models)
+
+
+def _may_fetch(node: Candidate, model: ModelFacts) -> bool:
+    part = node.facts.part
+    return part is not None and part.fingerprint == model.fingerprint and not _has_files(node, model)
 
 
 def split_refusal(node: Candidate, host: Candidate) -> str:

@@ -28,6 +28,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         PAIRS.end()
 
 
+def pytest_sessionfinish() -> None:
+    """An interrupted run tears nothing down; what reads the nodes' output would wait for their end."""
+    PAIRS.end()
+
+
 @pytest.fixture(scope="session")
 def strangers() -> Iterator[Strangers]:
     with Strangers() as strangers:

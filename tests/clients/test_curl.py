@@ -183,10 +183,6 @@ def test_errors_are_the_engines(api: NodeProcess, engine: LoneEngine) -> None:
     assert (int(status), json.loads(body)) == (expected.status, expected.json())
 
 
-@pytest.mark.xfail(
-    reason="a 5xx of a sound engine waits GATEWAY_EXPLAIN_S for the news that the engine is dying",
-    strict=True,
-)
 def test_a_refusal_of_the_engine_is_not_held_back(api: NodeProcess) -> None:
     shown = [
         curl("-o", "/dev/null", "-w", "%{http_code} %{time_total}", f"{api.url}/v1/rerank", data={})

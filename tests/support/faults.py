@@ -13,7 +13,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 from tests.support.node import NodeProcess, send
-from tests.support.questions import SCHEMA, TOOL, WEATHER
+from tests.support.questions import SCHEMA, TOOL, WEATHER, WEATHER_TURNS
 
 CHAT_PATH = "/v1/chat/completions"
 TOKENS = 40
@@ -27,15 +27,18 @@ EXACT: dict[str, Any] = {"temperature": 0, "cache_prompt": False}
 
 
 def body_of(form: str, *, long: bool = False) -> dict[str, Any]:
-    question = (LONG if long else "") + (WEATHER if form in ("tools", "schema") else "Tell me of a fox.")
-    body = {**EXACT, "messages": [{"role": "user", "content": question}], "max_tokens": TOKENS}
+    question = WEATHER if form in ("tools", "schema") else "Tell me of a fox."
+    asked = {"role": "user", "content": (LONG if long else "") + question}
+    body: dict[str, Any] = {**EXACT, "messages": [asked], "max_tokens": TOKENS}
     match form:
         case "stream":
             return {**body, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
         case "whole":
             return {**body, "ignore_eos": True}
         case "tools":
-            return {**body, "stream": True, "tools": [TOOL], "tool_choice": "required"}
+            turns = [*WEATHER_TURNS[:-1], asked]
+            forced = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+            return {**body, **forced, "messages": turns, "stream": True, "max_tokens": 96}
         case "schema":
             schema = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
             return {**body, "stream": True, "response_format": schema}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
@@ -50,8 +51,10 @@ async def until_stopped(node: Node, output: Output) -> int:
     def on_signal(number: signal.Signals) -> None:
         caught.append(number)
         if len(caught) == 1:
-            output.note("Stopping; Ctrl-C again does not wait for answers under way")
             node.stop()
+            # A terminal that is gone must not keep it from stopping.
+            with suppress(OSError):
+                output.note("Stopping; Ctrl-C again does not wait for answers under way")
         else:
             running.cancel()
 

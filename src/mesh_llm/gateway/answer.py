@@ -45,6 +45,7 @@ class Answer:
         self._headers = CIMultiDict[str]()
         self._cutter = EventCutter()
         self._joint: Joint | None = None
+        self._polish = generation.dialect.polish()
         self._told: list[bytes] = []
         self._told_bytes = 0
         self._last = b""
@@ -99,7 +100,7 @@ class Answer:
             self._told.append(event)
         self._exchange.events += 1
         if self.outlet is not None:
-            self.outlet.take(event)
+            self.outlet.take(event if self._polish is None else self._polish.feed(event))
 
     def _is_progress(self, event: bytes) -> bool:
         """A report on the prompt, which only comes before the text."""

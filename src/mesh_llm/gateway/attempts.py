@@ -63,9 +63,9 @@ class Attempts:
             self._beat()
             await asyncio.sleep(GATEWAY_LOOK_S)
 
-    async def is_replaced(self, upstream: Upstream) -> bool:
+    async def is_replaced(self, upstream: Upstream, *, within_s: float = GATEWAY_EXPLAIN_S) -> bool:
         """Whether the node gives that engine up, soon after it complained."""
-        deadline = time.monotonic() + GATEWAY_EXPLAIN_S
+        deadline = time.monotonic() + within_s
         while self._serving.upstream() == upstream:
             if time.monotonic() >= deadline:
                 return False

@@ -52,7 +52,7 @@ class Generation:
 
 
 def _asked(dialect: Dialect, body: Document, streamed: bool) -> Document:
-    asked = {**body, "stream": True}
+    asked = {**dialect.understood(body), "stream": True}
     if dialect.reports_progress:
         # Between two events nobody looks whether the client is still there; prompts take their time.
         asked["return_progress"] = True

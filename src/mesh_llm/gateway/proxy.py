@@ -16,7 +16,7 @@ from urllib.parse import quote
 from aiohttp import web
 from multidict import CIMultiDict
 
-from mesh_llm.defaults import GATEWAY_LOOK_S, GATEWAY_METRICS_S, GATEWAY_PREFER_WAIT_S
+from mesh_llm.defaults import GATEWAY_DOUBT_S, GATEWAY_LOOK_S, GATEWAY_METRICS_S, GATEWAY_PREFER_WAIT_S
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.answer import Answer, EngineGaveUp
 from mesh_llm.gateway.attempts import Attempts
@@ -38,6 +38,8 @@ from mesh_llm.gateway.upstream import Serving, Upstream
 
 log = logging.getLogger(__name__)
 
+_COMPUTE_ERROR = 500
+"""How the engine answers when a worker is lost, among other things."""
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORECASE)
 
 
@@ -189,15 +191,18 @@ class Relay:
         answer: Answer,
     ) -> web.StreamResponse:
         head = await connection.head()
-        if head.status >= 500 and not await self._is_trusted(upstream):
-            raise EngineLost(f"the engine answered {head.status} in its last moments")
+        await self._check_failure(head, upstream)
         if answer.outlet is not None or answer.has_begun:
             raise EngineLost(f"the next engine answered {head.status}")
         return await self._hand_back(request, exchange, upstream, connection)
 
-    async def _is_trusted(self, upstream: Upstream) -> bool:
+    async def _check_failure(self, head: Head, upstream: Upstream) -> None:
+        """A failure of an engine that the node gives up is none of the request's."""
+        if head.status != _COMPUTE_ERROR:
+            return
         async with Attempts(self._serving, limit_s=0.0) as attempts:
-            return not await attempts.is_replaced(upstream)
+            if await attempts.is_replaced(upstream, within_s=GATEWAY_DOUBT_S):
+                raise EngineLost(f"the engine answered {head.status} in its last moments")
 
     async def _question(self, upstream: Upstream, target: str, document: Document) -> Document:
         """Something small that the engine knows."""
@@ -220,7 +225,9 @@ class Relay:
                 asked = errand.head(upstream, body.headers()) + body.start
                 try:
                     async with self._asked(upstream, exchange, turn, request.method, asked) as connection:
-                        return await self._hand_back(request, exchange, upstream, connection, repeatable=True)
+                        return await self._hand_back(
+                            request, exchange, upstream, connection, repeatable=errand.takes_slot
+                        )
                 except EngineSilent:
                     raise
                 except EngineError as error:
@@ -266,8 +273,8 @@ class Relay:
         repeatable: bool = False,
     ) -> web.StreamResponse:
         head = await connection.head()
-        if repeatable and head.status >= 500 and not await self._is_trusted(upstream):
-            raise EngineLost(f"the engine answered {head.status} in its last moments")
+        if repeatable:
+            await self._check_failure(head, upstream)
         outlet = exchange.outlet = await Outlet.open(
             request,
             status=head.status,

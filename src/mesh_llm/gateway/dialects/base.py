@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mesh_llm.gateway.events import data_of, make
 from mesh_llm.gateway.failures import Failure
@@ -31,6 +31,10 @@ class Said:
         return bool(self.content or self.reasoning) and not self.calls and not self.ended
 
 
+class Polish(Protocol):
+    def feed(self, event: bytes) -> bytes: ...
+
+
 class Dialect(ABC):
     """Pure: documents in, documents out."""
 
@@ -38,6 +42,10 @@ class Dialect(ABC):
     """The engine tells how far it is with the prompt in events that can be told from the others."""
 
     # -- the request ---------------------------------------------------------------------------
+
+    def understood(self, body: Document) -> Document:
+        """In words that the engine takes as they are meant."""
+        return body
 
     def is_plain(self, body: Document) -> bool:
         """Whether it wants one text, of no given form: the kind that can be continued."""
@@ -79,6 +87,10 @@ class Dialect(ABC):
     def is_error(self, event: bytes) -> bool:
         """Whether the engine gives up."""
         return event.startswith((b'data: {"error"', b"event: error"))
+
+    def polish(self) -> Polish | None:
+        """For one answer: adds what clients expect of its events and the engine leaves out."""
+        return None
 
     def ending(self, events: Sequence[bytes], body: Document) -> bytes | None:
         """What is left to say once the text has ended; None where only the engine knows it."""

@@ -11,6 +11,14 @@ from mesh_llm.gateway.failures import Failure
 
 
 class Chat(Dialect):
+    def understood(self, body: Document) -> Document:
+        # The engine reads a word here, and would take a function's name for "auto".
+        match body.get("tool_choice"):
+            case {"type": "function", "function": {"name": str(name)}} if isinstance(body.get("tools"), list):
+                named = [tool for tool in body["tools"] if _name_of(tool) == name]
+                return {**body, "tools": named, "tool_choice": "required"} if named else body
+        return body
+
     def continued(self, body: Document, said: Said) -> Document | None:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages or "continue_final_message" in body:
@@ -114,6 +122,11 @@ def _deltas(events: Sequence[bytes]) -> list[tuple[Document, Document]]:
         for data in documents(events)
         for choice in data.get("choices", ())
     ]
+
+
+def _name_of(tool: Any) -> str | None:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def _add_call(calls: list[Document], part: Any) -> None:

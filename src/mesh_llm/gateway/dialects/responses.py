@@ -6,19 +6,40 @@ continuation tells the whole text, what was there before it included.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents
-from mesh_llm.gateway.events import make
+from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents
+from mesh_llm.gateway.events import data_of, make, with_data
 from mesh_llm.gateway.failures import Failure
 
+_EMPTY: Document = {
+    "output": [],
+    "model": "",
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
 _BEGINNINGS = frozenset({"response.created", "response.in_progress", "response.content_part.added"})
 
 
 class Responses(Dialect):
     # It would be told in events that look like those at the beginning of an answer.
     reports_progress = False
+
+    def understood(self, body: Document) -> Document:
+        # The engine reads a word here, and would take a function's name for "auto".
+        match body.get("tool_choice"):
+            case {"type": "function", "name": str(name)} if isinstance(body.get("tools"), list):
+                named = [
+                    tool for tool in body["tools"] if isinstance(tool, dict) and tool.get("name") == name
+                ]
+                return {**body, "tools": named, "tool_choice": "required"} if named else body
+        return body
+
+    def polish(self) -> Polish:
+        return _Numbers()
 
     def is_plain(self, body: Document) -> bool:
         text = body.get("text")
@@ -75,6 +96,29 @@ class Responses(Dialect):
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
         error = {"type": "error", "code": failure.code, "message": failure.message, "param": None}
         return make({**error, **failure.document()}, "error")
+
+
+class _Numbers:
+    """Clients gather the pieces by numbers, which the engine does not give."""
+
+    def __init__(self) -> None:
+        self._sequence = 0
+        self._items: dict[str, int] = {}
+
+    def feed(self, event: bytes) -> bytes:
+        data = data_of(event)
+        if data is None:
+            return event
+        data["sequence_number"] = self._sequence
+        self._sequence += 1
+        item = data.get("item_id") or (data.get("item") or {}).get("id")
+        if isinstance(item, str):
+            data["output_index"] = self._items.setdefault(item, len(self._items))
+            if "item" not in data:
+                data["content_index"] = 0
+        if isinstance(response := data.get("response"), dict):
+            data["response"] = {**_EMPTY, "created_at": int(time.time()), **response}
+        return with_data(event, data)
 
 
 def _kind_of_item(data: Document) -> str | None:

@@ -8,6 +8,7 @@ Each prints its port. A relay answers every line on its stdin with the CPU time 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Awaitable
@@ -23,13 +24,15 @@ TOKENS = 500
 GAP_S = 0.002
 """Between two tokens: slower than any relay, so that none is handed on together with the next one."""
 STREAM, WHOLE = "/completion", "/tokenize"
-BODY = b'{"prompt": "The sea"}'
+BODY = b'{"prompt": "The sea", "stream": true}'
 LAST_CHUNK = b"0\r\n\r\n"
 
 _EVENT = (
     b'data: {"index":0,"content":" hello","tokens":[123],"stop":false,"id_slot":0,'
     b'"tokens_predicted":12,"tokens_evaluated":17}\n\n'
 )
+_END = b'data: {"index":0,"content":"","stop":true}\n\n'
+_LAST_EVENT = b"%x\r\n%b\r\n" % (len(_END), _END)
 _CHUNK = b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)
 _HEAD = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nKeep-Alive: timeout=5, max=100\r\n"
 _STREAM_HEAD = _HEAD + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -45,15 +48,17 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     try:
         while True:
             request = await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(len(BODY))
+            length = re.search(rb"\r\nContent-Length: ([0-9]+)\r\n", request)
+            assert length is not None
+            await reader.readexactly(int(length[1]))
             if request.startswith(f"POST {STREAM} ".encode()):
                 break
             writer.write(_WHOLE_HEAD + _WHOLE_BODY)
         writer.write(_STREAM_HEAD)
-        for _ in range(TOKENS):
+        for _ in range(TOKENS - 1):
             writer.write(_CHUNK)
             await asyncio.sleep(GAP_S)
-        writer.write(LAST_CHUNK)
+        writer.write(_LAST_EVENT + LAST_CHUNK)
         await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
         pass

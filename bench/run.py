@@ -25,6 +25,7 @@ from bench import (
     meshrelay,
     overhead,
     relay,
+    resume,
     solo,
     split,
     startup,
@@ -55,6 +56,7 @@ BENCHES: dict[str, Bench] = {
     "fairness": Bench(title=fairness.TITLE, measure=fairness.measure),
     "links": Bench(title=links.TITLE, measure=links.measure),
     "mesh": Bench(title=mesh.TITLE, measure=mesh.measure),
+    "resume": Bench(title=resume.TITLE, measure=resume.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),
     "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),
 }

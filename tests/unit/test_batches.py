@@ -56,7 +56,7 @@ def test_a_split_plan_computes_less_at_once(facts: ModelFacts) -> None:
     assert plan.workers
     assert batches(at(plan, 4000), facts) == Batches(step=992, micro=96)
     assert batches(at(plan, 40000), facts) == Batches(step=2048, micro=128)
-    assert batches(at(plan, 300), facts) == Batches(step=256, micro=32)
+    assert batches(at(plan, 300), facts) == Batches(step=512, micro=64)
 
 
 def test_a_speed_that_nobody_knows_is_taken_for_an_ordinary_one(facts: ModelFacts) -> None:

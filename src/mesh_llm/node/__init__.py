@@ -7,6 +7,7 @@ equipment   what this machine brings: libraries, devices, memory, speed
 mesh        the members, the connections to them, what this node tells them
 ways        of what kind the ways to others are, how long, and what crosses them
 hosting     drives the plans that this node hosts; run: one plan, brought up
+abilities   what a model does beside text
 launch      from a plan to what the children are told
 lending     this machine's device, lent to the hosts of plans
 passage     links and HTTP to other nodes, over whatever way there is; guests: their gateways here

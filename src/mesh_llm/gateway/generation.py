@@ -48,7 +48,11 @@ class Generation:
         """The request for the rest of an answer; None where it cannot be told from what was said."""
         if not (said.is_text and self.dialect.is_plain(self.body)):
             return None
-        return self.dialect.continued(self.asked, said)
+        try:
+            return self.dialect.continued(self.asked, said)
+        except (AttributeError, TypeError, LookupError):
+            # An engine that answers what is not made as it should be may do so again.
+            return None
 
 
 def _asked(dialect: Dialect, body: Document, streamed: bool) -> Document:

@@ -20,7 +20,7 @@ class EventCutter:
 
     def feed(self, payload: bytes) -> list[bytes]:
         # An engine writes each token as one event, which arrives as one payload.
-        if not self._rest and payload.find(END) == len(payload) - len(END):
+        if not self._rest and payload.endswith(END) and payload.find(END) == len(payload) - len(END):
             return [payload]
         *whole, self._rest = (self._rest + payload).split(END)
         if len(self._rest) > GATEWAY_EVENT_LIMIT_BYTES:

@@ -192,7 +192,7 @@ def message_events(run: str, words: list[str], *, tokens: int) -> list[bytes]:
         "delta": {"stop_reason": "end_turn", "stop_sequence": None},
         "usage": {"output_tokens": tokens},
     }
-    documents = [start, *([block] if words else []), *deltas, stop, end, {"type": "message_stop"}]
+    documents: list[dict[str, Any]] = [start, *([block] if words else []), *deltas, stop, end, {"type": "message_stop"}]
     return [make(document, str(document["type"])) for document in documents]
 
 
@@ -263,7 +263,7 @@ def response_events(run: str, words: list[str], *, before: str = "", tokens: int
     usage = {"input_tokens": 10 + len(before.split()), "output_tokens": tokens, "total_tokens": 99}
     response = {**begun, "status": "completed", "created_at": 5, "output": [done], "usage": usage}
     named = {"item_id": f"msg_{run}"}
-    documents = [
+    documents: list[dict[str, Any]] = [
         {"type": "response.created", "response": begun},
         {"type": "response.in_progress", "response": begun},
         {"type": "response.output_item.added", "item": item},

@@ -192,7 +192,14 @@ def message_events(run: str, words: list[str], *, tokens: int) -> list[bytes]:
         "delta": {"stop_reason": "end_turn", "stop_sequence": None},
         "usage": {"output_tokens": tokens},
     }
-    documents: list[dict[str, Any]] = [start, *([block] if words else []), *deltas, stop, end, {"type": "message_stop"}]
+    documents: list[dict[str, Any]] = [
+        start,
+        *([block] if words else []),
+        *deltas,
+        stop,
+        end,
+        {"type": "message_stop"},
+    ]
     return [make(document, str(document["type"])) for document in documents]
 
 

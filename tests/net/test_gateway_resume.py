@@ -12,6 +12,7 @@ import pytest
 from mesh_llm.defaults import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Health
 from mesh_llm.types import State
 from tests.net.conftest import StartGateway
@@ -110,6 +111,19 @@ async def counts(seen: Seen, wire: Wire) -> None:
     await wire.send(plain(json.dumps({"input_tokens": tokens}).encode()))
 
 
+async def renders(seen: Seen, wire: Wire) -> None:
+    """As the engine's template would: what was said follows the prompt."""
+    messages = json.loads(seen.body)["messages"]
+    said = messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
+    await wire.send(plain(json.dumps({"prompt": f"[{messages[0]['content']}]{said}"}).encode()))
+
+
+def helps(engine: FakeEngine) -> None:
+    """Let it answer what a gateway has to know before it continues."""
+    engine.on(f"{CHAT}/input_tokens", counts)
+    engine.on("/apply-template", renders)
+
+
 def hand_over(node: FakeNode, other: FakeEngine) -> Callable[[Wire], Awaitable[None]]:
     async def then(wire: Wire) -> None:
         node.where = other.upstream
@@ -164,7 +178,7 @@ async def test_the_stream_goes_on_wherever_it_was_cut(
     body = ask(stream=True, stream_options={"include_usage": True})
     engine.on(CHAT, says("a", until=until, then=hand_over(node, second)))
     second.on(CHAT, says("bb"))
-    second.on(f"{CHAT}/input_tokens", counts)
+    helps(second)
     answer = await answer_to(client, body)
     assert answer.whole
     assert text(answer) == "".join(WORDS)
@@ -204,7 +218,7 @@ async def test_every_engine_dies_after_a_word(
 
     for one in engines:
         one.on(CHAT, script)
-        one.on(f"{CHAT}/input_tokens", counts)
+        helps(one)
     answer = await answer_to(client, ask(stream=True))
     assert answer.whole
     assert text(answer) == "".join(WORDS)
@@ -219,7 +233,7 @@ async def test_the_limit_goes_for_both_halves(
 ) -> None:
     engine.on(CHAT, says("a", until=4, then=hand_over(node, second)))
     second.on(CHAT, says("b"))
-    second.on(f"{CHAT}/input_tokens", counts)
+    helps(second)
     answer = await answer_to(client, ask(stream=True, max_tokens=4))
     assert text(answer) == "".join(WORDS[:4])
     asked = json.loads(second.seen[-1].body)
@@ -236,7 +250,7 @@ async def test_nothing_but_the_end_was_missing(
     body = ask(stream=True, max_tokens=3, stream_options={"include_usage": True})
     engine.on(CHAT, says("a", until=5, then=hand_over(node, second)))
     second.on(CHAT, says("b"))
-    second.on(f"{CHAT}/input_tokens", counts)
+    helps(second)
     answer = await answer_to(client, body)
     assert text(answer) == "".join(WORDS[:3])
     assert json.loads(second.seen[-1].body)["max_tokens"] == 1
@@ -252,7 +266,7 @@ async def test_an_answer_that_is_not_streamed(
 ) -> None:
     engine.on(CHAT, says("a", until=until, then=hand_over(node, second)))
     second.on(CHAT, says("b"))
-    second.on(f"{CHAT}/input_tokens", counts)
+    helps(second)
     answer = await answer_to(client, ask())
     assert answer.status == 200
     document = answer.json()
@@ -314,7 +328,7 @@ async def test_engine_that_gives_up_because_its_plan_broke(
 
     engine.on(CHAT, says("a", until=4, then=gives_up))
     second.on(CHAT, says("b"))
-    second.on(f"{CHAT}/input_tokens", counts)
+    helps(second)
     answer = await answer_to(client, ask(stream=True))
     assert text(answer) == "".join(WORDS)
     assert b"Compute error" not in answer.body
@@ -440,3 +454,116 @@ async def test_what_is_kept_of_all_requests_is_bounded(
     assert [seen.target for seen in engine.seen] == ["/slow", "/x", "/x"]
     # What is not kept cannot be sent again, and needs a connection that nobody has used.
     assert engine.seen[1].connection == 2
+
+
+async def test_a_template_that_adds_to_what_was_said(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    """The engine would not go on from the same prompt: the answer is made again instead."""
+
+    async def adds(seen: Seen, wire: Wire) -> None:
+        thinks = json.loads(seen.body)["messages"][-1]["role"] == "assistant"
+        await wire.send(plain(json.dumps({"prompt": "[x]<think></think>" if thinks else "[x]"}).encode()))
+
+    engine.on(CHAT, says("a", until=5, then=hand_over(node, second)))
+    second.on(CHAT, says("b"))
+    helps(second)
+    second.on("/apply-template", adds)
+    answer = await answer_to(client, ask(stream=True))
+    assert text(answer) == "".join(WORDS)
+    assert json.loads(second.seen[-1].body) == json.loads(engine.seen[0].body)
+
+
+async def test_an_engine_that_refuses_to_continue(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    async def refuses(seen: Seen, wire: Wire) -> None:
+        if json.loads(seen.body)["messages"][-1]["role"] == "assistant":
+            await wire.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}")
+            return
+        await says("b")(seen, wire)
+
+    engine.on(CHAT, says("a", until=5, then=hand_over(node, second)))
+    second.on(CHAT, refuses)
+    helps(second)
+    answer = await answer_to(client, ask(stream=True))
+    assert text(answer) == "".join(WORDS)
+
+
+async def test_reports_that_were_asked_for_are_no_part_of_the_answer(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    engine.on(CHAT, says("a", until=1, then=hand_over(node, second)))
+    second.on(CHAT, says("b"))
+    answer = await answer_to(client, ask(stream=True, return_progress=True))
+    assert answer.whole
+    assert text(answer) == "".join(WORDS)
+    assert answer.body.count(b"prompt_progress") == 2
+
+
+async def test_the_end_of_one_choice_is_not_that_of_all(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    body = ask(stream=True, n=2)
+
+    def choice(index: int, reason: str | None) -> bytes:
+        one = {"finish_reason": reason, "index": index, "delta": {} if reason else {"content": "x"}}
+        return event({"choices": [one], "created": 1, "id": "chatcmpl-a"})
+
+    events = [choice(0, None), choice(1, None), choice(0, "stop"), choice(1, "stop"), b"data: [DONE]\n\n"]
+
+    def script(until: int, then: Any) -> Any:
+        async def run(_: Seen, wire: Wire) -> None:
+            await wire.send(SSE_HEAD)
+            for one in events[:until]:
+                await wire.send_chunk(one)
+            await then(wire)
+
+        return run
+
+    async def ends(wire: Wire) -> None:
+        await wire.send(LAST_CHUNK)
+
+    engine.on(CHAT, script(3, hand_over(node, second)))
+    second.on(CHAT, script(5, ends))
+    answer = await answer_to(client, body)
+    reasons = [c["index"] for data in told(answer) for c in data["choices"] if c["finish_reason"]]
+    assert reasons == [0, 1]
+    assert answer.whole
+
+
+async def test_half_a_refusal_is_not_followed_by_another_answer(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 100\r\n\r\n{")
+        await hand_over(node, second)(wire)
+
+    engine.on(CHAT, script)
+    second.on(CHAT, says("b"))
+    await client.send(request_bytes("POST", CHAT, body=json.dumps(ask()).encode()))
+    answer = await client.head()
+    assert answer.status == 400
+    assert b"HTTP/1.1" not in await client.end()
+    assert second.seen == []
+
+
+async def test_an_engine_that_is_replaced_while_a_request_waits_for_its_turn(
+    node: FakeNode, engine: FakeEngine, second: FakeEngine
+) -> None:
+    turns = Turns(1)
+    gateway = Gateway(GatewayConfig(port=0), node, turns)
+    await gateway.start()
+    try:
+        second.on(CHAT, says("b"))
+        async with connect(gateway.port) as client:
+            async with turns.take("somebody else"):
+                waiting = asyncio.create_task(answer_to(client, ask()))
+                while not turns.waiting:
+                    await asyncio.sleep(0.01)
+                node.where = second.upstream
+            answer = await asyncio.wait_for(waiting, WAIT_S)
+    finally:
+        await gateway.stop()
+    assert answer.json()["choices"][0]["message"]["content"] == "".join(WORDS)
+    assert engine.seen == []

@@ -85,7 +85,7 @@ def test_a_named_function_is_the_only_one() -> None:
     ("path", "body", "key", "value"),
     [
         ("/v1/completions", {"prompt": "One"}, "prompt", "One two"),
-        ("/v1/completions", {"prompt": [1, 2]}, "prompt", [1, 2, " two"]),
+        ("/v1/completions", {"prompt": ["One"]}, "prompt", "One two"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "x"}]},
@@ -386,3 +386,74 @@ def test_events_are_cut_wherever_the_network_cuts() -> None:
 
 def test_a_comment_is_one_line() -> None:
     assert comment("two\nlines\r\n: data: x") == b": two lines : data: x\n\n"
+
+
+# -- llama-server's own completions ----------------------------------------------------------------
+
+
+def native(content: str, tokens: list[int], predicted: int, **more: Any) -> bytes:
+    return make({"content": content, "tokens": tokens, "stop": False, "tokens_predicted": predicted, **more})
+
+
+@pytest.mark.parametrize(
+    ("events", "tokens"),
+    [
+        ([native("One", [5], 1), native(" two", [6], 2)], (5, 6)),
+        # Two tokens are one letter, and only the second is told: none of them can be relied on.
+        ([native("One", [5], 1), native("é", [8], 3)], ()),
+        # It may be the beginning of a stop sequence: the next engine says it again.
+        ([native("One", [5], 1), native("", [9], 2)], (5,)),
+        ([native("", [9], 1)], ()),
+    ],
+)
+def test_tokens_are_used_only_if_all_are_known(events: list[bytes], tokens: tuple[int, ...]) -> None:
+    assert dialect("/completion").said(events).tokens == tokens
+
+
+def test_a_native_answer_has_tokens_if_they_were_asked_for() -> None:
+    events = [native("One", [5], 1), native("", [], 1, stop=True, stop_type="eos")]
+    document = dialect("/completion").assembled(events, {"return_tokens": True})
+    assert (document["content"], document["tokens"], document["stop_type"]) == ("One", [5], "eos")
+    assert dialect("/completion").assembled(events, {})["tokens"] == []
+
+
+# -- what the engine leaves out --------------------------------------------------------------------
+
+
+def test_a_message_without_a_start_gets_one() -> None:
+    events = message_events("m1", ["é"], tokens=2)[1:]
+    polish = dialect("/v1/messages").polish()
+    assert polish is not None
+    sent = b"".join(polish.feed(event) for event in events)
+    kinds = [line for line in sent.decode().split("\n") if line.startswith("event: ")]
+    assert kinds[:2] == ["event: message_start", "event: content_block_start"]
+    assert kinds.count("event: message_start") == 1
+    assert dialect("/v1/messages").assembled(events, {"model": "x"})["content"][0]["text"] == "é"
+
+
+def test_a_response_begins_once() -> None:
+    events = response_events("a", ["One"], tokens=1)
+    polish = dialect("/v1/responses").polish()
+    assert polish is not None
+    sent = b"".join(polish.feed(event) for event in [*events[:2], *events])
+    assert sent.count(b"event: response.created") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "names"),
+    [(5, ["max_tokens"]), (5.0, ["max_tokens"]), (-1, []), (True, []), (None, []), ("5", [])],
+)
+def test_limits_are_numbers(limit: Any, names: list[str]) -> None:
+    assert dialect("/v1/completions").limits({"max_tokens": limit}) == names
+
+
+def test_a_message_without_a_limit_has_the_engines() -> None:
+    assert read("/v1/messages", {"messages": []}).asked["max_tokens"] == 4096
+    assert read("/v1/messages", {"messages": [], "max_tokens": 9}).asked["max_tokens"] == 9
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"temperature": 1e999}', b'{"x": NaN}', b'{"x": [' + b"[]," * 1_000_001 + b"[]]}"]
+)
+def test_what_json_does_not_have_is_the_engines_to_refuse(body: bytes) -> None:
+    assert Generation.read("POST", "/v1/completions", body) is None

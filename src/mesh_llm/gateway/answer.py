@@ -12,18 +12,23 @@ from multidict import CIMultiDict
 from mesh_llm.defaults import GATEWAY_BEAT_S, GATEWAY_TRANSCRIPT_BYTES
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.connection import EngineError
-from mesh_llm.gateway.dialects.base import Document, Seam
+from mesh_llm.gateway.dialects.base import Document, Said, Seam
 from mesh_llm.gateway.events import EventCutter, comment, data_of, dump
 from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.generation import Generation
-from mesh_llm.gateway.metrics import Exchange
+from mesh_llm.gateway.metrics import BROKEN, Exchange
 from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.seam import Continuing, Joint, Matching
 
 Count = Callable[[str, Document], Awaitable[Document]]
 """Asks the next engine for something small."""
 
+_COLON = ord(":")
 _PROGRESS = b'"prompt_progress":{'
+
+
+class EngineRefused(EngineError):
+    """It does not take a question of ours."""
 
 
 class EngineGaveUp(EngineError):
@@ -51,7 +56,9 @@ class Answer:
         self._last = b""
         self._prompt_tokens: int | None = None
         self._looks_for_progress = generation.dialect.reports_progress
-        self._last_beat_s = 0.0
+        self._last_beat_s = time.monotonic()
+        self.cannot_continue = False
+        """An engine has refused to go on from the text: it is made again."""
         self.is_whole = False
         """The last event has come: nothing is missing."""
         self.outlet: Outlet | None = None
@@ -81,12 +88,14 @@ class Answer:
     def take(self, payload: bytes) -> None:
         """Every payload of every engine's answer passes here, in order."""
         for event in self._cutter.feed(payload):
+            if event[0] == _COLON:
+                self.beat()  # a comment: the engine's sign of life; this is ours
+                continue
             if self._looks_for_progress and self._is_progress(event):
+                self.beat()
                 continue
             if self._dialect.is_error(event):
                 raise EngineGaveUp(event)
-            if event[0] == 0x3A:
-                continue  # a comment: the engine's sign of life, and we have our own
             told = event if self._joint is None else self._joint.feed(event)
             if told is not None:
                 self._tell(told)
@@ -110,17 +119,33 @@ class Answer:
         progress = (data_of(event) or {}).get("prompt_progress") or {}
         if self._prompt_tokens is None and isinstance(progress.get("total"), int):
             self._prompt_tokens = progress["total"]
-        return self._generation.hides_progress
+        if not self._generation.hides_progress and self._joint is None and self.outlet is not None:
+            # Asked for, and yet no part of the answer: another engine's would differ.
+            self.outlet.take(event)
+        return True
 
     # -- from one engine to the next -----------------------------------------------------------
 
     def check_end(self) -> bool:
-        """Whether the last event has come, now that no more will."""
+        """Whether the last event has come, now that the stream has ended as it should."""
         self.is_whole = bool(self._last) and self._dialect.is_last(self._last)
         return self.is_whole
 
-    async def next_request(self, count: Count) -> Document | None:
-        """What to ask the next engine for; None where the rest can be said without one."""
+    def can_end(self) -> bool:
+        """Whether nothing is missing but the end, or not even that, although the stream broke off."""
+        if self._generation.is_several or not self._told or self.is_too_long:
+            return False
+        if self.check_end():
+            return True
+        if self._dialect.said(self._told).ended:
+            ending = self._dialect.ending(self._told, self._generation.asked)
+            if ending is not None:
+                self._tell(ending)
+                self.is_whole = True
+        return self.is_whole
+
+    async def next_request(self, count: Count) -> Document:
+        """What to ask the next engine for."""
         self._joint = None
         self._looks_for_progress = self._dialect.reports_progress
         if not self._told:
@@ -128,11 +153,9 @@ class Answer:
         if self.is_too_long:
             raise failures.not_resumed("the answer is too long to be continued by another engine")
         said = self._dialect.said(self._told)
-        if said.ended and (ending := self._dialect.ending(self._told, self._generation.asked)):
-            self._tell(ending)
-            self.is_whole = True
-            return None
-        body = self._generation.continued(said)
+        body = None if self.cannot_continue else self._generation.continued(said)
+        if body is not None and not await self._is_continuation(count, body, said):
+            body = None
         if body is None:
             self._joint = Matching(self._told)
             return self._generation.asked
@@ -140,12 +163,25 @@ class Answer:
             self._prompt_tokens = await self._count(count, self._generation.asked)
         # The same text as before, and by the same tokens as long as those were the usual ones for it.
         tokens = len(said.tokens) or max(0, await self._count(count, body) - self._prompt_tokens)
-        left = {name: max(0, body[name] - tokens) for name in self._dialect.limits(body)}
+        left = {name: max(0, int(body[name]) - tokens) for name in self._dialect.limits(body)}
         is_full = any(limit == 0 for limit in left.values())
         seam = Seam(said=said, prompt_tokens=self._prompt_tokens, tokens=tokens, is_full=is_full)
         self._joint = Continuing(self._dialect, seam, self._told)
         # An engine makes one token at least; that one is left out.
         return {**body, **{name: max(1, limit) for name, limit in left.items()}}
+
+    async def _is_continuation(self, ask: Count, body: Document, said: Said) -> bool:
+        """Whether the prompt of `body` is the first one's and what was said, and no template added to it."""
+        before, after = self._dialect.rendering(self._generation.asked), self._dialect.rendering(body)
+        if before is None or after is None:
+            return True
+        try:
+            old, new = (await ask(*before))["prompt"], (await ask(*after))["prompt"]
+        except (EngineRefused, LookupError, TypeError):
+            return False
+        if not isinstance(old, str) or not isinstance(new, str):
+            return False
+        return new.startswith(old) if said.reasoning else new == old + said.content
 
     async def _count(self, count: Count, body: Document) -> int:
         question = self._dialect.counting(body)
@@ -173,17 +209,20 @@ class Answer:
         if self.outlet is not None:
             await self.outlet.finish()
             return self.outlet.response
-        document = self._dialect.assembled(self._told, self._generation.body)
+        return self._document(self._dialect.assembled(self._told, self._generation.body), 200)
+
+    def _document(self, document: Document, status: int) -> web.Response:
         headers = CIMultiDict(self._headers)
         for name in ("Content-Type", "X-Accel-Buffering"):
             headers.popall(name, None)
+        headers["Content-Type"] = "application/json; charset=utf-8"
         body = dump(document)
         self._exchange.answered(body)
-        headers["Content-Type"] = "application/json; charset=utf-8"
-        return web.Response(body=body, headers=headers)
+        return web.Response(status=status, body=body, headers=headers)
 
     async def refuse(self, event: bytes) -> web.StreamResponse:
         """What the engine says against it is said to the client."""
+        self._exchange.outcome = BROKEN
         if self.outlet is not None:
             self.outlet.take(event)
             await self.outlet.finish()
@@ -191,9 +230,7 @@ class Answer:
         error = _error_of(event)
         code = error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        body = dump({"error": error})
-        self._exchange.answered(body)
-        return web.Response(status=status, body=body, content_type="application/json")
+        return self._document({"error": error}, status)
 
     def last_words(self, failure: Failure) -> bytes:
         return self._dialect.failed(failure, self._told)

@@ -107,8 +107,11 @@ class EngineConnection(asyncio.Protocol):
         """Hand the answer's body to `sink` as it arrives, and return when that was all of it."""
         self._sink = sink
         held, self._held = self._held, []
-        for payload in held:
-            sink(payload)
+        try:
+            for payload in held:
+                sink(payload)
+        except MalformedAnswer as error:
+            raise EngineGarbled(str(error)) from error
         self._held_bytes = 0
         self._set_reading()
         while not self._whole:

@@ -17,7 +17,10 @@ from mesh_llm.gateway.upstream import Upstream
 # RFC 9110, 7.6.1: these speak of one connection, not of the message. Proxy-* go the same way, below.
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
 # Ours to say towards the engine: its name, its key, and the framing of the body. And what is for us to heed.
-_REPLACED = frozenset({"host", "authorization", "x-api-key", "content-length", "expect", "prefer"})
+_REPLACED = frozenset({"host", "authorization", "x-api-key", "content-length", "expect", "prefer"}) | {
+    # With it the engine goes on for a client that has left, in a slot that nobody counts.
+    "x-conversation-id"
+}
 _TRAITS = ("Authorization", "x-api-key", "User-Agent", "x-mesh-llm-client")
 _COMPUTES = DIALECT_PATHS | {
     "/v1/embeddings",
@@ -27,6 +30,8 @@ _COMPUTES = DIALECT_PATHS | {
     "/rerank",
     "/v1/reranking",
     "/reranking",
+    "/v1/audio/transcriptions",
+    "/audio/transcriptions",
 }
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -47,6 +52,8 @@ class Errand:
     target: str
     """Path and query."""
     headers: CIMultiDict[str]
+    path: str = ""
+    """Decoded, without the query."""
     client: str = ""
     """Who asks, as well as it can be told; a key is not to be read from it."""
 
@@ -56,13 +63,14 @@ class Errand:
             method=request.method,
             target=_target(request),
             headers=end_to_end(request.headers, without=_REPLACED),
+            path=request.path,
             client=_client(request),
         )
 
     @property
     def takes_slot(self) -> bool:
         """It makes the engine compute."""
-        return self.method == "POST" and self.target.partition("?")[0] in _COMPUTES
+        return self.method == "POST" and self.path in _COMPUTES
 
     def head(self, upstream: Upstream, framing: dict[str, str]) -> bytes:
         lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {upstream.authority}"]

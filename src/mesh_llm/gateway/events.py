@@ -16,15 +16,25 @@ class EventCutter:
     """Cuts what arrives into whole events, comments included."""
 
     def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._waiting_bytes = 0
         self._rest = b""
+        """The last of them."""
 
     def feed(self, payload: bytes) -> list[bytes]:
         # An engine writes each token as one event, which arrives as one payload.
         if not self._rest and payload.endswith(END) and payload.find(END) == len(payload) - len(END):
             return [payload]
-        *whole, self._rest = (self._rest + payload).split(END)
-        if len(self._rest) > GATEWAY_EVENT_LIMIT_BYTES:
-            raise MalformedAnswer("an event does not end")
+        if END not in self._rest[-1:] + payload:
+            # Of a large event: only the end of it is looked at, and all of it joined once.
+            self._parts.append(payload)
+            self._rest = payload or self._rest
+            self._waiting_bytes += len(payload)
+            if self._waiting_bytes > GATEWAY_EVENT_LIMIT_BYTES:
+                raise MalformedAnswer("an event does not end")
+            return []
+        *whole, rest = b"".join((*self._parts, payload)).split(END)
+        self._parts, self._rest, self._waiting_bytes = ([rest] if rest else []), rest, len(rest)
         return [event + END for event in whole if event]
 
 

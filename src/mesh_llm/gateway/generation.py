@@ -7,9 +7,12 @@ import random
 from dataclasses import dataclass
 
 from mesh_llm.gateway.dialects import Dialect, Said, dialect_of
-from mesh_llm.gateway.dialects.base import Document
+from mesh_llm.gateway.dialects.base import Document, is_several
+from mesh_llm.gateway.events import dump
 
 _SEED_BITS = 31
+_PARTS_LIMIT = 1_000_000
+"""Of a document that is read here: more would keep everybody waiting. A photograph is one part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +29,28 @@ class Generation:
     def read(cls, method: str, path: str, raw: bytes) -> Generation | None:
         """None where it asks for no text, or the engine had better answer it as it is."""
         dialect = dialect_of(path) if method == "POST" else None
-        if dialect is None:
+        if dialect is None or raw.count(b",") + raw.count(b"[") > _PARTS_LIMIT:
             return None
         try:
             body = json.loads(raw)
+            if not isinstance(body, dict):
+                return None
+            streamed = body.get("stream") is True
+            if not streamed and (body.get("stream") or not dialect.can_assemble(body)):
+                return None
+            if body.get("response_fields"):
+                return None  # nobody could tell the last event
+            asked = _asked(dialect, body, streamed)
+            dump(asked)
         except (ValueError, RecursionError):
+            # Numbers that are none, or boxes in boxes: the engine has its own words for them.
             return None
-        if not isinstance(body, dict):
-            return None
-        streamed = body.get("stream") is True
-        if not streamed and (body.get("stream") or not dialect.can_assemble(body)):
-            return None
-        return cls(dialect=dialect, body=body, asked=_asked(dialect, body, streamed), streamed=streamed)
+        return cls(dialect=dialect, body=body, asked=asked, streamed=streamed)
+
+    @property
+    def is_several(self) -> bool:
+        """It wants more than one answer: the end of one says nothing of the others."""
+        return is_several(self.body)
 
     @property
     def hides_progress(self) -> bool:

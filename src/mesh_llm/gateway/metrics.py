@@ -195,6 +195,7 @@ class Meters:
         self._bytes_out.inc(exchange.sent_bytes)
         if exchange.first_byte_s is not None:
             self._first_byte_of(label).observe(exchange.first_byte_s)
+        self._resumed.inc(exchange.resumed)
         if exchange.events:
             self._count_text(label, exchange)
         if access.isEnabledFor(logging.INFO):
@@ -206,7 +207,6 @@ class Meters:
             lasted_s = time.monotonic() - exchange.first_event_s
             self._token_of(label).observe(lasted_s / (exchange.events - 1))
         self._tokens.inc(exchange.events)
-        self._resumed.inc(exchange.resumed)
         self._queue.observe(exchange.waited_s)
 
     def text(self) -> bytes:

@@ -94,8 +94,13 @@ class Outlet:
 
     async def finish(self) -> None:
         """The end of a whole answer."""
-        await self.response.write_eof()
-        await self._request.writer.drain()
+        try:
+            async with asyncio.timeout(self._silence_s):
+                await self.response.write_eof()
+                await self._request.writer.drain()
+        except TimeoutError:
+            # Written, and not read by a client that has stopped reading.
+            self._transport.abort()
 
     def take(self, payload: bytes) -> None:
         """Every payload of the answer passes here, in order; for an event stream, mostly one event each."""

@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 
 from mesh_llm.defaults import GATEWAY_DOUBT_S, GATEWAY_LOOK_S, GATEWAY_METRICS_S, GATEWAY_PREFER_WAIT_S
 from mesh_llm.gateway import failures
-from mesh_llm.gateway.answer import Answer, EngineGaveUp
+from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
 from mesh_llm.gateway.attempts import Attempts
 from mesh_llm.gateway.body import Body
 from mesh_llm.gateway.connection import EngineConnection, EngineError, EngineLost, EngineSilent
@@ -41,6 +41,10 @@ log = logging.getLogger(__name__)
 _COMPUTE_ERROR = 500
 """How the engine answers when a worker is lost, among other things."""
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORECASE)
+
+
+class EngineReplaced(EngineLost):
+    """It was asked nothing: another one has taken its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +138,17 @@ class Relay:
                     raise failures.not_resumed(str(error)) from error
                 except EngineSilent:
                     raise
+                except EngineReplaced as error:
+                    attempts.failed(upstream, error, in_vain=False)
                 except EngineError as error:
-                    if not answer.check_end():
+                    if exchange.outlet is not None and answer.outlet is None:
+                        # Half of a refusal is with the client: there is no second head after that.
+                        raise failures.engine_lost(str(error)) from error
+                    if not answer.can_end():
                         attempts.failed(upstream, error, in_vain=exchange.events == told)
         try:
             return await answer.finish()
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, AttributeError) as error:
             raise failures.engine_lost("the engine's answer makes no sense") from error
 
     async def _resume(
@@ -165,8 +174,6 @@ class Relay:
             return await self._question(upstream, target, document)
 
         document = await answer.next_request(count)
-        if document is None:
-            return None
         turn = Turn(client=errand.client, resumed=answer.has_begun)
         body = errand.with_body(upstream, dump(document))
         async with self._asked(upstream, exchange, turn, "POST", body) as connection:
@@ -193,6 +200,7 @@ class Relay:
         head = await connection.head()
         await self._check_failure(head, upstream)
         if answer.outlet is not None or answer.has_begun:
+            answer.cannot_continue = answer.cannot_continue or head.status in (400, 422)
             raise EngineLost(f"the next engine answered {head.status}")
         return await self._hand_back(request, exchange, upstream, connection)
 
@@ -209,7 +217,7 @@ class Relay:
         head, body = await self._fetch(upstream, small("POST", target), dump(document))
         answer: Any = json.loads(body) if head.status == 200 else None
         if not isinstance(answer, dict):
-            raise EngineLost(f"the engine answered {head.status} to {target}")
+            raise EngineRefused(f"the engine answered {head.status} to {target}")
         return answer
 
     # -- anything else ---------------------------------------------------------------------------
@@ -231,9 +239,10 @@ class Relay:
                 except EngineSilent:
                     raise
                 except EngineError as error:
-                    attempts.failed(upstream, error, in_vain=True)
+                    attempts.failed(upstream, error, in_vain=not isinstance(error, EngineReplaced))
                     if exchange.outlet is not None:
                         raise failures.engine_lost(await attempts.why()) from error
+                    exchange.resumed += 1
 
     async def _upload(
         self, request: web.BaseRequest, exchange: Exchange, errand: Errand, body: Body
@@ -243,18 +252,21 @@ class Relay:
             # Asked again: the body may have taken its time, and the engine may be another one by now.
             upstream = await attempts.next()
             head = errand.head(upstream, body.headers())
+            turn = Turn(client=errand.client) if errand.takes_slot else None
             try:
-                connection = await self._pool.connect(upstream)
-                sending = asyncio.create_task(
-                    _send_body(connection, request.method, head, body), name="upload"
-                )
-                try:
-                    return await self._hand_back(request, exchange, upstream, connection)
-                finally:
-                    # An answer may come before the end of what it answers, a refusal above all.
-                    sending.cancel()
-                    await asyncio.wait((sending,))
-                    self._pool.give_back(upstream, connection)
+                async with self._in_turn(upstream, turn):
+                    client = turn.client if turn is not None else None
+                    connection = await self._pool.connect(upstream, client=client)
+                    sending = asyncio.create_task(
+                        _send_body(connection, request.method, head, body), name="upload"
+                    )
+                    try:
+                        return await self._hand_back(request, exchange, upstream, connection)
+                    finally:
+                        # An answer may come before the end of what it answers, a refusal above all.
+                        sending.cancel()
+                        await asyncio.wait((sending,))
+                        self._pool.give_back(upstream, connection)
             except EngineSilent:
                 raise
             except EngineError as error:
@@ -307,6 +319,8 @@ class Relay:
         began_s = time.monotonic()
         async with self._in_turn(upstream, turn):
             exchange.waited_s += time.monotonic() - began_s
+            if turn is not None and self._serving.upstream() != upstream:
+                raise EngineReplaced("the engine was replaced while the request waited for its turn")
             connection = await self._ask(upstream, method, request, turn=turn)
             try:
                 yield connection

@@ -52,16 +52,20 @@ class Dialect(ABC):
         choice = body.get("tool_choice")
         forced = choice not in (None, "auto", "none") and bool(body.get("tools"))
         shaped = body.get("grammar") or body.get("json_schema") or _is_shape(body.get("response_format"))
-        return not forced and not shaped and not _is_several(body)
+        return not forced and not shaped and not is_several(body)
 
     def can_assemble(self, body: Document) -> bool:
         """Whether a whole answer can be put together from the events of a stream."""
         extra = ("logprobs", "top_logprobs", "n_probs", "verbose", "response_fields", "timings_per_token")
-        return not any(body.get(name) for name in extra) and not _is_several(body)
+        return not any(body.get(name) for name in extra) and not is_several(body)
 
     @abstractmethod
     def continued(self, body: Document, said: Said) -> Document | None:
         """The request that goes on where the answer was cut; None where there is none."""
+
+    def rendering(self, body: Document) -> tuple[str, Document] | None:
+        """Where to see the text of the prompt of `body`, and how to ask; None where it is plain to see."""
+        return None
 
     @abstractmethod
     def counting(self, body: Document) -> tuple[str, Document] | None:
@@ -73,7 +77,7 @@ class Dialect(ABC):
     def limits(self, body: Document) -> list[str]:
         """The keys that bound the length of the answer."""
         names = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
-        return [name for name in names if isinstance(body.get(name), int) and body[name] >= 0]
+        return [name for name in names if _is_count(body.get(name))]
 
     # -- the answer ----------------------------------------------------------------------------
 
@@ -126,11 +130,19 @@ def documents(events: Sequence[bytes]) -> list[Document]:
     return [data for event in events if (data := data_of(event)) is not None]
 
 
+def _is_count(value: Any) -> bool:
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
+    return whole and value >= 0
+
+
 def _is_shape(response_format: Any) -> bool:
     return isinstance(response_format, dict) and response_format.get("type") not in (None, "text")
 
 
-def _is_several(body: Document) -> bool:
+def is_several(body: Document) -> bool:
+    """Whether it wants more than one answer."""
     prompt = body.get("prompt")
     batch = isinstance(prompt, list) and any(isinstance(part, str | list | dict) for part in prompt)
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        batch = False
     return batch or any(body.get(name) not in (None, 1) for name in ("n", "n_cmpl", "best_of"))

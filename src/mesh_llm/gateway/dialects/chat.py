@@ -32,12 +32,23 @@ class Chat(Dialect):
             if not isinstance(own, str) or said.reasoning or messages[-1].get("reasoning_content"):
                 return None
             messages, last = messages[:-1], {"role": "assistant", "content": own + said.content}
+            if body.get("echo"):
+                return None
         return {
             **body,
             "messages": [*messages, last],
+            "echo": False,
             "add_generation_prompt": False,
             "continue_final_message": "content" if said.content else "reasoning_content",
         }
+
+    def is_plain(self, body: Document) -> bool:
+        # As "none" it leaves the marks of reasoning in the text, and the engine would add its own.
+        apart = body.get("reasoning_format") in (None, "auto", "deepseek")
+        return apart and super().is_plain(body)
+
+    def rendering(self, body: Document) -> tuple[str, Document] | None:
+        return "/apply-template", body
 
     def counting(self, body: Document) -> tuple[str, Document] | None:
         return "/v1/chat/completions/input_tokens", body

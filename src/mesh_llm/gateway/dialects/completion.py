@@ -14,16 +14,19 @@ class _Prompted(Dialect):
     """A prompt of the client's own, and the text that follows it."""
 
     def is_plain(self, body: Document) -> bool:
-        return super().is_plain(body) and not any(name in body for name in ("suffix", "input_suffix", "echo"))
+        return super().is_plain(body) and not any(
+            body.get(name) for name in ("suffix", "input_suffix", "echo")
+        )
 
     def continued(self, body: Document, said: Said) -> Document | None:
         match body.get("prompt"):
-            case str(prompt) if said.tokens:
+            case [str(prompt)] | str(prompt) if said.tokens:
                 return {**body, "prompt": [prompt, *said.tokens]}
-            case str(prompt):
+            case [str(prompt)] | str(prompt):
                 return {**body, "prompt": prompt + said.content}
-            case [*tokens] if tokens:
-                return {**body, "prompt": [*tokens, *(said.tokens or (said.content,))]}
+            case [*tokens] if tokens and said.tokens:
+                return {**body, "prompt": [*tokens, *said.tokens]}
+        # A text after tokens is not always cut into the tokens that it would be cut into within a text.
         return None
 
     def counting(self, body: Document) -> tuple[str, Document] | None:
@@ -72,13 +75,21 @@ class Completion(_Prompted):
 
 class Native(_Prompted):
     def is_plain(self, body: Document) -> bool:
-        return super().is_plain(body) and "input_prefix" not in body
+        return super().is_plain(body) and not body.get("input_prefix")
 
     def said(self, events: Sequence[bytes]) -> Said:
         told = documents(events)
+        spoken = list(told)
+        while spoken and not spoken[-1].get("content"):
+            # Held back, since a stop sequence may begin with it: the next engine will say it.
+            spoken.pop()
+        tokens = tuple(token for data in spoken for token in data.get("tokens", ()))
+        if not spoken or len(tokens) != spoken[-1].get("tokens_predicted"):
+            # Of a letter that takes several tokens only the last one is told.
+            tokens = ()
         return Said(
             content="".join(data.get("content") or "" for data in told),
-            tokens=tuple(token for data in told for token in data.get("tokens", ())),
+            tokens=tokens,
             ended=any(data.get("stop") is True for data in told),
         )
 
@@ -98,6 +109,7 @@ class Native(_Prompted):
         return data
 
     def assembled(self, events: Sequence[bytes], body: Document) -> Document:
-        said = self.said(events)
-        tokens = said.tokens if body.get("return_tokens") else ()
-        return {**documents(events)[-1], "content": said.content, "tokens": list(tokens)}
+        told = documents(events)
+        tokens = [token for data in told for token in data.get("tokens", ())]
+        whole = {"content": self.said(events).content, "tokens": tokens if body.get("return_tokens") else []}
+        return {**told[-1], **whole}

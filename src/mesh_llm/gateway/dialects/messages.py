@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents
+from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents
 from mesh_llm.gateway.events import make
 from mesh_llm.gateway.failures import Failure
 
+_MAX_TOKENS = 4096
+
 
 class Messages(Dialect):
+    def understood(self, body: Document) -> Document:
+        # The engine's own limit where there is none, so that it goes for all parts of an answer together.
+        return {"max_tokens": _MAX_TOKENS, **body}
+
+    def polish(self) -> Polish:
+        return _Start()
+
     def is_plain(self, body: Document) -> bool:
         choice = body.get("tool_choice")
         forced = isinstance(choice, dict) and choice.get("type") in ("any", "tool")
@@ -66,7 +76,8 @@ class Messages(Dialect):
 
     def assembled(self, events: Sequence[bytes], body: Document) -> Document:
         told = documents(events)
-        message: Document = next(data["message"] for data in told if data.get("type") == "message_start")
+        starts = [data["message"] for data in told if data.get("type") == "message_start"]
+        message: Document = starts[0] if starts else _start(body)["message"]
         blocks: dict[int, Document] = {}
         arguments: dict[int, str] = {}
         for data in told:
@@ -85,6 +96,36 @@ class Messages(Dialect):
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
         error = {"type": "api_error", "message": failure.message}
         return make({"type": "error", "error": error}, "error")
+
+
+class _Start:
+    """The engine leaves the start out where its first token is no whole letter."""
+
+    def __init__(self) -> None:
+        self._started = False
+
+    def feed(self, event: bytes) -> bytes:
+        if self._started:
+            return event
+        self._started = True
+        if event.startswith((b"event: message_start", b"event: error")):
+            return event
+        return make(_start({}), "message_start") + event
+
+
+def _start(body: Document) -> Document:
+    usage = {"cache_read_input_tokens": 0, "input_tokens": 0, "output_tokens": 0}
+    message: Document = {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "content": [],
+        "model": str(body.get("model", "")),
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage,
+    }
+    return {"type": "message_start", "message": message}
 
 
 def _add(block: Document, arguments: dict[int, str], index: int, delta: Document) -> None:

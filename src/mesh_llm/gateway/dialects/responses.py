@@ -55,7 +55,11 @@ class Responses(Dialect):
         if not isinstance(items, list) or not items or items[-1].get("role") == "assistant":
             return None
         text = {"type": "output_text", "text": said.content}
-        return {**body, "input": [*items, {"type": "message", "role": "assistant", "content": [text]}]}
+        return {
+            **body,
+            "echo": False,
+            "input": [*items, {"type": "message", "role": "assistant", "content": [text]}],
+        }
 
     def counting(self, body: Document) -> tuple[str, Document] | None:
         return "/v1/responses/input_tokens", body
@@ -104,11 +108,18 @@ class _Numbers:
     def __init__(self) -> None:
         self._sequence = 0
         self._items: dict[str, int] = {}
+        self._begun: set[str] = set()
 
     def feed(self, event: bytes) -> bytes:
         data = data_of(event)
         if data is None:
             return event
+        kind = str(data.get("type"))
+        if kind in ("response.created", "response.in_progress"):
+            # Told again and again where the first token is no whole letter.
+            if kind in self._begun:
+                return b""
+            self._begun.add(kind)
         data["sequence_number"] = self._sequence
         self._sequence += 1
         item = data.get("item_id") or (data.get("item") or {}).get("id")
@@ -130,8 +141,11 @@ def _kind_of_item(data: Document) -> str | None:
 
 def _cut(value: Any, text: str) -> Any:
     """Without what one token too many has added to the text."""
-    if isinstance(value, dict):
-        return {key: _cut(inner, text) for key, inner in value.items()}
     if isinstance(value, list):
         return [_cut(inner, text) for inner in value]
-    return text if isinstance(value, str) and value.startswith(text) else value
+    if not isinstance(value, dict):
+        return value
+    cut = {key: _cut(inner, text) for key, inner in value.items()}
+    if isinstance(cut.get("text"), str) and cut["text"].startswith(text):
+        cut["text"] = text
+    return cut

@@ -300,7 +300,8 @@ def test_memory_that_was_planned_is_what_the_engine_took(node: NodeProcess) -> N
     buffers = document["engine"]["buffers"]
     taken = buffers["KV"] + buffers["compute"] + buffers["output"]
     planned = document["plan"]["need_bytes"] - document["model"]["size_bytes"]
-    assert abs(planned - taken) < taken / 10
+    # Planned for the largest batches; a slow machine computes in smaller ones, which need less.
+    assert taken / 1.1 < planned < 1.5 * taken
 
 
 def test_status_for_people(node: NodeProcess) -> None:
@@ -445,15 +446,16 @@ def test_a_killed_engine_comes_back(home: Path, smollm2: Path, direct: list[dict
     with NodeProcess(*SMALL, home=home, model=smollm2) as node:
         node.until_ready()
         first = node.engine()
-        with node.stream("/v1/completions", ENDLESS) as stream:
+        with node.stream("/v1/completions", {**ENDLESS, "max_tokens": 200}) as stream:
             stream.next()
             first.kill()
-            events = list(stream.data())
+            *events, done = list(stream.data())
 
-        assert "[DONE]" not in events
-        error = json.loads(events[-1])["error"]
-        assert error["message"] == "the engine was killed (SIGKILL)"
-        assert error["type"] == "server_error"
+        # The answer under way has waited for it, and goes on.
+        assert done == "[DONE]"
+        last = json.loads(events[-1])
+        assert last["usage"]["completion_tokens"] == 200
+        assert last["choices"][0]["finish_reason"] == "length"
         node.until(lambda: node.status()["engine"]["restarts"] == 1, what="the engine is started again")
         engine = node.until_state("serving")["engine"]
         assert engine["restarts"] == 1

@@ -12,6 +12,8 @@ from tests.support.mesh import MeshProcesses
 from tests.support.node import temporary_home
 
 NAMES = ("one", "two", "three")
+WHOLE_S = 90.0
+"""A node that one test after the other takes down is kept out for longer each time."""
 
 
 class _Kept:
@@ -33,7 +35,7 @@ class _Kept:
         for name in NAMES:
             if name not in self.mesh.nodes:
                 self.mesh.restart(name)
-        self.mesh.serving()
+        self.mesh.serving(within_s=WHOLE_S)
         return self.mesh
 
     def end(self, error: BaseException | None = None) -> None:

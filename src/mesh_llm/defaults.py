@@ -50,6 +50,8 @@ GATEWAY_SAME_ENGINE_S = 0.5
 """Before an engine that broke off is asked again, as long as the node believes in it."""
 GATEWAY_DOUBT_S = 0.5
 """To hear of a lost worker after the engine answered 500: it says that to some wrong questions, too."""
+GATEWAY_QUESTION_S = 20.0
+"""For an engine to count or render a prompt, the longest one on the slowest machine."""
 GATEWAY_BEAT_S = 5.0
 """Between two signs of life in a stream that waits: proxies and clients give up after 30 s or more."""
 GATEWAY_PREFER_WAIT_S = 600.0

@@ -89,10 +89,10 @@ class Answer:
         """Every payload of every engine's answer passes here, in order."""
         for event in self._cutter.feed(payload):
             if event[0] == _COLON:
-                self.beat()  # a comment: the engine's sign of life; this is ours
+                self.beat("is computing")  # a comment: the engine's sign of life; this is ours
                 continue
             if self._looks_for_progress and self._is_progress(event):
-                self.beat()
+                self.beat("is computing")
                 continue
             if self._dialect.is_error(event):
                 raise EngineGaveUp(event)
@@ -194,11 +194,11 @@ class Answer:
 
     # -- to the client -------------------------------------------------------------------------
 
-    def beat(self) -> None:
-        """A sign of life, now and then, while the client waits in the middle of its answer."""
-        if self.outlet is not None and time.monotonic() - self._last_beat_s >= GATEWAY_BEAT_S:
+    def beat(self, doing: str = "waits for the next engine") -> None:
+        """A sign of life, now and then, while the client waits."""
+        if time.monotonic() - self._last_beat_s >= GATEWAY_BEAT_S:
             self._last_beat_s = time.monotonic()
-            self.outlet.take(comment("mesh-llm waits for the next engine"))
+            self.remark(doing)
 
     def remark(self, text: str) -> None:
         """For whoever looks at the stream; no client parses it."""

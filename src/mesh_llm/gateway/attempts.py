@@ -16,6 +16,16 @@ from mesh_llm.gateway.upstream import Serving, Upstream
 log = logging.getLogger(__name__)
 
 
+async def is_given_up(serving: Serving, upstream: Upstream, *, within_s: float) -> bool:
+    """Whether the node has another engine, or none, soon after that one complained."""
+    deadline = time.monotonic() + within_s
+    while serving.upstream() == upstream:
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(GATEWAY_LOOK_S)
+    return True
+
+
 class Attempts:
     """For one request: engines one after the other, until one has answered it, or the time is up."""
 
@@ -62,15 +72,6 @@ class Attempts:
                 raise failures.not_resumed(f"{why}; no other engine served within {self._limit_s:.0f} s")
             self._beat()
             await asyncio.sleep(GATEWAY_LOOK_S)
-
-    async def is_replaced(self, upstream: Upstream, *, within_s: float = GATEWAY_EXPLAIN_S) -> bool:
-        """Whether the node gives that engine up, soon after it complained."""
-        deadline = time.monotonic() + within_s
-        while self._serving.upstream() == upstream:
-            if time.monotonic() >= deadline:
-                return False
-            await asyncio.sleep(GATEWAY_LOOK_S)
-        return True
 
     def failed(self, upstream: Upstream, error: EngineError, *, in_vain: bool) -> None:
         """`upstream` broke off, `in_vain` before it had said anything new."""

@@ -16,10 +16,17 @@ from urllib.parse import quote
 from aiohttp import web
 from multidict import CIMultiDict
 
-from mesh_llm.defaults import GATEWAY_DOUBT_S, GATEWAY_LOOK_S, GATEWAY_METRICS_S, GATEWAY_PREFER_WAIT_S
+from mesh_llm.defaults import (
+    GATEWAY_DOUBT_S,
+    GATEWAY_EXPLAIN_S,
+    GATEWAY_LOOK_S,
+    GATEWAY_METRICS_S,
+    GATEWAY_PREFER_WAIT_S,
+    GATEWAY_QUESTION_S,
+)
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
-from mesh_llm.gateway.attempts import Attempts
+from mesh_llm.gateway.attempts import Attempts, is_given_up
 from mesh_llm.gateway.body import Body
 from mesh_llm.gateway.connection import EngineConnection, EngineError, EngineLost, EngineSilent
 from mesh_llm.gateway.dialects.base import Document
@@ -131,7 +138,7 @@ class Relay:
                     if refusal is not None:
                         return refusal
                 except EngineGaveUp as error:
-                    if not await attempts.is_replaced(upstream):
+                    if not await is_given_up(self._serving, upstream, within_s=GATEWAY_EXPLAIN_S):
                         return await answer.refuse(error.event)
                     attempts.failed(upstream, error, in_vain=exchange.events == told)
                 except Diverged as error:
@@ -208,16 +215,21 @@ class Relay:
         """A failure of an engine that the node gives up is none of the request's."""
         if head.status != _COMPUTE_ERROR:
             return
-        async with Attempts(self._serving, limit_s=0.0) as attempts:
-            if await attempts.is_replaced(upstream, within_s=GATEWAY_DOUBT_S):
-                raise EngineLost(f"the engine answered {head.status} in its last moments")
+        if await is_given_up(self._serving, upstream, within_s=GATEWAY_DOUBT_S):
+            raise EngineLost(f"the engine answered {head.status} in its last moments")
 
     async def _question(self, upstream: Upstream, target: str, document: Document) -> Document:
         """Something small that the engine knows."""
-        head, body = await self._fetch(upstream, small("POST", target), dump(document))
-        answer: Any = json.loads(body) if head.status == 200 else None
+        try:
+            async with asyncio.timeout(GATEWAY_QUESTION_S):
+                head, body = await self._fetch(upstream, small("POST", target), dump(document))
+            answer: Any = json.loads(body) if head.status == 200 else None
+        except TimeoutError:
+            raise EngineLost(f"the engine did not answer {target}") from None
+        except ValueError:
+            answer = None
         if not isinstance(answer, dict):
-            raise EngineRefused(f"the engine answered {head.status} to {target}")
+            raise EngineRefused(f"the engine does not answer {target}")
         return answer
 
     # -- anything else ---------------------------------------------------------------------------

@@ -130,6 +130,13 @@ def documents(events: Sequence[bytes]) -> list[Document]:
     return [data for event in events if (data := data_of(event)) is not None]
 
 
+def head_of(events: Sequence[bytes]) -> Document:
+    """What all events of an answer in OpenAI's form have in common."""
+    names = ("id", "created", "model", "system_fingerprint", "object")
+    first = next(iter(documents(events[:1])), {})
+    return {name: first[name] for name in names if name in first}
+
+
 def _is_count(value: Any) -> bool:
     whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
     return whole and value >= 0
@@ -141,8 +148,11 @@ def _is_shape(response_format: Any) -> bool:
 
 def is_several(body: Document) -> bool:
     """Whether it wants more than one answer."""
-    prompt = body.get("prompt")
-    batch = isinstance(prompt, list) and any(isinstance(part, str | list | dict) for part in prompt)
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-        batch = False
+    match body.get("prompt"):
+        case [str()]:
+            batch = False
+        case [*parts]:
+            batch = any(isinstance(part, str | list | dict) for part in parts)
+        case _:
+            batch = False
     return batch or any(body.get(name) not in (None, 1) for name in ("n", "n_cmpl", "best_of"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents
+from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents, head_of
 from mesh_llm.gateway.events import make
 from mesh_llm.gateway.failures import Failure
 
@@ -113,11 +113,8 @@ class Chat(Dialect):
         return {**answer, "timings": last["timings"]} if "timings" in last else answer
 
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
-        told = documents(events)
-        names = ("id", "created", "model", "system_fingerprint", "object")
-        head = {name: told[0][name] for name in names if name in told[0]} if told else {}
         choice = {"finish_reason": "error", "index": 0, "delta": {}}
-        return make({**head, **failure.document(), "choices": [choice]})
+        return make({**head_of(events), **failure.document(), "choices": [choice]})
 
 
 def count(usage: Document, seam: Seam) -> None:

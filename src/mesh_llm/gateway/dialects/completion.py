@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents
+from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents, head_of
 from mesh_llm.gateway.dialects.chat import count
 from mesh_llm.gateway.events import data_of, make
 from mesh_llm.gateway.failures import Failure
@@ -66,11 +66,8 @@ class Completion(_Prompted):
         return last
 
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
-        told = documents(events)
-        names = ("id", "created", "model", "system_fingerprint", "object")
-        head = {name: told[0][name] for name in names if name in told[0]} if told else {}
         choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "error"}
-        return make({**head, **failure.document(), "choices": [choice]})
+        return make({**head_of(events), **failure.document(), "choices": [choice]})
 
 
 class Native(_Prompted):

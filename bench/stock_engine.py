@@ -30,7 +30,7 @@ def start(request: dict[str, Any]) -> Any:
         add_server(engine, endpoint)
     import xllamacpp  # after the servers: importing it fixes the list of devices
 
-    params = parameters(xllamacpp, spec, engine.devices())
+    params = parameters(xllamacpp, spec, engine.devices(), directed=False)
     shares = [float(layers) for layers in request["layers"]]
     # The output head counts as one more layer, of the last device, where llama.cpp leaves it.
     shares[-1] += 1

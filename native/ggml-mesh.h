@@ -89,6 +89,26 @@ struct ggml_mesh_stage {
 // Returns 0, or 1 where there is no such device.
 GGML_MESH_API int ggml_mesh_stage_counters(int index, struct ggml_mesh_stage * counters);
 
+// Decides from now on what the engine drafts: at most `model_depth` tokens by its draft model, and `text_depth` by what
+// stood in the text before; 0 for none. Call it before the engine loads its model. Returns 0, or 1 where the engine's
+// own ways cannot be replaced, and it drafts as it is told.
+GGML_MESH_API int ggml_mesh_speculate(int model_depth, int text_depth);
+
+// What came of it since the engine started; sums, but for the depth of the last draft.
+struct ggml_mesh_speculation {
+    unsigned long long steps;
+    unsigned long long tokens;  // that these steps gave
+    unsigned long long drafted;
+    unsigned long long accepted;
+    unsigned long long text_drafted;  // of these, by the text itself
+    unsigned long long text_accepted;
+    double seconds;        // that the steps took
+    double plain_seconds;  // and would have taken without drafts
+    unsigned int depth;
+};
+
+GGML_MESH_API int ggml_mesh_speculation_counters(struct ggml_mesh_speculation * counters);
+
 // --- both ---
 
 // Appends a line of JSON to `fd` for each frame that is sent or received from now on.

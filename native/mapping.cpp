@@ -10,10 +10,9 @@
 
 #include "ggml-mesh.h"
 
-#include "ggml-backend.h"
+#include "overriding.h"
 
 #include <atomic>
-#include <dlfcn.h>
 #include <stdexcept>
 
 namespace {
@@ -31,20 +30,6 @@ void mesh::map_files_sparingly() {
 
 #ifdef __linux__
 
-namespace {
-
-// The engine's own function of a name that is also ours: looked up in the library that ggml is in.
-void * in_engine(const char * name) {
-    Dl_info engine{};
-    if (dladdr(reinterpret_cast<void *>(&ggml_backend_dev_count), &engine) == 0) {
-        return nullptr;
-    }
-    void * library = dlopen(engine.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    return library != nullptr ? dlsym(library, name) : nullptr;
-}
-
-}  // namespace
-
 // llama_mmap::llama_mmap(llama_file *, size_t prefetch, bool numa, const ranges & lazy)
 #define LLAMA_MMAP "_ZN10llama_mmapC1EP10llama_filembRKSt6vectorISt4pairImmESaIS4_EE"
 
@@ -53,7 +38,7 @@ mesh_llama_mmap(void * self, void * file, size_t prefetch, bool numa, const void
 
 void mesh_llama_mmap(void * self, void * file, size_t prefetch, bool numa, const void * lazy) {
     using constructor = void (*)(void *, void *, size_t, bool, const void *);
-    static const auto original = reinterpret_cast<constructor>(in_engine(LLAMA_MMAP));
+    static const auto original = reinterpret_cast<constructor>(mesh::in_engine(LLAMA_MMAP));
     if (original == nullptr) {
         throw std::runtime_error("the engine has lost its way of mapping files");
     }

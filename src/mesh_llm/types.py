@@ -171,6 +171,25 @@ class StageCounters:
     in_flight: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationCounters:
+    """What drafts have done for an engine since it started: sums, but for the depth of the last draft."""
+
+    steps: int = 0
+    tokens: int = 0
+    """That these steps gave, drafted or not."""
+    drafted: int = 0
+    accepted: int = 0
+    text_drafted: int = 0
+    """Of these, by the text itself and not by a model."""
+    text_accepted: int = 0
+    seconds: float = 0.0
+    """That the steps took."""
+    plain_seconds: float = 0.0
+    """And would have taken without drafts, by what steps without them cost."""
+    depth: int = 0
+
+
 # -- the mesh -----------------------------------------------------------------------------------
 
 

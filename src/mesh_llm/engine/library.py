@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.errors import EngineFailed, EngineMissing
-from mesh_llm.types import Device, DeviceKind, Speed, StageCounters
+from mesh_llm.types import Device, DeviceKind, SpeculationCounters, Speed, StageCounters
 
 Signatures = dict[str, tuple[object, list[object]]]
 
@@ -218,6 +218,15 @@ class MeshLibrary:
         self.native.ggml_mesh_stage_counters(index, ctypes.byref(counters))
         return StageCounters(**{name: getattr(counters, name) for name in _STAGE_SUMS + _STAGE_LATEST})
 
+    def speculate(self, *, model_depth: int, text_depth: int) -> bool:
+        """Decide what the engine drafts, from now on; False where it has to be left to itself."""
+        return bool(self.native.ggml_mesh_speculate(model_depth, text_depth) == 0)
+
+    def speculation(self) -> SpeculationCounters:
+        counters = _Speculation()
+        self.native.ggml_mesh_speculation_counters(ctypes.byref(counters))
+        return SpeculationCounters(**{name: getattr(counters, name) for name, _ in counters._fields_})
+
     def trace(self, path: str) -> None:
         """Append a line to a file for each frame that is sent or received from now on."""
         self.native.ggml_mesh_trace(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
@@ -327,6 +336,22 @@ class _Stage(ctypes.Structure):
     )
 
 
+class _Speculation(ctypes.Structure):
+    """struct ggml_mesh_speculation"""
+
+    _fields_ = (
+        ("steps", ctypes.c_ulonglong),
+        ("tokens", ctypes.c_ulonglong),
+        ("drafted", ctypes.c_ulonglong),
+        ("accepted", ctypes.c_ulonglong),
+        ("text_drafted", ctypes.c_ulonglong),
+        ("text_accepted", ctypes.c_ulonglong),
+        ("seconds", ctypes.c_double),
+        ("plain_seconds", ctypes.c_double),
+        ("depth", ctypes.c_uint),
+    )
+
+
 class _Speed(ctypes.Structure):
     """struct ggml_mesh_speed"""
 
@@ -365,6 +390,8 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_loaded": (None, []),
             "ggml_mesh_failure": (size, [number, text, size]),
             "ggml_mesh_stage_counters": (number, [number, ctypes.POINTER(_Stage)]),
+            "ggml_mesh_speculate": (number, [number, number]),
+            "ggml_mesh_speculation_counters": (number, [ctypes.POINTER(_Speculation)]),
             "ggml_mesh_trace": (None, [number]),
             "ggml_mesh_worker_prepare": (number, [pointer, text, number, number, _PROGRESS, text, size]),
             "ggml_mesh_worker_unload": (ctypes.c_ulonglong, [pointer, text]),

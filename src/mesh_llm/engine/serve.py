@@ -9,7 +9,8 @@
 4. prints `{"event": "link_failed", "name", "cause"}` for each worker that no
    longer works, at any time: requests fail then, and the engine lives on;
 5. prints `{"event": "stages", "stages"}` about once a second while workers
-   compute: what each of them has done so far.
+   compute: what each of them has done so far; and `{"event": "speculation", …}`
+   while tokens are drafted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from mesh_llm.defaults import ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
 from mesh_llm.engine.library import Engine, MeshLibrary
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.errors import EngineFailed, MeshError
-from mesh_llm.types import Device, DeviceKind, StageCounters
+from mesh_llm.types import Device, DeviceKind, SpeculationCounters, StageCounters
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -77,38 +78,54 @@ def separate_stdout() -> Report:
 
 
 def start(spec: EngineSpec, report: Report) -> Any:
-    engine, mesh = load_guarded(spec.library_paths(), sparing=bool(spec.links))
-    if mesh is not None and spec.trace is not None:
-        mesh.trace(spec.trace)
-    if not spec.links:
-        return _serve(spec, engine)
+    drafting = spec.draft.depth > 0
+    engine, mesh = load_guarded(spec.library_paths(), overriding=bool(spec.links) or drafting)
     if mesh is None:
-        raise EngineFailed("there is no libggml-mesh on this machine, and the plan has links")
+        if spec.links:
+            raise EngineFailed("there is no libggml-mesh on this machine, and the plan has links")
+        return _serve(spec, engine, directed=False)
+    if spec.trace is not None:
+        mesh.trace(spec.trace)
+    directed = drafting and mesh.speculate(
+        model_depth=spec.draft.model_depth, text_depth=spec.draft.text_depth
+    )
+    server = _serve_linked(spec, engine, mesh, report, directed=directed)
+    if spec.links or directed:
+        threading.Thread(target=watch, args=(mesh, spec, report), name="watch", daemon=True).start()
+    return server
+
+
+def _serve_linked(
+    spec: EngineSpec, engine: Engine, mesh: MeshLibrary, report: Report, *, directed: bool
+) -> Any:
+    if not spec.links:
+        return _serve(spec, engine, directed=directed)
     open_links(mesh, spec)
     try:
-        server = _serve(spec, engine)
+        server = _serve(spec, engine, directed=directed)
     finally:
         # The engine says no more than that it failed; or that it did not, where a worker was lost at the end.
         failed = report_failures(mesh, dict(enumerate(spec.links)), report)
     if failed:
         raise EngineFailed("a worker was lost while the model was loading")
     mesh.loaded()
-    threading.Thread(target=watch_links, args=(mesh, spec, report), name="links", daemon=True).start()
     return server
 
 
-def _serve(spec: EngineSpec, engine: Engine) -> Any:
+def _serve(spec: EngineSpec, engine: Engine, *, directed: bool) -> Any:
     import xllamacpp  # after the native libraries and the links: importing it fixes the list of devices
 
-    return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices()))
+    return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices(), directed=directed))
 
 
-def load_guarded(libraries: dict[str, Path], *, sparing: bool = False) -> tuple[Engine, MeshLibrary | None]:
+def load_guarded(
+    libraries: dict[str, Path], *, overriding: bool = False
+) -> tuple[Engine, MeshLibrary | None]:
     """The engine and its libraries, in a process that ends when its node does.
 
-    With `sparing` our library may keep the engine from reading what it does not use.
+    With `overriding` our library may stand in for functions of the engine's.
     """
-    engine = Engine.load({}, overriding=libraries.get("mesh") if sparing else None)
+    engine = Engine.load({}, overriding=libraries.get("mesh") if overriding else None)
     mesh = None
     if "mesh" in libraries:
         # Before anything slow: from here on no death of the node goes unnoticed.
@@ -132,11 +149,12 @@ def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
             mesh.link(index, index + 1, link.next_number)
 
 
-def watch_links(mesh: MeshLibrary, spec: EngineSpec, report: Report) -> None:
-    """Tell the node of what the workers do, and of each that is lost, also while nobody asks for anything."""
+def watch(mesh: MeshLibrary, spec: EngineSpec, report: Report) -> None:
+    """Tell the node what workers and drafts do, and of each worker that is lost; while nobody asks, too."""
     watched = dict(enumerate(spec.links))
     told: list[StageCounters] = []
-    while watched:
+    drafts_told = SpeculationCounters()
+    while watched or spec.draft.depth > 0:
         poller = select.poll()
         for link in watched.values():
             # Asked for nothing but the end of it: what a link carries is for the library to read.
@@ -150,6 +168,10 @@ def watch_links(mesh: MeshLibrary, spec: EngineSpec, report: Report) -> None:
             lines = [{"link": name, **asdict(stage)} for name, stage in zip(names, stages, strict=True)]
             report({"event": "stages", "stages": lines})
             told = stages
+        drafts = mesh.speculation()
+        if drafts.steps != drafts_told.steps:
+            report({"event": "speculation", **asdict(drafts)})
+            drafts_told = drafts
 
 
 def report_failures(mesh: MeshLibrary, links: dict[int, LinkSpec], report: Report) -> list[int]:
@@ -175,8 +197,8 @@ def _watch_from_python() -> None:
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
-def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> Any:
-    """An `EngineSpec` in the engine's own terms."""
+def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...], *, directed: bool) -> Any:
+    """An `EngineSpec` in the engine's own terms; `directed`: what is drafted is decided in our library."""
     params = xllamacpp.CommonParams()
     params.model.path = spec.model
     params.model_alias = {spec.alias}
@@ -209,6 +231,8 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...]) ->
     params.verbosity = ENGINE_LOG_VERBOSITY
     if spec.links:
         _split(params, spec, devices)
+    if spec.draft.depth > 0:
+        _draft(xllamacpp, params.speculative, spec, directed=directed)
     for key, value in spec.settings.items():
         setattr(params, key, value)
     return params
@@ -234,6 +258,26 @@ def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:
     # Saved states would pull the whole cache over the links.
     params.cache_ram_mib = 0
     params.n_ctx_checkpoints = 0
+
+
+def _draft(xllamacpp: Any, speculative: Any, spec: EngineSpec, *, directed: bool) -> None:
+    """What the engine may draft with; it makes room for the deepest draft of all."""
+    kinds = xllamacpp.common_speculative_type
+    draft, types = spec.draft, []
+    if draft.text_depth > 0 and (not directed or draft.model is None):
+        # Directed, it only gives our library its place: the engine's own look-up is never asked.
+        types.append(kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE)
+        speculative.ngram_simple.size_m = draft.text_depth
+    if draft.model is not None:
+        types.append(kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE)
+        speculative.draft.mparams.path = draft.model
+        speculative.draft.n_max = draft.depth if directed else draft.model_depth
+        speculative.draft.n_gpu_layers = 0 if not spec.devices else -1
+        # Never on a worker: a draft that crosses a link for every token is none.
+        speculative.draft.devices = ",".join(spec.devices) or "none"
+        speculative.draft.cpuparams.n_threads = spec.threads
+        speculative.draft.cpuparams_batch.n_threads = spec.threads
+    speculative.types = types
 
 
 def _own_shares(devices: list[Device], layers: int) -> dict[str, int]:

@@ -26,6 +26,11 @@ from mesh_llm.errors import BuildFailed, MeshError
 from mesh_llm.home import cache_folder
 from mesh_llm.types import ProgressSink
 
+_PARTS = ("ggml/", "include/", "common/", "LICENSE")
+"""Of llama.cpp's tree: what is compiled, and the headers of what our libraries stand in for."""
+_UNPACKING = 2
+"""Counts the changes to what is unpacked, so that a cache from before is not taken for a whole one."""
+
 
 def native_folder() -> Path:
     """Our own C++: inside the package when installed from a wheel, beside src/ in a clone."""
@@ -37,7 +42,7 @@ def native_folder() -> Path:
 async def engine_sources(progress: ProgressSink) -> Path:
     """The llama.cpp tree of the engine, fetched and unpacked if need be."""
     folder = cache_folder() / "sources"
-    tree = folder / f"{ENGINE_PACKAGE}-{ENGINE_VERSION}"
+    tree = folder / f"{ENGINE_PACKAGE}-{ENGINE_VERSION}-{_UNPACKING}"
     if tree.is_dir():
         return tree
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +72,7 @@ def _unpack(archive: Path, target: Path) -> Path:
             f"{archive.name} is not the file this version was made for (sha256 {found[:12]}…)",
             hint="the package index, or a proxy before it, serves an altered file; do not use it",
         )
-    wanted = (f"{ENGINE_SDIST_ROOT}ggml/", f"{ENGINE_SDIST_ROOT}LICENSE")
+    wanted = tuple(f"{ENGINE_SDIST_ROOT}{part}" for part in _PARTS)
     target.mkdir()
     with tarfile.open(archive) as tar:
         for member in tar:

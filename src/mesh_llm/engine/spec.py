@@ -79,6 +79,21 @@ class LinkSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSpec:
+    """How the engine guesses ahead, at most so many tokens at a time; 0: not in this way."""
+
+    text_depth: int = 0
+    """By what stood in the text before."""
+    model: str | None = None
+    """A draft model's file; it runs on the host's own devices."""
+    model_depth: int = 0
+
+    @property
+    def depth(self) -> int:
+        return max(self.text_depth, self.model_depth)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """Everything that decides how the engine child runs."""
 
@@ -113,6 +128,7 @@ class EngineSpec:
     head_tied: bool = False
     head_on_worker: bool = False
     """The output head with the last layers, instead of on the host."""
+    draft: DraftSpec = DraftSpec()
     trace: str | None = None
     """A file that gets a line for each frame on the links."""
     links: tuple[LinkSpec, ...] = ()
@@ -126,7 +142,8 @@ class EngineSpec:
         document: dict[str, Any] = json.loads(line)
         links = tuple(LinkSpec(**fields) for fields in document.get("links", ()))
         lists = {name: tuple(document.get(name, ())) for name in ("devices", "files")}
-        return cls(**{**document, **lists, "links": links})
+        draft = DraftSpec(**document.get("draft", {}))
+        return cls(**{**document, **lists, "links": links, "draft": draft})
 
     def library_paths(self) -> dict[str, Path]:
         return {name: Path(path) for name, path in self.libraries.items()}

@@ -35,7 +35,7 @@ from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.engine.telemetry import paces
 from mesh_llm.errors import EngineFailed
 from mesh_llm.tasks import cancelled
-from mesh_llm.types import StageCounters
+from mesh_llm.types import SpeculationCounters, StageCounters
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,8 @@ class EngineReport:
     """What the workers have done, by the link's name, as of a second ago."""
     paces: dict[str, StageCounters] = field(default_factory=dict)
     """The same over the last second in which they were at work."""
+    speculation: SpeculationCounters | None = None
+    """What drafts have done; None before there were any."""
 
 
 class EngineSupervisor:
@@ -124,6 +126,7 @@ class EngineSupervisor:
             failed_links={},
             stages={},
             paces={},
+            speculation=None,
         )
         try:
             async with (
@@ -194,6 +197,9 @@ class EngineSupervisor:
             stages = {entry.pop("link"): StageCounters(**entry) for entry in event["stages"]}
             known = paces(self.report.paces, self.report.stages, stages)
             self.report = replace(self.report, stages=stages, paces=known)
+
+        elif event.pop("event", None) == "speculation":
+            self.report = replace(self.report, speculation=SpeculationCounters(**event))
 
     def _on_log(self, line: str, write: Callable[[str], None]) -> None:
         write(redacted(line))

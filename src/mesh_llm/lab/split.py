@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mesh_llm.engine.lender import Lender, lend
-from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
+from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.delay import Line, Lines, delay_lines
@@ -58,6 +58,7 @@ class SplitPlan:
     """See `WorkerSpec`."""
     trace: Path | None = None
     """A file for the engine's frames; workers write to files of their own beside it."""
+    draft: DraftSpec = field(default_factory=DraftSpec)
     settings: dict[str, Setting] = field(default_factory=dict)
 
 
@@ -196,6 +197,7 @@ def engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
         gpu_layers=_own_layers(plan) if plan.host_device else 0,
         head_on_worker=plan.head_on_worker,
         trace=str(plan.trace) if plan.trace else None,
+        draft=plan.draft,
         head_tied=plan.facts.head_bytes == 0,
         links=tuple(
             LinkSpec(

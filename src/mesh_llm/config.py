@@ -11,6 +11,7 @@ from mesh_llm.defaults import (
     API_LISTEN,
     API_PORT,
     CONTEXT_LIMIT,
+    GUESS_TEXT_MAX,
     SLOTS_LIMIT,
     THREADS_LIMIT,
 )
@@ -58,6 +59,10 @@ class NodeConfig:
     max_memory_bytes: int | None = None
     devices: tuple[str, ...] | None = None
     """None: every GPU that the engine has, else the CPU. ("none",) and ("CPU",): the CPU."""
+    draft: str | None = None
+    """None: the one that belongs to the model, if it is here."""
+    draft_max: int | None = None
+    no_draft: bool = False
     gpu_layers: int | None = None
     threads: int | None = None
     cache_type_k: str | None = None
@@ -76,8 +81,10 @@ class NodeConfig:
         _check_range("--threads", self.threads, 1, THREADS_LIMIT)
         _check_range("--port", self.port, 0, 65535)
         _check_range("--gpu-layers", self.gpu_layers, 0, 10_000)
+        _check_range("--draft-max", self.draft_max, 1, GUESS_TEXT_MAX)
         _check_range("--bind-port", self.bind_port, 0, 65535)
         self._check_mesh()
+        self._check_draft()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("--tls-cert and --tls-key belong together")
         if self.api_key is not None and not self.api_key.strip():
@@ -106,6 +113,15 @@ class NodeConfig:
     def without_mmproj(self) -> bool:
         """Whether a projector that lies beside the model is to be left there."""
         return self.mmproj == Path("none")
+
+    def _check_draft(self) -> None:
+        if self.no_draft and (self.draft is not None or self.draft_max is not None):
+            raise UsageError("--no-draft guesses nothing ahead", hint="leave it or the other option out")
+        if self.bin_dir is not None and (self.draft is not None or self.draft_max is not None):
+            raise UsageError(
+                "a draft is for the bundled engine, and --bin-dir brings another one",
+                hint="leave one of them out",
+            )
 
     def _check_mesh(self) -> None:
         """Options about the mesh that exclude each other."""
@@ -138,6 +154,9 @@ class NodeConfig:
             "--hosting": self.hosting is not Hosting.AUTO,
             "--ctx-size": self.context is not None,
             "--parallel": self.slots is not None,
+            "--draft": self.draft is not None,
+            "--draft-max": self.draft_max is not None,
+            "--no-draft": self.no_draft,
             "--max-memory": self.max_memory_bytes is not None,
             "--device": self.devices is not None,
             "--gpu-layers": self.gpu_layers is not None,

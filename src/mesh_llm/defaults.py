@@ -164,6 +164,11 @@ COPY_CHUNK_BYTES = 4 << 20
 
 # -- a node -------------------------------------------------------------------------------------
 
+GUESS_TEXT_MAX = 24
+"""Tokens guessed at once by what stood in the text before. Each step has room for their logits; of a longer
+guess the last ones are seldom right, and a step over links grows with it."""
+DRAFT_MAX = 8
+"""Tokens guessed at once by a draft model: each takes its time before it is known to be right."""
 DEFAULT_SLOTS = 4
 """Requests answered at once: one person, two agents and a spare."""
 SLOTS_LIMIT = 256

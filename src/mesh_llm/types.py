@@ -336,6 +336,19 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A small model that guesses ahead for the mesh's, on the host's own device; and what it takes there."""
+
+    name: str
+    """A file's, without its ending: every host looks for it among its own models."""
+    fingerprint: Fingerprint
+    weight_bytes: int
+    cache_bytes: int
+    """For each token of the context."""
+    compute_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSettings:
     """The plan options: they belong to the mesh, and its creator sets them."""
 
@@ -355,11 +368,17 @@ class MeshSettings:
     tensor_split: tuple[float, ...] | None = None
     layers: tuple[tuple[str, int, int], ...] | None = None
     """By node name: first layer, and the last, not included."""
+    guess: bool = True
+    """Whether tokens are guessed ahead, by what stood in the text before or by a draft model."""
+    draft: Draft | None = None
+    draft_max: int = 8
+    """Tokens that the draft model guesses at once, at most."""
 
     @property
     def engine_key(self) -> tuple[object, ...]:
         """What an engine is started with and its plan does not say."""
-        return (self.fingerprint, self.alias, self.cache_type_k, self.cache_type_v)
+        drafts = (self.guess, self.draft, self.draft_max)
+        return (self.fingerprint, self.alias, self.cache_type_k, self.cache_type_v, *drafts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ SPAWNER = "engine/process.py"
 CHILDREN = {
     *(
         f"engine/{name}.py"
-        for name in ("describe", "external", "gguf", "measure", "serve", "sources", "worker")
+        for name in ("describe", "external", "gguf", "measure", "serve", "sources", "vocabulary", "worker")
     ),
     "lab/delay.py",
     "lab/member.py",

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mesh_llm.defaults import API_LISTEN, API_PORT, DEFAULT_MODEL, DEFAULT_SLOTS
+from mesh_llm.defaults import API_LISTEN, API_PORT, DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
 from mesh_llm.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,6 +82,18 @@ _OPTIONS = [
         "--ctx-size", type=int, metavar="N", help="context per slot (default: the largest that fits)"
     ),
     click.option("--parallel", type=int, metavar="N", help=f"slots (default: {DEFAULT_SLOTS})"),
+    click.option(
+        "--draft",
+        metavar="NAME|PATH",
+        help="a small model that guesses ahead (default: the one that belongs to the model, if it is here)",
+    ),
+    click.option(
+        "--draft-max",
+        type=int,
+        metavar="N",
+        help=f"most tokens that it guesses at once (default: {DRAFT_MAX})",
+    ),
+    click.option("--no-draft", is_flag=True, help="guess nothing ahead, from the text neither"),
     click.option("--max-memory", metavar="SIZE", help="lend at most this much main memory (8GB, 500MB)"),
     click.option("--device", metavar="DEV", help="CPU, none, or GPUs by name, as in CUDA0,CUDA1"),
     click.option("--gpu-layers", type=int, metavar="N", help="layers on the GPU (default: all that fit)"),
@@ -154,7 +166,7 @@ def run_with_options(options: dict[str, Any]) -> None:
     from mesh_llm.engine.spec import parse_setting
     from mesh_llm.types import Hosting
 
-    for name in ("model", "join"):
+    for name in ("model", "join", "draft"):
         if options[name] == "":
             raise UsageError(f"--{name} is empty")
     bin_dir = options["bin_dir"]
@@ -184,6 +196,9 @@ def run_with_options(options: dict[str, Any]) -> None:
         tls_key=options["tls_key"],
         context=options["ctx_size"],
         slots=options["parallel"],
+        draft=options["draft"],
+        draft_max=options["draft_max"],
+        no_draft=options["no_draft"],
         max_memory_bytes=parse_size(options["max_memory"]) if options["max_memory"] else None,
         devices=tuple(options["device"].split(",")) if options["device"] else None,
         gpu_layers=options["gpu_layers"],

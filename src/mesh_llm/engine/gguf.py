@@ -190,7 +190,7 @@ def _digest_file(
                 digest.update(os.pread(descriptor, wanted, offset + start))
 
 
-def _declare(native: ctypes.CDLL) -> None:
+def declare(native: ctypes.CDLL) -> None:
     pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
     i64, enum = ctypes.c_int64, ctypes.c_int
     signatures: dict[str, tuple[object, list[object]]] = {
@@ -219,7 +219,7 @@ def _declare(native: ctypes.CDLL) -> None:
         function.argtypes = arguments
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
     """A file that claims a petabyte of keys gets an error, not the machine's memory."""
     # macOS knows the limit and refuses to set it.
     with suppress(OSError, ValueError):
@@ -229,11 +229,11 @@ def _limit_memory() -> None:
 
 
 def main() -> None:
-    _limit_memory()
+    limit_memory()
     request = json.loads(sys.stdin.readline())
     try:
         native = Engine.load().native
-        _declare(native)
+        declare(native)
         answer = read_model(native, Path(request["path"]))
     except MeshError as error:
         answer = {"error": error.message, "hint": error.hint}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.fields import Fields, is_number
-from mesh_llm.types import Exclusion, Fingerprint, MeshSettings, Mode, Plan, Prediction, Stage
+from mesh_llm.types import Draft, Exclusion, Fingerprint, MeshSettings, Mode, Plan, Prediction, Stage
 
 Document = dict[str, object]
 
@@ -122,6 +123,11 @@ def settings_to_document(settings: MeshSettings) -> Document:
         document["layers"] = [
             [clean(name, NAME_CHARS), first, last] for name, first, last in settings.layers[:_SHARES_LIMIT]
         ]
+    if not settings.guess:
+        document["guess"] = False
+    if settings.draft is not None:
+        document["draft"] = _draft_to_document(settings.draft)
+        document["draft_max"] = settings.draft_max
     return document
 
 
@@ -139,6 +145,30 @@ def settings_from_document(document: object) -> MeshSettings:
         split=fields.flag("split"),
         tensor_split=_shares(fields),
         layers=fields.items("layers", _SHARES_LIMIT, _layers) if fields.has("layers") else None,
+        guess=fields.flag("guess") if fields.has("guess") else True,
+        draft=_draft_from_document(fields.get("draft")) if fields.has("draft") else None,
+        draft_max=fields.whole("draft_max", most=GUESS_TEXT_MAX) if fields.has("draft_max") else DRAFT_MAX,
+    )
+
+
+def _draft_to_document(draft: Draft) -> Document:
+    return {
+        "name": clean(draft.name, NAME_CHARS),
+        "fingerprint": clean(draft.fingerprint, NAME_CHARS),
+        "weight_bytes": draft.weight_bytes,
+        "cache_bytes": draft.cache_bytes,
+        "compute_bytes": draft.compute_bytes,
+    }
+
+
+def _draft_from_document(document: object) -> Draft:
+    fields = Fields(document, "draft")
+    return Draft(
+        name=fields.text("name", NAME_CHARS),
+        fingerprint=Fingerprint(fields.text("fingerprint", NAME_CHARS)),
+        weight_bytes=fields.whole("weight_bytes"),
+        cache_bytes=fields.whole("cache_bytes"),
+        compute_bytes=fields.whole("compute_bytes"),
     )
 
 

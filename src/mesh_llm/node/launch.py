@@ -9,12 +9,13 @@ from pathlib import Path
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES
 from mesh_llm.engine import machine
-from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
+from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.node.abilities import abilities
 from mesh_llm.node.equipment import Equipment
-from mesh_llm.planning.batches import batches, micro_batch
+from mesh_llm.planning.batches import batches
 from mesh_llm.planning.choice import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
+from mesh_llm.planning.guessing import cache_settings, model_guesses, text_guesses
 from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
 
 
@@ -27,6 +28,8 @@ class Launch:
     equipment: Equipment
     model: ModelFacts
     settings: MeshSettings
+    draft: Path | None = None
+    """The draft model's file, where it is here."""
 
     def engine(self, plan: Plan, links: tuple[LinkSpec, ...], *, nodes_here: int) -> EngineSpec:
         config, facts = self.config, self.model
@@ -57,6 +60,7 @@ class Launch:
             libraries=self._libraries(),
             settings=config.settings,
             bin_dir=str(config.bin_dir) if config.bin_dir else None,
+            draft=self._draft() if not can.embeddings and not can.rerank else DraftSpec(),
             trace=str(config.trace) if config.trace else None,
             files=tuple(str(file) for file in facts.files),
             fingerprint=facts.fingerprint,
@@ -65,15 +69,18 @@ class Launch:
             links=links,
         )
 
+    def _draft(self) -> DraftSpec:
+        """How far to guess ahead. A host without the draft's file does it by the text alone."""
+        depth = model_guesses(self.model, self.settings) if self.draft is not None else 0
+        return DraftSpec(
+            text_depth=text_guesses(self.model, self.settings),
+            model=str(self.draft) if depth else None,
+            model_depth=depth,
+        )
+
     def wish(self, context: int) -> CacheSettings:
         """What the mesh's settings ask for, at so many tokens per slot."""
-        return CacheSettings(
-            context=context,
-            slots=self.settings.slots,
-            type_k=self.settings.cache_type_k,
-            type_v=self.settings.cache_type_v,
-            micro_batch=micro_batch(self.model),
-        )
+        return cache_settings(self.model, self.settings, context)
 
     def advice(self, have_bytes: int) -> str:
         """What would make the model fit here."""

@@ -86,7 +86,12 @@ def _gpu_layers(facts: ModelFacts, settings: CacheSettings, gpu_bytes: int, want
     """How many layers, counted from the end as llama.cpp does, go to the GPUs; one more is the head."""
     if wanted is not None:
         return wanted
-    left = gpu_bytes - compute_bytes(facts, settings) - max(facts.head_bytes, facts.embedding_bytes)
+    left = (
+        gpu_bytes
+        - compute_bytes(facts, settings)
+        - settings.draft_bytes
+        - max(facts.head_bytes, facts.embedding_bytes)
+    )
     count = 0
     for layer in reversed(facts.layers):
         left -= layer.weight_bytes + layer_cache_bytes(layer, settings)

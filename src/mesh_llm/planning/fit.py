@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from mesh_llm.errors import ModelDoesNotFit, UsageError
-from mesh_llm.types import Layer, MemoryNeed, ModelFacts
+from mesh_llm.types import Draft, Layer, MemoryNeed, ModelFacts
 
 SMALLEST_CONTEXT = 512
 """Tokens per slot below which a chat model cannot hold a question and its answer."""
@@ -50,6 +50,10 @@ class CacheSettings:
     type_v: str = "f16"
     micro_batch: int = 512
     flash_attention: bool = True
+    guesses: int = 0
+    """Tokens that are guessed ahead at once, at most: their logits are kept, too."""
+    draft: Draft | None = None
+    """Lies on the host, with a cache as long as the model's."""
 
     def __post_init__(self) -> None:
         if self.context < 1 or self.slots < 1 or self.micro_batch < 1:
@@ -65,6 +69,14 @@ class CacheSettings:
     def cells(self) -> int:
         """Cells of one slot's cache."""
         return _padded(self.context)
+
+    @property
+    def draft_bytes(self) -> int:
+        """All that a draft model takes on the host."""
+        if self.draft is None:
+            return 0
+        cache = self.draft.cache_bytes * self.cells * self.slots
+        return self.draft.weight_bytes + cache + self.draft.compute_bytes
 
     @property
     def tokens(self) -> int:
@@ -132,7 +144,7 @@ def compute_bytes(facts: ModelFacts, settings: CacheSettings, *, logits: bool = 
     else:
         scores = facts.heads * max(_mask_cells(facts, settings))
         attention, mask = row * (facts.query_elements + scores), row * masks
-    outputs = _F32_BYTES * facts.vocabulary * settings.slots if logits else 0
+    outputs = _F32_BYTES * facts.vocabulary * settings.slots * (1 + settings.guesses) if logits else 0
     step = max(attention, row * _step_elements(facts), outputs)
     return 6 * row * facts.hidden + step + mask + outputs
 
@@ -157,7 +169,7 @@ def memory_need(facts: ModelFacts, settings: CacheSettings) -> MemoryNeed:
     return MemoryNeed(
         weight_bytes=facts.weight_bytes,
         cache_bytes=cache_bytes(facts, settings),
-        compute_bytes=compute_bytes(facts, settings),
+        compute_bytes=compute_bytes(facts, settings) + settings.draft_bytes,
     )
 
 
@@ -178,7 +190,8 @@ def stage_need(
     return MemoryNeed(
         weight_bytes=weights,
         cache_bytes=sum(layer_cache_bytes(layer, settings) for layer in own),
-        compute_bytes=compute_bytes(facts, settings, logits=host or head),
+        compute_bytes=compute_bytes(facts, settings, logits=host or head)
+        + (settings.draft_bytes if host else 0),
     )
 
 

@@ -37,8 +37,15 @@ class Load:
     """Likewise, the weights that each token of a prompt is multiplied with."""
     host_scratch_bytes: int
     worker_scratch_bytes: int
+    draft_bytes: int
+    """Of a draft model, on the host alone."""
     head_bytes: int
     """Of the matrix that makes logits, tied to the embedding or not."""
+
+    def scratch_bytes(self, *, host: bool, head: bool) -> int:
+        """What a stage needs beside its layers."""
+        own = self.host_scratch_bytes if host or head else self.worker_scratch_bytes
+        return own + (self.draft_bytes if host else 0)
 
     @property
     def count(self) -> int:
@@ -55,6 +62,7 @@ def load_of(facts: ModelFacts, settings: CacheSettings) -> Load:
         elements=_sums(_active_elements(facts, layer) for layer in facts.layers),
         host_scratch_bytes=compute_bytes(facts, settings),
         worker_scratch_bytes=compute_bytes(facts, settings, logits=False),
+        draft_bytes=settings.draft_bytes,
         head_bytes=facts.head_bytes or facts.embedding_bytes,
     )
 

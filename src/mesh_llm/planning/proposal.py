@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mesh_llm.defaults import CLEARLY_FASTER, PLAN_HOSTS_TRIED, USEFUL_CONTEXT
-from mesh_llm.planning.batches import micro_batch
 from mesh_llm.planning.election import solo_hosts, split_hosts
 from mesh_llm.planning.fit import (
     CONTEXT_STEP,
-    CacheSettings,
     gigabytes,
     largest_context_where,
     memory_need,
@@ -19,6 +17,7 @@ from mesh_llm.planning.fit import (
 )
 from mesh_llm.planning.forced import by_names, by_ratios, shortfall
 from mesh_llm.planning.ground import Ground, ground_of
+from mesh_llm.planning.guessing import cache_settings
 from mesh_llm.planning.placement import (
     Layout,
     alone,
@@ -95,12 +94,8 @@ class Shortage:
 def question(
     snapshot: Snapshot, model: ModelFacts, settings: MeshSettings, barred: Mapping[NodeId, str]
 ) -> Question:
-    cache = CacheSettings(
-        context=smallest_context(model) if settings.context is None else settings.context,
-        slots=settings.slots,
-        type_k=settings.cache_type_k,
-        type_v=settings.cache_type_v,
-        micro_batch=micro_batch(model),
+    cache = cache_settings(
+        model, settings, smallest_context(model) if settings.context is None else settings.context
     )
     return Question(
         snapshot=snapshot,

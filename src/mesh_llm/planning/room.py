@@ -146,7 +146,7 @@ class Lodging(NamedTuple):
 
 def lodge(free: Free, load: Load, first: int, last: int, *, host: bool, head: bool) -> Lodging | None:
     """A place for layers [first, last), or None where they do not fit."""
-    scratch = load.host_scratch_bytes if host or head else load.worker_scratch_bytes
+    scratch = load.scratch_bytes(host=host, head=head)
     fixed = load.facts.embedding_bytes + load.facts.other_bytes if host else 0
     head_bytes = load.head_bytes if head else 0
     room = free.gpu_bytes - scratch - head_bytes
@@ -169,7 +169,7 @@ def lodge(free: Free, load: Load, first: int, last: int, *, host: bool, head: bo
 
 def furthest(free: Free, load: Load, first: int, *, host: bool, head: bool) -> int | None:
     """The end of the longest range of layers from `first` on that fits; None where not even none does."""
-    scratch = load.host_scratch_bytes if host or head else load.worker_scratch_bytes
+    scratch = load.scratch_bytes(host=host, head=head)
     fixed = load.facts.embedding_bytes + load.facts.other_bytes if host else 0
     head_bytes = load.head_bytes if head else 0
     gpu = free.gpu_bytes - scratch - head_bytes if free.gpu_bytes and free.gpu_layers else -1

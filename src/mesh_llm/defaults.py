@@ -545,3 +545,16 @@ FOLLOW_RETRY_S = 10.0
 """After a model that the mesh changed to could not be fetched: whoever has it may be on its way back."""
 SOURCE_KNOWN_S = 10.0
 """For one who has just come in to hear of a member that has the model: gossip takes a second or two."""
+
+# -- other programs' model files -----------------------------------------------------------------
+
+STORE_ENTRIES = 100_000
+"""Files and folders looked at in one store: a hundred times what a collector has, and half a second."""
+STORE_DEPTH = 8
+"""Folders inside each other, below a store's own: publisher, repository and quantisation make three."""
+STORE_SKIPPED = 1000
+"""Reasons kept of one store: nobody reads more, and a folder may be full of damaged files."""
+OLLAMA_MANIFEST_BYTES = 1 << 20
+"""Real ones have about one kilobyte."""
+OLLAMA_LAYERS = 4096
+"""Of one manifest: five in practice, some hundreds where each tensor is one."""

@@ -21,6 +21,10 @@ FINGERPRINT_STRIDE_BYTES = 64 << 20
 """A 50 GB model has some 800 strides and 1,000 tensors: 0.2 s of reads on an SSD."""
 INSPECT_TIMEOUT_S = 60.0
 """A cold 50 GB model on a spinning disk needs seconds; a minute means it hangs."""
+INSPECT_AT_ONCE = 32
+"""Files that one child looks into: its start costs as much as some ten headers."""
+INSPECT_LINE_BYTES = 16 << 20
+"""What it says of one model: 80 bytes for each tensor, a thousand of them in a large one."""
 INSPECT_MEMORY_BYTES = 8 << 30
 """Address space of the child that parses model files: the engine's module, a large vocabulary, no more."""
 

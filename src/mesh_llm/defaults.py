@@ -562,3 +562,7 @@ OLLAMA_MANIFEST_BYTES = 1 << 20
 """Real ones have about one kilobyte."""
 OLLAMA_LAYERS = 4096
 """Of one manifest: five in practice, some hundreds where each tensor is one."""
+HEADERS_KEPT = 2000
+"""Headers in the cache: ten times what a collector has, some 3 KB each."""
+HEADERS_BYTES = 64 << 20
+"""Of that cache; what is larger was not written by us."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from mesh_llm.errors import MeshError
 from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
 from mesh_llm.models.facts import model_facts
+from mesh_llm.models.foreign import check_architecture
 from mesh_llm.models.layers import Held
+from mesh_llm.models.stores import title_of
 from mesh_llm.types import Fingerprint, HeldModel, HeldPart, MeshSettings, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -25,14 +28,19 @@ _SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 class Shelf:
     """Models that this node has read."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, any_architecture: bool = False) -> None:
+        """`any_architecture`: another engine than ours is going to run them."""
+        self._any_architecture = any_architecture
         self._known: dict[Fingerprint, ModelFacts] = {}
         self._parts: dict[Fingerprint, tuple[ModelFacts, Held]] = {}
         """Models of which only some layers are here; whoever asks for files does not hear of them."""
 
     async def look(self, path: Path) -> ModelFacts:
-        """What a file holds."""
-        return model_facts(await read_gguf(path))
+        """What a file holds; raises where the engine could not run it."""
+        document = await read_gguf(path)
+        if not self._any_architecture:
+            check_architecture(document, path.name)
+        return model_facts(document)
 
     async def read(self, path: Path) -> ModelFacts:
         """The same, and this node has it from now on."""
@@ -107,4 +115,10 @@ def _candidates(settings: MeshSettings) -> list[Path]:
 
 def file_stem(facts: ModelFacts) -> str:
     """The name under which a model is served unless somebody says otherwise."""
-    return _SHARD_SUFFIX.sub("", facts.files[0].name.removesuffix(".gguf"))
+    return _stem(facts.files[0])
+
+
+@lru_cache(maxsize=64)
+def _stem(path: Path) -> str:
+    """Of a blob of Ollama's what it is called there."""
+    return title_of(path) or _SHARD_SUFFIX.sub("", path.name.removesuffix(".gguf"))

@@ -18,6 +18,11 @@ class Store(StrEnum):
     OLLAMA = "ollama"
 
 
+def title(name: str) -> str:
+    """Without what goes without saying."""
+    return name.removeprefix(OLLAMA_PREFIX).removesuffix(":latest")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
     name: str
@@ -44,7 +49,7 @@ class LocalModel:
     @property
     def title(self) -> str:
         """For people, and as the name under which it is served: `qwen3:30b`, not `sha256-…`."""
-        return self.name.removeprefix(OLLAMA_PREFIX).removesuffix(":latest")
+        return title(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mesh_llm.defaults import OLLAMA_LAYERS, OLLAMA_MANIFEST_BYTES
 from mesh_llm.models.stores.files import printable
-from mesh_llm.models.stores.local import OLLAMA_PREFIX, LocalModel
+from mesh_llm.models.stores.local import OLLAMA_PREFIX, LocalModel, Store, title
 from mesh_llm.models.stores.reading import Reading, open_regular
 
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
@@ -26,25 +26,39 @@ class _Unusable(Exception):
 
 
 def in_store(reading: Reading, folder: Path) -> Iterator[LocalModel]:
+    for name, digest in _named(reading, folder):
+        blob = _blob(folder / "blobs", digest)
+        if about := reading.gguf(blob):
+            yield LocalModel(
+                name=OLLAMA_PREFIX + name,
+                path=blob,
+                files=(blob,),
+                size_bytes=about.st_size,
+                store=reading.store,
+            )
+
+
+def title_of(path: Path) -> str | None:
+    """What Ollama calls the model of a blob; None of any other file."""
+    match = _DIGEST.fullmatch(path.name)
+    if match is None or path.parent.name != "blobs":
+        return None
+    named = _named(Reading(Store.OLLAMA), path.parent.parent)
+    titles = [title(name) for name, digest in named if digest == match[1]]
+    return min(titles, key=lambda each: (len(each), each), default=None)
+
+
+def _named(reading: Reading, folder: Path) -> Iterator[tuple[str, str]]:
+    """Names, with the digest of the weights of each."""
     manifests = folder / "manifests"
     for path in reading.files(manifests, depth=_DEPTH):
         parts = path.relative_to(manifests).parts
         if len(parts) != _DEPTH + 1:
             continue
         try:
-            digest = _weights(_read(path))
+            yield _name(*parts), _weights(_read(path))
         except _Unusable as why:
             reading.skip(path, str(why))
-            continue
-        blob = _blob(folder / "blobs", digest)
-        if about := reading.gguf(blob):
-            yield LocalModel(
-                name=OLLAMA_PREFIX + _name(*parts),
-                path=blob,
-                files=(blob,),
-                size_bytes=about.st_size,
-                store=reading.store,
-            )
 
 
 def _name(registry: str, namespace: str, name: str, tag: str) -> str:

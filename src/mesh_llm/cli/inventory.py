@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mesh_llm import __version__
-from mesh_llm.defaults import DEFAULT_SLOTS, ENGINE_VERSION, INSPECT_AT_ONCE
+from mesh_llm.defaults import DEFAULT_SLOTS, ENGINE_VERSION, HEADERS_KEPT, INSPECT_AT_ONCE
 from mesh_llm.engine import build, machine
 from mesh_llm.engine.inspect import describe, read_headers
 from mesh_llm.engine.library import find_wheel
@@ -95,6 +95,8 @@ async def _headers(found: Found, progress: ProgressSink) -> dict[Path, Header]:
             headers[model.path] = known
         else:
             unknown.append(model)
+    # A folder may be full of files that were made to be read forever.
+    unknown = unknown[:HEADERS_KEPT]
     index = 0
     async for answer in read_headers([model.path for model in unknown]):
         model = unknown[index]

@@ -58,8 +58,8 @@ def _pointed(pointer: Path) -> Path | None:
     with suppress(OSError, ValueError):
         if pointer.is_file():
             with pointer.open("rb") as file:
-                named = Path(os.fsdecode(file.read(_POINTER_BYTES).strip()))
-            return named if named.is_absolute() else None
+                named = os.fsdecode(file.read(_POINTER_BYTES).strip())
+            return Path(named) if named.startswith("/") and "\0" not in named else None
     return None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mesh_llm import defaults
-from mesh_llm.models.stores import Found, Places, Store, find_all, search, title_of
+from mesh_llm.models.stores import Found, Places, Store, blob_title, find_all, search
 from mesh_llm.models.stores import reading as reading_of_stores
 from tests.support.stores import KIND, STUB, Home, layer, put
 
@@ -149,7 +149,7 @@ def test_a_blob_of_an_earlier_ollama_has_a_colon(home: Home) -> None:
     (model,) = find_all(home.places)
 
     assert model.path == blob
-    assert title_of(blob) == "old"
+    assert blob_title(blob) == "old"
 
 
 def test_the_title_of_a_blob_is_its_shortest_name(home: Home) -> None:
@@ -157,9 +157,9 @@ def test_the_title_of_a_blob_is_its_shortest_name(home: Home) -> None:
     home.add_ollama("library/qwen3/30b")
     home.add_ollama("library/other/latest", OTHER)
 
-    assert title_of(blob) == "qwen3:30b"
-    assert title_of(home.add("sha256-1.gguf")) is None
-    assert title_of(home.ollama / "blobs" / f"sha256-{'0' * 64}") is None
+    assert blob_title(blob) == "qwen3:30b"
+    assert blob_title(home.add("sha256-1.gguf")) is None
+    assert blob_title(home.ollama / "blobs" / f"sha256-{'0' * 64}") is None
 
 
 # -- several files, several names -----------------------------------------------------------------

@@ -17,7 +17,7 @@ from mesh_llm.models import catalog
 from mesh_llm.models.facts import model_facts
 from mesh_llm.models.foreign import check_architecture
 from mesh_llm.models.layers import Held
-from mesh_llm.models.stores import title_of
+from mesh_llm.models.stores import blob_title
 from mesh_llm.types import Fingerprint, HeldModel, HeldPart, MeshSettings, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -121,4 +121,4 @@ def file_stem(facts: ModelFacts) -> str:
 @lru_cache(maxsize=64)
 def _stem(path: Path) -> str:
     """Of a blob of Ollama's what it is called there."""
-    return title_of(path) or _SHARD_SUFFIX.sub("", path.name.removesuffix(".gguf"))
+    return blob_title(path) or _SHARD_SUFFIX.sub("", path.name.removesuffix(".gguf"))

@@ -11,8 +11,8 @@ believed that is made of 64 hexadecimal digits.
 """
 
 from mesh_llm.models.stores.local import Found, LocalModel, Skipped, Store
-from mesh_llm.models.stores.ollama import title_of
+from mesh_llm.models.stores.ollama import blob_title
 from mesh_llm.models.stores.places import Places
 from mesh_llm.models.stores.search import find_all, search
 
-__all__ = ["Found", "LocalModel", "Places", "Skipped", "Store", "find_all", "search", "title_of"]
+__all__ = ["Found", "LocalModel", "Places", "Skipped", "Store", "blob_title", "find_all", "search"]

@@ -38,7 +38,7 @@ def in_store(reading: Reading, folder: Path) -> Iterator[LocalModel]:
             )
 
 
-def title_of(path: Path) -> str | None:
+def blob_title(path: Path) -> str | None:
     """What Ollama calls the model of a blob; None of any other file."""
     match = _DIGEST.fullmatch(path.name)
     if match is None or path.parent.name != "blobs":

@@ -249,6 +249,22 @@ def test_ollamas_own_architectures_are_explained(home: Home, contents: dict[str,
     )
 
 
+def test_a_projector_inside_the_file_is_explained(home: Home) -> None:
+    """The engine counts the tensors, and refuses those that it has no use for."""
+    home.models.mkdir()
+    path = tiny_gguf.write(
+        home.models / "sees.gguf", "gemma3", layers=2, tensors={"v.blk.0.attn_q.weight": (64, 64)}
+    )
+    sentence = "its projector is inside the file, as only Ollama has it; the engine takes two files"
+
+    model = by_name(listed(home))["sees"]
+    served = mesh_llm("--model", path, "--port", "0", env=home.env, within_s=WAIT_S)
+
+    assert (model["runs"], model["reason"]) == (False, sentence)
+    assert served.status == 1
+    assert served.stderr.startswith(f"Error: sees.gguf cannot be run: {sentence}\nHint: take the GGUF ")
+
+
 def test_what_is_no_model_is_left_out_with_a_reason(home: Home, contents: dict[str, bytes]) -> None:
     whole = contents["llama"]
     home.add("good.gguf", whole)

@@ -12,11 +12,12 @@ import pytest
 
 from mesh_llm.errors import ModelError
 from mesh_llm.models import headers as headers_module
+from mesh_llm.models.foreign import Explanation
 from mesh_llm.models.headers import NO_FINGERPRINT, Header, Headers, header_of
 from mesh_llm.models.stores import LocalModel, Store
 from tests.support import planning
 
-ENGINE = "1.2.3"
+READER = "1.2.3"
 
 
 def local(folder: Path, name: str = "x") -> LocalModel:
@@ -27,7 +28,7 @@ def local(folder: Path, name: str = "x") -> LocalModel:
 
 def header(model: LocalModel, **changes: Any) -> Header:
     facts = planning.model(files=model.files, fingerprint=NO_FINGERPRINT)
-    plain = Header(architecture="llama", known=True, facts=facts, problem="")
+    plain = Header(architecture="llama", facts=facts, problem="", refusal=None)
     return replace(plain, **changes)
 
 
@@ -43,11 +44,11 @@ def model(tmp_path: Path) -> LocalModel:
 
 def kept(cache: Path, *models: LocalModel) -> Headers:
     """A cache that has been written and is read again."""
-    first = Headers(cache, engine=ENGINE)
+    first = Headers(cache, reader=READER)
     for model in models:
         first.learn(model, header(model))
     first.save()
-    return Headers(cache, engine=ENGINE)
+    return Headers(cache, reader=READER)
 
 
 def test_what_was_learnt_is_known_the_next_time(cache: Path, model: LocalModel) -> None:
@@ -56,18 +57,27 @@ def test_what_was_learnt_is_known_the_next_time(cache: Path, model: LocalModel) 
 
 
 def test_a_problem_is_known_too(cache: Path, model: LocalModel) -> None:
-    first = Headers(cache, engine=ENGINE)
-    damaged = Header(architecture="", known=True, facts=None, problem="is damaged")
+    first = Headers(cache, reader=READER)
+    damaged = Header(architecture="", facts=None, problem="is damaged", refusal=None)
     first.learn(model, damaged)
     first.save()
 
-    assert Headers(cache, engine=ENGINE).known(model) == damaged
+    assert Headers(cache, reader=READER).known(model) == damaged
 
 
-def test_another_engine_may_know_more(cache: Path, model: LocalModel) -> None:
+def test_a_refusal_is_known_too(cache: Path, model: LocalModel) -> None:
+    first = Headers(cache, reader=READER)
+    foreign = header(model, refusal=Explanation(sentence="it is foreign", hint="take another"))
+    first.learn(model, foreign)
+    first.save()
+
+    assert Headers(cache, reader=READER).known(model) == foreign
+
+
+def test_another_reader_may_know_more(cache: Path, model: LocalModel) -> None:
     kept(cache, model)
 
-    assert Headers(cache, engine="1.2.4").known(model) is None
+    assert Headers(cache, reader="1.2.4").known(model) is None
 
 
 def test_a_file_that_changed_is_read_again(cache: Path, model: LocalModel) -> None:
@@ -100,7 +110,9 @@ def change(document: Any, way: list[Any], value: Any) -> None:
         (["format"], 2),
         (["headers"], []),
         (["headers", "KEY"], None),
-        (["headers", "KEY", "known"], 1),
+        (["headers", "KEY", "refusal"], ["one"]),
+        (["headers", "KEY", "refusal"], [1, 2]),
+        (["headers", "KEY", "problem"], "is damaged"),
         (["headers", "KEY", "architecture"], None),
         (["headers", "KEY", "facts"], None),
         (["headers", "KEY", "facts", "hidden"], "64"),
@@ -127,20 +139,20 @@ def test_an_entry_that_is_not_as_it_was_written_is_none(
     change(document, [key if step == "KEY" else step for step in way], value)
     cache.write_text(json.dumps(document))
 
-    assert Headers(cache, engine=ENGINE).known(model) is None
+    assert Headers(cache, reader=READER).known(model) is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff\xff", b"[" * 100_000])
 def test_a_cache_that_is_none_is_written_anew(cache: Path, model: LocalModel, text: bytes) -> None:
     cache.parent.mkdir()
     cache.write_bytes(text)
-    headers = Headers(cache, engine=ENGINE)
+    headers = Headers(cache, reader=READER)
     assert headers.known(model) is None
 
     headers.learn(model, header(model))
     headers.save()
 
-    assert Headers(cache, engine=ENGINE).known(model) == header(model)
+    assert Headers(cache, reader=READER).known(model) == header(model)
 
 
 def test_a_cache_that_is_too_large_is_not_read(
@@ -149,7 +161,7 @@ def test_a_cache_that_is_too_large_is_not_read(
     kept(cache, model)
     monkeypatch.setattr(headers_module, "HEADERS_BYTES", cache.stat().st_size - 1)
 
-    assert Headers(cache, engine=ENGINE).known(model) is None
+    assert Headers(cache, reader=READER).known(model) is None
 
 
 def test_the_cache_is_bounded_and_keeps_what_was_asked_for(
@@ -164,13 +176,13 @@ def test_the_cache_is_bounded_and_keeps_what_was_asked_for(
     headers.learn(new, header(new))
     headers.save()
 
-    again = Headers(cache, engine=ENGINE)
+    again = Headers(cache, reader=READER)
     assert [again.known(model) is not None for model in (*old, new)] == [True, False, True, True]
 
 
 def test_a_cache_that_cannot_be_written_harms_nobody(tmp_path: Path, model: LocalModel) -> None:
     (tmp_path / "file").touch()
-    headers = Headers(tmp_path / "file" / "headers.json", engine=ENGINE)
+    headers = Headers(tmp_path / "file" / "headers.json", reader=READER)
 
     headers.learn(model, header(model))
     headers.save()

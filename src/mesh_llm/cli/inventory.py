@@ -68,7 +68,7 @@ async def take_stock(home: Home, *, progress: ProgressSink) -> Inventory:
     skipped = [
         Skipped(path=each.model.path, store=each.model.store, reason=each.header.problem)
         for each in listed
-        if each.header is not None and each.header.problem and each.header.known
+        if each.header is not None and each.header.problem and each.header.refusal is None
     ]
     out = {each.path for each in skipped}
     return Inventory(
@@ -85,7 +85,7 @@ async def take_stock(home: Home, *, progress: ProgressSink) -> Inventory:
 
 async def _headers(found: Found, progress: ProgressSink) -> dict[Path, Header]:
     """By path, of the models that are complete; from the cache where they are as they were."""
-    cache = Headers(cache_folder() / "headers.json", engine=ENGINE_VERSION)
+    cache = Headers(cache_folder() / "headers.json", reader=f"{__version__} {ENGINE_VERSION}")
     headers: dict[Path, Header] = {}
     unknown: list[LocalModel] = []
     for model in found.models:
@@ -116,7 +116,7 @@ async def _headers(found: Found, progress: ProgressSink) -> dict[Path, Header]:
 
 def _judged(listed: Listed, rooms: Rooms | None) -> Listed:
     header = listed.header
-    if rooms is None or header is None or header.facts is None or not header.known:
+    if rooms is None or header is None or header.facts is None or header.refusal is not None:
         return listed
     here = outlook(rooms.here, header.facts, slots=DEFAULT_SLOTS)
     if here.fits or rooms.mesh is None:

@@ -18,7 +18,6 @@ from mesh_llm.cli.inventory import Inventory, Listed, take_stock
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.defaults import USEFUL_CONTEXT
 from mesh_llm.home import Home
-from mesh_llm.models.foreign import unknown
 from mesh_llm.models.stores import Places, Store
 from mesh_llm.planning.outlook import Outlook
 from mesh_llm.types import Progress, ProgressSink
@@ -95,7 +94,7 @@ def _stores(places: Places) -> dict[str, list[str]]:
 def _model(listed: Listed) -> dict[str, Any]:
     model, header = listed.model, listed.header
     facts = header.facts if header is not None else None
-    told = unknown(header.architecture) if header is not None and not header.known else None
+    told = header.refusal if header is not None else None
     return {
         "name": model.name,
         "also": list(model.also),
@@ -193,7 +192,7 @@ def _row(listed: Listed) -> tuple[str, ...]:
 def _fit(listed: Listed) -> str:
     if listed.model.missing:
         return "files missing"
-    if listed.header is not None and not listed.header.known:
+    if listed.header is not None and listed.header.refusal is not None:
         return "cannot run"
     here, mesh = listed.here, listed.mesh
     if here is None:
@@ -223,8 +222,7 @@ def _show_notes(inventory: Inventory) -> None:
 
 def _note(listed: Listed) -> str:
     name, header = listed.model.name, listed.header
-    if header is not None and not header.known:
-        told = unknown(header.architecture)
+    if header is not None and (told := header.refusal) is not None:
         return f"{name}: {told.sentence}; {told.hint}"
     missing = _missing(listed)
     return f"{name}: {missing}" if missing else ""

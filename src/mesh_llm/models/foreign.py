@@ -1,7 +1,8 @@
-"""Files that say an architecture which the engine does not know, and what to do instead. Pure.
+"""Files that are sound and that the engine cannot run all the same, and what to do instead. Pure.
 
-Ollama writes names of its own into the files of some models: they run in Ollama
-and nowhere else, and the same model is to be had under upstream's name.
+Ollama writes names of its own into the files of some models, and puts the
+projector of others into the same file: they run in Ollama and nowhere else, and
+the same models are to be had as upstream has them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 from mesh_llm.errors import ModelError
 
 _SHOWN_CHARS = 40
+_OF_PROJECTORS = ("v.", "mm.")
+"""How their tensors begin; no language model has such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +73,22 @@ def unknown(architecture: str) -> Explanation:
     )
 
 
-def check_architecture(document: Mapping[str, Any], file: str) -> None:
-    """Raise where the engine would refuse what `engine/gguf.py` printed: before anything is loaded."""
+def refusal(document: Mapping[str, Any]) -> Explanation | None:
+    """Why the engine would refuse what `engine/gguf.py` printed; None where nothing speaks against it."""
     architecture = document["metadata"].get("general.architecture")
-    if isinstance(architecture, str) and document.get("architecture_known") is False:
-        told = unknown(architecture)
+    if not isinstance(architecture, str):
+        return None
+    if document.get("architecture_known") is False:
+        return unknown(architecture)
+    if any(row[0].startswith(_OF_PROJECTORS) for row in document["tensors"]):
+        return Explanation(
+            sentence="its projector is inside the file, as only Ollama has it; the engine takes two files",
+            hint="take the GGUF of the same model from Hugging Face: --model hf:OWNER/REPO",
+        )
+    return None
+
+
+def check_runs(document: Mapping[str, Any], file: str) -> None:
+    """Raise where the engine would refuse it: before anything is loaded."""
+    if (told := refusal(document)) is not None:
         raise ModelError(f"{file} cannot be run: {told.sentence}", hint=told.hint)

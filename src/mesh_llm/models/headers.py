@@ -1,8 +1,8 @@
 """What the headers of models say, kept for the next time: reading them takes a child process.
 
 One file in the cache holds them all. An entry is good while every file of the
-model has the same place, size, time of last change and inode, and while the
-engine is the same; whatever is not as it should be counts as not there.
+model has the same place, size, time of last change and inode, and while whoever
+read it is the same; whatever is not as it should be counts as not there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from mesh_llm.defaults import HEADERS_BYTES, HEADERS_KEPT
 from mesh_llm.errors import ModelError
 from mesh_llm.models.facts import model_facts
+from mesh_llm.models.foreign import Explanation, refusal
 from mesh_llm.models.stores.local import LocalModel
 from mesh_llm.types import Fingerprint, Layer, LayerCache, ModelFacts
 
@@ -49,29 +50,29 @@ _ROW = 5
 class Header:
     architecture: str
     """Empty where it is not even told."""
-    known: bool
-    """Whether the engine can run it, as far as it tells."""
     facts: ModelFacts | None
     problem: str
     """Why there are no facts."""
+    refusal: Explanation | None
+    """Why the engine cannot run it; None where nothing is known to speak against it."""
 
 
 def header_of(model: LocalModel, answer: Mapping[str, Any] | ModelError) -> Header:
     """From what the engine printed about a model's files, or why it did not."""
     if isinstance(answer, ModelError):
-        return Header(architecture="", known=True, facts=None, problem=_reason(model, answer))
+        return Header(architecture="", facts=None, problem=_reason(model, answer), refusal=None)
     metadata = answer["metadata"]
     told = metadata.get("general.architecture")
     architecture = told if isinstance(told, str) else ""
-    known = answer.get("architecture_known") is not False
     kind = "mmproj" if architecture == "clip" else metadata.get("general.type")
     if isinstance(kind, str) and kind in _NO_MODEL:
-        return Header(architecture=architecture, known=True, facts=None, problem=_NO_MODEL[kind])
+        return Header(architecture=architecture, facts=None, problem=_NO_MODEL[kind], refusal=None)
+    facts, problem = None, ""
     try:
         facts = replace(model_facts({**answer, "fingerprint": NO_FINGERPRINT}), chat_template=None)
     except ModelError as error:
-        return Header(architecture=architecture, known=known, facts=None, problem=_reason(model, error))
-    return Header(architecture=architecture, known=known, facts=facts, problem="")
+        problem = _reason(model, error)
+    return Header(architecture=architecture, facts=facts, problem=problem, refusal=refusal(answer))
 
 
 def _reason(model: LocalModel, error: ModelError) -> str:
@@ -85,9 +86,10 @@ def _reason(model: LocalModel, error: ModelError) -> str:
 class Headers:
     """All that are known, by the files that they were read from."""
 
-    def __init__(self, file: Path, *, engine: str) -> None:
+    def __init__(self, file: Path, *, reader: str) -> None:
+        """`reader`: the versions of all that reads headers and judges them."""
         self._file = file
-        self._engine = engine
+        self._reader = reader
         self._entries = self._read()
         self._asked: dict[str, Any] = {}
         self._changed = False
@@ -95,7 +97,7 @@ class Headers:
     def known(self, model: LocalModel) -> Header | None:
         key = _key(model)
         entry = self._entries.get(key) if key is not None else None
-        header = _parsed(entry, model) if isinstance(entry, dict) else None
+        header = _parsed(entry, model)
         if key is not None and header is not None:
             self._asked[key] = entry
         return header
@@ -112,7 +114,7 @@ class Headers:
         # What was asked for now is what is likely to be asked for again.
         others = {key: entry for key, entry in self._entries.items() if key not in self._asked}
         kept = dict([*self._asked.items(), *others.items()][:HEADERS_KEPT])
-        document = {"format": _FORMAT, "engine": self._engine, "headers": kept}
+        document = {"format": _FORMAT, "reader": self._reader, "headers": kept}
         scratch = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +133,7 @@ class Headers:
             return {}
         if not isinstance(document, dict):
             return {}
-        if (document.get("format"), document.get("engine")) != (_FORMAT, self._engine):
+        if (document.get("format"), document.get("reader")) != (_FORMAT, self._reader):
             return {}
         entries = document.get("headers")
         return entries if isinstance(entries, dict) else {}
@@ -151,11 +153,11 @@ def _key(model: LocalModel) -> str | None:
 
 
 def _entry(header: Header) -> dict[str, Any]:
-    facts = header.facts
+    facts, told = header.facts, header.refusal
     return {
         "architecture": header.architecture,
-        "known": header.known,
         "problem": header.problem,
+        "refusal": None if told is None else [told.sentence, told.hint],
         "facts": None if facts is None else {name: getattr(facts, name) for name in _PLAIN},
         "layers": [] if facts is None else [_row(layer) for layer in facts.layers],
     }
@@ -166,34 +168,27 @@ def _row(layer: Layer) -> list[int]:
     return [layer.weight_bytes, cache.k_width, cache.v_width, cache.window, cache.state_bytes]
 
 
-def _parsed(entry: dict[str, Any], model: LocalModel) -> Header | None:
+def _parsed(entry: Any, model: LocalModel) -> Header | None:
     match entry:
         case {
             "architecture": str(architecture),
-            "known": bool(known),
             "problem": str(problem),
-            "facts": None,
-        } if problem:
-            return Header(architecture=architecture, known=known, facts=None, problem=problem)
-        case {
-            "architecture": str(architecture),
-            "known": bool(known),
-            "facts": dict(plain),
+            "refusal": (None | [str(), str()]) as told,
+            "facts": (None | dict()) as plain,
             "layers": list(rows),
-        } if plain.keys() == _PLAIN.keys() and rows:
-            if (facts := _facts(plain, rows, model)) is not None:
-                return Header(architecture=architecture, known=known, facts=facts, problem="")
+        }:
+            facts = _facts(plain, rows, model) if plain is not None else None
+            if (facts is None) == (problem == ""):
+                return None
+            explained = Explanation(sentence=told[0], hint=told[1]) if told else None
+            return Header(architecture=architecture, facts=facts, problem=problem, refusal=explained)
     return None
 
 
 def _facts(plain: dict[str, Any], rows: list[Any], model: LocalModel) -> ModelFacts | None:
-    if not all(_is(value, _PLAIN[name]) for name, value in plain.items()):
+    if plain.keys() != _PLAIN.keys() or not all(_is(plain[name], kind) for name, kind in _PLAIN.items()):
         return None
-    if plain["context_trained"] < 1 or len(rows) > _LAYERS_LIMIT:
-        return None
-    if not all(
-        isinstance(row, list) and len(row) == 5 and all(_is(part, int) for part in row) for row in rows
-    ):
+    if plain["context_trained"] < 1 or not 1 <= len(rows) <= _LAYERS_LIMIT or not all(map(_is_row, rows)):
         return None
     layers = tuple(
         Layer(

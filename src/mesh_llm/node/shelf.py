@@ -15,7 +15,7 @@ from mesh_llm.errors import MeshError
 from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
 from mesh_llm.models.facts import model_facts
-from mesh_llm.models.foreign import check_architecture
+from mesh_llm.models.foreign import check_runs
 from mesh_llm.models.layers import Held
 from mesh_llm.models.stores import blob_title
 from mesh_llm.types import Fingerprint, HeldModel, HeldPart, MeshSettings, ModelFacts
@@ -39,7 +39,7 @@ class Shelf:
         """What a file holds; raises where the engine could not run it."""
         document = await read_gguf(path)
         if not self._any_architecture:
-            check_architecture(document, path.name)
+            check_runs(document, path.name)
         return model_facts(document)
 
     async def read(self, path: Path) -> ModelFacts:

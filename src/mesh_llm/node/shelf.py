@@ -108,7 +108,7 @@ def _spans(layers: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _candidates(settings: MeshSettings) -> list[Path]:
     """Files that may be it, the likeliest first; of a multi-file model its first."""
     entry = catalog.load().get(settings.model)
-    likely = (settings.model, settings.alias, entry.file if entry is not None else settings.model)
+    likely = (settings.model, settings.alias, entry.stem if entry is not None else settings.model)
     files = sorted(models_folder().glob("*.gguf"), key=lambda path: (not path.name.startswith(likely), path))
     return [path for path in files if "-of-" not in path.stem or "-00001-of-" in path.stem]
 

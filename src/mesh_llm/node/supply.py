@@ -144,7 +144,7 @@ class Supply:
         path = catalog.local_path(named, models_folder())
         if path is None:
             if self._config.model is not None:
-                catalog.find(named)
+                catalog.load().find(named)
             return None
         if self._config.model is None and not path.exists():
             return None

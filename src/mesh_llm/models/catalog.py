@@ -90,7 +90,7 @@ class CatalogEntry:
     aliases: tuple[str, ...] = ()
     source: Source
     size_bytes: int = 0
-    """Of all its files."""
+    """Of all its files, about: what the hub says of them is what a download has to have."""
     sha256: tuple[str, ...] = ()
     """Of each file; () where what the hub says is taken for it."""
     quantisation: str = ""

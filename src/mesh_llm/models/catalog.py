@@ -12,7 +12,6 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -23,6 +22,7 @@ from mesh_llm.errors import ModelError
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 _SUGGESTED = 3
+_LESS_LIKE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,25 +164,34 @@ class Catalog:
         """The entry of that name; raises, and suggests the nearest, where there is none."""
         if (entry := self.get(name)) is not None:
             return entry
-        raise ModelError(
-            f"{name} is neither a file nor a model that mesh-llm knows by name", hint=self.suggestion(name)
+        raise self.unknown(name)
+
+    def unknown(self, name: str, others: Iterable[str] = ()) -> ModelError:
+        """The error for a name that is none of the catalog's, nor of `others`."""
+        return ModelError(
+            f"{name} is neither a file nor a model that mesh-llm knows by name",
+            hint=self.nearest(name, others)
+            or "mesh-llm models lists what is here, mesh-llm download what can be had",
         )
 
-    def suggestion(self, name: str, others: Iterable[str] = ()) -> str:
-        """The names nearest to one that is none of them, as a hint."""
-        shown = {key_of(each): each for each in (*others, *self._names())}
-        near = difflib.get_close_matches(key_of(name), shown, n=len(shown))
-        # One name for each model, of all that it has.
+    def nearest(self, name: str, others: Iterable[str] = ()) -> str | None:
+        """The names that are most like it, the catalog's and `others`, as a question."""
+        key, shown = key_of(name), {key_of(each): each for each in (*self._names(), *others)}
+        near = difflib.get_close_matches(key, shown, n=len(shown) or 1)
         once: dict[CatalogEntry | str, str] = {}
         for each in near:
-            once.setdefault(self._by_key.get(each, each), shown[each])
-        if once:
-            return f"did you mean {_either([*once.values()][:_SUGGESTED])}?"
-        return "mesh-llm models lists what is here, mesh-llm download what can be had"
+            # One name for each model, of all that it has; none that is much less like it than another.
+            if _likeness(key, each) > _likeness(key, near[0]) - _LESS_LIKE:
+                once.setdefault(self._by_key.get(each, each), shown[each])
+        return f"did you mean {either([*once.values()][:_SUGGESTED])}?" if once else None
 
     def _names(self) -> Iterator[str]:
         for entry in self.entries:
             yield from (entry.name, *entry.aliases, entry.stem)
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(a=other, b=one).ratio()
 
 
 def _own_name(entry: CatalogEntry) -> tuple[str, ...]:
@@ -197,7 +206,8 @@ def _file_names(entry: CatalogEntry) -> tuple[str, ...]:
     return (entry.stem, *entry.files)
 
 
-def _either(names: list[str]) -> str:
+def either(names: list[str]) -> str:
+    """a, b or c"""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
@@ -321,9 +331,7 @@ class _Table:
     def _source(self) -> Source:
         given = [kind for kind in ("repo", "package", "url") if self._value(kind) is not None]
         if len(given) != 1:
-            raise self._wrong(
-                "repo", "it takes one of repo, package and url to say where the model comes from"
-            )
+            raise self._wrong("repo", "one of repo, package and url says where a model comes from")
         match given[0]:
             case "repo":
                 return self._hub()
@@ -400,9 +408,7 @@ class _Table:
         aliases = self._strings("aliases")
         for alias in aliases:
             if not _NAME.fullmatch(alias):
-                raise self._wrong(
-                    "aliases", f"{alias!r} is no name: no slash, colon, comma or space around it"
-                )
+                raise self._wrong("aliases", f"{alias!r} has a slash, colon or comma, or a space around it")
         return aliases
 
     def _digests(self, count: int) -> tuple[str, ...]:
@@ -414,27 +420,3 @@ class _Table:
 
 def _estimate(size_bytes: int) -> int:
     return int(size_bytes * (1 + _ESTIMATED_SHARE)) + _ESTIMATED_BYTES if size_bytes else 0
-
-
-# -- files ----------------------------------------------------------------------------------------
-
-
-def local_path(name: str, models_folder: Path) -> Path | None:
-    """`name` as a file: a path, or a file of that name in the models folder."""
-    path = Path(name)
-    with suppress(RuntimeError):  # ~NAME, and nobody is called so
-        path = path.expanduser()
-    exists = _exists(path)
-    if exists or "/" in name or name.endswith(".gguf"):
-        beside = models_folder / name
-        return beside if not exists and "/" not in name and _exists(beside) else path
-    stem = models_folder / f"{name}.gguf"
-    return stem if _exists(stem) else None
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        # In a folder that may not be entered, or longer than names can be: opening it will say so.
-        return False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -12,17 +12,15 @@ from typing import Any
 
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import MeshError
-from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
+from mesh_llm.models.catalog import key_of, stem_of
 from mesh_llm.models.facts import model_facts
 from mesh_llm.models.foreign import check_runs
 from mesh_llm.models.layers import Held
-from mesh_llm.models.stores import blob_title
+from mesh_llm.models.stores import LocalModel, Places, Store, blob_title, find_all
 from mesh_llm.types import Fingerprint, HeldModel, HeldPart, MeshSettings, ModelFacts
 
 log = logging.getLogger(__name__)
-
-_SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 class Shelf:
@@ -87,8 +85,8 @@ class Shelf:
         )
 
     async def find(self, settings: MeshSettings) -> ModelFacts | None:
-        """The mesh's model, if its files are in the models folder."""
-        for path in _candidates(settings):
+        """The mesh's model, if its files are in the models folder, or by its name in another store."""
+        for path in await asyncio.to_thread(_candidates, settings):
             if settings.fingerprint in self._known:
                 break
             try:
@@ -106,11 +104,17 @@ def _spans(layers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _candidates(settings: MeshSettings) -> list[Path]:
-    """Files that may be it, the likeliest first; of a multi-file model its first."""
+    """Files that may be it, the likeliest first. Programs beside ours have many: only those of its name."""
     entry = catalog.load().get(settings.model)
-    likely = (settings.model, settings.alias, entry.stem if entry is not None else settings.model)
-    files = sorted(models_folder().glob("*.gguf"), key=lambda path: (not path.name.startswith(likely), path))
-    return [path for path in files if "-of-" not in path.stem or "-00001-of-" in path.stem]
+    likely = {settings.model, settings.alias, entry.stem if entry is not None else settings.model}
+    keys = {key_of(name) for name in likely}
+
+    def is_likely(model: LocalModel) -> bool:
+        return any(key_of(name) in keys for name in (*model.names, model.title))
+
+    whole = [model for model in find_all(Places.from_environment()) if not model.missing]
+    possible = (model for model in whole if model.store is Store.MODELS or is_likely(model))
+    return [model.path for model in sorted(possible, key=lambda model: not is_likely(model))]
 
 
 def file_stem(facts: ModelFacts) -> str:
@@ -121,4 +125,4 @@ def file_stem(facts: ModelFacts) -> str:
 @lru_cache(maxsize=64)
 def _stem(path: Path) -> str:
     """Of a blob of Ollama's what it is called there."""
-    return blob_title(path) or _SHARD_SUFFIX.sub("", path.name.removesuffix(".gguf"))
+    return blob_title(path) or stem_of(path.name)

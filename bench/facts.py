@@ -63,8 +63,8 @@ async def gather() -> dict[str, str]:
 
 def default_model() -> Path:
     """Where it is; a bench fetches nothing."""
-    entry = catalog.find(DEFAULT_MODEL)
-    path = models_folder() / entry.file
+    entry = catalog.load().find(DEFAULT_MODEL)
+    path = models_folder() / entry.files[0]
     if not path.is_file():
         raise MeshError(
             f"the default model, {entry.name}, is not on this machine", hint=f"mesh-llm download {entry.name}"

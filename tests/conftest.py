@@ -49,7 +49,7 @@ def _run(*arguments: str) -> None:
 
 
 def _smollm2() -> Path:
-    return models_folder() / catalog.find("smollm2").file
+    return models_folder() / catalog.load().find("smollm2").files[0]
 
 
 @pytest.fixture(scope="session")

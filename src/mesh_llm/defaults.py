@@ -21,6 +21,10 @@ FINGERPRINT_STRIDE_BYTES = 64 << 20
 """A 50 GB model has some 800 strides and 1,000 tensors: 0.2 s of reads on an SSD."""
 INSPECT_TIMEOUT_S = 60.0
 """A cold 50 GB model on a spinning disk needs seconds; a minute means it hangs."""
+INSPECT_AT_ONCE = 32
+"""Files that one child looks into: its start costs as much as some ten headers."""
+INSPECT_LINE_BYTES = 16 << 20
+"""What it says of one model: 80 bytes for each tensor, a thousand of them in a large one."""
 INSPECT_MEMORY_BYTES = 8 << 30
 """Address space of the child that parses model files: the engine's module, a large vocabulary, no more."""
 
@@ -550,3 +554,20 @@ FOLLOW_RETRY_S = 10.0
 """After a model that the mesh changed to could not be fetched: whoever has it may be on its way back."""
 SOURCE_KNOWN_S = 10.0
 """For one who has just come in to hear of a member that has the model: gossip takes a second or two."""
+
+# -- other programs' model files -----------------------------------------------------------------
+
+STORE_ENTRIES = 100_000
+"""Files and folders looked at in one store: a hundred times what a collector has, and half a second."""
+STORE_DEPTH = 8
+"""Folders inside each other, below a store's own: publisher, repository and quantisation make three."""
+STORE_SKIPPED = 1000
+"""Reasons kept of one store: nobody reads more, and a folder may be full of damaged files."""
+OLLAMA_MANIFEST_BYTES = 1 << 20
+"""Real ones have about one kilobyte."""
+OLLAMA_LAYERS = 4096
+"""Of one manifest: five in practice, some hundreds where each tensor is one."""
+HEADERS_KEPT = 2000
+"""Headers in the cache: ten times what a collector has, some 3 KB each."""
+HEADERS_BYTES = 64 << 20
+"""Of that cache; what is larger was not written by us."""

@@ -82,6 +82,11 @@ class Home:
         """Where the worker child is handed its links."""
         return self.control_socket.with_name(self.control_socket.name.replace("control", "worker"))
 
+    @property
+    def catalog_file(self) -> Path:
+        """Models that its owner has given names to; it need not be there."""
+        return self.path / "catalog.toml"
+
     def read_mesh(self) -> dict[str, Any] | None:
         try:
             document = json.loads(self.mesh_file.read_text())

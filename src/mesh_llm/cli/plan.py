@@ -78,7 +78,7 @@ async def _planned(config: NodeConfig, options: dict[str, Any]) -> dict[str, Any
 
 def _wishes(config: NodeConfig) -> dict[str, Any]:
     model = config.model
-    if model is not None and Path(model).exists():
+    if model is not None and Path(model).is_file():
         # The node stands in another folder.
         model = str(Path(model).absolute())
     return {

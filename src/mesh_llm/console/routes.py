@@ -25,6 +25,8 @@ class Managed(Protocol):
 
     async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]: ...
 
+    def snapshot(self) -> dict[str, Any]: ...
+
     def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]: ...
 
     def invites(self) -> dict[str, Any]: ...
@@ -50,6 +52,9 @@ def management_app(node: Managed) -> web.Application:
     async def post_plan(request: web.Request) -> dict[str, Any]:
         return await node.plan(await request.json())
 
+    async def get_snapshot(request: web.Request) -> dict[str, Any]:
+        return node.snapshot()
+
     async def post_invite(request: web.Request) -> dict[str, Any]:
         asked = await request.json()
         lifetime_s = asked.get("lifetime_s")
@@ -67,6 +72,7 @@ def management_app(node: Managed) -> web.Application:
     app.router.add_get("/api/status", _answered(get_status))
     app.router.add_get("/api/plan", _answered(get_plan))
     app.router.add_post("/api/plan", _answered(post_plan))
+    app.router.add_get("/api/snapshot", _answered(get_snapshot))
     app.router.add_get("/api/invites", _answered(get_invites))
     app.router.add_post("/api/invite", _answered(post_invite))
     app.router.add_post("/api/revoke", _answered(post_revoke))

@@ -1,9 +1,10 @@
-"""Child: what a GGUF file holds, read through the engine's own `gguf_*` functions.
+"""Child: what GGUF files hold, read through the engine's own `gguf_*` functions.
 
-Reads one JSON line `{"path": ...}` from stdin and writes one to stdout: either
-`{"metadata", "tensors", "files", "fingerprint"}` or `{"error", "hint"}`. It
-runs in a process of its own because the parser is C++ and the file is
-anybody's.
+Reads one JSON line `{"paths": [...], "fingerprint": bool}` from stdin and writes
+one to stdout for every path, in order: either `{"metadata", "tensors", "files",
+"architecture_known", "fingerprint"}` or `{"error", "hint"}`. It runs in a
+process of its own because the parser is C++ and the files are anybody's: one
+that ends early died of the file that it has not answered for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import re
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,12 @@ _SCALARS: dict[int, tuple[str, Any]] = {
     12: ("f64", ctypes.c_double),
 }
 _STRING, _ARRAY = 8, 9
+
+_ARCHITECTURE_NAME = "_Z13llm_arch_name8llm_arch"
+"""const char * llm_arch_name(llm_arch): of numbers from 0 on, all of them."""
+_ARCHITECTURE_LIMIT = 4096
+_NO_ARCHITECTURES = {"unknown", "(unknown)", "clip"}
+"""What it says beyond the last one, what it calls a mistake, and a projector's, which only tools take."""
 
 
 class _InitParams(ctypes.Structure):
@@ -112,6 +121,22 @@ class GgufFile:
     def data_offset(self) -> int:
         return int(self.native.gguf_get_data_offset(self.handle))
 
+    def close(self) -> None:
+        """A vocabulary is large, and whoever lists files reads many."""
+        self.native.gguf_free(self.handle)
+
+
+@cache
+def architectures(native: ctypes.CDLL) -> frozenset[str]:
+    """All that the engine can run; none where it does not say."""
+    try:
+        name = getattr(native, _ARCHITECTURE_NAME)
+    except AttributeError:
+        return frozenset()
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_int]
+    names = (name(number).decode(errors="replace") for number in range(_ARCHITECTURE_LIMIT))
+    return frozenset(takewhile(lambda each: each != "unknown", names)) - _NO_ARCHITECTURES
+
 
 def shard_paths(path: Path) -> list[Path]:
     """All files of the model that `path` is (any shard of), in order."""
@@ -132,15 +157,18 @@ def shard_paths(path: Path) -> list[Path]:
     return paths
 
 
-def read_model(native: ctypes.CDLL, path: Path) -> dict[str, Any]:
+def read_model(native: ctypes.CDLL, path: Path, *, fingerprint: bool) -> dict[str, Any]:
     paths = shard_paths(path)
     metadata: dict[str, Any] = {}
     tensors: list[list[Any]] = []
     files: list[dict[str, Any]] = []
     digest = hashlib.sha256()
     for index, shard in enumerate(paths):
-        gguf = GgufFile(native, shard)
-        table = list(gguf.tensors())
+        with closing(GgufFile(native, shard)) as gguf:
+            table = list(gguf.tensors())
+            data_offset = gguf.data_offset
+            if index == 0:
+                metadata = gguf.metadata()
         size = shard.stat().st_size
         end = max((offset + length for *_, length, offset in table), default=0)
         if end > size:
@@ -148,22 +176,23 @@ def read_model(native: ctypes.CDLL, path: Path) -> dict[str, Any]:
                 f"{shard} is cut short: it has {size:,} bytes and its tensors need {end:,}",
                 hint="download it again",
             )
-        if index == 0:
-            metadata = gguf.metadata()
         tensors += [[name, kind, shape, length, index, offset] for name, kind, shape, length, offset in table]
-        files.append({"path": str(shard), "bytes": size, "data_offset": gguf.data_offset})
-        _digest_file(digest, shard, size, gguf.data_offset, table)
+        files.append({"path": str(shard), "bytes": size, "data_offset": data_offset})
+        if fingerprint:
+            _digest_file(digest, shard, size, data_offset, table)
     declared = metadata.get("split.count", 1) or 1
     if declared != len(paths):
         raise ModelError(
             f"{path.name} is one of {declared} files of a model, but its name does not say so",
             hint="give the files their original names, such as model-00001-of-00003.gguf",
         )
+    known = architectures(native)
     return {
         "metadata": metadata,
         "tensors": tensors,
         "files": files,
-        "fingerprint": digest.hexdigest()[:32],
+        "architecture_known": metadata.get("general.architecture") in known if known else None,
+        "fingerprint": digest.hexdigest()[:32] if fingerprint else None,
     }
 
 
@@ -195,6 +224,7 @@ def declare(native: ctypes.CDLL) -> None:
     i64, enum = ctypes.c_int64, ctypes.c_int
     signatures: dict[str, tuple[object, list[object]]] = {
         "gguf_init_from_file": (pointer, [text, _InitParams]),
+        "gguf_free": (None, [pointer]),
         "gguf_get_n_kv": (i64, [pointer]),
         "gguf_get_key": (text, [pointer, i64]),
         "gguf_get_kv_type": (enum, [pointer, i64]),
@@ -228,18 +258,27 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
 
 
+@cache
+def _native() -> ctypes.CDLL:
+    native = Engine.load().native
+    declare(native)
+    return native
+
+
+def _answer(path: Path, *, fingerprint: bool) -> dict[str, Any]:
+    try:
+        return read_model(_native(), path, fingerprint=fingerprint)
+    except MeshError as error:
+        return {"error": error.message, "hint": error.hint}
+    except OSError as error:
+        return {"error": f"cannot read {path}: {error.strerror}", "hint": None}
+
+
 def main() -> None:
     limit_memory()
     request = json.loads(sys.stdin.readline())
-    try:
-        native = Engine.load().native
-        declare(native)
-        answer = read_model(native, Path(request["path"]))
-    except MeshError as error:
-        answer = {"error": error.message, "hint": error.hint}
-    except OSError as error:
-        answer = {"error": f"cannot read {request['path']}: {error.strerror}", "hint": None}
-    print(json.dumps(answer))
+    for path in request["paths"]:
+        print(json.dumps(_answer(Path(path), fingerprint=request["fingerprint"])), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,30 +2,91 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import INSPECT_TIMEOUT_S, MEASURE_TIMEOUT_S
+from mesh_llm.defaults import INSPECT_AT_ONCE, INSPECT_LINE_BYTES, INSPECT_TIMEOUT_S, MEASURE_TIMEOUT_S
 from mesh_llm.engine.library import Measurement
-from mesh_llm.engine.process import Finished, module, run
+from mesh_llm.engine.process import Finished, module, run, spawn
 from mesh_llm.errors import EngineFailed, ModelError
 from mesh_llm.types import Speed
 
 
 async def read_gguf(path: Path) -> dict[str, Any]:
-    """The metadata and tensor table of a model, as `engine/gguf.py` prints them."""
+    """The metadata and tensor table of a model, and its fingerprint, as `engine/gguf.py` prints them."""
     check_readable(path)
-    finished = await _ask("mesh_llm.engine.gguf", {"path": str(path.resolve())})
-    answer = _answer(finished)
-    if answer is None:
+    # Not resolved: a link's target may have neither the name nor the neighbours that the model is known by.
+    read = await _read([path.absolute()], fingerprint=True)
+    return _document(path, read, 0)
+
+
+async def read_headers(paths: Sequence[Path]) -> AsyncIterator[dict[str, Any] | ModelError]:
+    """The same of many models, in their order: without fingerprints, which read more than headers.
+
+    What is wrong with one is told of that one.
+    """
+    start = 0
+    while start < len(paths):
+        asked = paths[start : start + INSPECT_AT_ONCE]
+        read = await _read(asked, fingerprint=False)
+        # The child went no further than the file that it died of; the next one begins behind that.
+        for index in range(min(len(asked), len(read.answers) + 1)):
+            start += 1
+            try:
+                yield _document(asked[index], read, index)
+            except ModelError as error:
+                yield error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    answers: tuple[dict[str, Any], ...]
+    """Of the first paths; of all, where nothing went wrong."""
+    end: str
+    """Of the child."""
+
+
+async def _read(paths: Sequence[Path], *, fingerprint: bool) -> _Read:
+    """Ask a child, which has a minute for each answer."""
+    answers: list[dict[str, Any]] = []
+    said: deque[str] = deque(maxlen=1)
+    clock = asyncio.get_running_loop().time
+    request = {"paths": [str(path) for path in paths], "fingerprint": fingerprint}
+
+    def take(line: str) -> None:
+        if (answer := _parsed(line)) is not None and len(answers) < len(paths):
+            answers.append(answer)
+            limit.reschedule(clock() + INSPECT_TIMEOUT_S)
+
+    end = f"it did not answer within {INSPECT_TIMEOUT_S:.0f} s"
+    with suppress(TimeoutError):
+        async with (
+            asyncio.timeout(INSPECT_TIMEOUT_S) as limit,
+            spawn(
+                module("mesh_llm.engine.gguf"),
+                on_stdout=take,
+                on_stderr=said.append,
+                line_limit_bytes=INSPECT_LINE_BYTES,
+            ) as child,
+        ):
+            await child.send(json.dumps(request).encode() + b"\n", close=True)
+            end = f"the parser ended with status {await child.wait()}"
+    return _Read(answers=tuple(answers), end=f"{end}{_last_words(said)}")
+
+
+def _document(path: Path, read: _Read, index: int) -> dict[str, Any]:
+    if index >= len(read.answers):
         raise ModelError(
-            f"{path} cannot be read as GGUF: the parser ended with status {finished.status}"
-            f"{_last_words(finished)}",
-            hint="download it again; the file is damaged",
+            f"{path} cannot be read as GGUF: {read.end}", hint="download it again; the file is damaged"
         )
+    answer = read.answers[index]
     if "error" in answer:
         raise ModelError(answer["error"], hint=answer["hint"])
     return answer
@@ -63,7 +124,8 @@ async def describe(libraries: dict[str, Path]) -> dict[str, Any]:
     answer = _answer(finished)
     if answer is None:
         raise EngineFailed(
-            f"the engine does not run on this machine: status {finished.status}{_last_words(finished)}",
+            f"the engine does not run on this machine: status {finished.status}"
+            f"{_last_words(finished.errors)}",
             hint="mesh-llm engine build --force builds its libraries again",
         )
     if "error" in answer:
@@ -84,7 +146,7 @@ async def measure(
     finished = await _ask("mesh_llm.engine.measure", request, timeout_s=MEASURE_TIMEOUT_S)
     answer = _answer(finished)
     if answer is None:
-        raise EngineFailed(f"it ended with status {finished.status}{_last_words(finished)}")
+        raise EngineFailed(f"it ended with status {finished.status}{_last_words(finished.errors)}")
     if "error" in answer:
         raise EngineFailed(answer["error"])
     return Measurement(speed=Speed(**answer["speed"]), disturbed=answer["disturbed"])
@@ -98,12 +160,16 @@ def _answer(finished: Finished) -> dict[str, Any] | None:
     """The last line, if it is JSON; native code may have printed before it."""
     if finished.status != 0 or not finished.output:
         return None
+    return _parsed(finished.output[-1])
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
     try:
-        answer = json.loads(finished.output[-1])
+        answer = json.loads(line)
     except ValueError:
         return None
     return answer if isinstance(answer, dict) else None
 
 
-def _last_words(finished: Finished) -> str:
-    return f" ({finished.errors[-1].strip()})" if finished.errors else ""
+def _last_words(errors: Sequence[str]) -> str:
+    return f" ({errors[-1].strip()})" if errors else ""

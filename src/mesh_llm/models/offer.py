@@ -25,6 +25,7 @@ from mesh_llm.defaults import FETCH_CHUNK_BYTES, FETCH_STALL_S, OFFER_STREAMS
 from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.models.digests import Digests
 from mesh_llm.models.manifest import FilePieces, Manifest
+from mesh_llm.models.stores import blob_title
 from mesh_llm.models.stream import ByteStream
 from mesh_llm.models.throttle import Throttle
 from mesh_llm.types import Fingerprint
@@ -101,7 +102,9 @@ class Offers:
                     raise  # the stream's, not the file's
                 raise ModelError("it cannot read the file any more") from error
             done_bytes += entries[-1].size_bytes
-        return Manifest(stem=files[0].name, piece_bytes=self._digests.piece_bytes, files=tuple(entries))
+        # An Ollama blob's own name is nothing that its copy should be called.
+        stem = blob_title(files[0]) or files[0].name
+        return Manifest(stem=stem, piece_bytes=self._digests.piece_bytes, files=tuple(entries))
 
     async def _send(
         self, outbox: _Outbox, files: tuple[Path, ...], request: Mapping[str, Any], ranges: Any

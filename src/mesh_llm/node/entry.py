@@ -6,7 +6,6 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
@@ -14,7 +13,7 @@ from mesh_llm.errors import JoinRefused, MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.membership.facts import settings_from_document, settings_to_document
 from mesh_llm.membership.plans import NAME_CHARS, clean
-from mesh_llm.models import catalog
+from mesh_llm.models import catalog, names
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.shelf import file_stem
 from mesh_llm.planning.forced import misfit
@@ -174,7 +173,7 @@ class Entry:
         settings = MeshSettings(
             version=old.version if old is not None else 1,
             # A name and never a path: others look for it in their own folders.
-            model=config.model if config.model in catalog.load() else file_stem(model),
+            model=_common_name(model),
             fingerprint=model.fingerprint,
             alias=config.alias or file_stem(model),
             context=config.context,
@@ -227,10 +226,14 @@ class Entry:
 
     def _named(self, settings: MeshSettings) -> str | None:
         """The catalog's name that was asked for, in the mesh's words; files are told by their contents."""
-        known = catalog.load().get(self._config.model or "")
+        if self._config.model is None:
+            return None
+        known = catalog.load(self._home.catalog_file).get(self._config.model)
         if known is None:
             return None
-        return settings.model if settings.model == Path(known.file).stem else self._config.model
+        theirs = catalog.load().get(settings.model)
+        same = names.same_model(known.stem, theirs.stem if theirs is not None else settings.model)
+        return settings.model if same else self._config.model
 
     # -- what is remembered --------------------------------------------------------------------
 
@@ -349,6 +352,16 @@ class Entry:
         out = mesh.expel({id})
         self._write()
         return {"id": id, "expelled": sorted(names.get(node, node[:8]) for node in out)}
+
+
+def _common_name(model: ModelFacts) -> str:
+    """By which every node of the mesh can look for it: never a path, nor one person's own word."""
+    stem = file_stem(model)
+    known = catalog.load().get(stem)
+    if known is None:
+        return stem
+    # A file that is called as somebody else's model: others must not download that one for it.
+    return known.name if catalog.key_of(known.stem) == catalog.key_of(stem) else f"{stem}.gguf"
 
 
 def _settings_of(welcome: dict[str, Any]) -> MeshSettings | None:

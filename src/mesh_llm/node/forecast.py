@@ -11,14 +11,15 @@ from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
 from mesh_llm.errors import MeshError, ModelError
-from mesh_llm.home import models_folder
-from mesh_llm.models import catalog
-from mesh_llm.node import equipment, status
+from mesh_llm.home import Home
+from mesh_llm.membership.facts import facts_to_document
+from mesh_llm.models.names import Here
+from mesh_llm.node import equipment, naming, status
 from mesh_llm.node.shelf import Shelf, file_stem
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
-from mesh_llm.types import HeldModel, MeshSettings, ModelFacts, NodeFacts, NodeId, Plan, Role
+from mesh_llm.types import Address, HeldModel, MeshSettings, ModelFacts, NodeFacts, NodeId, Plan, Role
 
 if TYPE_CHECKING:
     from mesh_llm.node.node import Node
@@ -114,11 +115,29 @@ async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
     ).document()
 
 
+def snapshot_document(node: Node) -> dict[str, Any]:
+    """All that decisions look at, without what they do not: where nodes are, and what they serve."""
+    return {
+        "me": node.mesh.me,
+        "nodes": [
+            {
+                "id": each.id,
+                "alive": each.alive,
+                "reachable": each.reachable,
+                "facts": facts_to_document(
+                    replace(each.facts, address=Address(), serving=None, settings=None)
+                ),
+            }
+            for each in node.mesh.snapshot().nodes
+        ],
+    }
+
+
 async def _model(node: Node, agreed: MeshSettings, name: str | None) -> ModelFacts | None:
     """The named one, or the mesh's; None where its file is not here."""
     if name in (None, agreed.model, agreed.alias):
         return node.shelf.facts(agreed.fingerprint)
-    return await named_model(node.shelf, str(name))
+    return await named_model(node.shelf, str(name), node.home)
 
 
 async def _as_told(node: Node) -> dict[str, Any]:
@@ -160,7 +179,8 @@ def _frozen(value: Any) -> Any:
 
 async def alone(config: NodeConfig) -> dict[str, Any]:
     """For a node that would be started with `config`, and for nobody else."""
-    model = await named_model(Shelf(), config.model or DEFAULT_MODEL)
+    shelf = Shelf(any_architecture=config.bin_dir is not None)
+    model = await named_model(shelf, config.model or DEFAULT_MODEL, Home(config.home))
     own = await equipment.at_hand(config)
     name = file_stem(model)
     facts = NodeFacts(
@@ -191,12 +211,9 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
     return Forecast(snapshot=snapshot, model=model, settings=settings, plan=plan, other=other).document()
 
 
-async def named_model(shelf: Shelf, name: str) -> ModelFacts:
+async def named_model(shelf: Shelf, name: str, home: Home) -> ModelFacts:
     """What the file of that name holds; one that could be downloaded is not."""
-    path = catalog.local_path(name, models_folder())
-    if path is None:
-        entry = catalog.find(name)
-        path = models_folder() / entry.file
-        if not path.exists():
-            raise ModelError(f"{name} is not on this machine", hint=f"mesh-llm download {name}")
-    return await shelf.look(path)
+    found = await naming.resolve(name, home)
+    if not isinstance(found, Here):
+        raise ModelError(f"{name} is not on this machine", hint=f"mesh-llm download {name}")
+    return await shelf.look(found.path)

@@ -75,7 +75,7 @@ class Node:
     def __init__(self, config: NodeConfig, *, tell: EventSink, progress: ProgressSink) -> None:
         self.config = config
         self.home = Home(config.home)
-        self.shelf = Shelf()
+        self.shelf = Shelf(any_architecture=config.bin_dir is not None)
         self.equipment: Equipment | None = None
         self._tell = tell
         self.metering = metrics.NodeMetrics(self, progress)
@@ -327,6 +327,10 @@ class Node:
     async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]:
         """What `mesh-llm plan` shows of a running node's mesh."""
         return await forecast.over_mesh(self, wishes)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What every node brings, for verbs that ask whether something would fit."""
+        return forecast.snapshot_document(self)
 
     def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
         return self.entry.invite_others(role, lifetime_s)

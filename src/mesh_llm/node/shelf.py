@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import MeshError
-from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
+from mesh_llm.models.catalog import key_of, stem_of
 from mesh_llm.models.facts import model_facts
+from mesh_llm.models.foreign import check_runs
 from mesh_llm.models.layers import Held
+from mesh_llm.models.stores import LocalModel, Places, Store, blob_title, find_all
 from mesh_llm.types import Fingerprint, HeldModel, HeldPart, MeshSettings, ModelFacts
 
 log = logging.getLogger(__name__)
-
-_SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 class Shelf:
     """Models that this node has read."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, any_architecture: bool = False) -> None:
+        """`any_architecture`: another engine than ours is going to run them."""
+        self._any_architecture = any_architecture
         self._known: dict[Fingerprint, ModelFacts] = {}
         self._parts: dict[Fingerprint, tuple[ModelFacts, Held]] = {}
         """Models of which only some layers are here; whoever asks for files does not hear of them."""
 
     async def look(self, path: Path) -> ModelFacts:
-        """What a file holds."""
-        return model_facts(await read_gguf(path))
+        """What a file holds; raises where the engine could not run it."""
+        document = await read_gguf(path)
+        if not self._any_architecture:
+            check_runs(document, path.name)
+        return model_facts(document)
 
     async def read(self, path: Path) -> ModelFacts:
         """The same, and this node has it from now on."""
@@ -79,8 +85,8 @@ class Shelf:
         )
 
     async def find(self, settings: MeshSettings) -> ModelFacts | None:
-        """The mesh's model, if its files are in the models folder."""
-        for path in _candidates(settings):
+        """The mesh's model, if its files are in the models folder, or by its name in another store."""
+        for path in await asyncio.to_thread(_candidates, settings):
             if settings.fingerprint in self._known:
                 break
             try:
@@ -98,13 +104,25 @@ def _spans(layers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _candidates(settings: MeshSettings) -> list[Path]:
-    """Files that may be it, the likeliest first; of a multi-file model its first."""
+    """Files that may be it, the likeliest first. Programs beside ours have many: only those of its name."""
     entry = catalog.load().get(settings.model)
-    likely = (settings.model, settings.alias, entry.file if entry is not None else settings.model)
-    files = sorted(models_folder().glob("*.gguf"), key=lambda path: (not path.name.startswith(likely), path))
-    return [path for path in files if "-of-" not in path.stem or "-00001-of-" in path.stem]
+    likely = {settings.model, settings.alias, entry.stem if entry is not None else settings.model}
+    keys = {key_of(name) for name in likely}
+
+    def is_likely(model: LocalModel) -> bool:
+        return any(key_of(name) in keys for name in (*model.names, model.title))
+
+    whole = [model for model in find_all(Places.from_environment()) if not model.missing]
+    possible = (model for model in whole if model.store is Store.MODELS or is_likely(model))
+    return [model.path for model in sorted(possible, key=lambda model: not is_likely(model))]
 
 
 def file_stem(facts: ModelFacts) -> str:
     """The name under which a model is served unless somebody says otherwise."""
-    return _SHARD_SUFFIX.sub("", facts.files[0].name.removesuffix(".gguf"))
+    return _stem(facts.files[0])
+
+
+@lru_cache(maxsize=64)
+def _stem(path: Path) -> str:
+    """Of a blob of Ollama's what it is called there."""
+    return blob_title(path) or stem_of(path.name)

@@ -14,15 +14,18 @@ from mesh_llm.defaults import DEFAULT_MODEL, FOLLOW_RETRY_S, SOURCE_KNOWN_S
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.packages import pip_download
 from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError
-from mesh_llm.home import cache_folder, models_folder
+from mesh_llm.home import Home, cache_folder, models_folder
 from mesh_llm.models import catalog, layers
+from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.digests import Digests
 from mesh_llm.models.download import download
 from mesh_llm.models.fetch import Source, Wanted, fetch
 from mesh_llm.models.layers import Held
+from mesh_llm.models.names import Here
 from mesh_llm.models.offer import Offers
 from mesh_llm.models.ranges import Share
 from mesh_llm.models.throttle import Throttle
+from mesh_llm.node import naming
 from mesh_llm.node.entry import Entry
 from mesh_llm.node.equipment import at_hand
 from mesh_llm.node.lending import Step, Terms, Weights
@@ -65,6 +68,9 @@ class Supply:
     ) -> None:
         self._on_model = on_model
         self._config = config
+        self._home = Home(config.home)
+        self._asked: CatalogEntry | HubName | None = None
+        """What --model means, where it is not here."""
         self._shelf = shelf
         self._entry = entry
         self._mesh = mesh
@@ -138,17 +144,20 @@ class Supply:
 
     async def given(self) -> ModelFacts | None:
         """The model that was named, if its file is here; raises where the name means nothing."""
-        named = self._config.model or self._entry.model or (None if self._entry.invite else DEFAULT_MODEL)
-        if named is None:
+        if self._config.model is None:
+            return await self._remembered()
+        named = await naming.resolve(self._config.model, self._home)
+        if not isinstance(named, Here):
+            self._asked = named
             return None
-        path = catalog.local_path(named, models_folder())
-        if path is None:
-            if self._config.model is not None:
-                catalog.find(named)
+        return await self._shelf.read(named.path)
+
+    async def _remembered(self) -> ModelFacts | None:
+        """What the mesh's model was called, if a file of that name is in the models folder."""
+        if self._entry.model is None:
             return None
-        if self._config.model is None and not path.exists():
-            return None
-        return await self._shelf.read(path)
+        path = models_folder() / f"{self._entry.model.removesuffix('.gguf')}.gguf"
+        return await self._shelf.read(path) if path.is_file() else None
 
     async def obtain(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model; None where this node has to do without it."""
@@ -160,15 +169,28 @@ class Supply:
             settings = None  # its choice, and not what the mesh had before
         if settings is not None and (found := await self._shelf.find(settings)) is not None:
             return found
-        name = settings.model if settings is not None else self._config.model or DEFAULT_MODEL
-        known = catalog.load().get(name)
-        if known is not None:
-            self._doing(f"{name} is being downloaded")
-            path = await download(known, models_folder(), fetch=self._package, progress=self._progress)
-            facts = await self._shelf.read(path)
-            self._entry.check_model(facts)
-            return facts
-        return None
+        wanted = self._to_download(settings)
+        if wanted is None:
+            return None
+        if isinstance(wanted, HubName):
+            wanted = await _listed(wanted)
+        self._doing(f"{wanted.name} is being downloaded")
+        path = await download(wanted, models_folder(), fetch=self._package, progress=self._progress)
+        facts = await self._shelf.read(path)
+        self._entry.check_model(facts)
+        return facts
+
+    def _to_download(self, settings: MeshSettings | None) -> CatalogEntry | HubName | None:
+        """What can be had without the mesh, and should be."""
+        if settings is None:
+            return self._asked or catalog.load().find(DEFAULT_MODEL)
+        # The mesh's word for it, and not what this node's owner may call so.
+        known = catalog.load().get(settings.model)
+        if known is None or known.name != settings.model:
+            return None
+        from_peers = not (self._entry.is_creator or self._config.no_fetch)
+        # A peer is nearer than the hub, and gives a worker no more than its layers.
+        return None if from_peers and known.size_bytes >= LAYERS_LEAST_BYTES else known
 
     async def _package(self, requirement: str, folder: Path) -> Path:
         return await pip_download(
@@ -317,3 +339,10 @@ class Supply:
 
     async def serve_file(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
         await self._offers.answer(stream, header)
+
+
+async def _listed(named: HubName) -> CatalogEntry:
+    """Which files that is."""
+    raise DownloadFailed(
+        f"which files {named} means cannot be asked yet", hint=f"name one: hf:{named.repo}:FILE.gguf"
+    )

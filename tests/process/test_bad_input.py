@@ -117,8 +117,8 @@ def test_an_unknown_architecture(files: Path, home: Path, libraries: dict[str, P
 
     assert ended.status == 1
     assert ended.stderr == (
-        "Error: the engine cannot load this model (unknown model architecture: 'lxmax')\n"
-        f"Hint: its log: {home}/logs/engine.log\n"
+        "Error: unknown.gguf cannot be run: lxmax is an architecture that this engine does not know\n"
+        "Hint: a newer mesh-llm may; mesh-llm download lists models that work\n"
     )
 
 

@@ -20,8 +20,8 @@ from mesh_llm.engine import machine
 from mesh_llm.engine.packages import pip_download
 from mesh_llm.errors import MeshError, ModelError, UsageError
 from mesh_llm.home import Home, models_folder
-from mesh_llm.models import catalog, hub
-from mesh_llm.models.catalog import Catalog, CatalogEntry, HubName, UrlSource
+from mesh_llm.models import catalog, hub, names
+from mesh_llm.models.catalog import Catalog, CatalogEntry, HubName
 from mesh_llm.models.checksum import verify
 from mesh_llm.models.download import download_all, is_here
 
@@ -41,11 +41,12 @@ def download(
     NAME is one of the list, hf:OWNER/REPO[:FILE|QUANT], or a URL. What was
     interrupted goes on where it was.
     """
-    listed = catalog.load(home_path(home) / "catalog.toml")
+    own = Home(home_path(home))
+    listed = catalog.load(own.catalog_file)
     if name is None:
         if draft or check:
             raise UsageError(f"--{'draft' if draft else 'check'} needs the name of a model")
-        asyncio.run(_list(listed, Home(home_path(home)), as_json))
+        asyncio.run(_list(listed, own, as_json))
         return
     entries = asyncio.run(_entries(name, listed, draft=draft))
     if check:
@@ -66,18 +67,22 @@ async def _entries(name: str, listed: Catalog, *, draft: bool) -> tuple[CatalogE
     if entry.draft is None:
         raise ModelError(
             f"the catalog names no draft for {entry.name}",
-            hint="download one by its own name, and use --draft",
+            hint="download one by its own name",
         )
     return entry, listed.find(entry.draft)
 
 
 async def _entry(name: str, listed: Catalog) -> CatalogEntry:
-    if name.startswith(("https://", "http://")):
-        return catalog.unlisted(UrlSource(url=name))
-    if name.startswith("hf:"):
-        repo, _, wanted = name.removeprefix("hf:").partition(":")
-        return await hub.resolve(HubName(repo=repo, wanted=wanted or None))
-    return listed.find(name)
+    """What is to be downloaded by that name, whatever is here already."""
+    scheme = name.lower()
+    meant: CatalogEntry | HubName
+    if scheme.startswith("hf:"):
+        meant = names.parse_hub(name)
+    elif scheme.startswith(("https://", "http://")):
+        meant = names.parse_url(name)
+    else:
+        meant = listed.find(name)
+    return await hub.resolve(meant) if isinstance(meant, HubName) else meant
 
 
 def _download(entries: Sequence[CatalogEntry]) -> None:

@@ -24,6 +24,7 @@ from mesh_llm.models import catalog, hub, names
 from mesh_llm.models.catalog import Catalog, CatalogEntry, HubName
 from mesh_llm.models.checksum import verify
 from mesh_llm.models.download import download_all, is_here
+from mesh_llm.models.stores import Places, find_all
 
 
 @click.command()
@@ -153,7 +154,16 @@ class _Room:
 async def _list(listed: Catalog, home: Home, as_json: bool) -> None:
     document = await _status(home)
     here, mesh = await _this_machine(home, document), _mesh(document)
-    rows = [_Listed(entry=entry, machine=here, mesh=mesh) for entry in listed]
+    held = {tuple(path.name for path in model.files) for model in find_all(Places.from_environment())}
+    rows = [
+        _Listed(
+            entry=entry,
+            machine=here,
+            mesh=mesh,
+            here=entry.files in held or is_here(entry, models_folder()),
+        )
+        for entry in listed
+    ]
     if as_json:
         print_json([row.document() for row in rows])
         return
@@ -167,14 +177,12 @@ class _Listed:
     entry: CatalogEntry
     machine: _Room
     mesh: _Room | None
+    here: bool
+    """In any store of this machine."""
 
     @property
     def in_mesh(self) -> bool | None:
         return self.mesh.holds(self.entry) if self.mesh is not None else None
-
-    @property
-    def here(self) -> bool:
-        return is_here(self.entry, models_folder())
 
     def cells(self) -> tuple[str, ...]:
         entry = self.entry

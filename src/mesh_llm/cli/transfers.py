@@ -31,7 +31,8 @@ class Transfers:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._bars: Bars | None = None
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[str, tuple[str, TaskID]] = {}
+        """By the name of the file: what is being done with it, and its bar."""
         self._steps: dict[str, Progress] = {}
         self._line = _Line()
 
@@ -51,14 +52,16 @@ class Transfers:
             print(text, file=sys.stderr, flush=True)
 
     def progress(self, step: Progress) -> None:
-        known = step.what in self._steps
-        self._steps[step.what] = step
+        verb, _, name = step.what.partition(" ")
+        before = self._steps.get(name)
+        known = before is not None and before.what == step.what
+        self._steps[name] = step
         if self._console.is_terminal:
-            self._draw(step)
+            self._draw(step, verb, name)
         elif (line := self._line.after(step, list(self._steps.values()), new=not known)) is not None:
             print(line, file=sys.stderr, flush=True)
 
-    def _draw(self, step: Progress) -> None:
+    def _draw(self, step: Progress, verb: str, name: str) -> None:
         if self._bars is None:
             self._bars = Bars(
                 TextColumn("{task.description}", markup=False),
@@ -70,10 +73,14 @@ class Transfers:
                 transient=True,
             )
             self._bars.start()
-        if step.what not in self._tasks:
+        doing, task = self._tasks.get(name, (None, None))
+        if task is None or doing != verb:
+            if task is not None:
+                self._bars.remove_task(task)
             # What is here from an earlier run is no speed of this one.
-            self._tasks[step.what] = self._bars.add_task(_short(step.what), total=None, completed=step.done)
-        self._bars.update(self._tasks[step.what], completed=step.done, total=step.total or None)
+            task = self._bars.add_task(_short(step.what), total=None, completed=step.done)
+            self._tasks[name] = verb, task
+        self._bars.update(task, completed=step.done, total=step.total or None)
 
 
 def _short(what: str) -> str:

@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,6 +76,10 @@ class Arriving:
         self.size_bytes = remote.size_bytes
 
     def _open(self) -> None:
+        # Never write to a file that has another name, too: a run that was killed at its end leaves these.
+        with suppress(FileNotFoundError):
+            if self.path.stat().st_nlink > 1:
+                self.path.unlink()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(self.path, flags, 0o644)
         os.lseek(self._descriptor, 0, os.SEEK_SET)

@@ -33,6 +33,7 @@ from mesh_llm.models.remote import (
     cannot_reach,
     host_of,
     passing_status,
+    seconds,
 )
 
 if TYPE_CHECKING:
@@ -197,7 +198,9 @@ def _preferred(variants: list[_Variant]) -> list[_Variant]:
 async def _asked(work: Callable[[], T], *, repo: str, revision: str, file: str | None) -> T:
     """What the library answers; its exceptions as Passing, or as sentences."""
     try:
-        return await _in_a_thread(work)
+        # Names that nobody resolves are beyond the library's own bounds.
+        async with asyncio.timeout(max(HUB_ANSWER_S, 2 * seconds("HF_HUB_ETAG_TIMEOUT", 0.0))):
+            return await _in_a_thread(work)
     except MeshError:
         raise
     except Exception as error:
@@ -245,6 +248,8 @@ def _explained(error: Exception, *, repo: str, revision: str, file: str | None) 
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     host = host_of(endpoint())
+    if isinstance(error, TimeoutError):
+        return Unreachable(f"{host} does not answer")
     if isinstance(error, OfflineModeIsEnabled):
         return DownloadFailed(
             f"{repo} is not downloaded: HF_HUB_OFFLINE is set, which keeps this machine away from {host}",

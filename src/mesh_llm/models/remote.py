@@ -28,6 +28,8 @@ from mesh_llm.errors import DownloadFailed
 T = TypeVar("T")
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_RATE_LIMIT = re.compile(r";\s*r=0\s*;\s*t=(\d+)")
+"""Of a quota that is used up: seconds until there is another one."""
 _AGAIN = "what has arrived is kept: run it again later, and it goes on from there"
 
 
@@ -69,7 +71,7 @@ class Patience:
     def __init__(self, what: str) -> None:
         self._what = what
         self._failures = 0
-        self._pause_s = _seconds("MESH_LLM_DOWNLOAD_PAUSE_S", DOWNLOAD_PAUSE_S)
+        self._pause_s = seconds("MESH_LLM_DOWNLOAD_PAUSE_S", DOWNLOAD_PAUSE_S)
 
     def gained(self) -> None:
         """Enough has come for the next failure to be a first one."""
@@ -109,7 +111,7 @@ async def answered(name: str, ask: Callable[[], Awaitable[T]]) -> T:
             await patience.after(failure)
 
 
-def _seconds(name: str, default: float) -> float:
+def seconds(name: str, default: float) -> float:
     """A person's own bound, where the environment names one that is a number."""
     try:
         return max(0.0, float(os.environ[name]))
@@ -119,7 +121,7 @@ def _seconds(name: str, default: float) -> float:
 
 def stall_s() -> float:
     """The setting that other programs for the hub read, too."""
-    return _seconds("HF_HUB_DOWNLOAD_TIMEOUT", DOWNLOAD_STALL_S)
+    return seconds("HF_HUB_DOWNLOAD_TIMEOUT", DOWNLOAD_STALL_S)
 
 
 # -- over HTTP ------------------------------------------------------------------------------------
@@ -129,7 +131,13 @@ def open_session(trust: ssl.SSLContext) -> aiohttp.ClientSession:
     """For bytes: no bound on the whole, one on each silence. Proxies as the environment says."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=trust),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=DOWNLOAD_CONNECT_S, sock_read=stall_s()),
+        timeout=aiohttp.ClientTimeout(
+            total=None,
+            # With the search for its address, and all addresses that it has.
+            connect=2 * DOWNLOAD_CONNECT_S,
+            sock_connect=DOWNLOAD_CONNECT_S,
+            sock_read=stall_s(),
+        ),
         headers={"Accept-Encoding": "identity", "User-Agent": "mesh-llm"},
         read_bufsize=256 << 10,
         trust_env=True,
@@ -173,9 +181,12 @@ _NO_NAME = ("name or service not known", "name resolution", "nodename nor servna
 
 
 def waits_s(headers: Mapping[str, str]) -> float | None:
-    """Retry-After in seconds; its other form, a date, is as good as nothing on clocks that differ."""
+    """By Retry-After in seconds (a date, its other form, is worth nothing between clocks), or by RateLimit."""
     value = headers.get("Retry-After", "").strip()
-    return float(value) if value.isdigit() else None
+    if value.isdigit():
+        return float(value)
+    limit = _RATE_LIMIT.search(headers.get("RateLimit", ""))
+    return float(limit[1]) if limit else None
 
 
 def passing_status(status: int, host: str, headers: Mapping[str, str]) -> Passing | None:

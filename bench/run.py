@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from bench import (
+    download,
     facts,
     fairness,
     gateway,
@@ -48,6 +49,7 @@ class Bench:
 BENCHES: dict[str, Bench] = {
     "idle": Bench(title=idle.TITLE, measure=idle.measure),
     "startup": Bench(title=startup.TITLE, measure=startup.measure),
+    "download": Bench(title=download.TITLE, measure=download.measure),
     "relay": Bench(title=relay.TITLE, measure=relay.measure),
     "meshrelay": Bench(title=meshrelay.TITLE, measure=meshrelay.measure),
     "overhead": Bench(title=overhead.TITLE, measure=overhead.measure),

@@ -465,6 +465,34 @@ LINK_ADDRESSES_LIMIT = 8
 """Of one machine, at which plain TCP links arrive: its interfaces, and those that changed meanwhile."""
 LINK_KNOCKS_LIMIT = 32
 """Unproven connections at a door, by kind; one more, and the oldest goes. Honest ones take milliseconds."""
+# -- models from servers ------------------------------------------------------------------------
+
+DOWNLOAD_PARALLEL = 4
+"""Files at once: servers grant a connection only so much, and more than these only take from each other."""
+DOWNLOAD_BATCH_BYTES = 1 << 20
+"""Hashed and written at a time: fewer turns between threads than packets."""
+DOWNLOAD_BATCHES = 4
+"""Of a file that wait for the disk; beyond them the server waits, too, and memory stays flat."""
+DOWNLOAD_CONNECT_S = 10.0
+"""For a connection: a server that is there takes a second."""
+DOWNLOAD_STALL_S = 30.0
+"""Without a byte for this long a connection is given up (HF_HUB_DOWNLOAD_TIMEOUT changes it)."""
+DOWNLOAD_TRIES = 5
+"""After a failure, before it is said: with their pauses half a minute, in which a server restarts."""
+DOWNLOAD_PAUSE_S = 1.0
+"""Before the first of them; each further one waits twice as long."""
+DOWNLOAD_PAUSE_LIMIT_S = 16.0
+DOWNLOAD_WAIT_LIMIT_S = 60.0
+"""That a server may ask for (Retry-After): who is to wait longer is better told."""
+DOWNLOAD_GAIN_BYTES = 1 << 20
+"""After so many the tries begin anew: a line that breaks every minute gets there, one byte each time not."""
+DOWNLOAD_RANGE_BYTES = 16 << 30
+"""Asked for at once: the hub's storage does not give out more than 50 GB in one answer."""
+DOWNLOAD_TURNS = 3
+"""A file may change on the server while it is fetched, but not for ever."""
+HUB_ANSWER_S = 15.0
+"""For a list of files: the largest repositories have thousands."""
+
 # -- models from peers --------------------------------------------------------------------------
 
 FETCH_CHUNK_BYTES = 256 << 10

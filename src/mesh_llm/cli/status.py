@@ -111,6 +111,8 @@ def _summary(document: dict[str, Any], names: board.Names) -> list[tuple[str, st
         if model["context"]:
             slots = "1 slot" if model["slots"] == 1 else f"{model['slots']} slots"
             rows.append(("context", f"{slots} of {model['context']} tokens"))
+        if drafts := _drafts(model.get("draft")):
+            rows.append(("drafts", drafts))
     if plan:
         rows += [("plan", board.how_planned(plan, names)), ("why", plan["reason"])]
         need, have = board.size(plan["need_bytes"]), board.size(plan["have_bytes"])
@@ -128,6 +130,18 @@ def _model(model: dict[str, Any]) -> str:
     if not model["layers"]:
         return str(model["name"])
     return f"{model['name']}, {model['quantisation']}, {model['layers']} layers"
+
+
+def _drafts(draft: dict[str, Any] | None) -> str:
+    """`Qwen2.5-0.5B and the text: 312 of 400 tokens right, last 8 at once, 2.10 x as fast`."""
+    if draft is None:
+        return ""
+    by = f"{draft['name']} and the text" if draft["name"] else "the text"
+    if not draft["drafted"]:
+        return f"by {by}, none yet"
+    gain = f", {draft['gain']:.2f} x as fast" if draft["gain"] else ""
+    right = f"{draft['accepted']} of {draft['drafted']} tokens right"
+    return f"by {by}: {right}, last {draft['depth']} at once{gain}"
 
 
 def _speed(plan: dict[str, Any] | None, engine: dict[str, Any]) -> str:

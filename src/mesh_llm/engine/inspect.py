@@ -117,6 +117,21 @@ def check_readable(path: Path) -> None:
         )
 
 
+async def vocabularies_differ(model: Path, draft: Path) -> str | None:
+    """Why one model cannot guess tokens for another; None where it can."""
+    request = {"model": str(model.resolve()), "draft": str(draft.resolve())}
+    finished = await _ask("mesh_llm.engine.vocabulary", request)
+    answer = _answer(finished)
+    if answer is None:
+        raise ModelError(
+            f"{draft} cannot be read as GGUF{_last_words(finished.errors)}", hint="download it again"
+        )
+    if "error" in answer:
+        raise ModelError(answer["error"], hint=answer["hint"])
+    differs: str | None = answer["differs"]
+    return differs
+
+
 async def describe(libraries: dict[str, Path]) -> dict[str, Any]:
     """Devices and CPU features with these native libraries loaded."""
     request = {"libraries": {name: str(path) for name, path in libraries.items()}}

@@ -6,9 +6,11 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
+from mesh_llm.defaults import DRAFT_MAX
 from mesh_llm.errors import JoinRefused, MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.membership.facts import settings_from_document, settings_to_document
@@ -22,7 +24,7 @@ from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, decode, encode
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Network, NetworkConfig
-from mesh_llm.types import Address, MeshId, MeshSettings, ModelFacts, NodeId, Role
+from mesh_llm.types import Address, Draft, MeshId, MeshSettings, ModelFacts, NodeId, Role
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +162,9 @@ class Entry:
     def remembered(self) -> dict[NodeId, Address]:
         return self._known
 
-    def settle(self, model: ModelFacts | None, *, default_slots: int) -> MeshSettings | None:
+    def settle(
+        self, model: ModelFacts | None, draft: Draft | None, *, default_slots: int
+    ) -> MeshSettings | None:
         """The mesh's settings: made by its creator, obeyed by everybody else."""
         if not self.is_creator:
             self._check_options(self.settings)
@@ -183,6 +187,9 @@ class Entry:
             split=config.split,
             tensor_split=config.tensor_split,
             layers=config.layers,
+            guess=not config.no_draft,
+            draft=draft,
+            draft_max=config.draft_max or DRAFT_MAX,
         )
         if old is not None and settings != old:
             settings = replace(settings, version=old.version + 1)
@@ -216,6 +223,9 @@ class Entry:
             ("--split", config.split or None, settings.split),
             ("--tensor-split", config.tensor_split, settings.tensor_split),
             ("--layers", config.layers, settings.layers),
+            ("--draft", self._named_draft(settings), settings.draft.name if settings.draft else None),
+            ("--draft-max", config.draft_max, settings.draft_max),
+            ("--no-draft", config.no_draft or None, not settings.guess),
         ):
             if given is not None and given != agreed:
                 shown = "not set" if agreed in (None, False) else str(agreed)
@@ -234,6 +244,14 @@ class Entry:
         theirs = catalog.load().get(settings.model)
         same = names.same_model(known.stem, theirs.stem if theirs is not None else settings.model)
         return settings.model if same else self._config.model
+
+    def _named_draft(self, settings: MeshSettings) -> str | None:
+        """The draft that was asked for, in the mesh's words."""
+        given = self._config.draft
+        if given is None or settings.draft is None:
+            return given
+        same = names.same_model(catalog.stem_of(Path(given).name), settings.draft.name)
+        return settings.draft.name if same else given
 
     # -- what is remembered --------------------------------------------------------------------
 

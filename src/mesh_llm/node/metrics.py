@@ -27,7 +27,18 @@ from mesh_llm.node.families import gauge, labelled, one_of, summed
 from mesh_llm.node.mesh import serving_among
 from mesh_llm.node.processes import usage
 from mesh_llm.node.run import Run
-from mesh_llm.types import Mode, NodeId, Plan, Progress, ProgressSink, Role, Stage, StageCounters, State
+from mesh_llm.types import (
+    Mode,
+    NodeId,
+    Plan,
+    Progress,
+    ProgressSink,
+    Role,
+    SpeculationCounters,
+    Stage,
+    StageCounters,
+    State,
+)
 
 if TYPE_CHECKING:
     from mesh_llm.node.node import Node
@@ -252,6 +263,7 @@ class NodeMetrics(Collector):
             "The same of prompts.",
             run.rates.prompt_tok_s if run is not None else 0.0,
         )
+        yield from _guesses(report.speculation or SpeculationCounters())
         yield labelled(
             "mesh_llm_engine_buffer_bytes",
             "The engine's buffers by kind, as it reports them.",
@@ -442,6 +454,30 @@ def _pace(
         ),
     ):
         yield labelled(f"mesh_llm_stage_token_{name}", text, STAGE, rows)
+
+
+def _guesses(seen: SpeculationCounters) -> Iterator[Metric]:
+    by = ("text", "model")
+    drafted = (seen.text_drafted, seen.drafted - seen.text_drafted)
+    accepted = (seen.text_accepted, seen.accepted - seen.text_accepted)
+    yield summed(
+        "mesh_llm_draft_tokens",
+        "Tokens guessed ahead, by what stood in the text before or by the draft model.",
+        ("by",),
+        [((one,), count) for one, count in zip(by, drafted, strict=True)],
+    )
+    yield summed(
+        "mesh_llm_draft_accepted_tokens",
+        "Of these, the ones that were right.",
+        ("by",),
+        [((one,), count) for one, count in zip(by, accepted, strict=True)],
+    )
+    yield gauge("mesh_llm_draft_depth_tokens", "Tokens of the last guess.", seen.depth)
+    yield gauge(
+        "mesh_llm_draft_gain_ratio",
+        "Decoding speed against what it would be without guesses; 1 before there were any.",
+        seen.plain_seconds / seen.seconds if seen.seconds else 1.0,
+    )
 
 
 def _report(run: Run | None) -> EngineReport:

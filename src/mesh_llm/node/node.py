@@ -216,7 +216,7 @@ class Node:
     async def _take_part(self, given: ModelFacts | None) -> None:
         """Find the model, equip this machine, and tell the mesh."""
         model = await self.supply.bring_first(given)
-        settings = self.entry.settle(model, default_slots=DEFAULT_SLOTS)
+        settings = await self.supply.settle(model)
         self._change(State.STARTING, "native libraries are being built")
         self.equipment = await equip(
             self.config,
@@ -383,6 +383,7 @@ class Node:
             equipment=self.equipment,
             model=known[0],
             settings=known[1],
+            draft=self.supply.drafts.file(known[1]),
         )
 
     def _worker_spec(self) -> WorkerSpec:

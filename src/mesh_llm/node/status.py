@@ -11,7 +11,7 @@ from mesh_llm.engine.telemetry import engine_figures
 from mesh_llm.membership.member import Member
 from mesh_llm.node.run import Run
 from mesh_llm.planning.snapshot import listing
-from mesh_llm.types import Mode, NodeId, Plan, Role
+from mesh_llm.types import MeshSettings, Mode, NodeId, Plan, Role, SpeculationCounters
 
 if TYPE_CHECKING:
     from mesh_llm.node.node import Node
@@ -144,7 +144,31 @@ def _model(node: Node, plan: Plan | None) -> dict[str, Any] | None:
         "quantisation": facts.quantisation if facts is not None else "",
         "context": plan.context if plan is not None and plan.mode is not Mode.WAITING else None,
         "slots": plan.slots if plan is not None and plan.mode is not Mode.WAITING else None,
-        "draft": None,
+        "draft": _draft(node, settings),
+    }
+
+
+def _draft(node: Node, settings: MeshSettings) -> dict[str, Any] | None:
+    """What guesses tokens ahead, and what came of it; None where nothing does.
+
+    Without a draft model, or where the host lacks its file, only what stood in
+    the text before: `name` is None then.
+    """
+    run = node.hosting.serving
+    spec = run.supervisor.spec.draft if run is not None and run.supervisor is not None else None
+    if not settings.guess or (spec is not None and spec.depth == 0):
+        return None
+    report = run.supervisor.report if run is not None and run.supervisor is not None else EngineReport()
+    seen = report.speculation or SpeculationCounters()
+    loaded = settings.draft is not None and (spec is None or spec.model is not None)
+    return {
+        "name": settings.draft.name if settings.draft is not None and loaded else None,
+        "depth": seen.depth,
+        "drafted": seen.drafted,
+        "accepted": seen.accepted,
+        "text_drafted": seen.text_drafted,
+        "text_accepted": seen.text_accepted,
+        "gain": round(seen.plain_seconds / seen.seconds, 2) if seen.drafted and seen.seconds else None,
     }
 
 

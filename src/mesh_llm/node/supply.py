@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import DEFAULT_MODEL, FOLLOW_RETRY_S, SOURCE_KNOWN_S
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, FOLLOW_RETRY_S, SOURCE_KNOWN_S
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.packages import pip_download
 from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError
@@ -26,6 +26,7 @@ from mesh_llm.models.offer import Offers
 from mesh_llm.models.ranges import Share
 from mesh_llm.models.throttle import Throttle
 from mesh_llm.node import naming
+from mesh_llm.node.drafts import Drafts
 from mesh_llm.node.entry import Entry
 from mesh_llm.node.equipment import at_hand
 from mesh_llm.node.lending import Step, Terms, Weights
@@ -77,6 +78,7 @@ class Supply:
         self._tell = tell
         self._doing = doing
         self._progress = progress
+        self.drafts = Drafts(config=config, shelf=shelf, tell=tell)
         self._wake = asyncio.Event()
         self._digests = Digests(cache_folder() / "digests")
         self._offers = Offers(
@@ -105,6 +107,13 @@ class Supply:
         self._on_model(model)
         return model
 
+    async def settle(self, model: ModelFacts | None) -> MeshSettings | None:
+        """The mesh's settings, with the draft that its creator has for the model."""
+        draft = await self.drafts.choose(model) if model is not None and self._entry.is_creator else None
+        settings = self._entry.settle(model, draft, default_slots=DEFAULT_SLOTS)
+        await self.drafts.find(settings)
+        return settings
+
     def wake(self) -> None:
         """The mesh's settings may have changed."""
         self._wake.set()
@@ -119,6 +128,7 @@ class Supply:
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
             self._wake.clear()
+            await self.drafts.find(self._entry.settings)
             wanted = self._wanted()
             if wanted is None or wanted.fingerprint == refused:
                 continue
@@ -144,6 +154,7 @@ class Supply:
 
     async def given(self) -> ModelFacts | None:
         """The model that was named, if its file is here; raises where the name means nothing."""
+        await self.drafts.check()
         if self._config.model is None:
             return await self._remembered()
         named = await naming.resolve(self._config.model, self._home)

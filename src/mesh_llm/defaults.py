@@ -545,3 +545,35 @@ FOLLOW_RETRY_S = 10.0
 """After a model that the mesh changed to could not be fetched: whoever has it may be on its way back."""
 SOURCE_KNOWN_S = 10.0
 """For one who has just come in to hear of a member that has the model: gossip takes a second or two."""
+
+# -- the console --------------------------------------------------------------------------------
+
+CONSOLE_PORT = 3131
+"""The number that the documents name."""
+CONSOLE_TICK_S = 1.0
+"""Between two looks at the node while somebody watches: what a person can follow."""
+CONSOLE_SAMPLE_S = 2.0
+"""Between two points of the curves."""
+CONSOLE_SAMPLES = 300
+"""Ten minutes of them."""
+CONSOLE_EVENTS = 100
+"""Kept to be shown: what happened in a busy hour. A hundred lines take 20 KB."""
+CONSOLE_PROGRESS = 16
+"""Kept to be shown, by what it is about; more does not happen at once."""
+CONSOLE_WATCHERS = 64
+"""Pages and programs that follow one node: a screen in every room. Each may hold CONSOLE_QUEUE_BYTES."""
+CONSOLE_QUEUE_FRAMES = 64
+CONSOLE_QUEUE_BYTES = 4 << 20
+"""That wait for one who follows: half a minute of a large mesh. Who is further behind starts afresh."""
+CONSOLE_WRITE_S = 10.0
+"""For one who follows to take what was written; a sleeping laptop does not."""
+CONSOLE_BEAT_S = 10.0
+"""Between two signs of life in a stream in which nothing happens."""
+CONSOLE_BODY_LIMIT_BYTES = 64 << 10
+"""Of a management call: a few fields."""
+CONSOLE_STOP_S = 1.0
+"""For connections to end with the node."""
+CONSOLE_CHATS = 32
+"""Answers under way for all pages together; the API's own queue is shorter."""
+CONSOLE_CONNECT_S = 5.0
+"""To the node's own API, in the same process."""

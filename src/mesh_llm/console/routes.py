@@ -1,7 +1,9 @@
-"""`/api/…`: what `mesh-llm status`, `stop`, `invite` and others call on the running node."""
+"""`/api/…`: what the page and `mesh-llm status`, `stop`, `invite` and others call on the running node."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +12,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from mesh_llm.errors import MeshError
+from mesh_llm.console.feed import Behind, Crowded, Feed
+from mesh_llm.defaults import CONSOLE_BEAT_S, CONSOLE_BODY_LIMIT_BYTES, CONSOLE_WRITE_S
+from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.types import Role
 
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
@@ -18,6 +22,9 @@ _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
 
 class Managed(Protocol):
     """The node, as far as these routes know it."""
+
+    @property
+    def feed(self) -> Feed: ...
 
     async def status(self) -> dict[str, Any]: ...
 
@@ -32,7 +39,17 @@ class Managed(Protocol):
     def revoke(self, id: str) -> dict[str, Any]: ...
 
 
+Answer = Callable[[web.Request], Awaitable[dict[str, Any]]]
+
+
 def management_app(node: Managed) -> web.Application:
+    """All of them, for whoever may open the socket."""
+    app = web.Application(client_max_size=CONSOLE_BODY_LIMIT_BYTES)
+    add_management(app, node)
+    return app
+
+
+def add_management(app: web.Application, node: Managed) -> None:
     async def get_status(request: web.Request) -> dict[str, Any]:
         return await node.status()
 
@@ -48,51 +65,112 @@ def management_app(node: Managed) -> web.Application:
         return await node.plan({})
 
     async def post_plan(request: web.Request) -> dict[str, Any]:
-        return await node.plan(await request.json())
+        return await node.plan(await _body(request))
 
     async def post_invite(request: web.Request) -> dict[str, Any]:
-        asked = await request.json()
-        lifetime_s = asked.get("lifetime_s")
-        if lifetime_s is not None and not 0 < float(lifetime_s) < _HIGHEST_LIFETIME_S:
-            raise MeshError("an invite lives for a second at least, and for ten years at most")
-        return node.invite(Role(asked.get("role", "node")), lifetime_s)
+        return node.invite(*_asked_invite(await _body(request)))
 
     async def get_invites(request: web.Request) -> dict[str, Any]:
         return node.invites()
 
     async def post_revoke(request: web.Request) -> dict[str, Any]:
-        return node.revoke(str((await request.json()).get("id")))
+        return node.revoke(str((await _body(request)).get("id")))
 
-    app = web.Application()
-    app.router.add_get("/api/status", _answered(get_status))
-    app.router.add_get("/api/plan", _answered(get_plan))
-    app.router.add_post("/api/plan", _answered(post_plan))
-    app.router.add_get("/api/invites", _answered(get_invites))
-    app.router.add_post("/api/invite", _answered(post_invite))
-    app.router.add_post("/api/revoke", _answered(post_revoke))
-    app.router.add_post("/api/stop", _answered(post_stop))
-    app.router.add_post("/api/leave", _answered(post_leave))
-    return app
+    async def get_events(request: web.Request) -> web.StreamResponse:
+        return await _events(request, node.feed)
+
+    gets: dict[str, Answer] = {"status": get_status, "plan": get_plan, "invites": get_invites}
+    posts: dict[str, Answer] = {
+        "plan": post_plan,
+        "invite": post_invite,
+        "revoke": post_revoke,
+        "stop": post_stop,
+        "leave": post_leave,
+    }
+    for name, handler in gets.items():
+        app.router.add_get(f"/api/{name}", _answered(handler))
+    for name, handler in posts.items():
+        app.router.add_post(f"/api/{name}", _answered(handler))
+    app.router.add_get("/api/events", get_events)
 
 
-def _answered(
-    handler: Callable[[web.Request], Awaitable[dict[str, Any]]],
-) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _answered(handler: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
     """The answer as JSON; an expected failure as its sentence."""
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            return web.json_response(await handler(request))
+            document = await handler(request)
         except MeshError as error:
-            return web.json_response({"error": error.message, "hint": error.hint}, status=409)
+            return refusal(400 if isinstance(error, UsageError) else 409, error.message, error.hint)
+        return web.json_response(document, headers={"Cache-Control": "no-store"})
 
     return answer
+
+
+def refusal(status: int, message: str, hint: str | None = None, **more: Any) -> web.Response:
+    return web.json_response({"error": message, "hint": hint, **more}, status=status)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.read() or b"{}")
+    except web.HTTPRequestEntityTooLarge:
+        raise UsageError(f"a call is no longer than {CONSOLE_BODY_LIMIT_BYTES >> 10} KiB") from None
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise UsageError("a call's body is a JSON object")
+    return body
+
+
+def _asked_invite(asked: dict[str, Any]) -> tuple[Role, float | None]:
+    lifetime_s = asked.get("lifetime_s")
+    if lifetime_s is not None:
+        number = isinstance(lifetime_s, int | float) and not isinstance(lifetime_s, bool)
+        if not number or not 0 < lifetime_s < _HIGHEST_LIFETIME_S:
+            raise UsageError("an invite lives for a second at least, and for ten years at most")
+    try:
+        return Role(asked.get("role", "node")), lifetime_s
+    except ValueError:
+        raise UsageError("an invite is for a node or for a client") from None
+
+
+async def _events(request: web.Request, feed: Feed) -> web.StreamResponse:
+    """The node as it goes along, until one of both ends."""
+    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
+    response = web.StreamResponse(headers=headers)
+    try:
+        first = await feed.snapshot()
+        with feed.watched() as watcher:
+            await response.prepare(request)
+            await _write(response, first)
+            while True:
+                try:
+                    async with asyncio.timeout(CONSOLE_BEAT_S):
+                        frames = await watcher.take()
+                except TimeoutError:
+                    frames = b":\n\n"
+                await _write(response, frames)
+    except Crowded:
+        return refusal(503, f"{feed.watchers} pages watch this node already", "close some of them")
+    except (Behind, TimeoutError):
+        # It comes again, and gets a fresh snapshot.
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        pass
+    return response
+
+
+async def _write(response: web.StreamResponse, frames: bytes) -> None:
+    async with asyncio.timeout(CONSOLE_WRITE_S):
+        await response.write(frames)
 
 
 @asynccontextmanager
 async def serve_on_socket(app: web.Application, path: Path) -> AsyncIterator[None]:
     """Answer on a unix socket that only its owner can open."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
     try:
         # Its folder is 0700; the mask closes the socket itself as well, from its first moment.

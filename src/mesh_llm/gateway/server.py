@@ -14,12 +14,13 @@ from mesh_llm.errors import UsageError
 from mesh_llm.gateway import failures, listen
 from mesh_llm.gateway.client import ClientServer, check_head
 from mesh_llm.gateway.failures import Failure
-from mesh_llm.gateway.guard import HEALTH_PATHS, Guard, is_loopback
+from mesh_llm.gateway.guard import HEALTH_PATHS, Guard
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, Meters
 from mesh_llm.gateway.proxy import Relay
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Serving
+from mesh_llm.loopback import is_loopback
 from mesh_llm.types import State
 
 log = logging.getLogger(__name__)

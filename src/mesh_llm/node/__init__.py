@@ -13,7 +13,8 @@ lending     this machine's device, lent to the hosts of plans
 passage     links and HTTP to other nodes, over whatever way there is; guests: their gateways here
 remote      the engine of another node, as this one's gateway uses it
 desk        the streams that other members open; forwarding: those that only pass through
-words       what a run says of itself
+words       what a run says of itself; herald: to whom it says what
+window      the console's port; farewell: how a node goes
 status      what `mesh-llm status` shows; forecast: what `mesh-llm plan` does
 metrics     the node's series in `/metrics`; families: how they are written; processes: what its children use
 """

@@ -21,13 +21,13 @@ import logging
 import secrets
 import socket
 import time
-from contextlib import suppress
 from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
+from mesh_llm.console.feed import Feed
 from mesh_llm.console.routes import management_app, serve_on_socket
-from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, DRAIN_S, HAND_OVER_S, INVITE_DEFAULT_S
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, INVITE_DEFAULT_S
 from mesh_llm.engine import external
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
@@ -40,6 +40,8 @@ from mesh_llm.home import Home, link_door
 from mesh_llm.node import desk, entry, forecast, metrics, status, words
 from mesh_llm.node.abilities import described, held_bytes
 from mesh_llm.node.equipment import Equipment, equip
+from mesh_llm.node.farewell import drain
+from mesh_llm.node.herald import Herald
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
 from mesh_llm.node.lending import Lease, Lending
@@ -49,13 +51,13 @@ from mesh_llm.node.remote import Remote
 from mesh_llm.node.run import Run
 from mesh_llm.node.shelf import Shelf
 from mesh_llm.node.supply import Supply
+from mesh_llm.node.window import Window
 from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.links import open_door
 from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.network import Network
 from mesh_llm.types import (
-    Event,
     EventSink,
     MeshSettings,
     ModelFacts,
@@ -77,15 +79,16 @@ class Node:
         self.home = Home(config.home)
         self.shelf = Shelf()
         self.equipment: Equipment | None = None
-        self._tell = tell
-        self.metering = metrics.NodeMetrics(self, progress)
+        self.feed = Feed(self.status)
+        self.herald = Herald(tell, progress, self.feed)
+        self._say = self.herald.say
+        self.metering = metrics.NodeMetrics(self, self.herald.progress)
         self._stop = asyncio.Event()
         self._leave = False
         self.state = State.STARTING
         self._reason = "starting"
         self._progressing: tuple[State, str] | None = None
         """What hosting is about; None when it serves, or leaves that to others."""
-        self._said: dict[str, str] = {}
         self.turns = Turns(DEFAULT_SLOTS)
         """At the engine here, for the clients of all nodes."""
         self._gateway = Gateway(
@@ -99,6 +102,7 @@ class Node:
             self,
             self.turns,
         )
+        self.window = Window(self)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -112,6 +116,7 @@ class Node:
             app = management_app(self)
             async with serve_on_socket(app, self.home.control_socket):
                 serving = asyncio.create_task(self._serve(), name="serve")
+                feeding = asyncio.create_task(self.feed.run(), name="feed")
                 stopping = asyncio.create_task(self._stop.wait(), name="wait for stop")
                 try:
                     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -121,6 +126,8 @@ class Node:
                     await cancelled(serving)
                     await cancelled(stopping)
                     await self._gateway.stop()
+                    await self.window.close()
+                    await cancelled(feeding)
                 if not serving.cancelled() and (error := serving.exception()) is not None:
                     raise error
 
@@ -146,7 +153,7 @@ class Node:
             entry=self.entry,
             mesh=self.mesh,
             busy=lambda: self._gateway.active > 0 or self.passage.guests > 0,
-            tell=self._tell,
+            tell=self.herald.tell,
             doing=lambda what: self._change(State.STARTING, what),
             progress=self.metering.progress,
             on_model=self._tell_model,
@@ -167,6 +174,7 @@ class Node:
     async def _serve(self) -> None:
         given = await self._check()
         await self._gateway.start()
+        await self.window.open()
         network = Network(self.entry.network_config(), self.entry.membership, self.mesh)
         self.mesh.attach(network, desk.services(self))
         async with task_group() as group, open_door(link_door(self.identity.id)) as self.passage.door:
@@ -255,26 +263,10 @@ class Node:
         self._reflect()
 
     async def _drain(self) -> None:
-        """Others take over what this node did, answers under way finish."""
         self._change(State.DRAINING, "the node is stopping")
-        self.lending.closed = "this node is leaving"
-        self.mesh.publish(state=State.DRAINING, reason="the node is stopping")
-        self.hosting.wake()
-        if self.mesh.has_company():
-            deadline = asyncio.get_running_loop().time() + HAND_OVER_S
-            # Ends with the plan of another host, or with nobody who could be one.
-            while self.hosting.serving is not None and asyncio.get_running_loop().time() < deadline:
-                await asyncio.sleep(0.05)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
-                await asyncio.gather(self._gateway.drain(DRAIN_S), self.hosting.drained(), self._returned())
+        await drain(self, self._gateway)
         if self._leave:
             self.entry.forget()
-
-    async def _returned(self) -> None:
-        """Until hosts have replaced the plans in which this node works, and finished their answers."""
-        while self.lending.leases:
-            await asyncio.sleep(0.05)
 
     # -- what others ask -----------------------------------------------------------------------
 
@@ -484,12 +476,3 @@ class Node:
         self.state, self._reason = state, reason
         if self.equipment is not None or self.config.client:
             self.mesh.publish(state=state, reason=reason[:200])
-
-    def _say(self, kind: str, text: str, *, once: bool = False, secret: bool = False) -> None:
-        """Tell the person who watches. `once`: not the same again; `secret`: not into the log."""
-        if once and self._said.get(kind) == text:
-            return
-        self._said[kind] = text
-        if not secret:
-            log.info("%s: %s", kind, text)
-        self._tell(Event(kind=kind, text=text))

@@ -44,7 +44,7 @@ async def document(node: Node) -> dict[str, Any]:
         "plan": about["plan"],
         "engine": about["engine"],
         "api": {"url": node.url},
-        "console": {"url": None},
+        "console": {"url": node.window.url},
     }
 
 

@@ -174,6 +174,8 @@ DRAIN_S = 30.0
 """For answers under way when a node is told to stop; a second Ctrl-C does not wait for them."""
 STATUS_ENGINE_S = 0.5
 """For the engine's own figures; `status` answers without them rather than late."""
+STATUS_FRESH_S = 0.5
+"""How old the engine's figures may be: however many nodes and pages ask, it is asked twice a second."""
 STATUS_WATCH_S = 1.0
 """Between two looks of `status --watch`: what a person can follow."""
 CONTROL_TIMEOUT_S = 10.0
@@ -577,3 +579,7 @@ CONSOLE_CHATS = 32
 """Answers under way for all pages together; the API's own queue is shorter."""
 CONSOLE_CONNECT_S = 5.0
 """To the node's own API, in the same process."""
+HISTORY_LIMIT_BYTES = 1 << 20
+"""Of what a host tells of its engine and of the last minutes, over a hundred nodes."""
+REMARK_AGAIN_S = 10.0
+"""Before the same is noted again: a client that is refused comes back many times a second."""

@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,9 +72,12 @@ class Feed:
         self,
         status: Callable[[], Awaitable[Mapping[str, Any]]],
         *,
+        catch_up: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`catch_up`: tells what was not told while nobody watched."""
         self._status = status
+        self._catch_up = catch_up
         self._clock = clock
         self._samples: deque[bytes] = deque(maxlen=CONSOLE_SAMPLES)
         self._events: deque[bytes] = deque(maxlen=CONSOLE_EVENTS)
@@ -96,10 +99,6 @@ class Feed:
         entry = _written(sample)
         self._samples.append(entry)
         self._spread(b"sample", entry)
-
-    def begin_with(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        """What others have sampled, in place of what is here."""
-        self._samples = deque((_written(sample) for sample in samples), maxlen=CONSOLE_SAMPLES)
 
     def progress(self, step: Progress) -> None:
         entry = _written({"what": step.what, "done": step.done, "total": step.total, "unit": step.unit})
@@ -127,6 +126,8 @@ class Feed:
 
     async def snapshot(self) -> bytes:
         """The first frame for one who begins to watch right now: whatever is told from here on follows it."""
+        if self._catch_up is not None and not self._watchers:
+            await self._catch_up()
         await self._look()
         parts = (
             b'{"status":' + self._document,

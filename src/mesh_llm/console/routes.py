@@ -23,9 +23,6 @@ _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
 class Managed(Protocol):
     """The node, as far as these routes know it."""
 
-    @property
-    def feed(self) -> Feed: ...
-
     async def status(self) -> dict[str, Any]: ...
 
     def stop(self, *, leave: bool = False) -> None: ...
@@ -42,14 +39,14 @@ class Managed(Protocol):
 Answer = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 
-def management_app(node: Managed) -> web.Application:
+def management_app(node: Managed, feed: Feed) -> web.Application:
     """All of them, for whoever may open the socket."""
     app = web.Application(client_max_size=CONSOLE_BODY_LIMIT_BYTES)
-    add_management(app, node)
+    add_management(app, node, feed)
     return app
 
 
-def add_management(app: web.Application, node: Managed) -> None:
+def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
     async def get_status(request: web.Request) -> dict[str, Any]:
         return await node.status()
 
@@ -77,7 +74,7 @@ def add_management(app: web.Application, node: Managed) -> None:
         return node.revoke(str((await _body(request)).get("id")))
 
     async def get_events(request: web.Request) -> web.StreamResponse:
-        return await _events(request, node.feed)
+        return await _events(request, feed)
 
     gets: dict[str, Answer] = {"status": get_status, "plan": get_plan, "invites": get_invites}
     posts: dict[str, Answer] = {

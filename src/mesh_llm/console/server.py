@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from mesh_llm.console.chat import Api, Chat
+from mesh_llm.console.feed import Feed
 from mesh_llm.console.guard import Guard, Refused
 from mesh_llm.console.page import get_file
 from mesh_llm.console.routes import Managed, add_management, refusal
@@ -47,12 +48,14 @@ _OPEN_TO_READERS = ("/api/status", "/api/events", "/api/session")
 class Console:
     """Answers on one port of this machine from `start` until `stop`."""
 
-    def __init__(self, node: Managed, *, api: Callable[[], Api | None], api_key: str | None) -> None:
+    def __init__(
+        self, node: Managed, feed: Feed, *, api: Callable[[], Api | None], api_key: str | None
+    ) -> None:
         self._guard = Guard(api_key=api_key)
         self._chat = Chat(api)
         self._app = web.Application(client_max_size=CONSOLE_BODY_LIMIT_BYTES, middlewares=[self._middleware])
         self._app.on_response_prepare.append(_add_headers)
-        add_management(self._app, node)
+        add_management(self._app, node, feed)
         self._app.router.add_get("/api/session", self._session)
         for method in ("GET", "POST"):
             self._app.router.add_route(method, "/v1/{path:.+}", self._chat.answer)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from mesh_llm.console.feed import Feed
+from mesh_llm.defaults import REMARK_AGAIN_S
 from mesh_llm.types import Event, EventSink, Progress, ProgressSink
 
 log = logging.getLogger(__name__)
@@ -19,6 +21,7 @@ class Herald:
         self._progress = progress
         self._feed = feed
         self._said: dict[str, str] = {}
+        self._remarked: dict[str, float] = {}
 
     def say(self, kind: str, text: str, *, once: bool = False, secret: bool = False) -> None:
         """A line of the run. `once`: not the same again; `secret`: for the terminal only."""
@@ -36,10 +39,17 @@ class Herald:
         if not event.kind.startswith(_NOT_NEWS):
             self._feed.event(event)
 
-    def note(self, kind: str, text: str) -> None:
+    def note(self, event: Event) -> None:
         """Worth knowing for one who watches the whole, and no line of this node's run."""
-        log.info("%s: %s", kind, text)
-        self._feed.event(Event(kind=kind, text=text))
+        log.info("%s: %s", event.kind, event.text)
+        self._feed.event(event)
+
+    def remark(self, kind: str, text: str) -> None:
+        """The same, of what may happen many times a second."""
+        now = time.monotonic()
+        if now - self._remarked.get(kind, -REMARK_AGAIN_S) >= REMARK_AGAIN_S:
+            self._remarked[kind] = now
+            self.note(Event(kind=kind, text=text))
 
     def progress(self, step: Progress) -> None:
         self._feed.progress(step)

@@ -25,7 +25,6 @@ from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
-from mesh_llm.console.feed import Feed
 from mesh_llm.console.routes import management_app, serve_on_socket
 from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, INVITE_DEFAULT_S
 from mesh_llm.engine import external
@@ -41,7 +40,6 @@ from mesh_llm.node import desk, entry, forecast, metrics, status, words
 from mesh_llm.node.abilities import described, held_bytes
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.farewell import drain
-from mesh_llm.node.herald import Herald
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
 from mesh_llm.node.lending import Lease, Lending
@@ -58,6 +56,7 @@ from mesh_llm.transport.links import open_door
 from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.network import Network
 from mesh_llm.types import (
+    Event,
     EventSink,
     MeshSettings,
     ModelFacts,
@@ -79,10 +78,6 @@ class Node:
         self.home = Home(config.home)
         self.shelf = Shelf()
         self.equipment: Equipment | None = None
-        self.feed = Feed(self.status)
-        self.herald = Herald(tell, progress, self.feed)
-        self._say = self.herald.say
-        self.metering = metrics.NodeMetrics(self, self.herald.progress)
         self._stop = asyncio.Event()
         self._leave = False
         self.state = State.STARTING
@@ -102,7 +97,9 @@ class Node:
             self,
             self.turns,
         )
-        self.window = Window(self)
+        self.window = Window(self, tell, progress, first_tokens_s=self._gateway.take_first_tokens_s)
+        self._say = self.window.herald.say
+        self.metering = metrics.NodeMetrics(self, self.window.herald.progress)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -113,10 +110,10 @@ class Node:
             self._new_secret = secrets.token_bytes(32) if self.config.new_mesh else None
             self.identity = Identity.from_secret(self._new_secret or self.home.secret())
             self._compose()
-            app = management_app(self)
+            app = management_app(self, self.window.feed)
             async with serve_on_socket(app, self.home.control_socket):
                 serving = asyncio.create_task(self._serve(), name="serve")
-                feeding = asyncio.create_task(self.feed.run(), name="feed")
+                window = asyncio.create_task(self.window.run(), name="window")
                 stopping = asyncio.create_task(self._stop.wait(), name="wait for stop")
                 try:
                     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -127,7 +124,7 @@ class Node:
                     await cancelled(stopping)
                     await self._gateway.stop()
                     await self.window.close()
-                    await cancelled(feeding)
+                    await cancelled(window)
                 if not serving.cancelled() and (error := serving.exception()) is not None:
                     raise error
 
@@ -153,7 +150,7 @@ class Node:
             entry=self.entry,
             mesh=self.mesh,
             busy=lambda: self._gateway.active > 0 or self.passage.guests > 0,
-            tell=self.herald.tell,
+            tell=self.window.herald.tell,
             doing=lambda what: self._change(State.STARTING, what),
             progress=self.metering.progress,
             on_model=self._tell_model,
@@ -304,6 +301,9 @@ class Node:
     def health(self) -> Health:
         return Health(state=self.state, reason=self._reason, model=self.model_name)
 
+    def remark(self, kind: str, text: str) -> None:
+        self.window.herald.remark(kind, text)
+
     def metrics(self, engine: bytes) -> bytes:
         return self.metering.text(engine)
 
@@ -384,6 +384,7 @@ class Node:
         self.hosting.wake()
         self.remote.wake()
         self.supply.wake()
+        self.window.note_news(self.mesh)
         self._reflect()
 
     def _give_up(self, error: MeshError) -> None:
@@ -426,6 +427,9 @@ class Node:
         self._progressing = None
         self._say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")
         self._reflect()
+
+    def on_failed(self, reason: str) -> None:
+        self.window.herald.note(Event(kind="failed", text=f"The plan failed: {reason}"))
 
     def _on_engine(self, run: Run, report: EngineReport) -> None:
         """One without links restarts by itself; others end with their plan."""

@@ -16,7 +16,7 @@ import aiohttp
 from mesh_llm.defaults import LEASE_SILENCE_S, PLAN_CHECK_S, PLAN_READY_S
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
-from mesh_llm.engine.telemetry import Rates
+from mesh_llm.engine.telemetry import Gauge, Rates
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Link, Passage
@@ -65,6 +65,7 @@ class Run:
         """Workers, and whether they pass activations straight to the next one."""
         self.resident: dict[NodeId, int] = {}
         self.supervisor: EngineSupervisor | None = None
+        self.gauge = Gauge()
         self.rates = Rates()
         self.is_ready = False
         self._fingerprint = fingerprint

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from mesh_llm import __version__
 from mesh_llm.engine import machine
 from mesh_llm.engine.supervisor import EngineReport
-from mesh_llm.engine.telemetry import engine_figures
 from mesh_llm.membership.member import Member
 from mesh_llm.node.run import Run
+from mesh_llm.node.tokens import token_document
 from mesh_llm.planning.snapshot import listing
 from mesh_llm.types import Mode, NodeId, Plan, Role
 
@@ -52,7 +52,7 @@ async def serving(node: Node) -> dict[str, Any]:
     """Plan, model and engine of the plan that this node hosts."""
     run = node.hosting.serving
     if run is not None and run.port is not None:
-        run.rates.read(await engine_figures(*run.engine_address()))
+        run.rates.read(await run.gauge.read(*run.engine_address()))
     plan = run.plan if run is not None else node.hosting.plan
     return {
         "model": _model(node, plan),
@@ -192,6 +192,7 @@ def _engine(node: Node, run: Run | None) -> dict[str, Any]:
         "decode_tok_s": round(run.rates.decode_tok_s, 2) if run is not None else 0.0,
         "prompt_tok_s": round(run.rates.prompt_tok_s, 2) if run is not None else 0.0,
         "stages": [_stage(run, stage.node) for stage in run.plan.workers] if run is not None else [],
+        "token": token_document(node, run) if run is not None and run.port is not None else None,
     }
 
 

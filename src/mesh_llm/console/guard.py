@@ -2,8 +2,8 @@
 
 Every request has to call this server by a loopback name, and may come from no other
 page's origin, a page on another port of this machine included. What changes something
-needs the page's token on top: made anew with each start, given to the page only, and
-where the node has an API key only to whoever knows that.
+needs the page's token on top: made anew with each start, given to the page only, opened
+by the node's own user, and where the node has an API key only to whoever knows that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from mesh_llm.console.neighbours import is_foreign
 from mesh_llm.loopback import Names
 
 PAGE_HEADER = "X-Mesh-LLM-Page"
@@ -58,6 +59,8 @@ class Guard:
 
     def session(self, request: web.BaseRequest) -> dict[str, Any]:
         """What the page needs to begin: its token, or that it has to ask for the API key first."""
+        if _is_of_another_user(request):
+            raise Refused(403, "this console belongs to another user of this machine", code="another_user")
         if self._key is None:
             return {"token": self._token, "api_key_needed": False}
         scheme, _, offered = request.headers.get("Authorization", "").partition(" ")
@@ -76,6 +79,11 @@ def _is_visit(request: web.BaseRequest) -> bool:
         and request.headers.get("Sec-Fetch-Mode") == "navigate"
         and request.headers.get("Sec-Fetch-Dest") == "document"
     )
+
+
+def _is_of_another_user(request: web.BaseRequest) -> bool:
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    return isinstance(peer, tuple) and len(peer) == 2 and is_foreign(peer)
 
 
 def _same(offered: str, secret: str) -> bool:

@@ -189,11 +189,19 @@ def _engine(node: Node, run: Run | None) -> dict[str, Any]:
         "buffers": report.buffers,
         "weights_sent_bytes": sum(stage.weight_bytes for stage in counters.values()),
         "weights_resident_bytes": _resident(node, run),
-        "decode_tok_s": round(run.rates.decode_tok_s, 2) if run is not None else 0.0,
+        "decode_tok_s": _decode_tok_s(node, run),
         "prompt_tok_s": round(run.rates.prompt_tok_s, 2) if run is not None else 0.0,
         "stages": [_stage(run, stage.node) for stage in run.plan.workers] if run is not None else [],
         "token": token_document(node, run) if run is not None and run.port is not None else None,
     }
+
+
+def _decode_tok_s(node: Node, run: Run | None) -> float:
+    """Of the last answers, or of the first one while it is under way."""
+    token_s = node.window.history.token_s(run) if run is not None else None
+    if run is not None and run.rates.decode_tok_s:
+        return round(run.rates.decode_tok_s, 2)
+    return round(1 / token_s, 2) if token_s else 0.0
 
 
 def _resident(node: Node, run: Run | None) -> int:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,6 +99,10 @@ class Feed:
         entry = _written(sample)
         self._samples.append(entry)
         self._spread(b"sample", entry)
+
+    def begin_with(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Better ones, in place of those that are here."""
+        self._samples = deque(map(_written, samples), maxlen=CONSOLE_SAMPLES)
 
     def progress(self, step: Progress) -> None:
         entry = _written({"what": step.what, "done": step.done, "total": step.total, "unit": step.unit})

@@ -58,9 +58,9 @@ class History:
         return 1 / run.rates.decode_tok_s if run.rates.decode_tok_s > 0 else None
 
     def since(self, time_s: object) -> list[Sample]:
-        """Points after that time; the last one where none is named."""
+        """Points after that time."""
         if not isinstance(time_s, int | float):
-            return list(self._samples)[-1:]
+            return []
         return [sample for sample in self._samples if (sample["t"] or 0.0) > time_s]
 
     async def _step(self) -> None:
@@ -119,9 +119,7 @@ class History:
     # -- another's -----------------------------------------------------------------------------
 
     async def _follow(self, host: NodeId) -> None:
-        since = self._heard[1] if self._heard is not None and self._heard[0] == host else None
-        if since is None and not self._samples:
-            since = 0.0
+        since = self._heard[1] if self._heard is not None and self._heard[0] == host else 0.0
         told = await self._node.remote.samples(since)
         samples = [sample for entry in told[-CONSOLE_SAMPLES:] if (sample := _checked(entry)) is not None]
         if not samples:
@@ -129,7 +127,13 @@ class History:
         self._heard = (host, samples[-1]["t"] or 0.0)
         if (own := self._first_token_ms()) is not None:
             samples[-1]["first_token_ms"] = own
-        for sample in samples:
+        if not since and len(samples) > len(self._samples):
+            # It has looked for longer than this node has.
+            self._samples.clear()
+            self._samples.extend(samples)
+            self._feed.begin_with(samples)
+            return
+        for sample in samples if since else samples[-1:]:
             self._add(sample)
 
 

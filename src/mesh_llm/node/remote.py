@@ -76,8 +76,8 @@ class Remote:
                 return document if document.get("epoch") == target[1] else None
         return None
 
-    async def samples(self, since: float | None) -> list[Any]:
-        """The host's points after that time, its last one without; none where it does not answer in time."""
+    async def samples(self, since: float) -> list[Any]:
+        """The host's points after that time, by its own clock; none where it does not answer in time."""
         target = self._target()
         if target is None:
             return []

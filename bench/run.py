@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from bench import (
+    console,
     facts,
     fairness,
     gateway,
@@ -58,6 +59,7 @@ BENCHES: dict[str, Bench] = {
     "mesh": Bench(title=mesh.TITLE, measure=mesh.measure),
     "resume": Bench(title=resume.TITLE, measure=resume.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),
+    "console": Bench(title=console.TITLE, measure=console.measure),
     "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),
 }
 BY_NAME_ONLY = {"gpu"}

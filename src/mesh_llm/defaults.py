@@ -563,11 +563,10 @@ CONSOLE_EVENTS = 100
 CONSOLE_PROGRESS = 16
 """Kept to be shown, by what it is about; more does not happen at once."""
 CONSOLE_WATCHERS = 64
-"""Pages and programs that follow one node: a screen in every room. Each may hold CONSOLE_QUEUE_BYTES."""
-CONSOLE_QUEUE_FRAMES = 64
-CONSOLE_QUEUE_BYTES = 4 << 20
+"""Pages and programs that follow one node: a screen in every room."""
+CONSOLE_BEHIND_BYTES = 2 << 20
 """That wait for one who follows: half a minute of a large mesh. Who is further behind starts afresh."""
-CONSOLE_WRITE_S = 10.0
+CONSOLE_BEHIND_S = 30.0
 """For one who follows to take what was written; a sleeping laptop does not."""
 CONSOLE_BEAT_S = 10.0
 """Between two signs of life in a stream in which nothing happens."""

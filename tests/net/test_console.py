@@ -14,12 +14,11 @@ import aiohttp
 import pytest
 
 from mesh_llm.console import feed as feeding
-from mesh_llm.console import routes
 from mesh_llm.console.chat import Api
 from mesh_llm.console.feed import Feed
 from mesh_llm.console.neighbours import is_foreign
 from mesh_llm.console.server import Console
-from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES, CONSOLE_QUEUE_BYTES, CONSOLE_QUEUE_FRAMES
+from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
 from mesh_llm.gateway import listen
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.tasks import cancelled
@@ -441,44 +440,41 @@ async def test_there_are_only_so_many_seats(console: Bench, monkeypatch: pytest.
 async def test_a_stream_in_which_nothing_happens_gives_signs_of_life(
     console: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "CONSOLE_BEAT_S", 0.05)
+    monkeypatch.setattr(feeding, "CONSOLE_BEAT_S", 0.05)
     async with console.session.get(f"{console.url}/api/events") as answer, asyncio.timeout(WAIT_S):
-        await answer.content.readuntil(b"\n\n")
+        assert await answer.content.readuntil(b"\n\n") == b":\n\n"
+        assert (await answer.content.readuntil(b"\n\n")).startswith(b"event: snapshot\n")
         assert await answer.content.readuntil(b"\n\n") == b":\n\n"
 
 
-async def test_one_who_does_not_read_is_dropped(console: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "CONSOLE_WRITE_S", 0.3)
+@pytest.mark.parametrize(("most_bytes", "most_s"), [(1 << 20, WAIT_S), (1 << 30, 0.0)])
+async def test_one_who_does_not_read_is_dropped(
+    console: Bench, monkeypatch: pytest.MonkeyPatch, most_bytes: int, most_s: float
+) -> None:
+    """Who is behind by too much, or for too long."""
+    monkeypatch.setattr(feeding, "CONSOLE_BEHIND_BYTES", most_bytes)
+    monkeypatch.setattr(feeding, "CONSOLE_BEHIND_S", most_s)
     async with connect(console.port) as sleeper, console.watch() as reader:
         await sleeper.send(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader()
         async with asyncio.timeout(WAIT_S):
             while console.feed.watchers < 2:
                 await asyncio.sleep(0.01)
-            # More than the system takes in its buffers, and no more than one queue may hold at a time.
+            # First the system's own buffers fill.
             while console.feed.watchers == 2:
-                console.feed.event(Event(kind="model", text="x" * 500_000))
+                console.feed.event(Event(kind="model", text="x" * 200_000))
                 assert (await reader())[0] == "event"
         # Whoever reads has missed nothing, and goes on.
         console.feed.sample(SAMPLE)
         assert await reader() == ("sample", SAMPLE)
 
 
-async def test_a_queue_that_runs_over_is_given_up() -> None:
-    watcher = feeding.Watcher()
-    for _ in range(CONSOLE_QUEUE_FRAMES):
-        watcher.give(b"frame")
-    assert await watcher.take() == b"frame" * CONSOLE_QUEUE_FRAMES
-    for _ in range(CONSOLE_QUEUE_FRAMES + 1):
-        watcher.give(b"frame")
-    with pytest.raises(feeding.Behind):
-        await watcher.take()
-
-
-async def test_a_single_frame_larger_than_the_queue_goes_through() -> None:
-    watcher = feeding.Watcher()
-    watcher.give(b"x" * (CONSOLE_QUEUE_BYTES + 1))
-    assert len(await watcher.take()) == CONSOLE_QUEUE_BYTES + 1
+async def test_the_stream_ends_with_the_node(console: Bench) -> None:
+    async with console.session.get(f"{console.url}/api/events") as answer, asyncio.timeout(WAIT_S):
+        await answer.content.readuntil(b"\n\n")
+        console.feed.ended.set()
+        await answer.read()
+    assert console.feed.watchers == 0
 
 
 async def test_what_is_kept_is_bounded(console: Bench) -> None:

@@ -11,15 +11,16 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from mesh_llm.defaults import (
+    CONSOLE_BEAT_S,
+    CONSOLE_BEHIND_BYTES,
+    CONSOLE_BEHIND_S,
     CONSOLE_EVENTS,
     CONSOLE_PROGRESS,
-    CONSOLE_QUEUE_BYTES,
-    CONSOLE_QUEUE_FRAMES,
     CONSOLE_SAMPLE_S,
     CONSOLE_SAMPLES,
     CONSOLE_TICK_S,
@@ -27,44 +28,34 @@ from mesh_llm.defaults import (
 )
 from mesh_llm.types import Event, Progress
 
+BEAT = b":\n\n"
+"""A comment: a sign of life."""
+
 
 class Crowded(Exception):
     """There are as many who watch as may."""
 
 
-class Behind(Exception):
-    """One who watches does not read, and has missed something."""
-
-
 class Watcher:
-    """Frames on their way to one who watches."""
+    """One who watches: what is told goes straight to the connection, and waits in its buffer alone.
 
-    def __init__(self) -> None:
-        self._frames: deque[bytes] = deque()
-        self._bytes = 0
-        self._behind = False
-        self._news = asyncio.Event()
+    One that does not read is dropped. It comes again, and gets a fresh snapshot.
+    """
 
-    def give(self, frame: bytes) -> None:
-        full = len(self._frames) >= CONSOLE_QUEUE_FRAMES or self._bytes + len(frame) > CONSOLE_QUEUE_BYTES
-        if full and self._frames:
-            self._behind = True
-            self._frames.clear()
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._behind_since: float | None = None
+
+    def give(self, chunk: bytes, now: float) -> None:
+        if self._transport.is_closing():
+            return
+        waiting = self._transport.get_write_buffer_size()
+        self._behind_since = (self._behind_since or now) if waiting else None
+        late = self._behind_since is not None and now - self._behind_since > CONSOLE_BEHIND_S
+        if late or (waiting and waiting + len(chunk) > CONSOLE_BEHIND_BYTES):
+            self._transport.abort()
         else:
-            self._frames.append(frame)
-            self._bytes += len(frame)
-        self._news.set()
-
-    async def take(self) -> bytes:
-        """All that there is, as soon as there is something."""
-        await self._news.wait()
-        self._news.clear()
-        if self._behind:
-            raise Behind
-        frames = b"".join(self._frames)
-        self._frames.clear()
-        self._bytes = 0
-        return frames
+            self._transport.write(chunk)
 
 
 class Feed:
@@ -84,9 +75,11 @@ class Feed:
         self._progress: dict[str, bytes] = {}
         self._watchers: set[Watcher] = set()
         self._watched = asyncio.Event()
+        self.ended = asyncio.Event()
+        """With the node."""
         self._looking = asyncio.Lock()
         self._document = b""
-        self._looked_at = -CONSOLE_TICK_S
+        self._looked_at = self._spread_at = 0.0
 
     # -- what is told to it --------------------------------------------------------------------
 
@@ -127,33 +120,41 @@ class Feed:
             before = self._document
             if self._watchers and await self._look() != before:
                 self._spread(b"status", self._document)
+            elif time.monotonic() - self._spread_at >= CONSOLE_BEAT_S:
+                self._give(BEAT)
 
-    async def snapshot(self) -> bytes:
-        """The first frame for one who begins to watch right now: whatever is told from here on follows it."""
+    @property
+    def is_full(self) -> bool:
+        return len(self._watchers) >= CONSOLE_WATCHERS
+
+    @asynccontextmanager
+    async def watched(self, transport: asyncio.Transport) -> AsyncIterator[None]:
+        """Tell a connection what there is, and then all that happens. It speaks HTTP in chunks."""
         if self._catch_up is not None and not self._watchers:
             await self._catch_up()
         await self._look()
+        if self.is_full:
+            raise Crowded
+        watcher = Watcher(transport)
+        # Together, with nothing in between: whatever is told from here on follows the snapshot.
+        watcher.give(_chunk(_frame(b"snapshot", self._snapshot())), time.monotonic())
+        self._watchers.add(watcher)
+        self._watched.set()
+        try:
+            yield
+        finally:
+            self._watchers.discard(watcher)
+            if not self._watchers:
+                self._watched.clear()
+
+    def _snapshot(self) -> bytes:
         parts = (
             b'{"status":' + self._document,
             b'"history":{"interval_s":%g,"samples":[%s]}' % (CONSOLE_SAMPLE_S, b",".join(self._samples)),
             b'"events":[' + b",".join(self._events) + b"]",
             b'"progress":[' + b",".join(self._progress.values()) + b"]}",
         )
-        return _frame(b"snapshot", b",".join(parts))
-
-    @contextmanager
-    def watched(self) -> Iterator[Watcher]:
-        if len(self._watchers) >= CONSOLE_WATCHERS:
-            raise Crowded
-        watcher = Watcher()
-        self._watchers.add(watcher)
-        self._watched.set()
-        try:
-            yield watcher
-        finally:
-            self._watchers.discard(watcher)
-            if not self._watchers:
-                self._watched.clear()
+        return b",".join(parts)
 
     async def _look(self) -> bytes:
         """The status document, no older than a tick, however many ask at once."""
@@ -166,13 +167,22 @@ class Feed:
 
     def _spread(self, kind: bytes, document: bytes) -> None:
         if self._watchers:
-            frame = _frame(kind, document)
-            for watcher in self._watchers:
-                watcher.give(frame)
+            self._give(_frame(kind, document))
+
+    def _give(self, frame: bytes) -> None:
+        chunk, now = _chunk(frame), time.monotonic()
+        self._spread_at = now
+        for watcher in self._watchers:
+            watcher.give(chunk, now)
 
 
 def _written(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _chunk(frame: bytes) -> bytes:
+    """As HTTP writes it: once for all, and past the server's own writer, which would do it for each."""
+    return b"%x\r\n%s\r\n" % (len(frame), frame)
 
 
 def _frame(kind: bytes, document: bytes) -> bytes:

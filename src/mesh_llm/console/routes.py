@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from mesh_llm.console.feed import Behind, Crowded, Feed
-from mesh_llm.defaults import CONSOLE_BEAT_S, CONSOLE_BODY_LIMIT_BYTES, CONSOLE_WRITE_S
+from mesh_llm.console.feed import BEAT, Crowded, Feed
+from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.types import Role
 
@@ -134,34 +134,22 @@ def _asked_invite(asked: dict[str, Any]) -> tuple[Role, float | None]:
 
 async def _events(request: web.Request, feed: Feed) -> web.StreamResponse:
     """The node as it goes along, until one of both ends."""
+    if feed.is_full:
+        return refusal(503, f"{feed.watchers} pages watch this node already", "close some of them")
     headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
     response = web.StreamResponse(headers=headers)
-    try:
-        first = await feed.snapshot()
-        with feed.watched() as watcher:
-            await response.prepare(request)
-            await _write(response, first)
-            while True:
-                try:
-                    async with asyncio.timeout(CONSOLE_BEAT_S):
-                        frames = await watcher.take()
-                except TimeoutError:
-                    frames = b":\n\n"
-                await _write(response, frames)
-    except Crowded:
-        return refusal(503, f"{feed.watchers} pages watch this node already", "close some of them")
-    except (Behind, TimeoutError):
-        # It comes again, and gets a fresh snapshot.
-        if request.transport is not None:
-            request.transport.abort()
-    except ConnectionError:
-        pass
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    # Takes the head along.
+    await response.write(BEAT)
+    if (transport := request.transport) is not None:
+        try:
+            # Cancelled when the connection ends.
+            async with feed.watched(transport):
+                await feed.ended.wait()
+        except Crowded:
+            transport.abort()
     return response
-
-
-async def _write(response: web.StreamResponse, frames: bytes) -> None:
-    async with asyncio.timeout(CONSOLE_WRITE_S):
-        await response.write(frames)
 
 
 @asynccontextmanager

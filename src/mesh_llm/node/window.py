@@ -56,6 +56,7 @@ class Window:
             self.herald.say("console", f"Console at {self.url}")
 
     async def close(self) -> None:
+        self.feed.ended.set()
         await self._console.stop()
 
     def note_news(self, mesh: Mesh) -> None:

@@ -40,6 +40,7 @@ class FakeManaged:
     stopped: list[bool] = field(default_factory=list)
     invited: list[tuple[Role, float | None]] = field(default_factory=list)
     revoked: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
 
     async def status(self) -> dict[str, Any]:
         self.looks += 1
@@ -47,6 +48,12 @@ class FakeManaged:
 
     def stop(self, *, leave: bool = False) -> None:
         self.stopped.append(leave)
+
+    def unload(self) -> None:
+        self.asked.append("unload")
+
+    def load(self) -> None:
+        self.asked.append("load")
 
     async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]:
         return {"wishes": wishes}
@@ -202,7 +209,7 @@ async def test_a_link_to_the_page_may_be_followed(console: Bench) -> None:
 
 # -- the page's token ---------------------------------------------------------------------------
 
-CALLS = ("stop", "leave", "invite", "revoke", "plan")
+CALLS = ("stop", "leave", "unload", "load", "invite", "revoke", "plan")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -228,6 +235,9 @@ async def test_the_page_may_manage(console: Bench) -> None:
     assert await console.call("/api/invites", method="GET") == (200, {"invites": []})
     assert await console.call("/api/revoke", {"id": "1"}) == (200, {"revoked": "1"})
     assert await console.call("/api/plan", {"split": True}) == (200, {"wishes": {"split": True}})
+    assert await console.call("/api/unload") == (200, {"unloading": True})
+    assert await console.call("/api/load") == (200, {"loading": True})
+    assert console.node.asked == ["unload", "load"]
     assert await console.call("/api/leave") == (200, {"leaving": True, "pid": os.getpid()})
     assert await console.call("/api/stop") == (200, {"stopping": True, "pid": os.getpid()})
     assert console.node.invited == [(Role.CLIENT, 60)]

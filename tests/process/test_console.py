@@ -214,3 +214,42 @@ def test_ports_that_are_none(tmp_path: Path) -> None:
     for port, status in (("70000", 2), ("-1", 2), ("here", 2)):
         ended = mesh_llm("--home", tmp_path, "--console", port)
         assert (ended.status, ended.stderr.startswith("Error: ")) == (status, True), ended.stderr
+
+
+def test_the_model_is_unloaded_and_loaded_again(smollm2: Path) -> None:
+    with (
+        temporary_home() as home,
+        NodeProcess(*SMALL, "--console", "0", home=home, model=smollm2) as node,
+    ):
+        node.until_ready()
+        page = Page(node)
+        with page.watch() as watch:
+            assert page.call("/api/unload", {}) == {"unloading": True}
+            watch.until("event", says("The model is being unloaded here"))
+            status = watch.until("status", lambda status: status["node"]["state"] == "waiting")
+            assert status["node"]["reason"] == "the model was unloaded here"
+            assert status["node"]["resting"] is True
+            # Nothing holds it any more, and who asks is told why.
+            node.until_no_descendants(within_s=WAIT_S)
+            refused = page.ask("/v1/completions", {"prompt": "1"}, headers=page.headers)
+            assert refused.status == 503
+            assert "the model was unloaded here" in refused.json()["error"]["message"]
+
+            assert page.call("/api/load", {}) == {"loading": True}
+            watch.until("status", lambda status: status["node"]["state"] == "serving")
+        assert page.call("/v1/completions", {"prompt": "1 2 3", "max_tokens": 4})["choices"][0]["text"]
+
+
+def test_others_take_over_before_a_host_unloads(smollm2: Path) -> None:
+    with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
+        one = mesh.create("one", "--console", "0").until_ready()
+        mesh.join("two").until_ready()
+        page = Page(one)
+        with page.watch() as watch:
+            page.call("/api/unload", {})
+            watch.until("event", says("two serves alone"))
+            left_out = watch.until("status", lambda status: status["plan"]["excluded"])["plan"]["excluded"]
+            assert [entry["reason"] for entry in left_out] == ["its user unloaded the model there"]
+        one.until_no_descendants(within_s=HEAL_S)
+        # Its API goes on, with the other one's engine.
+        assert page.call("/v1/completions", {"prompt": "1 2 3", "max_tokens": 4})["choices"][0]["text"]

@@ -26,6 +26,10 @@ class Managed(Protocol):
 
     def stop(self, *, leave: bool = False) -> None: ...
 
+    def unload(self) -> None: ...
+
+    def load(self) -> None: ...
+
     async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]: ...
 
     def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]: ...
@@ -57,6 +61,14 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         node.stop(leave=True)
         return {"leaving": True, "pid": os.getpid()}
 
+    async def post_unload(request: web.Request) -> dict[str, Any]:
+        node.unload()
+        return {"unloading": True}
+
+    async def post_load(request: web.Request) -> dict[str, Any]:
+        node.load()
+        return {"loading": True}
+
     async def get_plan(request: web.Request) -> dict[str, Any]:
         return await node.plan({})
 
@@ -82,6 +94,8 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "revoke": post_revoke,
         "stop": post_stop,
         "leave": post_leave,
+        "unload": post_unload,
+        "load": post_load,
     }
     for name, handler in gets.items():
         app.router.add_get(f"/api/{name}", _answered(handler))

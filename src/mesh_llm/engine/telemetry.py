@@ -50,11 +50,6 @@ class Work:
     generated: float
     prompt: float
     """Tokens that were computed, and not found in a cache."""
-    drafted: float
-    accepted: float
-    """Of those; both are of finished answers only, as the engine counts."""
-    drafts: float
-    """Passes that checked a draft."""
     processing: int
     """Answers under way."""
 
@@ -67,9 +62,6 @@ def work_in(figures: Mapping[str, float], slots: str) -> Work | None:
     return Work(
         generated=figures.get("tokens_predicted_total", 0.0) + sum(under_way),
         prompt=figures.get("prompt_tokens_total", 0.0),
-        drafted=figures.get("spec_decode_num_draft_tokens_total", 0.0),
-        accepted=figures.get("spec_decode_num_accepted_tokens_total", 0.0),
-        drafts=figures.get("spec_decode_num_drafts_total", 0.0),
         processing=len(under_way) or int(figures.get("requests_processing", 0.0)),
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_llm.defaults import CONSOLE_SAMPLE_S, CONSOLE_SAMPLES
 from mesh_llm.engine.telemetry import Work
-from mesh_llm.types import NodeId
+from mesh_llm.types import NodeId, SpeculationCounters
 
 if TYPE_CHECKING:
     from mesh_llm.console.feed import Feed
@@ -40,6 +40,7 @@ class History:
         self._of: Run | None = None
         self._before: tuple[float, Work] | None = None
         """When the engine was last heard, and what it had done by then."""
+        self._drafts_before = SpeculationCounters()
         self._busy = False
         self._token_s: float | None = None
         self._heard: tuple[NodeId, float] | None = None
@@ -96,13 +97,22 @@ class History:
         work, now = run.gauge.work, time.monotonic()
         if work is None:
             return self._point(active=active, queued=turns.waiting, tok_s=None, prompt_tok_s=None)
-        point = self._point(active=active, queued=turns.waiting)
+        point = self._point(active=active, queued=turns.waiting) | self._drafts(run)
         if self._before is not None:
             then, before = self._before
             point |= _rates(before, work, now - then)
             self._token_s = _token_s(before, work, now - then) or self._token_s
         self._before = (now, work)
         return point
+
+    def _drafts(self, run: Run) -> Sample:
+        """Guesses since the last point, and those that were right."""
+        before, after = self._drafts_before, run.speculation or SpeculationCounters()
+        self._drafts_before = after
+        return {
+            "drafted": float(max(0, after.drafted - before.drafted)),
+            "accepted": float(max(0, after.accepted - before.accepted)),
+        }
 
     def _point(self, **known: float | None) -> Sample:
         point: Sample = {"t": round(time.time(), 1), **dict.fromkeys(_FIELDS, 0.0)}
@@ -142,8 +152,6 @@ def _rates(before: Work, after: Work, seconds: float) -> Sample:
     return {
         "tok_s": round(max(0.0, after.generated - before.generated) / seconds, 2),
         "prompt_tok_s": round(max(0.0, after.prompt - before.prompt) / seconds, 2),
-        "drafted": max(0.0, after.drafted - before.drafted),
-        "accepted": max(0.0, after.accepted - before.accepted),
     }
 
 

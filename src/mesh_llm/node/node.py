@@ -36,16 +36,18 @@ from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
-from mesh_llm.node import desk, entry, forecast, metrics, status, words
+from mesh_llm.node import desk, entry, metrics, status, words
 from mesh_llm.node.abilities import described, held_bytes
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.farewell import drain
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
 from mesh_llm.node.lending import Lease, Lending
+from mesh_llm.node.management import Management
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Passage
 from mesh_llm.node.remote import Remote
+from mesh_llm.node.rest import UNLOADED, Rest
 from mesh_llm.node.run import Run
 from mesh_llm.node.shelf import Shelf
 from mesh_llm.node.supply import Supply
@@ -110,7 +112,7 @@ class Node:
             self._new_secret = secrets.token_bytes(32) if self.config.new_mesh else None
             self.identity = Identity.from_secret(self._new_secret or self.home.secret())
             self._compose()
-            app = management_app(self, self.window.feed)
+            app = management_app(Management(self), self.window.feed)
             async with serve_on_socket(app, self.home.control_socket):
                 serving = asyncio.create_task(self._serve(), name="serve")
                 window = asyncio.create_task(self.window.run(), name="window")
@@ -166,6 +168,7 @@ class Node:
             self.mesh, receive=self.lending.receive, turns=self.turns, bind_ip=config.bind_ip
         )
         self.remote = Remote(self.mesh, self.passage)
+        self.rest = Rest(self)
         self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
 
     async def _serve(self) -> None:
@@ -190,6 +193,7 @@ class Node:
                     await asyncio.Event().wait()
             finally:
                 self.mesh.leave()
+                await self.rest.close()
                 await self.lending.close()
                 await self.passage.close()
                 await network.close("the node is stopping")
@@ -316,19 +320,6 @@ class Node:
         """What `mesh-llm status --json` prints."""
         return await status.document(self)
 
-    async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]:
-        """What `mesh-llm plan` shows of a running node's mesh."""
-        return await forecast.over_mesh(self, wishes)
-
-    def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
-        return self.entry.invite_others(role, lifetime_s)
-
-    def invites(self) -> dict[str, Any]:
-        return self.entry.list_invites()
-
-    def revoke(self, id: str) -> dict[str, Any]:
-        return self.entry.revoke(id, self.mesh)
-
     # -- what happens --------------------------------------------------------------------------
 
     def _known_model(self) -> tuple[ModelFacts, MeshSettings] | None:
@@ -405,9 +396,10 @@ class Node:
         """What hosting is about, while nothing serves."""
         if self.state is State.DRAINING:
             return
-        self._progressing = (state, reason)
+        rests = state is State.WAITING and self.rest.on
+        self._progressing = (state, UNLOADED if rests else reason)
         self._reflect()
-        if state is State.WAITING:
+        if state is State.WAITING and not rests:
             self._say("waiting", f"Waiting for more peers: {reason}", once=True)
             self._advise()
 

@@ -35,6 +35,7 @@ async def document(node: Node) -> dict[str, Any]:
             "role": _role(node, node.identity.id),
             "state": health.state,
             "reason": health.reason,
+            "resting": node.rest.on,
         },
         "mesh": {
             "id": node.entry.membership.mesh or node.identity.id,
@@ -102,6 +103,7 @@ def _member(node: Node, member: Member) -> dict[str, Any]:
         "role": _role(node, member.id),
         "state": facts.state,
         "reason": facts.reason,
+        "resting": facts.resting,
         "version": facts.version,
         "standing": member.standing,
         "memory_bytes": facts.memory_bytes

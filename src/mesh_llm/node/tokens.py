@@ -55,10 +55,10 @@ def _measured(node: Node, run: Run) -> Measured | None:
         way = way_of(snapshot.link(a, b))
         return way.delay_s + way.overhead_s + _F32_BYTES * facts.hidden / way.bytes_per_s
 
-    work = run.gauge.work
+    drafts = run.speculation
     return Measured(
         token_s=token_s,
-        tokens_per_pass=1 + work.accepted / work.drafts if work is not None and work.drafts else 1.0,
+        tokens_per_pass=drafts.tokens / drafts.steps if drafts is not None and drafts.steps else 1.0,
         workers_s={worker: paces[worker].compute_ns / paces[worker].runs / 1e9 for worker in workers},
         links_s=links_seconds(
             node.identity.id, workers, pushes=lambda worker: run.pushes.get(worker, True), hop_s=hop_s

@@ -13,6 +13,7 @@ from mesh_llm.defaults import API_LISTEN
 from mesh_llm.gateway import listen
 from mesh_llm.node.herald import Herald
 from mesh_llm.node.history import History
+from mesh_llm.node.management import Management
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.news import News
 from mesh_llm.tasks import task_group
@@ -36,7 +37,7 @@ class Window:
         self.feed = Feed(node.status, catch_up=self._catch_up)
         self.history = History(node, self.feed, first_tokens_s)
         self.herald = Herald(tell, progress, self.feed)
-        self._console = Console(node, self.feed, api=self._api, api_key=node.config.api_key)
+        self._console = Console(Management(node), self.feed, api=self._api, api_key=node.config.api_key)
 
     @property
     def url(self) -> str | None:

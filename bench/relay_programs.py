@@ -90,6 +90,8 @@ class _Node:
     def metrics(self, engine: bytes) -> bytes:
         return b""
 
+    def remark(self, kind: str, text: str) -> None: ...
+
     async def engine_failure(self, upstream: Upstream) -> str:
         return "the engine of a bench failed"
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from bench import (
+    console,
     download,
     facts,
     fairness,
@@ -60,6 +61,7 @@ BENCHES: dict[str, Bench] = {
     "mesh": Bench(title=mesh.TITLE, measure=mesh.measure),
     "resume": Bench(title=resume.TITLE, measure=resume.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),
+    "console": Bench(title=console.TITLE, measure=console.measure),
     "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),
 }
 BY_NAME_ONLY = {"gpu"}

@@ -74,12 +74,15 @@ class NodeConfig:
     bin_dir: Path | None = None
     trace: Path | None = None
     """Gets a line for each frame on links to other machines."""
+    console: int | None = None
+    """The port of the web console; 0 takes any free one, None opens none."""
 
     def __post_init__(self) -> None:
         _check_range("--ctx-size", self.context, 1, CONTEXT_LIMIT)
         _check_range("--parallel", self.slots, 1, SLOTS_LIMIT)
         _check_range("--threads", self.threads, 1, THREADS_LIMIT)
         _check_range("--port", self.port, 0, 65535)
+        _check_range("--console", self.console, 0, 65535)
         _check_range("--gpu-layers", self.gpu_layers, 0, 10_000)
         _check_range("--draft-max", self.draft_max, 1, GUESS_TEXT_MAX)
         _check_range("--bind-port", self.bind_port, 0, 65535)

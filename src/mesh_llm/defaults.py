@@ -183,6 +183,8 @@ DRAIN_S = 30.0
 """For answers under way when a node is told to stop; a second Ctrl-C does not wait for them."""
 STATUS_ENGINE_S = 0.5
 """For the engine's own figures; `status` answers without them rather than late."""
+STATUS_FRESH_S = 0.5
+"""How old the engine's figures may be: however many nodes and pages ask, it is asked twice a second."""
 STATUS_WATCH_S = 1.0
 """Between two looks of `status --watch`: what a person can follow."""
 CONTROL_TIMEOUT_S = 10.0
@@ -599,3 +601,37 @@ HEADERS_KEPT = 2000
 """Headers in the cache: ten times what a collector has, some 3 KB each."""
 HEADERS_BYTES = 64 << 20
 """Of that cache; what is larger was not written by us."""
+# -- the console --------------------------------------------------------------------------------
+
+CONSOLE_PORT = 3131
+"""The number that the documents name."""
+CONSOLE_TICK_S = 1.0
+"""Between two looks at the node while somebody watches: what a person can follow."""
+CONSOLE_SAMPLE_S = 2.0
+"""Between two points of the curves."""
+CONSOLE_SAMPLES = 300
+"""Ten minutes of them."""
+CONSOLE_EVENTS = 100
+"""Kept to be shown: what happened in a busy hour. A hundred lines take 20 KB."""
+CONSOLE_PROGRESS = 16
+"""Kept to be shown, by what it is about; more does not happen at once."""
+CONSOLE_WATCHERS = 64
+"""Pages and programs that follow one node: a screen in every room."""
+CONSOLE_BEHIND_BYTES = 2 << 20
+"""That wait for one who follows: half a minute of a large mesh. Who is further behind starts afresh."""
+CONSOLE_BEHIND_S = 30.0
+"""For one who follows to take what was written; a sleeping laptop does not."""
+CONSOLE_BEAT_S = 10.0
+"""Between two signs of life in a stream in which nothing happens."""
+CONSOLE_BODY_LIMIT_BYTES = 64 << 10
+"""Of a management call: a few fields."""
+CONSOLE_STOP_S = 1.0
+"""For connections to end with the node."""
+CONSOLE_CHATS = 32
+"""Answers under way for all pages together; the API's own queue is shorter."""
+CONSOLE_CONNECT_S = 5.0
+"""To the node's own API, in the same process."""
+HISTORY_LIMIT_BYTES = 1 << 20
+"""Of what a host tells of its engine and of the last minutes, over a hundred nodes."""
+REMARK_AGAIN_S = 10.0
+"""Before the same is noted again: a client that is refused comes back many times a second."""

@@ -423,6 +423,8 @@ class NodeFacts:
     state: State = State.STARTING
     reason: str = ""
     lent_bytes: int = 0
+    resting: bool = False
+    """Its user wants its memory back: it takes no part in plans."""
     serving: ServingPlan | None = None
     """The plan that it hosts."""
     settings: MeshSettings | None = None

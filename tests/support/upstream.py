@@ -173,6 +173,7 @@ class FakeNode:
     series: bytes = b"mesh_llm_fake 1.0\n"
     engine_series: bytes = b""
     """That it was shown last."""
+    remarks: list[tuple[str, str]] = field(default_factory=list)
 
     def upstream(self) -> Upstream | None:
         return self.where
@@ -183,6 +184,9 @@ class FakeNode:
     def metrics(self, engine: bytes) -> bytes:
         self.engine_series = engine
         return self.series
+
+    def remark(self, kind: str, text: str) -> None:
+        self.remarks.append((kind, text))
 
     async def engine_failure(self, upstream: Upstream) -> str:
         self.asked.append(upstream)

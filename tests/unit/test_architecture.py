@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "mesh_llm"
 
-BASE = {"types", "errors", "defaults"}
+BASE = {"types", "errors", "defaults", "loopback"}
 TASKS = {"tasks"}
 PURE = {"membership", "planning"}
 MIDDLE = {"gateway", "console", "engine", "transport", "models"}
@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(PURE, BASE),
     **dict.fromkeys(TASKS, BASE),
     **dict.fromkeys(MIDDLE, BASE | PURE | TASKS | {"home"}),
-    "console": BASE | PURE | PERSON,
+    "console": BASE | PURE | PERSON | TASKS,
     "node": BASE | PURE | MIDDLE | PERSON | TASKS,
     "cli": BASE | PURE | MIDDLE | PERSON | TASKS | {"node", "lab"},
     "lab": BASE | PURE | MIDDLE | PERSON | TASKS | {"node", "cli"},

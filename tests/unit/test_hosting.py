@@ -102,6 +102,8 @@ class Room:
 
     def on_serving(self, run: Run) -> None: ...
 
+    def on_failed(self, reason: str) -> None: ...
+
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
             while not condition():

@@ -99,6 +99,7 @@ FACTS = NodeFacts(
     engine="2026.10",
     splits=False,
     plain_lan=True,
+    resting=True,
     address=Address(direct=("192.0.2.7:4000", "[2001:db8::1]:4001"), relay="https://relay.example:8443/"),
     machine="m1",
     memory_bytes=HUGE,

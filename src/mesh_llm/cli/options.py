@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 
 import click
 
-from mesh_llm.defaults import API_LISTEN, API_PORT, DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
+from mesh_llm.defaults import (
+    API_LISTEN,
+    API_PORT,
+    CONSOLE_PORT,
+    DEFAULT_MODEL,
+    DEFAULT_SLOTS,
+    DRAFT_MAX,
+)
 from mesh_llm.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,6 +122,15 @@ _OPTIONS = [
     click.option(
         "--bin-dir", type=_PATH, metavar="DIR", help="a llama-server and ggml backends that you built"
     ),
+    click.option(
+        "--console",
+        type=int,
+        is_flag=False,
+        flag_value=CONSOLE_PORT,
+        metavar="[PORT]",
+        help=f"web console on loopback ({CONSOLE_PORT}; 0 takes any free port); opened in a browser "
+        "where there is one (MESH_LLM_NO_BROWSER=1: not)",
+    ),
     click.option("--name", metavar="NAME", default="", help="this node's name (default: the machine's)"),
     home_option,
     click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True),
@@ -212,5 +228,6 @@ def run_with_options(options: dict[str, Any]) -> None:
         settings=dict(parse_setting(text) for text in options["engine_set"]),
         bin_dir=bin_dir.expanduser().resolve() if bin_dir else None,
         trace=options["trace"].expanduser().absolute() if options["trace"] else None,
+        console=options["console"],
     )
     raise SystemExit(run_node(config, debug=options["debug"], log_format=options["log_format"]))

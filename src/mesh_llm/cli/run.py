@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 import click
 
+from mesh_llm.cli.browser import open_page
 from mesh_llm.cli.options import node_options, run_with_options
 from mesh_llm.cli.output import Output, set_up_logging
 from mesh_llm.config import NodeConfig
 from mesh_llm.home import Home
 from mesh_llm.node import Node
+from mesh_llm.types import Event
 
 T = TypeVar("T")
 
@@ -31,7 +33,13 @@ def run_node(config: NodeConfig, *, debug: bool, log_format: str) -> int:
     home.create()
     set_up_logging(home.log_folder / "node.log", debug=debug, log_format=log_format)
     with Output(log_format=log_format) as output:
-        return run_loop(until_stopped(Node(config, tell=output.event, progress=output.progress), output))
+
+        def tell(event: Event) -> None:
+            output.event(event)
+            if event.kind == "console":
+                open_page(event.text.rpartition(" ")[2])
+
+        return run_loop(until_stopped(Node(config, tell=tell, progress=output.progress), output))
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:

@@ -122,6 +122,8 @@ def _summary(document: dict[str, Any], names: board.Names) -> list[tuple[str, st
         sent, resident = engine["weights_sent_bytes"], engine["weights_resident_bytes"]
         rows.append(("weights", f"{board.size(resident)} in memory, {board.size(sent)} sent over links"))
         rows.append(("speed", _speed(plan, engine)))
+        if engine["token"]:
+            rows.append(("time per token", engine["token"]["sentence"]))
     rows.append(("api", document["api"]["url"] or "not open yet"))
     return rows
 

@@ -1,5 +1,10 @@
-"""Management of a running node over HTTP: what it knows, and what it can be told to do.
+"""A running node, to look at and to manage: the web page, and what the command line asks.
 
-Served on the unix socket in the node's home, where the file's permissions are
-the key; the web page will be the second user of the same routes.
+server      the page's port: loopback, its own origin only
+guard       who may call it: the page, with a token of its own
+page        the page's files, as they lie in static/
+routes      /api/…: status, invites, stop; also on the unix socket in the node's home,
+            where the file's permissions are the key
+feed        /api/events: one look at the node, for all who watch
+chat        /v1/… for the page: passed on to the node's own API
 """

@@ -1,7 +1,8 @@
-"""`/api/…`: what `mesh-llm status`, `stop`, `invite` and others call on the running node."""
+"""`/api/…`: what the page and `mesh-llm status`, `stop`, `invite` and others call on the running node."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +11,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from mesh_llm.errors import MeshError
+from mesh_llm.console.feed import BEAT, Crowded, Feed
+from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
+from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.types import Role
 
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
@@ -23,6 +26,10 @@ class Managed(Protocol):
 
     def stop(self, *, leave: bool = False) -> None: ...
 
+    def unload(self) -> None: ...
+
+    def load(self) -> None: ...
+
     async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]: ...
 
     def snapshot(self) -> dict[str, Any]: ...
@@ -34,7 +41,17 @@ class Managed(Protocol):
     def revoke(self, id: str) -> dict[str, Any]: ...
 
 
-def management_app(node: Managed) -> web.Application:
+Answer = Callable[[web.Request], Awaitable[dict[str, Any]]]
+
+
+def management_app(node: Managed, feed: Feed) -> web.Application:
+    """All of them, for whoever may open the socket."""
+    app = web.Application(client_max_size=CONSOLE_BODY_LIMIT_BYTES)
+    add_management(app, node, feed)
+    return app
+
+
+def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
     async def get_status(request: web.Request) -> dict[str, Any]:
         return await node.status()
 
@@ -46,59 +63,122 @@ def management_app(node: Managed) -> web.Application:
         node.stop(leave=True)
         return {"leaving": True, "pid": os.getpid()}
 
+    async def post_unload(request: web.Request) -> dict[str, Any]:
+        node.unload()
+        return {"unloading": True}
+
+    async def post_load(request: web.Request) -> dict[str, Any]:
+        node.load()
+        return {"loading": True}
+
     async def get_plan(request: web.Request) -> dict[str, Any]:
         return await node.plan({})
 
     async def post_plan(request: web.Request) -> dict[str, Any]:
-        return await node.plan(await request.json())
+        return await node.plan(await _body(request))
 
     async def get_snapshot(request: web.Request) -> dict[str, Any]:
         return node.snapshot()
 
     async def post_invite(request: web.Request) -> dict[str, Any]:
-        asked = await request.json()
-        lifetime_s = asked.get("lifetime_s")
-        if lifetime_s is not None and not 0 < float(lifetime_s) < _HIGHEST_LIFETIME_S:
-            raise MeshError("an invite lives for a second at least, and for ten years at most")
-        return node.invite(Role(asked.get("role", "node")), lifetime_s)
+        return node.invite(*_asked_invite(await _body(request)))
 
     async def get_invites(request: web.Request) -> dict[str, Any]:
         return node.invites()
 
     async def post_revoke(request: web.Request) -> dict[str, Any]:
-        return node.revoke(str((await request.json()).get("id")))
+        return node.revoke(str((await _body(request)).get("id")))
 
-    app = web.Application()
-    app.router.add_get("/api/status", _answered(get_status))
-    app.router.add_get("/api/plan", _answered(get_plan))
-    app.router.add_post("/api/plan", _answered(post_plan))
-    app.router.add_get("/api/snapshot", _answered(get_snapshot))
-    app.router.add_get("/api/invites", _answered(get_invites))
-    app.router.add_post("/api/invite", _answered(post_invite))
-    app.router.add_post("/api/revoke", _answered(post_revoke))
-    app.router.add_post("/api/stop", _answered(post_stop))
-    app.router.add_post("/api/leave", _answered(post_leave))
-    return app
+    async def get_events(request: web.Request) -> web.StreamResponse:
+        return await _events(request, feed)
+
+    gets: dict[str, Answer] = {
+        "status": get_status,
+        "plan": get_plan,
+        "snapshot": get_snapshot,
+        "invites": get_invites,
+    }
+    posts: dict[str, Answer] = {
+        "plan": post_plan,
+        "invite": post_invite,
+        "revoke": post_revoke,
+        "stop": post_stop,
+        "leave": post_leave,
+        "unload": post_unload,
+        "load": post_load,
+    }
+    for name, handler in gets.items():
+        app.router.add_get(f"/api/{name}", _answered(handler))
+    for name, handler in posts.items():
+        app.router.add_post(f"/api/{name}", _answered(handler))
+    app.router.add_get("/api/events", get_events)
 
 
-def _answered(
-    handler: Callable[[web.Request], Awaitable[dict[str, Any]]],
-) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _answered(handler: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
     """The answer as JSON; an expected failure as its sentence."""
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            return web.json_response(await handler(request))
+            document = await handler(request)
         except MeshError as error:
-            return web.json_response({"error": error.message, "hint": error.hint}, status=409)
+            return refusal(400 if isinstance(error, UsageError) else 409, error.message, error.hint)
+        return web.json_response(document, headers={"Cache-Control": "no-store"})
 
     return answer
+
+
+def refusal(status: int, message: str, hint: str | None = None, **more: Any) -> web.Response:
+    return web.json_response({"error": message, "hint": hint, **more}, status=status)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.read() or b"{}")
+    except web.HTTPRequestEntityTooLarge:
+        raise UsageError(f"a call is no longer than {CONSOLE_BODY_LIMIT_BYTES >> 10} KiB") from None
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise UsageError("a call's body is a JSON object")
+    return body
+
+
+def _asked_invite(asked: dict[str, Any]) -> tuple[Role, float | None]:
+    lifetime_s = asked.get("lifetime_s")
+    if lifetime_s is not None:
+        number = isinstance(lifetime_s, int | float) and not isinstance(lifetime_s, bool)
+        if not number or not 0 < lifetime_s < _HIGHEST_LIFETIME_S:
+            raise UsageError("an invite lives for a second at least, and for ten years at most")
+    try:
+        return Role(asked.get("role", "node")), lifetime_s
+    except ValueError:
+        raise UsageError("an invite is for a node or for a client") from None
+
+
+async def _events(request: web.Request, feed: Feed) -> web.StreamResponse:
+    """The node as it goes along, until one of both ends."""
+    if feed.is_full:
+        return refusal(503, f"{feed.watchers} pages watch this node already", "close some of them")
+    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
+    response = web.StreamResponse(headers=headers)
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    # Takes the head along.
+    await response.write(BEAT)
+    if (transport := request.transport) is not None:
+        try:
+            # Cancelled when the connection ends.
+            async with feed.watched(transport):
+                await feed.ended.wait()
+        except Crowded:
+            transport.abort()
+    return response
 
 
 @asynccontextmanager
 async def serve_on_socket(app: web.Application, path: Path) -> AsyncIterator[None]:
     """Answer on a unix socket that only its owner can open."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
     try:
         # Its folder is 0700; the mask closes the socket itself as well, from its first moment.

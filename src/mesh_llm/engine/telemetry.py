@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 
-from mesh_llm.defaults import STATUS_ENGINE_S
+from mesh_llm.defaults import STATUS_ENGINE_S, STATUS_FRESH_S
 from mesh_llm.types import StageCounters
 
 _SERIES = re.compile(r"^llamacpp:(\w+) ([-+\d.eE]+|nan)$", re.MULTILINE)
@@ -16,22 +20,87 @@ _SERIES = re.compile(r"^llamacpp:(\w+) ([-+\d.eE]+|nan)$", re.MULTILINE)
 
 async def engine_figures(url: str, key: str) -> dict[str, float]:
     """The engine's Prometheus series by name; empty when it is too busy to tell."""
+    return figures_in((await _asked(url, key, "/metrics"))[0])
+
+
+async def _asked(url: str, key: str, *paths: str) -> list[str]:
+    """What the engine says at these paths, one after the other; empty what it does not say in time."""
     timeout = aiohttp.ClientTimeout(total=STATUS_ENGINE_S)
     headers = {"Authorization": f"Bearer {key}"}
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            session.get(f"{url}/metrics") as answer,
-        ):
-            text = await answer.text() if answer.status == 200 else ""
-    except (aiohttp.ClientError, TimeoutError):
-        return {}
-    return figures_in(text)
+    texts = []
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+        for path in paths:
+            try:
+                async with session.get(url + path) as answer:
+                    texts.append(await answer.text() if answer.status == 200 else "")
+            except (aiohttp.ClientError, TimeoutError):
+                texts.append("")
+    return texts
 
 
 def figures_in(text: str) -> dict[str, float]:
     """The engine's series by name."""
     return {name: float(value) for name, value in _SERIES.findall(text)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an engine has done since it was started, answers under way included."""
+
+    generated: float
+    prompt: float
+    """Tokens that were computed, and not found in a cache."""
+    processing: int
+    """Answers under way."""
+
+
+def work_in(figures: Mapping[str, float], slots: str) -> Work | None:
+    """From both reports: the sums count the tokens of an answer when it ends, the slots at once."""
+    if not figures:
+        return None
+    under_way = _under_way(slots)
+    return Work(
+        generated=figures.get("tokens_predicted_total", 0.0) + sum(under_way),
+        prompt=figures.get("prompt_tokens_total", 0.0),
+        processing=len(under_way) or int(figures.get("requests_processing", 0.0)),
+    )
+
+
+def _under_way(slots: str) -> list[int]:
+    """Tokens of each answer that has begun."""
+    try:
+        listed = json.loads(slots or "[]")
+    except ValueError:
+        listed = []
+    return [_decoded(slot) for slot in listed if isinstance(slot, dict) and slot.get("is_processing")]
+
+
+def _decoded(slot: Mapping[str, Any]) -> int:
+    match slot:
+        case {"next_token": [{"n_decoded": int(count)}, *_]} if count >= 0:
+            return count
+    return 0
+
+
+class Gauge:
+    """The figures of one engine: asked for once, however many want them at the same time."""
+
+    def __init__(self) -> None:
+        self._asking = asyncio.Lock()
+        self._asked_at = 0.0
+        self.figures: dict[str, float] = {}
+        self.work: Work | None = None
+
+    async def read(self, url: str, key: str) -> dict[str, float]:
+        """No older than half a second; empty, as is `work` then, when the engine is too busy to tell."""
+        async with self._asking:
+            if time.monotonic() - self._asked_at >= STATUS_FRESH_S:
+                # In this order: an answer that ends in between is missed once, and never counted twice.
+                sums, slots = await _asked(url, key, "/metrics", "/slots")
+                self.figures = figures_in(sums)
+                self.work = work_in(self.figures, slots)
+                self._asked_at = time.monotonic()
+            return self.figures
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Take the API's port, or say in one sentence why not."""
+"""Take a port, the API's or another, or say in one sentence why not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mesh_llm.errors import MeshError, PortInUse
 _BACKLOG = 128
 
 
-def bind(listen: str, port: int) -> socket.socket:
-    """A listening socket on the first address that `listen` stands for."""
+def bind(listen: str, port: int, *, option: str = "--port") -> socket.socket:
+    """A listening socket on the first address that `listen` stands for; `option` is what chose the port."""
     try:
         found = socket.getaddrinfo(listen, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError, OverflowError):
@@ -33,7 +33,7 @@ def bind(listen: str, port: int) -> socket.socket:
         taken.listen(_BACKLOG)
     except OSError as error:
         taken.close()
-        raise _refusal(error, listen, port) from None
+        raise _refusal(error, listen, port, option) from None
     taken.setblocking(False)
     return taken
 
@@ -50,11 +50,11 @@ def tls(cert: Path, key: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _refusal(error: OSError, listen: str, port: int) -> MeshError:
+def _refusal(error: OSError, listen: str, port: int, option: str) -> MeshError:
     if error.errno == errno.EADDRINUSE:
         owner = _owner(port)
         by = f" by {owner}" if owner else ""
-        return PortInUse(f"port {port} is in use{by}", hint="--port 0 takes any free port")
+        return PortInUse(f"port {port} is in use{by}", hint=f"{option} 0 takes any free port")
     if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
         return MeshError(f"cannot listen on {listen}: it is not an address of this machine")
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,6 +26,8 @@ access = logging.getLogger("mesh_llm.access")
 CLIENT_GONE = "client_gone"
 BROKEN = "broken"
 _PATH_SHOWN = 200
+_FIRST_TOKENS_KEPT = 1000
+"""Until somebody asks for them."""
 _ID_SHOWN = 100
 
 # Paths are the caller's to choose, labels live as long as the process: only known ones become labels.
@@ -65,7 +68,7 @@ def route(path: str) -> str:
     return path if path in _ROUTES else "other"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
     """One request and its answer, as they go along."""
 
@@ -84,6 +87,8 @@ class Exchange:
     """Of a request for text."""
     first_event_s: float = 0.0
     """When the first event of a text was told, by the monotonic clock."""
+    first_noticed: bool = False
+    """By those who look at answers under way."""
     events: int = 0
     resumed: int = 0
     """How often another engine went on with it."""
@@ -171,6 +176,8 @@ class Meters:
         self._first_byte_of = lru_cache(self._first_byte.labels)
         self._first_token_of = lru_cache(self._first_token.labels)
         self._token_of = lru_cache(self._token.labels)
+        self._under_way: set[Exchange] = set()
+        self._first_tokens_s: deque[float] = deque(maxlen=_FIRST_TOKENS_KEPT)
 
     def watch_queue(self, waiting: Callable[[], float], taken: Callable[[], float]) -> None:
         """Tell of the queue in front of the engine here."""
@@ -184,12 +191,16 @@ class Meters:
     def begin(self, request: web.BaseRequest) -> Exchange:
         self._in_flight.inc()
         request_id = request.headers.get("X-Request-Id", "")
-        return Exchange(method=request.method, path=request.rel_url.raw_path, request_id=request_id)
+        exchange = Exchange(method=request.method, path=request.rel_url.raw_path, request_id=request_id)
+        self._under_way.add(exchange)
+        return exchange
 
     def finish(self, exchange: Exchange, *, status: int) -> None:
         end = exchange.outcome or str(status)
         label = route(exchange.path)
         self._in_flight.dec()
+        self._notice_first(exchange)
+        self._under_way.discard(exchange)
         self._requests_of(label, end).inc()
         self._bytes_in.inc(exchange.received_bytes)
         self._bytes_out.inc(exchange.sent_bytes)
@@ -208,6 +219,20 @@ class Meters:
             self._token_of(label).observe(lasted_s / (exchange.events - 1))
         self._tokens.inc(exchange.events)
         self._queue.observe(exchange.waited_s)
+
+    def take_first_tokens_s(self) -> list[float]:
+        """What requests waited for their first token, of those that have got it since this was last asked."""
+        for exchange in self._under_way:
+            self._notice_first(exchange)
+        taken = list(self._first_tokens_s)
+        self._first_tokens_s.clear()
+        return taken
+
+    def _notice_first(self, exchange: Exchange) -> None:
+        # Looked for now and then: telling of each first token as it comes would cost every token a question.
+        if exchange.first_event_s and not exchange.first_noticed:
+            exchange.first_noticed = True
+            self._first_tokens_s.append(exchange.first_event_s - exchange.started_s)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

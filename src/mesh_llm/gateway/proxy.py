@@ -166,6 +166,7 @@ class Relay:
         where = upstream.served_by or upstream.url
         log.warning("request goes on elsewhere events=%d node=%s cause=%s", exchange.events, where, why)
         answer.remark(f"resumed {exchange.resumed}, served by {where}: {why}")
+        self._serving.remark("resumed", f"An answer goes on with the engine of {where}: {why}")
 
     async def _attempt(
         self,

@@ -14,15 +14,19 @@ from mesh_llm.errors import UsageError
 from mesh_llm.gateway import failures, listen
 from mesh_llm.gateway.client import ClientServer, check_head
 from mesh_llm.gateway.failures import Failure
-from mesh_llm.gateway.guard import HEALTH_PATHS, Guard, is_loopback
+from mesh_llm.gateway.guard import HEALTH_PATHS, Guard
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, Meters
 from mesh_llm.gateway.proxy import Relay
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Serving
+from mesh_llm.loopback import is_loopback
 from mesh_llm.types import State
 
 log = logging.getLogger(__name__)
+
+_REFUSALS = (401, 403, 429)
+"""Answers of ours that a person at the node may want to know of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,10 @@ class Gateway:
     def active(self) -> int:
         """Requests under way."""
         return len(self._under_way)
+
+    def take_first_tokens_s(self) -> list[float]:
+        """What clients waited for first tokens, since this was last asked."""
+        return self._meters.take_first_tokens_s()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, and give those under way `timeout_s` to finish."""
@@ -160,6 +168,8 @@ class Gateway:
             return await self._fail(exchange, failures.internal())
 
     async def _fail(self, exchange: Exchange, failure: Failure) -> web.StreamResponse:
+        if failure.status in _REFUSALS:
+            self._serving.remark("refused", f"A request was refused: {failure.message}")
         if exchange.outlet is not None:
             exchange.outcome = BROKEN
             words = failure.event() if exchange.answer is None else exchange.answer.last_words(failure)

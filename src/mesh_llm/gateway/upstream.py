@@ -58,5 +58,8 @@ class Serving(Protocol):
     def metrics(self, engine: bytes) -> bytes:
         """The node's series, in Prometheus' text format; `engine`: those that the upstream gave just now."""
 
+    def remark(self, kind: str, text: str) -> None:
+        """Something that people who watch the node may want to read."""
+
     async def engine_failure(self, upstream: Upstream) -> str:
         """The sentence why `upstream` broke off, within some two seconds of its doing so."""

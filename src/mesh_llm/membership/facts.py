@@ -93,6 +93,7 @@ def _plain(facts: NodeFacts) -> Document:
         "state": facts.state.value,
         "reason": clean(facts.reason, _REASON_CHARS),
         "lent_bytes": facts.lent_bytes,
+        "resting": facts.resting,
     }
     usual = {**dict.fromkeys(values, 0), "engine": "", "splits": True, "machine": "", "reason": ""}
     usual |= {"hosting": Hosting.AUTO, "state": State.STARTING, "gpu_layers": None}
@@ -158,6 +159,7 @@ def facts_from_document(document: object) -> NodeFacts:
         state=fields.word("state", State, State.STARTING),
         reason=fields.text("reason", _REASON_CHARS, ""),
         lent_bytes=fields.whole("lent_bytes", default=0),
+        resting=fields.flag("resting", False),
         serving=_maybe(fields, "serving", _serving_from_document),
         settings=_maybe(fields, "settings", settings_from_document),
     )

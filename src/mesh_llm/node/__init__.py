@@ -13,8 +13,11 @@ lending     this machine's device, lent to the hosts of plans
 passage     links and HTTP to other nodes, over whatever way there is; guests: their gateways here
 remote      the engine of another node, as this one's gateway uses it
 desk        the streams that other members open; forwarding: those that only pass through
-words       what a run says of itself
+words       what a run says of itself; herald: to whom it says what
+management  what it can be told to do; rest: the model out of its memory, at its user's word
+window      what those see who watch a node; farewell: how it goes
 status      what `mesh-llm status` shows; forecast: what `mesh-llm plan` does
+tokens      where a token's time goes; history: the last minutes; news: what changed in the mesh
 metrics     the node's series in `/metrics`; families: how they are written; processes: what its children use
 """
 

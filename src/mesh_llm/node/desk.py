@@ -43,6 +43,8 @@ async def _serving(node: Node, header: dict[str, Any], stream: Stream) -> None:
     run = node.hosting.serving
     if run is None or run.port is None or header.get("epoch") != run.epoch:
         await stream.write_document({})
+    elif "samples_since" in header:
+        await stream.write_document({"samples": node.window.history.since(header["samples_since"])})
     else:
         document = await status.serving(node)
         await stream.write_document({**document, "epoch": run.epoch, "key": run.engine_address()[1]})

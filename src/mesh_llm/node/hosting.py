@@ -47,6 +47,9 @@ class Watcher(Protocol):
 
     def on_serving(self, run: Run) -> None: ...
 
+    def on_failed(self, reason: str) -> None:
+        """A plan of this node's did not come about, or ended."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
@@ -324,6 +327,7 @@ class Hosting:
     def _on_failure(self, run: Run, error: MeshError, now: float) -> None:
         log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
         self.tally.failed += 1
+        self._watcher.on_failed(error.message)
         if isinstance(error, StageLost):
             self.tally.workers_lost += 1
             self._attempts = self._attempts.failed(error.node, error.message, now=now)

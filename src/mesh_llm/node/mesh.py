@@ -178,12 +178,11 @@ class Mesh:
             State.DRAINING: "is leaving",
             State.FAILED: "its engine does not run",
         }
+        found = {m.id: words[m.facts.state] for m in self.alive() if m.facts.state in words}
         if self.facts.state is State.FAILED:
             # It knows best itself when to try again.
-            return {
-                m.id: words[m.facts.state] for m in self.alive() if m.facts.state in words and m.id != self.me
-            }
-        return {m.id: words[m.facts.state] for m in self.alive() if m.facts.state in words}
+            found.pop(self.me, None)
+        return found | {m.id: "its user unloaded the model there" for m in self.alive() if m.facts.resting}
 
     def own_memory_bytes(self) -> int:
         return self.facts.memory_bytes + sum(gpu.free_bytes for gpu in self.facts.gpus)

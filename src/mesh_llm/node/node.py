@@ -21,13 +21,12 @@ import logging
 import secrets
 import socket
 import time
-from contextlib import suppress
 from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
 from mesh_llm.console.routes import management_app, serve_on_socket
-from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, DRAIN_S, HAND_OVER_S, INVITE_DEFAULT_S
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, INVITE_DEFAULT_S
 from mesh_llm.engine import external
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
@@ -37,18 +36,22 @@ from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
-from mesh_llm.node import desk, entry, forecast, metrics, status, words
+from mesh_llm.node import desk, entry, metrics, status, words
 from mesh_llm.node.abilities import described, held_bytes
 from mesh_llm.node.equipment import Equipment, equip
+from mesh_llm.node.farewell import drain
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.launch import Launch
 from mesh_llm.node.lending import Lease, Lending
+from mesh_llm.node.management import Management
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Passage
 from mesh_llm.node.remote import Remote
+from mesh_llm.node.rest import UNLOADED, Rest
 from mesh_llm.node.run import Run
 from mesh_llm.node.shelf import Shelf
 from mesh_llm.node.supply import Supply
+from mesh_llm.node.window import Window
 from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.links import open_door
@@ -77,15 +80,12 @@ class Node:
         self.home = Home(config.home)
         self.shelf = Shelf(any_architecture=config.bin_dir is not None)
         self.equipment: Equipment | None = None
-        self._tell = tell
-        self.metering = metrics.NodeMetrics(self, progress)
         self._stop = asyncio.Event()
         self._leave = False
         self.state = State.STARTING
         self._reason = "starting"
         self._progressing: tuple[State, str] | None = None
         """What hosting is about; None when it serves, or leaves that to others."""
-        self._said: dict[str, str] = {}
         self.turns = Turns(DEFAULT_SLOTS)
         """At the engine here, for the clients of all nodes."""
         self._gateway = Gateway(
@@ -99,6 +99,9 @@ class Node:
             self,
             self.turns,
         )
+        self.window = Window(self, tell, progress, first_tokens_s=self._gateway.take_first_tokens_s)
+        self._say = self.window.herald.say
+        self.metering = metrics.NodeMetrics(self, self.window.herald.progress)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -109,9 +112,10 @@ class Node:
             self._new_secret = secrets.token_bytes(32) if self.config.new_mesh else None
             self.identity = Identity.from_secret(self._new_secret or self.home.secret())
             self._compose()
-            app = management_app(self)
+            app = management_app(Management(self), self.window.feed)
             async with serve_on_socket(app, self.home.control_socket):
                 serving = asyncio.create_task(self._serve(), name="serve")
+                window = asyncio.create_task(self.window.run(), name="window")
                 stopping = asyncio.create_task(self._stop.wait(), name="wait for stop")
                 try:
                     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -121,6 +125,8 @@ class Node:
                     await cancelled(serving)
                     await cancelled(stopping)
                     await self._gateway.stop()
+                    await self.window.close()
+                    await cancelled(window)
                 if not serving.cancelled() and (error := serving.exception()) is not None:
                     raise error
 
@@ -146,7 +152,7 @@ class Node:
             entry=self.entry,
             mesh=self.mesh,
             busy=lambda: self._gateway.active > 0 or self.passage.guests > 0,
-            tell=self._tell,
+            tell=self.window.herald.tell,
             doing=lambda what: self._change(State.STARTING, what),
             progress=self.metering.progress,
             on_model=self._tell_model,
@@ -162,11 +168,13 @@ class Node:
             self.mesh, receive=self.lending.receive, turns=self.turns, bind_ip=config.bind_ip
         )
         self.remote = Remote(self.mesh, self.passage)
+        self.rest = Rest(self)
         self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
 
     async def _serve(self) -> None:
         given = await self._check()
         await self._gateway.start()
+        await self.window.open()
         network = Network(self.entry.network_config(), self.entry.membership, self.mesh)
         self.mesh.attach(network, desk.services(self))
         async with task_group() as group, open_door(link_door(self.identity.id)) as self.passage.door:
@@ -185,6 +193,7 @@ class Node:
                     await asyncio.Event().wait()
             finally:
                 self.mesh.leave()
+                await self.rest.close()
                 await self.lending.close()
                 await self.passage.close()
                 await network.close("the node is stopping")
@@ -255,26 +264,10 @@ class Node:
         self._reflect()
 
     async def _drain(self) -> None:
-        """Others take over what this node did, answers under way finish."""
         self._change(State.DRAINING, "the node is stopping")
-        self.lending.closed = "this node is leaving"
-        self.mesh.publish(state=State.DRAINING, reason="the node is stopping")
-        self.hosting.wake()
-        if self.mesh.has_company():
-            deadline = asyncio.get_running_loop().time() + HAND_OVER_S
-            # Ends with the plan of another host, or with nobody who could be one.
-            while self.hosting.serving is not None and asyncio.get_running_loop().time() < deadline:
-                await asyncio.sleep(0.05)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
-                await asyncio.gather(self._gateway.drain(DRAIN_S), self.hosting.drained(), self._returned())
+        await drain(self, self._gateway)
         if self._leave:
             self.entry.forget()
-
-    async def _returned(self) -> None:
-        """Until hosts have replaced the plans in which this node works, and finished their answers."""
-        while self.lending.leases:
-            await asyncio.sleep(0.05)
 
     # -- what others ask -----------------------------------------------------------------------
 
@@ -312,6 +305,9 @@ class Node:
     def health(self) -> Health:
         return Health(state=self.state, reason=self._reason, model=self.model_name)
 
+    def remark(self, kind: str, text: str) -> None:
+        self.window.herald.remark(kind, text)
+
     def metrics(self, engine: bytes) -> bytes:
         return self.metering.text(engine)
 
@@ -323,23 +319,6 @@ class Node:
     async def status(self) -> dict[str, Any]:
         """What `mesh-llm status --json` prints."""
         return await status.document(self)
-
-    async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]:
-        """What `mesh-llm plan` shows of a running node's mesh."""
-        return await forecast.over_mesh(self, wishes)
-
-    def snapshot(self) -> dict[str, Any]:
-        """What every node brings, for verbs that ask whether something would fit."""
-        return forecast.snapshot_document(self)
-
-    def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
-        return self.entry.invite_others(role, lifetime_s)
-
-    def invites(self) -> dict[str, Any]:
-        return self.entry.list_invites()
-
-    def revoke(self, id: str) -> dict[str, Any]:
-        return self.entry.revoke(id, self.mesh)
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -397,6 +376,7 @@ class Node:
         self.hosting.wake()
         self.remote.wake()
         self.supply.wake()
+        self.window.note_news(self.mesh)
         self._reflect()
 
     def _give_up(self, error: MeshError) -> None:
@@ -417,9 +397,10 @@ class Node:
         """What hosting is about, while nothing serves."""
         if self.state is State.DRAINING:
             return
-        self._progressing = (state, reason)
+        rests = state is State.WAITING and self.rest.on
+        self._progressing = (state, UNLOADED if rests else reason)
         self._reflect()
-        if state is State.WAITING:
+        if state is State.WAITING and not rests:
             self._say("waiting", f"Waiting for more peers: {reason}", once=True)
             self._advise()
 
@@ -439,6 +420,9 @@ class Node:
         self._progressing = None
         self._say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")
         self._reflect()
+
+    def on_failed(self, reason: str) -> None:
+        self.window.herald.note(Event(kind="failed", text=f"The plan failed: {reason}"))
 
     def _on_engine(self, run: Run, report: EngineReport) -> None:
         """One without links restarts by itself; others end with their plan."""
@@ -489,12 +473,3 @@ class Node:
         self.state, self._reason = state, reason
         if self.equipment is not None or self.config.client:
             self.mesh.publish(state=state, reason=reason[:200])
-
-    def _say(self, kind: str, text: str, *, once: bool = False, secret: bool = False) -> None:
-        """Tell the person who watches. `once`: not the same again; `secret`: not into the log."""
-        if once and self._said.get(kind) == text:
-            return
-        self._said[kind] = text
-        if not secret:
-            log.info("%s: %s", kind, text)
-        self._tell(Event(kind=kind, text=text))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from mesh_llm.defaults import REMOTE_ANSWER_S, REMOTE_RETRY_S
+from mesh_llm.defaults import HISTORY_LIMIT_BYTES, REMOTE_ANSWER_S, REMOTE_RETRY_S
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.upstream import Upstream
 from mesh_llm.node.mesh import Mesh
@@ -76,6 +76,17 @@ class Remote:
                 return document if document.get("epoch") == target[1] else None
         return None
 
+    async def samples(self, since: float) -> list[Any]:
+        """The host's points after that time, by its own clock; none where it does not answer in time."""
+        target = self._target()
+        if target is None:
+            return []
+        with suppress(MeshError, TimeoutError):
+            async with asyncio.timeout(REMOTE_ANSWER_S):
+                told = (await self._ask(*target, samples_since=since)).get("samples")
+                return told if isinstance(told, list) else []
+        return []
+
     def _target(self) -> tuple[NodeId, int] | None:
         published = self._mesh.serving()
         if published is None or published[0] == self._mesh.me:
@@ -104,9 +115,9 @@ class Remote:
         self._known = (*target, document["key"])
         return True
 
-    async def _ask(self, host: NodeId, epoch: int) -> dict[str, Any]:
-        stream = await self._mesh.open(host, "serving", {"epoch": epoch})
-        document = await stream.read_document()
+    async def _ask(self, host: NodeId, epoch: int, **more: Any) -> dict[str, Any]:
+        stream = await self._mesh.open(host, "serving", {"epoch": epoch, **more})
+        document = await stream.read_document(HISTORY_LIMIT_BYTES)
         await stream.finish()
         return document
 

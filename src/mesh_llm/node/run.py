@@ -16,13 +16,22 @@ import aiohttp
 from mesh_llm.defaults import LEASE_SILENCE_S, PLAN_CHECK_S, PLAN_READY_S
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
-from mesh_llm.engine.telemetry import Rates
+from mesh_llm.engine.telemetry import Gauge, Rates
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Link, Passage
 from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.network import Stream
-from mesh_llm.types import Fingerprint, LinkKind, MeshSettings, NodeId, Plan, Stage, StageCounters
+from mesh_llm.types import (
+    Fingerprint,
+    LinkKind,
+    MeshSettings,
+    NodeId,
+    Plan,
+    SpeculationCounters,
+    Stage,
+    StageCounters,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +74,7 @@ class Run:
         """Workers, and whether they pass activations straight to the next one."""
         self.resident: dict[NodeId, int] = {}
         self.supervisor: EngineSupervisor | None = None
+        self.gauge = Gauge()
         self.rates = Rates()
         self.is_ready = False
         self._fingerprint = fingerprint
@@ -129,6 +139,11 @@ class Run:
     def _by_node(self, stages: Mapping[str, StageCounters]) -> dict[NodeId, StageCounters]:
         names = {f"MESH{index}": stage.node for index, stage in enumerate(self.plan.workers)}
         return {names[name]: stage for name, stage in stages.items() if name in names}
+
+    @property
+    def speculation(self) -> SpeculationCounters | None:
+        """What drafts have done; None without them."""
+        return self.supervisor.report.speculation if self.supervisor is not None else None
 
     def link_kind(self, node: NodeId) -> LinkKind | None:
         """The way that the link to a worker takes now."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from mesh_llm import __version__
 from mesh_llm.engine import machine
 from mesh_llm.engine.supervisor import EngineReport
-from mesh_llm.engine.telemetry import engine_figures
 from mesh_llm.membership.member import Member
 from mesh_llm.node.run import Run
+from mesh_llm.node.tokens import token_document
 from mesh_llm.planning.snapshot import listing
 from mesh_llm.types import MeshSettings, Mode, NodeId, Plan, Role, SpeculationCounters
 
@@ -35,6 +35,7 @@ async def document(node: Node) -> dict[str, Any]:
             "role": _role(node, node.identity.id),
             "state": health.state,
             "reason": health.reason,
+            "resting": node.rest.on,
         },
         "mesh": {
             "id": node.entry.membership.mesh or node.identity.id,
@@ -44,7 +45,7 @@ async def document(node: Node) -> dict[str, Any]:
         "plan": about["plan"],
         "engine": about["engine"],
         "api": {"url": node.url},
-        "console": {"url": None},
+        "console": {"url": node.window.url},
     }
 
 
@@ -52,7 +53,7 @@ async def serving(node: Node) -> dict[str, Any]:
     """Plan, model and engine of the plan that this node hosts."""
     run = node.hosting.serving
     if run is not None and run.port is not None:
-        run.rates.read(await engine_figures(*run.engine_address()))
+        run.rates.read(await run.gauge.read(*run.engine_address()))
     plan = run.plan if run is not None else node.hosting.plan
     return {
         "model": _model(node, plan),
@@ -102,6 +103,7 @@ def _member(node: Node, member: Member) -> dict[str, Any]:
         "role": _role(node, member.id),
         "state": facts.state,
         "reason": facts.reason,
+        "resting": facts.resting,
         "version": facts.version,
         "standing": member.standing,
         "memory_bytes": facts.memory_bytes
@@ -213,10 +215,19 @@ def _engine(node: Node, run: Run | None) -> dict[str, Any]:
         "buffers": report.buffers,
         "weights_sent_bytes": sum(stage.weight_bytes for stage in counters.values()),
         "weights_resident_bytes": _resident(node, run),
-        "decode_tok_s": round(run.rates.decode_tok_s, 2) if run is not None else 0.0,
+        "decode_tok_s": _decode_tok_s(node, run),
         "prompt_tok_s": round(run.rates.prompt_tok_s, 2) if run is not None else 0.0,
         "stages": [_stage(run, stage.node) for stage in run.plan.workers] if run is not None else [],
+        "token": token_document(node, run) if run is not None and run.port is not None else None,
     }
+
+
+def _decode_tok_s(node: Node, run: Run | None) -> float:
+    """Of the last answers, or of the first one while it is under way."""
+    token_s = node.window.history.token_s(run) if run is not None else None
+    if run is not None and run.rates.decode_tok_s:
+        return round(run.rates.decode_tok_s, 2)
+    return round(1 / token_s, 2) if token_s else 0.0
 
 
 def _resident(node: Node, run: Run | None) -> int:

@@ -76,7 +76,7 @@ class Ground:
         if straight:
             return straight
         if host in (a, b):
-            return _way(_UNKNOWN)
+            return way_of(None)
         there, on = self.way(a, host, host), self.way(host, b, host)
         return Way(
             delay_s=there.delay_s + on.delay_s,
@@ -88,7 +88,7 @@ class Ground:
         key = (a, b) if a < b else (b, a)
         if key not in self._ways:
             link = self.snapshot.link(*key)
-            self._ways[key] = _way(link) if link else None
+            self._ways[key] = way_of(link) if link else None
         return self._ways[key]
 
     def lodgings(
@@ -134,6 +134,8 @@ def _speed(speed: Speed | None) -> Speed | None:
     return speed if speed and all(math.isfinite(each) and each > 0 for each in figures) else None
 
 
-def _way(link: LinkFacts) -> Way:
+def way_of(link: LinkFacts | None) -> Way:
+    """What is known of a link, as seconds; None: nobody has measured it."""
+    link = link or _UNKNOWN
     known = link.bytes_per_s if link.bytes_per_s and link.bytes_per_s > 0 else _BYTES_PER_S[link.kind]
     return Way(delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=known)

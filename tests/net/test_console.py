@@ -1,0 +1,577 @@
+"""The console's port: who gets in, what is sent, and what one who does not read costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+
+from mesh_llm.console import feed as feeding
+from mesh_llm.console.chat import Api
+from mesh_llm.console.feed import Feed
+from mesh_llm.console.neighbours import is_foreign
+from mesh_llm.console.server import Console
+from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
+from mesh_llm.gateway import listen
+from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.tasks import cancelled
+from mesh_llm.types import Event, Progress, Role
+from tests.support.raw_http import connect
+from tests.support.upstream import SSE_HEAD, FakeEngine, Seen, Wire
+
+PAGE = "X-Mesh-LLM-Page"
+WAIT_S = 20.0
+StartGateway = Callable[[GatewayConfig], Awaitable[Gateway]]
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeManaged:
+    """What the routes ask of the node."""
+
+    document: dict[str, Any] = field(default_factory=lambda: {"node": {"name": "desk"}, "epoch": 1})
+    looks: int = 0
+    stopped: list[bool] = field(default_factory=list)
+    invited: list[tuple[Role, float | None]] = field(default_factory=list)
+    revoked: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    async def status(self) -> dict[str, Any]:
+        self.looks += 1
+        return dict(self.document)
+
+    def stop(self, *, leave: bool = False) -> None:
+        self.stopped.append(leave)
+
+    def unload(self) -> None:
+        self.asked.append("unload")
+
+    def load(self) -> None:
+        self.asked.append("load")
+
+    async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]:
+        return {"wishes": wishes}
+
+    def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
+        self.invited.append((role, lifetime_s))
+        return {"id": "1", "token": "mesh1-secret"}
+
+    def invites(self) -> dict[str, Any]:
+        return {"invites": []}
+
+    def revoke(self, id: str) -> dict[str, Any]:
+        self.revoked.append(id)
+        return {"revoked": id}
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """A console, the node that it shows, and a browser."""
+
+    node: FakeManaged
+    feed: Feed
+    port: int
+    session: aiohttp.ClientSession
+    token: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://localhost:{self.port}"
+
+    async def get(self, path: str, **headers: str) -> aiohttp.ClientResponse:
+        return await self.ask("GET", path, **headers)
+
+    async def ask(
+        self, method: str, path: str, *, data: Any = None, **headers: str
+    ) -> aiohttp.ClientResponse:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = await self.session.request(method, self.url + path, data=data, headers=named)
+        await answer.read()
+        return answer
+
+    async def call(self, path: str, body: Any = None, *, method: str = "POST") -> tuple[int, Any]:
+        """As the page does."""
+        if self.token is None:
+            self.token = (await (await self.get("/api/session")).json())["token"]
+        data = None if body is None else json.dumps(body)
+        answer = await self.ask(method, path, data=data, X_Mesh_LLM_Page=str(self.token))
+        return answer.status, await answer.json()
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Callable[[], Awaitable[tuple[str, Any]]]]:
+        """The next event of the stream: its kind and its data; comments are passed over."""
+        async with self.session.get(f"{self.url}/api/events") as answer:
+            assert answer.status == 200
+            assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+
+            async def following() -> tuple[str, Any]:
+                async with asyncio.timeout(WAIT_S):
+                    while True:
+                        text = (await answer.content.readuntil(b"\n\n")).decode()
+                        if text.startswith("event: "):
+                            kind, data = text.rstrip("\n").split("\n")
+                            return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+                        assert text == ":\n\n"
+
+            yield following
+
+
+Open = Callable[..., Awaitable[Bench]]
+
+
+@pytest.fixture
+async def open_console() -> AsyncIterator[Open]:
+    async with AsyncExitStack() as stack:
+
+        async def start(*, api: Callable[[], Api | None] = lambda: None, api_key: str | None = None) -> Bench:
+            node = FakeManaged()
+            feed = Feed(node.status)
+            console = Console(node, feed, api=api, api_key=api_key)
+            taken = listen.bind("127.0.0.1", 0, option="--console")
+            port: int = taken.getsockname()[1]
+            running = asyncio.create_task(feed.run(), name="feed")
+            stack.push_async_callback(cancelled, running)
+            await console.start(taken)
+            stack.push_async_callback(console.stop)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            return Bench(node=node, feed=feed, port=port, session=session)
+
+        yield start
+
+
+@pytest.fixture
+async def console(open_console: Open) -> Bench:
+    return await open_console()
+
+
+# -- who gets in --------------------------------------------------------------------------------
+
+ROUTES = ("/", "/index.html", "/api/status", "/api/events", "/api/session", "/api/invites", "/v1/models")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ["Host: evil.example"],
+        ["Host: localhost.evil.example"],
+        ["Host: 127.0.0.1.evil.example:3131"],
+        ["Host: 192.168.1.4:3131"],
+        ["Host: localhost", "Host: evil.example"],
+        ["Host: localhost:3131", "Origin: http://evil.example"],
+        ["Host: localhost:3131", "Origin: null"],
+        ["Host: localhost:3131", "Origin: https://localhost:3131"],
+        # A page of another program on this machine.
+        ["Host: localhost:3131", "Origin: http://localhost:3000"],
+        ["Host: localhost:3131", "Origin: http://localhost"],
+        ["Host: localhost:3131", "Sec-Fetch-Site: cross-site"],
+        ["Host: localhost:3131", "Sec-Fetch-Site: same-site"],
+    ],
+)
+async def test_strangers_are_refused(console: Bench, path: str, headers: list[str]) -> None:
+    async with connect(console.port) as client:
+        answer = await client.request("GET", path, *headers)
+    assert answer.status in (400, 403), answer.body
+    assert b"desk" not in answer.body
+    assert b"token" not in answer.body
+    assert console.node.looks == 0
+
+
+async def test_a_request_without_a_host_is_refused(console: Bench) -> None:
+    async with connect(console.port) as client:
+        await client.send(b"GET /api/status HTTP/1.0\r\n\r\n")
+        answer = await client.answer()
+    assert answer.status == 403
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "LOCALHOST", "[::1]"])
+async def test_loopback_names_are_ours(console: Bench, name: str) -> None:
+    origin = f"Origin: http://{name}:3131"
+    async with connect(console.port) as client:
+        answer = await client.request(
+            "GET", "/api/status", f"Host: {name}:3131", origin, "Sec-Fetch-Site: same-origin"
+        )
+    assert (answer.status, answer.json()["node"]) == (200, {"name": "desk"})
+
+
+async def test_a_link_to_the_page_may_be_followed(console: Bench) -> None:
+    visit = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    assert (await console.get("/", **visit)).status == 200
+    assert (await console.get("/api/status", **visit)).status == 403
+    assert (await console.get("/", **{**visit, "Sec_Fetch_Dest": "iframe"})).status == 403
+
+
+# -- the page's token ---------------------------------------------------------------------------
+
+CALLS = ("stop", "leave", "unload", "load", "invite", "revoke", "plan")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("token", [None, "", "wrong", "é"])
+async def test_management_needs_the_pages_token(console: Bench, call: str, token: str | None) -> None:
+    headers = {} if token is None else {"X_Mesh_LLM_Page": token}
+    answer = await console.ask("POST", f"/api/{call}", data="{}", **headers)
+    assert answer.status == 403
+    assert (await answer.json())["error"] == "this needs the page's token"
+    assert (console.node.stopped, console.node.invited, console.node.revoked) == ([], [], [])
+
+
+async def test_what_shows_secrets_or_plans_needs_it_as_well(console: Bench) -> None:
+    for path in ("/api/invites", "/api/plan", "/api/nothing", "/v1/models"):
+        assert (await console.get(path)).status == 403, path
+
+
+async def test_the_page_may_manage(console: Bench) -> None:
+    assert await console.call("/api/invite", {"role": "client", "lifetime_s": 60}) == (
+        200,
+        {"id": "1", "token": "mesh1-secret"},
+    )
+    assert await console.call("/api/invites", method="GET") == (200, {"invites": []})
+    assert await console.call("/api/revoke", {"id": "1"}) == (200, {"revoked": "1"})
+    assert await console.call("/api/plan", {"split": True}) == (200, {"wishes": {"split": True}})
+    assert await console.call("/api/unload") == (200, {"unloading": True})
+    assert await console.call("/api/load") == (200, {"loading": True})
+    assert console.node.asked == ["unload", "load"]
+    assert await console.call("/api/leave") == (200, {"leaving": True, "pid": os.getpid()})
+    assert await console.call("/api/stop") == (200, {"stopping": True, "pid": os.getpid()})
+    assert console.node.invited == [(Role.CLIENT, 60)]
+    assert (console.node.revoked, console.node.stopped) == (["1"], [True, False])
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("[", "a call's body is a JSON object"),
+        ("[]", "a call's body is a JSON object"),
+        ("[" * 10_000, "a call's body is a JSON object"),
+        ('{"role": "king"}', "an invite is for a node or for a client"),
+        ('{"role": ["node"]}', "an invite is for a node or for a client"),
+        ('{"lifetime_s": "long"}', "an invite lives for a second at least, and for ten years at most"),
+        ('{"lifetime_s": true}', "an invite lives for a second at least, and for ten years at most"),
+        ('{"lifetime_s": NaN}', "an invite lives for a second at least, and for ten years at most"),
+        (" " * (CONSOLE_BODY_LIMIT_BYTES + 1), "a call is no longer than 64 KiB"),
+    ],
+)
+async def test_calls_that_make_no_sense(console: Bench, body: str, sentence: str) -> None:
+    await console.call("/api/invites", method="GET")
+    answer = await console.ask("POST", "/api/invite", data=body, X_Mesh_LLM_Page=str(console.token))
+    assert (answer.status, (await answer.json())["error"]) == (400, sentence)
+    assert console.node.invited == []
+
+
+async def test_each_start_has_another_token(open_console: Open) -> None:
+    one, two = await open_console(), await open_console()
+    tokens = [await (await each.get("/api/session")).json() for each in (one, two)]
+    assert tokens[0]["token"] != tokens[1]["token"]
+    assert tokens[0]["api_key_needed"] is False
+    assert len(tokens[0]["token"]) >= 32
+
+
+async def test_with_an_api_key_the_page_has_to_know_it(open_console: Open) -> None:
+    console = await open_console(api_key="sk-1")
+    first = await console.get("/api/session")
+    assert (first.status, await first.json()) == (200, {"token": None, "api_key_needed": True})
+    for wrong in ("Bearer sk-2", "Basic sk-1", "Bearer sk-", "Bearer  "):
+        refused = await console.get("/api/session", Authorization=wrong)
+        assert (await refused.json()).get("token") is None, wrong
+    right = await console.get("/api/session", Authorization="Bearer sk-1")
+    document = await right.json()
+    assert document["api_key_needed"] is True
+    stop = await console.ask("POST", "/api/stop", X_Mesh_LLM_Page=document["token"])
+    assert (stop.status, console.node.stopped) == (200, [False])
+
+
+def test_other_users_of_the_machine_are_told_apart() -> None:
+    """127.0.0.1:4000 is a socket of ours, :4001 of root, :4002 of somebody else."""
+    own, stranger = os.getuid(), os.getuid() + 1
+    row = "{}: 0100007F:{:04X} 0100007F:0C3B 01 00000000:00000000 00:00000000 00000000 {} 0 1 1"
+    lines = [row.format(index, 4000 + index, uid) for index, uid in enumerate((own, 0, stranger))]
+    found = [is_foreign(("127.0.0.1", port), lines) for port in (4000, 4001, 4002, 4003)]
+    assert found == [False, False, True, False]
+
+
+# -- the page -----------------------------------------------------------------------------------
+
+
+async def test_every_answer_carries_the_policy(console: Bench) -> None:
+    for path in ("/", "/api/status", "/api/session", "/nothing.js", "/api/stop", "/v1/models"):
+        headers = (await console.get(path)).headers
+        assert headers["Content-Security-Policy"] == (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+            "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
+            "frame-ancestors 'none'"
+        ), path
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert headers["Server"] == "mesh-llm"
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+async def test_the_page_is_sent_once(console: Bench) -> None:
+    first = await console.get("/")
+    assert first.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert first.headers["Cache-Control"] == "no-cache"
+    assert (await console.get("/index.html")).headers["ETag"] == first.headers["ETag"]
+    again = await console.get("/", If_None_Match=first.headers["ETag"])
+    assert (again.status, await again.read()) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../routes.py",
+        "/%2e%2e/routes.py",
+        "/..%2froutes.py",
+        "/%2e%2e%2froutes.py",
+        "//etc/passwd",
+        "/.hidden.js",
+        "/a/../../routes.py",
+        "/index.html%00.js",
+        "/index",
+        "/" + "a/" * 50 + "a.js",
+    ],
+)
+async def test_nothing_else_is_sent(console: Bench, path: str) -> None:
+    async with connect(console.port) as client:
+        answer = await client.request("GET", path)
+    assert answer.status == 404
+    assert answer.json()["error"]
+
+
+async def test_no_other_method(console: Bench) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        answer = await console.ask(method, "/")
+        assert answer.status in (404, 405)
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+# -- events -------------------------------------------------------------------------------------
+
+SAMPLE = {"t": 1.0, "tok_s": 20.5, "active": 1}
+
+
+async def test_a_stream_begins_with_all_there_is(console: Bench) -> None:
+    console.feed.event(Event(kind="elected", text="Elected as host"))
+    console.feed.sample(SAMPLE)
+    console.feed.progress(Progress(what="Loading", done=1, total=4, unit="bytes"))
+    console.feed.progress(Progress(what="Building", done=2, total=2))
+    async with console.watch() as following:
+        kind, snapshot = await following()
+    assert kind == "snapshot"
+    assert snapshot["status"] == {"node": {"name": "desk"}, "epoch": 1}
+    assert snapshot["history"] == {"interval_s": 2, "samples": [SAMPLE]}
+    assert [(event["kind"], event["text"]) for event in snapshot["events"]] == [
+        ("elected", "Elected as host")
+    ]
+    assert snapshot["events"][0]["t"] > 1_700_000_000
+    # What is finished is progress no more.
+    assert snapshot["progress"] == [{"what": "Loading", "done": 1, "total": 4, "unit": "bytes"}]
+
+
+async def test_news_follow_as_they_come(console: Bench) -> None:
+    async with console.watch() as following:
+        assert (await following())[0] == "snapshot"
+        console.feed.event(Event(kind="lost", text="mini was lost\nand a line"))
+        console.feed.sample(SAMPLE)
+        console.feed.progress(Progress(what="Loading", done=4, total=4, unit="bytes"))
+        kind, event = await following()
+        assert (kind, event["kind"], event["text"]) == ("event", "lost", "mini was lost\nand a line")
+        assert await following() == ("sample", SAMPLE)
+        finished = {"what": "Loading", "done": 4, "total": 4, "unit": "bytes"}
+        assert await following() == ("progress", finished)
+        console.node.document["epoch"] = 2
+        assert await following() == ("status", {"node": {"name": "desk"}, "epoch": 2})
+
+
+async def test_a_status_that_has_not_changed_is_not_sent_again(console: Bench) -> None:
+    async with console.watch() as following:
+        await following()
+        looks = console.node.looks
+        async with asyncio.timeout(WAIT_S):
+            while console.node.looks < looks + 2:
+                await asyncio.sleep(0.01)
+        console.feed.sample(SAMPLE)
+        assert (await following())[0] == "sample"
+
+
+async def test_one_look_is_enough_for_all(console: Bench) -> None:
+    async with AsyncExitStack() as stack:
+        watching = [await stack.enter_async_context(console.watch()) for _ in range(20)]
+        snapshots = [await following() for following in watching]
+        assert {kind for kind, _ in snapshots} == {"snapshot"}
+        begun = console.node.looks
+        assert begun <= 3
+        for epoch in (2, 3):
+            console.node.document["epoch"] = epoch
+            news = [await following() for following in watching]
+            assert news == [("status", {"node": {"name": "desk"}, "epoch": epoch})] * 20
+        assert console.node.looks <= begun + 3
+
+
+async def test_nobody_looks_where_nobody_watches(console: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "CONSOLE_TICK_S", 0.01)
+    async with console.watch() as following:
+        await following()
+    async with asyncio.timeout(WAIT_S):
+        while console.feed.watchers:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    looks = console.node.looks
+    await asyncio.sleep(0.2)
+    assert console.node.looks == looks
+
+
+async def test_there_are_only_so_many_seats(console: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "CONSOLE_WATCHERS", 2)
+    async with console.watch() as one, console.watch() as two:
+        await one()
+        await two()
+        refused = await console.get("/api/events")
+        assert refused.status == 503
+        assert await refused.json() == {
+            "error": "2 pages watch this node already",
+            "hint": "close some of them",
+        }
+    async with asyncio.timeout(WAIT_S):
+        while console.feed.watchers:
+            await asyncio.sleep(0.01)
+    async with console.watch() as again:
+        assert (await again())[0] == "snapshot"
+
+
+async def test_a_stream_in_which_nothing_happens_gives_signs_of_life(
+    console: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "CONSOLE_BEAT_S", 0.05)
+    async with console.session.get(f"{console.url}/api/events") as answer, asyncio.timeout(WAIT_S):
+        assert await answer.content.readuntil(b"\n\n") == b":\n\n"
+        assert (await answer.content.readuntil(b"\n\n")).startswith(b"event: snapshot\n")
+        assert await answer.content.readuntil(b"\n\n") == b":\n\n"
+
+
+@pytest.mark.parametrize(("most_bytes", "most_s"), [(1 << 20, WAIT_S), (1 << 30, 0.0)])
+async def test_one_who_does_not_read_is_dropped(
+    console: Bench, monkeypatch: pytest.MonkeyPatch, most_bytes: int, most_s: float
+) -> None:
+    """Who is behind by too much, or for too long."""
+    monkeypatch.setattr(feeding, "CONSOLE_BEHIND_BYTES", most_bytes)
+    monkeypatch.setattr(feeding, "CONSOLE_BEHIND_S", most_s)
+    async with connect(console.port) as sleeper, console.watch() as reader:
+        await sleeper.send(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader()
+        async with asyncio.timeout(WAIT_S):
+            while console.feed.watchers < 2:
+                await asyncio.sleep(0.01)
+            # First the system's own buffers fill.
+            while console.feed.watchers == 2:
+                console.feed.event(Event(kind="model", text="x" * 200_000))
+                assert (await reader())[0] == "event"
+        # Whoever reads has missed nothing, and goes on.
+        console.feed.sample(SAMPLE)
+        assert await reader() == ("sample", SAMPLE)
+
+
+async def test_the_stream_ends_with_the_node(console: Bench) -> None:
+    async with console.session.get(f"{console.url}/api/events") as answer, asyncio.timeout(WAIT_S):
+        await answer.content.readuntil(b"\n\n")
+        console.feed.ended.set()
+        await answer.read()
+    assert console.feed.watchers == 0
+
+
+async def test_what_is_kept_is_bounded(console: Bench) -> None:
+    for index in range(1000):
+        console.feed.event(Event(kind="lost", text=str(index)))
+        console.feed.sample({"t": float(index)})
+        console.feed.progress(Progress(what=str(index), done=0, total=1))
+    async with console.watch() as following:
+        _, snapshot = await following()
+    assert [event["text"] for event in snapshot["events"]] == [str(index) for index in range(900, 1000)]
+    assert [sample["t"] for sample in snapshot["history"]["samples"]] == [*map(float, range(700, 1000))]
+    assert [step["what"] for step in snapshot["progress"]] == [*map(str, range(984, 1000))]
+
+
+# -- chat ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def chatting(open_console: Open, start_gateway: StartGateway) -> Bench:
+    gateway = await start_gateway(GatewayConfig(port=0, api_key="sk-1"))
+    return await open_console(api=lambda: Api(url=gateway.url, key="sk-1"))
+
+
+async def test_chat_goes_to_the_nodes_own_api(chatting: Bench, engine: FakeEngine) -> None:
+    status, _ = await chatting.call("/v1/models", method="GET")
+    assert status == 200
+    seen = engine.seen[0]
+    assert seen.header("X-Mesh-LLM-Page") == []
+    assert seen.header("Origin") == []
+
+
+async def test_chat_before_there_is_an_api(console: Bench) -> None:
+    status, document = await console.call("/v1/models", method="GET")
+    assert (status, document["error"]["message"]) == (503, "the API is not open yet")
+
+
+async def test_chat_when_the_api_is_gone(open_console: Open) -> None:
+    console = await open_console(api=lambda: Api(url="http://127.0.0.1:1"))
+    status, document = await console.call("/v1/models", method="GET")
+    assert (status, document["error"]["code"]) == (502, "api_lost")
+
+
+async def test_chat_only_by_get_and_post(chatting: Bench, engine: FakeEngine) -> None:
+    await chatting.call("/v1/models", method="GET")
+    answer = await chatting.ask("DELETE", "/v1/models", X_Mesh_LLM_Page=str(chatting.token))
+    assert answer.status == 405
+    assert len(engine.seen) == 1
+
+
+async def test_a_stream_comes_as_it_is_made_and_stops_with_the_page(
+    chatting: Bench, engine: FakeEngine
+) -> None:
+    left = asyncio.Event()
+
+    async def stream(seen: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n')
+        await wire.gone()
+        left.set()
+
+    engine.on("/v1/chat/completions", stream)
+    await chatting.call("/v1/models", method="GET")
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True})
+    answer = await chatting.session.post(
+        f"{chatting.url}/v1/chat/completions",
+        data=body,
+        headers={PAGE: str(chatting.token), "Content-Type": "application/json"},
+    )
+    async with asyncio.timeout(WAIT_S):
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        assert b'"content": "a"' in await answer.content.readuntil(b"\n\n")
+        answer.close()
+        await left.wait()
+    assert json.loads(engine.seen[-1].body)["messages"] == [{"role": "user", "content": "Hi"}]
+
+
+async def test_half_an_answer_does_not_look_whole(open_console: Open, engine: FakeEngine) -> None:
+    async def break_off(seen: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(b"data: {}\n\n")
+        wire.abort()
+
+    engine.on("/v1/chat/completions", break_off)
+    console = await open_console(api=lambda: Api(url=engine.upstream.url))
+    await console.call("/v1/models", method="GET")
+    answer = await console.session.post(
+        f"{console.url}/v1/chat/completions", data="{}", headers={PAGE: str(console.token)}
+    )
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await answer.read()

@@ -1,0 +1,255 @@
+"""The console of real nodes: what those see who watch a mesh form, answer and break."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import mesh_llm
+from tests.support.mesh import HEAL_S, MeshProcesses
+from tests.support.node import ENDLESS, SMALL, WAIT_S, NodeProcess, Reply, ask, send, temporary_home
+
+KEY = "sk-mesh-console"
+
+
+def port_of(node: NodeProcess) -> int:
+    node.until_said("Console at http://localhost:")
+    found = re.search(r"Console at http://localhost:(\d+)$", node.stdout, re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+class Page:
+    """As the page: it knows its token."""
+
+    def __init__(self, node: NodeProcess, *, key: str | None = None) -> None:
+        self.port = port_of(node)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.session = self.ask("/api/session", headers=headers).json()
+        self.headers = {"X-Mesh-LLM-Page": str(self.session["token"])}
+
+    def ask(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Reply:
+        with closing(HTTPConnection("localhost", self.port, timeout=WAIT_S)) as connection:
+            return ask(connection, path, body, headers=headers)
+
+    def call(self, path: str, body: Any = None) -> Any:
+        reply = self.ask(path, body, headers=self.headers)
+        assert reply.status == 200, reply.body
+        return reply.json()
+
+    @contextmanager
+    def watch(self, *, within_s: float = HEAL_S) -> Iterator[Watch]:
+        with closing(HTTPConnection("localhost", self.port, timeout=within_s)) as connection:
+            send(connection, "/api/events")
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            with response:
+                yield Watch(response.readline)
+
+
+class Watch:
+    """An event stream; its first frame is the snapshot."""
+
+    def __init__(self, readline: Callable[[], bytes]) -> None:
+        self._readline = readline
+        kind, self.snapshot = self.next()
+        assert kind == "snapshot"
+
+    def next(self) -> tuple[str, Any]:
+        """The socket's own limit ends a wait in vain."""
+        kind = ""
+        while line := self._readline().decode():
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ").strip()
+            elif line.startswith("data: "):
+                return kind, json.loads(line.removeprefix("data: "))
+        raise AssertionError("the stream ended")
+
+    def until(self, kind: str, holds: Callable[[Any], bool]) -> Any:
+        while True:
+            found, document = self.next()
+            if found == kind and holds(document):
+                return document
+
+
+def says(*texts: str) -> Callable[[Any], bool]:
+    return lambda event: all(text in event["text"] for text in texts)
+
+
+def names(status: Any) -> list[str]:
+    return sorted(node["name"] for node in status["mesh"]["nodes"])
+
+
+def test_a_mesh_that_forms_answers_and_breaks(smollm2: Path) -> None:
+    with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
+        one = mesh.create("one", "--split", "--console", "0")
+        page = Page(one)
+        with page.watch() as watch:
+            mesh.join("two")
+            mesh.join("three", "--console", "0")
+            arrived = {watch.until("event", says("is in the mesh"))["text"] for _ in range(2)}
+            assert arrived == {"two is in the mesh", "three is in the mesh"}
+            watch.until("event", says("one hosts, ", " compute with it"))
+            status = watch.until("status", lambda status: len(status["plan"]["stages"]) == 3)
+            assert names(status) == ["one", "three", "two"]
+            assert status["console"]["url"] == f"http://localhost:{page.port}"
+
+            # An answer, from the node's own clients: it shows in the curves, and in where its time goes.
+            with one.stream("/v1/completions", ENDLESS) as stream:
+                stream.next()
+                sample = watch.until("sample", lambda sample: sample["tok_s"] > 0)
+                assert sample["active"] == 1
+                token = watch.until("status", lambda status: status["engine"]["token"]["parts"])
+                check_token(token)
+
+                # A worker loses its power in the middle of it.
+                mesh.kill("two")
+                lost = watch.until("event", says("was lost"))
+                assert lost["kind"] in ("lost", "failed")
+                watch.until("event", says("An answer goes on with the engine of one"))
+                watch.until("status", lambda status: names(status) == ["one", "three"])
+                stream.next()
+
+        # What another node's page shows: the host's figures.
+        with Page(mesh.nodes["three"]).watch() as watch:
+            assert names(watch.snapshot["status"]) == ["one", "three"]
+            assert any(sample["tok_s"] > 0 for sample in watch.snapshot["history"]["samples"])
+            watch.until("sample", lambda sample: sample["t"] > 0)
+        assert no_secret_in(one, mesh, page)
+
+
+def check_token(status: Any) -> None:
+    token, stages = status["engine"]["token"], status["plan"]["stages"]
+    assert sum(part["ms"] for part in token["parts"]) == pytest.approx(token["total_ms"], abs=1e-6)
+    computing = [part["node"] for part in token["parts"] if part["kind"] == "compute"]
+    assert computing == [stage["node"] for stage in stages]
+    assert re.match(r"\d+ % of [\d.]+ ms is ", token["sentence"])
+
+
+def no_secret_in(node: NodeProcess, mesh: MeshProcesses, page: Page) -> bool:
+    """Neither invites nor the page's token are in what is shown, or in a log."""
+    with page.watch() as watch:
+        shown = json.dumps(watch.snapshot)
+    html = page.ask("/").body.decode()
+    found = re.search(r"Invite token: (\S+)", node.stdout)
+    assert found is not None
+    secrets = [found[1], page.session["token"]]
+    return not any(secret in text for secret in secrets for text in (shown, html, node.logs()))
+
+
+def test_the_page_chats_invites_and_stops(smollm2: Path) -> None:
+    with (
+        temporary_home() as home,
+        NodeProcess(*SMALL, "--console", "0", "--api-key", KEY, home=home, model=smollm2) as node,
+    ):
+        # It answers long before there is an engine.
+        locked = Page(node)
+        assert locked.session == {"token": None, "api_key_needed": True}
+        assert locked.ask("/api/stop", {}, headers=locked.headers).status == 403
+        page = Page(node, key=KEY)
+        node.until_ready()
+        body = {"prompt": "1 2 3", "max_tokens": 4, "temperature": 0}
+        assert page.call("/v1/completions", body)["choices"][0]["text"]
+
+        invite = page.call("/api/invite", {"role": "client", "lifetime_s": 600})
+        assert invite["token"].startswith("mesh1-")
+        listed = page.call("/api/invites")["invites"]
+        assert [entry["id"] for entry in listed if entry["role"] == "client"] == [invite["id"]]
+        page.call("/api/revoke", {"id": invite["id"]})
+        states = {entry["id"]: entry["state"] for entry in page.call("/api/invites")["invites"]}
+        assert states[invite["id"]] == "revoked"
+
+        assert page.call("/api/stop", {})["stopping"] is True
+        assert node.wait().status == 0
+
+
+def test_a_client_has_a_console_too(smollm2: Path) -> None:
+    with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
+        one = mesh.create("one").until_ready()
+        invited = mesh_llm("invite", "--role", "client", "--json", "--home", one.home)
+        token = json.loads(invited.stdout)["token"]
+        arguments = ("--client", "--name", "tablet", "--console", "0", "--join", token)
+        with client_process(folder / "tablet", *arguments) as client:
+            page = Page(client)
+            with page.watch() as watch:
+                status = watch.until("status", lambda status: status["node"]["state"] == "serving")
+            assert status["node"]["role"] == "client"
+            body = {"prompt": "1 2 3", "max_tokens": 4, "temperature": 0}
+            assert page.call("/v1/completions", body)["choices"][0]["text"]
+
+
+@contextmanager
+def client_process(home: Path, *arguments: str) -> Iterator[NodeProcess]:
+    """A client is given no model."""
+
+    def without_model(argv: Any) -> Any:
+        place = list(argv).index("--model")
+        return [*argv[:place], *argv[place + 2 :]]
+
+    with NodeProcess(*arguments, home=home, model="none", around=without_model) as node:
+        yield node
+
+
+def test_a_port_that_is_taken_is_said(smollm2: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, temporary_home() as home:
+        port = taken.getsockname()[1]
+        ended = mesh_llm(
+            "--home", home, "--model", smollm2, "--port", "0", "--console", str(port), within_s=WAIT_S
+        )
+    assert ended.status == 1
+    assert re.fullmatch(
+        rf"Error: port {port} is in use( by [^\n]+)?\nHint: --console 0 takes any free port\n", ended.stderr
+    )
+
+
+def test_ports_that_are_none(tmp_path: Path) -> None:
+    for port, status in (("70000", 2), ("-1", 2), ("here", 2)):
+        ended = mesh_llm("--home", tmp_path, "--console", port)
+        assert (ended.status, ended.stderr.startswith("Error: ")) == (status, True), ended.stderr
+
+
+def test_the_model_is_unloaded_and_loaded_again(smollm2: Path) -> None:
+    with (
+        temporary_home() as home,
+        NodeProcess(*SMALL, "--console", "0", home=home, model=smollm2) as node,
+    ):
+        node.until_ready()
+        page = Page(node)
+        with page.watch() as watch:
+            assert page.call("/api/unload", {}) == {"unloading": True}
+            watch.until("event", says("The model is being unloaded here"))
+            status = watch.until("status", lambda status: status["node"]["state"] == "waiting")
+            assert status["node"]["reason"] == "the model was unloaded here"
+            assert status["node"]["resting"] is True
+            # Nothing holds it any more, and who asks is told why.
+            node.until_no_descendants(within_s=WAIT_S)
+            refused = page.ask("/v1/completions", {"prompt": "1"}, headers=page.headers)
+            assert refused.status == 503
+            assert "the model was unloaded here" in refused.json()["error"]["message"]
+
+            assert page.call("/api/load", {}) == {"loading": True}
+            watch.until("status", lambda status: status["node"]["state"] == "serving")
+        assert page.call("/v1/completions", {"prompt": "1 2 3", "max_tokens": 4})["choices"][0]["text"]
+
+
+def test_others_take_over_before_a_host_unloads(smollm2: Path) -> None:
+    with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
+        one = mesh.create("one", "--console", "0").until_ready()
+        mesh.join("two").until_ready()
+        page = Page(one)
+        with page.watch() as watch:
+            page.call("/api/unload", {})
+            watch.until("event", says("two serves alone"))
+            left_out = watch.until("status", lambda status: status["plan"]["excluded"])["plan"]["excluded"]
+            assert [entry["reason"] for entry in left_out] == ["its user unloaded the model there"]
+        one.until_no_descendants(within_s=HEAL_S)
+        # Its API goes on, with the other one's engine.
+        assert page.call("/v1/completions", {"prompt": "1 2 3", "max_tokens": 4})["choices"][0]["text"]

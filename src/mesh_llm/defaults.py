@@ -599,3 +599,7 @@ HEADERS_KEPT = 2000
 """Headers in the cache: ten times what a collector has, some 3 KB each."""
 HEADERS_BYTES = 64 << 20
 """Of that cache; what is larger was not written by us."""
+# -- terminal and agents -------------------------------------------------------------------------
+
+AGENT_CONFIG_BYTES = 4 << 20
+"""An agent's config file is a few kilobytes; what is larger was written by something else."""

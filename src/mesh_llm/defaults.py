@@ -603,3 +603,13 @@ HEADERS_BYTES = 64 << 20
 
 AGENT_CONFIG_BYTES = 4 << 20
 """An agent's config file is a few kilobytes; what is larger was written by something else."""
+LIVE_REDRAW_S = 1.0
+"""Between two looks of the live view at its node: what a person can follow, and next to no work."""
+LIVE_PROGRESS_S = 0.25
+"""Between two pictures of a bar that moves."""
+LIVE_WATCH_EVENTS = 5
+"""Last events below the picture of `status --watch`; a node's own terminal has them all above it."""
+TERMINAL_PENDING_BYTES = 256 << 10
+"""Kept for a terminal that does not take it (a frozen window, a lost ssh session): thousands of lines."""
+TERMINAL_LAST_S = 0.5
+"""For a terminal to take the last lines at the end: it does at once, or it is stuck."""

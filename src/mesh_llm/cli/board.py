@@ -40,6 +40,24 @@ def rate(tok_s: float | None) -> str:
     return f"{tok_s:.1f} tok/s" if tok_s else "not known"
 
 
+def model(document: Mapping[str, Any]) -> str:
+    if not document["layers"]:
+        return str(document["name"])
+    return f"{document['name']}, {document['quantisation']}, {document['layers']} layers"
+
+
+def context(document: Mapping[str, Any]) -> str:
+    slots = "1 slot" if document["slots"] == 1 else f"{document['slots']} slots"
+    return f"{slots} of {document['context']} tokens"
+
+
+def speed(plan: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> str:
+    predicted = f"predicted {rate(plan['predicted_tok_s'] if plan else None)}"
+    if not engine["decode_tok_s"]:
+        return f"not measured yet, {predicted}"
+    return f"{rate(engine['decode_tok_s'])}, {predicted}; prompts {engine['prompt_tok_s']:.0f} tok/s"
+
+
 def layers(stage: Mapping[str, Any]) -> str:
     return f"{stage['first']}-{stage['last'] - 1}"
 
@@ -72,3 +90,12 @@ def head_note(plan: Mapping[str, Any], names: Names) -> str:
     """Where the parts are that belong to no layer."""
     head = plan["stages"][-1]["node"] if plan["head_on_worker"] else plan["host"]
     return f"embedding on {name(names, plan['host'])}, head on {name(names, head)}"
+
+
+def layer_rows(plan: Mapping[str, Any], names: Names) -> list[tuple[str, str]]:
+    """Which layer is where, with the parts that are none."""
+    head = plan["stages"][-1]["node"] if plan["head_on_worker"] and plan["stages"] else plan["host"]
+    rows = [("embedding", name(names, plan["host"]))]
+    for stage in plan["stages"]:
+        rows += [(str(layer), name(names, stage["node"])) for layer in range(stage["first"], stage["last"])]
+    return [*rows, ("head", name(names, head))]

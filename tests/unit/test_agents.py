@@ -88,6 +88,11 @@ def test_an_answer_takes_half_of_the_context_at_most() -> None:
     ]
 
 
+def test_small_contexts_get_the_advice_that_pi_needs_there() -> None:
+    assert "compaction.reserveTokens" not in texts.recipe("pi", HERE).note
+    assert "in a context of 2048, set compaction.reserveTokens" in texts.recipe("pi", WITH_KEY).note
+
+
 # -- pi's file -------------------------------------------------------------------------------------
 
 PI = {

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from mesh_llm.agents import configs, editing
 from mesh_llm.agents.configs import KEY_VARIABLE, NO_KEY, Endpoint
 
+_PI_RESERVE = 16_384
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -66,8 +68,19 @@ def _pi(endpoint: Endpoint) -> Recipe:
         title="pi",
         command=_pi_command(endpoint),
         snippet=editing.dumps({"providers": {configs.PROVIDER: configs.pi_provider(endpoint)}}),
-        note=_note(endpoint, f"The snippet belongs into {configs.file_of('pi')}."),
+        note=_note(endpoint, f"The snippet belongs into {configs.file_of('pi')}.", *_pi_reserve(endpoint)),
     )
+
+
+def _pi_reserve(endpoint: Endpoint) -> list[str]:
+    """pi sums a conversation up when less than this is left: in a small context, after every answer."""
+    if endpoint.window > 2 * _PI_RESERVE:
+        return []
+    return [
+        f"pi sums a conversation up when fewer than {_PI_RESERVE} tokens are free: in a context of "
+        f"{endpoint.window}, set compaction.reserveTokens in ~/.pi/agent/settings.json to "
+        f"{max(256, endpoint.window // 4)}."
+    ]
 
 
 def _goose_command(endpoint: Endpoint) -> str:

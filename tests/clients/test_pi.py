@@ -103,12 +103,16 @@ def test_the_models_that_pi_knows(pi: Path, person: dict[str, str], pair: Pair) 
     assert ["mesh", pair.model] in [row[:2] for row in rows], rows
 
 
-def test_nothing_that_calls_out_goes_unnoticed(pi: Path, person: dict[str, str]) -> None:
-    for call in (
-        'fetch("http://198.51.100.1/").catch(() => {})',
-        'require("net").connect(80, "example.test")',
-    ):
-        subprocess.run(
-            ["node", "-e", f"try {{ {call} }} catch {{}}"], env=person, check=True, timeout=WITHIN_S
-        )
-    assert Path(person["CALLED_OUT"]).read_text().split() == ["198.51.100.1", "example.test"]
+@pytest.mark.parametrize(
+    ("call", "host"),
+    [
+        ('fetch("http://198.51.100.1/").catch(() => {})', "198.51.100.1"),
+        ('require("net").connect(80, "example.test")', "example.test"),
+    ],
+)
+def test_nothing_that_calls_out_goes_unnoticed(
+    pi: Path, person: dict[str, str], call: str, host: str
+) -> None:
+    program = f"try {{ {call} }} catch {{}}"
+    subprocess.run(["node", "-e", program], env=person, check=True, timeout=WITHIN_S)
+    assert Path(person["CALLED_OUT"]).read_text().split() == [host]

@@ -609,6 +609,8 @@ LIVE_PROGRESS_S = 0.25
 """Between two pictures of a bar that moves."""
 LIVE_WATCH_EVENTS = 5
 """Last events below the picture of `status --watch`; a node's own terminal has them all above it."""
+FEED_FRAME_BYTES = 8 << 20
+"""One frame of a node's events; the first holds a hundred nodes and an hour of samples, some 100 KB."""
 TERMINAL_PENDING_BYTES = 256 << 10
 """Kept for a terminal that does not take it (a frozen window, a lost ssh session): thousands of lines."""
 TERMINAL_LAST_S = 0.5

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import shlex
+import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import closing
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
+from aiohttp import web
 
 from tests.support import tiny_gguf
-from tests.support.command import marked, mesh_llm
-from tests.support.node import ENDLESS, SMALL, NodeProcess, send, status_of
+from tests.support.command import MESH_LLM, marked, mesh_llm
+from tests.support.node import ENDLESS, SMALL, NodeProcess, send, status_of, temporary_home
 from tests.support.screen import Screen, in_terminal
 from tests.support.waiting import until
 
@@ -42,7 +49,7 @@ def screen(home: Path, tiny: Path) -> Iterator[Screen]:
 def restored(screen: Screen) -> None:
     """As it was before the program came, and nothing of the view is left in it."""
     assert screen.mode() == screen.mode_before
-    assert screen.has_cursor
+    assert screen.has_cursor()
     assert "q quits" not in screen.text
 
 
@@ -122,20 +129,38 @@ def test_a_node_that_cannot_start_says_so_on_a_clean_terminal(home: Path) -> Non
         assert screen.lines[0].startswith("Error: ")
 
 
-def test_a_stopped_node_gives_the_terminal_back_and_takes_it_again(screen: Screen) -> None:
-    process = psutil.Process(screen.pid)
-    # As the leader of its session it has no shell above it, and Ctrl-Z does nothing then.
-    screen.press(b"\x1a")
-    screen.until_seen(TITLE)
-    # What a shell does with a job: stop it, use the terminal, let it go on.
-    screen.signal(signal.SIGSTOP)
-    until(lambda: process.status() == psutil.STATUS_STOPPED, within_s=10, what="it is stopped")
-    screen.set_mode(screen.mode_before)
-    screen.signal(signal.SIGCONT)
-    screen.until(lambda: screen.mode() != screen.mode_before, what="keys come one by one again")
-    screen.press(b"q")
-    assert screen.wait() == 0
-    restored(screen)
+def test_a_stopped_node_gives_the_terminal_back_and_takes_it_again(home: Path, tiny: Path) -> None:
+    """As a job of a real shell: Ctrl-Z, `fg`, and in the background no view at all."""
+    if shutil.which("bash") is None:
+        pytest.skip("bash is missing")
+    with Screen(["bash", "--norc", "--noprofile", "-i"], env={"PS1": "% "}) as screen:
+        screen.until_seen("%")
+        where = ("--home", home, "--model", tiny, "--port", "0", "--name", "desk")
+        screen.press(shlex.join(map(str, (*MESH_LLM, *where, *SMALL))).encode() + b"\r")
+        screen.until_seen(TITLE)
+        screen.press(b"\x1a")
+        screen.until_seen("Stopped")
+        # The view is gone, and what is typed is seen: the shell has its terminal.
+        screen.until(lambda: "q quits" not in screen.text, what="the view is gone")
+        assert screen.has_cursor()
+        screen.press(b"echo mine\r")
+        screen.until(lambda: "mine" in screen.lines, what="the shell answers")
+        screen.press(b"bg\r")
+        screen.until_seen("&")
+        screen.press(b"q")
+        screen.until(lambda: screen.lines[-1].endswith("% q"), what="the key is the shell's")
+        assert (status_of(home) or {})["node"]["state"] == "serving"
+        screen.press(b"\x7ffg\r")
+        screen.until_seen(TITLE)
+        assert not screen.has_cursor()
+        screen.press(b"q")
+        screen.until(lambda: screen.lines[-1:] == ["%"], what="it has ended, and the shell is back")
+        screen.press(b"echo status $?\r")
+        screen.until(lambda: "status 0" in screen.lines, what="it has ended well")
+        assert screen.has_cursor()
+        assert "q quits" not in screen.text
+        screen.press(b"exit\r")
+        assert screen.wait() == 0
 
 
 def test_the_window_may_change_at_any_time(screen: Screen) -> None:
@@ -204,7 +229,55 @@ def test_a_terminal_that_does_not_take_anything_does_not_stop_the_node(home: Pat
         screen.press(b"q")
         assert screen.wait() == 0
         assert screen.mode() == screen.mode_before
-        assert screen.has_cursor
+        assert screen.has_cursor()
+
+
+BARS = """
+import asyncio, sys
+from mesh_llm.cli.live import Live
+from mesh_llm.cli.terminal import Terminal
+from mesh_llm.types import Progress
+
+async def show(live):
+    done = asyncio.Event()
+    live.on_quit = done.set
+    async def status():
+        return None
+    looking = asyncio.create_task(live.run(status))
+    for step in range(1, 46):
+        live.progress(Progress(what="Fetching", done=step * 10**7, total=10**9, unit="bytes"))
+    live.progress(Progress(what="Loading", done=1, total=2))
+    await done.wait()
+    done.clear()
+    live.progress(Progress(what="Loading", done=2, total=2))
+    live.tell("Something came of it")
+    live.progress(Progress(what="Next", done=0, total=0))
+    await done.wait()
+    looking.cancel()
+    await asyncio.wait([looking])
+    raise RuntimeError("it crashed")
+
+with Terminal() as terminal:
+    asyncio.run(show(Live(terminal)))
+"""
+
+
+def test_bars_live_in_the_view_and_a_crash_restores_the_terminal() -> None:
+    with Screen([sys.executable, "-c", BARS], columns=60) as screen:
+        screen.until_seen("Loading")
+        assert screen.lines[1:] == [
+            "Fetching ━━━━━━━━━━━─────────────  45 %  450 MB of 1.0 GB",
+            "Loading ━━━━━━━━━━━━────────────  50 %",
+        ]
+        screen.press(b"q")
+        screen.until_seen("Next …")
+        assert screen.lines[0] == "Something came of it"
+        assert screen.lines[2:] == ["Next …"]
+        screen.press(b"q")
+        assert screen.wait() == 1
+        restored(screen)
+        assert screen.lines[0] == "Something came of it"
+        assert screen.lines[-1] == "RuntimeError: it crashed"
 
 
 # -- from outside ----------------------------------------------------------------------------------
@@ -224,10 +297,71 @@ def test_status_watch_shows_the_same_view(node: NodeProcess) -> None:
         screen.press(b"q")
         assert screen.wait() == 0
         assert screen.mode() == screen.mode_before
-        assert screen.has_cursor
+        assert screen.has_cursor()
         # The last look stays, and the next line of the shell comes below it.
         assert screen.lines[0].startswith(TITLE)
     assert node.running
+
+
+def test_status_watch_shows_what_happens(node: NodeProcess, home: Path) -> None:
+    """With a node's feed, of which the first frame and what follows are written here."""
+    document = node.status()
+    with telling_node(document) as (other, say), in_terminal("status", "--watch", "--home", other) as screen:
+        screen.until_seen("Elected as host")
+        assert re.fullmatch(r"[0-9]{2}:[0-9]{2}:[0-9]{2}  Elected as host", screen.lines[-1])
+        say("progress", {"what": "Fetching", "done": 1, "total": 4, "unit": ""})
+        screen.until_seen("Fetching ━━━━━━──────────────────  25 %")
+        say("event", {"t": 0.0, "kind": "x", "text": "mini joined"})
+        screen.until(lambda: screen.lines[-1].endswith("  mini joined"), what="the event is shown")
+        assert "Fetching" not in screen.text
+        screen.press(b"q")
+        assert screen.wait() == 0
+
+
+@contextmanager
+def telling_node(status: dict[str, Any]) -> Iterator[tuple[Path, Callable[[str, Any], None]]]:
+    """A control socket with a status and a feed of events, and a way to add to them."""
+    loop = asyncio.new_event_loop()
+    queue: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def say(kind: str, document: Any) -> None:
+        frame = f"event: {kind}\ndata: {json.dumps(document)}\n\n".encode()
+        loop.call_soon_threadsafe(queue.put_nowait, frame)
+
+    async def get_status(request: web.Request) -> web.Response:
+        return web.json_response(status)
+
+    async def get_events(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while frame := await queue.get():
+            await response.write(frame)
+        return response
+
+    async def start(path: Path) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/api/status", get_status)
+        app.router.add_get("/api/events", get_events)
+        runner = web.AppRunner(app, shutdown_timeout=5)
+        await runner.setup()
+        await web.UnixSite(runner, str(path)).start()
+        return runner
+
+    with temporary_home() as home:
+        (home / "run").mkdir()
+        thread = threading.Thread(target=loop.run_forever, name="telling node")
+        thread.start()
+        runner = asyncio.run_coroutine_threadsafe(start(home / "run" / "control.sock"), loop).result(10)
+        first = [{"t": 0.0, "kind": "elected", "text": "Elected as host"}]
+        say("snapshot", {"status": status, "history": {}, "events": first, "progress": []})
+        try:
+            yield home, say
+        finally:
+            loop.call_soon_threadsafe(queue.put_nowait, b"")
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+            loop.close()
 
 
 def test_status_watch_ends_with_ctrl_c_and_with_signals(node: NodeProcess) -> None:
@@ -240,7 +374,7 @@ def test_status_watch_ends_with_ctrl_c_and_with_signals(node: NodeProcess) -> No
                 screen.signal(number)
             assert screen.wait() == status
             assert screen.mode() == screen.mode_before
-            assert screen.has_cursor
+            assert screen.has_cursor()
 
 
 def test_status_watch_ends_with_its_node(node: NodeProcess) -> None:

@@ -101,7 +101,6 @@ class Screen:
             ]
         return "\n".join([*above, *self.lines])
 
-    @property
     def has_cursor(self) -> bool:
         with self._lock:
             return not self._screen.cursor.hidden

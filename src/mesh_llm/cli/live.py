@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from mesh_llm.cli import view
 from mesh_llm.cli.terminal import Terminal
-from mesh_llm.defaults import CONTROL_TIMEOUT_S, LIVE_PROGRESS_S, LIVE_REDRAW_S
+from mesh_llm.defaults import CONTROL_TIMEOUT_S, LIVE_PROGRESS_S, LIVE_REDRAW_S, LIVE_WATCH_EVENTS
 from mesh_llm.engine.process import obey
 from mesh_llm.errors import MeshError, NodeNotRunning
 from mesh_llm.types import Progress
@@ -31,7 +32,7 @@ class Live:
         self._layers = layers
         self._status: dict[str, Any] | None = None
         self._steps: dict[str, Progress] = {}
-        self.events: list[str] = []
+        self._events: deque[str] = deque(maxlen=LIVE_WATCH_EVENTS)
         self._wake = asyncio.Event()
         self._moved = False
         self._reading: int | None = None
@@ -43,11 +44,20 @@ class Live:
         self._steps = {}
         self._terminal.tell(text)
 
+    def happened(self, line: str) -> None:
+        """One of the last events, at the lower end: for a picture from outside, with no lines above it."""
+        self._events.append(line)
+        self._steps = {}
+        self._stir()
+
     def progress(self, step: Progress) -> None:
         if 0 < step.total <= step.done:
             self._steps.pop(step.what, None)
         else:
             self._steps[step.what] = step
+        self._stir()
+
+    def _stir(self) -> None:
         self._moved = True
         self._wake.set()
 
@@ -88,7 +98,7 @@ class Live:
         scene = view.Scene(
             status=self._status,
             progress=list(self._steps.values()),
-            events=self.events,
+            events=list(self._events),
             layers=self._layers,
             keys=self._terminal.keys is not None,
         )

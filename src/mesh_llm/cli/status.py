@@ -14,6 +14,7 @@ import click
 
 from mesh_llm.cli import board
 from mesh_llm.cli.control import call
+from mesh_llm.cli.feed import follow
 from mesh_llm.cli.live import Live
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.cli.output import print_json, print_table
@@ -73,6 +74,7 @@ async def _watch_live(home: Home, terminal: Terminal, *, layers: bool) -> int:
         loop.add_signal_handler(number, end, 128 + number)
     live = Live(terminal, on_quit=lambda: end(0), layers=layers)
     looking = asyncio.create_task(live.run(lambda: call(home, "GET", "/api/status")), name="live view")
+    hearing = asyncio.create_task(follow(home, live), name="events")
     try:
         await asyncio.wait((looking, ended), return_when=asyncio.FIRST_COMPLETED)
         if looking.done():
@@ -81,6 +83,7 @@ async def _watch_live(home: Home, terminal: Terminal, *, layers: bool) -> int:
         return ended.result()
     finally:
         await cancelled(looking)
+        await cancelled(hearing)
         terminal.leave(keep=True)
 
 

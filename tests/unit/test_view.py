@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.cli.view import Scene, Size, frame, painted, width_of
+from mesh_llm.cli.view import Line, Scene, Size, frame, painted, rows_taken, width_of
 from mesh_llm.types import Progress
 
 HOST, MINI = "a" * 64, "b" * 64
@@ -199,6 +199,11 @@ def test_colour_is_paint_and_nothing_else() -> None:
     assert "\x1b[32mserving\x1b[0m" in painted(
         frame(Scene(status=status()), Size(columns=80, rows=9))[0], colour=True
     )
+
+
+def test_rows_of_a_window_that_has_become_narrower() -> None:
+    lines: list[Line] = [[("x" * 79, "")], [], [("x" * 40, "dim"), ("机器", "")]]
+    assert [rows_taken(lines, columns) for columns in (80, 79, 44, 40, 10, 1)] == [*(3, 3, 4, 5, 14, 124)]
 
 
 def test_a_node_that_is_suspected_stands_out() -> None:

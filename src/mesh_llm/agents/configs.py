@@ -169,7 +169,8 @@ def opencode_provider(endpoint: Endpoint) -> dict[str, Any]:
         "name": "mesh-llm",
         "options": {
             "baseURL": endpoint.api,
-            "apiKey": f"{{env:{KEY_VARIABLE}}}" if endpoint.key_needed else NO_KEY,
+            # Replaced by opencode; where there is no such variable, by nothing, and no key is sent.
+            "apiKey": f"{{env:{KEY_VARIABLE}}}",
         },
         "models": {
             endpoint.model: {
@@ -182,7 +183,7 @@ def opencode_provider(endpoint: Endpoint) -> dict[str, Any]:
 
 def _write_opencode(text: str, endpoint: Endpoint) -> str:
     at = ("provider", PROVIDER)
-    keep = {(*at, "name"), (*at, "models", endpoint.model, "name")}
+    keep = {(*at, "name"), (*at, "options", "apiKey"), (*at, "models", endpoint.model, "name")}
     changes = _nested(at, opencode_provider(endpoint))
     if not text.strip():
         changes = {"$schema": "https://opencode.ai/config.json", **changes}

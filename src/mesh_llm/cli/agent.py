@@ -73,7 +73,7 @@ async def _endpoint(home: Home) -> tuple[Endpoint, str]:
         url=configs.as_typed(api["url"] or default.url),
         model=model.get("name") or default.model,
         context=model.get("context"),
-        key_needed=api["key_needed"],
+        key_needed=api.get("key_needed", False),
     )
     if endpoint.context is None:
         return endpoint, "The node does not serve yet: its context is not known, and this may change"

@@ -144,10 +144,7 @@ class Terminal:
         """From the end of the picture to its beginning, wherever the window has put that."""
         if not self._drawn:
             return ""
-        rows = len(self._drawn)
-        if self._wraps_anew:
-            columns = self.size.columns
-            rows = sum(max(1, -(-view.width_of(line) // columns)) for line in self._drawn)
+        rows = view.rows_taken(self._drawn, self.size.columns) if self._wraps_anew else len(self._drawn)
         up = f"\x1b[{rows - 1}A" if rows > 1 else ""
         return f"\r{up}{_ERASE_BELOW}"
 

@@ -72,6 +72,11 @@ def width_of(line: Line) -> int:
     return sum(cell_len(text) for text, _ in line)
 
 
+def rows_taken(lines: Sequence[Line], columns: int) -> int:
+    """Of a terminal that was made `columns` wide after they were drawn, and wraps what is longer."""
+    return sum(max(1, -(-width_of(line) // columns)) for line in lines)
+
+
 def _printable(text: str) -> str:
     """Names and reasons come from other machines: nothing in them may move the cursor."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -51,9 +51,9 @@ def person(api: NodeProcess, pi: Path, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def ask(pi: Path, person: dict[str, str], pair: Pair, *arguments: str) -> str:
+def ask(pi: Path, person: dict[str, str], api: NodeProcess, *arguments: str) -> str:
     """One prompt; the command begins as the node itself has printed it."""
-    said = next(line for line in pair.host.stdout.splitlines() if line.startswith("pi:    "))
+    said = next(line for line in api.stdout.splitlines() if line.startswith("pi:    "))
     command = shlex.split(said.removeprefix("pi:    "))
     assert command[0] == "pi"
     done = subprocess.run(
@@ -74,8 +74,9 @@ def ask(pi: Path, person: dict[str, str], pair: Pair, *arguments: str) -> str:
     return done.stdout
 
 
-def test_one_prompt(pi: Path, person: dict[str, str], pair: Pair) -> None:
-    events: list[dict[str, Any]] = list(map(json.loads, ask(pi, person, pair, "--mode", "json").splitlines()))
+def test_one_prompt(pi: Path, person: dict[str, str], api: NodeProcess, pair: Pair) -> None:
+    said = ask(pi, person, api, "--mode", "json")
+    events: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
 
     # What was said is what was streamed, and pi knows what it took of the context.
     answer = next(event["message"] for event in events if event["type"] == "turn_end")

@@ -201,6 +201,13 @@ def test_colour_is_paint_and_nothing_else() -> None:
     )
 
 
+def test_what_a_client_has_free_is_of_no_interest() -> None:
+    document = status(node(HOST, "desk", "host"), node(MINI, "lap", "client", lent_bytes=0))
+    assert (
+        shown(Scene(status=document))[-1] == "lap   client  serving  20-35   -                  quic  4.2 ms"
+    )
+
+
 def test_rows_of_a_window_that_has_become_narrower() -> None:
     lines: list[Line] = [[("x" * 79, "")], [], [("x" * 40, "dim"), ("机器", "")]]
     assert [rows_taken(lines, columns) for columns in (80, 79, 44, 40, 10, 1)] == [*(3, 3, 4, 5, 14, 124)]

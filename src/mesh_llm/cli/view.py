@@ -194,12 +194,14 @@ _HEAD = {column: column for column in _COLUMNS}
 def _cells(node: Mapping[str, Any], names: board.Names, stage: Mapping[str, Any] | None) -> dict[str, str]:
     link = node["link"]
     lent = f"{board.size(node['lent_bytes'])} of " if node["lent_bytes"] else ""
+    # What a client has free, nobody uses.
+    memory = "-" if node["role"] == "client" else f"{lent}{board.size(node['memory_bytes'])}"
     return {
         "node": _printable(names[node["id"]]),
         "role": node["role"],
         "state": node["state"] if node["standing"] == "alive" else node["standing"],
         "layers": board.layers(stage) if stage is not None else "-",
-        "memory": f"{lent}{board.size(node['memory_bytes'])}",
+        "memory": memory,
         "link": _printable(str(link["kind"])),
         "rtt": board.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
     }

@@ -21,7 +21,7 @@ from mesh_llm.cli import view
 from mesh_llm.defaults import TERMINAL_LAST_S, TERMINAL_PENDING_BYTES
 
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-_ERASE_BELOW = "\x1b[J"
+_ERASE_LINE, _LINE_ABOVE = "\r\x1b[2K", "\x1b[A"
 
 
 def is_live() -> bool:
@@ -141,12 +141,15 @@ class Terminal:
             self._drawn = lines
 
     def _erasure(self) -> str:
-        """From the end of the picture to its beginning, wherever the window has put that."""
+        """From the end of the picture to its beginning, wherever the window has put that.
+
+        Line by line: where the picture begins at the top of the window, to erase all below would be to
+        clear the screen, and some terminals keep what was cleared in their scroll-back.
+        """
         if not self._drawn:
             return ""
         rows = view.rows_taken(self._drawn, self.size.columns) if self._wraps_anew else len(self._drawn)
-        up = f"\x1b[{rows - 1}A" if rows > 1 else ""
-        return f"\r{up}{_ERASE_BELOW}"
+        return _LINE_ABOVE.join([_ERASE_LINE] * rows)
 
     def _send(self, text: str) -> None:
         data = text.encode(self._encoding, "replace")

@@ -635,3 +635,19 @@ HISTORY_LIMIT_BYTES = 1 << 20
 """Of what a host tells of its engine and of the last minutes, over a hundred nodes."""
 REMARK_AGAIN_S = 10.0
 """Before the same is noted again: a client that is refused comes back many times a second."""
+# -- terminal and agents -------------------------------------------------------------------------
+
+AGENT_CONFIG_BYTES = 4 << 20
+"""An agent's config file is a few kilobytes; what is larger was written by something else."""
+LIVE_REDRAW_S = 1.0
+"""Between two looks of the live view at its node: what a person can follow, and next to no work."""
+LIVE_PROGRESS_S = 0.25
+"""Between two pictures of a bar that moves."""
+LIVE_WATCH_EVENTS = 5
+"""Last events below the picture of `status --watch`; a node's own terminal has them all above it."""
+FEED_FRAME_BYTES = 8 << 20
+"""One frame of a node's events; the first holds a hundred nodes and an hour of samples, some 100 KB."""
+TERMINAL_PENDING_BYTES = 256 << 10
+"""Kept for a terminal that does not take it (a frozen window, a lost ssh session): thousands of lines."""
+TERMINAL_LAST_S = 0.5
+"""For a terminal to take the last lines at the end: it does at once, or it is stuck."""

@@ -90,3 +90,7 @@ class PeerLost(MeshError):
 
 class LinkFailed(MeshError):
     """A data link between two nodes did not come about."""
+
+
+class AgentConfigRefused(MeshError):
+    """An agent's config file is left as it is."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import tiny_gguf
+from tests.support import npm, tiny_gguf
 from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
 from tests.support.pairs import Pair, Pairs
@@ -19,6 +19,13 @@ TEMPLATE = (FOLDER / "tools.jinja").read_text()
 REAL = ("--ctx-size", "2048", "--parallel", "1")
 TINY = ("--ctx-size", "512", "--parallel", "1")
 PAIRS = Pairs()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Here, where a test's time limit does not count; what fails is told by the test that needs it."""
+    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if "pi" in wanted and not session.config.option.collectonly:
+        npm.install(FOLDER / "pi")
 
 
 @pytest.hookimpl(trylast=True)

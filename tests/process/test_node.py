@@ -272,7 +272,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
             "buffers": dict.fromkeys(("model", "KV", "compute", "output"), "int"),
             "stages": [],
         },
-        "api": {"url": "str"},
+        "api": {"url": "str", "key_needed": "bool"},
         "console": {"url": "NoneType"},
     }
     assert document["version"] == __version__

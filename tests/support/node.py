@@ -112,19 +112,7 @@ class NodeProcess(Running):
         return document
 
     def status_or_none(self) -> dict[str, Any] | None:
-        """From the control socket, as `mesh-llm status --json` reads it: without its half second."""
-        connection = HTTPConnection("node", timeout=5)
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with closing(connection):
-            try:
-                connection.sock.settimeout(5)
-                connection.sock.connect(str(self.home / "run" / "control.sock"))
-                connection.request("GET", "/api/status")
-                document = json.loads(connection.getresponse().read())
-            except (FileNotFoundError, ConnectionError):
-                return None
-        assert isinstance(document, dict)
-        return document
+        return status_of(self.home)
 
     def stop(self) -> None:
         ended = mesh_llm("stop", "--home", self.home)
@@ -151,6 +139,22 @@ class NodeProcess(Running):
             assert response.status == 200, response.read()
             with response:
                 yield Stream(response)
+
+
+def status_of(home: Path) -> dict[str, Any] | None:
+    """From the control socket, as `mesh-llm status --json` reads it: without its half second."""
+    connection = HTTPConnection("node", timeout=5)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with closing(connection):
+        try:
+            connection.sock.settimeout(5)
+            connection.sock.connect(str(home / "run" / "control.sock"))
+            connection.request("GET", "/api/status")
+            document = json.loads(connection.getresponse().read())
+        except (FileNotFoundError, ConnectionError):
+            return None
+    assert isinstance(document, dict)
+    return document
 
 
 def send(

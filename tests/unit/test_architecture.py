@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "mesh_llm"
 
 BASE = {"types", "errors", "defaults", "loopback"}
 TASKS = {"tasks"}
-PURE = {"membership", "planning"}
+PURE = {"membership", "planning", "agents"}
 MIDDLE = {"gateway", "console", "engine", "transport", "models"}
 PERSON = {"config", "home"}
 MAY_IMPORT: dict[str, set[str]] = {

@@ -29,6 +29,7 @@ _VERBS = {
     "models": ("listing", "the models on this disk, whoever brought them, and whether they fit"),
     "engine": ("engine", "the engine of this machine: info, build"),
     "relay": ("relay", "a relay for meshes across NATs, self-hosted"),
+    "agent": ("agent", "what to type and paste for pi, goose, aider and others; --write does it"),
     "demo": ("demo", "a mesh on this machine, one question, the figures; stop"),
 }
 

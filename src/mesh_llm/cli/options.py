@@ -134,6 +134,7 @@ _OPTIONS = [
     click.option("--name", metavar="NAME", default="", help="this node's name (default: the machine's)"),
     home_option,
     click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True),
+    click.option("--plain", is_flag=True, help="lines only, no live view (as when piped, or with TERM=dumb)"),
     debug_option,
     click.option(
         "--trace", type=_PATH, metavar="FILE", help="log the link protocol there, command by command"
@@ -230,4 +231,7 @@ def run_with_options(options: dict[str, Any]) -> None:
         trace=options["trace"].expanduser().absolute() if options["trace"] else None,
         console=options["console"],
     )
-    raise SystemExit(run_node(config, debug=options["debug"], log_format=options["log_format"]))
+    status = run_node(
+        config, debug=options["debug"], log_format=options["log_format"], plain=options["plain"]
+    )
+    raise SystemExit(status)

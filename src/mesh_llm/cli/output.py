@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -31,6 +31,14 @@ from mesh_llm.types import Event, Progress
 _LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
+class Picture(Protocol):
+    """What is drawn of a running node where somebody watches: lines go above it, bars into it."""
+
+    def tell(self, text: str) -> None: ...
+
+    def progress(self, step: Progress) -> None: ...
+
+
 class Output:
     """Events on stdout as they happen; progress on stderr, drawn only where somebody watches."""
 
@@ -40,6 +48,7 @@ class Output:
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}
+        self.live: Picture | None = None
 
     def __enter__(self) -> Output:
         return self
@@ -51,7 +60,9 @@ class Output:
 
     def event(self, event: Event) -> None:
         self._end_bars()
-        if self._json:
+        if self.live is not None:
+            self.live.tell(event.text)
+        elif self._json:
             print(json.dumps({"time": time.time(), "event": event.kind, "text": event.text}), flush=True)
         else:
             print(event.text, flush=True)
@@ -63,11 +74,17 @@ class Output:
     def note(self, text: str) -> None:
         """For the person at the terminal, beside the events."""
         self._end_bars()
-        print(text, file=sys.stderr, flush=True)
+        if self.live is not None and self._console.is_terminal:
+            self.live.tell(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def progress(self, step: Progress) -> None:
+        if self.live is not None:
+            self.live.progress(step)
         if self._console.is_terminal and not self._json:
-            self._draw(step)
+            if self.live is None:
+                self._draw(step)
         else:
             self._print_step(step)
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
-from collections.abc import Coroutine
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 import click
 
 from mesh_llm.cli.browser import open_page
+from mesh_llm.cli.live import Live
 from mesh_llm.cli.options import node_options, run_with_options
 from mesh_llm.cli.output import Output, set_up_logging
+from mesh_llm.cli.terminal import Terminal, is_live
 from mesh_llm.config import NodeConfig
 from mesh_llm.home import Home
 from mesh_llm.node import Node
+from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -28,18 +35,22 @@ def serve(**options: Any) -> None:
     run_with_options(options)
 
 
-def run_node(config: NodeConfig, *, debug: bool, log_format: str) -> int:
+def run_node(config: NodeConfig, *, debug: bool, log_format: str, plain: bool) -> int:
     home = Home(config.home)
     home.create()
     set_up_logging(home.log_folder / "node.log", debug=debug, log_format=log_format)
-    with Output(log_format=log_format) as output:
+    # Log lines on the same terminal would be written across the picture.
+    logs_there = debug and sys.stderr.isatty()
+    watched = is_live() and log_format == "text" and not plain and not logs_there
+    with Output(log_format=log_format) as output, Terminal() if watched else nullcontext() as terminal:
+        live = output.live = None if terminal is None else Live(terminal)
 
         def tell(event: Event) -> None:
             output.event(event)
             if event.kind == "console":
                 open_page(event.text.rpartition(" ")[2])
 
-        return run_loop(until_stopped(Node(config, tell=tell, progress=output.progress), output))
+        return run_loop(until_stopped(Node(config, tell=tell, progress=output.progress), output, live))
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
@@ -51,27 +62,55 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-async def until_stopped(node: Node, output: Output) -> int:
-    """Run `node`. The first Ctrl-C drains and stops it, the second stops it at once."""
+async def until_stopped(node: Node, output: Output, live: Live | None) -> int:
+    """Run `node`. Ctrl-C and `q` drain and stop it; another Ctrl-C stops it at once."""
     running = asyncio.create_task(node.run(), name="node")
     caught: list[signal.Signals] = []
+    stopping = False
+
+    def stop() -> None:
+        nonlocal stopping
+        if stopping:
+            return
+        stopping = True
+        node.stop()
+        # A terminal that is gone must not keep it from stopping.
+        with suppress(OSError):
+            output.note("Stopping; Ctrl-C again does not wait for answers under way")
 
     def on_signal(number: signal.Signals) -> None:
         caught.append(number)
-        if len(caught) == 1:
-            node.stop()
-            # A terminal that is gone must not keep it from stopping.
-            with suppress(OSError):
-                output.note("Stopping; Ctrl-C again does not wait for answers under way")
-        else:
+        if stopping:
             running.cancel()
+        else:
+            stop()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, number)
+    watching = asyncio.create_task(_watch(node, live, stop), name="live view")
     try:
         await running
     except asyncio.CancelledError:
         if not caught:
             raise
+    finally:
+        await cancelled(watching)
     return 130 if signal.SIGINT in caught else 0
+
+
+async def _watch(node: Node, live: Live | None, stop: Callable[[], None]) -> None:
+    if live is None:
+        return
+
+    async def status() -> dict[str, Any] | None:
+        # Before its parts are there, it has nothing to say.
+        return await node.status() if hasattr(node, "hosting") else None
+
+    live.on_quit = stop
+    try:
+        await live.run(status)
+    except Exception:
+        # The picture is not worth a node that others compute with.
+        log.exception("the live view failed")
+        live.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,18 +14,19 @@ import click
 
 from mesh_llm.cli import board
 from mesh_llm.cli.control import call
+from mesh_llm.cli.feed import follow
+from mesh_llm.cli.live import Live
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.cli.output import print_json, print_table
+from mesh_llm.cli.terminal import Terminal, is_live
 from mesh_llm.defaults import STATUS_WATCH_S
 from mesh_llm.home import Home
-
-_HOME_AND_CLEAR = "\x1b[H\x1b[J"
-"""Redraws in place; what was above the first screen stays in the scroll-back."""
+from mesh_llm.tasks import cancelled
 
 
 @click.command()
 @click.option(
-    "--watch", is_flag=True, help="show it again every second until Ctrl-C; in a pipe: every change"
+    "--watch", is_flag=True, help="look on, once a second, until q or Ctrl-C; in a pipe: every change"
 )
 @click.option("--layers", is_flag=True, help="which layer is where")
 @home_option
@@ -33,6 +35,9 @@ _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 def status(watch: bool, layers: bool, home: Path | None, as_json: bool, debug: bool) -> None:
     """What the running node knows: nodes, roles, links, plan, memory and speed."""
     where = Home(home_path(home))
+    if watch and is_live() and not as_json:
+        with Terminal() as terminal:
+            raise SystemExit(asyncio.run(_watch_live(where, terminal, layers=layers)))
     if watch:
         asyncio.run(_watch(where, layers=layers, as_json=as_json))
         return
@@ -44,27 +49,50 @@ def status(watch: bool, layers: bool, home: Path | None, as_json: bool, debug: b
 
 
 async def _watch(home: Home, *, layers: bool, as_json: bool) -> None:
-    drawn = sys.stdout.isatty() and not as_json
     count = 0
-    async for document in _changes(home, every=drawn):
+    async for document in _changes(home):
         if as_json:
             print(json.dumps(document), flush=True)
             continue
-        if drawn:
-            sys.stdout.write(_HOME_AND_CLEAR)
-        elif count:
+        if count:
             print()
         show(document, layers=layers)
         sys.stdout.flush()
         count += 1
 
 
-async def _changes(home: Home, *, every: bool) -> AsyncIterator[dict[str, Any]]:
-    """The status every second; without `every`, where it says something new. Ends with the node."""
+async def _watch_live(home: Home, terminal: Terminal, *, layers: bool) -> int:
+    """The same picture as in the node's own terminal, until `q`, a signal, or the node's end."""
+    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def end(status: int) -> None:
+        if not ended.done():
+            ended.set_result(status)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, end, 128 + number)
+    live = Live(terminal, on_quit=lambda: end(0), layers=layers)
+    looking = asyncio.create_task(live.run(lambda: call(home, "GET", "/api/status")), name="live view")
+    hearing = asyncio.create_task(follow(home, live), name="events")
+    try:
+        await asyncio.wait((looking, ended), return_when=asyncio.FIRST_COMPLETED)
+        if looking.done():
+            # Raises: the node is gone.
+            await looking
+        return ended.result()
+    finally:
+        await cancelled(looking)
+        await cancelled(hearing)
+        terminal.leave(keep=True)
+
+
+async def _changes(home: Home) -> AsyncIterator[dict[str, Any]]:
+    """The status, where it says something new. Ends with the node."""
     last = None
     while True:
         document = await call(home, "GET", "/api/status")
-        if every or _settled(document) != last:
+        if _settled(document) != last:
             last = _settled(document)
             yield document
         await asyncio.sleep(STATUS_WATCH_S)
@@ -97,7 +125,10 @@ def show(document: dict[str, Any], *, layers: bool = False) -> None:
     )
     if plan and plan["stages"]:
         print()
-        _show_layers(document, names) if layers else _show_stages(document, names)
+        if layers:
+            print_table(board.layer_rows(plan, names), headers=("layer", "node"))
+        else:
+            _show_stages(document, names)
     if plan:
         board.print_excluded(plan, names)
 
@@ -107,11 +138,10 @@ def _summary(document: dict[str, Any], names: board.Names) -> list[tuple[str, st
     state = f"{node['state']}: {node['reason']}" if node["reason"] else node["state"]
     rows = [("node", f"{names.get(node['id'], node['name'])} ({node['role']})"), ("state", state)]
     if model := document["model"]:
-        rows.append(("model", _model(model)))
+        rows.append(("model", board.model(model)))
         if model["context"]:
-            slots = "1 slot" if model["slots"] == 1 else f"{model['slots']} slots"
-            rows.append(("context", f"{slots} of {model['context']} tokens"))
-        if drafts := _drafts(model.get("draft")):
+            rows.append(("context", board.context(model)))
+        if drafts := board.drafts(model.get("draft")):
             rows.append(("drafts", drafts))
     if plan:
         rows += [("plan", board.how_planned(plan, names)), ("why", plan["reason"])]
@@ -121,36 +151,11 @@ def _summary(document: dict[str, Any], names: board.Names) -> list[tuple[str, st
         rows.append(("engine", f"ready in {engine['ready_s']:.1f} s, restarts: {engine['restarts']}"))
         sent, resident = engine["weights_sent_bytes"], engine["weights_resident_bytes"]
         rows.append(("weights", f"{board.size(resident)} in memory, {board.size(sent)} sent over links"))
-        rows.append(("speed", _speed(plan, engine)))
+        rows.append(("speed", board.speed(plan, engine)))
         if engine["token"]:
             rows.append(("time per token", engine["token"]["sentence"]))
     rows.append(("api", document["api"]["url"] or "not open yet"))
     return rows
-
-
-def _model(model: dict[str, Any]) -> str:
-    if not model["layers"]:
-        return str(model["name"])
-    return f"{model['name']}, {model['quantisation']}, {model['layers']} layers"
-
-
-def _drafts(draft: dict[str, Any] | None) -> str:
-    """`Qwen2.5-0.5B and the text: 312 of 400 tokens right, last 8 at once, 2.10 x as fast`."""
-    if draft is None:
-        return ""
-    by = f"{draft['name']} and the text" if draft["name"] else "the text"
-    if not draft["drafted"]:
-        return f"by {by}, none yet"
-    gain = f", {draft['gain']:.2f} x as fast" if draft["gain"] else ""
-    right = f"{draft['accepted']} of {draft['drafted']} tokens right"
-    return f"by {by}: {right}, last {draft['depth']} at once{gain}"
-
-
-def _speed(plan: dict[str, Any] | None, engine: dict[str, Any]) -> str:
-    predicted = f"predicted {board.rate(plan['predicted_tok_s'] if plan else None)}"
-    if not engine["decode_tok_s"]:
-        return f"not measured yet, {predicted}"
-    return f"{board.rate(engine['decode_tok_s'])}, {predicted}; prompts {engine['prompt_tok_s']:.0f} tok/s"
 
 
 def _node_row(node: dict[str, Any], names: board.Names) -> tuple[str, ...]:
@@ -191,15 +196,3 @@ def _stage_row(stage: dict[str, Any], seen: dict[str, Any] | None, names: board.
     compute, wait = board.milliseconds(seen["compute_ms"]), board.milliseconds(seen["wait_ms"])
     link = seen["link"] if seen["pushes"] else f"{seen['link']}, by the host"
     return (*row, link, compute, wait, str(seen["bytes_per_token"]))
-
-
-def _show_layers(document: dict[str, Any], names: board.Names) -> None:
-    plan = document["plan"]
-    head = plan["stages"][-1]["node"] if plan["head_on_worker"] else plan["host"]
-    rows = [("embedding", board.name(names, plan["host"]))]
-    for stage in plan["stages"]:
-        rows += [
-            (str(layer), board.name(names, stage["node"])) for layer in range(stage["first"], stage["last"])
-        ]
-    rows.append(("head", board.name(names, head)))
-    print_table(rows, headers=("layer", "node"))

@@ -218,3 +218,13 @@ def module(name: str) -> list[str]:
     -P: the folder that the user happens to stand in must not provide modules.
     """
     return [sys.executable, "-P", "-m", name]
+
+
+def obey(number: signal.Signals) -> None:
+    """Let a signal that was caught do to this process what it does by default: stop it, or end it.
+
+    Returns when a stopped process goes on. Main thread only, as all that sets signals.
+    """
+    before = signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    signal.signal(number, before)

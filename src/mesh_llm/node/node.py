@@ -463,7 +463,8 @@ class Node:
         return next((reason for reason in reasons if reason), "")
 
     def _announce(self) -> None:
-        for kind, text in words.of_api(self.model_name, self._gateway.url).items():
+        key_needed = self.config.api_key is not None
+        for kind, text in words.of_api(self.model_name, self._gateway.url, key_needed=key_needed).items():
             self._say(kind, text, once=True)
 
     def _change(self, state: State, reason: str) -> None:

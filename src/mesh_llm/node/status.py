@@ -44,7 +44,7 @@ async def document(node: Node) -> dict[str, Any]:
         "model": about["model"],
         "plan": about["plan"],
         "engine": about["engine"],
-        "api": {"url": node.url},
+        "api": {"url": node.url, "key_needed": node.config.api_key is not None},
         "console": {"url": node.window.url},
     }
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from mesh_llm.agents import texts
+from mesh_llm.agents.configs import Endpoint, as_typed
 
-def of_api(model: str, url: str) -> dict[str, str]:
+
+def of_api(model: str, url: str, *, key_needed: bool = False) -> dict[str, str]:
     """By the kind of event."""
-    url = url.replace("//127.0.0.1:", "//localhost:")
-    return {
-        "api": f"API ready at {url}",
-        "agent": f"pi:    pi --provider mesh --model {model}",
-        "agent-goose": f"goose: GOOSE_PROVIDER=openai OPENAI_HOST={url} OPENAI_API_KEY=mesh "
-        f"GOOSE_MODEL={model} goose session",
-    }
+    endpoint = Endpoint(url=as_typed(url), model=model, key_needed=key_needed)
+    pi, goose = texts.lines_at_start(endpoint)
+    return {"api": f"API ready at {endpoint.url}", "agent": pi, "agent-goose": goose}

@@ -1,0 +1,409 @@
+"""A node in a person's terminal: the live view, its keys, and the terminal as it was afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+
+from tests.support import tiny_gguf
+from tests.support.command import MESH_LLM, marked, mesh_llm
+from tests.support.node import ENDLESS, SMALL, NodeProcess, send, status_of, temporary_home
+from tests.support.screen import Screen, in_terminal
+from tests.support.waiting import until
+
+TITLE = "── desk host serving ─"
+
+
+@pytest.fixture(scope="module")
+def tiny(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.write(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "llama")
+
+
+def node_in(home: Path, model: Path, *options: str, columns: int = 100, **env: str) -> Screen:
+    where: tuple[str | Path, ...] = ("--home", home, "--model", model, "--port", "0", "--name", "desk")
+    return in_terminal(*where, *SMALL, *options, columns=columns, env=env)
+
+
+@pytest.fixture
+def screen(home: Path, tiny: Path) -> Iterator[Screen]:
+    with node_in(home, tiny) as screen:
+        screen.until_seen(TITLE)
+        yield screen
+
+
+def restored(screen: Screen) -> None:
+    """As it was before the program came, and nothing of the view is left in it."""
+    assert screen.mode() == screen.mode_before
+    assert screen.has_cursor()
+    assert "q quits" not in screen.text
+
+
+def test_the_view_stands_below_the_lines_that_were_told(screen: Screen) -> None:
+    screen.until_seen("Engine ready in ")
+    lines = screen.lines
+    title = next(index for index, line in enumerate(lines) if line.startswith(TITLE))
+    above, view = lines[:title], lines[title:]
+    assert [line.partition(" ")[0] for line in above if line[:1].isupper()][:2] == ["Model", "Invite"]
+    url = re.search(r"^API ready at (http://localhost:[0-9]+)$", "\n".join(above), re.MULTILINE)
+    assert url is not None
+    assert "pi:    pi --provider mesh --model tiny" in above
+    assert any(line.startswith(f"goose: GOOSE_PROVIDER=openai OPENAI_HOST={url[1]} ") for line in above)
+    assert view[0].endswith(" q quits ──")
+    assert f"api    {url[1]}" in view
+    assert "plan   solo on desk" in view
+    assert re.fullmatch(r"desk  host  serving  0-\d+ +\S.* GB  self  -", view[-1])
+    assert "green" in screen.colours
+    # Each line stands there once, however often the view was drawn.
+    assert screen.everything.count("Invite token: ") == 1
+    assert screen.everything.count(TITLE) == 1
+
+
+def test_q_drains_and_quits(screen: Screen) -> None:
+    screen.press(b"q")
+    assert screen.wait() == 0
+    restored(screen)
+    assert screen.lines[-1] == "Stopping; Ctrl-C again does not wait for answers under way"
+    # What was told stays to be read.
+    assert "Invite token: " in screen.everything
+    assert "API ready at " in screen.everything
+
+
+def test_ctrl_c_is_as_before(screen: Screen) -> None:
+    screen.press(b"\x03")
+    assert screen.wait() == 130
+    restored(screen)
+
+
+def test_ctrl_c_after_q_does_not_wait(home: Path, smollm2: Path) -> None:
+    with node_in(home, smollm2) as screen:
+        screen.until_seen(TITLE)
+        document = status_of(home)
+        assert document is not None
+        with closing(HTTPConnection(urlsplit(document["api"]["url"]).netloc, timeout=30)) as connection:
+            send(connection, "/v1/completions", ENDLESS)
+            with connection.getresponse() as answer:
+                assert answer.readline()
+                screen.press(b"q")
+                screen.until_seen("Stopping; ")
+                screen.until_seen("draining")
+                assert answer.readline() is not None
+                screen.press(b"\x03")
+                assert screen.wait() == 130
+        restored(screen)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(screen: Screen, number: signal.Signals) -> None:
+    screen.signal(number)
+    assert screen.wait() == 0
+    restored(screen)
+
+
+def test_quitting_the_hard_way_leaves_it_as_it_was(screen: Screen) -> None:
+    screen.press(b"\x1c")
+    assert screen.process.wait(30) == -signal.SIGQUIT
+    until(lambda: not marked(screen.marker), within_s=30, what="its children have followed")
+    screen.catch_up()
+    restored(screen)
+
+
+def test_a_node_that_cannot_start_says_so_on_a_clean_terminal(home: Path) -> None:
+    with in_terminal("--home", home, "--model", "/there/is/no.gguf", "--port", "0") as screen:
+        assert screen.wait() == 1
+        restored(screen)
+        assert screen.lines[0].startswith("Error: ")
+
+
+def test_a_stopped_node_gives_the_terminal_back_and_takes_it_again(home: Path, tiny: Path) -> None:
+    """As a job of a real shell: Ctrl-Z, `fg`, and in the background no view at all."""
+    if shutil.which("bash") is None:
+        pytest.skip("bash is missing")
+    with Screen(["bash", "--norc", "--noprofile", "-i"], env={"PS1": "% "}) as screen:
+        screen.until_seen("%")
+        where = ("--home", home, "--model", tiny, "--port", "0", "--name", "desk")
+        screen.press(shlex.join(map(str, (*MESH_LLM, *where, *SMALL))).encode() + b"\r")
+        screen.until_seen(TITLE)
+        screen.press(b"\x1a")
+        screen.until_seen("Stopped")
+        # The view is gone, and what is typed is seen: the shell has its terminal.
+        screen.until(lambda: "q quits" not in screen.text, what="the view is gone")
+        assert screen.has_cursor()
+        screen.press(b"echo mine\r")
+        screen.until(lambda: "mine" in screen.lines, what="the shell answers")
+        screen.press(b"bg\r")
+        screen.until_seen("&")
+        screen.press(b"q")
+        screen.until(lambda: screen.lines[-1].endswith("% q"), what="the key is the shell's")
+        assert (status_of(home) or {})["node"]["state"] == "serving"
+        screen.press(b"\x7ffg\r")
+        screen.until_seen(TITLE)
+        assert not screen.has_cursor()
+        screen.press(b"q")
+        screen.until(lambda: screen.lines[-1:] == ["%"], what="it has ended, and the shell is back")
+        screen.press(b"echo status $?\r")
+        screen.until(lambda: "status 0" in screen.lines, what="it has ended well")
+        assert screen.has_cursor()
+        assert "q quits" not in screen.text
+        screen.press(b"exit\r")
+        assert screen.wait() == 0
+
+
+def test_the_window_may_change_at_any_time(screen: Screen) -> None:
+    # Keys that mean nothing here do nothing, and are not shown.
+    screen.press(b"x\r\x1b[A ")
+    for columns in (40, 72, 36, 100):
+        screen.resize(columns, 30)
+        rule = "─" * (columns - 33)
+        screen.until_seen(f"── desk host serving {rule} q quits ──\n")
+        assert sum(line.startswith("── ") for line in screen.lines) == 1
+        assert sum(line.startswith("plan ") for line in screen.lines) == 1
+    assert "API ready at " in screen.text
+    assert "^[" not in screen.text
+    screen.press(b"Q")
+    assert screen.wait() == 0
+
+
+def test_forty_columns_from_the_start(home: Path, tiny: Path) -> None:
+    with node_in(home, tiny, columns=40) as screen:
+        screen.until_seen("── desk host serving ─────── q quits ──")
+        # Long lines that stay are wrapped by the terminal, not cut: they are to be copied.
+        token = "".join(screen.everything.split("\n")).partition("Invite token: ")[2]
+        assert re.match(r"mesh1-[A-Za-z0-9_-]{150,}", token)
+        screen.press(b"q")
+        assert screen.wait() == 0
+        restored(screen)
+
+
+def test_no_colour_where_none_is_wanted(home: Path, tiny: Path) -> None:
+    with node_in(home, tiny, NO_COLOR="1") as screen:
+        screen.until_seen(TITLE)
+        assert screen.colours == set()
+        assert re.search(rb"\x1b\[[0-9;]*m", screen.raw) is None
+        screen.press(b"q")
+        assert screen.wait() == 0
+
+
+@pytest.mark.parametrize("how", ["--plain", "dumb", "json"])
+def test_plain_lines_where_a_view_is_not_wanted_or_cannot_be(home: Path, tiny: Path, how: str) -> None:
+    options = {"--plain": ["--plain"], "json": ["--log-format", "json"]}.get(how, [])
+    with node_in(home, tiny, *options, TERM="dumb" if how == "dumb" else "xterm") as screen:
+        screen.until_seen("API ready at ")
+        # The mode is the person's, and so are the keys.
+        assert screen.mode() == screen.mode_before
+        screen.press(b"q")
+        screen.press(b"\x03")
+        assert screen.wait() == 130
+        assert "──" not in screen.text
+        if how != "json":
+            assert b"\x1b[" not in screen.raw.replace(b"\x1b[?25h", b"")
+
+
+def test_a_terminal_that_does_not_take_anything_does_not_stop_the_node(home: Path, tiny: Path) -> None:
+    with node_in(home, tiny) as screen:
+        screen.until_seen(TITLE)
+        screen.freeze()
+        # Each change of the window is a picture more that nobody takes: far more than a terminal holds.
+        for columns in range(60, 160):
+            screen.resize(columns, 30)
+            document = status_of(home)
+            assert document is not None
+            assert document["node"]["state"] == "serving"
+        screen.thaw()
+        screen.resize(80, 30)
+        screen.until(lambda: any(line.startswith(TITLE) for line in screen.lines), what="it is drawn again")
+        screen.press(b"q")
+        assert screen.wait() == 0
+        assert screen.mode() == screen.mode_before
+        assert screen.has_cursor()
+
+
+BARS = """
+import asyncio, sys
+from mesh_llm.cli.live import Live
+from mesh_llm.cli.terminal import Terminal
+from mesh_llm.types import Progress
+
+async def show(live):
+    done = asyncio.Event()
+    live.on_quit = done.set
+    async def status():
+        return None
+    looking = asyncio.create_task(live.run(status))
+    for step in range(1, 46):
+        live.progress(Progress(what="Fetching", done=step * 10**7, total=10**9, unit="bytes"))
+    live.progress(Progress(what="Loading", done=1, total=2))
+    await done.wait()
+    done.clear()
+    live.progress(Progress(what="Loading", done=2, total=2))
+    live.tell("Something came of it")
+    live.progress(Progress(what="Next", done=0, total=0))
+    await done.wait()
+    looking.cancel()
+    await asyncio.wait([looking])
+    raise RuntimeError("it crashed")
+
+with Terminal() as terminal:
+    asyncio.run(show(Live(terminal)))
+"""
+
+
+def test_bars_live_in_the_view_and_a_crash_restores_the_terminal() -> None:
+    with Screen([sys.executable, "-c", BARS], columns=60) as screen:
+        screen.until_seen("Loading")
+        assert screen.lines[1:] == [
+            "Fetching ━━━━━━━━━━━─────────────  45 %  450 MB of 1.0 GB",
+            "Loading ━━━━━━━━━━━━────────────  50 %",
+        ]
+        screen.press(b"q")
+        screen.until_seen("Next …")
+        assert screen.lines[0] == "Something came of it"
+        assert screen.lines[2:] == ["Next …"]
+        screen.press(b"q")
+        assert screen.wait() == 1
+        restored(screen)
+        assert screen.lines[0] == "Something came of it"
+        assert screen.lines[-1] == "RuntimeError: it crashed"
+
+
+# -- from outside ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(home: Path, tiny: Path) -> Iterator[NodeProcess]:
+    with NodeProcess("--name", "desk", *SMALL, home=home, model=tiny) as node:
+        yield node.until_ready()
+
+
+def test_status_watch_shows_the_same_view(node: NodeProcess) -> None:
+    with in_terminal("status", "--watch", "--home", node.home) as screen:
+        screen.until_seen(TITLE)
+        assert screen.lines[0].endswith(" q quits ──")
+        assert f"api    {node.url.replace('127.0.0.1', 'localhost')}" in screen.lines
+        screen.press(b"q")
+        assert screen.wait() == 0
+        assert screen.mode() == screen.mode_before
+        assert screen.has_cursor()
+        # The last look stays, and the next line of the shell comes below it.
+        assert screen.lines[0].startswith(TITLE)
+    assert node.running
+
+
+def test_status_watch_shows_what_happens(node: NodeProcess, home: Path) -> None:
+    """With a node's feed, of which the first frame and what follows are written here."""
+    document = node.status()
+    with telling_node(document) as (other, say), in_terminal("status", "--watch", "--home", other) as screen:
+        screen.until_seen("Elected as host")
+        assert re.fullmatch(r"[0-9]{2}:[0-9]{2}:[0-9]{2}  Elected as host", screen.lines[-1])
+        say("progress", {"what": "Fetching", "done": 1, "total": 4, "unit": ""})
+        screen.until_seen("Fetching ━━━━━━──────────────────  25 %")
+        say("event", {"t": 0.0, "kind": "x", "text": "mini joined"})
+        screen.until(lambda: screen.lines[-1].endswith("  mini joined"), what="the event is shown")
+        assert "Fetching" not in screen.text
+        screen.press(b"q")
+        assert screen.wait() == 0
+
+
+@contextmanager
+def telling_node(status: dict[str, Any]) -> Iterator[tuple[Path, Callable[[str, Any], None]]]:
+    """A control socket with a status and a feed of events, and a way to add to them."""
+    loop = asyncio.new_event_loop()
+    queue: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def say(kind: str, document: Any) -> None:
+        frame = f"event: {kind}\ndata: {json.dumps(document)}\n\n".encode()
+        loop.call_soon_threadsafe(queue.put_nowait, frame)
+
+    async def get_status(request: web.Request) -> web.Response:
+        return web.json_response(status)
+
+    async def get_events(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while frame := await queue.get():
+            await response.write(frame)
+        return response
+
+    async def start(path: Path) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/api/status", get_status)
+        app.router.add_get("/api/events", get_events)
+        runner = web.AppRunner(app, shutdown_timeout=5)
+        await runner.setup()
+        await web.UnixSite(runner, str(path)).start()
+        return runner
+
+    with temporary_home() as home:
+        (home / "run").mkdir()
+        thread = threading.Thread(target=loop.run_forever, name="telling node")
+        thread.start()
+        runner = asyncio.run_coroutine_threadsafe(start(home / "run" / "control.sock"), loop).result(10)
+        first = [{"t": 0.0, "kind": "elected", "text": "Elected as host"}]
+        say("snapshot", {"status": status, "history": {}, "events": first, "progress": []})
+        try:
+            yield home, say
+        finally:
+            loop.call_soon_threadsafe(queue.put_nowait, b"")
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+            loop.close()
+
+
+def test_status_watch_ends_with_ctrl_c_and_with_signals(node: NodeProcess) -> None:
+    for keys, number, status in ((b"\x03", None, 130), (b"", signal.SIGTERM, 143), (b"", signal.SIGHUP, 129)):
+        with in_terminal("status", "--watch", "--home", node.home) as screen:
+            screen.until_seen(TITLE)
+            if number is None:
+                screen.press(keys)
+            else:
+                screen.signal(number)
+            assert screen.wait() == status
+            assert screen.mode() == screen.mode_before
+            assert screen.has_cursor()
+
+
+def test_status_watch_ends_with_its_node(node: NodeProcess) -> None:
+    with in_terminal("status", "--watch", "--layers", "--home", node.home) as screen:
+        screen.until_seen("embedding")
+        node.stop()
+        assert screen.wait() == 1
+        assert screen.lines[-2] == f"Error: no node is running on {node.home}"
+        assert screen.mode() == screen.mode_before
+
+
+def test_status_watch_in_a_dumb_terminal_prints_every_change(node: NodeProcess) -> None:
+    with in_terminal("status", "--watch", "--home", node.home, env={"TERM": "dumb"}) as screen:
+        screen.until_seen("layers")
+        assert b"\x1b" not in screen.raw
+        screen.press(b"\x03")
+        assert screen.wait() == 130
+
+
+def test_agent_asks_the_running_node(node: NodeProcess, tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path)}
+    url = node.url.replace("127.0.0.1", "localhost")
+    shown = mesh_llm("agent", "pi", "--home", node.home, env=env)
+    assert (shown.status, shown.stderr) == (0, "")
+    assert shown.stdout.splitlines()[0] == "pi --provider mesh --model tiny"
+    assert f'"baseUrl": "{url}/v1"' in shown.stdout
+    assert '"contextWindow": 2048' in shown.stdout
+    assert list(tmp_path.iterdir()) == []
+    first = mesh_llm("agent", "pi", "--write", "--home", node.home, env=env)
+    assert first.stdout.splitlines() == ["Wrote ~/.pi/agent/models.json", "", shown.stdout.splitlines()[0]]
+    again = mesh_llm("agent", "pi", "--write", "--home", node.home, env=env)
+    assert again.stdout.splitlines()[0] == "~/.pi/agent/models.json says so already: nothing changed"

@@ -3,7 +3,7 @@
 import { announce, find, h, keyed, say, show } from "./dom.js";
 import { on } from "./feed.js";
 import { describe, nameOf, paint } from "./nodes.js";
-import { bytes, layers, percent, several } from "./words.js";
+import { bytes, layers, length, percent, several } from "./words.js";
 
 /** A node with little memory still has room for its name. */
 const LEAST_SHARE = 0.06;
@@ -73,14 +73,20 @@ function fillSegment(segment, node, share) {
   } else {
     segment.style.flexGrow = grow;
   }
-  gauge.style.width = percent(Math.min(1, node.used / node.memory_bytes));
+  gauge.style.width = length(Math.min(1, node.used / node.memory_bytes));
   say(name, node.name);
   say(role, node.role);
   role.dataset.role = node.role;
-  say(memory, node.used ? `${bytes(node.used)} of ${node.memoryText}` : node.memoryText);
+  say(memory, node.used ? `${short(node.used, node.memoryText)} of ${node.memoryText}` : node.memoryText);
   say(link, node.linkBrief);
   segment.classList.toggle("away", node.isAway);
   segment.title = [node.name, node.role, node.linkText, node.leftOut].filter(Boolean).join(" · ");
+}
+
+/** Without its unit where the other one has the same. */
+function short(used, whole) {
+  const [value, unit] = bytes(used).split(" ");
+  return whole.endsWith(unit) ? value : `${value} ${unit}`;
 }
 
 // -- layers: one segment per stage -----------------------------------------------------------------
@@ -103,7 +109,7 @@ function drawLayers(status) {
       paint(segment, stage.node);
       segment.style.flexGrow = String(((stage.last - stage.first) / count).toFixed(4));
       say(segment.pieces.label, percent(stage.share));
-      say(segment.pieces.range, layers(stage));
+      say(segment.pieces.range, layers(stage).replace(/^layers? /, ""));
       segment.title = `${nameOf(status, stage.node)}: ${layers(stage)}, ${bytes(stage.weight_bytes)} of weights`;
     },
   });

@@ -3,7 +3,7 @@
 import { find, h, keyed, say, show } from "./dom.js";
 import { on } from "./feed.js";
 import { nameOf } from "./nodes.js";
-import { bytes, duration, figure, grouped, percent, several } from "./words.js";
+import { bytes, duration, figure, grouped, length, percent, several } from "./words.js";
 
 export function start() {
   on(["status"], ({ status }) => {
@@ -34,7 +34,7 @@ function facts(status) {
   }
   if (engine) {
     add("Engine", engineText(engine));
-    add("Weights sent", engine.state === "ready" ? bytes(engine.weights_sent_bytes) : "");
+    add("Weights sent", engine.state === "ready" ? sentText(engine.weights_sent_bytes) : "");
   }
   return list;
 }
@@ -62,6 +62,8 @@ function engineText(engine) {
   return `${engine.state}${engine.reason ? `: ${engine.reason}` : ""}${restarts}`;
 }
 
+const sentText = (sent) => (sent ? bytes(sent) : "none: all were there");
+
 const makeFact = ([name]) => h("div", { class: "fact" }, h("dt", { text: name }), h("dd"));
 const fillFact = (element, [, text]) => say(element.lastChild, text);
 
@@ -71,6 +73,6 @@ function drawSpeed(status) {
   const scale = Math.max(predicted, measured) || 1;
   for (const [name, value] of [["predicted", predicted], ["measured", measured]]) {
     say(find(`speed-${name}`), value ? `${figure(value)} tok/s` : "–");
-    find(`speed-${name}-bar`).style.width = percent(value / scale);
+    find(`speed-${name}-bar`).style.width = length(value / scale);
   }
 }

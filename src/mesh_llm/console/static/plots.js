@@ -53,8 +53,8 @@ const PLOTS = [
     least: 2,
     form: "steps",
     series: [
-      { name: "active", value: (sample) => number(sample.active), text: figure },
-      { name: "queued", value: (sample) => number(sample.queued), text: figure },
+      { name: "active", value: (sample) => number(sample.active), text: String },
+      { name: "queued", value: (sample) => number(sample.queued), text: String },
     ],
   },
 ];

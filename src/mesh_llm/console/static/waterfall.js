@@ -3,7 +3,7 @@
 import { find, h, keyed, say, show } from "./dom.js";
 import { on } from "./feed.js";
 import { nameOf, paint } from "./nodes.js";
-import { duration, figure, percent } from "./words.js";
+import { duration, figure, length, percent } from "./words.js";
 import { ticks } from "./scale.js";
 
 const KINDS = {
@@ -12,6 +12,8 @@ const KINDS = {
   wait: (name) => (name ? `wait for ${name}` : "wait"),
   draft: (name) => (name ? `draft on ${name}` : "draft"),
 };
+
+const plain = (tick) => figure(tick).replace(/\.0$/, "");
 
 export function start() {
   on(["status"], ({ status }) => status && draw(status));
@@ -35,8 +37,8 @@ function draw(status) {
     key: (tick) => tick,
     make: () => h("span", { class: "tick" }),
     update: (element, tick) => {
-      say(element, tick === at.at(-1) ? `${figure(tick)} ms` : figure(tick).replace(/\.0$/, ""));
-      element.style.left = percent(tick / top);
+      say(element, tick === at.at(-1) ? `${plain(tick)} ms` : plain(tick));
+      element.style.left = length(tick / top);
     },
   });
 }
@@ -68,7 +70,7 @@ function makePart(part) {
 function fillPart(element, part, total, top) {
   const { bar, value } = element.pieces;
   paint(bar, part.node);
-  bar.style.left = percent(part.begin / top);
-  bar.style.width = `${Math.max(0.3, (100 * part.ms) / top).toFixed(2)}%`;
+  bar.style.left = length(part.begin / top);
+  bar.style.width = length(part.ms / top);
   say(value, `${duration(part.ms)} · ${percent(part.ms / total)}`);
 }

@@ -32,6 +32,9 @@ export function ago(seconds) {
 
 export const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)}%`;
 
+/** For style sheets: exact. */
+export const length = (share) => `${(100 * share).toFixed(3)}%`;
+
 export const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
 export const several = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;

@@ -39,6 +39,7 @@ function draw(status) {
     update: (element, tick) => {
       say(element, tick === at.at(-1) ? `${plain(tick)} ms` : plain(tick));
       element.style.left = length(tick / top);
+      element.classList.toggle("last", tick === at.at(-1));
     },
   });
 }

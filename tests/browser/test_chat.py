@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Page, Request, Route, expect
 
-from tests.support.browser import Visit, clipboard
+from tests.support.browser import Visit, clipboard, until_true
 from tests.support.mesh import MeshProcesses
 
 LONG = "Write a long story about a fox who travels around the world."
@@ -67,10 +67,10 @@ def test_an_answer_streams_and_stops(visited: Visit, whole: MeshProcesses) -> No
     page = visited.open()
     choose(page, max_tokens=1500, temperature=0)
     ask(page, LONG)
-    page.wait_for_function("document.querySelector('.answer-text')?.textContent.length > 40")
+    until_true(page, "document.querySelector('.answer-text')?.textContent.length > 40")
     expect(page.locator(".answer.open")).to_have_count(1)
     first = written(page)
-    page.wait_for_function(f"document.querySelector('.answer-text').textContent.length > {len(first) + 20}")
+    until_true(page, f"document.querySelector('.answer-text').textContent.length > {len(first) + 20}")
     page.click("#chat-stop")
     until_answered(page)
     expect(page.locator(".answer-note")).to_have_text("Stopped.")
@@ -115,12 +115,12 @@ def test_a_stream_survives_the_death_of_a_worker(visited: Visit, whole: MeshProc
     page = visited.open()
     choose(page, max_tokens=400, temperature=0)
     ask(page, LONG)
-    page.wait_for_function("document.querySelector('.answer-text')?.textContent.length > 60")
+    until_true(page, "document.querySelector('.answer-text')?.textContent.length > 60")
     before = written(page)
     whole.kill(next(name for name in whole.serving().workers if name != "one"))
     expect(page.locator(".resumed li")).to_have_count(1)
     expect(page.locator(".resumed li")).to_contain_text("Resumed after a loss")
-    page.wait_for_function(f"document.querySelector('.answer-text').textContent.length > {len(before) + 60}")
+    until_true(page, f"document.querySelector('.answer-text').textContent.length > {len(before) + 60}")
     assert written(page).startswith(before[:-2].rstrip())
     page.click("#chat-stop")
     until_answered(page)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+
+from tests.support.waiting import until
 
 CHROMIUM = shutil.which("chromium")
 WAIT_MS = 60_000
@@ -24,6 +26,7 @@ FLAGS = (
     "--disable-sync",
 )
 """A browser that talks to nobody but the page; without a sandbox, as tests may run as root."""
+expect.set_options(timeout=WAIT_MS)
 SCREENSHOTS = Path("build/screenshots")
 
 
@@ -82,6 +85,11 @@ def visit(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
         yield Visit(context.new_page(), url)
     finally:
         context.close()
+
+
+def until_true(page: Page, expression: str) -> None:
+    """Wait for a condition in the page. Playwright's own way is `eval`, which the page's policy forbids."""
+    until(lambda: bool(page.evaluate(expression)), within_s=WAIT_MS / 1000, what=expression)
 
 
 def clipboard(page: Page) -> str:

@@ -24,7 +24,8 @@ export function start() {
 function summary(status, nodes) {
   const lenders = nodes.filter((node) => node.memory_bytes);
   const clients = nodes.length - lenders.length;
-  const total = lenders.reduce((sum, node) => sum + node.memory_bytes, 0);
+  // Nodes on one machine share its memory: what the plan says there is counts it once.
+  const total = status.plan?.have_bytes || lenders.reduce((sum, node) => sum + node.memory_bytes, 0);
   const who = several(lenders.length, "node") + (clients ? ` and ${several(clients, "client")}` : "");
   const plan = status.plan;
   if (!plan) return `${who}, ${bytes(total)} of memory. No plan yet.`;

@@ -29,6 +29,7 @@ export function start() {
   find("chat-new").addEventListener("click", () => change(() => conversations.begin()));
   find("chat-remove").addEventListener("click", () => change(() => conversations.remove()));
   find("chat-choice").addEventListener("change", (event) => change(() => conversations.choose(event.target.value)));
+  addEventListener("pagehide", () => conversations.keep());
   startSettings();
   pictures.start();
   on(["status", "link"], drawReadiness);
@@ -85,6 +86,7 @@ async function answer() {
   const turn = { role: "assistant", content: "", isOpen: true };
   conversation.turns.push(turn);
   stopping = new AbortController();
+  conversations.keep();
   follow(true);
   drawComposer();
   await ask(body, turn, { signal: stopping.signal, changed: drawSoon });
@@ -134,8 +136,13 @@ function drawComposer() {
 
 function drawChoice() {
   const choice = find("chat-choice");
-  const options = conversations.all.map((one) => h("option", { value: one.id, text: titleOf(one) }));
-  choice.replaceChildren(...options);
+  const titles = conversations.all.map((one) => [one.id, titleOf(one)]);
+  const drawn = JSON.stringify(titles);
+  if (choice.dataset.drawn !== drawn) {
+    // Only then: a list that is open would close.
+    choice.dataset.drawn = drawn;
+    choice.replaceChildren(...titles.map(([value, text]) => h("option", { value, text })));
+  }
   choice.value = conversations.current.id;
 }
 

@@ -79,7 +79,7 @@ function read() {
 
 /** What the API is sent: the system prompt, all turns, and the settings that were chosen. */
 export function request(conversation, model) {
-  const messages = conversation.turns.filter((turn) => !turn.isOpen && (turn.content || turn.images)).map(message);
+  const messages = conversation.turns.filter(isPart).map(message);
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   const chosen = Object.entries(conversation.settings).filter(([, value]) => value !== null && value !== "");
   return {
@@ -89,6 +89,13 @@ export function request(conversation, model) {
     stream_options: { include_usage: true },
     ...Object.fromEntries(chosen),
   };
+}
+
+/** A question that got no answer is left out with it: many templates want the two to alternate. */
+function isPart(turn, index, turns) {
+  const next = turns[index + 1];
+  if (turn.role === "assistant") return Boolean(turn.content);
+  return !next || next.role !== "assistant" || Boolean(next.content);
 }
 
 function message({ role, content, images }) {

@@ -79,12 +79,13 @@ export function keyed(parent, items, { key, make, update }) {
   parent.dataset.settled = "yes";
 }
 
-const politely = () => find("announcer");
-let announced = "";
+let announcing = 0;
 
 /** For screen readers: only what a person would look up for. */
 export function announce(text) {
-  if (text === announced) return;
-  announced = text;
-  politely().textContent = text;
+  const announcer = find("announcer");
+  // The same words once more are news only after they were gone.
+  announcer.textContent = "";
+  clearTimeout(announcing);
+  announcing = setTimeout(() => (announcer.textContent = text), 100);
 }

@@ -1,6 +1,6 @@
 // What the node tells of itself: one long answer, taken up again when it breaks off.
 
-import { call } from "./session.js";
+import { call, session } from "./session.js";
 import { events } from "./sse.js";
 
 const FIRST_WAIT_MS = 1000;
@@ -99,6 +99,7 @@ function wait(ms) {
 }
 
 async function listen() {
+  await session();
   const quiet = new AbortController();
   let timer = 0;
   const heard = () => {

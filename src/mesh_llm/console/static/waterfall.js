@@ -9,7 +9,7 @@ import { ticks } from "./scale.js";
 const KINDS = {
   compute: (name) => `${name ?? "engine"} computes`,
   wire: (name) => `link to ${name ?? "the next"}`,
-  wait: (name) => (name ? `wait for ${name}` : "wait"),
+  wait: (name) => (name ? `wait for ${name}` : "the rest"),
   draft: (name) => (name ? `draft on ${name}` : "draft"),
 };
 

@@ -70,12 +70,11 @@ function drawLink({ link }) {
   if (link.is === "lost") {
     count(link);
     countdown = setInterval(() => count(link), 1000);
-    announce(ending || "Connection to the node lost");
+    announce(ending || link.why);
   }
 }
 
 function count(link) {
   const seconds = Math.max(0, Math.ceil((link.retry_at - Date.now()) / 1000));
-  const said = ending || `Connection to the node lost: ${link.why}.`;
-  say(find("lost-text"), `${said} Trying again in ${seconds} s.`);
+  say(find("lost-text"), `${ending || link.why} Trying again in ${seconds} s.`);
 }

@@ -19,10 +19,14 @@ DOCS = Path("docs")
 LARGEST_BYTES = 200_000
 MEMORY = {"studio": "8GB", "mini": "4GB", "laptop": "2GB"}
 """Of this machine, as if it were three of different sizes."""
-QUESTIONS = ("What is a mesh?", "Name three rivers.", "Why is the sky blue?", "Write a haiku about snow.")
+BEFORE = ("Name three rivers.", "What is a prime number?", "Tell me of a fox.")
+SHOWN = (
+    "Explain in one short paragraph why the sky is blue.",
+    "Write a Python function that adds two numbers.",
+)
 SHOTS: dict[str, dict[str, Any]] = {
-    "console-light": {"viewport": {"width": 1440, "height": 980}, "color_scheme": "light"},
-    "console-dark": {"viewport": {"width": 1440, "height": 980}, "color_scheme": "dark"},
+    "console-light": {"viewport": {"width": 1440, "height": 1240}, "color_scheme": "light"},
+    "console-dark": {"viewport": {"width": 1440, "height": 1240}, "color_scheme": "dark"},
     "console-phone": {
         "viewport": {"width": 390, "height": 844},
         "color_scheme": "light",
@@ -54,18 +58,22 @@ def _shoot(browser: Browser, url: str, name: str, options: dict[str, Any]) -> No
         page.fill("#set-temperature", "0")
         page.fill("#set-max_tokens", "160")
         page.click("#settings summary")
-        for question in QUESTIONS:
+        for question in BEFORE:
+            _ask(page, question, 1)
             page.click("#chat-new")
-            _ask(page, question)
+        for number, question in enumerate(SHOWN, 1):
+            _ask(page, question, number)
         page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
         page.evaluate("document.activeElement.blur()")
         _write(page.screenshot(), DOCS / f"{name}.png")
 
 
-def _ask(page: Page, question: str) -> None:
+def _ask(page: Page, question: str, number: int) -> None:
+    """The answer is the `number`th of its conversation."""
+    expect(page.locator(".turn.leaving")).to_have_count(0)
     page.fill("#chat-text", question)
     page.click("#chat-send")
-    expect(page.locator(".answer:not(.open) .answer-foot").last).to_be_visible()
+    expect(page.locator(".answer:not(.open)")).to_have_count(number)
 
 
 def _write(picture: bytes, path: Path) -> None:

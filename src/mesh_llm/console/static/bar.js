@@ -33,7 +33,8 @@ function summary(status, nodes) {
     return `${who}. Waiting for more: the model needs ${bytes(plan.need_bytes)}, there is ${bytes(plan.have_bytes)}.`;
   }
   const over = new Set(plan.stages.map((stage) => stage.node)).size;
-  const where = over > 1 ? `split over ${over} of them` : `whole on ${nameOf(status, plan.host)}`;
+  const all = over === lenders.length ? "all" : over;
+  const where = over > 1 ? `split over ${all} of them` : `whole on ${nameOf(status, plan.host)}`;
   return `${who}, ${bytes(total)} of memory. The model is ${where}.`;
 }
 
@@ -56,7 +57,7 @@ function makeSegment() {
     { class: "segment" },
     (part.gauge = h("span", { class: "gauge", "aria-hidden": "true" })),
     h("span", { class: "segment-head" }, (part.name = h("strong")), (part.role = h("span", { class: "role" }))),
-    (part.memory = h("span", { class: "segment-line" })),
+    h("span", { class: "segment-line" }, (part.used = h("span", { class: "used" })), (part.memory = h("span"))),
     (part.link = h("span", { class: "segment-line quiet" })),
   );
   segment.pieces = part;
@@ -65,7 +66,7 @@ function makeSegment() {
 }
 
 function fillSegment(segment, node, share) {
-  const { gauge, name, role, memory, link } = segment.pieces;
+  const { gauge, name, role, used, memory, link } = segment.pieces;
   paint(segment, node.id);
   const grow = String(Math.max(LEAST_SHARE, share).toFixed(4));
   if (segment.classList.contains("entering")) {
@@ -78,7 +79,8 @@ function fillSegment(segment, node, share) {
   say(name, node.name);
   say(role, node.role);
   role.dataset.role = node.role;
-  say(memory, node.used ? `${short(node.used, node.memoryText)} of ${node.memoryText}` : node.memoryText);
+  say(used, node.used ? `${short(node.used, node.memoryText)} of ` : "");
+  say(memory, node.memoryText);
   say(link, node.linkBrief);
   segment.classList.toggle("away", node.isAway);
   segment.title = [node.name, node.role, node.linkText, node.leftOut].filter(Boolean).join(" · ");

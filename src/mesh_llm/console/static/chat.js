@@ -87,8 +87,8 @@ async function answer() {
   conversation.turns.push(turn);
   stopping = new AbortController();
   conversations.keep();
+  draw();
   follow(true);
-  drawComposer();
   await ask(body, turn, { signal: stopping.signal, changed: drawSoon });
   stopping = null;
   conversations.keep();

@@ -3,7 +3,7 @@
 import { attribute, find, h, say, svg } from "./dom.js";
 import { on } from "./feed.js";
 import { Axis } from "./scale.js";
-import { ago, duration, figure } from "./words.js";
+import { ago, duration, figure, percent } from "./words.js";
 
 const WINDOW_S = 300;
 const EVERY_S = 60;
@@ -42,7 +42,7 @@ const PLOTS = [
       {
         name: "accepted",
         value: (sample) => (sample.drafted > 0 ? (100 * sample.accepted) / sample.drafted : null),
-        text: (value) => `${Math.round(value)}%`,
+        text: (value) => percent(value / 100),
       },
     ],
   },

@@ -30,7 +30,7 @@ export function ago(seconds) {
   return whole % 60 && minutes < 10 ? `${minutes} min ${whole % 60} s ago` : `${minutes} min ago`;
 }
 
-export const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)}%`;
+export const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)}\u202f%`;
 
 /** For style sheets: exact. */
 export const length = (share) => `${(100 * share).toFixed(3)}%`;

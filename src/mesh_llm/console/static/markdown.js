@@ -159,19 +159,19 @@ function table(lines) {
 
 const INLINE = [
   [/^\\([!-/:-@[-`{-~])/, ([, sign]) => sign],
-  [/^(`+)(?!`)([\s\S]*?[^`])\1(?!`)/, ([, , text]) => h("code", { text: text.replace(/^ (.*) $/s, "$1") })],
+  [/^(`{1,8})(?!`)([\s\S]{0,2000}?[^`])\1(?!`)/, ([, , text]) => h("code", { text: text.replace(/^ (.*) $/s, "$1") })],
   [/^!?\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)/, link],
   [/^<((?:https?:\/\/|mailto:)[^\s<>]+)>/, ([, address]) => anchor(address, [address])],
   [/^https?:\/\/[^\s<>]*[^\s<>.,;:!?'")\]*_]/, ([address]) => anchor(address, [address])],
-  [/^\*\*(?=\S)([\s\S]*?\S)\*\*(?!\*)/, ([, text], deep) => h("strong", {}, ...inline(text, deep))],
-  [/^__(?=\S)([\s\S]*?\S)__(?![\w])/, ([, text], deep) => h("strong", {}, ...inline(text, deep)), true],
+  [/^\*\*(?=\S)([\s\S]{0,1000}?\S)\*\*(?!\*)/, ([, text], deep) => h("strong", {}, ...inline(text, deep))],
+  [/^__(?=\S)([\s\S]{0,1000}?\S)__(?!\w)/, ([, text], deep) => h("strong", {}, ...inline(text, deep)), true],
   [/^\*(?=[^\s*])((?:[^*]|\*\*[^*]+\*\*)*?[^\s*])\*(?!\*)/, ([, text], deep) => h("em", {}, ...inline(text, deep))],
   [/^_(?=[^\s_])([^_]*?[^\s_])_(?!\w)/, ([, text], deep) => h("em", {}, ...inline(text, deep)), true],
-  [/^~~(?=\S)([\s\S]*?\S)~~/, ([, text], deep) => h("del", {}, ...inline(text, deep))],
+  [/^~~(?=\S)([\s\S]{0,1000}?\S)~~/, ([, text], deep) => h("del", {}, ...inline(text, deep))],
   [/^(?: {2,}|\\)?\n/, () => h("br")],
 ];
 const SPECIAL = /[\\`![<*_~\n]| {2,}\n|https?:\/\//g;
-/** Beyond it a line is no prose, and nobody waits for its stars to be paired. */
+/** Beyond it a paragraph is no prose, and nobody waits for its signs to be paired; nor for far ones (above). */
 const LONGEST = 20_000;
 
 export function inline(text, depth = 0) {
@@ -197,7 +197,10 @@ export function inline(text, depth = 0) {
       return match && { match, make };
     }).find(Boolean);
     if (!hit) {
-      plain += text[index++];
+      // A run that pairs with nothing is tried once, not once for each of its signs.
+      const run = /^(`+|\*+|_+|~+)?/.exec(rest)[0] || text[index];
+      plain += run;
+      index += run.length;
       continue;
     }
     const part = hit.make(hit.match, depth + 1);

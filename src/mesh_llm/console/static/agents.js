@@ -36,28 +36,81 @@ function agents({ url, model, key, context }) {
   const question = { model, messages: [{ role: "user", content: "Hello!" }] };
   const authorise = key === "mesh" ? "" : ` \\\n  -H "Authorization: Bearer ${key}"`;
   return [
-    ["pi", [
-      ["Run", `pi --provider mesh --model ${id}`],
-      ["Once, in ~/.pi/agent/models.json under \"providers\" (or: mesh-llm agent pi --write)", json(pi).split("\n").slice(1, -1).map((line) => line.slice(2)).join("\n")],
-    ]],
-    ["goose", [["Run", `GOOSE_PROVIDER=openai OPENAI_HOST=${url} OPENAI_API_KEY=${key} GOOSE_MODEL=${id} goose session`]]],
-    ["aider", [["Run", `aider --openai-api-base ${url}/v1 --openai-api-key ${key} --model ${word(`openai/${model}`)}`]]],
-    ["OpenCode", [
-      ["Run", `opencode --model ${word(`mesh/${model}`)}`],
-      ["Once, as opencode.json in the project", json(opencode)],
-    ]],
-    ["Claude Code", [["Run", `ANTHROPIC_BASE_URL=${url} ANTHROPIC_AUTH_TOKEN=${key} ANTHROPIC_MODEL=${id} ANTHROPIC_SMALL_FAST_MODEL=${id} claude`]]],
-    ["curl", [["Run", `curl ${url}/v1/chat/completions \\\n  -H "Content-Type: application/json"${authorise} \\\n  -d ${word(JSON.stringify(question))}`]]],
-    ["Python", [["With the openai package", [
-      "from openai import OpenAI",
-      "",
-      `client = OpenAI(base_url=${JSON.stringify(`${url}/v1`)}, api_key=${JSON.stringify(key)})`,
-      "answer = client.chat.completions.create(",
-      `    model=${JSON.stringify(model)},`,
-      '    messages=[{"role": "user", "content": "Hello!"}],',
-      ")",
-      "print(answer.choices[0].message.content)",
-    ].join("\n")]]],
+    [
+      "pi",
+      [
+        ["Run", `pi --provider mesh --model ${id}`],
+        [
+          'Once, in ~/.pi/agent/models.json under "providers" (or: mesh-llm agent pi --write)',
+          json(pi)
+            .split("\n")
+            .slice(1, -1)
+            .map((line) => line.slice(2))
+            .join("\n"),
+        ],
+      ],
+    ],
+    [
+      "goose",
+      [
+        [
+          "Run",
+          `GOOSE_PROVIDER=openai OPENAI_HOST=${url} OPENAI_API_KEY=${key} GOOSE_MODEL=${id} goose session`,
+        ],
+      ],
+    ],
+    [
+      "aider",
+      [
+        [
+          "Run",
+          `aider --openai-api-base ${url}/v1 --openai-api-key ${key} --model ${word(`openai/${model}`)}`,
+        ],
+      ],
+    ],
+    [
+      "OpenCode",
+      [
+        ["Run", `opencode --model ${word(`mesh/${model}`)}`],
+        ["Once, as opencode.json in the project", json(opencode)],
+      ],
+    ],
+    [
+      "Claude Code",
+      [
+        [
+          "Run",
+          `ANTHROPIC_BASE_URL=${url} ANTHROPIC_AUTH_TOKEN=${key} ANTHROPIC_MODEL=${id} ANTHROPIC_SMALL_FAST_MODEL=${id} claude`,
+        ],
+      ],
+    ],
+    [
+      "curl",
+      [
+        [
+          "Run",
+          `curl ${url}/v1/chat/completions \\\n  -H "Content-Type: application/json"${authorise} \\\n  -d ${word(JSON.stringify(question))}`,
+        ],
+      ],
+    ],
+    [
+      "Python",
+      [
+        [
+          "With the openai package",
+          [
+            "from openai import OpenAI",
+            "",
+            `client = OpenAI(base_url=${JSON.stringify(`${url}/v1`)}, api_key=${JSON.stringify(key)})`,
+            "answer = client.chat.completions.create(",
+            `    model=${JSON.stringify(model)},`,
+            '    messages=[{"role": "user", "content": "Hello!"}],',
+            ")",
+            "print(answer.choices[0].message.content)",
+          ].join("\n"),
+        ],
+      ],
+    ],
   ];
 }
 
@@ -88,8 +141,16 @@ function draw(list) {
   const panels = list.map(([name, steps], index) =>
     h(
       "div",
-      { role: "tabpanel", id: `agent-panel-${index}`, "aria-labelledby": `agent-tab-${index}`, hidden: index !== chosen },
-      ...steps.flatMap(([what, text]) => [h("p", { class: "step", text: what }), snippet(text, `${what} for ${name}`)]),
+      {
+        role: "tabpanel",
+        id: `agent-panel-${index}`,
+        "aria-labelledby": `agent-tab-${index}`,
+        hidden: index !== chosen,
+      },
+      ...steps.flatMap(([what, text]) => [
+        h("p", { class: "step", text: what }),
+        snippet(text, `${what} for ${name}`),
+      ]),
     ),
   );
   const tabs = list.map(([name], index) =>

@@ -9,11 +9,24 @@ import { events } from "./sse.js";
  */
 export async function ask(body, turn, { signal, changed }) {
   const clock = { asked: performance.now(), first: null, last: null, pieces: 0 };
-  Object.assign(turn, { content: "", reasoning: "", resumed: [], note: "", error: "", isOpen: true, isStopped: false });
+  Object.assign(turn, {
+    content: "",
+    reasoning: "",
+    resumed: [],
+    note: "",
+    error: "",
+    isOpen: true,
+    isStopped: false,
+  });
   changed();
   try {
     const headers = { "Content-Type": "application/json" };
-    const response = await call("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
+    const response = await call("/v1/chat/completions", {
+      method: "POST",
+      headers,
+      body: JSON.stringify(body),
+      signal,
+    });
     let isWhole = false;
     for await (const { data, comment } of events(response)) {
       if (comment !== undefined) remark(turn, comment);

@@ -56,8 +56,18 @@ function makeSegment() {
     "li",
     { class: "segment" },
     (part.gauge = h("span", { class: "gauge", "aria-hidden": "true" })),
-    h("span", { class: "segment-head" }, (part.name = h("strong")), (part.role = h("span", { class: "role" }))),
-    h("span", { class: "segment-line" }, (part.used = h("span", { class: "used" })), (part.memory = h("span"))),
+    h(
+      "span",
+      { class: "segment-head" },
+      (part.name = h("strong")),
+      (part.role = h("span", { class: "role" })),
+    ),
+    h(
+      "span",
+      { class: "segment-line" },
+      (part.used = h("span", { class: "used" })),
+      (part.memory = h("span")),
+    ),
     (part.link = h("span", { class: "segment-line quiet" })),
   );
   segment.pieces = part;
@@ -177,7 +187,10 @@ function tell(nodes) {
   if (known) {
     const came = [...now].filter(([id]) => !known.has(id)).map(([, name]) => name);
     const went = [...known].filter(([id]) => !now.has(id)).map(([, name]) => name);
-    const said = [came.length ? `${came.join(", ")} joined` : "", went.length ? `${went.join(", ")} left` : ""];
+    const said = [
+      came.length ? `${came.join(", ")} joined` : "",
+      went.length ? `${went.join(", ")} left` : "",
+    ];
     const text = said.filter(Boolean).join("; ");
     if (text) announce(text);
   }

@@ -28,7 +28,9 @@ export function start() {
   find("chat-text").addEventListener("input", grow);
   find("chat-new").addEventListener("click", () => change(() => conversations.begin()));
   find("chat-remove").addEventListener("click", () => change(() => conversations.remove()));
-  find("chat-choice").addEventListener("change", (event) => change(() => conversations.choose(event.target.value)));
+  find("chat-choice").addEventListener("change", (event) =>
+    change(() => conversations.choose(event.target.value)),
+  );
   addEventListener("pagehide", () => conversations.keep());
   startSettings();
   pictures.start();
@@ -93,7 +95,9 @@ async function answer() {
   stopping = null;
   conversations.keep();
   draw();
-  announce(turn.error ? `The answer failed: ${turn.error}` : turn.isStopped ? "Answer stopped" : "Answer complete");
+  announce(
+    turn.error ? `The answer failed: ${turn.error}` : turn.isStopped ? "Answer stopped" : "Answer complete",
+  );
 }
 
 // -- drawing -----------------------------------------------------------------------------------------
@@ -117,11 +121,15 @@ function draw() {
   const log = find("chat-log");
   isFollowing = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_PX;
   const { turns, id } = conversations.current;
-  keyed(find("chat-turns"), turns.map((turn, index) => ({ turn, key: `${id} ${index}`, isLast: index === turns.length - 1 })), {
-    key: (entry) => entry.key,
-    make: ({ turn }) => (turn.role === "user" ? makeQuestion() : makeAnswer()),
-    update: (element, { turn, isLast }) => element.fill(turn, isLast),
-  });
+  keyed(
+    find("chat-turns"),
+    turns.map((turn, index) => ({ turn, key: `${id} ${index}`, isLast: index === turns.length - 1 })),
+    {
+      key: (entry) => entry.key,
+      make: ({ turn }) => (turn.role === "user" ? makeQuestion() : makeAnswer()),
+      update: (element, { turn, isLast }) => element.fill(turn, isLast),
+    },
+  );
   show(find("chat-empty"), !turns.length);
   drawComposer();
   drawChoice();
@@ -148,7 +156,10 @@ function drawChoice() {
 
 function drawReadiness({ status, link }) {
   const isServing = link.is === "open" && status?.node.state === "serving";
-  const why = link.is !== "open" ? "The node does not answer at the moment." : `The node is ${status?.node.state ?? "starting"}.`;
+  const why =
+    link.is !== "open"
+      ? "The node does not answer at the moment."
+      : `The node is ${status?.node.state ?? "starting"}.`;
   say(find("chat-ready"), isServing || !status ? "" : `${why} A question waits until the model serves.`);
   show(find("chat-ready"), !isServing && status);
   if (isServing) pictures.look(`${status.model?.fingerprint} ${status.plan?.epoch}`);
@@ -157,12 +168,20 @@ function drawReadiness({ status, link }) {
 function makeQuestion() {
   const text = h("p", { class: "question-text" });
   const images = h("div", { class: "images" });
-  const element = h("li", { class: "turn question" }, h("h3", { class: "off-screen", text: "You" }), text, images);
+  const element = h(
+    "li",
+    { class: "turn question" },
+    h("h3", { class: "off-screen", text: "You" }),
+    text,
+    images,
+  );
   element.fill = (turn) => {
     say(text, turn.content);
     const urls = turn.images ?? [];
     if (images.childElementCount !== urls.length) {
-      images.replaceChildren(...urls.map((src, index) => h("img", { src, alt: `Picture ${index + 1} of the question` })));
+      images.replaceChildren(
+        ...urls.map((src, index) => h("img", { src, alt: `Picture ${index + 1} of the question` })),
+      );
     }
   };
   return element;
@@ -218,7 +237,9 @@ function makeAnswer() {
 function fillResumed(list, resumed) {
   show(list, resumed.length);
   if (list.childElementCount === resumed.length) return;
-  list.replaceChildren(...resumed.map(({ text }) => h("li", { text: `Resumed after a loss, now by ${text}` })));
+  list.replaceChildren(
+    ...resumed.map(({ text }) => h("li", { text: `Resumed after a loss, now by ${text}` })),
+  );
 }
 
 function noteOf(turn) {
@@ -232,7 +253,9 @@ function noteOf(turn) {
 function statsOf({ stats }) {
   if (!stats) return "";
   const speed = stats.tok_s ? `${figure(stats.tok_s)} tok/s` : "";
-  return [speed, `first token after ${duration(stats.first_token_ms)}`, several(stats.tokens, "token")].filter(Boolean).join(" · ");
+  return [speed, `first token after ${duration(stats.first_token_ms)}`, several(stats.tokens, "token")]
+    .filter(Boolean)
+    .join(" · ");
 }
 
 // -- settings ----------------------------------------------------------------------------------------
@@ -240,7 +263,13 @@ function statsOf({ stats }) {
 function startSettings() {
   find("settings-fields").append(
     ...SETTINGS.map(({ name, label, hint, ...range }) => {
-      const field = h("input", { id: `set-${name}`, type: "number", placeholder: "model’s own", inputmode: "decimal", ...range });
+      const field = h("input", {
+        id: `set-${name}`,
+        type: "number",
+        placeholder: "model’s own",
+        inputmode: "decimal",
+        ...range,
+      });
       field.addEventListener("change", () => {
         const { settings } = conversations.current;
         if (field.value === "" || !field.validity.valid) delete settings[name];
@@ -248,7 +277,13 @@ function startSettings() {
         if (!field.validity.valid) field.value = "";
         conversations.keep();
       });
-      return h("label", { class: "field", for: `set-${name}` }, h("span", { text: label }), field, h("small", { class: "quiet", text: hint }));
+      return h(
+        "label",
+        { class: "field", for: `set-${name}` },
+        h("span", { text: label }),
+        field,
+        h("small", { class: "quiet", text: hint }),
+      );
     }),
   );
   find("system-prompt").addEventListener("change", (event) => {

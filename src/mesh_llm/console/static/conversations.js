@@ -13,7 +13,12 @@ export const SETTINGS = [
   { name: "seed", label: "Seed", min: 0, max: 4_294_967_295, step: 1, hint: "same seed, same answer" },
 ];
 
-const fresh = () => ({ id: `${Date.now()}-${Math.random().toString(36).slice(2, 8)}`, system: "", settings: {}, turns: [] });
+const fresh = () => ({
+  id: `${Date.now()}-${Math.random().toString(36).slice(2, 8)}`,
+  system: "",
+  settings: {},
+  turns: [],
+});
 
 export class Conversations {
   constructor() {
@@ -21,7 +26,8 @@ export class Conversations {
     this.all = kept.all.length ? kept.all : [fresh()];
     this.current = this.all.find((one) => one.id === kept.current) ?? this.all[0];
     // An answer that was under way when the page was left.
-    for (const one of this.all) for (const turn of one.turns) if (turn.isOpen) Object.assign(turn, { isOpen: false, isStopped: true });
+    for (const one of this.all)
+      for (const turn of one.turns) if (turn.isOpen) Object.assign(turn, { isOpen: false, isStopped: true });
   }
 
   /** A new one, with the settings of the last; an empty one is used again. */
@@ -63,7 +69,11 @@ export class Conversations {
 }
 
 export function titleOf(conversation) {
-  const first = conversation.turns.find((turn) => turn.role === "user")?.content.trim().split("\n")[0] ?? "";
+  const first =
+    conversation.turns
+      .find((turn) => turn.role === "user")
+      ?.content.trim()
+      .split("\n")[0] ?? "";
   if (!first) return "New conversation";
   return first.length > 48 ? `${first.slice(0, 47)}…` : first;
 }

@@ -128,7 +128,9 @@ export async function follow() {
     try {
       await listen();
     } catch (error) {
-      why = error.status ? `The node refuses this page: ${error.message}.` : "Connection to the node lost: it does not answer.";
+      why = error.status
+        ? `The node refuses this page: ${error.message}.`
+        : "Connection to the node lost: it does not answer.";
     }
     if (state.link.is === "open") wait_ms = FIRST_WAIT_MS;
     // Pages that lost the same node do not all come back in the same moment.

@@ -53,7 +53,12 @@ async function list() {
     key: (invite) => invite.id,
     make: (invite) => {
       const text = h("span");
-      const button = h("button", { type: "button", class: "copy", text: "Revoke", "aria-label": `Revoke invite ${invite.id}` });
+      const button = h("button", {
+        type: "button",
+        class: "copy",
+        text: "Revoke",
+        "aria-label": `Revoke invite ${invite.id}`,
+      });
       button.addEventListener("click", () => attempt(() => revoke(invite)));
       const element = h("li", {}, h("code", { text: invite.id }), text, button);
       element.pieces = { text, button };

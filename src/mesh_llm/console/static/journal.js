@@ -24,7 +24,10 @@ function drawProgress(entries) {
     },
     update: (element, entry) => {
       const { text, bar } = element.pieces;
-      const amount = entry.unit === "bytes" || entry.unit === "B" ? bytes : (count) => `${grouped(count)} ${entry.unit ?? ""}`;
+      const amount =
+        entry.unit === "bytes" || entry.unit === "B"
+          ? bytes
+          : (count) => `${grouped(count)} ${entry.unit ?? ""}`;
       if (entry.total) {
         bar.value = entry.done / entry.total;
         say(text, `${percent(entry.done / entry.total)} of ${amount(entry.total)}`);

@@ -51,7 +51,11 @@ function blockEnd(lines, start) {
 }
 
 const begins = (line) =>
-  FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || /^ {0,3}([-*+]|1[.)])\s+\S/.test(line);
+  FENCE.test(line) ||
+  HEADING.test(line) ||
+  RULE.test(line) ||
+  QUOTE.test(line) ||
+  /^ {0,3}([-*+]|1[.)])\s+\S/.test(line);
 
 function fenceEnd(lines, start, mark) {
   for (let end = start + 1; end < lines.length; end++) {
@@ -70,7 +74,8 @@ function listEnd(lines, start) {
     if (!line.trim()) {
       const next = lines.slice(end + 1).find((other) => other.trim());
       const item = next === undefined ? null : ITEM.exec(next);
-      const goesOn = item && item[1].length <= outer ? /\d/.test(item[2]) === isOrdered : /^\s{2,}/.test(next ?? "");
+      const goesOn =
+        item && item[1].length <= outer ? /\d/.test(item[2]) === isOrdered : /^\s{2,}/.test(next ?? "");
       if (!goesOn) return end;
     } else if (!/^\s/.test(line)) {
       const item = ITEM.exec(line);
@@ -105,13 +110,25 @@ const whole = (source, depth) => blocks(source).map((part) => block(part, depth)
 function code(lines, fence) {
   const isClosed = lines.length > 1 && lines.at(-1).trim().startsWith(fence[2]);
   const indent = new RegExp(`^ {0,${fence[1].length}}`);
-  const text = lines.slice(1, isClosed ? -1 : undefined).map((line) => line.replace(indent, "")).join("\n");
+  const text = lines
+    .slice(1, isClosed ? -1 : undefined)
+    .map((line) => line.replace(indent, ""))
+    .join("\n");
   const language = fence[3].trim().split(/\s+/)[0];
   return h(
     "div",
     { class: "code" },
-    h("div", { class: "code-head" }, h("span", { text: language || "text" }), copyButton(() => text, "this code")),
-    h("pre", { tabindex: "0", role: "region", "aria-label": `Code${language ? `, ${language}` : ""}` }, h("code", { text })),
+    h(
+      "div",
+      { class: "code-head" },
+      h("span", { text: language || "text" }),
+      copyButton(() => text, "this code"),
+    ),
+    h(
+      "pre",
+      { tabindex: "0", role: "region", "aria-label": `Code${language ? `, ${language}` : ""}` },
+      h("code", { text }),
+    ),
   );
 }
 
@@ -131,11 +148,15 @@ function list(lines, depth) {
   const isLoose = items.some((item) => item.lines.slice(0, -1).some((line) => !line.trim()));
   const made = items.map((item) => {
     const parts = whole(item.lines.join("\n"), depth + 1);
-    const inner = isLoose ? parts : parts.flatMap((part) => (part.localName === "p" ? [...part.childNodes] : [part]));
+    const inner = isLoose
+      ? parts
+      : parts.flatMap((part) => (part.localName === "p" ? [...part.childNodes] : [part]));
     return h("li", {}, ...inner);
   });
   const number = parseInt(mark, 10);
-  return Number.isNaN(number) ? h("ul", {}, ...made) : h("ol", { start: number === 1 ? null : number }, ...made);
+  return Number.isNaN(number)
+    ? h("ul", {}, ...made)
+    : h("ol", { start: number === 1 ? null : number }, ...made);
 }
 
 function table(lines) {
@@ -145,13 +166,24 @@ function table(lines) {
       .replace(/^\||\|$/g, "")
       .split(/(?<!\\)\|/)
       .map((cell) => cell.trim().replaceAll("\\|", "|"));
-  const sides = cells(lines[1]).map((mark) => (/:$/.test(mark) ? (/^:/.test(mark) ? "centre" : "right") : null));
+  const sides = cells(lines[1]).map((mark) =>
+    /:$/.test(mark) ? (/^:/.test(mark) ? "centre" : "right") : null,
+  );
   const row = (line, tag) =>
-    h("tr", {}, ...cells(line).map((cell, index) => h(tag, { class: sides[index] ?? null }, ...inline(cell))));
+    h(
+      "tr",
+      {},
+      ...cells(line).map((cell, index) => h(tag, { class: sides[index] ?? null }, ...inline(cell))),
+    );
   return h(
     "div",
     { class: "table-box", tabindex: "0", role: "region", "aria-label": "Table" },
-    h("table", {}, h("thead", {}, row(lines[0], "th")), h("tbody", {}, ...lines.slice(2).map((line) => row(line, "td")))),
+    h(
+      "table",
+      {},
+      h("thead", {}, row(lines[0], "th")),
+      h("tbody", {}, ...lines.slice(2).map((line) => row(line, "td"))),
+    ),
   );
 }
 
@@ -159,13 +191,22 @@ function table(lines) {
 
 const INLINE = [
   [/^\\([!-/:-@[-`{-~])/, ([, sign]) => sign],
-  [/^(`{1,8})(?!`)([\s\S]{0,2000}?[^`])\1(?!`)/, ([, , text]) => h("code", { text: text.replace(/^ (.*) $/s, "$1") })],
-  [/^!?\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)/, link],
+  [
+    /^(`{1,8})(?!`)([\s\S]{0,2000}?[^`])\1(?!`)/,
+    ([, , text]) => h("code", { text: text.replace(/^ (.*) $/s, "$1") }),
+  ],
+  [
+    /^!?\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)/,
+    link,
+  ],
   [/^<((?:https?:\/\/|mailto:)[^\s<>]+)>/, ([, address]) => anchor(address, [address])],
   [/^https?:\/\/[^\s<>]*[^\s<>.,;:!?'")\]*_]/, ([address]) => anchor(address, [address])],
   [/^\*\*(?=\S)([\s\S]{0,1000}?\S)\*\*(?!\*)/, ([, text], deep) => h("strong", {}, ...inline(text, deep))],
   [/^__(?=\S)([\s\S]{0,1000}?\S)__(?!\w)/, ([, text], deep) => h("strong", {}, ...inline(text, deep)), true],
-  [/^\*(?=[^\s*])((?:[^*]|\*\*[^*]+\*\*)*?[^\s*])\*(?!\*)/, ([, text], deep) => h("em", {}, ...inline(text, deep))],
+  [
+    /^\*(?=[^\s*])((?:[^*]|\*\*[^*]+\*\*)*?[^\s*])\*(?!\*)/,
+    ([, text], deep) => h("em", {}, ...inline(text, deep)),
+  ],
   [/^_(?=[^\s_])([^_]*?[^\s_])_(?!\w)/, ([, text], deep) => h("em", {}, ...inline(text, deep)), true],
   [/^~~(?=\S)([\s\S]{0,1000}?\S)~~/, ([, text], deep) => h("del", {}, ...inline(text, deep))],
   [/^(?: {2,}|\\)?\n/, () => h("br")],
@@ -218,11 +259,17 @@ export function inline(text, depth = 0) {
 
 function link([all, label, address], depth) {
   const inner = inline(label || address, depth);
-  return /^(https?:\/\/|mailto:)/i.test(address) ? anchor(address, inner) : h("span", { title: all }, ...inner);
+  return /^(https?:\/\/|mailto:)/i.test(address)
+    ? anchor(address, inner)
+    : h("span", { title: all }, ...inner);
 }
 
 const anchor = (href, inner) =>
-  h("a", { href, target: "_blank", rel: "noopener noreferrer nofollow", referrerpolicy: "no-referrer" }, ...inner);
+  h(
+    "a",
+    { href, target: "_blank", rel: "noopener noreferrer nofollow", referrerpolicy: "no-referrer" },
+    ...inner,
+  );
 
 // -- a text that grows -------------------------------------------------------------------------------
 

@@ -71,7 +71,10 @@ function drawSpeed(status) {
   const predicted = status.plan?.predicted_tok_s ?? 0;
   const measured = status.engine?.decode_tok_s ?? 0;
   const scale = Math.max(predicted, measured) || 1;
-  for (const [name, value] of [["predicted", predicted], ["measured", measured]]) {
+  for (const [name, value] of [
+    ["predicted", predicted],
+    ["measured", measured],
+  ]) {
     say(find(`speed-${name}`), value ? `${figure(value)} tok/s` : "–");
     find(`speed-${name}-bar`).style.width = length(value / scale);
   }

@@ -36,7 +36,9 @@ function linkText(link) {
 function linkBrief(link) {
   if (link?.kind === "self") return "this node";
   if (!link?.kind) return "no link";
-  return link.rtt_ms === null || link.rtt_ms === undefined ? link.kind : `${link.kind} ${figure(link.rtt_ms)} ms`;
+  return link.rtt_ms === null || link.rtt_ms === undefined
+    ? link.kind
+    : `${link.kind} ${figure(link.rtt_ms)} ms`;
 }
 
 /** One entry per member, with what the plan says of it. */

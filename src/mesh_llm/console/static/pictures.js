@@ -14,7 +14,10 @@ let isTaken = false;
 async function shrunk(file) {
   const bitmap = await createImageBitmap(file);
   const scale = Math.min(1, LONGEST / Math.max(bitmap.width, bitmap.height));
-  const canvas = h("canvas", { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });
+  const canvas = h("canvas", {
+    width: Math.round(bitmap.width * scale),
+    height: Math.round(bitmap.height * scale),
+  });
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   bitmap.close();
   return canvas.toDataURL(file.type === "image/png" ? "image/png" : "image/jpeg", 0.9);
@@ -40,7 +43,13 @@ function draw() {
         "li",
         {},
         h("img", { src, alt: `Picture ${index + 1}` }),
-        h("button", { type: "button", class: "copy", text: "Remove", "aria-label": `Remove picture ${index + 1}`, onclick: remove(index) }),
+        h("button", {
+          type: "button",
+          class: "copy",
+          text: "Remove",
+          "aria-label": `Remove picture ${index + 1}`,
+          onclick: remove(index),
+        }),
       ),
     ),
   );

@@ -90,12 +90,27 @@ class Plot {
     this.empty = h("p", { class: "plot-empty quiet", text: spec.empty ?? "Nothing yet" });
     this.handle = h(
       "div",
-      { class: "plot-picture", role: "slider", tabindex: "0", "aria-label": spec.title, "aria-valuemin": "0" },
+      {
+        class: "plot-picture",
+        role: "slider",
+        tabindex: "0",
+        "aria-label": spec.title,
+        "aria-valuemin": "0",
+      },
       this.picture,
       this.empty,
     );
-    const title = h("h3", { text: spec.title }, spec.unit ? h("span", { class: "unit", text: ` ${spec.unit}` }) : null);
-    this.element = h("div", { class: "plot", id: `plot-${spec.id}` }, h("div", { class: "plot-head" }, title, this.value), this.handle);
+    const title = h(
+      "h3",
+      { text: spec.title },
+      spec.unit ? h("span", { class: "unit", text: ` ${spec.unit}` }) : null,
+    );
+    this.element = h(
+      "div",
+      { class: "plot", id: `plot-${spec.id}` },
+      h("div", { class: "plot-head" }, title, this.value),
+      this.handle,
+    );
   }
 
   /** `listener(how many samples behind the latest, or null)` as the pointer or the keys say. */
@@ -111,7 +126,9 @@ class Plot {
     this.handle.addEventListener("pointerleave", () => listener(null));
     this.handle.addEventListener("blur", () => listener(null));
     this.handle.addEventListener("keydown", (event) => {
-      const steps = { ArrowLeft: 1, ArrowRight: -1, ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15 }[event.key];
+      const steps = { ArrowLeft: 1, ArrowRight: -1, ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15 }[
+        event.key
+      ];
       const jump = { Home: this.count - 1, End: 0 }[event.key];
       if (event.key === "Escape") return listener(null);
       if (steps === undefined && jump === undefined) return;
@@ -132,7 +149,8 @@ class Plot {
     const rows = this.spec.series.map(({ value }) => samples.map(value));
     this.axis.fit(Math.max(0, ...rows.flat().filter((value) => value !== null)));
     // Whole steps of one sample: the picture moves on evenly, whenever the samples arrive.
-    const x = (index) => MARGIN.left + inner.width * (1 - ((samples.length - 1 - index) * interval_s) / WINDOW_S);
+    const x = (index) =>
+      MARGIN.left + inner.width * (1 - ((samples.length - 1 - index) * interval_s) / WINDOW_S);
     const y = (value) => MARGIN.top + inner.height * (1 - Math.min(1, value / this.axis.top));
     attribute(this.picture, "width", width);
     attribute(this.picture, "viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -150,7 +168,13 @@ class Plot {
     const lines = this.axis.at.map((tick) => {
       const y = Math.round(bottom - (inner.height * tick) / this.axis.top) + 0.5;
       return [
-        svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y, class: tick === 0 ? "base" : "" }),
+        svg("line", {
+          x1: MARGIN.left,
+          x2: width - MARGIN.right,
+          y1: y,
+          y2: y,
+          class: tick === 0 ? "base" : "",
+        }),
         text(MARGIN.left - 8, y + 4, figure(tick).replace(/\.0$/, ""), "end"),
       ];
     });
@@ -173,7 +197,14 @@ class Plot {
       attribute(this.lines[index], "d", path);
       if (form === "area") attribute(this.area, "d", runs.map((run) => under(run, x, y, bottom)).join(""));
       if (form === "dots") {
-        attribute(this.dots, "d", runs.flat().map(([at, value]) => dot(x(at), y(value))).join(""));
+        attribute(
+          this.dots,
+          "d",
+          runs
+            .flat()
+            .map(([at, value]) => dot(x(at), y(value)))
+            .join(""),
+        );
       }
     });
   }
@@ -202,7 +233,11 @@ class Plot {
     say(this.value, [words, when === "now" ? "" : when].filter(Boolean).join(" · "));
     attribute(this.handle, "aria-valuemax", Math.max(0, samples.length - 1));
     attribute(this.handle, "aria-valuenow", Math.max(0, index));
-    attribute(this.handle, "aria-valuetext", isOn ? `${words || "nothing"}, ${when}` : this.#summary(rows, series));
+    attribute(
+      this.handle,
+      "aria-valuetext",
+      isOn ? `${words || "nothing"}, ${when}` : this.#summary(rows, series),
+    );
   }
 
   /** What stands beside the title: the value at the cursor, or the latest one that there is. */

@@ -4,12 +4,12 @@ import { svg } from "./dom.js";
 
 // Per version: check bytes of each block, and the number of blocks.
 const CHECKS = [
-  7, 10, 15, 20, 26, 18, 20, 24, 30, 18, 20, 24, 26, 30, 22, 24, 28, 30, 28, 28, 28, 28, 30, 30, 26, 28, 30, 30, 30, 30,
-  30, 30, 30, 30, 30, 30, 30, 30, 30, 30,
+  7, 10, 15, 20, 26, 18, 20, 24, 30, 18, 20, 24, 26, 30, 22, 24, 28, 30, 28, 28, 28, 28, 30, 30, 26, 28, 30,
+  30, 30, 30, 30, 30, 30, 30, 30, 30, 30, 30, 30, 30,
 ];
 const BLOCKS = [
-  1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 4, 6, 6, 6, 6, 7, 8, 8, 9, 9, 10, 12, 12, 12, 13, 14, 15, 16, 17, 18, 19, 19,
-  20, 21, 22, 24, 25,
+  1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 4, 6, 6, 6, 6, 7, 8, 8, 9, 9, 10, 12, 12, 12, 13, 14, 15, 16, 17, 18,
+  19, 19, 20, 21, 22, 24, 25,
 ];
 const QUIET = 4;
 
@@ -114,7 +114,8 @@ function interleaved(data, version) {
     blocks.push({ part, check: remainder(part, divisor) });
   }
   const made = [];
-  for (let at = 0; at <= short; at++) for (const { part } of blocks) if (at < part.length) made.push(part[at]);
+  for (let at = 0; at <= short; at++)
+    for (const { part } of blocks) if (at < part.length) made.push(part[at]);
   for (let at = 0; at < checks; at++) for (const { check } of blocks) made.push(check[at]);
   return made;
 }
@@ -148,7 +149,8 @@ class Grid {
 
   square(x, y, reach, isDark) {
     for (let dy = -reach; dy <= reach; dy++) {
-      for (let dx = -reach; dx <= reach; dx++) this.set(x + dx, y + dy, isDark(Math.max(Math.abs(dx), Math.abs(dy))));
+      for (let dx = -reach; dx <= reach; dx++)
+        this.set(x + dx, y + dy, isDark(Math.max(Math.abs(dx), Math.abs(dy))));
     }
   }
 
@@ -158,7 +160,12 @@ class Grid {
       this.set(6, at, at % 2 === 0);
       this.set(at, 6, at % 2 === 0);
     }
-    for (const [x, y] of [[3, 3], [size - 4, 3], [3, size - 4]]) this.square(x, y, 4, (ring) => ring !== 2 && ring !== 4);
+    for (const [x, y] of [
+      [3, 3],
+      [size - 4, 3],
+      [3, size - 4],
+    ])
+      this.square(x, y, 4, (ring) => ring !== 2 && ring !== 4);
     const places = alignments(version);
     const last = places.at(-1);
     for (const x of places) {
@@ -239,7 +246,13 @@ class Grid {
     for (let y = 0; y < size; y++) {
       for (let x = 0; x < size; x++) {
         count += dark[y][x];
-        if (x && y && dark[y][x] === dark[y - 1][x] && dark[y][x] === dark[y][x - 1] && dark[y][x] === dark[y - 1][x - 1]) {
+        if (
+          x &&
+          y &&
+          dark[y][x] === dark[y - 1][x] &&
+          dark[y][x] === dark[y][x - 1] &&
+          dark[y][x] === dark[y - 1][x - 1]
+        ) {
           sum += 3;
         }
       }
@@ -284,7 +297,13 @@ export function picture(text, label) {
   });
   return svg(
     "svg",
-    { class: "qr", viewBox: `0 0 ${side} ${side}`, role: "img", "aria-label": label, "shape-rendering": "crispEdges" },
+    {
+      class: "qr",
+      viewBox: `0 0 ${side} ${side}`,
+      role: "img",
+      "aria-label": label,
+      "shape-rendering": "crispEdges",
+    },
     svg("rect", { width: side, height: side, fill: "#fff" }),
     svg("path", { d: path, fill: "#000" }),
   );

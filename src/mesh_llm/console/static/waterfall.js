@@ -26,7 +26,11 @@ function draw(status) {
   say(find("token-total"), token ? `${duration(token.total_ms)} a token` : "");
   say(find("token-sentence"), token?.sentence ?? "");
   if (!token) return;
-  const total = Math.max(token.total_ms, token.parts.reduce((sum, part) => sum + part.ms, 0)) || 1;
+  const total =
+    Math.max(
+      token.total_ms,
+      token.parts.reduce((sum, part) => sum + part.ms, 0),
+    ) || 1;
   const { top, at } = ticks(total, 4);
   keyed(find("waterfall-parts"), placed(status, token.parts), {
     key: (part) => part.key,
@@ -63,7 +67,13 @@ function makePart(part) {
   const label = h("span", { class: "part-label", text: part.label });
   const bar = h("span", { class: `part-bar ${part.kind}` });
   const value = h("span", { class: "part-value" });
-  const element = h("li", { class: "part" }, label, h("span", { class: "part-lane", "aria-hidden": "true" }, bar), value);
+  const element = h(
+    "li",
+    { class: "part" },
+    label,
+    h("span", { class: "part-lane", "aria-hidden": "true" }, bar),
+    value,
+  );
   element.pieces = { bar, value };
   return element;
 }

@@ -1,7 +1,7 @@
 # From a clone: `make demo` and `make test` set up what they need. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-native fuzz check bench fmt lock clean
+.PHONY: help setup demo test test-full test-native fuzz check bench fmt lock screenshots clean
 
 BIN := .venv/bin
 # How long `make fuzz` looks for findings.
@@ -49,6 +49,9 @@ fmt: setup ## format the code, mend what the linter can mend
 
 lock: ## write requirements.lock anew from pyproject.toml; ARGS="--upgrade" takes newer versions
 	@sh tools/lock.sh $(ARGS)
+
+screenshots: setup ## the pictures of the console in docs/, from a mesh on this machine
+	$(BIN)/python -m tests.browser.screenshots
 
 clean: ## remove .venv, build output and caches of this clone
 	rm -rf .venv .setup.lock build dist native/build .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,80 @@
+// The head of the page: which node this is, how it is, whether it can be heard, and how to end it.
+
+import { confirmed } from "./confirm.js";
+import { announce, find, say, show } from "./dom.js";
+import { on, retry, state } from "./feed.js";
+import { post } from "./session.js";
+
+const ENDINGS = {
+  stop: {
+    title: "Stop this node?",
+    text: "It finishes what it is answering, then ends. It comes back to its mesh when it is started again.",
+    action: "Stop",
+    doing: "The node is stopping.",
+  },
+  leave: {
+    title: "Leave the mesh?",
+    text: "The node hands over, leaves its mesh and ends. To come back it needs a new invite.",
+    action: "Leave",
+    doing: "The node is leaving its mesh.",
+  },
+};
+
+let ending = "";
+let countdown = 0;
+
+export function start() {
+  for (const [name, words] of Object.entries(ENDINGS)) {
+    find(`node-${name}`).addEventListener("click", () => end(name, words));
+  }
+  find("retry").addEventListener("click", retry);
+  on(["status"], ({ status }) => status && drawNode(status));
+  on(["link"], drawLink);
+}
+
+async function end(name, words) {
+  if (!(await confirmed(words))) return;
+  try {
+    await post(`/api/${name}`);
+    ending = words.doing;
+    announce(ending);
+  } catch (error) {
+    announce(error.message);
+    say(find("lost-text"), `Not done: ${error.message}`);
+    show(find("lost"), true);
+  }
+}
+
+function drawNode(status) {
+  const { node, model, version } = status;
+  say(find("node-name"), node.name);
+  say(find("node-role"), node.role);
+  say(find("node-version"), version ? `mesh-llm ${version}` : "");
+  const badge = find("node-state");
+  if (badge.dataset.state && badge.dataset.state !== node.state) announce(`The node is ${node.state}`);
+  badge.dataset.state = node.state;
+  say(badge, node.state);
+  badge.title = node.reason ?? "";
+  say(find("api-url"), (status.api?.url ?? "").replace("//127.0.0.1:", "//localhost:"));
+  document.title = `${node.name} · ${model?.name ?? "mesh-llm"}`;
+}
+
+function drawLink({ link }) {
+  clearInterval(countdown);
+  document.body.classList.toggle("is-lost", link.is === "lost");
+  show(find("lost"), link.is === "lost" || (link.is === "opening" && state.status));
+  if (link.is === "open") {
+    ending = "";
+    return;
+  }
+  if (link.is === "lost") {
+    count(link);
+    countdown = setInterval(() => count(link), 1000);
+    announce(ending || link.why);
+  }
+}
+
+function count(link) {
+  const seconds = Math.max(0, Math.ceil((link.retry_at - Date.now()) / 1000));
+  say(find("lost-text"), `${ending || link.why} Trying again in ${seconds} s.`);
+}

@@ -1,0 +1,81 @@
+// The model, the plan, and how the prediction compares with what is measured.
+
+import { find, h, keyed, say, show } from "./dom.js";
+import { on } from "./feed.js";
+import { nameOf } from "./nodes.js";
+import { bytes, duration, figure, grouped, length, percent, several } from "./words.js";
+
+export function start() {
+  on(["status"], ({ status }) => {
+    if (!status) return;
+    say(find("model-name"), status.model?.name ?? "No model yet");
+    keyed(find("model-facts"), facts(status), { key: (fact) => fact[0], make: makeFact, update: fillFact });
+    drawSpeed(status);
+    const why = status.plan?.reason || status.node.reason || "";
+    say(find("plan-reason"), why);
+    show(find("plan-reason"), why);
+  });
+}
+
+function facts(status) {
+  const { model, plan, engine } = status;
+  const list = [];
+  const add = (name, text) => text && list.push([name, text]);
+  if (model) {
+    add("Size", model.size_bytes ? bytes(model.size_bytes) : "");
+    add("Quantisation", model.quantisation);
+    add("Layers", model.layers ? String(model.layers) : "");
+    add("Context", model.context ? contextText(model) : "");
+    add("Draft", draftText(model.draft));
+  }
+  if (plan) {
+    add("Plan", planText(status, plan));
+    add("Memory", plan.need_bytes ? `${bytes(plan.need_bytes)} needed, ${bytes(plan.have_bytes)} there` : "");
+  }
+  if (engine) {
+    add("Engine", engineText(engine));
+    add("Weights sent", engine.state === "ready" ? sentText(engine.weights_sent_bytes) : "");
+  }
+  return list;
+}
+
+const contextText = (model) =>
+  `${grouped(model.context)} tokens` + (model.slots > 1 ? ` × ${several(model.slots, "slot")}` : "");
+
+function draftText(draft) {
+  if (!draft) return "none";
+  const accepted = draft.drafted ? `, ${percent(draft.accepted / draft.drafted)} accepted` : "";
+  const gain = draft.gain ? `, ${figure(draft.gain)}× as fast` : "";
+  return `${draft.name}${draft.depth ? `, ${draft.depth} deep` : ""}${accepted}${gain}`;
+}
+
+function planText(status, plan) {
+  const number = plan.epoch === null || plan.epoch === undefined ? "" : `no. ${plan.epoch}, `;
+  if (plan.mode === "waiting") return `${number}waiting for more memory`;
+  const host = `host ${nameOf(status, plan.host)}`;
+  return plan.mode === "solo" ? `${number}whole on ${nameOf(status, plan.host)}` : `${number}split, ${host}`;
+}
+
+function engineText(engine) {
+  const restarts = engine.restarts ? `, ${several(engine.restarts, "restart")}` : "";
+  if (engine.state === "ready") return `ready in ${duration(1000 * engine.ready_s)}${restarts}`;
+  return `${engine.state}${engine.reason ? `: ${engine.reason}` : ""}${restarts}`;
+}
+
+const sentText = (sent) => (sent ? bytes(sent) : "none: all were there");
+
+const makeFact = ([name]) => h("div", { class: "fact" }, h("dt", { text: name }), h("dd"));
+const fillFact = (element, [, text]) => say(element.lastChild, text);
+
+function drawSpeed(status) {
+  const predicted = status.plan?.predicted_tok_s ?? 0;
+  const measured = status.engine?.decode_tok_s ?? 0;
+  const scale = Math.max(predicted, measured) || 1;
+  for (const [name, value] of [
+    ["predicted", predicted],
+    ["measured", measured],
+  ]) {
+    say(find(`speed-${name}`), value ? `${figure(value)} tok/s` : "–");
+    find(`speed-${name}-bar`).style.width = length(value / scale);
+  }
+}

@@ -1,0 +1,162 @@
+"""What can be done from the page: invite, copy, stop; and what it says when its node is gone."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Iterator
+
+import pytest
+import zxingcpp
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
+
+from tests.support.browser import clipboard, visit
+from tests.support.joining import JoiningNode, Lab, lab, write_model
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(write_model(tmp_path_factory.mktemp("models"))) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def node(nodes: Lab) -> JoiningNode:
+    return nodes.create("solo", "--console", "0")
+
+
+@pytest.fixture
+def page(browser: Browser, node: JoiningNode) -> Iterator[Page]:
+    with visit(browser, console_of(node)) as visited:
+        yield visited.open()
+        visited.check()
+
+
+def console_of(node: JoiningNode) -> str:
+    return str(node.status()["console"]["url"])
+
+
+def make_invite(page: Page, role: str) -> str:
+    page.select_option("#invite-role", role)
+    page.click("#invite-form button")
+    return page.locator("#invite-token code").inner_text()
+
+
+def read_qr(page: Page) -> str:
+    picture = Image.open(io.BytesIO(page.locator(".qr").screenshot()))
+    (found,) = zxingcpp.read_barcodes(picture, zxingcpp.BarcodeFormats([zxingcpp.BarcodeFormat.QRCode]))
+    return str(found.text)
+
+
+def test_an_invite_is_made_copied_scanned_used_and_revoked(page: Page, nodes: Lab, node: JoiningNode) -> None:
+    assert "mesh1-" not in page.content(), "nothing secret before it is asked for"
+    token = make_invite(page, "client")
+    page.get_by_role("button", name="Copy the invite token").click()
+    assert clipboard(page) == token
+    page.get_by_role("button", name="Copy the command to join").click()
+    assert clipboard(page) == f"mesh-llm --client --join {token}"
+    assert read_qr(page) == token
+
+    guest = nodes.start("guest", "--client", "--join", token)
+    expect(page.locator("#nodes-rows")).to_contain_text("guest")
+    guest.until_ready()
+
+    page.click("#invite-hide")
+    assert "mesh1-" not in page.content()
+    page.click("#invites-box summary")
+    page.locator("#invites-list li", has_text="client, open").get_by_role("button").click()
+    page.click("#confirm-no")
+    expect(page.locator("#nodes-rows")).to_contain_text("guest")
+    page.locator("#invites-list li", has_text="client, open").get_by_role("button").click()
+    page.click("#confirm-yes")
+    expect(page.locator("#invites-list li", has_text="client, open")).to_have_count(0)
+    expect(page.locator("#nodes-rows tr:not(.leaving)")).to_have_count(1)
+
+
+@pytest.mark.parametrize("length", [1, 17, 18, 200, 458, 1000, 2953])
+def test_qr_codes_of_all_sizes_are_read(page: Page, length: int) -> None:
+    text = ("mesh1-Ab9_-" * 300)[:length]
+    page.evaluate(
+        "async (text) => { const { picture } = await import('/qr.js');"
+        " document.body.prepend(picture(text, 'test')); }",
+        text,
+    )
+    assert read_qr(page) == text
+
+
+def test_commands_for_agents_carry_the_port_and_the_model(page: Page, node: JoiningNode) -> None:
+    url = node.url.replace("127.0.0.1", "localhost")
+    expected = {
+        "pi": "pi --provider mesh --model tiny",
+        "goose": f"GOOSE_PROVIDER=openai OPENAI_HOST={url} OPENAI_API_KEY=mesh GOOSE_MODEL=tiny"
+        " goose session",
+        "aider": f"aider --openai-api-base {url}/v1 --openai-api-key mesh --model openai/tiny",
+        "OpenCode": "opencode --model mesh/tiny",
+        "Claude Code": f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=mesh ANTHROPIC_MODEL=tiny"
+        " ANTHROPIC_SMALL_FAST_MODEL=tiny claude",
+    }
+    for name, command in expected.items():
+        page.get_by_role("tab", name=name, exact=True).click()
+        page.locator("#agents-panels [role=tabpanel]:visible button").first.click()
+        assert clipboard(page) == command
+    page.get_by_role("tab", name="curl").click()
+    page.locator("#agents-panels [role=tabpanel]:visible button").first.click()
+    assert f"curl {url}/v1/chat/completions" in clipboard(page)
+    page.get_by_role("tab", name="curl").press("ArrowRight")
+    expect(page.get_by_role("tab", name="Python")).to_be_focused()
+    assert f'base_url="{url}/v1"' in page.locator("#agents-panels [role=tabpanel]:visible code").inner_text()
+
+
+def test_a_lost_node_is_told_and_found_again(browser: Browser, nodes: Lab) -> None:
+    node = nodes.create("comes-and-goes", "--console", "0")
+    with visit(browser, console_of(node)) as visited:
+        page = visited.open()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        node.signal(signal.SIGKILL)
+        node.process.wait(5)
+        expect(page.locator("#lost-text")).to_contain_text("Connection to the node lost")
+        expect(page.locator("#lost-text")).to_contain_text("Trying again in")
+        port = visited.url.rsplit(":", 1)[1]
+        nodes.create("comes-and-goes", "--console", port)
+        assert len(asked) < 20, "it waits longer each time"
+        if page.locator("#retry").is_visible():
+            page.click("#retry")
+        expect(page.locator("#lost")).to_be_hidden()
+        expect(page.locator("#node-state")).to_have_text("serving")
+        make_invite(page, "node")
+        assert visited.outside == []
+
+
+def test_a_key_is_asked_for(browser: Browser, nodes: Lab) -> None:
+    node = nodes.create("locked", "--console", "0", "--api-key", "opensesame")
+    with visit(browser, console_of(node)) as visited:
+        page = visited.page
+        page.goto(visited.url)
+        page.fill("#key-field", "wrong")
+        page.press("#key-field", "Enter")
+        expect(page.locator("#key-wrong")).to_be_visible()
+        page.fill("#key-field", "opensesame")
+        page.press("#key-field", "Enter")
+        page.wait_for_selector("#memory-track li")
+        assert "opensesame" not in page.content()
+        assert "YOUR_API_KEY" in str(page.locator("#agents-panels").text_content())
+        page.fill("#chat-text", "one two three")
+        page.click("#chat-send")
+        expect(page.locator(".answer:not(.open) .answer-foot")).to_be_visible()
+        expect(page.locator(".answer-error")).to_be_hidden()
+
+
+def test_stop_asks_first(browser: Browser, nodes: Lab) -> None:
+    node = nodes.create("ends", "--console", "0")
+    with visit(browser, console_of(node)) as visited:
+        page = visited.open()
+        page.click("#node-stop")
+        page.keyboard.press("Escape")
+        expect(page.locator("#confirm-dialog")).to_be_hidden()
+        assert node.running
+        page.click("#node-stop")
+        page.click("#confirm-yes")
+        expect(page.locator("#lost-text")).to_contain_text("The node is stopping.")
+        assert node.wait().status == 0

@@ -1,0 +1,136 @@
+"""The console's page on a live mesh: it loads, follows what happens, and can be used by everybody."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import NAMES, console_of
+from tests.support.browser import Visit, keep_screenshot, until_true, visit
+from tests.support.mesh import MeshProcesses
+
+STATIC = Path("src/mesh_llm/console/static")
+PAGE_BYTES = 150_000
+FIRST_PAINT_MS = 1000
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+
+def names_in_bar(page: Page) -> list[str]:
+    return sorted(page.locator("#memory-track li:not(.leaving) strong").all_inner_texts())
+
+
+def names_in_table(page: Page) -> list[str]:
+    return sorted(page.locator("#nodes-rows tr:not(.leaving) th").all_inner_texts())
+
+
+def ask(page: Page, question: str) -> None:
+    page.fill("#chat-text", question)
+    page.click("#chat-send")
+    expect(page.locator(".answer-foot").last).to_be_visible()
+
+
+def test_the_page_is_small() -> None:
+    assert sum(file.stat().st_size for file in STATIC.iterdir()) < PAGE_BYTES
+
+
+def test_no_script_or_style_in_the_html() -> None:
+    html = (STATIC / "index.html").read_text()
+    assert " style=" not in html
+    assert "<style" not in html
+    assert html.count("<script") == 1
+    code = "".join(file.read_text() for file in STATIC.glob("*.js"))
+    for way in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        'setAttribute("style',
+    ):
+        assert way not in code
+
+
+def test_it_loads_without_a_complaint(visited: Visit, whole: MeshProcesses) -> None:
+    page = visited.open()
+    assert names_in_bar(page) == sorted(NAMES)
+    assert names_in_table(page) == sorted(NAMES)
+    expect(page.locator("#node-state")).to_have_text("serving")
+    expect(page.locator("#model-name")).to_contain_text("SmolLM2")
+    shares = page.locator("#layers-track .stage-label").all_inner_texts()
+    assert len(shares) == 3
+    assert 98 <= sum(float(share.rstrip("%")) for share in shares) <= 102
+    ranges = page.locator("#layers-track .stage-range").all_inner_texts()
+    assert ranges[0].startswith("0–")
+    assert ranges[-1].endswith("–29")
+    paint_ms = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert paint_ms < 3 * FIRST_PAINT_MS, "a second on a machine of one's own"
+    visited.check()
+
+
+def test_a_token_s_time_is_told(visited: Visit, whole: MeshProcesses) -> None:
+    page = visited.open()
+    ask(page, "Name three colours.")
+    expect(page.locator("#waterfall")).to_be_visible()
+    expect(page.locator("#token-total")).to_contain_text("a token")
+    assert page.locator("#token-sentence").inner_text() != ""
+    for name in NAMES:
+        expect(page.locator("#waterfall-parts")).to_contain_text(f"{name} computes")
+    expect(page.locator("#speed-measured")).to_contain_text("tok/s")
+    visited.check()
+
+
+def test_plots_are_read_with_the_keyboard(visited: Visit, whole: MeshProcesses) -> None:
+    page = visited.open()
+    plot = page.locator("#plot-throughput [role=slider]")
+    expect(plot).to_have_attribute("aria-valuemax", re.compile("[2-9]|[0-9]{2,}"))
+    expect(plot).to_have_attribute("aria-valuetext", re.compile("in the last five minutes$"))
+    plot.focus()
+    plot.press("ArrowLeft")
+    expect(plot).to_have_attribute("aria-valuetext", re.compile(r"tok/s, \d+ s ago$"))
+    expect(page.locator("#plot-queue .plot-value")).to_have_text(re.compile("active, .* queued · 2 s ago"))
+    plot.press("Escape")
+    expect(plot).to_have_attribute("aria-valuetext", re.compile("in the last five minutes$"))
+    visited.check()
+
+
+def test_bar_and_table_follow_a_loss_and_a_join(visited: Visit, whole: MeshProcesses) -> None:
+    page = visited.open()
+    whole.kill("three")
+    until_true(page, "document.querySelectorAll('#memory-track li:not(.leaving)').length === 2")
+    assert names_in_bar(page) == names_in_table(page) == ["one", "two"]
+    expect(page.locator("#layers-track li:not(.leaving)")).to_have_count(2)
+    expect(page.locator("#events-list")).to_contain_text("three")
+    whole.restart("three")
+    expect(page.locator("#layers-track li:not(.leaving)")).to_have_count(3)
+    assert names_in_bar(page) == names_in_table(page) == sorted(NAMES)
+    visited.check()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("form", ["wide", "phone"])
+def test_it_looks_right_and_is_accessible(
+    browser: Browser, whole: MeshProcesses, scheme: str, form: str
+) -> None:
+    options = PHONE if form == "phone" else {}
+    with visit(
+        browser, console_of(whole), color_scheme=scheme, reduced_motion="reduce", **options
+    ) as visited:
+        page = visited.open()
+        ask(page, "Why is the sky blue? Answer in one sentence.")
+        page.click("#invite-form button")
+        expect(page.locator(".qr")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= page.evaluate("innerWidth")
+        keep_screenshot(page, f"{form}-{scheme}", whole=True)
+        found = Axe().run(page).response["violations"]
+        serious = [
+            (rule["id"], [node["target"] for node in rule["nodes"]])
+            for rule in found
+            if rule["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+        visited.check()

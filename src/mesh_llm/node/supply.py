@@ -21,7 +21,7 @@ from mesh_llm.models.digests import Digests
 from mesh_llm.models.download import download
 from mesh_llm.models.fetch import Source, Wanted, fetch
 from mesh_llm.models.layers import Held
-from mesh_llm.models.names import Here
+from mesh_llm.models.names import Here, means
 from mesh_llm.models.offer import Offers
 from mesh_llm.models.ranges import Share
 from mesh_llm.models.throttle import Throttle
@@ -197,6 +197,11 @@ class Supply:
             return self._asked or catalog.load().find(DEFAULT_MODEL)
         # The mesh's word for it, and not what this node's owner may call so.
         known = catalog.load().get(settings.model)
+        if self._asked is not None and not means(self._asked, known.stem if known else settings.model):
+            raise MeshError(
+                f"the mesh serves {settings.alias}, and --model is {self._asked}",
+                hint="leave --model out to take part with the mesh's model, or start a mesh with --new-mesh",
+            )
         if known is None or known.name != settings.model:
             return None
         from_peers = not (self._entry.is_creator or self._config.no_fetch)

@@ -144,6 +144,7 @@ async def _from_servers(
     wanted = [entry for entry in entries if not (entry.size_bytes and is_here(entry, folder))]
     if not wanted:
         return
+    hub.check_installed()
     async with AsyncExitStack() as stack:
         # In one order everywhere: two that want the same two models must not wait for each other.
         scratch: dict[str, Path] = {}

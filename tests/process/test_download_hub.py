@@ -272,6 +272,21 @@ def test_a_file_that_changed_meanwhile_begins_anew(person: Person, stored: Store
     assert_is_here(person, changed.data)
 
 
+def test_a_file_that_changes_while_it_comes_begins_anew(person: Person, stored: Stored) -> None:
+    person.catalog(PAIR)
+    person.hub.faults.holds = [2_000_000]
+    person.hub.faults.cuts = [2_500_000]
+    with start("download", "target", env=person.env) as running:
+        running.until(lambda: person.part_bytes() >= 1 << 20, what="a part has come")
+        changed = person.hub.put(REPO, FILE, some_bytes(2_800_000, 2))
+        person.hub.release()
+        ended = running.wait(within_s=30)
+
+    assert ended.status == 0
+    assert [seen.start for seen in person.hub.got("storage")] == [0, 0]
+    assert_is_here(person, changed.data)
+
+
 def test_a_plain_file_that_changed_meanwhile_begins_anew(person: Person) -> None:
     person.hub.plain[FILE] = Stored.of(some_bytes(3_000_000))
     person.hub.faults.stalls = [2_000_000]

@@ -15,7 +15,7 @@ from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.packages import pip_download
 from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError
 from mesh_llm.home import Home, cache_folder, models_folder
-from mesh_llm.models import catalog, layers
+from mesh_llm.models import catalog, hub, layers
 from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.digests import Digests
 from mesh_llm.models.download import download
@@ -184,7 +184,7 @@ class Supply:
         if wanted is None:
             return None
         if isinstance(wanted, HubName):
-            wanted = await _listed(wanted)
+            wanted = await hub.resolve(wanted)
         self._doing(f"{wanted.name} is being downloaded")
         path = await download(wanted, models_folder(), fetch=self._package, progress=self._progress)
         facts = await self._shelf.read(path)
@@ -355,10 +355,3 @@ class Supply:
 
     async def serve_file(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
         await self._offers.answer(stream, header)
-
-
-async def _listed(named: HubName) -> CatalogEntry:
-    """Which files that is."""
-    raise DownloadFailed(
-        f"which files {named} means cannot be asked yet", hint=f"name one: hf:{named.repo}:FILE.gguf"
-    )

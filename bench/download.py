@@ -169,6 +169,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         "the server is one process (`download_server.py`, sendfile); files are written to memory where "
         "there is a file system in it",
         "mesh-llm hashes every byte as it comes; curl and huggingface_hub check nothing but the length",
+        *([f"all sides ran at niceness {os.nice(0)}, beside others' work"] if os.nice(0) else []),
         "with two cores, which server, client and hash share, loopback is bounded by their CPU time together",
     )
 

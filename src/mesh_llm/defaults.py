@@ -482,7 +482,7 @@ DOWNLOAD_STALL_S = 30.0
 DOWNLOAD_TRIES = 5
 """After a failure, before it is said: with their pauses half a minute, in which a server restarts."""
 DOWNLOAD_PAUSE_S = 1.0
-"""Before the first of them; each further one waits twice as long."""
+"""Before the first of them (MESH_LLM_DOWNLOAD_PAUSE_S changes it); each further one waits twice as long."""
 DOWNLOAD_PAUSE_LIMIT_S = 16.0
 DOWNLOAD_WAIT_LIMIT_S = 60.0
 """That a server may ask for (Retry-After): who is to wait longer is better told."""

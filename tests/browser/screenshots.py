@@ -38,7 +38,7 @@ SHOTS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    model = models_folder() / catalog.find("smollm2").file
+    model = models_folder() / catalog.load().find("smollm2").files[0]
     with temporary_home() as folder, MeshProcesses(folder, model) as mesh, chromium() as browser:
         first, *others = MEMORY
         mesh.create(first, "--split", "--console", "0", "--max-memory", MEMORY[first])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import tiny_gguf
+from tests.support.downloads import FILE, REPO, Person, some_bytes
+from tests.support.hub import Hub, Stored
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,21 @@ def slow_model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     """Three gigabytes of zeros: seconds pass while `check_tensors=true` reads every one."""
     path = tmp_path_factory.mktemp("slow") / "slow.gguf"
     return tiny_gguf.write_sparse(path, layers=4, hidden=4096, feed_forward=32768)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def person(hub: Hub, tmp_path: Path) -> Person:
+    """Has a models folder, a home, and a hub to download from."""
+    return Person(hub=hub, folder=tmp_path)
+
+
+@pytest.fixture
+def stored(hub: Hub) -> Stored:
+    """What the hub has by the name of `downloads.NAME`."""
+    return hub.put(REPO, FILE, some_bytes(3_000_000))

@@ -1,113 +1,18 @@
-"""`mesh-llm download` against a hub that has everything, and goes wrong in every way."""
+"""`mesh-llm download` from a hub: what is fetched, how it goes on after a cut, and the list."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import random
-import re
-import shutil
 import signal
-import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import MESH_LLM, Ended, Running, mesh_llm, start
-from tests.support.hub import Hub, Stored
-from tests.support.waiting import until
-
-REPO = "maker/Model-3B-GGUF"
-FILE = "model-3b-q4_k_m.gguf"
-NAME = f"hf:{REPO}:{FILE}"
-TOKEN = "hf_never_to_be_seen"
-AS_ROOT = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("unshare") or sys.platform != "linux",
-    reason="a small disk can be mounted by root on Linux only",
-)
-
-
-def some_bytes(size: int, seed: int = 1) -> bytes:
-    return random.Random(seed).randbytes(size)
-
-
-@dataclass(kw_only=True)
-class Person:
-    """Somebody with a models folder, a home and a hub."""
-
-    hub: Hub
-    folder: Path
-
-    @property
-    def models(self) -> Path:
-        return self.folder / "models"
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {
-            **self.hub.env,
-            "HF_HOME": str(self.folder / "hf"),
-            "MESH_LLM_MODELS": str(self.models),
-            "MESH_LLM_HOME": str(self.folder / "home"),
-        }
-
-    def downloads(self, *arguments: str, within_s: float = 60.0, **env: str) -> Ended:
-        ended = mesh_llm("download", *arguments, env={**self.env, **env}, within_s=within_s)
-        assert "Traceback" not in ended.stderr
-        assert TOKEN not in ended.stdout + ended.stderr
-        assert "secret-signature" not in ended.stdout + ended.stderr
-        return ended
-
-    def catalog(self, text: str) -> None:
-        (self.folder / "home").mkdir(exist_ok=True)
-        (self.folder / "home" / "catalog.toml").write_text(text)
-
-    def left(self) -> list[str]:
-        """What lies in the models folder, parts included."""
-        return sorted(path.name for path in self.models.iterdir()) if self.models.exists() else []
-
-    @property
-    def part(self) -> Path | None:
-        return next(self.models.glob(f".incoming-fetch-*/{FILE}.part"), None)
-
-    def part_bytes(self) -> int:
-        part = self.part
-        return part.stat().st_size if part is not None else 0
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as hub:
-        yield hub
-
-
-@pytest.fixture
-def person(hub: Hub, tmp_path: Path) -> Person:
-    return Person(hub=hub, folder=tmp_path)
-
-
-@pytest.fixture
-def stored(hub: Hub) -> Stored:
-    return hub.put(REPO, FILE, some_bytes(3_000_000))
-
-
-def assert_is_here(person: Person, data: bytes, file: str = FILE) -> None:
-    path = person.models / file
-    assert path.read_bytes() == data
-    assert path.stat().st_mode & 0o777 == 0o644 & ~_umask()
-    digest = hashlib.sha256(data).hexdigest()
-    assert path.with_name(f"{file}.sha256").read_text() == f"{digest}  {file}\n"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
+from tests.support.command import start
+from tests.support.downloads import FILE, NAME, PAIR, REPO, TOKEN, Person, assert_is_here, some_bytes
+from tests.support.hub import Stored
+from tests.support.node import SMALL, NodeProcess, temporary_home
 
 # -- what is fetched --------------------------------------------------------------------------------
 
@@ -178,19 +83,6 @@ def test_a_model_of_several_files(person: Person) -> None:
         assert_is_here(person, data, Path(name).name)
     assert 2 <= person.hub.most_at_once <= 4
     assert len(person.left()) == 12
-
-
-PAIR = """
-[target]
-repo = "maker/Model-3B-GGUF"
-files = ["model-3b-q4_k_m.gguf"]
-size_bytes = 3000000
-draft = "small"
-
-[small]
-repo = "maker/small"
-files = ["small.gguf"]
-"""
 
 
 def test_a_model_and_its_draft(person: Person, stored: Stored) -> None:
@@ -380,6 +272,21 @@ def test_a_file_that_changed_meanwhile_begins_anew(person: Person, stored: Store
     assert_is_here(person, changed.data)
 
 
+def test_a_file_that_changes_while_it_comes_begins_anew(person: Person, stored: Stored) -> None:
+    person.catalog(PAIR)
+    person.hub.faults.holds = [2_000_000]
+    person.hub.faults.cuts = [2_500_000]
+    with start("download", "target", env=person.env) as running:
+        running.until(lambda: person.part_bytes() >= 1 << 20, what="a part has come")
+        changed = person.hub.put(REPO, FILE, some_bytes(2_800_000, 2))
+        person.hub.release()
+        ended = running.wait(within_s=30)
+
+    assert ended.status == 0
+    assert [seen.start for seen in person.hub.got("storage")] == [0, 0]
+    assert_is_here(person, changed.data)
+
+
 def test_a_plain_file_that_changed_meanwhile_begins_anew(person: Person) -> None:
     person.hub.plain[FILE] = Stored.of(some_bytes(3_000_000))
     person.hub.faults.stalls = [2_000_000]
@@ -426,330 +333,6 @@ def test_two_at_once_fetch_it_once(person: Person, stored: Stored) -> None:
     assert_is_here(person, stored.data)
 
 
-# -- what goes wrong --------------------------------------------------------------------------------
-
-
-def test_wrong_bytes_are_thrown_away(person: Person, stored: Stored) -> None:
-    stored.sent = some_bytes(3_000_000, 3)
-
-    ended = person.downloads(NAME)
-
-    assert ended.status == 1
-    found, should = hashlib.sha256(stored.sent).hexdigest(), hashlib.sha256(stored.data).hexdigest()
-    assert (
-        f"Error: {FILE} arrived damaged and was thrown away: its sha256 is {found[:12]}…, "
-        f"it should be {should[:12]}…\n"
-    ) in ended.stderr
-    assert person.part is None
-    assert not (person.models / FILE).exists()
-
-    stored.sent = None
-    assert person.downloads(NAME).status == 0
-    assert_is_here(person, stored.data)
-
-
-def test_a_catalog_that_means_other_bytes(person: Person, stored: Stored) -> None:
-    digest = hashlib.sha256(b"what was meant").hexdigest()
-    person.catalog(
-        PAIR.replace("size_bytes = 3000000", f'sha256 = ["{digest}"]').replace('draft = "small"', "")
-    )
-
-    ended = person.downloads("target")
-
-    assert ended.status == 1
-    assert f"Error: {FILE} is not the file that the catalog means: " in ended.stderr
-    assert person.hub.got("storage") == []
-
-
-@pytest.mark.parametrize("said", [2_999_999, 3_000_001])
-def test_a_wrong_size(person: Person, stored: Stored, said: int) -> None:
-    stored.said_size = said
-
-    ended = person.downloads(NAME)
-
-    assert ended.status == 1
-    host = person.hub.storage_url.removeprefix("http://")
-    assert (
-        f"Error: {FILE} cannot be downloaded: {host} has 3000000 bytes of it; there should be {said}\n"
-    ) in ended.stderr
-
-
-def test_another_file_of_that_name_stays(person: Person, stored: Stored) -> None:
-    person.models.mkdir()
-    (person.models / FILE).write_bytes(b"mine")
-
-    ended = person.downloads(NAME)
-
-    assert ended.status == 1
-    assert (
-        f"Error: {person.models / FILE} is there already, and is another file than {NAME}\n" in ended.stderr
-    )
-    assert (person.models / FILE).read_bytes() == b"mine"
-
-
-@pytest.mark.parametrize("gated", [True, False])
-def test_a_model_that_is_not_for_everybody(person: Person, stored: Stored, gated: bool) -> None:
-    person.hub.token = "hf_somebody_elses"
-    person.hub.gated = gated
-    page = f"{person.hub.url}/{REPO}"
-    host = person.hub.url.removeprefix("http://")
-
-    ended = person.downloads(NAME)
-    what = "is given to those who accept its licence" if gated else "is private, gated, or does not exist"
-    assert ended.status == 1
-    assert ended.stderr.splitlines() == [
-        f"Error: {REPO} on {host} {what} (401)",
-        f"Hint: accept the licence at {page}, and set HF_TOKEN to a token of that account",
-    ]
-
-    ended = person.downloads(NAME, HF_TOKEN=TOKEN)
-    assert ended.status == 1
-    assert ended.stderr.splitlines() == [
-        f"Error: {host} does not give {REPO} to the account of this HF_TOKEN (403)",
-        f"Hint: accept its licence at {page} with that account, or set another HF_TOKEN",
-    ]
-
-
-def test_what_is_not_there(person: Person, stored: Stored) -> None:
-    host = person.hub.url.removeprefix("http://")
-    person.catalog(PAIR.replace('["small.gguf"]', '["gone.gguf"]'))
-    person.hub.repos["maker/small"] = {}
-
-    ended = person.downloads("hf:maker/nothing")
-    assert (ended.status, ended.stderr.splitlines()[0]) == (1, f"Error: there is no maker/nothing on {host}")
-
-    ended = person.downloads("small")
-    assert (ended.status, ended.stderr.splitlines()[0]) == (
-        1,
-        f"Error: maker/small on {host} has no file gone.gguf",
-    )
-
-    url = f"{person.hub.storage_url}/plain/gone.gguf"
-    ended = person.downloads(url)
-    assert (ended.status, ended.stderr.splitlines()[0]) == (1, f"Error: there is no gone.gguf at {url} (404)")
-
-
-def test_a_busy_hub_gets_the_time_that_it_asks_for(person: Person, stored: Stored) -> None:
-    person.hub.faults.hub = [(429, {"Retry-After": "1"}), (503, {})]
-    person.hub.faults.storage = [(429, {"Retry-After": "0"}), (502, {})]
-    person.catalog(PAIR)
-    started = time.monotonic()
-
-    ended = person.downloads("target")
-
-    assert ended.status == 0
-    assert time.monotonic() - started >= 1.0
-    assert_is_here(person, stored.data)
-    assert len(person.hub.got("hub", method="HEAD")) == 5
-
-
-@pytest.mark.parametrize(
-    ("answers", "words"),
-    [
-        (
-            [(429, {"Retry-After": "3600"})],
-            "has had too many requests (429) and asks for 3600 s of patience\n",
-        ),
-        ([(503, {})] * 50, "is in trouble (503), and 5 more tries changed nothing\n"),
-        ([(418, {})], "answers 418 to the question about maker/Model-3B-GGUF\n"),
-    ],
-)
-def test_a_hub_that_will_not(
-    person: Person, stored: Stored, answers: list[tuple[int, dict[str, str]]], words: str
-) -> None:
-    person.hub.faults.hub = answers
-    person.catalog(PAIR)
-
-    ended = person.downloads("target", within_s=30)
-
-    assert ended.status == 1
-    assert words in ended.stderr
-    assert person.left() in ([], [path.name for path in person.models.glob(".incoming-fetch-*")])
-
-
-def test_an_address_of_the_storage_that_has_aged(person: Person, stored: Stored) -> None:
-    person.hub.faults.cuts = [1_500_000]
-    person.hub.faults.storage = []
-    with start("download", NAME, env={**person.env, "MESH_LLM_DOWNLOAD_PAUSE_S": "0.5"}) as running:
-        running.until(lambda: person.part_bytes() >= 1 << 20, what="a part has come")
-        person.hub.faults.storage = [(403, {})]
-        ended = running.wait(within_s=30)
-
-    assert ended.status == 0
-    assert [seen.start for seen in person.hub.got("storage")] == [0, 1_500_000, 1_500_000]
-    assert_is_here(person, stored.data)
-
-
-def test_a_server_that_falls_silent(person: Person, stored: Stored) -> None:
-    person.hub.faults.stalls = [1_000_000] + [0] * 50
-    started = time.monotonic()
-
-    ended = person.downloads(NAME, HF_HUB_DOWNLOAD_TIMEOUT="1")
-
-    assert ended.status == 1
-    host = person.hub.storage_url.removeprefix("http://")
-    assert f"Error: {FILE} could not be downloaded: {host} sent nothing for 1 s, " in ended.stderr
-    assert time.monotonic() - started < 40
-    assert person.part_bytes() == 1_000_000
-
-
-def test_a_hub_that_does_not_answer(person: Person, stored: Stored) -> None:
-    person.hub.faults.hub_stalls = True
-    person.catalog(PAIR)
-    host = person.hub.url.removeprefix("http://")
-
-    ended = person.downloads("target", HF_HUB_ETAG_TIMEOUT="1", within_s=20)
-
-    assert ended.status == 1
-    assert f"Error: {FILE} cannot be downloaded: {host} does not answer\n" in ended.stderr
-
-
-def test_ctrl_c_does_not_wait_for_a_hub_that_does_not_answer(person: Person, stored: Stored) -> None:
-    person.hub.faults.hub_stalls = True
-    with start("download", NAME, env=person.env) as running:
-        running.until(lambda: person.hub.seen, what="the hub is asked")
-        running.signal(signal.SIGINT)
-        ended = running.wait(within_s=5)
-
-    assert ended.status == 130
-    assert "Traceback" not in ended.stderr
-
-
-def test_a_slow_server_is_waited_for(person: Person) -> None:
-    stored = person.hub.put(REPO, FILE, some_bytes(30_000))
-    person.hub.faults.chunk_bytes = 3_000
-    person.hub.faults.pause_s = 0.3
-
-    ended = person.downloads(NAME, HF_HUB_DOWNLOAD_TIMEOUT="2")
-
-    assert ended.status == 0
-    assert_is_here(person, stored.data)
-
-
-def test_nobody_there(person: Person, stored: Stored) -> None:
-    with Hub() as gone:
-        url = gone.url
-    host = url.removeprefix("http://")
-    started = time.monotonic()
-
-    for name in ("smollm2-360m", NAME, f"{url}/plain/model.gguf"):
-        ended = person.downloads(name, HF_ENDPOINT=url)
-        assert ended.status == 1
-        assert f"{host} refuses the connection\n" in ended.stderr
-        assert len(ended.stderr.splitlines()) == 2
-    assert time.monotonic() - started < 30
-
-
-def test_no_network(person: Person) -> None:
-    """Names are not resolved: what a machine without a network says, and no packet leaves this one."""
-    packages = person.folder / "packages"
-    packages.mkdir()
-    (packages / "sitecustomize.py").write_text(
-        "import socket\n"
-        "def nobody(*arguments, **options):\n"
-        "    raise socket.gaierror(socket.EAI_AGAIN, 'Temporary failure in name resolution')\n"
-        "socket.getaddrinfo = nobody\n"
-    )
-    env = {"HF_ENDPOINT": "https://hub.invalid", "PYTHONPATH": str(packages)}
-
-    for name in (NAME, "https://files.invalid/model.gguf"):
-        ended = person.downloads(name, within_s=20, **env)
-        assert ended.status == 1
-        assert re.search(
-            r"(hub|files)\.invalid cannot be found: there is no network, or no such host\n", ended.stderr
-        )
-
-
-def test_offline_mode_is_respected(person: Person, stored: Stored) -> None:
-    host = person.hub.url.removeprefix("http://")
-
-    ended = person.downloads(NAME, HF_HUB_OFFLINE="1")
-
-    assert ended.status == 1
-    assert ended.stderr.splitlines() == [
-        f"Error: {REPO} is not downloaded: HF_HUB_OFFLINE is set, which keeps this machine away from {host}",
-        "Hint: unset HF_HUB_OFFLINE, or name a model that is here (mesh-llm models)",
-    ]
-    assert person.hub.seen == []
-
-
-# -- disks ------------------------------------------------------------------------------------------
-
-
-def on_a_small_disk(person: Person, megabytes: int, *arguments: str, prepare: str = ":") -> Ended:
-    person.models.mkdir(exist_ok=True)
-    script = (
-        f'mount -t tmpfs -o "size=$1m" none "$2" || exit 77; folder=$2; shift 2; {prepare}; '
-        '"$@"; status=$?; find "$folder" -type f -printf "left %f %s\\n"; exit $status'
-    )
-    shell = ("unshare", "--mount", "sh", "-c", script, "sh", str(megabytes), person.models)
-    with Running([*shell, *MESH_LLM, *arguments], env=person.env) as running:
-        ended = running.wait(within_s=60)
-    if ended.status == 77:
-        pytest.skip("no disk can be mounted here")
-    return ended
-
-
-@AS_ROOT
-def test_too_little_room_is_said_before_a_byte_comes(person: Person) -> None:
-    for number in (1, 2):
-        person.hub.put(REPO, f"m-Q8_0-0000{number}-of-00002.gguf", some_bytes(3_000_000, number))
-
-    ended = on_a_small_disk(person, 261, "download", f"hf:{REPO}")
-
-    assert ended.status == 1
-    assert ended.stderr.startswith(
-        f"Error: m-Q8_0 needs 0.0 GB of disk in {person.models}; 0.3 GB are free, and 0.3 GB stay so\n"
-    )
-    assert person.hub.got("storage") == []
-
-
-@AS_ROOT
-def test_a_disk_that_fills_up_keeps_what_has_come(person: Person) -> None:
-    person.hub.put(REPO, FILE, some_bytes(20_000_000))
-    # Somebody else takes the room while it comes.
-    person.hub.faults.pause_s = 0.02
-    came = '[ -n "$(find "$folder" -name "*.part" -size +0)" ]'
-    fill = f'(until {came}; do sleep 0.1; done; head -c 300M /dev/zero > "$folder/fill" 2>/dev/null) & true'
-
-    ended = on_a_small_disk(person, 290, "download", NAME, prepare=fill)
-
-    assert ended.status == 1
-    assert f"Error: the disk filled up while downloading {FILE.removesuffix('.gguf')}" in ended.stderr
-    assert "what has arrived is kept, and the next run goes on from there" in ended.stderr
-    assert f"left {FILE}.part " in ended.stdout
-
-
-def test_a_folder_that_cannot_be_written_to(person: Person, stored: Stored) -> None:
-    person.models.write_text("a file")
-
-    ended = person.downloads(NAME)
-
-    assert ended.status == 1
-    assert f"Error: cannot write to {person.models}: File exists\n" in ended.stderr
-
-
-def test_a_part_that_fell_short_is_found_out(person: Person, stored: Stored) -> None:
-    """As a machine that lost its power may leave it: the right length, and not the right bytes."""
-    person.hub.faults.stalls = [2_000_000]
-    with start("download", NAME, env=person.env) as running:
-        running.until(lambda: person.part_bytes() >= 1 << 20, what="a part has come")
-        running.signal(signal.SIGKILL)
-        running.wait(within_s=10)
-    part = person.part
-    assert part is not None
-    until(lambda: part.stat().st_size >= 1 << 20, within_s=5, what="the part is there")
-    with part.open("r+b") as file:
-        file.write(bytes(1000))
-
-    ended = person.downloads(NAME)
-    assert ended.status == 1
-    assert "arrived damaged and was thrown away" in ended.stderr
-
-    assert person.downloads(NAME).status == 0
-    assert_is_here(person, stored.data)
-
-
 # -- the list ---------------------------------------------------------------------------------------
 
 
@@ -792,3 +375,33 @@ def test_a_flag_that_needs_a_name(person: Person, flag: str) -> None:
     ended = person.downloads(flag)
 
     assert (ended.status, ended.stderr) == (2, f"Error: {flag} needs the name of a model\n")
+
+
+# -- nodes ------------------------------------------------------------------------------------------
+
+
+def test_a_node_downloads_the_model_that_it_is_to_serve(person: Person, tiny_model: Path) -> None:
+    person.hub.put(REPO, "tiny-Q8_0.gguf", tiny_model.read_bytes())
+    with (
+        temporary_home() as home,
+        NodeProcess(*SMALL, home=home, model=f"hf:{REPO}", env=person.env) as node,
+    ):
+        status = node.until_ready().status()
+        ended = person.downloads("--home", str(home), "--json")
+
+    assert status["model"]["name"] == "tiny-Q8_0"
+    assert_is_here(person, tiny_model.read_bytes(), "tiny-Q8_0.gguf")
+    listed = {entry["name"]: entry for entry in json.loads(ended.stdout)}
+    assert listed["smollm2"]["fits_mesh"] is True
+
+
+def test_a_node_without_its_hub_says_so(person: Person) -> None:
+    with (
+        temporary_home() as home,
+        NodeProcess(*SMALL, home=home, model=f"hf:{REPO}", env=person.env) as node,
+    ):
+        ended = node.wait(within_s=60)
+
+    host = person.hub.url.removeprefix("http://")
+    assert ended.status == 1
+    assert f"Error: there is no {REPO} on {host}\n" in ended.stderr

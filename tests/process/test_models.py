@@ -183,12 +183,16 @@ def test_it_reads_well_in_eighty_columns(home: Home, contents: dict[str, bytes])
 def test_a_wide_terminal_shows_more(home: Home, contents: dict[str, bytes]) -> None:
     home.add_hub("owner/repo", "hub.gguf", contents["qwen3"])
     home.add("mine.gguf", contents["llama"])
+    home.add_ollama("library/deep/latest", contents["deepseek2"])
 
-    lines = in_terminal(home, 200)
+    lines = in_terminal(home, 140)
 
     assert lines[0].split()[-2:] == ["fit", "from"]
-    assert lines[1].split()[-1] == "~/.models/mine.gguf"
-    assert lines[2].split()[-1] == "owner/repo"
+    assert [line.split()[-1] for line in lines[1:]] == [
+        "~/.models/mine.gguf",
+        "owner/repo",
+        "~/.ollama/models/blobs",
+    ]
 
 
 # -- what does not fit, or does not run -----------------------------------------------------------

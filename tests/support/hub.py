@@ -161,6 +161,12 @@ class Hub:
     async def _end(self) -> None:
         for runner in self._runners:
             await runner.cleanup()
+        # Answers that were to stall for ever.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=2)
 
     # -- the hub -----------------------------------------------------------------------------------
 

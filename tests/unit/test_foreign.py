@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.errors import ModelError
+from mesh_llm.models import catalog, foreign
 from mesh_llm.models.foreign import check_runs, explain, refusal, unknown
 
 
@@ -66,3 +67,10 @@ def test_what_the_engine_may_know_is_not_refused(known: bool | None) -> None:
 @pytest.mark.parametrize("architecture", [None, 7, ["llama"]])
 def test_what_is_no_name_is_for_others_to_refuse(architecture: object) -> None:
     check_runs(document(architecture, False), "x.gguf")
+
+
+def test_alternatives_are_in_the_catalog() -> None:
+    names = {own.entry for own in foreign._OLLAMAS.values() if own.entry}
+
+    assert "glm" in names
+    assert {name for name in names if catalog.load().get(name) is None} == set()

@@ -72,6 +72,16 @@ def test_a_folder_does_not_hide_a_name(elsewhere: Path) -> None:
     assert resolve("glm") == CATALOG.find("GLM-4.7-Flash")
 
 
+def test_a_repository_without_its_prefix(elsewhere: Path) -> None:
+    error = refused("unsloth/GLM-4.7-Flash-GGUF:Q4_K_M")
+
+    assert error.message == "there is no file unsloth/GLM-4.7-Flash-GGUF:Q4_K_M"
+    assert error.hint == "on Hugging Face it is hf:unsloth/GLM-4.7-Flash-GGUF:Q4_K_M"
+    (elsewhere / "unsloth").mkdir()
+    (elsewhere / "unsloth" / "GLM").touch()
+    assert is_here("unsloth/GLM") == Path("unsloth/GLM")
+
+
 @pytest.mark.parametrize("text", ["x" * 300, "x" * 300 + ".gguf", "mistaken", "missing.gguf"])
 def test_what_is_no_name_is_said(text: str) -> None:
     error = refused(text)
@@ -347,3 +357,21 @@ def test_forms_that_are_none(text: str, message: str) -> None:
     assert error.message == message
     assert error.hint
     assert error.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "stem", "is_meant"),
+    [
+        ("glm", "GLM-4.7-Flash-Q4_K_M", True),
+        ("glm", "GLM-4.7-Flash-Q8_0", True),
+        ("glm", "Qwen3-8B-Q4_K_M", False),
+        ("hf:me/Mine-GGUF:Q8_0", "Mine-Q8_0", True),
+        ("hf:me/Mine-GGUF:Q8_0", "Yours-Q8_0", False),
+        ("https://example.org/Mine-Q8_0.gguf", "mine-q8_0", True),
+    ],
+)
+def test_whether_a_file_is_what_was_asked_for(text: str, stem: str, is_meant: bool) -> None:
+    named = resolve(text)
+
+    assert not isinstance(named, Here)
+    assert names.means(named, stem) is is_meant

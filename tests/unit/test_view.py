@@ -155,13 +155,20 @@ def test_bars() -> None:
     ]
 
 
-def test_the_sentence_about_time_and_the_draft_are_shown_where_there_are_any() -> None:
+def test_the_sentence_about_time_and_the_drafts_are_shown_once_there_is_something_to_say() -> None:
     document = status()
-    document["engine"]["token"] = {"sentence": "72 % of 61 ms is the link to mini"}
-    document["model"]["draft"] = {"name": "Qwen3-0.6B", "drafted": 200, "accepted": 150}
-    lines = shown(Scene(status=document))
-    assert "time   72 % of 61 ms is the link to mini" in lines
-    assert "draft  Qwen3-0.6B, 75 % accepted" in lines
+    token: dict[str, Any] = {"total_ms": 0.0, "parts": [], "sentence": "nothing measured yet"}
+    document["engine"]["token"] = token
+    draft = {"name": "Qwen3-0.6B", "depth": 8, "drafted": 0, "accepted": 0, "gain": None}
+    document["model"]["draft"] = draft
+    assert shown(Scene(status=document)) == shown(Scene(status=status()))
+    token |= {"parts": [{"kind": "wire", "node": MINI, "ms": 44.0}], "sentence": "72 % is the link to mini"}
+    draft |= {"drafted": 200, "accepted": 150, "gain": 1.5}
+    lines = shown(Scene(status=document), columns=100)
+    assert "time    72 % is the link to mini" in lines
+    assert (
+        "drafts  by Qwen3-0.6B and the text: 150 of 200 tokens right, last 8 at once, 1.50 x as fast" in lines
+    )
 
 
 def test_which_layer_is_where() -> None:

@@ -18,7 +18,7 @@ from mesh_llm.cli.inventory import Inventory, Listed, take_stock
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.defaults import USEFUL_CONTEXT
 from mesh_llm.home import Home
-from mesh_llm.models.stores import Places, Store
+from mesh_llm.models.stores import LocalModel, Places, Store
 from mesh_llm.planning.outlook import Outlook
 from mesh_llm.types import Progress, ProgressSink
 
@@ -139,10 +139,7 @@ def show(inventory: Inventory) -> None:
         click.echo("No models on this disk yet; mesh-llm download lists what there is", err=True)
     else:
         rows = [_row(each) for each in inventory.listed]
-        full = [
-            (*row, each.model.repo or _short(each.model.path))
-            for row, each in zip(rows, inventory.listed, strict=True)
-        ]
+        full = [(*row, _origin(each.model)) for row, each in zip(rows, inventory.listed, strict=True)]
         for line in _fitting(rows, full):
             click.echo(line)
     _show_notes(inventory)
@@ -187,6 +184,11 @@ def _row(listed: Listed) -> tuple[str, ...]:
         model.store,
         _fit(listed),
     )
+
+
+def _origin(model: LocalModel) -> str:
+    """Where it came from, or else where it lies; a blob's own name tells nobody anything."""
+    return model.repo or _short(model.path.parent if model.store is Store.OLLAMA else model.path)
 
 
 def _fit(listed: Listed) -> str:

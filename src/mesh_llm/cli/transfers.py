@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from types import TracebackType
@@ -23,6 +24,7 @@ from mesh_llm.types import Progress
 
 _NAME_WIDTH = 30
 _BAR_WIDTH = 10
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
 class Transfers:
@@ -33,6 +35,7 @@ class Transfers:
         self._bars: Bars | None = None
         self._tasks: dict[str, tuple[str, TaskID]] = {}
         """By the name of the file: what is being done with it, and its bar."""
+        self._all: TaskID | None = None
         self._steps: dict[str, Progress] = {}
         self._line = _Line()
 
@@ -77,19 +80,33 @@ class Transfers:
         if task is None or doing != verb:
             if task is not None:
                 self._bars.remove_task(task)
+            if self._all is not None:  # made anew, so that it stays the last one
+                self._bars.remove_task(self._all)
+                self._all = None
             # What is here from an earlier run is no speed of this one.
             task = self._bars.add_task(_short(step.what), total=None, completed=step.done)
             self._tasks[name] = verb, task
         self._bars.update(task, completed=step.done, total=step.total or None)
+        if len(self._tasks) > 1:
+            self._draw_all(self._bars)
+
+    def _draw_all(self, bars: Bars) -> None:
+        done, total = _sums(list(self._steps.values()))
+        if self._all is None:
+            self._all = bars.add_task("all files", total=None, completed=done)
+        bars.update(self._all, completed=done, total=total or None)
 
 
 def _short(what: str) -> str:
     """The verb is clear from the bars; of a long name both ends tell something."""
-    name = what.removeprefix("Downloading ")
-    if len(name) <= _NAME_WIDTH:
-        return name
-    head = _NAME_WIDTH // 2
-    return f"{name[:head]}…{name[head + 1 - _NAME_WIDTH :]}"
+    name = what.removeprefix("Downloading ").removesuffix(".gguf")
+    shard = _SHARD.search(name)
+    tail = f" {int(shard[1])}/{int(shard[2])}" if shard else ""
+    name, width = name.removesuffix(shard[0] if shard else ""), _NAME_WIDTH - len(tail)
+    if len(name) > width:
+        head = width // 2
+        name = f"{name[:head]}…{name[head + 1 - width :]}"
+    return name + tail
 
 
 class _Line:
@@ -117,11 +134,18 @@ class _Line:
         return f"{text} of {size(step.total)}{_pace(came, took_s, steps)}"
 
 
+def _sums(steps: list[Progress]) -> tuple[int, int]:
+    """Bytes that are here, and bytes that there will be."""
+    known = [step for step in steps if step.unit == "bytes" and step.total]
+    return sum(step.done for step in known), sum(step.total for step in known)
+
+
 def _pace(came: int, took_s: float, steps: list[Progress]) -> str:
     """Of all files together; the time that is left is theirs, too."""
     if took_s <= 0 or came <= 0:
         return ""
-    left = sum(each.total - each.done for each in steps if each.unit == "bytes")
+    done, total = _sums(steps)
+    left = total - done
     return f", {size(came / took_s)}/s, {_duration(left / (came / took_s))} left"
 
 

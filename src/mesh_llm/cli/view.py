@@ -133,30 +133,22 @@ def _details(status: Mapping[str, Any] | None) -> list[Line]:
         rows.append(("why", reason, "busy"))
     if engine["state"] == "ready":
         rows.append(("speed", board.speed(plan, engine), "accent"))
-    if token := engine.get("token"):
+    if (token := engine.get("token")) and token["parts"]:
         rows.append(("time", token["sentence"], ""))
     if plan is not None:
         rows.append(("plan", board.how_planned(plan, names), ""))
     if model is not None:
         context = f", {board.context(model)}" if model["context"] else ""
         rows.append(("model", board.model(model) + context, ""))
-        if draft := _draft(model):
-            rows.append(("draft", draft, ""))
+        # What guesses well or badly is worth a line; that it might guess is not.
+        if (draft := model.get("draft")) and draft["drafted"]:
+            rows.append(("drafts", board.drafts(draft), ""))
     if url := status["api"]["url"]:
         rows.append(("api", as_typed(url), ""))
     if url := status["console"]["url"]:
         rows.append(("console", as_typed(url), ""))
     widest = max((len(name) for name, _, _ in rows), default=0)
     return [[(f"{name:{widest}}  ", "dim"), (text, style)] for name, text, style in rows]
-
-
-def _draft(model: Mapping[str, Any]) -> str:
-    draft = model["draft"]
-    if not isinstance(draft, Mapping):
-        return ""
-    drafted = draft.get("drafted") or 0
-    accepted = f", {100 * (draft.get('accepted') or 0) / drafted:.0f} % accepted" if drafted else ""
-    return f"{draft.get('name', '')}{accepted}"
 
 
 # -- nodes -----------------------------------------------------------------------------------------

@@ -106,6 +106,9 @@ class CatalogEntry:
     memory_bytes: int = 0
     """Weights, the cache of a modest context and what a process needs: a first estimate, before any fit."""
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def files(self) -> tuple[str, ...]:
         """Their names in the models folder, the first shard first."""

@@ -144,6 +144,9 @@ async def _from_servers(
     wanted = [entry for entry in entries if not (entry.size_bytes and is_here(entry, folder))]
     if not wanted:
         return
+    # One lock for each: a model and a draft that are the same files must not wait for each other.
+    wanted = list({_key(entry): entry for entry in wanted}.values())
+    hub.check_installed()
     async with AsyncExitStack() as stack:
         # In one order everywhere: two that want the same two models must not wait for each other.
         scratch: dict[str, Path] = {}
@@ -260,7 +263,8 @@ class _Download:
         transfer = Transfer(
             self.session, file.name, file.arriving, file.locate, told=lambda: self._tell(file)
         )
-        await transfer.run(file.remote)
+        # It may have been replaced on its server meanwhile: then this is another hash.
+        file.remote = await transfer.run(file.remote)
         await file.arriving.finish()
         found = file.arriving.sha256
         if file.sha256 is not None and found != file.sha256:

@@ -10,6 +10,7 @@ for once it is no longer wanted.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import re
@@ -47,6 +48,15 @@ PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q5_K_M", "Q4_K_XL", "UD-Q4_K_X
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RESOLVE = re.compile(r"/([\w.-]+/[\w.-]+)/(?:resolve|blob)/([^/]+)/(.+)")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.I)
+
+
+def check_installed() -> None:
+    """A lite client has no use for the library, and comes without it."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise DownloadFailed(
+            "models are downloaded with the help of huggingface_hub, which is not installed",
+            hint="pip install 'mesh-llm[engine]'",
+        )
 
 
 def endpoint() -> str:
@@ -120,6 +130,7 @@ class _Variant:
 
 async def resolve(name: HubName) -> CatalogEntry:
     """Which files `hf:OWNER/REPO[:FILE|QUANT]` means, with their sizes and hashes."""
+    check_installed()
 
     def ask() -> list[Any]:
         from huggingface_hub import HfApi

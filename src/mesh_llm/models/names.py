@@ -76,7 +76,7 @@ Find = Callable[[], Sequence[LocalModel]]
 def resolve(text: str, *, catalog: Catalog, find: Find) -> Named:
     """What `text` names. Raises ModelError where it names nothing, or too much."""
     if not text.strip() or "\0" in text:
-        raise UsageError("a model's name is empty, or none")
+        raise UsageError("the name of the model is empty")
     names = _Names(catalog=catalog, find=find)
     scheme = text.lower()
     if scheme.startswith("hf:"):
@@ -86,8 +86,16 @@ def resolve(text: str, *, catalog: Catalog, find: Find) -> Named:
     if scheme.startswith(_OLLAMA):
         return names.of_ollama(text)
     if (path := _path(text)) is not None:
+        _check_path(path, text)
         return Here(path=path)
     return names.by_name(text)
+
+
+def means(named: CatalogEntry | HubName, stem: str) -> bool:
+    """Whether a file of that name may be what was asked for, be it in another quantisation."""
+    if isinstance(named, CatalogEntry):
+        return same_model(named.stem, stem)
+    return same_model(_repo_stem(named), stem)
 
 
 def parse_hub(text: str) -> HubName:
@@ -160,6 +168,14 @@ def _path(text: str) -> Path | None:
         return path if path.exists() and not path.is_dir() else None
     except OSError:
         return None  # longer than names of files may be
+
+
+def _check_path(path: Path, text: str) -> None:
+    """What looks like a repository and is no file was meant as one."""
+    if _HUB_NAME.fullmatch(text) and not text.lower().endswith(".gguf") and not text.startswith("."):
+        with suppress(OSError):
+            if not path.exists():
+                raise ModelError(f"there is no file {text}", hint=f"on Hugging Face it is hf:{text}")
 
 
 # -- names ----------------------------------------------------------------------------------------
@@ -301,10 +317,12 @@ def _is_copy(model: LocalModel, named: HubName) -> bool:
         return key_of(model.name) == key_of(stem_of(PurePosixPath(named.wanted).name))
     if named.wanted is not None and quantisation_of(model.name).casefold() != named.wanted.casefold():
         return False
-    # Repositories of GGUF files are called as the model, and the files as the model with its quantisation.
-    return same or _bare(model.name) == key_of(
-        re.sub(r"[-_.]?gguf$", "", named.repo.split("/")[1], flags=re.IGNORECASE)
-    )
+    return same or _bare(model.name) == key_of(_repo_stem(named))
+
+
+def _repo_stem(named: HubName) -> str:
+    """Repositories of GGUF files are called as the model is, their files as it and its quantisation."""
+    return re.sub(r"[-_.]?gguf$", "", named.repo.split("/")[1], flags=re.IGNORECASE)
 
 
 def _is_ollama(name: str) -> bool:

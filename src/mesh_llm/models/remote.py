@@ -181,7 +181,7 @@ _NO_NAME = ("name or service not known", "name resolution", "nodename nor servna
 
 
 def waits_s(headers: Mapping[str, str]) -> float | None:
-    """By Retry-After in seconds (a date, its other form, means nothing between clocks), or by RateLimit."""
+    """By Retry-After in seconds (a date, its other form, is worth nothing between clocks) or RateLimit."""
     value = headers.get("Retry-After", "").strip()
     if value.isdigit():
         return float(value)

@@ -41,8 +41,8 @@ class Transfer:
         self._complete = False
         self._turns = 0
 
-    async def run(self, remote: Remote) -> None:
-        """Until the file is whole. Raises DownloadFailed where that cannot be."""
+    async def run(self, remote: Remote) -> Remote:
+        """Until the file is whole; what was said of it last. Raises DownloadFailed where that cannot be."""
         patience, where = Patience(self._name), remote
         self._complete = self._file.size_bytes is not None and not self._file.missing_bytes
         while not self._complete:
@@ -54,6 +54,7 @@ class Transfer:
                 if self._file.offset - before >= DOWNLOAD_GAIN_BYTES:
                     patience.gained()
                 where = await self._again(patience, failure)
+        return where
 
     async def _again(self, patience: Patience, failure: Passing) -> Remote:
         """Where the file is by now: addresses of storage are good for minutes, and files change."""

@@ -15,13 +15,13 @@ from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.packages import pip_download
 from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError
 from mesh_llm.home import Home, cache_folder, models_folder
-from mesh_llm.models import catalog, layers
+from mesh_llm.models import catalog, hub, layers
 from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.digests import Digests
 from mesh_llm.models.download import download
 from mesh_llm.models.fetch import Source, Wanted, fetch
 from mesh_llm.models.layers import Held
-from mesh_llm.models.names import Here
+from mesh_llm.models.names import Here, means
 from mesh_llm.models.offer import Offers
 from mesh_llm.models.ranges import Share
 from mesh_llm.models.throttle import Throttle
@@ -184,7 +184,7 @@ class Supply:
         if wanted is None:
             return None
         if isinstance(wanted, HubName):
-            wanted = await _listed(wanted)
+            wanted = await hub.resolve(wanted)
         self._doing(f"{wanted.name} is being downloaded")
         path = await download(wanted, models_folder(), fetch=self._package, progress=self._progress)
         facts = await self._shelf.read(path)
@@ -197,6 +197,11 @@ class Supply:
             return self._asked or catalog.load().find(DEFAULT_MODEL)
         # The mesh's word for it, and not what this node's owner may call so.
         known = catalog.load().get(settings.model)
+        if self._asked is not None and not means(self._asked, known.stem if known else settings.model):
+            raise MeshError(
+                f"the mesh serves {settings.alias}, and --model is {self._asked}",
+                hint="leave --model out to take part with the mesh's model, or start a mesh with --new-mesh",
+            )
         if known is None or known.name != settings.model:
             return None
         from_peers = not (self._entry.is_creator or self._config.no_fetch)
@@ -350,10 +355,3 @@ class Supply:
 
     async def serve_file(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
         await self._offers.answer(stream, header)
-
-
-async def _listed(named: HubName) -> CatalogEntry:
-    """Which files that is."""
-    raise DownloadFailed(
-        f"which files {named} means cannot be asked yet", hint=f"name one: hf:{named.repo}:FILE.gguf"
-    )

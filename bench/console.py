@@ -59,7 +59,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     read: dict[int, int] = defaultdict(int)
     async with _mesh() as (host, page), client() as asker:
         await asker.stream(host, "/completion", _BODY)
-        rounds = plan.rounds(full=20, quick=6, full_s=420.0, quick_s=120.0)
+        rounds = plan.rounds(full=20, quick=6, full_s=240.0, quick_s=120.0)
         for number in rounds:
             for watchers in turns([NOBODY, ONE, MANY], number):
                 cost, bytes_read = await _cost(host, page, asker, watchers)

@@ -58,6 +58,9 @@ class FakeManaged:
     async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]:
         return {"wishes": wishes}
 
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
     def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
         self.invited.append((role, lifetime_s))
         return {"id": "1", "token": "mesh1-secret"}

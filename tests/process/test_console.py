@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
@@ -74,10 +75,15 @@ class Watch:
         raise AssertionError("the stream ended")
 
     def until(self, kind: str, holds: Callable[[Any], bool]) -> Any:
-        while True:
+        seen = []
+        deadline = time.monotonic() + 2 * HEAL_S
+        while time.monotonic() < deadline:
             found, document = self.next()
             if found == kind and holds(document):
                 return document
+            if found == "event":
+                seen.append(document["text"])
+        raise AssertionError(f"no such {kind}; events meanwhile: {seen}")
 
 
 def says(*texts: str) -> Callable[[Any], bool]:
@@ -88,6 +94,7 @@ def names(status: Any) -> list[str]:
     return sorted(node["name"] for node in status["mesh"]["nodes"])
 
 
+@pytest.mark.timeout(300)
 def test_a_mesh_that_forms_answers_and_breaks(smollm2: Path) -> None:
     with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
         one = mesh.create("one", "--split", "--console", "0")

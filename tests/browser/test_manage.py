@@ -146,6 +146,20 @@ def test_a_key_is_asked_for(browser: Browser, nodes: Lab) -> None:
         expect(page.locator(".answer-error")).to_be_hidden()
 
 
+def test_the_model_is_unloaded_and_loaded_again(page: Page, node: JoiningNode) -> None:
+    page.click("#node-unload")
+    page.click("#confirm-no")
+    assert not node.status()["node"]["resting"]
+    page.click("#node-unload")
+    page.click("#confirm-yes")
+    expect(page.locator("#node-load")).to_be_visible()
+    expect(page.locator("#node-unload")).to_be_hidden()
+    assert node.status()["node"]["resting"]
+    page.click("#node-load")
+    expect(page.locator("#node-unload")).to_be_visible()
+    expect(page.locator("#node-state")).to_have_text("serving")
+
+
 def test_stop_asks_first(browser: Browser, nodes: Lab) -> None:
     node = nodes.create("ends", "--console", "0")
     with visit(browser, console_of(node)) as visited:

@@ -11,6 +11,7 @@ import zxingcpp
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
+from mesh_llm.agents.texts import snippets
 from tests.support.browser import clipboard, visit
 from tests.support.joining import JoiningNode, Lab, lab, write_model
 
@@ -87,25 +88,22 @@ def test_qr_codes_of_all_sizes_are_read(page: Page, length: int) -> None:
 
 def test_commands_for_agents_carry_the_port_and_the_model(page: Page, node: JoiningNode) -> None:
     url = node.url.replace("127.0.0.1", "localhost")
-    expected = {
-        "pi": "pi --provider mesh --model tiny",
-        "goose": f"GOOSE_PROVIDER=openai OPENAI_HOST={url} OPENAI_API_KEY=mesh GOOSE_MODEL=tiny"
-        " goose session",
-        "aider": f"aider --openai-api-base {url}/v1 --openai-api-key mesh --model openai/tiny",
-        "OpenCode": "opencode --model mesh/tiny",
-        "Claude Code": f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=mesh ANTHROPIC_MODEL=tiny"
-        " ANTHROPIC_SMALL_FAST_MODEL=tiny claude",
-    }
-    for name, command in expected.items():
-        page.get_by_role("tab", name=name, exact=True).click()
-        page.locator("#agents-panels [role=tabpanel]:visible button").first.click()
-        assert clipboard(page) == command
+    tabs = page.get_by_role("tablist", name="Programs").get_by_role("tab")
+    expect(tabs.first).to_have_text("pi")
+    known = {recipe["title"]: recipe for recipe in snippets(url, "tiny", 512)}
+    assert tabs.all_inner_texts() == list(known)
+    for title, recipe in known.items():
+        page.get_by_role("tab", name=title, exact=True).click()
+        page.get_by_role("button", name=f"Copy the command for {title}", exact=True).click()
+        assert clipboard(page) == recipe["command"]
+        if recipe["snippet"]:
+            page.get_by_role("button", name=f"Copy the snippet for {title}", exact=True).click()
+            assert clipboard(page) == recipe["snippet"]
+    assert known["pi"]["command"] == "pi --provider mesh --model tiny"
+    assert url in known["goose"]["command"]
     page.get_by_role("tab", name="curl").click()
-    page.locator("#agents-panels [role=tabpanel]:visible button").first.click()
-    assert f"curl {url}/v1/chat/completions" in clipboard(page)
     page.get_by_role("tab", name="curl").press("ArrowRight")
-    expect(page.get_by_role("tab", name="Python")).to_be_focused()
-    assert f'base_url="{url}/v1"' in page.locator("#agents-panels [role=tabpanel]:visible code").inner_text()
+    expect(page.get_by_role("tab", name="openai-python")).to_be_focused()
 
 
 def test_a_lost_node_is_told_and_found_again(browser: Browser, nodes: Lab) -> None:
@@ -141,11 +139,25 @@ def test_a_key_is_asked_for(browser: Browser, nodes: Lab) -> None:
         page.press("#key-field", "Enter")
         page.wait_for_selector("#memory-track li")
         assert "opensesame" not in page.content()
-        assert "YOUR_API_KEY" in str(page.locator("#agents-panels").text_content())
+        expect(page.locator("#agents-panels")).to_contain_text("$MESH_LLM_API_KEY")
         page.fill("#chat-text", "one two three")
         page.click("#chat-send")
         expect(page.locator(".answer:not(.open) .answer-foot")).to_be_visible()
         expect(page.locator(".answer-error")).to_be_hidden()
+
+
+def test_the_model_is_unloaded_and_loaded_again(page: Page, node: JoiningNode) -> None:
+    page.click("#node-unload")
+    page.click("#confirm-no")
+    assert not node.status()["node"]["resting"]
+    page.click("#node-unload")
+    page.click("#confirm-yes")
+    expect(page.locator("#node-load")).to_be_visible()
+    expect(page.locator("#node-unload")).to_be_hidden()
+    assert node.status()["node"]["resting"]
+    page.click("#node-load")
+    expect(page.locator("#node-unload")).to_be_visible()
+    expect(page.locator("#node-state")).to_have_text("serving")
 
 
 def test_stop_asks_first(browser: Browser, nodes: Lab) -> None:

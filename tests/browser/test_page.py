@@ -29,6 +29,10 @@ def names_in_table(page: Page) -> list[str]:
 
 
 def ask(page: Page, question: str) -> None:
+    page.click("#settings summary")
+    # Small models do not always find an end.
+    page.fill("#set-max_tokens", "60")
+    page.click("#settings summary")
     page.fill("#chat-text", question)
     page.click("#chat-send")
     expect(page.locator(".answer-foot").last).to_be_visible()

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from mesh_llm.agents.configs import as_typed
+from mesh_llm.agents.texts import snippets
 from mesh_llm.console.feed import BEAT, Crowded, Feed
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
 from mesh_llm.errors import MeshError, UsageError
@@ -89,6 +91,9 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
     async def post_revoke(request: web.Request) -> dict[str, Any]:
         return node.revoke(str((await _body(request)).get("id")))
 
+    async def get_agents(request: web.Request) -> dict[str, Any]:
+        return {"agents": _agents(await node.status())}
+
     async def get_events(request: web.Request) -> web.StreamResponse:
         return await _events(request, feed)
 
@@ -97,6 +102,7 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "plan": get_plan,
         "snapshot": get_snapshot,
         "invites": get_invites,
+        "agents": get_agents,
     }
     posts: dict[str, Answer] = {
         "plan": post_plan,
@@ -112,6 +118,14 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
     for name, handler in posts.items():
         app.router.add_post(f"/api/{name}", _answered(handler))
     app.router.add_get("/api/events", get_events)
+
+
+def _agents(status: dict[str, Any]) -> list[dict[str, str]]:
+    """What to type and paste for each, as soon as there is something to talk to."""
+    api, model = status["api"], status["model"]
+    if not api["url"] or not model:
+        raise MeshError("this node has no API or no model yet", hint="try again in a moment")
+    return snippets(as_typed(api["url"]), model["name"], model["context"], key_needed=api["key_needed"])
 
 
 def _answered(handler: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:

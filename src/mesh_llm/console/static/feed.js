@@ -74,6 +74,7 @@ const TAKE = {
 };
 
 function progress(entry) {
+  entry.heard_at = Date.now();
   if (entry.total && entry.done >= entry.total) state.progress.delete(entry.what);
   else state.progress.set(entry.what, entry);
 }

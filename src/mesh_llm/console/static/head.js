@@ -5,7 +5,12 @@ import { announce, find, say, show } from "./dom.js";
 import { on, retry, state } from "./feed.js";
 import { post } from "./session.js";
 
-const ENDINGS = {
+const ACTIONS = {
+  unload: {
+    title: "Unload the model here?",
+    text: "This machine’s memory becomes free. Others take over first, if they can; the node stays in its mesh.",
+    action: "Unload",
+  },
   stop: {
     title: "Stop this node?",
     text: "It finishes what it is answering, then ends. It comes back to its mesh when it is started again.",
@@ -24,24 +29,34 @@ let ending = "";
 let countdown = 0;
 
 export function start() {
-  for (const [name, words] of Object.entries(ENDINGS)) {
-    find(`node-${name}`).addEventListener("click", () => end(name, words));
+  for (const [name, words] of Object.entries(ACTIONS)) {
+    find(`node-${name}`).addEventListener("click", () => act(name, words));
   }
+  find("node-load").addEventListener("click", () => tell("load"));
   find("retry").addEventListener("click", retry);
   on(["status"], ({ status }) => status && drawNode(status));
   on(["link"], drawLink);
 }
 
-async function end(name, words) {
+async function act(name, words) {
   if (!(await confirmed(words))) return;
-  try {
-    await post(`/api/${name}`);
+  if ((await tell(name)) && words.doing) {
     ending = words.doing;
     announce(ending);
+  }
+}
+
+/** Whether the node does it; otherwise it has said why not. */
+async function tell(name) {
+  const problem = find("node-problem");
+  try {
+    await post(`/api/${name}`);
+    show(problem, false);
+    return true;
   } catch (error) {
-    announce(error.message);
-    say(find("lost-text"), `Not done: ${error.message}`);
-    show(find("lost"), true);
+    say(problem, [error.message, error.hint].filter(Boolean).join(": "));
+    show(problem, true);
+    return false;
   }
 }
 
@@ -55,6 +70,8 @@ function drawNode(status) {
   badge.dataset.state = node.state;
   say(badge, node.state);
   badge.title = node.reason ?? "";
+  show(find("node-unload"), node.role !== "client" && !node.resting);
+  show(find("node-load"), node.resting);
   say(find("api-url"), (status.api?.url ?? "").replace("//127.0.0.1:", "//localhost:"));
   document.title = `${node.name} · ${model?.name ?? "mesh-llm"}`;
 }

@@ -5,9 +5,14 @@ import { on } from "./feed.js";
 import { bytes, clock, grouped, percent } from "./words.js";
 
 const SHOWN = 60;
+const STALE_MS = 10_000;
 
 export function start() {
-  on(["progress"], ({ progress }) => drawProgress([...progress.values()]));
+  on(["progress", "status"], ({ progress, status }) => {
+    // Some work says that it goes on, and not that it is done: a node that serves has finished it.
+    const isOver = (entry) => status?.node.state === "serving" && Date.now() - entry.heard_at > STALE_MS;
+    drawProgress([...progress.values()].filter((entry) => !isOver(entry)));
+  });
   on(["events"], ({ events }) => drawEvents(events));
 }
 

@@ -17,8 +17,6 @@ export class Refused extends Error {
   }
 }
 
-export const needsKey = () => isKeyNeeded;
-
 async function open() {
   const response = await fetch("/api/session", {
     headers: key ? { Authorization: `Bearer ${key}` } : {},

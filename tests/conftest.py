@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.engine import build
-from mesh_llm.home import cache_folder, models_folder
+from mesh_llm.engine.sources import sources_tree
+from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
 from tests.support.command import MESH_LLM
 from tests.support.node import temporary_home
@@ -61,7 +61,7 @@ def libraries() -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def engine_sources() -> Path:
     """The engine's sources, unpacked."""
-    tree = cache_folder() / "sources" / f"{ENGINE_PACKAGE}-{ENGINE_VERSION}"
+    tree = sources_tree()
     if not tree.is_dir():
         pytest.skip("the engine's sources could not be fetched")
     return tree

@@ -39,10 +39,15 @@ def native_folder() -> Path:
     return inside if inside.is_dir() else package.parent.parent / "native"
 
 
+def sources_tree() -> Path:
+    """Where the engine's sources are, or will be."""
+    return cache_folder() / "sources" / f"{ENGINE_PACKAGE}-{ENGINE_VERSION}-{_UNPACKING}"
+
+
 async def engine_sources(progress: ProgressSink) -> Path:
     """The llama.cpp tree of the engine, fetched and unpacked if need be."""
-    folder = cache_folder() / "sources"
-    tree = folder / f"{ENGINE_PACKAGE}-{ENGINE_VERSION}-{_UNPACKING}"
+    tree = sources_tree()
+    folder = tree.parent
     if tree.is_dir():
         return tree
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,197 @@
+"""Guessing ahead: the same text, sooner; and never more than a draft's worth of trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesh_llm.engine.inspect import vocabularies_differ
+from mesh_llm.engine.spec import DraftSpec
+from mesh_llm.lab.split import SplitPlan
+from mesh_llm.types import SpeculationCounters
+from tests.support import tiny_gguf
+from tests.support.command import mesh_llm
+from tests.support.split import Client, client, over, plan_for, until
+
+TEXT = DraftSpec(text_depth=24)
+FAR_S = 0.02
+"""One way: far enough that every right guess pays."""
+CONTEXT = 2048
+
+_LEDGER = (
+    "The harbour master kept a ledger of every ship that came in: her name, her cargo, her captain and "
+    "the hour of the tide. On the third of May he wrote of the Amelia, with salt and timber.\n"
+)
+_GOODS = json.dumps(
+    [
+        {"id": number, "name": name, "price": 3 * number + 2}
+        for number, name in enumerate(("apple", "pear", "plum", "fig", "lemon", "quince"))
+    ],
+    indent=1,
+)
+REPEATED = _LEDGER * 4
+EDITED = f"A document:\n{_GOODS}\nThe same document with every price raised by 1:\n[\n"
+PROSE = "Once upon a time there was a sailor who"
+LONG = REPEATED + " ".join(f"On day {day} there came {day * 7 % 13} ships." for day in range(90))
+
+
+async def answers(asking: Client, *, tokens: int = 32) -> dict[str, tuple[int, ...]]:
+    """The last of them goes on from the one before, in the same slot."""
+    once = {"n_predict": tokens, "ignore_eos": True, "n_probs": 0, "cache_prompt": False}
+    found = {}
+    for name, prompt in (("repeated", REPEATED), ("edited", EDITED), ("prose", PROSE), ("long", LONG)):
+        found[name] = (await asking.complete(prompt, **once)).tokens
+    kept = {"n_predict": tokens, "ignore_eos": True, "n_probs": 0, "cache_prompt": True}
+    found["first"] = (await asking.complete(EDITED, **kept)).tokens
+    found["goes on"] = (await asking.complete(EDITED + "And again:\n[\n", **kept)).tokens
+    return found
+
+
+async def counters(asking: Client) -> SpeculationCounters:
+    """What the engine has told of its guesses, when it has told of the last one."""
+    supervisor = asking.engine.supervisor
+    told = supervisor.report.speculation
+    await until(
+        lambda: supervisor.report.speculation is not None, within_s=10, what="the engine tells of guesses"
+    )
+    while told != supervisor.report.speculation:
+        told = supervisor.report.speculation
+        await asyncio.sleep(1.5)
+    assert told is not None
+    return told
+
+
+@pytest.fixture
+async def plan(smollm2: Path, libraries: dict[str, Path]) -> SplitPlan:
+    return await plan_for(smollm2, libraries, context=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def told(smollm2: Path, libraries: dict[str, Path]) -> dict[str, tuple[int, ...]]:
+    """What the engine alone answers, without guesses."""
+
+    async def ask() -> dict[str, tuple[int, ...]]:
+        async with client(await plan_for(smollm2, libraries, context=CONTEXT)) as asking:
+            return await answers(asking)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("layers", [(), (10, 10, 8)], ids=["alone", "split"])
+async def test_the_text_itself_drafts(
+    plan: SplitPlan, told: dict[str, tuple[int, ...]], layers: tuple[int, ...]
+) -> None:
+    async with client(over(plan, *layers, draft=TEXT, delay_s=FAR_S if layers else 0.0)) as asking:
+        assert await answers(asking) == told
+        seen = await counters(asking)
+    assert 0 < seen.accepted <= seen.drafted == seen.text_drafted
+    if layers:
+        assert seen.plain_seconds > seen.seconds
+
+
+@pytest.mark.parametrize(
+    ("layers", "text_depth"), [((), 24), ((10, 10, 8), 0)], ids=["with the text, alone", "split"]
+)
+async def test_a_draft_model(
+    plan: SplitPlan,
+    smollm2: Path,
+    told: dict[str, tuple[int, ...]],
+    layers: tuple[int, ...],
+    text_depth: int,
+) -> None:
+    draft = DraftSpec(model=str(smollm2), model_depth=8, text_depth=text_depth)
+    async with client(over(plan, *layers, draft=draft, delay_s=FAR_S if layers else 0.0)) as asking:
+        assert await answers(asking) == told
+        seen = await counters(asking)
+    # The model guesses its own next tokens: right, but for the rounding of other batches.
+    own, right = seen.drafted - seen.text_drafted, seen.accepted - seen.text_accepted
+    assert own > 0
+    assert right >= 0.9 * own
+
+
+async def test_a_draft_that_is_never_right_is_given_up(
+    plan: SplitPlan, smollm2: Path, told: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    random = tiny_gguf.write(tmp_path / "random.gguf", "llama", layers=2, tokenizer=smollm2)
+    async with client(replace(plan, draft=DraftSpec(model=str(random), model_depth=8))) as asking:
+        assert await answers(asking) == told
+        seen = await counters(asking)
+    tokens = sum(len(each) for each in told.values())
+    assert 0 < seen.drafted < 0.5 * tokens
+
+
+async def test_requests_at_once_share_steps(plan: SplitPlan, smollm2: Path) -> None:
+    """Each gets its own text, whatever the others guess."""
+    options = {"n_predict": 40, "ignore_eos": True, "n_probs": 0, "cache_prompt": False}
+    prompts = [REPEATED, EDITED, PROSE, REPEATED + PROSE]
+    wide = replace(plan, slots=4)
+    async with client(wide) as asking:
+        expected = [(await asking.complete(prompt, **options)).tokens for prompt in prompts]
+    draft = DraftSpec(text_depth=24, model=str(smollm2), model_depth=8)
+    async with client(over(wide, 15, 15, draft=draft, delay_s=FAR_S)) as asking:
+        for _ in range(2):
+            found = await asking.complete_all(prompts, **options)
+            assert [answer.tokens for answer in found] == expected
+
+
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
+    plan: SplitPlan, smollm2: Path, told: dict[str, tuple[int, ...]]
+) -> None:
+    draft = DraftSpec(text_depth=24, model=str(smollm2), model_depth=8)
+    async with client(over(plan, 15, 15, draft=draft, delay_s=FAR_S)) as asking:
+        for _ in range(3):
+            count = 0
+            async for _event in asking.events(REPEATED, n_predict=200, ignore_eos=True):
+                count += 1
+                if count == 5:
+                    break
+        assert await answers(asking) == told
+
+
+# -- vocabularies ----------------------------------------------------------------------------------
+
+
+async def test_vocabularies_are_compared(smollm2: Path, tmp_path: Path) -> None:
+    same = tiny_gguf.write(tmp_path / "same.gguf", "llama", tokenizer=smollm2)
+    other = tiny_gguf.write(tmp_path / "other.gguf", "llama", vocabulary=512)
+    near = tiny_gguf.write(tmp_path / "near.gguf", "llama", vocabulary=520)
+    assert await vocabularies_differ(smollm2, same) is None
+    assert await vocabularies_differ(smollm2, smollm2) is None
+    assert await vocabularies_differ(other, near) is None
+    reason = await vocabularies_differ(smollm2, other)
+    assert reason is not None
+    assert "tokens instead of" in reason or "another" in reason
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_a_draft_that_does_not_fit_is_refused(smollm2: Path, tmp_path: Path) -> None:
+    other = tiny_gguf.write(tmp_path / "other.gguf", "llama", vocabulary=512)
+    found = mesh_llm(
+        "--home", str(tmp_path / "home"), "--port", "0", "--model", str(smollm2), "--draft", str(other)
+    )
+    assert found.status == 1
+    assert "Error: other cannot draft for SmolLM2-135M-Instruct.Q4_1: it " in found.stderr
+    assert "Hint: a draft is a small model of the same family" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "sentence"),
+    [
+        (("--draft", "no-such-model"), 1, "no-such-model"),
+        (("--draft", "x.gguf", "--no-draft"), 2, "--no-draft guesses nothing ahead"),
+        (("--draft-max", "0"), 2, "--draft-max 0 makes no sense"),
+        (("--draft", ""), 2, "--draft is empty"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_starts(
+    tmp_path: Path, options: tuple[str, ...], code: int, sentence: str
+) -> None:
+    found = mesh_llm("--home", str(tmp_path / "home"), "--port", "0", *options)
+    assert found.status == code
+    assert sentence in found.stderr

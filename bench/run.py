@@ -29,6 +29,7 @@ from bench import (
     relay,
     resume,
     solo,
+    speculation,
     split,
     startup,
 )
@@ -61,6 +62,7 @@ BENCHES: dict[str, Bench] = {
     "mesh": Bench(title=mesh.TITLE, measure=mesh.measure),
     "resume": Bench(title=resume.TITLE, measure=resume.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),
+    "speculation": Bench(title=speculation.TITLE, measure=speculation.measure),
     "console": Bench(title=console.TITLE, measure=console.measure),
     "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),
 }

@@ -46,7 +46,8 @@ function draftText(draft) {
   if (!draft) return "none";
   const accepted = draft.drafted ? `, ${percent(draft.accepted / draft.drafted)} accepted` : "";
   const gain = draft.gain ? `, ${figure(draft.gain)}× as fast` : "";
-  return `${draft.name}${draft.depth ? `, ${draft.depth} deep` : ""}${accepted}${gain}`;
+  const by = draft.name ? `${draft.name} and the text` : "from the text itself";
+  return `${by}${draft.depth ? `, ${draft.depth} deep` : ""}${accepted}${gain}`;
 }
 
 function planText(status, plan) {

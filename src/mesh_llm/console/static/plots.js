@@ -37,7 +37,7 @@ const PLOTS = [
     least: 100,
     most: 100,
     form: "line",
-    empty: "No draft model",
+    empty: "Nothing drafted yet",
     series: [
       {
         name: "accepted",

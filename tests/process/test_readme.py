@@ -79,6 +79,7 @@ def test_every_block_is_run() -> None:
         "# terminal 1",
         "# terminal 2",
         "# any terminal",
+        "# terminal 7",
         "# terminal 3",
         "# any terminal",
         "# terminal 1",
@@ -89,7 +90,7 @@ def test_every_block_is_run() -> None:
         "# terminal 5",
         "# terminal 6",
     ]
-    assert len(BY_ITSELF) == 3
+    assert len(BY_ITSELF) == 5
 
 
 def test_make_demo_answers(folder: Path, smollm2: Path) -> None:
@@ -116,7 +117,7 @@ class Walk:
         self._known: dict[str, str] = {
             "0.0.0.0": "127.0.0.1",
             "relay.example": "127.0.0.1",
-            **{port: str(free_port()) for port in ("9337", "9338", "9339", "3340")},
+            **{port: str(free_port()) for port in ("9337", "9338", "9339", "9340", "3340")},
         }
 
     def carry(self, placeholder: str, text: str) -> None:
@@ -135,6 +136,8 @@ class Walk:
         if "mesh-llm" in command and " relay " not in command:
             command += "" if "--port" in command else f" --port {self._known['9337']}"
             command += "" if "--client" in command else " --threads 1"
+            # A page that somebody has open on this machine keeps its port.
+            command = command.replace("--console", "--console 0")
         variables = environment(self.folder)
         if "--relay" in command:
             del variables["MESH_LLM_NO_RELAY"]
@@ -163,8 +166,11 @@ def after(text: str, words: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(words)).removeprefix(words)
 
 
+@pytest.mark.timeout(600)
 def test_the_walk_through(folder: Path, smollm2: Path) -> None:
-    first, second, look, stream, plug, again, ask_client, third, use_client, end, relay, relayed = WALK
+    first, second, look, console, stream, plug, again, ask_client, third, use_client, end, relay, relayed = (
+        WALK
+    )
     with ExitStack() as stack:
         walk = Walk(folder, stack)
         one = walk.open(first)
@@ -185,6 +191,9 @@ def test_the_walk_through(folder: Path, smollm2: Path) -> None:
 
         walk.carry("CLIENT_TOKEN", walk.say(ask_client)[0].strip())
         walk.open(third).until_said("API ready at ", within_s=WAIT_S)
+        page = walk.open(console)
+        page.until_said("Console at http://localhost:", within_s=WAIT_S)
+        page.until_said("API ready at ", within_s=WAIT_S)
         assert json.loads(walk.say(use_client)[0])["data"][0]["id"] == "SmolLM2-135M-Instruct.Q4_1"
 
         leave_and_stop(walk, end, two, one)

@@ -69,8 +69,10 @@ def model(layers: int = 40, layer_bytes: int | Sequence[int] = GB // 2, **change
 
 
 def settings(**changes: Any) -> MeshSettings:
-    """One slot of 4096 tokens."""
-    plain = MeshSettings(version=1, model="big", fingerprint=FINGERPRINT, alias="big", context=4096, slots=1)
+    """One slot of 4096 tokens, nothing guessed ahead."""
+    plain = MeshSettings(
+        version=1, model="big", fingerprint=FINGERPRINT, alias="big", context=4096, slots=1, guess=False
+    )
     return replace(plain, **changes)
 
 

@@ -23,6 +23,7 @@
 #include "speculative.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -38,6 +39,8 @@
 #define SPECULATIVE_PARAMS "_Z35common_speculative_get_draft_paramsP18common_speculativei"
 #define DRAFT_CONTEXT "_ZN30common_speculative_init_result7contextEv"
 #define MEMORY_REMOVE "llama_memory_seq_rm"
+#define SAMPLER_INIT "_Z19common_sampler_initPK11llama_modelR22common_params_sampling"
+#define SET_SAMPLER "llama_set_sampler"
 
 namespace {
 
@@ -53,6 +56,8 @@ struct originals {
     draft_params * (*params)(void *, llama_seq_id);
     llama_context * (*context)(void *);
     bool (*remove)(llama_memory_t, llama_seq_id, llama_pos, llama_pos);
+    void * (*sampler_init)(const llama_model *, common_params_sampling *);
+    bool (*set_sampler)(llama_context *, llama_seq_id, llama_sampler *);
 
     template <typename function> static void find(function & pointer, const char * name) {
         pointer = reinterpret_cast<function>(mesh::in_engine(name));
@@ -67,6 +72,8 @@ struct originals {
         find(params, SPECULATIVE_PARAMS);
         find(context, DRAFT_CONTEXT);
         find(remove, MEMORY_REMOVE);
+        find(sampler_init, SAMPLER_INIT);
+        find(set_sampler, SET_SAMPLER);
     }
 };
 
@@ -101,12 +108,27 @@ class director {
             inner = std::make_unique<mesh::speculation>(limits, sequences);
             kept.assign(sequences, NOT_KEPT);
             lost.assign(sequences, false);
+            plain.assign(sequences, false);
         }
     }
 
     bool active() {
         const std::lock_guard<std::mutex> lock(mutex);
         return inner != nullptr;
+    }
+
+    // A request is about to start, on the sequence that is named next. Of drafted tokens the engine tells no
+    // probabilities: who asks for them gets every token by itself.
+    // Takes no lock: drafters of the engine make samplers, too.
+    void sampler_made(const common_params_sampling & sampling) {
+        probabilities = sampling.n_probs > 0;
+    }
+
+    void sampler_set(llama_context * context, llama_seq_id id) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (context != model && id >= 0 && static_cast<size_t>(id) < plain.size()) {
+            plain[static_cast<size_t>(id)] = probabilities;
+        }
     }
 
     void begin(llama_seq_id id) {
@@ -170,6 +192,8 @@ class director {
     bool lazy = false;
     std::vector<llama_pos> kept;  // by sequence: from where the engine is about to cut, once
     std::vector<bool> lost;       // sequences in which the draft model does not know where it is
+    std::vector<bool> plain;      // sequences in which nothing is drafted
+    std::atomic<bool> probabilities{false};  // whether the sampler made last has to tell them
     int32_t processed = NOT_ONE;  // tokens of the one batch since the last decision
     double decided_at = 0;
 
@@ -232,9 +256,9 @@ void director::draft(void * spec) {
     for (size_t id = 0; id < kept.size(); ++id) {
         const draft_params & asked = *engine().params(spec, static_cast<llama_seq_id>(id));
         if (asked.drafting) {
+            const size_t room = plain[id] ? 0 : static_cast<size_t>(std::max(0, asked.n_max));
             requests.push_back(
-                {id, static_cast<size_t>(std::max(0, asked.n_max)), asked.prompt, asked.id_last,
-                 missing(asked, static_cast<llama_seq_id>(id))}
+                {id, room, asked.prompt, asked.id_last, missing(asked, static_cast<llama_seq_id>(id))}
             );
         }
     }
@@ -288,6 +312,10 @@ GGML_MESH_API void * mesh_speculative_init(void * params, uint32_t sequences) __
 GGML_MESH_API llama_context * mesh_draft_context(void * self) __asm__(DRAFT_CONTEXT);
 GGML_MESH_API bool
 mesh_memory_remove(llama_memory_t memory, llama_seq_id id, llama_pos from, llama_pos to) __asm__(MEMORY_REMOVE);
+GGML_MESH_API void *
+mesh_sampler_init(const llama_model * model, common_params_sampling * sampling) __asm__(SAMPLER_INIT);
+GGML_MESH_API bool
+mesh_set_sampler(llama_context * context, llama_seq_id id, llama_sampler * sampler) __asm__(SET_SAMPLER);
 
 void mesh_speculative_draft(void * spec) {
     if (spec == nullptr || !the_director().active()) {
@@ -331,6 +359,16 @@ llama_context * mesh_draft_context(void * self) {
 
 bool mesh_memory_remove(llama_memory_t memory, llama_seq_id id, llama_pos from, llama_pos to) {
     return (to < 0 && the_director().keeps(memory, id, from)) || engine().remove(memory, id, from, to);
+}
+
+void * mesh_sampler_init(const llama_model * model, common_params_sampling * sampling) {
+    the_director().sampler_made(*sampling);
+    return engine().sampler_init(model, sampling);
+}
+
+bool mesh_set_sampler(llama_context * context, llama_seq_id id, llama_sampler * sampler) {
+    the_director().sampler_set(context, id);
+    return engine().set_sampler(context, id, sampler);
 }
 
 int ggml_mesh_speculate(int model_depth, int text_depth) {

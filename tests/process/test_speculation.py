@@ -51,12 +51,13 @@ async def answers(asking: Client, *, tokens: int = 32) -> dict[str, tuple[int, .
     return found
 
 
-async def counters(asking: Client) -> SpeculationCounters:
-    """What the engine has told of its guesses, when it has told of the last one."""
+async def counters(asking: Client, told: SpeculationCounters | None = None) -> SpeculationCounters:
+    """What the engine has told of its guesses since `told`, when it has told of the last one."""
     supervisor = asking.engine.supervisor
-    told = supervisor.report.speculation
     await until(
-        lambda: supervisor.report.speculation is not None, within_s=10, what="the engine tells of guesses"
+        lambda: supervisor.report.speculation not in (None, told),
+        within_s=10,
+        what="the engine tells of guesses",
     )
     while told != supervisor.report.speculation:
         told = supervisor.report.speculation
@@ -136,6 +137,22 @@ async def test_requests_at_once_share_steps(plan: SplitPlan, smollm2: Path) -> N
         for _ in range(2):
             found = await asking.complete_all(prompts, **options)
             assert [answer.tokens for answer in found] == expected
+
+
+async def test_who_asks_for_probabilities_gets_those_of_every_token(plan: SplitPlan, smollm2: Path) -> None:
+    options = {"n_predict": 40, "ignore_eos": True, "cache_prompt": False}
+    draft = DraftSpec(text_depth=24, model=str(smollm2), model_depth=8)
+    async with client(over(plan, 15, 15, draft=draft, delay_s=FAR_S)) as asking:
+        without = await asking.complete(REPEATED, n_probs=0, **options)
+        seen = await counters(asking)
+        found = await asking.complete(REPEATED, n_probs=3, **options)
+        # Nothing was guessed for the second; nothing is left of that for the third.
+        then = await counters(asking, seen)
+        assert then.drafted == seen.drafted > 0
+        await asking.complete(REPEATED, n_probs=0, **options)
+        assert (await counters(asking, then)).drafted > seen.drafted
+    assert found.tokens == without.tokens
+    assert [len(place) for place in found.logprobs] == [3] * len(found.tokens)
 
 
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(

@@ -39,6 +39,7 @@
 #define SPECULATIVE_PARAMS "_Z35common_speculative_get_draft_paramsP18common_speculativei"
 #define DRAFT_CONTEXT "_ZN30common_speculative_init_result7contextEv"
 #define MEMORY_REMOVE "llama_memory_seq_rm"
+#define STATE_RESTORE "llama_state_seq_set_data_ext"
 #define SAMPLER_INIT "_Z19common_sampler_initPK11llama_modelR22common_params_sampling"
 #define SET_SAMPLER "llama_set_sampler"
 
@@ -56,6 +57,7 @@ struct originals {
     draft_params * (*params)(void *, llama_seq_id);
     llama_context * (*context)(void *);
     bool (*remove)(llama_memory_t, llama_seq_id, llama_pos, llama_pos);
+    size_t (*restore)(llama_context *, const uint8_t *, size_t, llama_seq_id, llama_state_seq_flags);
     void * (*sampler_init)(const llama_model *, common_params_sampling *);
     bool (*set_sampler)(llama_context *, llama_seq_id, llama_sampler *);
 
@@ -72,6 +74,7 @@ struct originals {
         find(params, SPECULATIVE_PARAMS);
         find(context, DRAFT_CONTEXT);
         find(remove, MEMORY_REMOVE);
+        find(restore, STATE_RESTORE);
         find(sampler_init, SAMPLER_INIT);
         find(set_sampler, SET_SAMPLER);
     }
@@ -174,6 +177,15 @@ class director {
         return stays;
     }
 
+    // A sequence gets another text, kept from an earlier time. Where the draft model has read nothing of it, its
+    // part is empty, and the engine would leave what is there: the end of some other text.
+    void replaced(llama_seq_id id) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (inner != nullptr && model != nullptr && lazy) {
+            engine().remove(llama_get_memory(model), id, -1, -1);
+        }
+    }
+
     void draft(void * spec);
 
     mesh::speculation_counters counters() {
@@ -190,11 +202,11 @@ class director {
     std::unique_ptr<mesh::speculation> inner;
     llama_context * model = nullptr;
     bool lazy = false;
-    std::vector<llama_pos> kept;  // by sequence: from where the engine is about to cut, once
-    std::vector<bool> lost;       // sequences in which the draft model does not know where it is
-    std::vector<bool> plain;      // sequences in which nothing is drafted
+    std::vector<llama_pos> kept;             // by sequence: from where the engine is about to cut, once
+    std::vector<bool> lost;                  // sequences in which the draft model does not know where it is
+    std::vector<bool> plain;                 // sequences in which nothing is drafted
     std::atomic<bool> probabilities{false};  // whether the sampler made last has to tell them
-    int32_t processed = NOT_ONE;  // tokens of the one batch since the last decision
+    int32_t processed = NOT_ONE;             // tokens of the one batch since the last decision
     double decided_at = 0;
 
     size_t missing(const draft_params & asked, llama_seq_id id) const;
@@ -223,10 +235,12 @@ bool director::catch_up(const draft_params & asked, llama_seq_id id) {
         return false;
     }
     const size_t left = missing(asked, id);
+    const size_t first = asked.prompt->size() - left;
+    // A cache of two kinds knows where the shorter part ends; a checkpoint puts back that one alone.
+    engine().remove(llama_get_memory(model), id, static_cast<llama_pos>(first), -1);
     if (left == 0) {
         return true;
     }
-    const size_t first = asked.prompt->size() - left;
     const size_t count = std::min(left, static_cast<size_t>(llama_n_batch(model)));
     llama_batch batch = llama_batch_init(static_cast<int32_t>(count), 0, 1);
     batch.n_tokens = static_cast<int32_t>(count);
@@ -312,6 +326,9 @@ GGML_MESH_API void * mesh_speculative_init(void * params, uint32_t sequences) __
 GGML_MESH_API llama_context * mesh_draft_context(void * self) __asm__(DRAFT_CONTEXT);
 GGML_MESH_API bool
 mesh_memory_remove(llama_memory_t memory, llama_seq_id id, llama_pos from, llama_pos to) __asm__(MEMORY_REMOVE);
+GGML_MESH_API size_t mesh_state_restore(
+    llama_context * context, const uint8_t * from, size_t size, llama_seq_id id, llama_state_seq_flags flags
+) __asm__(STATE_RESTORE);
 GGML_MESH_API void *
 mesh_sampler_init(const llama_model * model, common_params_sampling * sampling) __asm__(SAMPLER_INIT);
 GGML_MESH_API bool
@@ -359,6 +376,15 @@ llama_context * mesh_draft_context(void * self) {
 
 bool mesh_memory_remove(llama_memory_t memory, llama_seq_id id, llama_pos from, llama_pos to) {
     return (to < 0 && the_director().keeps(memory, id, from)) || engine().remove(memory, id, from, to);
+}
+
+size_t mesh_state_restore(
+    llama_context * context, const uint8_t * from, size_t size, llama_seq_id id, llama_state_seq_flags flags
+) {
+    if (flags == LLAMA_STATE_SEQ_FLAGS_NONE) {
+        the_director().replaced(id);
+    }
+    return engine().restore(context, from, size, id, flags);
 }
 
 void * mesh_sampler_init(const llama_model * model, common_params_sampling * sampling) {

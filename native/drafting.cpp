@@ -209,6 +209,7 @@ class director {
     int32_t processed = NOT_ONE;             // tokens of the one batch since the last decision
     double decided_at = 0;
 
+    bool follows(const draft_params & asked, llama_seq_id id) const;
     size_t missing(const draft_params & asked, llama_seq_id id) const;
     bool catch_up(const draft_params & asked, llama_seq_id id);
 };
@@ -216,6 +217,13 @@ class director {
 director & the_director() {
     static director one;
     return one;
+}
+
+// Whether the draft model can read this text, if it has not yet.
+bool director::follows(const draft_params & asked, llama_seq_id id) const {
+    // Images have positions and no tokens; a text with them cannot be counted off.
+    const bool counted = asked.prompt->size() == static_cast<size_t>(asked.pos0);
+    return model != nullptr && (!lazy || (counted && !lost[static_cast<size_t>(id)]));
 }
 
 // Tokens before the last one that the draft model has not read.
@@ -229,11 +237,6 @@ size_t director::missing(const draft_params & asked, llama_seq_id id) const {
 
 // Lets the draft model read one batch of what it has missed. True when it is up to date.
 bool director::catch_up(const draft_params & asked, llama_seq_id id) {
-    const size_t sequence = static_cast<size_t>(id);
-    // Images have positions and no tokens; a text with them cannot be counted off.
-    if (lost[sequence] || asked.prompt->size() != static_cast<size_t>(asked.pos0)) {
-        return false;
-    }
     const size_t left = missing(asked, id);
     const size_t first = asked.prompt->size() - left;
     // A cache of two kinds knows where the shorter part ends; a checkpoint puts back that one alone.
@@ -256,7 +259,7 @@ bool director::catch_up(const draft_params & asked, llama_seq_id id) {
     llama_synchronize(model);
     llama_batch_free(batch);
     inner->reading_took(now_s() - start, count);
-    lost[sequence] = !read;
+    lost[static_cast<size_t>(id)] = !read;
     return read && count == left;
 }
 
@@ -267,17 +270,16 @@ void director::draft(void * spec) {
         inner->stepped(static_cast<size_t>(processed), now - decided_at);
     }
     std::vector<mesh::speculation::request> requests;
-    for (size_t id = 0; id < kept.size(); ++id) {
-        const draft_params & asked = *engine().params(spec, static_cast<llama_seq_id>(id));
+    for (size_t i = 0; i < kept.size(); ++i) {
+        const llama_seq_id id = static_cast<llama_seq_id>(i);
+        const draft_params & asked = *engine().params(spec, id);
         if (asked.drafting) {
-            const size_t room = plain[id] ? 0 : static_cast<size_t>(std::max(0, asked.n_max));
-            requests.push_back(
-                {id, room, asked.prompt, asked.id_last, missing(asked, static_cast<llama_seq_id>(id))}
-            );
+            const size_t room = plain[i] ? 0 : static_cast<size_t>(std::max(0, asked.n_max));
+            requests.push_back({i, room, asked.prompt, asked.id_last, missing(asked, id), follows(asked, id)});
         }
     }
     const std::vector<mesh::decision> decisions = inner->decide(requests, now);
-    size_t by_model = 0;
+    std::vector<size_t> by_model;
     for (size_t i = 0; i < requests.size(); ++i) {
         const llama_seq_id id = static_cast<llama_seq_id>(requests[i].sequence);
         draft_params & asked = *engine().params(spec, id);
@@ -289,22 +291,20 @@ void director::draft(void * spec) {
         } else if (made.source == mesh::drafted_by::model && (!lazy || catch_up(asked, id))) {
             asked.drafting = true;
             asked.n_max = static_cast<int32_t>(made.depth);
-            ++by_model;
+            by_model.push_back(i);
         }
     }
-    if (by_model > 0) {
+    if (!by_model.empty()) {
         const double start = now_s();
         engine().draft(spec);
         const double took = now_s() - start;
         size_t deepest = 0;
-        for (size_t i = 0; i < requests.size(); ++i) {
-            if (decisions[i].source == mesh::drafted_by::model) {
-                const llama_seq_id id = static_cast<llama_seq_id>(requests[i].sequence);
-                const draft_params & asked = *engine().params(spec, id);
-                inner->drafted(requests[i].sequence, asked.result->size());
-                deepest = std::max(deepest, asked.result->size());
-                kept[requests[i].sequence] = lazy ? asked.pos0 : NOT_KEPT;
-            }
+        for (const size_t i : by_model) {
+            const size_t sequence = requests[i].sequence;
+            const draft_params & asked = *engine().params(spec, static_cast<llama_seq_id>(sequence));
+            inner->drafted(sequence, asked.result->size());
+            deepest = std::max(deepest, asked.result->size());
+            kept[sequence] = lazy ? asked.pos0 : NOT_KEPT;
         }
         inner->drafting_took(took, deepest);
     }

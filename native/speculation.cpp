@@ -11,6 +11,8 @@ constexpr double MATCH_RATES[] = {0.35, 0.5, 0.65, 0.8, 0.9};  // before anythin
 constexpr double MODEL_RATE = 0.7;
 constexpr size_t PLAIN_AFTER = 64;    // steps with drafts, one without: what it is all compared with changes
 constexpr double CATCHING_UP = 0.03;  // of the time, to see whether a model that did not pay does now
+constexpr double INVESTED = 0.25;     // of the time since a request began, before the model has drafted anything
+constexpr size_t AT_ONCE = 10;        // steps
 constexpr size_t AT_HAND = 2;         // tokens that a draft model reads anyway, the last of a draft among them
 constexpr double FRESH = 0.15;
 
@@ -49,6 +51,7 @@ void speculation::begin(size_t id) {
     one.open = false;
     one.last = {};
     one.since_plain = 0;
+    one.began_at = -1;
     one.model_used_at = -1;
     // What others have seen is where a new request starts, and no more than that.
     for (size_t kind = 0; kind < KINDS; ++kind) {
@@ -67,6 +70,7 @@ std::vector<decision> speculation::decide(const std::vector<request> & requests,
     drafting_s = 0;
     for (const request & asked : requests) {
         sequence & one = sequences[asked.sequence];
+        one.began_at = one.began_at < 0 ? now : one.began_at;
         decision made = decide_one(asked, tokens, yield, drafting_s, now);
         one.last = made;
         one.open = true;
@@ -85,6 +89,7 @@ std::vector<decision> speculation::decide(const std::vector<request> & requests,
         all.push_back(made);
     }
     yielding = requests.size();
+    decided_at = now;
     ++counters.steps;
     return all;
 }
@@ -114,15 +119,14 @@ decision speculation::decide_one(const request & asked, size_t others, double yi
             }
         }
     }
-    if (limits.model > 0) {
-        if (may_use_model(one, asked.missing, now)) {
+    if (limits.model > 0 && asked.follows) {
+        if (may_use_model(one, asked, now)) {
             const draft_source source{
                 one.model.rate(), std::min({asked.room, limits.model, one.model.trusted()}), draft_s,
                 read_s * static_cast<double>(std::min(asked.missing, AT_HAND))};
             const draft_choice choice = best_depth(costs, source, others, yield, spent_s);
             if (choice.depth > 0 && choice.tokens_per_s > best) {
                 made = {drafted_by::model, choice.depth, {}};
-                one.model_used_at = now;
             } else if (choice.depth == 0) {
                 one.model.skipped();
             }
@@ -131,13 +135,19 @@ decision speculation::decide_one(const request & asked, size_t others, double yi
     return made;
 }
 
-// A model that has not read along has to catch up first. At the beginning of a request that is an investment,
-// if drafts have paid so far; once it was put aside, it may cost no more than a small part of the time since.
-bool speculation::may_use_model(const sequence & one, size_t missing, double now) const {
-    if (missing <= AT_HAND || one.model_used_at < 0) {
+// A model that has not read along has to catch up first. At the beginning of a request that is an investment, if
+// drafts have paid so far: a few steps' worth at once, and more as the answer turns out to be long, since nobody knows
+// that before. Once the model was put aside, it may cost no more than a small part of the time since.
+bool speculation::may_use_model(const sequence & one, const request & asked, double now) const {
+    const double reading_s = read_s * static_cast<double>(asked.missing);
+    if (asked.missing <= AT_HAND) {
         return true;
     }
-    return read_s * static_cast<double>(missing) <= CATCHING_UP * (now - one.model_used_at);
+    if (one.model_used_at < 0) {
+        const double at_once_s = costs.of(1) * static_cast<double>(std::min(asked.room, AT_ONCE));
+        return reading_s <= std::max(at_once_s, INVESTED * (now - one.began_at));
+    }
+    return reading_s <= CATCHING_UP * (now - one.model_used_at);
 }
 
 void speculation::drafted(size_t id, size_t count) {
@@ -146,6 +156,9 @@ void speculation::drafted(size_t id, size_t count) {
     counters.drafted += count;
     if (one.last.source == drafted_by::text) {
         counters.text_drafted += count;
+    } else {
+        // Not before: a long text is read in several steps, and the first would forbid the others.
+        one.model_used_at = decided_at;
     }
 }
 

@@ -48,13 +48,14 @@ class speculation {
     void begin(size_t id);
 
     // What to draft for those sequences that are waiting for a token, in the order given. `missing` are the
-    // tokens that the draft model has not read yet.
+    // tokens that the draft model has not read yet; with many of them it may be asked several times before it drafts.
     struct request {
         size_t sequence;
         size_t room;  // tokens that the engine would take
         const std::vector<int32_t> * text;
         int32_t last;
         size_t missing;
+        bool follows = true;  // whether there is a draft model that can read this text
     };
     std::vector<decision> decide(const std::vector<request> & requests, double now);
 
@@ -62,7 +63,8 @@ class speculation {
         return sequences[id].text;
     }
 
-    // What became of the last decision for a sequence. A draft model may have drafted less than it was allowed.
+    // What became of the last decision for a sequence. A draft model may have drafted less than it was allowed; of one
+    // that is still catching up nothing is told.
     void drafted(size_t id, size_t count);
     void accepted(size_t id, size_t count);
 
@@ -84,8 +86,9 @@ class speculation {
         decision last;
         size_t drafted = 0;
         size_t accepted = 0;
-        bool open = false;          // whether the last decision waits for its outcome
-        size_t since_plain = 0;     // steps with drafts in a row
+        bool open = false;       // whether the last decision waits for its outcome
+        size_t since_plain = 0;  // steps with drafts in a row
+        double began_at = -1;
         double model_used_at = -1;  // when it drafted last
         explicit sequence(const speculation & all);
     };
@@ -98,12 +101,13 @@ class speculation {
     double read_s = 0;
     double drafting_s = 0;  // in the step under way
     size_t yielding = 0;    // sequences in the step under way
+    double decided_at = 0;
     std::vector<sequence> sequences;
 
     static size_t kind_of(size_t length);
     decision decide_one(const request & asked, size_t others, double yield, double spent_s, double now);
     void settle(sequence & one);
-    bool may_use_model(const sequence & one, size_t missing, double now) const;
+    bool may_use_model(const sequence & one, const request & asked, double now) const;
 };
 
 }  // namespace mesh

@@ -263,6 +263,51 @@ TEST("speculation: a step without a draft comes now and then, to compare with") 
     CHECK(plain >= 4 && plain <= 12);
 }
 
+TEST("speculation: a draft model reads a long text in several steps, and then drafts") {
+    speculation one({8, 0}, 1);
+    const std::vector<int32_t> text(4000, 1);
+    for (int i = 0; i < 4; ++i) {
+        one.decide({{0, 100, &text, 2, 0}}, 0);
+        one.stepped(1, far_away(1));
+    }
+    one.begin(0);
+    double now = 1;
+    size_t missing = 4000;
+    size_t steps = 0;
+    while (missing > 0 && ++steps < 1000) {
+        if (one.decide({{0, 100, &text, 2, missing}}, now).at(0).source == drafted_by::model) {
+            one.reading_took(0.5, 500);
+            missing -= 500;
+            now += 0.5;
+        }
+        one.stepped(1, far_away(1));
+        now += far_away(1);
+    }
+    // As soon as the answer is known to be long, and not much later: it reads 500 in each step.
+    CHECK(now > 10 && now < 25);
+    CHECK(one.decide({{0, 100, &text, 2, 0}}, now).at(0).source == drafted_by::model);
+    one.drafted(0, 8);
+    // Once it has drafted and was put aside, it may take no more than a small part of the time since.
+    CHECK(one.decide({{0, 100, &text, 2, 4000}}, now + 10).at(0).source == drafted_by::nobody);
+    CHECK(one.decide({{0, 100, &text, 2, 4000}}, now + 1000).at(0).source == drafted_by::model);
+}
+
+TEST("speculation: a text that the draft model cannot read is left to the text itself") {
+    speculation one({8, 24}, 1);
+    std::vector<int32_t> text;
+    for (int32_t i = 0; i < 200; ++i) {
+        text.push_back(i % 10);
+    }
+    speculation::request asked{0, 100, &text, 0, 200};
+    one.decide({asked}, 0);
+    one.stepped(1, far_away(1));
+    asked.follows = false;
+    CHECK(one.decide({asked}, 1).at(0).source == drafted_by::text);
+    const std::vector<int32_t> other = numbers(200);
+    asked = {0, 100, &other, 999, 200, false};
+    CHECK(one.decide({asked}, 2).at(0).source == drafted_by::nobody);
+}
+
 TEST("speculation: several sequences share a step, and no draft is deeper than there is room") {
     speculation all({8, 24}, 4);
     const std::vector<int32_t> text = {1, 2, 3, 4, 5, 1, 2, 3, 4};

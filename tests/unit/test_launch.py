@@ -15,14 +15,29 @@ from mesh_llm.node.equipment import Equipment
 from mesh_llm.node.launch import Launch
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import NodeId, Prediction
+from mesh_llm.types import Draft, Fingerprint, MeshSettings, NodeId, Prediction
 from tests.support.planning import GB, model, node, settings
 
+DRAFT = Draft(
+    name="small",
+    fingerprint=Fingerprint("d" * 32),
+    weight_bytes=1 << 20,
+    cache_bytes=64,
+    compute_bytes=1 << 20,
+)
 
-def engine(folder: Path, facts: dict[str, bool] | None = None, **options: Any) -> EngineSpec:
+
+def engine(
+    folder: Path,
+    facts: dict[str, bool] | None = None,
+    wanted: MeshSettings | None = None,
+    draft: Path | None = None,
+    **options: Any,
+) -> EngineSpec:
     """Of a node that reads 1,000 tokens of a prompt in a second."""
+    wanted = wanted or settings()
     known = model(files=(folder / "Big-8B-Q4_K_M.gguf",), **(facts or {}))
-    plan = decide(Snapshot(nodes=(node("a", 100),)), known, settings(), current=None, barred={})
+    plan = decide(Snapshot(nodes=(node("a", 100),)), known, wanted, current=None, barred={})
     launch = Launch(
         me=NodeId("a"),
         config=NodeConfig(home=folder, threads=1, **options),
@@ -36,7 +51,8 @@ def engine(folder: Path, facts: dict[str, bool] | None = None, **options: Any) -
             speed=None,
         ),
         model=known,
-        settings=settings(),
+        settings=wanted,
+        draft=draft,
     )
     predicted = Prediction(tok_s=10.0, first_token_s=0.512 + 0.1)
     return launch.engine(replace(plan, predicted=predicted), (), nodes_here=1)
@@ -59,6 +75,32 @@ def test_what_a_person_sets_is_passed_on_and_has_room(
     spec = engine(tmp_path, settings=wishes)
     assert spec.settings == wishes  # applied last, by the engine child
     assert spec.batch == batch
+
+
+@pytest.mark.parametrize(
+    ("slots", "wishes", "depths"),
+    [
+        (1, {}, (24, 6)),
+        (8, {}, (24, 6)),  # 8 times 24, and one of each: 200 of 224
+        (10, {}, (21, 6)),
+        (64, {}, (2, 2)),
+        (64, {"n_batch": 2048}, (24, 6)),
+        (1, {"n_batch": 8}, (7, 6)),
+        (8, {"n_batch": 8}, (0, 0)),
+    ],
+)
+def test_the_guesses_of_all_slots_fit_into_a_step(
+    tmp_path: Path, slots: int, wishes: dict[str, int], depths: tuple[int, int]
+) -> None:
+    drafting = replace(settings(guess=True, slots=slots), draft=DRAFT, draft_max=6)
+    spec = engine(tmp_path, wanted=drafting, draft=tmp_path / "small.gguf", settings=wishes)
+    assert (spec.draft.text_depth, spec.draft.model_depth) == depths
+    assert (spec.draft.model is not None) == (depths[1] > 0)
+
+
+def test_an_engine_of_a_person_s_own_guesses_nothing(tmp_path: Path) -> None:
+    assert engine(tmp_path, wanted=settings(guess=True)).draft.depth > 0
+    assert engine(tmp_path, wanted=settings(guess=True), bin_dir=tmp_path).draft.depth == 0
 
 
 def test_an_embedding_model_embeds(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ class Launch:
         wanted = own if config.gpu_layers is None else min(own, config.gpu_layers)
         can = abilities(config, facts)
         sizes = batches(plan, facts, whole=can.embeddings or can.rerank, images=can.projector is not None)
+        # A person's own micro-batch is not to be cut by our step.
+        batch = max(sizes.step, int(config.settings.get("n_ubatch", 0)))
+        guesses = not can.embeddings and not can.rerank and config.bin_dir is None
         return EngineSpec(
             model=str(facts.files[0]),
             alias=self.settings.alias,
@@ -50,8 +53,7 @@ class Launch:
             gpu_layers=fit.gpu_layers if fit else (wanted if devices else 0),
             cache_type_k=self.settings.cache_type_k,
             cache_type_v=self.settings.cache_type_v,
-            # A person's own micro-batch is not to be cut by our step.
-            batch=max(sizes.step, int(config.settings.get("n_ubatch", 0))),
+            batch=batch,
             micro_batch=sizes.micro,
             embeddings=can.embeddings,
             rerank=can.rerank,
@@ -60,7 +62,7 @@ class Launch:
             libraries=self._libraries(),
             settings=config.settings,
             bin_dir=str(config.bin_dir) if config.bin_dir else None,
-            draft=self._draft() if not can.embeddings and not can.rerank else DraftSpec(),
+            draft=self._draft(batch, plan.slots) if guesses else DraftSpec(),
             trace=str(config.trace) if config.trace else None,
             files=tuple(str(file) for file in facts.files),
             fingerprint=facts.fingerprint,
@@ -69,11 +71,15 @@ class Launch:
             links=links,
         )
 
-    def _draft(self) -> DraftSpec:
-        """How far to guess ahead. A host without the draft's file does it by the text alone."""
-        depth = model_guesses(self.model, self.settings) if self.draft is not None else 0
+    def _draft(self, batch: int, slots: int) -> DraftSpec:
+        """How far to guess ahead. A host without the draft's file does it by the text alone.
+
+        The engine aborts where the guesses of all slots, and a token of each, are more than a batch.
+        """
+        most = max(0, int(self.config.settings.get("n_batch", batch)) // slots - 1)
+        depth = min(most, model_guesses(self.model, self.settings)) if self.draft is not None else 0
         return DraftSpec(
-            text_depth=text_guesses(self.model, self.settings),
+            text_depth=min(most, text_guesses(self.model, self.settings)),
             model=str(self.draft) if depth else None,
             model_depth=depth,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,21 @@ _SAME = {
     "tokenizer.ggml.model": "another kind of tokenizer",
     "tokenizer.ggml.add_bos_token": "another way to begin a text",
     "tokenizer.ggml.add_eos_token": "another way to end a text",
-    "tokenizer.ggml.bos_token_id": "another token to begin with",
-    "tokenizer.ggml.eos_token_id": "another token to end with",
 }
+_SAME_IF_ADDED = (
+    ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token", True, "another token to begin with"),
+    ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token", False, "another token to end with"),
+)
+"""Tokens that count only where every text gets one, and whether it does if the file does not say.
+
+A chat model ends with another token than the base model of its family, which can draft for it.
+"""
 
 
 def difference(model: GgufFile, draft: GgufFile) -> str | None:
     """Why the engine would refuse the draft; None where it takes it."""
-    ours, theirs = model.metadata(), draft.metadata()
-    for key, what in _SAME.items():
-        if key in ours and key in theirs and ours[key] != theirs[key]:
-            return f"it has {what} ({theirs[key]} instead of {ours[key]})"
+    if reason := tokenizers_differ(model.metadata(), draft.metadata()):
+        return reason
     counts = [_count(file) for file in (model, draft)]
     if 0 in counts:
         return "one of them has no vocabulary"
@@ -46,6 +51,18 @@ def difference(model: GgufFile, draft: GgufFile) -> str | None:
     for index, (one, other) in enumerate(zip(_tokens(model), _tokens(draft), strict=False)):
         if index >= _FIRST_COMPARED and one != other:
             return f"its token {index} is {_shown(other)} instead of {_shown(one)}"
+    return None
+
+
+def tokenizers_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """The same, as far as it can be seen without the words themselves."""
+    compared = list(_SAME.items())
+    for key, added, default, what in _SAME_IF_ADDED:
+        if ours.get(added, default) or theirs.get(added, default):
+            compared.append((key, what))
+    for key, what in compared:
+        if key in ours and key in theirs and ours[key] != theirs[key]:
+            return f"it has {what} ({theirs[key]} instead of {ours[key]})"
     return None
 
 

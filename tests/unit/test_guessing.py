@@ -7,7 +7,7 @@ from dataclasses import replace
 from mesh_llm.defaults import GUESS_TEXT_MAX
 from mesh_llm.membership.plans import settings_from_document, settings_to_document
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.fit import compute_bytes, memory_need, stage_need
+from mesh_llm.planning.fit import advice, compute_bytes, memory_need, stage_need
 from mesh_llm.planning.guessing import cache_settings, can_guess, model_guesses, text_guesses
 from mesh_llm.types import Draft, Fingerprint, Mode
 from tests.support.planning import GB, mesh, model, node, settings
@@ -64,6 +64,14 @@ def test_a_draft_can_be_what_does_not_fit_any_more() -> None:
     nodes = mesh(node("a", (need + 100_000_000) / GB))
     assert decide(nodes, model(), GUESSING, current=None).mode is Mode.SOLO
     assert decide(nodes, model(), DRAFTING, current=None).mode is Mode.WAITING
+
+
+def test_who_has_no_room_for_a_draft_is_told_to_leave_it_out() -> None:
+    drafting = cache_settings(model(), DRAFTING, 4096)
+    have = memory_need(model(), cache_settings(model(), GUESSING, 4096)).total_bytes
+    assert advice(model(), drafting, have).startswith("--no-draft")
+    assert "--no-draft" not in advice(model(), drafting, have // 2)
+    assert "--no-draft" not in advice(model(), replace(drafting, draft=None), have // 2)
 
 
 def test_settings_travel_with_their_draft() -> None:

@@ -245,6 +245,10 @@ def refusal(facts: ModelFacts, settings: CacheSettings, need: MemoryNeed, have_b
 def advice(facts: ModelFacts, settings: CacheSettings, have_bytes: int) -> str:
     """What a person could change so that the model fits."""
     ways = []
+    if settings.draft is not None:
+        plain = replace(settings, draft=None, guesses=0)
+        if memory_need(facts, plain).total_bytes <= have_bytes:
+            ways.append("--no-draft")
     shorter = largest_context(facts, settings, have_bytes)
     if shorter is not None:
         ways.append(f"--ctx-size {shorter}")

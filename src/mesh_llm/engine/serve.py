@@ -272,9 +272,11 @@ def _draft(xllamacpp: Any, speculative: Any, spec: EngineSpec, *, directed: bool
         types.append(kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE)
         speculative.draft.mparams.path = draft.model
         speculative.draft.n_max = draft.depth if directed else draft.model_depth
-        speculative.draft.n_gpu_layers = 0 if not spec.devices else -1
+        # Where not a layer of the model went to the GPUs, nobody has counted on room for a draft there.
+        devices = spec.devices if spec.gpu_layers or spec.links else ()
+        speculative.draft.n_gpu_layers = -1 if devices else 0
         # Never on a worker: a draft that crosses a link for every token is none.
-        speculative.draft.devices = ",".join(spec.devices) or "none"
+        speculative.draft.devices = ",".join(devices) or "none"
         speculative.draft.cpuparams.n_threads = spec.threads
         speculative.draft.cpuparams_batch.n_threads = spec.threads
     speculative.types = types

@@ -105,10 +105,19 @@ class director {
         lazy = kind != nullptr && !llama_model_is_recurrent(kind) && !llama_model_is_hybrid(kind);
     }
 
+    // The engine loads its model anew, as after it slept: what we knew of its contexts is gone, and it may do without
+    // drafts from here on.
+    void stop() {
+        const std::lock_guard<std::mutex> lock(mutex);
+        before = inner != nullptr ? inner->counters : before;
+        inner.reset();
+    }
+
     void start(size_t sequences) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (limits.model + limits.text > 0) {
             inner = std::make_unique<mesh::speculation>(limits, sequences);
+            inner->counters = before;
             kept.assign(sequences, NOT_KEPT);
             lost.assign(sequences, false);
             plain.assign(sequences, false);
@@ -190,7 +199,7 @@ class director {
 
     mesh::speculation_counters counters() {
         const std::lock_guard<std::mutex> lock(mutex);
-        return inner != nullptr ? inner->counters : mesh::speculation_counters{};
+        return inner != nullptr ? inner->counters : before;
     }
 
   private:
@@ -200,6 +209,7 @@ class director {
     std::mutex mutex;
     mesh::speculation_limits limits;
     std::unique_ptr<mesh::speculation> inner;
+    mesh::speculation_counters before;  // of models that were unloaded
     llama_context * model = nullptr;
     bool lazy = false;
     std::vector<llama_pos> kept;             // by sequence: from where the engine is about to cut, once
@@ -361,6 +371,7 @@ bool mesh_speculative_process(void * spec, const common_batch * batch) {
 }
 
 void * mesh_speculative_init(void * params, uint32_t sequences) {
+    the_director().stop();
     void * spec = engine().init(params, sequences);
     if (spec != nullptr) {
         the_director().start(sequences);

@@ -8,7 +8,7 @@ from mesh_llm.defaults import GUESS_TEXT_MAX
 from mesh_llm.membership.plans import settings_from_document, settings_to_document
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import advice, compute_bytes, memory_need, stage_need
-from mesh_llm.planning.guessing import cache_settings, can_guess, model_guesses, text_guesses
+from mesh_llm.planning.guessing import cache_settings, can_guess, made_by, model_guesses, text_guesses
 from mesh_llm.types import Draft, Fingerprint, Mode
 from tests.support.planning import GB, mesh, model, node, settings
 
@@ -59,11 +59,17 @@ def test_guesses_keep_their_logits_and_the_draft_lies_on_the_host() -> None:
     assert worker == stage_need(big, plain, whole, host=False, head=False)
 
 
-def test_a_draft_can_be_what_does_not_fit_any_more() -> None:
+def test_a_draft_that_does_not_fit_is_left_out() -> None:
     need = memory_need(model(), cache_settings(model(), GUESSING, 4096)).total_bytes
-    nodes = mesh(node("a", (need + 100_000_000) / GB))
-    assert decide(nodes, model(), GUESSING, current=None).mode is Mode.SOLO
-    assert decide(nodes, model(), DRAFTING, current=None).mode is Mode.WAITING
+    tight = mesh(node("a", (need + 100_000_000) / GB))
+    bare = decide(tight, model(), DRAFTING, current=None)
+    assert bare == decide(tight, model(), GUESSING, current=None)
+    assert bare.mode is Mode.SOLO
+    assert made_by(bare, model(), DRAFTING) == replace(DRAFTING, draft=None)
+    wide = decide(mesh(node("a", (need + 10 * GB) / GB)), model(), DRAFTING, current=None)
+    assert made_by(wide, model(), DRAFTING) == DRAFTING
+    short = mesh(node("a", (need - 100_000_000) / GB))
+    assert decide(short, model(), DRAFTING, current=None).mode is Mode.WAITING
 
 
 def test_who_has_no_room_for_a_draft_is_told_to_leave_it_out() -> None:

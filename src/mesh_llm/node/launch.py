@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
@@ -15,7 +15,7 @@ from mesh_llm.node.equipment import Equipment
 from mesh_llm.planning.batches import batches
 from mesh_llm.planning.choice import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
-from mesh_llm.planning.guessing import cache_settings, model_guesses, text_guesses
+from mesh_llm.planning.guessing import cache_settings, made_by, model_guesses, text_guesses
 from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
 
 
@@ -32,6 +32,9 @@ class Launch:
     """The draft model's file, where it is here."""
 
     def engine(self, plan: Plan, links: tuple[LinkSpec, ...], *, nodes_here: int) -> EngineSpec:
+        settings = made_by(plan, self.model, self.settings)
+        if settings != self.settings:
+            return replace(self, settings=settings).engine(plan, links, nodes_here=nodes_here)
         config, facts = self.config, self.model
         own = sum(stage.last - stage.first for stage in plan.stages if stage.node == self.me)
         fit = self._fit_alone(plan) if not links else None

@@ -8,6 +8,7 @@ beaten: speeds and delays are measured, and a restart costs everybody a pause.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from mesh_llm.defaults import CLEARLY_FASTER, DELAY_LESS, DELAY_MORE
@@ -56,7 +57,22 @@ def decide(
 
     `barred` are nodes that refused or failed a moment ago, with their reasons.
     A host without layers has no stage, and is not among the excluded either.
+    Where a draft model is what does not fit, it is left out: without it the model runs at all.
     """
+    plan = _decide(snapshot, model, settings, current, barred)
+    if plan.mode is not Mode.WAITING or settings.draft is None:
+        return plan
+    bare = _decide(snapshot, model, replace(settings, draft=None), current, barred)
+    return plan if bare.mode is Mode.WAITING else bare
+
+
+def _decide(
+    snapshot: Snapshot,
+    model: ModelFacts,
+    settings: MeshSettings,
+    current: ServingPlan | None,
+    barred: Mapping[NodeId, str],
+) -> Plan:
     try:
         asked = question(snapshot, model, settings, barred)
     except UsageError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mesh_llm.defaults import GUESS_TEXT_MAX
 from mesh_llm.planning.batches import micro_batch
-from mesh_llm.planning.fit import CacheSettings
-from mesh_llm.types import MeshSettings, ModelFacts
+from mesh_llm.planning.fit import CacheSettings, stage_need
+from mesh_llm.types import MeshSettings, ModelFacts, Plan
 
 
 def text_guesses(model: ModelFacts, settings: MeshSettings) -> int:
@@ -25,6 +27,17 @@ def can_guess(model: ModelFacts) -> bool:
     more than a guess can save.
     """
     return not any(layer.cache.state_bytes for layer in model.layers)
+
+
+def made_by(plan: Plan, model: ModelFacts, settings: MeshSettings) -> MeshSettings:
+    """The settings that a plan was made by: without the draft model where only so it fits."""
+    stage = next((stage for stage in plan.stages if stage.node == plan.host), None)
+    if settings.draft is None or stage is None:
+        return settings
+    head = not plan.head_on_worker or stage is plan.stages[-1]
+    cache = cache_settings(model, settings, plan.context)
+    need = stage_need(model, cache, (stage.first, stage.last), host=True, head=head)
+    return settings if stage.need_bytes >= need.total_bytes else replace(settings, draft=None)
 
 
 def cache_settings(model: ModelFacts, settings: MeshSettings, context: int) -> CacheSettings:

@@ -260,6 +260,16 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
             f"[mine]\n{FINE}size_byte = 1",
             "field size_byte: there is no such field; size_bytes is one",
         ),
+        ('[mine]\nrep = "a/b"', ", entry mine, field rep: there is no such field; repo is one"),
+        (
+            f"[Mine2.5-7B]\n{FINE}",
+            ', entry Mine2, field 5-7B: a name with a dot in it is written ["Mine2.5-7B"]',
+        ),
+        ('[mine]\nurl = "https://[x/x.gguf"', ", entry mine, field url: it is no address"),
+        (
+            '[mine]\npackage = "--pre"\nmember = "x.gguf"',
+            ", entry mine, field package: it is written name==version",
+        ),
         (f'["a:b"]\n{FINE}', ", entry a:b, field name: a name has no slash, colon, comma"),
         (f"[mine]\n{FINE}[MINE]\n{FINE}", ", entry MINE, field name: MINE is already mine's"),
         (

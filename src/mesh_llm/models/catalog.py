@@ -12,7 +12,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
@@ -259,6 +259,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _QUANTISATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32))$", re.I
 )
+_PACKAGE = re.compile(r"\w[\w.-]*==[\w.+!-]+", re.ASCII)
+_SOURCES = frozenset({"repo", "files", "revision", "package", "member", "url"})
+_FIELDS = _SOURCES | {field.name for field in fields(CatalogEntry)} - {"name", "source"}
 _ESTIMATED_SHARE, _ESTIMATED_BYTES = 0.1, 512 << 20
 
 
@@ -299,17 +302,17 @@ class _Table:
     where: str
     name: str
     fields: object
-    _seen: set[str] = field(default_factory=set)
 
     def entry(self) -> CatalogEntry:
         if not isinstance(self.fields, Mapping):
             raise ModelError(f"{self.where}, entry {self.name}: it is no table of fields")
         if not _NAME.fullmatch(self.name):
             raise self._wrong("name", "a name has no slash, colon, comma or space around it")
+        self._check_fields(self.fields)
         source = self._source()
         size_bytes = self._number("size_bytes")
         stem = stem_of(PurePosixPath(source.files[0]).name)
-        entry = CatalogEntry(
+        return CatalogEntry(
             name=self.name,
             aliases=self._alias_list(),
             source=source,
@@ -324,10 +327,17 @@ class _Table:
             about=self._text("about"),
             memory_bytes=self._number("memory_bytes") or _estimate(size_bytes),
         )
-        for unknown in self.fields.keys() - self._seen:
-            near = difflib.get_close_matches(unknown, self._seen, n=1)
-            raise self._wrong(unknown, f"there is no such field{f'; {near[0]} is one' if near else ''}")
-        return entry
+
+    def _check_fields(self, fields: Mapping[str, object]) -> None:
+        for name, value in fields.items():
+            if name in _FIELDS:
+                continue
+            if isinstance(value, Mapping):
+                # TOML takes [a.b] for b within a.
+                quoted = f'["{self.name}.{name}"]'
+                raise self._wrong(name, f"a name with a dot in it is written {quoted}")
+            near = difflib.get_close_matches(name, _FIELDS, n=1)
+            raise self._wrong(name, f"there is no such field{f'; {near[0]} is one' if near else ''}")
 
     # -- where it comes from -----------------------------------------------------------------------
 
@@ -339,9 +349,7 @@ class _Table:
             case "repo":
                 return self._hub()
             case "package":
-                return WheelSource(
-                    package=self._text("package"), member=self._gguf(self._text("member"), "member")
-                )
+                return self._wheel()
             case _:
                 return self._url()
 
@@ -358,9 +366,18 @@ class _Table:
             raise self._wrong("files", "two of them have one name")
         return HubSource(repo=repo, files=files, revision=self._text("revision") or "main")
 
+    def _wheel(self) -> WheelSource:
+        package = self._text("package")
+        if not _PACKAGE.fullmatch(package):
+            raise self._wrong("package", "it is written name==version")
+        return WheelSource(package=package, member=self._gguf(self._text("member"), "member"))
+
     def _url(self) -> UrlSource:
         url = self._text("url")
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise self._wrong("url", "it is no address") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise self._wrong("url", "it has to begin with https://")
         self._gguf(unquote(parts.path), "url")
@@ -380,7 +397,6 @@ class _Table:
 
     def _value(self, at: str) -> object:
         assert isinstance(self.fields, Mapping)
-        self._seen.add(at)
         return self.fields.get(at)
 
     def _text(self, at: str) -> str:

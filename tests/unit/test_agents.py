@@ -255,6 +255,14 @@ def test_a_link_stays_and_what_it_points_to_changes(person: Path, relative: bool
     assert [entry.name for entry in real.parent.iterdir()] == ["models.json"]
 
 
+def test_a_link_to_itself_is_refused(person: Path) -> None:
+    link = person / ".pi/agent/models.json"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(link)
+    with pytest.raises((AgentConfigRefused, OSError)):
+        agent.write_config("pi", HERE)
+
+
 def test_a_link_to_nothing_gets_its_file(person: Path) -> None:
     link = person / ".pi/agent/models.json"
     link.parent.mkdir(parents=True)

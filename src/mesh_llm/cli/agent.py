@@ -159,7 +159,7 @@ def write_config(name: str, endpoint: Endpoint) -> Written:
     """Merge `endpoint` into the agent's file. Twice is once: the second time nothing changes."""
     named = config_file(name)
     # The file itself, not a link to it, is replaced: people keep such files elsewhere and link to them.
-    path = named.resolve()
+    path = _target(named)
     before = _read(path, named)
     try:
         after = configs.rewritten(name, before or "", endpoint)
@@ -184,6 +184,13 @@ def write_config(name: str, endpoint: Endpoint) -> Written:
             hint=f"mesh-llm agent {name} shows what to paste",
         ) from error
     return Written(file=named, changed=True, backup=backup)
+
+
+def _target(named: Path) -> Path:
+    try:
+        return named.resolve()
+    except (OSError, RuntimeError):  # the latter before Python 3.13
+        raise AgentConfigRefused(f"{named} is a link that leads to itself") from None
 
 
 def _read(path: Path, named: Path) -> str | None:

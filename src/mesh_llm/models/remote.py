@@ -14,6 +14,7 @@ from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
+from yarl import URL
 
 from mesh_llm.defaults import (
     DOWNLOAD_CONNECT_S,
@@ -152,7 +153,7 @@ async def get(
     """An answer's body to be read in the block; what breaks there, or before, is raised as Passing."""
     host = host_of(url)
     try:
-        async with session.get(url, headers=headers) as answer:
+        async with session.get(_as_given(url), headers=headers) as answer:
             yield answer
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise Unreachable(cannot_reach(host, error)) from error
@@ -162,6 +163,11 @@ async def get(
         raise DownloadFailed(f"{host} leads nowhere: {shown(url)} is redirected in vain") from error
     except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
         raise Passing(f"the connection to {host} broke off") from error
+
+
+def _as_given(url: str) -> URL:
+    """Addresses of storage are signed as they are: %27 must not become an apostrophe."""
+    return URL(url, encoded=url.isascii() and url.isprintable() and " " not in url)
 
 
 def cannot_reach(host: str, error: Exception) -> str:

@@ -236,6 +236,38 @@ def test_nobody_there(person: Person, stored: Stored) -> None:
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"HF_ENDPOINT": "mirror"}, "HF_ENDPOINT is mirror, which is no address"),
+        ({"HF_ENDPOINT": "http://[x"}, "HF_ENDPOINT is http://[x, which is no address"),
+        ({"HF_ENDPOINT": ""}, "HF_ENDPOINT is empty, which is no address"),
+        ({"HF_TOKEN": "hf_\u00e4"}, "HF_TOKEN holds what no token has in it"),
+        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "the environment names a socks proxy, and models are"),
+        (
+            {"ALL_PROXY": "127.0.0.1:9", "NO_PROXY": ""},
+            "cannot be reached: the proxy 127.0.0.1:9 refuses the connection",
+        ),
+    ],
+)
+def test_settings_with_which_it_cannot_work(
+    person: Person, stored: Stored, env: dict[str, str], words: str
+) -> None:
+    ended = person.downloads(NAME, within_s=20, **env)
+
+    assert ended.status == 1
+    assert words in ended.stderr
+    assert len(ended.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("port", ["port", "99999", "0"])
+def test_an_address_with_a_port_that_is_none(person: Person, port: str) -> None:
+    ended = person.downloads(f"http://127.0.0.1:{port}/model.gguf")
+
+    assert ended.status == 2
+    assert "is no address of a .gguf file" in ended.stderr
+
+
 def test_no_network(person: Person) -> None:
     """Names are not resolved: what a machine without a network says, and no packet leaves this one."""
     packages = person.folder / "packages"

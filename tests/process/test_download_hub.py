@@ -133,6 +133,7 @@ def test_a_quantisation_of_a_repository(person: Person, given: str, file: str) -
         ),
         (("a-Q8_0.gguf", "b-Q8_0.gguf"), ":Q8_0", "Hint: name one: a-Q8_0.gguf, b-Q8_0.gguf\n"),
         (("model.safetensors",), "", f"Error: {REPO} has no GGUF file\n"),
+        (("a\x1b[2J.gguf", "../b.gguf"), "", f"Error: {REPO} has no GGUF file\n"),
     ],
 )
 def test_a_name_that_does_not_mean_one_model(
@@ -155,6 +156,18 @@ def test_a_plain_url(person: Person) -> None:
 
     assert ended.status == 0
     assert_is_here(person, data, "my model.gguf")
+
+
+def test_a_proxy_is_found_as_other_programs_find_it(person: Person) -> None:
+    data = some_bytes(500_000)
+    person.hub.plain["model.gguf"] = Stored.of(data)
+    # The storage answers for any host, as a proxy does.
+    proxy = person.hub.storage_url.removeprefix("http://")
+
+    ended = person.downloads("http://models.example/plain/model.gguf", ALL_PROXY=proxy, NO_PROXY="")
+
+    assert ended.status == 0
+    assert_is_here(person, data, "model.gguf")
 
 
 def test_a_link_from_the_hubs_pages_is_checked_like_its_name(person: Person, stored: Stored) -> None:

@@ -239,7 +239,10 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
             '[mine]\nrepo = "a/b"\nfiles = ["x.gguf", "y/x.gguf"]',
             ", entry mine, field files: two of them have one name",
         ),
-        ('[mine]\nurl = "ftp://x/x.gguf"', ", entry mine, field url: it has to begin with https://"),
+        (
+            '[mine]\nurl = "ftp://x/x.gguf"',
+            ", entry mine, field url: it is no address that begins with https://",
+        ),
         ('[mine]\nurl = "https://x/x.bin"', ", entry mine, field url: '/x.bin' is no name of a .gguf file"),
         ('[mine]\npackage = "p==1"', ", entry mine, field member: '' is no name of a .gguf file"),
         (
@@ -265,7 +268,7 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
             f"[Mine2.5-7B]\n{FINE}",
             ', entry Mine2, field 5-7B: a name with a dot in it is written ["Mine2.5-7B"]',
         ),
-        ('[mine]\nurl = "https://[x/x.gguf"', ", entry mine, field url: it is no address"),
+        ('[mine]\nurl = "https://[x/x.gguf"', ", entry mine, field url: it is no address that begins"),
         (
             '[mine]\npackage = "--pre"\nmember = "x.gguf"',
             ", entry mine, field package: it is written name==version",

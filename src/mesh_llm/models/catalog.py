@@ -137,6 +137,23 @@ def key_of(name: str) -> str:
     return name.strip().casefold().removesuffix(".gguf")
 
 
+def is_model_file(path: str) -> bool:
+    """Whether a path on a server may name a file here: none that leads elsewhere, or moves a cursor."""
+    parts = PurePosixPath(path)
+    ends = parts.suffix.lower() == ".gguf"
+    return ends and ".." not in parts.parts and "\\" not in path and path.isprintable()
+
+
+def is_address(url: str) -> bool:
+    """Whether a web server can be asked for it."""
+    try:
+        parts = urlsplit(url)
+        # The port is looked at when it is asked for, and not before.
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 # -- all of them ----------------------------------------------------------------------------------
 
 
@@ -374,19 +391,13 @@ class _Table:
 
     def _url(self) -> UrlSource:
         url = self._text("url")
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            raise self._wrong("url", "it is no address") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise self._wrong("url", "it has to begin with https://")
-        self._gguf(unquote(parts.path), "url")
+        if not is_address(url):
+            raise self._wrong("url", "it is no address that begins with https://")
+        self._gguf(unquote(urlsplit(url).path), "url")
         return UrlSource(url=url)
 
     def _gguf(self, file: str, at: str) -> str:
-        path = PurePosixPath(file)
-        # Names of files to be: none that leads out of the folder that they are meant for.
-        if path.suffix.lower() != ".gguf" or ".." in path.parts or "\\" in file or not file.isprintable():
+        if not is_model_file(file):
             raise self._wrong(at, f"{file!r} is no name of a .gguf file")
         return file
 

@@ -146,7 +146,7 @@ async def _from_servers(
         return
     # One lock for each: a model and a draft that are the same files must not wait for each other.
     wanted = list({_key(entry): entry for entry in wanted}.values())
-    hub.check_installed()
+    hub.check()
     async with AsyncExitStack() as stack:
         # In one order everywhere: two that want the same two models must not wait for each other.
         scratch: dict[str, Path] = {}

@@ -20,12 +20,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from mesh_llm import __version__
 from mesh_llm.defaults import HUB_ANSWER_S
 from mesh_llm.errors import DownloadFailed, MeshError
-from mesh_llm.models.catalog import CatalogEntry, HubName, HubSource, quantisation_of, stem_of, unlisted
+from mesh_llm.models.catalog import (
+    CatalogEntry,
+    HubName,
+    HubSource,
+    is_address,
+    is_model_file,
+    quantisation_of,
+    stem_of,
+    unlisted,
+)
 from mesh_llm.models.remote import (
     Passing,
     Remote,
@@ -35,6 +44,7 @@ from mesh_llm.models.remote import (
     host_of,
     passing_status,
     seconds,
+    unusable_proxy,
 )
 
 if TYPE_CHECKING:
@@ -50,12 +60,19 @@ _RESOLVE = re.compile(r"/([\w.-]+/[\w.-]+)/(?:resolve|blob)/([^/]+)/(.+)")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.I)
 
 
-def check_installed() -> None:
-    """A lite client has no use for the library, and comes without it."""
+def check() -> None:
+    """That a hub can be asked at all. A lite client has no use for the library, and comes without it."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise DownloadFailed(
             "models are downloaded with the help of huggingface_hub, which is not installed",
             hint="pip install 'mesh-llm[engine]'",
+        )
+    # Here: the library would not even let itself be imported.
+    mirror = os.environ.get("HF_ENDPOINT")
+    if mirror is not None and not is_address(mirror):
+        raise DownloadFailed(
+            f"HF_ENDPOINT is {mirror or 'empty'}, which is no address",
+            hint="it is one such as https://huggingface.co",
         )
 
 
@@ -95,7 +112,7 @@ async def locate(source: HubSource, file: str) -> Remote:
         found = get_hf_file_metadata(url, library_name="mesh-llm", library_version=__version__)
         # A token is for the hub alone: its redirects lead to storage that must not see it.
         token = build_hf_headers().get("authorization")
-        own = token is not None and host_of(found.location) == host_of(url)
+        own = token is not None and _origin(found.location) == _origin(url)
         etag = found.etag
         return Remote(
             url=found.location,
@@ -106,6 +123,11 @@ async def locate(source: HubSource, file: str) -> Remote:
         )
 
     return await _asked(ask, repo=source.repo, revision=source.revision, file=file)
+
+
+def _origin(url: str) -> tuple[str, str]:
+    """With its scheme: what was said in confidence is not repeated in the clear."""
+    return urlsplit(url).scheme, host_of(url)
 
 
 # -- names ----------------------------------------------------------------------------------------
@@ -130,7 +152,7 @@ class _Variant:
 
 async def resolve(name: HubName) -> CatalogEntry:
     """Which files `hf:OWNER/REPO[:FILE|QUANT]` means, with their sizes and hashes."""
-    check_installed()
+    check()
 
     def ask() -> list[Any]:
         from huggingface_hub import HfApi
@@ -157,8 +179,9 @@ def _variants(listed: Sequence[Any]) -> list[_Variant]:
     for file in listed:
         name = str(file.rfilename)
         # A projector belongs to a model, and is none.
-        if name.lower().endswith(".gguf") and not name.rsplit("/", 1)[-1].lower().startswith("mmproj"):
-            groups.setdefault(_SHARD.sub("", name), []).append(file)
+        if is_model_file(name) and "mmproj" not in name.rsplit("/", 1)[-1].lower():
+            # By how many there are, too: a model may have been cut anew.
+            groups.setdefault(_SHARD.sub(r"-of-\2", name), []).append(file)
     variants = []
     for files in groups.values():
         files.sort(key=lambda file: str(file.rfilename))
@@ -270,8 +293,12 @@ def _explained(error: Exception, *, repo: str, revision: str, file: str | None) 
         return _refused(error, host=host, repo=repo, revision=revision, file=file)
     if isinstance(error, HFValidationError):
         return DownloadFailed(f"{repo} is no name of a repository", hint="it is written OWNER/NAME")
+    if isinstance(error, UnicodeEncodeError | httpx2.LocalProtocolError):
+        return DownloadFailed("HF_TOKEN holds what no token has in it", hint="set it anew, or unset it")
+    if isinstance(error, ImportError) and "socks" in str(error).lower():
+        return unusable_proxy("socks")
     if isinstance(error, httpx2.ConnectError | httpx2.TimeoutException | httpx2.ProxyError):
-        return Unreachable(cannot_reach(host, error))
+        return Unreachable(cannot_reach(endpoint(), error))
     if isinstance(error, httpx2.TransportError):
         return Passing(f"the connection to {host} broke off")
     return DownloadFailed(

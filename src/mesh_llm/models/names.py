@@ -38,6 +38,8 @@ from mesh_llm.models.catalog import (
     HubSource,
     UrlSource,
     either,
+    is_address,
+    is_model_file,
     key_of,
     quantisation_of,
     stem_of,
@@ -111,13 +113,10 @@ def parse_hub(text: str) -> HubName:
 
 def parse_url(url: str) -> CatalogEntry | HubName:
     """An address of a .gguf file; those of Hugging Face as what the hub calls them."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        parts = SplitResult("", "", "", "", "")
+    parts = urlsplit(url) if is_address(url) else SplitResult("", "", "", "", "")
     if parts.hostname in _HUB_HOSTS and (named := _hub_address(parts)) is not None:
         return named
-    if not parts.hostname or not parts.path.lower().endswith(".gguf"):
+    if not parts.hostname or not is_model_file(unquote(parts.path)):
         raise UsageError(
             f"{url} is no address of a .gguf file",
             hint="models on Hugging Face can be named as hf:OWNER/REPO[:FILE|QUANT], too",

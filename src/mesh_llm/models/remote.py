@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from yarl import URL
@@ -153,10 +154,14 @@ async def get(
     """An answer's body to be read in the block; what breaks there, or before, is raised as Passing."""
     host = host_of(url)
     try:
-        async with session.get(_as_given(url), headers=headers) as answer:
+        async with session.get(_as_given(url), headers=headers, proxy=proxy_for(url)) as answer:
             yield answer
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise Unreachable(cannot_reach(host, error)) from error
+    except (
+        aiohttp.ClientConnectorError,
+        aiohttp.ConnectionTimeoutError,
+        aiohttp.ClientHttpProxyError,
+    ) as error:
+        raise Unreachable(cannot_reach(url, error)) from error
     except aiohttp.SocketTimeoutError as error:
         raise Passing(f"{host} sent nothing for {stall_s():g} s") from error
     except (aiohttp.InvalidURL, aiohttp.TooManyRedirects, aiohttp.NonHttpUrlClientError) as error:
@@ -170,14 +175,42 @@ def _as_given(url: str) -> URL:
     return URL(url, encoded=url.isascii() and url.isprintable() and " " not in url)
 
 
-def cannot_reach(host: str, error: Exception) -> str:
+def proxy_for(url: str) -> str | None:
+    """What the environment names, as huggingface_hub reads it: ALL_PROXY, and hosts without a scheme, too."""
+    parts, named = urlsplit(url), getproxies()
+    proxy = named.get(parts.scheme) or named.get("all")
+    if not proxy or not parts.hostname or proxy_bypass(parts.hostname):
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    if (kind := urlsplit(proxy).scheme.lower()) not in ("http", "https"):
+        raise unusable_proxy(kind)
+    return proxy
+
+
+def unusable_proxy(kind: str) -> DownloadFailed:
+    return DownloadFailed(
+        f"the environment names a {kind} proxy, and models are downloaded by way of http proxies only",
+        hint="name one in HTTPS_PROXY and unset ALL_PROXY, or go without: NO_PROXY='*'",
+    )
+
+
+def cannot_reach(url: str, error: Exception) -> str:
+    host, proxy = host_of(url), proxy_for(url)
+    if isinstance(error, aiohttp.ClientConnectorCertificateError) or "certificate" in str(error).lower():
+        return f"{host} cannot prove that it is {host}: its certificate is not trusted here"
+    if proxy is None:
+        return _unreached(host, error)
+    return f"{host} cannot be reached: {_unreached(f'the proxy {host_of(proxy)}', error)}"
+
+
+def _unreached(host: str, error: Exception) -> str:
     text = str(error).lower()
     if isinstance(error, aiohttp.ClientConnectorDNSError) or any(word in text for word in _NO_NAME):
         return f"{host} cannot be found: there is no network, or no such host"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError) or "certificate" in text:
-        return f"{host} cannot prove that it is {host}: its certificate is not trusted here"
     if "refused" in text or "connect call failed" in text:
         return f"{host} refuses the connection"
+    if "407" in text:
+        return f"{host} asks for a name and a password"
     if isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text:
         return f"{host} does not answer"
     return f"{host} cannot be reached"

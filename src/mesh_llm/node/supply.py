@@ -168,14 +168,16 @@ class Supply:
         if self._entry.model is None:
             return None
         path = models_folder() / f"{self._entry.model.removesuffix('.gguf')}.gguf"
-        return await self._shelf.read(path) if path.is_file() else None
+        # The name is its creator's word: a path to elsewhere is none.
+        here = path.parent == models_folder() and path.is_file()
+        return await self._shelf.read(path) if here else None
 
     async def obtain(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model; None where this node has to do without it."""
-        if given is not None:
+        settings = self._entry.settings
+        if given is not None and not self._is_outdated(given):
             self._entry.check_model(given)
             return given
-        settings = self._entry.settings
         if self._entry.is_creator and self._config.model is not None:
             settings = None  # its choice, and not what the mesh had before
         if settings is not None and (found := await self._shelf.find(settings)) is not None:
@@ -186,10 +188,19 @@ class Supply:
         if isinstance(wanted, HubName):
             wanted = await hub.resolve(wanted)
         self._doing(f"{wanted.name} is being downloaded")
-        path = await download(wanted, models_folder(), fetch=self._package, progress=self._progress)
+        path = await download(
+            wanted, models_folder(), fetch=self._package, progress=self._progress, say=self._doing
+        )
         facts = await self._shelf.read(path)
         self._entry.check_model(facts)
         return facts
+
+    def _is_outdated(self, model: ModelFacts) -> bool:
+        """Whether a member only remembered it, and the mesh serves another file by now."""
+        settings = self._entry.settings
+        if self._config.model is not None or self._entry.is_creator or settings is None:
+            return False
+        return model.fingerprint != settings.fingerprint
 
     def _to_download(self, settings: MeshSettings | None) -> CatalogEntry | HubName | None:
         """What can be had without the mesh, and should be."""

@@ -154,13 +154,13 @@ class _Room:
 async def _list(listed: Catalog, home: Home, as_json: bool) -> None:
     document = await _status(home)
     here, mesh = await _this_machine(home, document), _mesh(document)
-    held = {tuple(path.name for path in model.files) for model in find_all(Places.from_environment())}
+    held = find_all(Places.from_environment())
     rows = [
         _Listed(
             entry=entry,
             machine=here,
             mesh=mesh,
-            here=entry.files in held or is_here(entry, models_folder()),
+            here=names.copy_of(entry, held) is not None or is_here(entry, models_folder()),
         )
         for entry in listed
     ]

@@ -64,8 +64,10 @@ class Drafts:
         if draft is None or draft.fingerprint in self._files:
             return
         self._files[draft.fingerprint] = None
+        key = catalog.key_of(draft.name)
         for found in await asyncio.to_thread(lambda: list(find_all(Places.from_environment()))):
-            if found.name == draft.name and not found.missing:
+            # The title as well: Ollama's files are called by it in the mesh.
+            if key in map(catalog.key_of, (*found.names, found.title)) and not found.missing:
                 try:
                     facts = await self._shelf.look(found.path)
                 except MeshError as error:

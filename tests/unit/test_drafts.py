@@ -1,0 +1,41 @@
+"""The draft of a mesh, as its other members find it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.node.drafts import Drafts
+from mesh_llm.types import Draft, ModelFacts
+from tests.support import planning
+from tests.support.stores import Home
+
+
+class Shelf:
+    async def look(self, path: Path) -> ModelFacts:
+        return planning.model()
+
+
+@pytest.mark.parametrize("name", ["qwen2.5:0.5b", "qwen2.5-0.5B-instruct-q4_k_m"])
+async def test_a_draft_is_found_by_the_name_that_the_mesh_has_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    home = Home(tmp_path)
+    for key, value in home.env.items():
+        monkeypatch.setenv(key, value)
+    file = (
+        home.add_ollama("library/qwen2.5/0.5b")
+        if ":" in name
+        else home.add("Qwen2.5-0.5B-Instruct-Q4_K_M.gguf")
+    )
+    shelf: Any = Shelf()
+    drafts = Drafts(config=NodeConfig(home=tmp_path), shelf=shelf, tell=lambda event: None)
+    draft = Draft(name=name, fingerprint=planning.FINGERPRINT, weight_bytes=1, cache_bytes=1, compute_bytes=1)
+    settings = planning.settings(draft=draft)
+
+    await drafts.find(settings)
+
+    assert drafts.file(settings) == file

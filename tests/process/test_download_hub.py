@@ -148,6 +148,33 @@ def test_a_name_that_does_not_mean_one_model(
     assert words in ended.stderr
 
 
+def test_a_name_as_model_takes_it(person: Person, stored: Stored) -> None:
+    person.catalog(PAIR)
+    other = person.hub.put(REPO, "model-3b-q8_0.gguf", some_bytes(1000))
+
+    assert person.downloads("Model-3B").status == 0
+    assert person.downloads("Model-3B-Q8_0").status == 0
+
+    assert_is_here(person, stored.data)
+    assert_is_here(person, other.data, "model-3b-q8_0.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (REPO, f"there is no file {REPO}\nHint: on Hugging Face it is hf:{REPO}\n"),
+        ("./model.gguf", "./model.gguf is the path of a file, and no model that can be downloaded\n"),
+        ("ollama:qwen3", "ollama:qwen3 is not in Ollama's store on this machine\n"),
+        ("GLM-4.8-Flash", "knows by name\nHint: did you mean GLM-4.7-Flash?\n"),
+    ],
+)
+def test_what_cannot_be_downloaded(person: Person, name: str, words: str) -> None:
+    ended = person.downloads(name)
+
+    assert ended.status == 1
+    assert words in ended.stderr
+
+
 def test_a_plain_url(person: Person) -> None:
     data = some_bytes(500_000)
     person.hub.plain["my model.gguf"] = Stored.of(data)

@@ -82,8 +82,19 @@ async def _entry(name: str, listed: Catalog) -> CatalogEntry:
     elif scheme.startswith(("https://", "http://")):
         meant = names.parse_url(name)
     else:
-        meant = listed.find(name)
+        meant = listed.get(name) or _named(name, listed)
     return await hub.resolve(meant) if isinstance(meant, HubName) else meant
+
+
+def _named(name: str, listed: Catalog) -> CatalogEntry | HubName:
+    """What --model would download by that name, if nothing were here."""
+    meant = names.resolve(name, catalog=listed, find=tuple)
+    if isinstance(meant, names.Here):
+        raise ModelError(
+            f"{name} is the path of a file, and no model that can be downloaded",
+            hint="mesh-llm download lists what can be",
+        )
+    return meant
 
 
 def _download(entries: Sequence[CatalogEntry]) -> None:

@@ -368,6 +368,18 @@ def test_a_disk_that_fills_up_keeps_what_has_come(person: Person) -> None:
     assert f"left {FILE}.part " in ended.stdout
 
 
+@AS_ROOT
+def test_what_does_not_say_how_long_it_is_leaves_some_room(person: Person) -> None:
+    person.hub.faults.chunked = person.hub.faults.ignore_ranges = True
+    person.hub.plain[FILE] = Stored.of(some_bytes(20_000_000))
+
+    ended = on_a_small_disk(person, 261, "download", f"{person.hub.storage_url}/plain/{FILE}")
+
+    assert ended.status == 1
+    assert f"Error: the disk filled up while downloading {FILE.removesuffix('.gguf')}" in ended.stderr
+    assert len(person.hub.seen) == 2
+
+
 def test_a_folder_that_cannot_be_written_to(person: Person, stored: Stored) -> None:
     person.models.write_text("a file")
 

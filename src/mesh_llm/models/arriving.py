@@ -7,9 +7,11 @@ note beside it says which. The next run goes on behind it, after hashing it agai
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mesh_llm.defaults import COPY_CHUNK_BYTES, DOWNLOAD_BATCH_BYTES, DOWNLOAD_BATCHES
+from mesh_llm.defaults import COPY_CHUNK_BYTES, DOWNLOAD_BATCH_BYTES, DOWNLOAD_BATCHES, FETCH_SPARE_BYTES
 from mesh_llm.models.remote import Remote
 
 T = TypeVar("T")
@@ -138,6 +140,9 @@ class Arriving:
 
     def _put(self, batch: list[bytes]) -> None:
         assert self._descriptor is not None
+        if self.size_bytes is None and shutil.disk_usage(self.path.parent).free < FETCH_SPARE_BYTES:
+            # Of what never said how long it is, and may never end, nobody could ask before.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for chunk in batch:
             view = memoryview(chunk)
             while view:

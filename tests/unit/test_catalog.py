@@ -406,6 +406,13 @@ async def test_every_byte_can_be_checked(tmp_path: Path) -> None:
     path.write_bytes(CONTENT[:-1] + b"X")
     with pytest.raises(ModelError, match="is damaged: its sha256 is "):
         verify(path)
+    checksum_file(path).unlink()
+    with pytest.raises(ModelError, match="came without a hash to compare it with"):
+        verify(path)
+    with pytest.raises(ModelError, match="is damaged: its sha256 is "):
+        verify(path, ENTRY.sha256[0])
+    path.write_bytes(CONTENT)
+    assert verify(path, ENTRY.sha256[0]) == ENTRY.sha256[0]
     path.unlink()
     with pytest.raises(ModelError, match=f"^there is no {path}$"):
         verify(path)

@@ -133,9 +133,9 @@ def _files_document(entry: CatalogEntry) -> dict[str, Any]:
 def _check(entries: Sequence[CatalogEntry], as_json: bool) -> None:
     checked = []
     for entry in entries:
-        for file in entry.files:
+        for index, file in enumerate(entry.files):
             path = models_folder() / file
-            digest = verify(path)
+            digest = verify(path, entry.sha256[index] if entry.sha256 else None)
             checked.append({"path": str(path), "sha256": digest})
             if not as_json:
                 click.echo(f"{path} is intact (sha256 {digest})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from pathlib import Path
 
 from mesh_llm.errors import ModelError
@@ -29,25 +30,29 @@ def record(path: Path, sha256: str) -> None:
     scratch.replace(note)
 
 
-def verify(path: Path) -> str:
-    """Compare every byte of a downloaded file with the hash it came with; returns that hash.
+def verify(path: Path, known: str | None = None) -> str:
+    """Compare every byte of a downloaded file with the hash it came with, else with `known`; returns that.
 
     The fingerprint that nodes exchange samples the file; this reads all of it.
     """
+    expected = recorded(path) or known
     try:
-        noted = checksum_file(path).read_text().split()[0]
         with path.open("rb") as file:
+            if expected is None:
+                raise ModelError(
+                    f"{path} came without a hash to compare it with",
+                    hint=f"sha256sum {shlex.quote(str(path))} shows its own; its page on the hub has one",
+                )
             found = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError as error:
+    except FileNotFoundError:
         raise ModelError(
-            f"there is no {error.filename}", hint="mesh-llm download NAME fetches the model and its hash"
+            f"there is no {path}", hint="mesh-llm download NAME fetches the model and its hash"
         ) from None
-    except (OSError, IndexError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "its .sha256 holds no hash"
-        raise ModelError(f"{path} cannot be checked: {why}") from error
-    if found != noted:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be checked: {error.strerror}") from error
+    if found != expected:
         raise ModelError(
-            f"{path} is damaged: its sha256 is {found[:12]}…, downloaded was {noted[:12]}…",
-            hint=f"rm {path}, and download it again",
+            f"{path} is damaged: its sha256 is {found[:12]}…, it should be {expected[:12]}…",
+            hint=f"rm {shlex.quote(str(path))}, and download it again",
         )
     return found

@@ -58,7 +58,7 @@ async def resumable(folder: Path, key: str, *, waiting: Callable[[], None]) -> A
         raise DownloadFailed(
             f"another mesh-llm has been fetching the same model to {folder} "
             f"for {LOCK_TIMEOUT_S / 60:.0f} minutes",
-            hint=f"see what holds {path} (fuser {path}) and end it",
+            hint=f"run this again when it is done; fuser {path} shows which process that is",
         ) from None
     try:
         yield path

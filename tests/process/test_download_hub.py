@@ -52,6 +52,22 @@ def test_the_token_is_for_the_hub_alone(person: Person, stored: Stored) -> None:
     assert [seen.headers.get("Authorization") for seen in person.hub.got("storage")] == [None]
 
 
+@pytest.mark.parametrize("redirects", [True, False])
+def test_a_password_for_other_programs_stays_out_of_it(
+    person: Person, stored: Stored, redirects: bool
+) -> None:
+    person.hub.token, person.hub.redirects = TOKEN, redirects
+    netrc = person.folder / "netrc"
+    netrc.write_text("default login somebody password secret\n")
+    netrc.chmod(0o600)
+
+    ended = person.downloads(NAME, HF_TOKEN=TOKEN, NETRC=str(netrc))
+
+    assert ended.status == 0
+    assert_is_here(person, stored.data)
+    assert all("Authorization" not in seen.headers for seen in person.hub.got("storage"))
+
+
 def test_what_is_here_is_not_fetched_again(person: Person, stored: Stored) -> None:
     person.downloads(NAME)
     person.hub.seen.clear()

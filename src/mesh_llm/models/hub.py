@@ -112,7 +112,7 @@ async def locate(source: HubSource, file: str) -> Remote:
         found = get_hf_file_metadata(url, library_name="mesh-llm", library_version=__version__)
         # A token is for the hub alone: its redirects lead to storage that must not see it.
         token = build_hf_headers().get("authorization")
-        own = token is not None and _origin(found.location) == _origin(url)
+        own = token is not None and _is_own(found.location, url)
         etag = found.etag
         return Remote(
             url=found.location,
@@ -125,9 +125,11 @@ async def locate(source: HubSource, file: str) -> Remote:
     return await _asked(ask, repo=source.repo, revision=source.revision, file=file)
 
 
-def _origin(url: str) -> tuple[str, str]:
-    """With its scheme: what was said in confidence is not repeated in the clear."""
-    return urlsplit(url).scheme, host_of(url)
+def _is_own(location: str, url: str) -> bool:
+    """Whether the hub itself gives it: by the same scheme, and without a password of its own in it."""
+    where = urlsplit(location)
+    same = (where.scheme, host_of(location)) == (urlsplit(url).scheme, host_of(url))
+    return same and where.username is None
 
 
 # -- names ----------------------------------------------------------------------------------------

@@ -130,7 +130,11 @@ def stall_s() -> float:
 
 
 def open_session(trust: ssl.SSLContext) -> aiohttp.ClientSession:
-    """For bytes: no bound on the whole, one on each silence. Proxies as the environment says."""
+    """For bytes: no bound on the whole, one on each silence.
+
+    Nothing of the environment is taken but what `get` is told: the password that ~/.netrc has
+    for a host, or for all, would go beside a token or a signature, and be refused with it.
+    """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=trust),
         timeout=aiohttp.ClientTimeout(
@@ -142,7 +146,7 @@ def open_session(trust: ssl.SSLContext) -> aiohttp.ClientSession:
         ),
         headers={"Accept-Encoding": "identity", "User-Agent": "mesh-llm"},
         read_bufsize=256 << 10,
-        trust_env=True,
+        trust_env=False,
         auto_decompress=False,
     )
 

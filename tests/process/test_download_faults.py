@@ -244,6 +244,7 @@ def test_nobody_there(person: Person, stored: Stored) -> None:
         ({"HF_ENDPOINT": ""}, "HF_ENDPOINT is empty, which is no address"),
         ({"HF_TOKEN": "hf_\u00e4"}, "HF_TOKEN holds what no token has in it"),
         ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "the environment names a socks proxy, and models are"),
+        ({"ALL_PROXY": "http://p:port", "NO_PROXY": ""}, "the environment names a malformed proxy, and"),
         (
             {"ALL_PROXY": "127.0.0.1:9", "NO_PROXY": ""},
             "cannot be reached: the proxy 127.0.0.1:9 refuses the connection",

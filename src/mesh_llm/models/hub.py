@@ -43,6 +43,7 @@ from mesh_llm.models.remote import (
     cannot_reach,
     host_of,
     passing_status,
+    proxy_for,
     seconds,
     unusable_proxy,
 )
@@ -260,6 +261,7 @@ async def _in_a_thread(work: Callable[[], T]) -> T:
         result, failure = None, None
         try:
             _keep_to_the_point()
+            proxy_for(endpoint())
             result = work()
         except Exception as error:
             failure = error

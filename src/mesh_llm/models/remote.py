@@ -26,6 +26,7 @@ from mesh_llm.defaults import (
     DOWNLOAD_WAIT_LIMIT_S,
 )
 from mesh_llm.errors import DownloadFailed
+from mesh_llm.models.catalog import is_address
 
 T = TypeVar("T")
 
@@ -186,8 +187,9 @@ def proxy_for(url: str) -> str | None:
     if not proxy or not parts.hostname or proxy_bypass(parts.hostname):
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
-    if (kind := urlsplit(proxy).scheme.lower()) not in ("http", "https"):
-        raise unusable_proxy(kind)
+    if not is_address(proxy):
+        kind = proxy.partition("://")[0].lower()
+        raise unusable_proxy(kind if kind not in ("http", "https") else "malformed")
     return proxy
 
 

@@ -149,6 +149,11 @@ def test_a_quantisation_of_a_repository(person: Person, given: str, file: str) -
         ),
         (("a-Q8_0.gguf", "b-Q8_0.gguf"), ":Q8_0", "Hint: name one: a-Q8_0.gguf, b-Q8_0.gguf\n"),
         (("model.safetensors",), "", f"Error: {REPO} has no GGUF file\n"),
+        (
+            ("m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"),
+            "",
+            f"Error: {REPO} has 2 of the 3 files of m-Q8_0\n",
+        ),
         (("a\x1b[2J.gguf", "../b.gguf"), "", f"Error: {REPO} has no GGUF file\n"),
     ],
 )

@@ -263,6 +263,10 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
             f"[mine]\n{FINE}size_byte = 1",
             "field size_byte: there is no such field; size_bytes is one",
         ),
+        (
+            '[mine]\nrepo = "a/b"\nfiles = ["x-00001-of-00003.gguf", "x-00002-of-00003.gguf"]',
+            ", entry mine, field files: x-00001-of-00003.gguf is one of 3, and 2 of them are named",
+        ),
         ('[mine]\nrep = "a/b"', ", entry mine, field rep: there is no such field; repo is one"),
         (
             f"[Mine2.5-7B]\n{FINE}",

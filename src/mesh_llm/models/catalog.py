@@ -132,6 +132,12 @@ def stem_of(file: str) -> str:
     return _SHARD.sub("", name)
 
 
+def file_count(file: str) -> int:
+    """How many files the model has that this one is of, as its name says."""
+    found = _SHARD.search(PurePosixPath(file).stem)
+    return int(found[2]) if found else 1
+
+
 def key_of(name: str) -> str:
     """How names are compared: whatever their case, with or without .gguf."""
     return name.strip().casefold().removesuffix(".gguf")
@@ -381,6 +387,8 @@ class _Table:
             self._gguf(file, "files")
         if len({PurePosixPath(file).name for file in files}) < len(files):
             raise self._wrong("files", "two of them have one name")
+        if (count := file_count(files[0])) not in (1, len(files)):
+            raise self._wrong("files", f"{files[0]} is one of {count}, and {len(files)} of them are named")
         return HubSource(repo=repo, files=files, revision=self._text("revision") or "main")
 
     def _wheel(self) -> WheelSource:

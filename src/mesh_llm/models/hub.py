@@ -29,6 +29,7 @@ from mesh_llm.models.catalog import (
     CatalogEntry,
     HubName,
     HubSource,
+    file_count,
     is_address,
     is_model_file,
     quantisation_of,
@@ -173,6 +174,11 @@ async def resolve(name: HubName) -> CatalogEntry:
             hint="look for a repository of the same model with GGUF in its name",
         )
     chosen = _choose(name, variants)
+    if (count := file_count(chosen.files[0])) != len(chosen.files):
+        raise DownloadFailed(
+            f"{name.repo} has {len(chosen.files)} of the {count} files of {chosen.stem}",
+            hint="look for another repository of the same model",
+        )
     source = HubSource(repo=name.repo, files=chosen.files, revision=name.revision)
     return replace(unlisted(source), size_bytes=sum(chosen.sizes), sha256=chosen.sha256)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 
 from mesh_llm.console import feed as feeding
+from mesh_llm.console import neighbours
 from mesh_llm.console.chat import Api
 from mesh_llm.console.feed import Feed
 from mesh_llm.console.neighbours import is_foreign
@@ -295,8 +297,31 @@ def test_other_users_of_the_machine_are_told_apart() -> None:
     own, stranger = os.getuid(), os.getuid() + 1
     row = "{}: 0100007F:{:04X} 0100007F:0C3B 01 00000000:00000000 00:00000000 00000000 {} 0 1 1"
     lines = [row.format(index, 4000 + index, uid) for index, uid in enumerate((own, 0, stranger))]
-    found = [is_foreign(("127.0.0.1", port), lines) for port in (4000, 4001, 4002, 4003)]
+    here = ("127.0.0.1", 0x0C3B)
+    found = [is_foreign(("127.0.0.1", port), here, lines) for port in (4000, 4001, 4002, 4003)]
     assert found == [False, False, True, False]
+
+
+def test_a_port_that_is_used_twice_belongs_to_whoever_called() -> None:
+    """Its other connection, to another place, is old and nobody's, or our user's own."""
+    row = "{}: 0100007F:0FA0 0100007F:{} {} 00000000:00000000 00:00000000 00000000 {} 0 1 1"
+    others = [row.format(0, "2479", "06", 0), row.format(1, "247A", "01", os.getuid())]
+    lines = [*others, row.format(2, "0C3B", "01", os.getuid() + 1)]
+    assert is_foreign(("127.0.0.1", 4000), ("127.0.0.1", 0x0C3B), lines)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_whoever_calls_is_found_in_the_systems_tables(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(family) as caller:
+        caller.connect((address, server.getsockname()[1]))
+        taken, peer = server.accept()
+        with taken:
+            assert not is_foreign(peer, taken.getsockname())
+            user = os.getuid()
+            monkeypatch.setattr(neighbours, "_ROOT", -1)
+            monkeypatch.setattr(os, "getuid", lambda: user + 1)
+            assert is_foreign(peer, taken.getsockname())
 
 
 # -- the page -----------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Output:
         if self._bars is None or step.what not in self._tasks:
             self._end_bars()
             self._bars = Bars(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 DownloadColumn() if step.unit == "bytes" else MofNCompleteColumn(),
                 TimeRemainingColumn(),
@@ -143,7 +143,8 @@ def print_table(rows: Sequence[tuple[str, ...]], *, headers: tuple[str, ...] = (
         table.add_column(headers[index] if headers else "", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    # Names of nodes and models are no markup: a bracket in one is a bracket.
+    Console(markup=False, emoji=False, highlight=False).print(table)
 
 
 def set_up_logging(log_file: Path | None, *, debug: bool, log_format: str) -> None:

@@ -9,7 +9,6 @@ is one.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -172,4 +171,5 @@ def _checked(entry: object) -> Sample | None:
 
 def _number(value: Any) -> float | None:
     known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known and math.isfinite(value) and 0 <= value < _HIGHEST else None
+    # Compared first: a whole number may be too large for any other look at it.
+    return float(value) if known and 0 <= value < _HIGHEST else None

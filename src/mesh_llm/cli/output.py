@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -120,6 +120,11 @@ class Output:
             self._tasks = {}
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """None is one that was closed before this program began."""
+    return stream is not None and stream.isatty()
+
+
 def print_error(error: MeshError) -> None:
     print(f"Error: {error.message}", file=sys.stderr)
     if error.hint:
@@ -132,7 +137,7 @@ def print_json(document: Any) -> None:
 
 def print_table(rows: Sequence[tuple[str, ...]], *, headers: tuple[str, ...] = ()) -> None:
     """Aligned columns without a frame. In a pipe each row is one line: it cuts well with awk."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         lines = [headers, *rows] if headers else rows
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:

@@ -542,6 +542,20 @@ async def test_chat_goes_to_the_nodes_own_api(chatting: Bench, engine: FakeEngin
     seen = engine.seen[0]
     assert seen.header("X-Mesh-LLM-Page") == []
     assert seen.header("Origin") == []
+    # The page could not unpack it.
+    assert seen.header("Accept-Encoding") == ["identity"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/../metrics", "/v1/%2e%2e/metrics", "/v1/models/../../slots", "http://localhost/v1/models"],
+)
+async def test_chat_reaches_nothing_beside_it(chatting: Bench, engine: FakeEngine, path: str) -> None:
+    await chatting.call("/v1/models", method="GET")
+    async with connect(chatting.port) as client:
+        answer = await client.request("GET", path, "Host: localhost", f"{PAGE}: {chatting.token}")
+    assert (answer.status, answer.json()["error"]["message"]) == (404, "there is no such path")
+    assert [seen.target for seen in engine.seen] == ["/v1/models"]
 
 
 async def test_chat_before_there_is_an_api(console: Bench) -> None:

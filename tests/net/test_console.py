@@ -270,6 +270,28 @@ async def test_calls_that_make_no_sense(console: Bench, body: str, sentence: str
     assert console.node.invited == []
 
 
+async def test_agents_are_told_what_to_type(console: Bench) -> None:
+    """As soon as there is something to talk to; a key is named, and never shown."""
+    console.node.document |= {"api": {"url": None, "key_needed": True}, "model": None}
+    assert await console.call("/api/agents", method="GET") == (
+        409,
+        {"error": "this node has no API or no model yet", "hint": "try again in a moment"},
+    )
+    console.node.document["api"]["url"] = "http://127.0.0.1:9337"
+    console.node.document["model"] = {"name": "my model", "context": 4096}
+    status, document = await console.call("/api/agents", method="GET")
+    assert status == 200
+    agents = {agent["name"]: agent for agent in document["agents"]}
+    assert list(agents) == ["pi", "goose", "aider", "opencode", "claude", "curl", "openai"]
+    assert agents["pi"]["command"] == "pi --provider mesh --model 'my model'"
+    assert agents["goose"]["command"] == (
+        "GOOSE_PROVIDER=openai OPENAI_HOST=http://localhost:9337 "
+        "OPENAI_API_KEY=\"$MESH_LLM_API_KEY\" GOOSE_MODEL='my model' goose session"
+    )
+    assert all("my model" in agent["command"] + agent["snippet"] for agent in agents.values())
+    assert (await console.get("/api/agents")).status == 403
+
+
 async def test_each_start_has_another_token(open_console: Open) -> None:
     one, two = await open_console(), await open_console()
     tokens = [await (await each.get("/api/session")).json() for each in (one, two)]

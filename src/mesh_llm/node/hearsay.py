@@ -14,6 +14,7 @@ from mesh_llm.membership.fields import WHOLE_LIMIT, is_number
 from mesh_llm.membership.plans import NAME_CHARS, clean
 
 _SENTENCE_CHARS = 400
+_LINE_CHARS = 2000
 _FIGURE_MOST = 1e18
 _LAYERS_MOST = 10_000
 _STAGES = 64
@@ -26,6 +27,11 @@ Read = Callable[[object], Any]
 def refusal(document: Mapping[str, Any], otherwise: str) -> str:
     """Why another node does not do what it was asked for."""
     return _text(_SENTENCE_CHARS)(document.get("refused")) or otherwise
+
+
+def line(text: str) -> str:
+    """A sentence of our own in which others, or an engine that quotes them, may have had a say."""
+    return clean(text, _LINE_CHARS)
 
 
 def about(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from mesh_llm.console import feed as feeding
 from mesh_llm.console import neighbours
+from mesh_llm.console import server as serving
 from mesh_llm.console.chat import Api
 from mesh_llm.console.feed import Feed
 from mesh_llm.console.neighbours import is_foreign
@@ -210,6 +211,22 @@ async def test_a_link_to_the_page_may_be_followed(console: Bench) -> None:
     assert (await console.get("/", **visit)).status == 200
     assert (await console.get("/api/status", **visit)).status == 403
     assert (await console.get("/", **{**visit, "Sec_Fetch_Dest": "iframe"})).status == 403
+
+
+async def test_one_connection_too_many_is_closed(console: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "CONSOLE_CONNECTIONS", 2)
+    async with connect(console.port) as one, connect(console.port) as two:
+        assert [(await each.request("GET", "/")).status for each in (one, two)] == [200, 200]
+        async with connect(console.port) as third:
+            assert await third.end() == b""
+        assert (await one.request("GET", "/")).status == 200
+    async with asyncio.timeout(WAIT_S):
+        # Until the server has noticed that they are gone.
+        while True:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                async with connect(console.port) as again:
+                    assert (await again.request("GET", "/")).status == 200
+                    return
 
 
 # -- the page's token ---------------------------------------------------------------------------

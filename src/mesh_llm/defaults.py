@@ -617,6 +617,8 @@ CONSOLE_PROGRESS = 16
 """Kept to be shown, by what it is about; more does not happen at once."""
 CONSOLE_WATCHERS = 64
 """Pages and programs that follow one node: a screen in every room."""
+CONSOLE_CONNECTIONS = 256
+"""Of all of them, idle ones included: some for each, and a quarter of the descriptors that a process has."""
 CONSOLE_BEHIND_BYTES = 2 << 20
 """That wait for one who follows: half a minute of a large mesh. Who is further behind starts afresh."""
 CONSOLE_BEHIND_S = 30.0

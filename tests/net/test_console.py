@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ import aiohttp
 import pytest
 
 from mesh_llm.console import feed as feeding
+from mesh_llm.console import neighbours
+from mesh_llm.console import server as serving
 from mesh_llm.console.chat import Api
 from mesh_llm.console.feed import Feed
 from mesh_llm.console.neighbours import is_foreign
@@ -210,6 +213,22 @@ async def test_a_link_to_the_page_may_be_followed(console: Bench) -> None:
     assert (await console.get("/", **{**visit, "Sec_Fetch_Dest": "iframe"})).status == 403
 
 
+async def test_one_connection_too_many_is_closed(console: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "CONSOLE_CONNECTIONS", 2)
+    async with connect(console.port) as one, connect(console.port) as two:
+        assert [(await each.request("GET", "/")).status for each in (one, two)] == [200, 200]
+        async with connect(console.port) as third:
+            assert await third.end() == b""
+        assert (await one.request("GET", "/")).status == 200
+    async with asyncio.timeout(WAIT_S):
+        # Until the server has noticed that they are gone.
+        while True:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                async with connect(console.port) as again:
+                    assert (await again.request("GET", "/")).status == 200
+                    return
+
+
 # -- the page's token ---------------------------------------------------------------------------
 
 CALLS = ("stop", "leave", "unload", "load", "invite", "revoke", "plan")
@@ -268,6 +287,28 @@ async def test_calls_that_make_no_sense(console: Bench, body: str, sentence: str
     assert console.node.invited == []
 
 
+async def test_agents_are_told_what_to_type(console: Bench) -> None:
+    """As soon as there is something to talk to; a key is named, and never shown."""
+    console.node.document |= {"api": {"url": None, "key_needed": True}, "model": None}
+    assert await console.call("/api/agents", method="GET") == (
+        409,
+        {"error": "this node has no API or no model yet", "hint": "try again in a moment"},
+    )
+    console.node.document["api"]["url"] = "http://127.0.0.1:9337"
+    console.node.document["model"] = {"name": "my model", "context": 4096}
+    status, document = await console.call("/api/agents", method="GET")
+    assert status == 200
+    agents = {agent["name"]: agent for agent in document["agents"]}
+    assert list(agents) == ["pi", "goose", "aider", "opencode", "claude", "curl", "openai"]
+    assert agents["pi"]["command"] == "pi --provider mesh --model 'my model'"
+    assert agents["goose"]["command"] == (
+        "GOOSE_PROVIDER=openai OPENAI_HOST=http://localhost:9337 "
+        "OPENAI_API_KEY=\"$MESH_LLM_API_KEY\" GOOSE_MODEL='my model' goose session"
+    )
+    assert all("my model" in agent["command"] + agent["snippet"] for agent in agents.values())
+    assert (await console.get("/api/agents")).status == 403
+
+
 async def test_each_start_has_another_token(open_console: Open) -> None:
     one, two = await open_console(), await open_console()
     tokens = [await (await each.get("/api/session")).json() for each in (one, two)]
@@ -295,8 +336,31 @@ def test_other_users_of_the_machine_are_told_apart() -> None:
     own, stranger = os.getuid(), os.getuid() + 1
     row = "{}: 0100007F:{:04X} 0100007F:0C3B 01 00000000:00000000 00:00000000 00000000 {} 0 1 1"
     lines = [row.format(index, 4000 + index, uid) for index, uid in enumerate((own, 0, stranger))]
-    found = [is_foreign(("127.0.0.1", port), lines) for port in (4000, 4001, 4002, 4003)]
+    here = ("127.0.0.1", 0x0C3B)
+    found = [is_foreign(("127.0.0.1", port), here, lines) for port in (4000, 4001, 4002, 4003)]
     assert found == [False, False, True, False]
+
+
+def test_a_port_that_is_used_twice_belongs_to_whoever_called() -> None:
+    """Its other connection, to another place, is old and nobody's, or our user's own."""
+    row = "{}: 0100007F:0FA0 0100007F:{} {} 00000000:00000000 00:00000000 00000000 {} 0 1 1"
+    others = [row.format(0, "2479", "06", 0), row.format(1, "247A", "01", os.getuid())]
+    lines = [*others, row.format(2, "0C3B", "01", os.getuid() + 1)]
+    assert is_foreign(("127.0.0.1", 4000), ("127.0.0.1", 0x0C3B), lines)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_whoever_calls_is_found_in_the_systems_tables(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(family) as caller:
+        caller.connect((address, server.getsockname()[1]))
+        taken, peer = server.accept()
+        with taken:
+            assert not is_foreign(peer, taken.getsockname())
+            user = os.getuid()
+            monkeypatch.setattr(neighbours, "_ROOT", -1)
+            monkeypatch.setattr(os, "getuid", lambda: user + 1)
+            assert is_foreign(peer, taken.getsockname())
 
 
 # -- the page -----------------------------------------------------------------------------------
@@ -517,6 +581,20 @@ async def test_chat_goes_to_the_nodes_own_api(chatting: Bench, engine: FakeEngin
     seen = engine.seen[0]
     assert seen.header("X-Mesh-LLM-Page") == []
     assert seen.header("Origin") == []
+    # The page could not unpack it.
+    assert seen.header("Accept-Encoding") == ["identity"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/../metrics", "/v1/%2e%2e/metrics", "/v1/models/../../slots", "http://localhost/v1/models"],
+)
+async def test_chat_reaches_nothing_beside_it(chatting: Bench, engine: FakeEngine, path: str) -> None:
+    await chatting.call("/v1/models", method="GET")
+    async with connect(chatting.port) as client:
+        answer = await client.request("GET", path, "Host: localhost", f"{PAGE}: {chatting.token}")
+    assert (answer.status, answer.json()["error"]["message"]) == (404, "there is no such path")
+    assert [seen.target for seen in engine.seen] == ["/v1/models"]
 
 
 async def test_chat_before_there_is_an_api(console: Bench) -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -230,6 +231,53 @@ def test_a_terminal_that_does_not_take_anything_does_not_stop_the_node(home: Pat
         assert screen.wait() == 0
         assert screen.mode() == screen.mode_before
         assert screen.has_cursor()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
+def test_a_node_needs_no_standard_streams(home: Path, closed: str) -> None:
+    """As some supervisors start it; what cannot work is still said where it can be."""
+    command = shlex.join([*MESH_LLM, "--home", str(home), "--port", "0", "--model", "/there/is/none.gguf"])
+    ended = subprocess.run(
+        ["sh", "-c", f"exec {command} {closed}"], stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Error: there is no file /there/is/none.gguf\n")
+
+
+HANG_UP = """
+import asyncio, os, signal, sys
+from mesh_llm.cli.output import Output
+from mesh_llm.cli.run import until_stopped
+
+class Node:
+    def __init__(self):
+        self.told = asyncio.Event()
+    async def run(self):
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGHUP)
+        try:
+            async with asyncio.timeout(0.5):
+                await self.told.wait()
+        except TimeoutError:
+            print("goes on")
+    def stop(self):
+        self.told.set()
+        print("stops")
+
+async def main():
+    return await until_stopped(Node(), Output(), None)
+
+sys.exit(asyncio.run(main()))
+"""
+
+
+@pytest.mark.parametrize(("before", "what"), [("", "stops"), ("trap '' HUP; ", "goes on")])
+def test_a_terminal_that_is_closed_ends_its_node_but_not_one_under_nohup(before: str, what: str) -> None:
+    command = shlex.join([sys.executable, "-c", HANG_UP])
+    ended = subprocess.run(
+        ["sh", "-c", f"{before}exec {command}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == f"{what}\n"
 
 
 BARS = """

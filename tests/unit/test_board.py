@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Any
 
 import pytest
 
 from mesh_llm.cli import board
 from mesh_llm.cli.demo import parse_latency
+from mesh_llm.cli.output import print_table
 from mesh_llm.errors import UsageError
 from mesh_llm.lab.cluster import ClusterSpec
 
@@ -67,3 +70,17 @@ def test_what_is_no_latency(text: str) -> None:
 def test_latencies_for_other_nodes_than_there_are(tmp_path: Any) -> None:
     with pytest.raises(UsageError, match="--latency has 3 values for 2 nodes behind the first"):
         ClusterSpec(home=tmp_path, nodes=3, latency_s=(0.1, 0.1, 0.1))
+
+
+def test_a_name_in_brackets_is_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others choose their names: `[/b]` would end the table, `[red]` would be a colour."""
+
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_table([("[/b] [red]mini[/red] :smile:", "worker")], headers=("node", "role"))
+
+    assert "[/b] [red]mini[/red] :smile:  worker" in screen.getvalue()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from mesh_llm.planning.ground import way_of
 from mesh_llm.planning.waterfall import (
     Measured,
     Part,
@@ -16,7 +17,7 @@ from mesh_llm.planning.waterfall import (
     sentence,
     token_time,
 )
-from mesh_llm.types import Mode, NodeId, Plan, Speed, Stage
+from mesh_llm.types import LinkFacts, LinkKind, Mode, NodeId, Plan, Speed, Stage
 from tests.support.planning import model as model_of
 
 DESK, MINI, MAC = NodeId("desk"), NodeId("mini"), NodeId("mac")
@@ -230,3 +231,13 @@ def test_a_draft_model_that_costs_too_much() -> None:
 
 def test_nothing_yet() -> None:
     assert said(made(0)) == "nothing measured yet"
+
+
+@pytest.mark.parametrize("bytes_per_s", [None, 0.0, 5e-324, 1e18])
+def test_whatever_others_say_of_a_link_has_its_place_in_the_sum(bytes_per_s: float | None) -> None:
+    way = way_of(LinkFacts(kind=LinkKind.QUIC, rtt_s=0.02, bytes_per_s=bytes_per_s))
+    hop_s = way.delay_s + way.overhead_s + 4 * 4096 / way.bytes_per_s
+    token = token_time(
+        Measured(token_s=0.05, workers_s={MINI: 0.01}, links_s={MINI: 2 * hop_s}, host_s=0.01), host=DESK
+    )
+    assert sum(part.us for part in token.parts) == token.total_us == 50_000

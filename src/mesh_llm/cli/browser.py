@@ -7,6 +7,8 @@ import sys
 import threading
 import webbrowser
 
+from mesh_llm.cli.output import is_terminal
+
 _NOBODY_LOOKS = ("CI", "SSH_CONNECTION", "SSH_TTY", "MESH_LLM_NO_BROWSER")
 
 
@@ -18,7 +20,7 @@ def open_page(url: str) -> None:
 
 
 def is_at_a_screen() -> bool:
-    if not (sys.stdout.isatty() and sys.stdin.isatty()) or any(map(os.environ.get, _NOBODY_LOOKS)):
+    if not (is_terminal(sys.stdout) and is_terminal(sys.stdin)) or any(map(os.environ.get, _NOBODY_LOOKS)):
         return False
     # Without a display the "browser" would be one in this very terminal.
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

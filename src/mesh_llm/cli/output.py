@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -92,7 +92,7 @@ class Output:
         if self._bars is None or step.what not in self._tasks:
             self._end_bars()
             self._bars = Bars(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 DownloadColumn() if step.unit == "bytes" else MofNCompleteColumn(),
                 TimeRemainingColumn(),
@@ -120,6 +120,11 @@ class Output:
             self._tasks = {}
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """None is one that was closed before this program began."""
+    return stream is not None and stream.isatty()
+
+
 def print_error(error: MeshError) -> None:
     print(f"Error: {error.message}", file=sys.stderr)
     if error.hint:
@@ -132,7 +137,7 @@ def print_json(document: Any) -> None:
 
 def print_table(rows: Sequence[tuple[str, ...]], *, headers: tuple[str, ...] = ()) -> None:
     """Aligned columns without a frame. In a pipe each row is one line: it cuts well with awk."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         lines = [headers, *rows] if headers else rows
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
@@ -143,7 +148,8 @@ def print_table(rows: Sequence[tuple[str, ...]], *, headers: tuple[str, ...] = (
         table.add_column(headers[index] if headers else "", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    # Names of nodes and models are no markup: a bracket in one is a bracket.
+    Console(markup=False, emoji=False, highlight=False).print(table)
 
 
 def set_up_logging(log_file: Path | None, *, debug: bool, log_format: str) -> None:

@@ -15,7 +15,7 @@ import click
 from mesh_llm.cli.browser import open_page
 from mesh_llm.cli.live import Live
 from mesh_llm.cli.options import node_options, run_with_options
-from mesh_llm.cli.output import Output, set_up_logging
+from mesh_llm.cli.output import Output, is_terminal, set_up_logging
 from mesh_llm.cli.terminal import Terminal, is_live
 from mesh_llm.config import NodeConfig
 from mesh_llm.home import Home
@@ -40,7 +40,7 @@ def run_node(config: NodeConfig, *, debug: bool, log_format: str, plain: bool) -
     home.create()
     set_up_logging(home.log_folder / "node.log", debug=debug, log_format=log_format)
     # Log lines on the same terminal would be written across the picture.
-    logs_there = debug and sys.stderr.isatty()
+    logs_there = debug and is_terminal(sys.stderr)
     watched = is_live() and log_format == "text" and not plain and not logs_there
     with Output(log_format=log_format) as output, Terminal() if watched else nullcontext() as terminal:
         live = output.live = None if terminal is None else Live(terminal)
@@ -87,7 +87,9 @@ async def until_stopped(node: Node, output: Output, live: Live | None) -> int:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, on_signal, number)
+        # Under `nohup` a terminal that is closed is none of the node's business.
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal, number)
     watching = asyncio.create_task(_watch(node, live, stop), name="live view")
     try:
         await running

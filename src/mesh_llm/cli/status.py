@@ -194,5 +194,6 @@ def _stage_row(stage: dict[str, Any], seen: dict[str, Any] | None, names: board.
     if seen is None:
         return (*row, "self", "-", "-", "-")
     compute, wait = board.milliseconds(seen["compute_ms"]), board.milliseconds(seen["wait_ms"])
-    link = seen["link"] if seen["pushes"] else f"{seen['link']}, by the host"
+    kind = seen["link"] or "-"
+    link = kind if seen["pushes"] else f"{kind}, by the host"
     return (*row, link, compute, wait, str(seen["bytes_per_token"]))

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from mesh_llm.cli import view
+from mesh_llm.cli.output import is_terminal
 from mesh_llm.defaults import TERMINAL_LAST_S, TERMINAL_PENDING_BYTES
 
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -26,7 +27,7 @@ _ERASE_LINE, _LINE_ABOVE = "\r\x1b[2K", "\x1b[A"
 
 def is_live() -> bool:
     """Whether standard output is a terminal on which something can be drawn."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+    return is_terminal(sys.stdout) and os.environ.get("TERM", "dumb") not in ("", "dumb")
 
 
 class Terminal:
@@ -37,7 +38,7 @@ class Terminal:
     """
 
     def __init__(self) -> None:
-        self._in = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        self._in = sys.stdin.fileno() if is_terminal(sys.stdin) else None
         self._out, self._own = _without_waiting(sys.stdout.fileno())
         self._encoding = sys.stdout.encoding or "utf-8"
         self.colour = not os.environ.get("NO_COLOR")

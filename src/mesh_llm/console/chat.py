@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from mesh_llm.console.guard import Refused
 from mesh_llm.defaults import CONSOLE_CHATS, CONSOLE_CONNECT_S
 
 _PASSED_ON = ("Accept", "Content-Type", "Content-Length", "Prefer", "X-Request-Id")
-_PASSED_BACK = ("Content-Type", "Content-Length", "Retry-After", "X-Served-By")
+_PASSED_BACK = ("Content-Type", "Content-Length", "Retry-After", "X-Mesh-LLM-Served-By")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +54,17 @@ class Chat:
             self._under_way -= 1
 
     async def _pass_on(self, request: web.Request, api: Api) -> web.StreamResponse:
+        target = _target(api, request)
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+        # A packed answer would be passed on without the word that it is.
+        headers["Accept-Encoding"] = "identity"
         if api.key is not None:
             headers["Authorization"] = f"Bearer {api.key}"
         response: web.StreamResponse | None = None
         try:
             async with self._open_session().request(
                 request.method,
-                api.url + request.raw_path,
+                target,
                 headers=headers,
                 data=request.content if request.body_exists else None,
                 allow_redirects=False,
@@ -91,3 +95,14 @@ class Chat:
                 timeout=timeout, connector=connector, auto_decompress=False, trust_env=False
             )
         return self._session
+
+
+def _target(api: Api, request: web.Request) -> URL:
+    """The same path there; nothing where dots in it lead out of what the page may use."""
+    try:
+        target = URL(api.url + request.raw_path)
+    except ValueError:
+        target = URL()
+    if not target.path.startswith("/v1/"):
+        raise Refused(404, "there is no such path", code="not_found")
+    return target

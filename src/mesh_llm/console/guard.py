@@ -82,8 +82,12 @@ def _is_visit(request: web.BaseRequest) -> bool:
 
 
 def _is_of_another_user(request: web.BaseRequest) -> bool:
-    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
-    return isinstance(peer, tuple) and len(peer) == 2 and is_foreign(peer)
+    if request.transport is None:
+        return False
+    peer, own = (request.transport.get_extra_info(end) for end in ("peername", "sockname"))
+    # Those of an IPv4 connection; the console listens on no other.
+    known = all(isinstance(end, tuple) and len(end) == 2 for end in (peer, own))
+    return known and is_foreign(peer, own)
 
 
 def _same(offered: str, secret: str) -> bool:

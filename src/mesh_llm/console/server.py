@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from mesh_llm.console.feed import Feed
 from mesh_llm.console.guard import Guard, Refused
 from mesh_llm.console.page import get_file
 from mesh_llm.console.routes import Managed, add_management, refusal
-from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES, CONSOLE_STOP_S
+from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES, CONSOLE_CONNECTIONS, CONSOLE_STOP_S
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Console:
             self._app.router.add_route(method, "/v1/{path:.+}", self._chat.answer)
         self._app.router.add_get("/{name:(?!api/|v1/).*}", get_file)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._port = 0
 
     @property
@@ -75,15 +77,24 @@ class Console:
             self._app, access_log=None, shutdown_timeout=CONSOLE_STOP_S, handler_cancellation=True
         )
         await self._runner.setup()
-        await web.SockSite(self._runner, taken).start()
+        self._listener = await asyncio.get_running_loop().create_server(self._protocol, sock=taken)
         log.info("console listening url=%s", self.url)
 
     async def stop(self) -> None:
         self._port = 0
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
         await self._chat.close()
+
+    def _protocol(self) -> asyncio.Protocol:
+        """For one more connection: any user of this machine may make some, and the node needs files, too."""
+        server = self._runner.server if self._runner is not None else None
+        if server is None or len(server.connections) >= CONSOLE_CONNECTIONS:
+            return _TurnedAway()
+        return server()
 
     async def _session(self, request: web.Request) -> web.Response:
         return web.json_response(self._guard.session(request), headers={"Cache-Control": "no-store"})
@@ -104,6 +115,11 @@ class Console:
         except Exception:
             log.exception("console request failed method=%s path=%r", request.method, request.path)
             return _refused(request, Refused(500, "an unexpected error; see the node's log", code="internal"))
+
+
+class _TurnedAway(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 def _refused(request: web.Request, error: Refused) -> web.Response:

@@ -32,7 +32,7 @@ async def _asked(url: str, key: str, *paths: str) -> list[str]:
         for path in paths:
             try:
                 async with session.get(url + path) as answer:
-                    texts.append(await answer.text() if answer.status == 200 else "")
+                    texts.append(await answer.text(errors="replace") if answer.status == 200 else "")
             except (aiohttp.ClientError, TimeoutError):
                 texts.append("")
     return texts

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from mesh_llm.console.feed import Feed
 from mesh_llm.defaults import REMARK_AGAIN_S
+from mesh_llm.node.hearsay import line
 from mesh_llm.types import Event, EventSink, Progress, ProgressSink
 
 log = logging.getLogger(__name__)
@@ -31,16 +33,19 @@ class Herald:
         if secret:
             self._tell(Event(kind=kind, text=text))
             return
-        log.info("%s: %s", kind, text)
-        self.tell(Event(kind=kind, text=text))
+        event = Event(kind=kind, text=line(text))
+        log.info("%s: %s", kind, event.text)
+        self.tell(event)
 
     def tell(self, event: Event) -> None:
+        event = replace(event, text=line(event.text))
         self._tell(event)
         if not event.kind.startswith(_NOT_NEWS):
             self._feed.event(event)
 
     def note(self, event: Event) -> None:
         """Worth knowing for one who watches the whole, and no line of this node's run."""
+        event = replace(event, text=line(event.text))
         log.info("%s: %s", event.kind, event.text)
         self._feed.event(event)
 

@@ -9,7 +9,6 @@ is one.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -128,10 +127,16 @@ class History:
 
     # -- another's -----------------------------------------------------------------------------
 
+    def _heard_of(self, host: NodeId) -> float:
+        """The time of its last point that is here."""
+        return self._heard[1] if self._heard is not None and self._heard[0] == host else 0.0
+
     async def _follow(self, host: NodeId) -> None:
-        since = self._heard[1] if self._heard is not None and self._heard[0] == host else 0.0
-        told = await self._node.remote.samples(since)
-        samples = [sample for entry in told[-CONSOLE_SAMPLES:] if (sample := _checked(entry)) is not None]
+        told = await self._node.remote.samples(self._heard_of(host))
+        # Again: those who begin to watch in the same moment ask for the same.
+        since = self._heard_of(host)
+        checked = [sample for entry in told[-CONSOLE_SAMPLES:] if (sample := _checked(entry)) is not None]
+        samples = [sample for sample in checked if (sample["t"] or 0.0) > since]
         if not samples:
             return
         self._heard = (host, samples[-1]["t"] or 0.0)
@@ -172,4 +177,5 @@ def _checked(entry: object) -> Sample | None:
 
 def _number(value: Any) -> float | None:
     known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known and math.isfinite(value) and 0 <= value < _HIGHEST else None
+    # Compared first: a whole number may be too large for any other look at it.
+    return float(value) if known and 0 <= value < _HIGHEST else None

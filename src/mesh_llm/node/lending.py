@@ -13,7 +13,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,7 @@ class Lending:
         """Bring the layers to this disk and into memory; the host hears how far that is."""
         steps: asyncio.Queue[tuple[int, int]] = asyncio.Queue(maxsize=1)
         fetching = True
+        loading: Progress | None = None
 
         def step(done: int, total: int) -> None:
             if steps.full():
@@ -202,6 +203,7 @@ class Lending:
             steps.put_nowait((done, total))
 
         async def report() -> None:
+            nonlocal loading
             done, total = 0, 0
             while True:
                 try:
@@ -212,7 +214,8 @@ class Lending:
                         continue
                 document: dict[str, Any] = {"done_bytes": done, "total_bytes": total}
                 if not fetching:
-                    self._progress(Progress(what="Loading layers", done=done, total=total, unit="bytes"))
+                    loading = Progress(what="Loading layers", done=done, total=total, unit="bytes")
+                    self._progress(loading)
                 await stream.write_document({**document, "fetching": True} if fetching else document)
 
         reporting = asyncio.create_task(report(), name="progress of a lease")
@@ -226,6 +229,9 @@ class Lending:
         finally:
             reporting.cancel()
             await asyncio.wait((reporting,))
+        # The last step may have come too late to be reported.
+        if loading is not None and loading.done < loading.total:
+            self._progress(replace(loading, done=loading.total))
         self.resident_bytes = resident
         await stream.write_document({"ready": True, "resident_bytes": resident})
         return lender

@@ -36,7 +36,7 @@ from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
-from mesh_llm.node import desk, entry, metrics, status, words
+from mesh_llm.node import desk, entry, hearsay, metrics, status, words
 from mesh_llm.node.abilities import described, held_bytes
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.farewell import drain
@@ -471,6 +471,6 @@ class Node:
         # One that is still starting may serve what others compute.
         if self.state is State.DRAINING or (state is State.STARTING and self.state is State.SERVING):
             return
-        self.state, self._reason = state, reason
+        self.state, self._reason = state, hearsay.line(reason)
         if self.equipment is not None or self.config.client:
             self.mesh.publish(state=state, reason=reason[:200])

@@ -21,6 +21,7 @@ from mesh_llm.defaults import LINK_OPEN_S, LINK_TICKET_BYTES
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, PeerLost
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.home import link_door
+from mesh_llm.node import hearsay
 from mesh_llm.node.guests import Guests
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.transport.links import LinkDoor, facing, knock_local, knock_tcp, new_ticket
@@ -124,7 +125,7 @@ class Passage:
         try:
             door = await stream.read_document()
             if "refused" in door:
-                raise LinkRefused(str(door["refused"]))
+                raise LinkRefused(hearsay.refusal(door, "it gives no reason"))
             match door:
                 case {"door": True, "port": int(port)} if 0 <= port < 1 << 16:
                     link = await knock(ticket, port)
@@ -263,4 +264,4 @@ def _ticket_of(header: dict[str, Any]) -> bytes:
 async def _taken(stream: Stream) -> None:
     answer = await stream.read_document()
     if "taken" not in answer:
-        raise LinkRefused(str(answer.get("refused", "the link was closed")))
+        raise LinkRefused(hearsay.refusal(answer, "the link was closed"))

@@ -13,6 +13,7 @@ from typing import Any
 from mesh_llm.defaults import HISTORY_LIMIT_BYTES, REMOTE_ANSWER_S, REMOTE_RETRY_S
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.upstream import Upstream
+from mesh_llm.node import hearsay
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Passage
 from mesh_llm.types import NodeId, State
@@ -73,7 +74,7 @@ class Remote:
             async with asyncio.timeout(REMOTE_ANSWER_S):
                 document = await self._ask(*target)
                 # Another epoch than the one asked for is one that has just ended.
-                return document if document.get("epoch") == target[1] else None
+                return hearsay.about(document) if document.get("epoch") == target[1] else None
         return None
 
     async def samples(self, since: float) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mesh_llm.defaults import HAND_OVER_S, PLAN_DRAIN_S
 from mesh_llm.errors import MeshError
-from mesh_llm.types import Event
+from mesh_llm.types import Event, State
 
 if TYPE_CHECKING:
     from mesh_llm.node.node import Node
@@ -35,7 +35,7 @@ class Rest:
             raise MeshError("a lite client holds no model")
         if node.equipment is None:
             raise MeshError("this node is still starting", hint="try again when it serves")
-        if self.on:
+        if self.on or self._is_leaving():
             return
         node.lending.closed = UNLOADED
         node.mesh.publish(resting=True)
@@ -45,7 +45,7 @@ class Rest:
 
     def end(self) -> None:
         node = self._node
-        if not self.on:
+        if not self.on or self._is_leaving():
             return
         if self._releasing is not None:
             self._releasing.cancel()
@@ -53,6 +53,10 @@ class Rest:
         node.mesh.publish(resting=False)
         node.window.herald.note(Event(kind="loaded", text="The model may be loaded here again"))
         node.hosting.wake()
+
+    def _is_leaving(self) -> bool:
+        """Then it lends nothing any more, whatever its user wants of it."""
+        return self._node.state is State.DRAINING
 
     async def close(self) -> None:
         if self._releasing is not None:

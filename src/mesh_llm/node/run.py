@@ -18,6 +18,7 @@ from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.telemetry import Gauge, Rates
 from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.node import hearsay
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Link, Passage
 from mesh_llm.tasks import cancelled, task_group
@@ -34,6 +35,9 @@ from mesh_llm.types import (
 )
 
 log = logging.getLogger(__name__)
+
+_MOST_BYTES = 1 << 53
+"""That a worker may claim to have: more is no number of bytes, but of digits in a sentence."""
 
 
 class StageLost(MeshError):
@@ -193,12 +197,15 @@ class Run:
                 async with asyncio.timeout(LEASE_SILENCE_S):
                     answer = await stream.read_document()
                 match answer:
-                    case {"ready": True, "resident_bytes": int(resident)}:
+                    case {"ready": True, "resident_bytes": int(resident)} if 0 <= resident < _MOST_BYTES:
                         self.resident[stage.node] = resident
                         return stream
-                    case {"done_bytes": int(done), "total_bytes": int(total)}:
+                    case {"done_bytes": int(done), "total_bytes": int(total)} if (
+                        0 <= done < _MOST_BYTES and 0 <= total < _MOST_BYTES
+                    ):
                         self._progress(stage.node, done, total, fetching=answer.get("fetching") is True)
-                    case {"refused": str(reason)}:
+                    case {"refused": str()}:
+                        reason = hearsay.refusal(answer, "it gives no reason")
                         raise StageLost(stage.node, f"{name} refused its layers: {reason}")
                     case _:
                         raise StageLost(stage.node, f"{name} gave an answer that makes no sense")
@@ -222,7 +229,7 @@ class Run:
         reason = "the connection to it broke"
         with suppress(MeshError):
             answer = await lease.read_document()
-            reason = str(answer.get("refused", reason))
+            reason = hearsay.refusal(answer, reason)
         self._break(stage.node, reason)
 
     def _break(self, node: NodeId, reason: str) -> None:
@@ -273,7 +280,8 @@ class Run:
                 await stream.finish()
                 linked = answer.get("linked") is True
                 if not linked:
-                    log.warning("workers not linked epoch=%d: %s", self.epoch, answer.get("refused"))
+                    reason = hearsay.refusal(answer, "it gives no reason")
+                    log.warning("workers not linked epoch=%d: %s", self.epoch, reason)
         self.pushes[node] = linked
         return number if linked else None
 

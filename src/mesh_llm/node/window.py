@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from mesh_llm.console.chat import Api
 from mesh_llm.console.feed import Feed
 from mesh_llm.console.server import Console
-from mesh_llm.defaults import API_LISTEN
+from mesh_llm.defaults import API_LISTEN, CONSOLE_BEAT_S
 from mesh_llm.gateway import listen
 from mesh_llm.node.herald import Herald
 from mesh_llm.node.history import History
@@ -21,6 +22,9 @@ from mesh_llm.types import EventSink, ProgressSink
 
 if TYPE_CHECKING:
     from mesh_llm.node.node import Node
+
+
+log = logging.getLogger(__name__)
 
 
 class Window:
@@ -46,8 +50,8 @@ class Window:
     async def run(self) -> None:
         """Returns only by being cancelled."""
         async with task_group() as group:
-            group.create_task(self.feed.run(), name="feed")
-            group.create_task(self.history.run(), name="history")
+            group.create_task(_lasting(self.feed.run), name="feed")
+            group.create_task(_lasting(self.history.run), name="history")
 
     async def open(self) -> None:
         """The port, where it was asked for."""
@@ -71,3 +75,13 @@ class Window:
         """The node's own; not before its port is open."""
         url = self._node.url
         return Api(url=url, key=self._node.config.api_key) if url is not None else None
+
+
+async def _lasting(run: Callable[[], Awaitable[None]]) -> None:
+    """Begun again where it fails: the picture is worth no node, and one mistake no picture."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            log.exception("the console's picture failed")
+        await asyncio.sleep(CONSOLE_BEAT_S)

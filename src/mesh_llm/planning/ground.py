@@ -37,6 +37,7 @@ _BYTES_PER_S = {
     LinkKind.QUIC: QUIC_BYTES_PER_S,
     LinkKind.RELAY: RELAY_BYTES_PER_S,
 }
+_LEAST_BYTES_PER_S = 1.0
 _UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
 
 
@@ -137,5 +138,7 @@ def _speed(speed: Speed | None) -> Speed | None:
 def way_of(link: LinkFacts | None) -> Way:
     """What is known of a link, as seconds; None: nobody has measured it."""
     link = link or _UNKNOWN
-    known = link.bytes_per_s if link.bytes_per_s and link.bytes_per_s > 0 else _BYTES_PER_S[link.kind]
+    told = link.bytes_per_s or 0.0
+    # Others tell it: what would take for ever, in sums and shares, was not measured.
+    known = told if told >= _LEAST_BYTES_PER_S else _BYTES_PER_S[link.kind]
     return Way(delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=known)

@@ -1,0 +1,154 @@
+"""What a host tells of its plan: whole where it is right, harmless where it is not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mesh_llm.cli.status import show
+from mesh_llm.cli.view import Scene, Size, frame, painted
+from mesh_llm.node import hearsay
+from mesh_llm.node.history import _checked
+from mesh_llm.node.status import plan_document
+from mesh_llm.types import Exclusion, Mode, NodeId, Plan, Prediction, Stage
+
+HOST, MINI, LEFT = (NodeId(sign * 64) for sign in "abc")
+
+
+def told() -> dict[str, Any]:
+    """As status.serving has it."""
+    plan = Plan(
+        mode=Mode.SPLIT,
+        host=HOST,
+        stages=(
+            Stage(node=HOST, first=0, last=20, weight_bytes=2, need_bytes=3, share=0.6),
+            Stage(node=MINI, first=20, last=36, weight_bytes=2, need_bytes=3, share=0.4),
+        ),
+        context=4096,
+        slots=2,
+        head_on_worker=False,
+        need_bytes=6,
+        have_bytes=9,
+        predicted=Prediction(tok_s=25.0, first_token_s=0.5),
+        excluded=(Exclusion(node=LEFT, reason="too far"),),
+        reason="two are faster",
+    )
+    draft = {"name": "tiny", "depth": 8, "drafted": 4, "accepted": 3, "text_drafted": 1, "text_accepted": 1}
+    stage = {"node": MINI, "link": "quic", "pushes": True, "compute_ms": 3.5, "wait_ms": 9.0}
+    part = {"kind": "wire", "node": MINI, "ms": 4.0}
+    return {
+        "model": {
+            "name": "Qwen3-8B",
+            "fingerprint": "f" * 64,
+            "size_bytes": 5_000_000_000,
+            "layers": 36,
+            "quantisation": "Q4_K_M",
+            "context": 4096,
+            "slots": 2,
+            "draft": {**draft, "gain": 1.5},
+        },
+        "plan": plan_document(plan, epoch=3),
+        "engine": {
+            "state": "ready",
+            "reason": "",
+            "pid": 4711,
+            "restarts": 0,
+            "ready_s": 1.25,
+            "buffers": {"model": 5},
+            "weights_sent_bytes": 0,
+            "weights_resident_bytes": 4,
+            "decode_tok_s": 23.4,
+            "prompt_tok_s": 310.0,
+            "stages": [{**stage, "bytes_per_token": 4096}],
+            "token": {
+                "total_ms": 40.0,
+                "parts": [part, {**part, "node": None}],
+                "sentence": "it is the link",
+            },
+        },
+    }
+
+
+def shown(about: dict[str, Any]) -> str:
+    """All that a person sees of it, in the table and in the live view."""
+    link = {"kind": "quic", "rtt_ms": 4.0, "via": []}
+    member: dict[str, Any] = {
+        "role": "worker",
+        "state": "serving",
+        "reason": "",
+        "standing": "alive",
+        "link": link,
+    }
+    member |= {"memory_bytes": 9, "lent_bytes": 3}
+    document = {
+        "node": {"id": MINI, "name": "mini", "role": "worker", "state": "serving", "reason": ""},
+        "mesh": {"nodes": [{**member, "id": HOST, "name": "desk"}, {**member, "id": MINI, "name": "mini"}]},
+        **about,
+        "api": {"url": None},
+        "console": {"url": None},
+    }
+    show(document)
+    lines = frame(Scene(status=document, layers=True), Size(columns=80, rows=40))
+    return "\n".join(painted(line, colour=False) for line in lines)
+
+
+def test_what_is_right_is_kept() -> None:
+    whole = told()
+    assert hearsay.about({**whole, "epoch": 3, "key": "secret"}) == whole
+    assert "23.4 tok/s" in shown(whole)
+
+
+def _places(document: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    entries = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in entries:
+        yield (*place, key)
+        if isinstance(value, dict | list):
+            yield from _places(value, (*place, key))
+
+
+HOSTILE: list[Any] = [
+    None,
+    "\x1b[2J\r\nElected",
+    "x" * 100_000,
+    10**4000,
+    -1,
+    True,
+    [],
+    {},
+    [[[]]] * 1000,
+    {"a": "b"},
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:12])
+def test_whatever_is_told_can_be_shown(value: object, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in _places(told()):
+        document = copy.deepcopy(told())
+        inner: Any = document
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+        about = hearsay.about(document)
+        assert len(json.dumps(about)) < 10_000, place
+        seen = shown(about) + capsys.readouterr().out
+        assert not {"\x1b", "\r"} & set(seen), place
+
+
+def test_nothing_at_all_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(hearsay.about({})).startswith("── mini worker serving")
+
+
+def test_a_refusal_is_one_short_line() -> None:
+    assert hearsay.refusal({"refused": "no\nroom\x1b[2J"}, "-") == "no?room?[2J"
+    assert len(hearsay.refusal({"refused": "x" * 10_000}, "-")) == 400
+    assert hearsay.refusal({"refused": 7}, "it gives no reason") == "it gives no reason"
+
+
+@pytest.mark.parametrize("value", [10**400, -1, True, "1", float("inf"), float("nan")])
+def test_points_that_are_none(value: object) -> None:
+    assert _checked({"t": value}) is None
+    assert (_checked({"t": 1, "tok_s": value}) or {})["tok_s"] is None

@@ -1,0 +1,51 @@
+"""The picture of a node goes on, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mesh_llm.console.feed import Feed
+from mesh_llm.node import window
+from mesh_llm.node.herald import Herald
+from mesh_llm.tasks import cancelled
+from mesh_llm.types import Event
+
+
+async def test_one_mistake_does_not_end_the_picture(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(window, "CONSOLE_BEAT_S", 0.0)
+    again = asyncio.Event()
+
+    async def draw() -> None:
+        if caplog.records:
+            again.set()
+            await asyncio.Event().wait()
+        raise KeyError("model")
+
+    drawing = asyncio.create_task(window._lasting(draw))
+    async with asyncio.timeout(20):
+        await again.wait()
+    await cancelled(drawing)
+    assert [record.message for record in caplog.records] == ["the console's picture failed"]
+
+
+async def test_what_is_said_is_one_line_whoever_had_a_say_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine's last words may quote what another node sent."""
+    caplog.set_level("INFO")
+    told: list[Event] = []
+
+    async def status() -> dict[str, str]:
+        return {}
+
+    herald = Herald(told.append, lambda _: None, Feed(status))
+    words = "Engine lost: \x1b[2J\nAPI ready"
+    herald.say("engine", words)
+    herald.tell(Event(kind="engine", text=words))
+    herald.note(Event(kind="failed", text=words))
+
+    clean = "Engine lost: ?[2J?API ready"
+    assert [event.text for event in told] == [clean, clean]
+    assert [record.message for record in caplog.records] == [f"engine: {clean}", f"failed: {clean}"]

@@ -191,7 +191,7 @@ def test_ctrl_c_during_the_first_build_of_a_node(
         document = node.status()
         health = node.ask("/health")
         node.signal(signal.SIGINT)
-        ended = node.wait(within_s=10)
+        ended = node.wait(within_s=30)
 
     assert document["node"]["state"] == "starting"
     assert document["node"]["reason"] == "native libraries are being built"

@@ -121,7 +121,9 @@ def test_download_lists_what_there_is(smollm2: Path, tmp_path: Path) -> None:
     entry = json.loads(here.stdout)[0]
     assert (entry["name"], entry["size_bytes"], entry["here"]) == ("smollm2", 98362432, True)
     assert json.loads(elsewhere.stdout)[0]["here"] is False
-    assert table.stdout.splitlines()[1].split()[:4] == ["smollm2", "0.1", "GB", "here"]
+    headers, first, *_ = table.stdout.splitlines()
+    assert headers.split() == ["name", "size", "quant", "machine", "mesh", "here", "draft"]
+    assert first.split() == ["smollm2", "98", "MB", "Q4_1", "fits", "-", "yes", "-"]
 
 
 def test_download_of_what_is_here(smollm2: Path) -> None:
@@ -129,7 +131,12 @@ def test_download_of_what_is_here(smollm2: Path) -> None:
     as_json = mesh_llm("download", "smollm2", "--json")
 
     assert (ended.status, ended.stdout, ended.stderr) == (0, f"{smollm2}\n", "")
-    assert json.loads(as_json.stdout) == {"name": "smollm2", "path": str(smollm2)}
+    assert json.loads(as_json.stdout) == {
+        "name": "smollm2",
+        "path": str(smollm2),
+        "files": [str(smollm2)],
+        "size_bytes": 98362432,
+    }
 
 
 def test_download_checks_every_byte_on_demand(smollm2: Path, tmp_path: Path) -> None:

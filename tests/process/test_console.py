@@ -97,7 +97,7 @@ def names(status: Any) -> list[str]:
 @pytest.mark.timeout(300)
 def test_a_mesh_that_forms_answers_and_breaks(smollm2: Path) -> None:
     with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
-        one = mesh.create("one", "--split", "--console", "0")
+        one = mesh.create("one", "--split", "--hosting", "prefer", "--console", "0")
         page = Page(one)
         with page.watch() as watch:
             mesh.join("two")

@@ -27,7 +27,7 @@ SETTINGS = [CacheSettings(context=512, slots=1), CacheSettings(context=4000, slo
 def facts_of(path: Path) -> ModelFacts:
     child = subprocess.run(
         [sys.executable, "-m", "mesh_llm.engine.gguf"],
-        input=json.dumps({"path": str(path)}) + "\n",
+        input=json.dumps({"paths": [str(path)], "fingerprint": True}) + "\n",
         capture_output=True,
         text=True,
         timeout=60,

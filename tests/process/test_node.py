@@ -224,13 +224,14 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
     assert ended.status == 0
     assert shape(document) == {
         "version": "str",
-        "node": dict.fromkeys(("id", "name", "role", "state", "reason"), "str"),
+        "node": {**dict.fromkeys(("id", "name", "role", "state", "reason"), "str"), "resting": "bool"},
         "mesh": {
             "id": "str",
             "nodes": [
                 {
                     **dict.fromkeys(("id", "name", "role", "state", "reason", "version", "standing"), "str"),
                     **dict.fromkeys(("memory_bytes", "lent_bytes"), "int"),
+                    "resting": "bool",
                     "devices": ["str"],
                     "models": ["str"],
                     "speed": dict.fromkeys(("read_gb_s", "gflops"), "float"),
@@ -249,7 +250,11 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
         "model": {
             **dict.fromkeys(("name", "fingerprint", "quantisation"), "str"),
             **dict.fromkeys(("size_bytes", "layers", "context", "slots"), "int"),
-            "draft": "NoneType",
+            "draft": {
+                "name": "NoneType",
+                **dict.fromkeys(("depth", "drafted", "accepted", "text_drafted", "text_accepted"), "int"),
+                "gain": "NoneType",
+            },
         },
         "plan": {
             **dict.fromkeys(("mode", "host", "reason"), "str"),
@@ -271,6 +276,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
             **dict.fromkeys(("ready_s", "decode_tok_s", "prompt_tok_s"), "float"),
             "buffers": dict.fromkeys(("model", "KV", "compute", "output"), "int"),
             "stages": [],
+            "token": {"total_ms": "float", "parts": [], "sentence": "str"},
         },
         "api": {"url": "str", "key_needed": "bool"},
         "console": {"url": "NoneType"},

@@ -22,6 +22,7 @@ import pytest
 from mesh_llm.home import cache_folder, models_folder
 from tests.support.command import ALONE, Running
 from tests.support.node import temporary_home
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -207,7 +208,9 @@ def pull_the_plug(walk: Walk, stream: str, plug: str, again: str, one: Running) 
     reader.until(lambda: reader.stdout.count("data: {") > 20, what="words arrive", within_s=WAIT_S)
     (command,) = walk.written(plug)
     assert run(command, walk.folder).returncode == 0
-    one.wait(within_s=WAIT_S)
+    one.process.wait(WAIT_S)
+    # Its children end by themselves, when they notice.
+    until(lambda: not one.descendants(), within_s=WAIT_S, what="nothing of it is left")
     ended = reader.wait(within_s=2 * WAIT_S)
     assert ended.status == 0
     assert ": mesh-llm resumed 1, served by two: " in ended.stdout

@@ -153,7 +153,7 @@ def _summary(document: dict[str, Any], names: board.Names) -> list[tuple[str, st
         rows.append(("weights", f"{board.size(resident)} in memory, {board.size(sent)} sent over links"))
         rows.append(("speed", board.speed(plan, engine)))
         if engine["token"]:
-            rows.append(("time per token", engine["token"]["sentence"]))
+            rows.append(("token", engine["token"]["sentence"]))
     rows.append(("api", document["api"]["url"] or "not open yet"))
     return rows
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mesh_llm.membership.plans import plan_from_document, plan_to_document
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import CacheSettings, memory_need
 from mesh_llm.planning.snapshot import Candidate, Snapshot
@@ -19,7 +20,9 @@ from mesh_llm.types import (
     ModelFacts,
     NodeId,
     Plan,
+    Prediction,
     Role,
+    Speed,
 )
 from tests.support.planning import (
     GB,
@@ -453,3 +456,24 @@ def test_a_mixture_is_as_fast_as_what_it_reads() -> None:
     assert dense.predicted
     assert mixture.predicted
     assert mixture.predicted.tok_s > 5 * dense.predicted.tok_s
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("flops_per_s", [5e-324, 0.5, 1e18])
+@pytest.mark.parametrize("read_bytes_per_s", [5e-324, 0.5, 1e18])
+def test_whatever_a_node_claims_the_plan_can_be_told(
+    read_bytes_per_s: float, flops_per_s: float, split: bool
+) -> None:
+    """Others would take the host for broken whose facts hold what is no number."""
+    claimed = Speed(read_bytes_per_s=read_bytes_per_s, flops_per_s=flops_per_s)
+    snapshot = changed(mesh(node("a" * 64, 64), node("b" * 64, 64)), "b" * 64, speed=claimed)
+    plan = fresh(snapshot, SMALL, settings(split=split))
+
+    assert plan_from_document(plan_to_document(plan)) == plan
+
+
+def test_a_prediction_that_is_no_number_is_not_told() -> None:
+    plan = fresh(mesh(node("a" * 64, 64)))
+    for tok_s, first_token_s in ((float("inf"), 1.0), (1.0, float("nan")), (1.0, 1e10)):
+        odd = replace(plan, predicted=Prediction(tok_s=tok_s, first_token_s=first_token_s))
+        assert plan_from_document(plan_to_document(odd)) == replace(plan, predicted=None)

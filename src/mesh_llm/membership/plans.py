@@ -28,6 +28,8 @@ def clean(text: str, limit: int) -> str:
 
 def plan_to_document(plan: Plan) -> Document:
     predicted = plan.predicted
+    if predicted is not None and not _is_readable(predicted):
+        predicted = None
     return {
         "mode": plan.mode.value,
         "host": plan.host,
@@ -44,6 +46,10 @@ def plan_to_document(plan: Plan) -> Document:
         ],
         "reason": clean(plan.reason, _SENTENCE_CHARS),
     }
+
+
+def _is_readable(predicted: Prediction) -> bool:
+    return all(is_number(each, _RATE_MOST) for each in (predicted.tok_s, predicted.first_token_s))
 
 
 def plan_from_document(document: object) -> Plan:

@@ -37,7 +37,9 @@ _BYTES_PER_S = {
     LinkKind.QUIC: QUIC_BYTES_PER_S,
     LinkKind.RELAY: RELAY_BYTES_PER_S,
 }
-_LEAST_BYTES_PER_S = 1.0
+_LEAST_BYTES_PER_S = 1e3
+_LEAST_SPEED = 1e6
+"""In bytes, or operations, a second: below it is no computer, and a prediction that is no number."""
 _UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
 
 
@@ -132,7 +134,7 @@ def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) ->
 def _speed(speed: Speed | None) -> Speed | None:
     """Anybody may claim anything: what is no speed is not taken for one."""
     figures = (speed.read_bytes_per_s, speed.flops_per_s) if speed else ()
-    return speed if speed and all(math.isfinite(each) and each > 0 for each in figures) else None
+    return speed if speed and all(_LEAST_SPEED <= each < math.inf for each in figures) else None
 
 
 def way_of(link: LinkFacts | None) -> Way:

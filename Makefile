@@ -6,6 +6,8 @@
 BIN := .venv/bin
 # How long `make fuzz` looks for findings.
 SECONDS ?= 600
+# Test files that run at once; those of one file never do. Most tests wait more than they compute.
+WORKERS ?= 2
 # Folders of Python code that exist.
 CODE := $(wildcard src tests bench)
 
@@ -20,10 +22,10 @@ demo: setup ## a mesh on this machine and one question to it; ARGS="--once" and 
 
 test: check test-native ## check, native tests, a minute of fuzzing, all tests but the long ones; ARGS="-k name" and others go to pytest
 	sh tools/fuzz_native.sh 60
-	$(BIN)/pytest -m "not full" $(ARGS)
+	$(BIN)/pytest -m "not full" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-full: check test-native fuzz ## check, then every test, and fuzzing for SECONDS=600
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-native: setup ## the native tests: plain, then under the address and thread sanitizers
 	sh tools/test_native.sh plain

@@ -26,7 +26,7 @@ from mesh_llm.home import Home
 from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster
 from mesh_llm.types import Event
 
-_TOLD = ("model", "engine", "elected", "ready", "api")
+_TOLD = ("model", "build", "engine", "elected", "ready", "api")
 """Events that belong into the picture: nobody has to carry a token in a demo."""
 
 

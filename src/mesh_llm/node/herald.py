@@ -17,6 +17,10 @@ _NOT_NEWS = ("agent", "invite")
 """Kinds that the page shows elsewhere, or on demand only: commands to copy, and secrets."""
 
 
+_SEVERAL_LINES = ("build",)
+"""Kinds in which nobody else has a say: a compiler's last words stay lines."""
+
+
 class Herald:
     def __init__(self, tell: EventSink, progress: ProgressSink, feed: Feed) -> None:
         self._tell = tell
@@ -33,15 +37,15 @@ class Herald:
         if secret:
             self._tell(Event(kind=kind, text=text))
             return
-        event = Event(kind=kind, text=line(text))
-        log.info("%s: %s", kind, event.text)
-        self.tell(event)
+        log.info("%s: %s", kind, line(text))
+        self.tell(Event(kind=kind, text=text))
 
     def tell(self, event: Event) -> None:
-        event = replace(event, text=line(event.text))
-        self._tell(event)
+        flat = replace(event, text=line(event.text))
+        parts = event.text.splitlines() if event.kind in _SEVERAL_LINES else ()
+        self._tell(replace(event, text="\n".join(map(line, parts))) if len(parts) > 1 else flat)
         if not event.kind.startswith(_NOT_NEWS):
-            self._feed.event(event)
+            self._feed.event(flat)
 
     def note(self, event: Event) -> None:
         """Worth knowing for one who watches the whole, and no line of this node's run."""

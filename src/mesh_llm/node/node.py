@@ -229,7 +229,7 @@ class Node:
         self._change(State.STARTING, "native libraries are being built")
         self.equipment = await equip(
             self.config,
-            say=lambda text: self._say("engine", text),
+            say=lambda text: self._say("build", text),
             progress=self.metering.progress,
             held_bytes=held_bytes(self.config, model),
         )

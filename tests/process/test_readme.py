@@ -234,7 +234,7 @@ def leave_and_stop(walk: Walk, block: str, two: Running, one: Running) -> None:
     assert token.startswith("mesh1-")
     listed = checked(listing, walk.folder)
     client = next(line.split() for line in listed.splitlines() if " client " in line)
-    assert client[-1] == "1"
+    assert client[-1] == "2"
     walk.carry("ID", client[0])
     revoke, leave, stop = walk.written(block)[2:]
     assert len(rest) == 3

@@ -258,5 +258,6 @@ def test_others_take_over_before_a_host_unloads(smollm2: Path) -> None:
             left_out = watch.until("status", lambda status: status["plan"]["excluded"])["plan"]["excluded"]
             assert [entry["reason"] for entry in left_out] == ["its user unloaded the model there"]
         one.until_no_descendants(within_s=HEAL_S)
-        # Its API goes on, with the other one's engine.
+        # Its API goes on, with the other one's engine, as soon as it has heard of it.
+        one.until(lambda: one.ask("/health").status == 200, what="the other one serves", within_s=HEAL_S)
         assert page.call("/v1/completions", {"prompt": "1 2 3", "max_tokens": 4})["choices"][0]["text"]

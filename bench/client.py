@@ -18,6 +18,18 @@ ANSWER_S = 180.0
 """No single answer of a bench takes a tenth of it on a quiet machine."""
 
 
+def story(tokens: int) -> dict[str, Any]:
+    """A streamed answer of exactly so many tokens to a short prompt, the same each time."""
+    return {
+        "prompt": "Once upon a time, in a village between two rivers, there lived a clockmaker who",
+        "n_predict": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "cache_prompt": True,
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     document: dict[str, Any]

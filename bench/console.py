@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from bench import servers
-from bench.client import Client, client
+from bench.client import Client, client, story
 from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, ratio_row
 from bench.servers import Server
@@ -33,14 +33,7 @@ _OTHERS = 2
 _COMMAND_S = 30.0
 _SETTLE_S = 2.0
 _SERVING_S = 90.0
-_BODY: dict[str, Any] = {
-    "prompt": "Once upon a time, in a village between two rivers, there lived a clockmaker who",
-    "n_predict": TOKENS,
-    "temperature": 0,
-    "ignore_eos": True,
-    "stream": True,
-    "cache_prompt": True,
-}
+_BODY = story(TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,12 @@ import asyncio
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import psutil
 
 from bench import servers
-from bench.client import Client, Stream, client
+from bench.client import Client, Stream, client, story
 from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, plain_row, ratio_row
 from bench.servers import Server
@@ -29,14 +28,7 @@ TOKENS = 64
 LIST_CONNECTIONS = 8
 LIST_REQUESTS = 2000
 _PAUSE_S = 0.05
-_BODY: dict[str, Any] = {
-    "prompt": "Once upon a time, in a village between two rivers, there lived a clockmaker who",
-    "n_predict": TOKENS,
-    "temperature": 0,
-    "ignore_eos": True,
-    "stream": True,
-    "cache_prompt": True,
-}
+_BODY = story(TOKENS)
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:

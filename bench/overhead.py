@@ -6,12 +6,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
 
 import psutil
 
 from bench import servers
-from bench.client import Client, Stream, client
+from bench.client import Client, Stream, client, story
 from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, added_share_row, plain_row
 from bench.servers import Server
@@ -23,16 +22,8 @@ TITLE = "What gateway and node add to a stream"
 GATEWAY, ENGINE = "gateway", "engine"
 TOKENS = 200
 _PAUSE_S = 0.05
-_BODY: dict[str, Any] = {
-    "prompt": "Once upon a time, in a village between two rivers, there lived a clockmaker who",
-    "n_predict": TOKENS,
-    "temperature": 0,
-    "ignore_eos": True,
-    "stream": True,
-    # Always the slot that holds this prompt already: the first token then costs one step, no prefill.
-    "cache_prompt": True,
-    "id_slot": 0,
-}
+# Always the slot that holds this prompt already: the first token then costs one step, no prefill.
+_BODY = {**story(TOKENS), "id_slot": 0}
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:

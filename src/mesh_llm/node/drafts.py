@@ -49,6 +49,9 @@ class Drafts:
             return None
         found = await asyncio.to_thread(self._paired, model)
         if found is None:
+            if config.draft_max is not None:
+                text = f"--draft-max has nothing to limit: no draft model for {file_stem(model)} is here"
+                self._tell(Event(kind="draft", text=text))
             return None
         try:
             draft = await self._chosen(model, found.path)

@@ -189,7 +189,8 @@ class Entry:
             layers=config.layers,
             guess=not config.no_draft,
             draft=draft,
-            draft_max=config.draft_max or DRAFT_MAX,
+            # Without a draft there is nothing to limit, and nothing that travels.
+            draft_max=(config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX,
         )
         if old is not None and settings != old:
             settings = replace(settings, version=old.version + 1)

@@ -50,6 +50,8 @@ GATEWAY_RESUME_TRIES = 4
 """Engines that die of the same request without a word of an answer: it is the request, then."""
 GATEWAY_LOOK_S = 0.02
 """Between two looks for the next engine. Asking costs a microsecond, and depends on all that a node knows."""
+GATEWAY_GAP_S = 5.0
+"""A request is held where a node that serves has nothing to serve with: a successor is being learned of."""
 GATEWAY_SAME_ENGINE_S = 0.5
 """Before an engine that broke off is asked again, as long as the node believes in it."""
 GATEWAY_DOUBT_S = 0.5

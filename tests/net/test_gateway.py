@@ -551,6 +551,22 @@ async def test_nothing_to_serve_with(client: RawClient, node: FakeNode) -> None:
     assert answer.header("Retry-After") == ["1"]
 
 
+async def test_between_two_plans_a_request_is_held(client: RawClient, node: FakeNode) -> None:
+    successor, node.where = node.where, None
+    asyncio.get_running_loop().call_later(0.2, setattr, node, "where", successor)
+    answer = await client.request("POST", "/v1/chat/completions", body=b"{}")
+    assert answer.status == 200
+
+
+async def test_a_gap_between_plans_has_an_end(
+    client: RawClient, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh_llm.gateway.attempts.GATEWAY_GAP_S", 0.2)
+    node.where = None
+    answer = await client.request("POST", "/v1/chat/completions", body=b"{}")
+    assert (answer.status, answer.json()["reason"]) == (503, "nothing is being served right now")
+
+
 async def test_metrics(client: RawClient, engine: FakeEngine, node: FakeNode) -> None:
     async def script(_: Seen, wire: Wire) -> None:
         await wire.send(plain(b"llamacpp:tokens_predicted_total 7\n", b"Content-Type: text/plain"))

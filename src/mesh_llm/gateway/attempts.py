@@ -8,10 +8,17 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from mesh_llm.defaults import GATEWAY_EXPLAIN_S, GATEWAY_LOOK_S, GATEWAY_RESUME_TRIES, GATEWAY_SAME_ENGINE_S
+from mesh_llm.defaults import (
+    GATEWAY_EXPLAIN_S,
+    GATEWAY_GAP_S,
+    GATEWAY_LOOK_S,
+    GATEWAY_RESUME_TRIES,
+    GATEWAY_SAME_ENGINE_S,
+)
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.connection import EngineError
 from mesh_llm.gateway.upstream import Serving, Upstream
+from mesh_llm.types import State
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +31,22 @@ async def is_given_up(serving: Serving, upstream: Upstream, *, within_s: float) 
             return False
         await asyncio.sleep(GATEWAY_LOOK_S)
     return True
+
+
+async def until_serving(serving: Serving, *, patience_s: float = 0.0) -> Upstream:
+    """The engine to ask; raises the `Failure` when there is none after the client's patience.
+
+    From one plan to the next a node that serves may have nothing to serve with for a moment, as
+    long as it takes to hear of the successor. Nobody has to know.
+    """
+    began_s = time.monotonic()
+    while (upstream := serving.upstream()) is None:
+        health = serving.health()
+        limit_s = max(patience_s, GATEWAY_GAP_S if health.state is State.SERVING else 0.0)
+        if time.monotonic() - began_s >= limit_s:
+            raise failures.not_serving(health)
+        await asyncio.sleep(GATEWAY_LOOK_S)
+    return upstream
 
 
 class Attempts:
@@ -56,9 +79,7 @@ class Attempts:
     async def next(self) -> Upstream:
         """The engine to ask now; raises the `Failure` when there is none, or none comes in time."""
         if self._lost is None:
-            if (upstream := self._serving.upstream()) is None:
-                raise failures.not_serving(self._serving.health())
-            return upstream
+            return await until_serving(self._serving)
         if self._in_vain >= GATEWAY_RESUME_TRIES:
             raise failures.engine_lost(await self.why())
         while True:

@@ -19,14 +19,13 @@ from multidict import CIMultiDict
 from mesh_llm.defaults import (
     GATEWAY_DOUBT_S,
     GATEWAY_EXPLAIN_S,
-    GATEWAY_LOOK_S,
     GATEWAY_METRICS_S,
     GATEWAY_PREFER_WAIT_S,
     GATEWAY_QUESTION_S,
 )
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
-from mesh_llm.gateway.attempts import Attempts, is_given_up
+from mesh_llm.gateway.attempts import Attempts, is_given_up, until_serving
 from mesh_llm.gateway.body import Body
 from mesh_llm.gateway.connection import EngineConnection, EngineError, EngineLost, EngineSilent
 from mesh_llm.gateway.dialects.base import Document
@@ -114,12 +113,8 @@ class Relay:
     async def _until_serving(self, request: web.BaseRequest) -> None:
         """A client that prefers to wait for the model may do so."""
         asked = _WAIT.search(", ".join(request.headers.getall("Prefer", ())))
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (min(float(asked[1]), GATEWAY_PREFER_WAIT_S) if asked else 0.0)
-        while self._serving.upstream() is None:
-            if loop.time() >= deadline:
-                raise failures.not_serving(self._serving.health())
-            await asyncio.sleep(GATEWAY_LOOK_S)
+        patience_s = min(float(asked[1]), GATEWAY_PREFER_WAIT_S) if asked else 0.0
+        await until_serving(self._serving, patience_s=patience_s)
 
     # -- text ------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Writes requirements.lock from pyproject.toml: exact versions with hashes, one file for Linux and macOS,
-# Python 3.11 and newer. Versions that are locked already stay, unless `--upgrade` is given.
+# Writes requirements.lock from pyproject.toml, and that of a client which cannot live beside our own
+# dependencies: exact versions with hashes, one file for Linux and macOS, Python 3.11 and newer.
+# Versions that are locked already stay, unless `--upgrade` is given.
 set -eu
 
 UV_VERSION=0.13.7
@@ -15,7 +16,13 @@ trap 'exit 130' INT TERM HUP
 "$scratch/uv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
 
 # One version for all Pythons (`fewest`): what passed the tests on one is what runs on the other.
-"$scratch/uv/bin/uv" pip compile pyproject.toml --extra engine --extra dev --extra test "$@" \
-    --output-file requirements.lock --quiet --universal --python-version 3.11 --fork-strategy fewest \
-    --generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock"
+lock() {
+    "$scratch/uv/bin/uv" pip compile "$@" \
+        --quiet --universal --python-version 3.11 --fork-strategy fewest \
+        --generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock"
+}
+
+lock pyproject.toml --extra engine --extra dev --extra test "$@" --output-file requirements.lock
+client=tests/clients/litellm
+lock "$client/requirements.in" "$@" --output-file "$client/requirements.lock"
 echo "requirements.lock: $(grep -c == requirements.lock) packages" >&2

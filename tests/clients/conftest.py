@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import npm, tiny_gguf
+from tests.support import tiny_gguf
+from tests.support.installed import Client, FromNpm, FromPyPI
 from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
 from tests.support.pairs import Pair, Pairs
@@ -24,8 +25,10 @@ PAIRS = Pairs()
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Here, where a test's time limit does not count; what fails is told by the test that needs it."""
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if "pi" in wanted and not session.config.option.collectonly:
-        npm.install(FOLDER / "pi")
+    clients: dict[str, type[Client]] = {"pi": FromNpm, "litellm": FromPyPI}
+    for name, kind in clients.items():
+        if name in wanted and not session.config.option.collectonly:
+            kind(FOLDER / name).install()
 
 
 @pytest.hookimpl(trylast=True)

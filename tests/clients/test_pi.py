@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import npm
 from tests.support.command import mesh_llm
+from tests.support.installed import FromNpm
 from tests.support.node import NodeProcess
 from tests.support.pairs import Pair
 
@@ -23,11 +22,12 @@ WITHIN_S = 100.0
 
 @pytest.fixture(scope="session")
 def pi() -> Path:
-    if shutil.which("npm") is None:
+    client = FromNpm(LOCKED)
+    if not client.can_be_installed():
         pytest.skip("npm is missing")
-    folder = npm.folder_of(LOCKED)
-    assert (folder / "installed").exists(), npm.install(LOCKED)
-    return folder / "node_modules" / ".bin" / "pi"
+    why_not = client.install()
+    assert why_not is None, why_not
+    return client.command("pi")
 
 
 @pytest.fixture

@@ -202,7 +202,8 @@ async def test_members_of_different_meshes_refuse_each_other(mesh: Mesh) -> None
         await second.connect(first)
 
     assert caught.value.message == f"node {first.id[:10]} does not accept this node as a member of its mesh"
-    assert first.handler.events == second.handler.events == []
+    assert first.handler.events == [("refused", second.id, "it knows no invite of this mesh")]
+    assert second.handler.events == []
 
 
 async def test_a_credential_is_worth_nothing_in_other_hands(mesh: Mesh) -> None:

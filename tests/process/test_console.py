@@ -261,3 +261,15 @@ def test_others_take_over_before_a_host_unloads(smollm2: Path) -> None:
         # Its API goes on, with the other one's engine, as soon as it has heard of it.
         one.until(lambda: one.ask("/health").status == 200, what="the other one serves", within_s=HEAL_S)
         assert page.call("/v1/completions", {"prompt": "1 2 3", "max_tokens": 4})["choices"][0]["text"]
+
+
+def test_one_who_is_refused_is_news(smollm2: Path) -> None:
+    with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
+        one = mesh.create("one", "--console", "0")
+        page = Page(one)
+        made = json.loads(mesh_llm("invite", "--json", "--home", one.home).stdout)
+        assert mesh_llm("invite", "revoke", made["id"], "--home", one.home).status == 0
+        with page.watch() as watch:
+            ended = mesh_llm("--client", "--join", made["token"], "--home", folder / "two", "--port", "0")
+            assert (ended.status, "the token was revoked" in ended.stderr) == (1, True)
+            watch.until("event", says("was refused: its invite was revoked"))

@@ -51,6 +51,9 @@ class Recorder:
     def on_duplicate(self) -> None:
         self.note("duplicate")
 
+    def on_refused(self, node: NodeId, reason: str) -> None:
+        self.note("refused", node, reason)
+
     def on_address(self) -> None:
         self.note("address")
 

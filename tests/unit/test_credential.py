@@ -292,6 +292,20 @@ def test_all_together_may_fail_at_a_rate() -> None:
     assert attempts.is_calm(20)
 
 
+def test_those_who_fail_together_pay_each() -> None:
+    """A token lets in whoever comes before the first of them has failed."""
+    attempts = FailedAttempts(now=0)
+    borne = 0
+    for step in range(1000):
+        now = step / 100
+        if attempts.is_calm(now):
+            for number in range(20):
+                borne += 1
+                attempts.failed(source="192.0.2.1", node=NodeId(f"{step:032x}{number:032x}"), now=now)
+
+    assert borne in range(580, 621)
+
+
 def test_those_from_elsewhere_get_through_a_flood() -> None:
     attempts = FailedAttempts(now=0)
     for number in range(5000):

@@ -55,7 +55,13 @@ class Mesh:
     """What this node knows of the others."""
 
     def __init__(
-        self, me: NodeId, facts: NodeFacts, *, incarnation: int, on_change: Callable[[], None]
+        self,
+        me: NodeId,
+        facts: NodeFacts,
+        *,
+        incarnation: int,
+        on_change: Callable[[], None],
+        on_refused: Callable[[NodeId, str], None],
     ) -> None:
         self.me = me
         self.facts = facts
@@ -68,6 +74,7 @@ class Mesh:
         self.disconnections: Counter[str] = Counter()
         """By how they ended: the other one `left`, this node `closed` it, or it was `lost`."""
         self.ways = Ways(self)
+        self.on_refused = on_refused
         self._on_change = on_change
         self._view = View(me, incarnation=incarnation, facts=facts, now=_now(), seed=incarnation)
         self._network: Network | None = None

@@ -63,6 +63,7 @@ from mesh_llm.types import (
     MeshSettings,
     ModelFacts,
     NodeFacts,
+    NodeId,
     Plan,
     ProgressSink,
     Role,
@@ -144,7 +145,13 @@ class Node:
             name=self.name, role=role, version=__version__, hosting=config.hosting, plain_lan=config.plain_lan
         )
         incarnation = int(time.time() * 1000)
-        self.mesh = Mesh(self.identity.id, facts, incarnation=incarnation, on_change=self._on_mesh)
+        self.mesh = Mesh(
+            self.identity.id,
+            facts,
+            incarnation=incarnation,
+            on_change=self._on_mesh,
+            on_refused=self._on_refused,
+        )
         self.entry = entry.Entry(self.home, config, self.identity, new_secret=self._new_secret)
         self.supply = Supply(
             config=config,
@@ -392,6 +399,9 @@ class Node:
         facts = self.shelf.facts(lease.terms.fingerprint)
         layers = len(facts.layers) if facts is not None else lease.terms.last
         self._say("worker", f"Worker for {self.mesh.name_of(lease.host)}: {lease.terms.text(layers)}")
+
+    def _on_refused(self, node: NodeId, reason: str) -> None:
+        self.remark("refused", f"A node that wanted to join ({node[:8]}) was refused: {reason}")
 
     def on_hosting(self, state: State, reason: str) -> None:
         """What hosting is about, while nothing serves."""

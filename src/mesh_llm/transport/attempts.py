@@ -13,22 +13,27 @@ from mesh_llm.defaults import (
     FAILED_PER_NODE_REFILL_S,
     FAILED_PER_SOURCE,
     FAILED_PER_SOURCE_REFILL_S,
+    HANDSHAKES_LIMIT,
 )
 from mesh_llm.types import NodeId
 
 
 @dataclass(slots=True, kw_only=True)
 class Bucket:
-    """Holds up to `size` tokens and gains one every `refill_s`; time is passed in, and may jump."""
+    """Holds up to `size` tokens and gains one every `refill_s`; time is passed in, and may jump.
+
+    What is taken beyond that is owed, up to `debt`.
+    """
 
     size: float
     refill_s: float
     tokens: float
     seen_s: float
+    debt: float = 0.0
 
     @classmethod
-    def full(cls, *, size: float, refill_s: float, now: float) -> Bucket:
-        return cls(size=size, refill_s=refill_s, tokens=size, seen_s=now)
+    def full(cls, *, size: float, refill_s: float, now: float, debt: float = 0.0) -> Bucket:
+        return cls(size=size, refill_s=refill_s, tokens=size, seen_s=now, debt=debt)
 
     def has_one(self, now: float) -> bool:
         self.tokens = min(self.size, self.tokens + max(0.0, now - self.seen_s) / self.refill_s)
@@ -37,7 +42,7 @@ class Bucket:
 
     def take(self, now: float) -> None:
         self.has_one(now)
-        self.tokens = max(0.0, self.tokens - 1)
+        self.tokens = max(-self.debt, self.tokens - 1)
 
 
 class _Buckets:
@@ -74,7 +79,10 @@ class FailedAttempts:
     """
 
     def __init__(self, *, now: float) -> None:
-        self._overall = Bucket.full(size=FAILED_OVERALL, refill_s=FAILED_OVERALL_REFILL_S, now=now)
+        # Those who fail together were let in together, all by one token: the rest of them is owed.
+        self._overall = Bucket.full(
+            size=FAILED_OVERALL, refill_s=FAILED_OVERALL_REFILL_S, now=now, debt=HANDSHAKES_LIMIT
+        )
         self._sources = _Buckets(size=FAILED_PER_SOURCE, refill_s=FAILED_PER_SOURCE_REFILL_S)
         self._nodes = _Buckets(size=FAILED_PER_NODE, refill_s=FAILED_PER_NODE_REFILL_S)
         self.count = 0

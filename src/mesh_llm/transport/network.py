@@ -67,9 +67,7 @@ class Network:
             gone=self._roster.gone,
             welcome=handler.welcome,
         )
-        self.porch = Porch(
-            me=self._self, roster=self._roster, spawn=self._spawn, on_duplicate=handler.on_duplicate
-        )
+        self.porch = Porch(me=self._self, roster=self._roster, spawn=self._spawn, handler=handler)
 
     @property
     def peers(self) -> Mapping[NodeId, Peer]:

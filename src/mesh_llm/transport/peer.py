@@ -69,6 +69,9 @@ class Handler(Protocol):
     def on_duplicate(self) -> None:
         """Another node runs with this node's identity."""
 
+    def on_refused(self, node: NodeId, reason: str) -> None:
+        """A stranger that wanted to be a member was sent away; `reason` follows "it was refused:"."""
+
     def on_address(self) -> None:
         """This node's own address has changed."""
 

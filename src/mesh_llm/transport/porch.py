@@ -17,11 +17,21 @@ from mesh_llm.transport.framing import FrameType
 from mesh_llm.transport.gate import Gate
 from mesh_llm.transport.handshake import Dropped
 from mesh_llm.transport.invite import split_address
+from mesh_llm.transport.peer import Handler
 from mesh_llm.transport.quic import iroh, message_of
 from mesh_llm.transport.roster import Roster
 from mesh_llm.types import NodeId
 
 log = logging.getLogger(__name__)
+
+_REFUSED = {
+    Code.WRONG: "it knows no invite of this mesh",
+    Code.EXPIRED: "its invite has expired",
+    Code.REVOKED: "its invite was revoked",
+    Code.TOO_OLD: "it speaks an older protocol",
+    Code.TOO_NEW: "it speaks a newer protocol",
+}
+"""What the one who was asked says of it; `closing` has what the other one is told."""
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
 
@@ -29,16 +39,14 @@ Spawn = Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
 class Porch:
     """Bounds what strangers may cost: how many at once, for how long, and how many failures."""
 
-    def __init__(
-        self, *, me: handshake.Self, roster: Roster, spawn: Spawn, on_duplicate: Callable[[], None]
-    ) -> None:
+    def __init__(self, *, me: handshake.Self, roster: Roster, spawn: Spawn, handler: Handler) -> None:
         self.turned_away = 0
         """Without a word, because too many came at once."""
         self.attempts = FailedAttempts(now=time.monotonic())
         self._me = me
         self._roster = roster
         self._spawn = spawn
-        self._on_duplicate = on_duplicate
+        self._handler = handler
         self._here: dict[asyncio.Task[Any], float] = {}
 
     @property
@@ -97,7 +105,7 @@ class Porch:
         node = NodeId(connection.remote_id().to_bytes().hex())
         if node == self._me.identity.id:
             close(connection, Code.OWN_ID)
-            self._on_duplicate()
+            self._handler.on_duplicate()
         elif not self.attempts.allow_node(node, time.monotonic()):
             close(connection, Code.BUSY)
             self.attempts.failed(source=source, node=None, now=time.monotonic())
@@ -113,6 +121,8 @@ class Porch:
             if error.closing.code is not Code.DUPLICATE:
                 self.attempts.failed(source=source, node=node, now=time.monotonic())
                 log.info("refused node=%s reason=%s", node, error)
+                if error.by_us and error.closing.code in _REFUSED:
+                    self._handler.on_refused(node, _REFUSED[error.closing.code])
         except asyncio.CancelledError:
             self.attempts.failed(source=source, node=node, now=time.monotonic())
             raise

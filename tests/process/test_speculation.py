@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from mesh_llm.lab.split import SplitPlan
 from mesh_llm.types import SpeculationCounters
 from tests.support import tiny_gguf
 from tests.support.command import mesh_llm
+from tests.support.node import SMALL, NodeProcess, temporary_home
 from tests.support.split import Client, client, over, plan_for, until
 
 TEXT = DraftSpec(text_depth=24)
@@ -212,3 +214,28 @@ def test_bad_options_are_refused_before_anything_starts(
     found = mesh_llm("--home", str(tmp_path / "home"), "--port", "0", *options)
     assert found.status == code
     assert sentence in found.stderr
+
+
+def draft_of_plan(smollm2: Path, home: Path, *options: str) -> tuple[Any, int]:
+    ended = mesh_llm("plan", "--home", home, "--model", smollm2, "--ctx-size", "512", "--json", *options)
+    assert ended.status == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    return document["model"]["draft"], document["plan"]["need_bytes"]
+
+
+def test_a_plan_counts_the_draft(smollm2: Path, tmp_path: Path) -> None:
+    """Alone, and beside a running node whose mesh has none."""
+    with temporary_home() as home, NodeProcess(*SMALL, "--no-draft", home=home, model=smollm2) as node:
+        node.until_ready()
+        for where in (tmp_path / "home", home):
+            none, plain_bytes = draft_of_plan(smollm2, where, "--no-draft")
+            draft, need_bytes = draft_of_plan(smollm2, where, "--draft", str(smollm2))
+            assert none is None
+            assert (draft["name"], draft["fits"]) == (smollm2.stem, True)
+            assert need_bytes > plain_bytes + draft["weight_bytes"] > 50_000_000
+    # Where the model alone fits, it runs alone.
+    limit = f"{(plain_bytes + need_bytes) // 2_000_000}MB"
+    draft, without_bytes = draft_of_plan(
+        smollm2, tmp_path / "home", "--draft", str(smollm2), "--max-memory", limit
+    )
+    assert (draft["fits"], without_bytes < need_bytes) == (False, True)

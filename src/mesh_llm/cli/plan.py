@@ -16,7 +16,11 @@ from mesh_llm.config import NodeConfig, parse_layers, parse_shares, parse_size
 from mesh_llm.errors import NodeNotRunning, UsageError
 from mesh_llm.home import Home
 
-_OF_THE_MESH = ("ctx_size", "parallel", "split", "tensor_split", "layers", "cache_type_k", "cache_type_v")
+_DRAFT = ("draft", "draft_max", "no_draft")
+_OF_THE_MESH = (
+    *("ctx_size", "parallel", "split", "tensor_split", "layers", "cache_type_k", "cache_type_v"),
+    *_DRAFT,
+)
 _OF_A_NODE = ("max_memory", "device", "gpu_layers", "threads")
 
 
@@ -39,8 +43,9 @@ def plan(as_json: bool, **options: Any) -> None:
 
 
 def _config(options: dict[str, Any]) -> NodeConfig:
-    if options["model"] == "":
-        raise UsageError("--model is empty")
+    for name in ("model", "draft"):
+        if options[name] == "":
+            raise UsageError(f"--{name} is empty")
     return NodeConfig(
         home=home_path(options["home"]),
         model=options["model"],
@@ -51,6 +56,9 @@ def _config(options: dict[str, Any]) -> NodeConfig:
         layers=parse_layers(options["layers"]) if options["layers"] else None,
         cache_type_k=options["cache_type_k"],
         cache_type_v=options["cache_type_v"],
+        draft=options["draft"],
+        draft_max=options["draft_max"],
+        no_draft=options["no_draft"],
         max_memory_bytes=parse_size(options["max_memory"]) if options["max_memory"] else None,
         devices=tuple(options["device"].split(",")) if options["device"] else None,
         gpu_layers=options["gpu_layers"],
@@ -77,12 +85,11 @@ async def _planned(config: NodeConfig, options: dict[str, Any]) -> dict[str, Any
 
 
 def _wishes(config: NodeConfig) -> dict[str, Any]:
-    model = config.model
-    if model is not None and Path(model).is_file():
-        # The node stands in another folder.
-        model = str(Path(model).absolute())
     return {
-        "model": model,
+        "model": _from_anywhere(config.model),
+        "draft": _from_anywhere(config.draft),
+        "draft_max": config.draft_max,
+        "no_draft": config.no_draft or None,
         "context": config.context,
         "slots": config.slots,
         "split": config.split or None,
@@ -91,6 +98,11 @@ def _wishes(config: NodeConfig) -> dict[str, Any]:
         "cache_type_k": config.cache_type_k,
         "cache_type_v": config.cache_type_v,
     }
+
+
+def _from_anywhere(name: str | None) -> str | None:
+    """The running node stands in another folder."""
+    return str(Path(name).absolute()) if name is not None and Path(name).is_file() else name
 
 
 def show(document: dict[str, Any]) -> None:
@@ -120,6 +132,9 @@ def _model_rows(document: dict[str, Any], names: board.Names) -> list[tuple[str,
         rows.append(("assumed", f"every node had the file; not there yet: {without}"))
     if model["context"]:
         rows.append(("context", f"{model['slots']} x {model['context']} tokens"))
+    if draft := model.get("draft"):
+        note = "" if draft["fits"] else "; left out, there is no memory for it"
+        rows.append(("draft", f"{draft['name']}, {board.size(draft['weight_bytes'])}{note}"))
     return rows
 
 

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
 from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.home import Home
 from mesh_llm.membership.facts import facts_to_document
 from mesh_llm.models.names import Here
 from mesh_llm.node import equipment, naming, status
+from mesh_llm.node.drafts import Drafts
 from mesh_llm.node.shelf import Shelf, file_stem
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
+from mesh_llm.planning.guessing import made_by, model_guesses
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
 from mesh_llm.types import Address, HeldModel, MeshSettings, ModelFacts, NodeFacts, NodeId, Plan, Role
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 THIS_MACHINE = NodeId("0" * 64)
 """Stands for a node that does not run."""
 
+_OF_DRAFTS = ("draft", "draft_max", "no_draft")
 _WISHES = ("context", "slots", "cache_type_k", "cache_type_v", "split", "tensor_split", "layers")
 
 
@@ -52,12 +55,20 @@ class Forecast:
                 "layers": len(model.layers),
                 "context": plan.context,
                 "slots": plan.slots,
+                "draft": self._draft(),
             },
             "nodes": [_node(self.snapshot, id) for id in ids],
             "assumed": [id for id in ids if id in self.assumed],
             "plan": self._plan(plan),
             "alternative": None if self.other is None else self._other(self.other),
         }
+
+    def _draft(self) -> dict[str, Any] | None:
+        draft = self.settings.draft
+        if draft is None or not model_guesses(self.model, self.settings):
+            return None
+        fits = made_by(self.plan, self.model, self.settings).draft is not None
+        return {"name": draft.name, "weight_bytes": draft.weight_bytes, "fits": fits}
 
     def _plan(self, plan: Plan) -> dict[str, Any]:
         document = status.plan_document(plan, epoch=None)
@@ -104,6 +115,14 @@ async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
         name = file_stem(model)
         settings = replace(agreed, model=name, alias=name, fingerprint=model.fingerprint, layers=None)
         snapshot, assumed = _supposed(snapshot, model)
+    if settings is not agreed or any(wishes.get(name) is not None for name in _OF_DRAFTS):
+        config = replace(
+            node.config,
+            draft=wishes.get("draft"),
+            draft_max=wishes.get("draft_max"),
+            no_draft=bool(wishes.get("no_draft")),
+        )
+        changes |= await _guessing(node.shelf, config, model)
     settings = replace(settings, **changes)
     barred = node.mesh.unready()
     plan = node.hosting.plan if settings == agreed else None
@@ -113,6 +132,12 @@ async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
     return Forecast(
         snapshot=snapshot, model=model, settings=settings, plan=plan, other=other, assumed=assumed
     ).document()
+
+
+async def _guessing(shelf: Shelf, config: NodeConfig, model: ModelFacts) -> dict[str, Any]:
+    """The settings of a mesh that `config` would start, as far as guessing ahead goes."""
+    draft = await Drafts(config=config, shelf=shelf, tell=lambda _: None).choose(model)
+    return {"guess": not config.no_draft, "draft": draft, "draft_max": config.draft_max or DRAFT_MAX}
 
 
 def snapshot_document(node: Node) -> dict[str, Any]:
@@ -204,6 +229,7 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
         split=config.split,
         tensor_split=config.tensor_split,
         layers=config.layers,
+        **await _guessing(shelf, config, model),
     )
     snapshot = Snapshot(nodes=(Candidate(id=THIS_MACHINE, facts=facts),))
     plan = decide(snapshot, model, settings, current=None)

@@ -481,6 +481,8 @@ DOWNLOAD_CONNECT_S = 10.0
 """For a connection: a server that is there takes a second."""
 DOWNLOAD_STALL_S = 30.0
 """Without a byte for this long a connection is given up (HF_HUB_DOWNLOAD_TIMEOUT changes it)."""
+DOWNLOAD_LEAST_BYTES_S = 1 << 10
+"""Over the same time, in a second: slower, even a small model would take days."""
 DOWNLOAD_TRIES = 5
 """After a failure, before it is said: with their pauses half a minute, in which a server restarts."""
 DOWNLOAD_PAUSE_S = 1.0

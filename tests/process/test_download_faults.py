@@ -189,6 +189,19 @@ def test_a_server_that_falls_silent(person: Person, stored: Stored) -> None:
     assert person.part_bytes() == 1_000_000
 
 
+def test_a_server_that_drips(person: Person) -> None:
+    """Each byte comes in time, and the file never would."""
+    person.hub.put(REPO, FILE, some_bytes(30_000))
+    person.hub.faults.chunk_bytes = 100
+    person.hub.faults.pause_s = 0.3
+
+    ended = person.downloads(NAME, HF_HUB_DOWNLOAD_TIMEOUT="1")
+
+    assert ended.status == 1
+    host = person.hub.storage_url.removeprefix("http://")
+    assert f"Error: {FILE} could not be downloaded: {host} sends next to nothing, " in ended.stderr
+
+
 def test_a_hub_that_does_not_answer(person: Person, stored: Stored) -> None:
     person.hub.faults.hub_stalls = True
     person.catalog(PAIR)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import aiohttp
 
-from mesh_llm.defaults import DOWNLOAD_GAIN_BYTES, DOWNLOAD_RANGE_BYTES, DOWNLOAD_TURNS
+from mesh_llm.defaults import (
+    DOWNLOAD_GAIN_BYTES,
+    DOWNLOAD_LEAST_BYTES_S,
+    DOWNLOAD_RANGE_BYTES,
+    DOWNLOAD_TURNS,
+)
 from mesh_llm.errors import DownloadFailed
 from mesh_llm.models.arriving import Arriving
 from mesh_llm.models.remote import (
@@ -18,7 +24,24 @@ from mesh_llm.models.remote import (
     get,
     host_of,
     passing_status,
+    stall_s,
 )
+
+
+class _Pace:
+    """Notices a server that keeps a connection alive with a byte now and then."""
+
+    def __init__(self, offset: int) -> None:
+        self._window_s = stall_s()
+        self._since_s, self._offset = time.monotonic(), offset
+
+    def is_lost(self, offset: int) -> bool:
+        now = time.monotonic()
+        if now - self._since_s < self._window_s:
+            return False
+        came = offset - self._offset
+        self._since_s, self._offset = now, offset
+        return came < DOWNLOAD_LEAST_BYTES_S * self._window_s
 
 
 class Transfer:
@@ -74,11 +97,14 @@ class Transfer:
             await self._begin(remote, answer)
             before = self._file.offset
             until = self._file.size_bytes
+            pace = _Pace(before)
             async for chunk in answer.content.iter_any():
                 if until is not None and self._file.offset + len(chunk) > until:
                     raise self._odd(f"sends more than the {until} bytes that it has", remote)
                 await self._file.write(chunk)
                 self._told()
+                if pace.is_lost(self._file.offset):
+                    raise Passing(f"{host_of(remote.url)} sends next to nothing")
             await self._file.settle()
         if until is None:
             # A server that never said how much there is: the end of its answer is the end of the file.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import tiny_gguf
 from tests.support.command import start
 from tests.support.downloads import FILE, NAME, PAIR, REPO, TOKEN, Person, assert_is_here, some_bytes
 from tests.support.hub import Stored
@@ -29,6 +30,24 @@ def test_a_file_comes_by_way_of_the_hubs_storage(person: Person, stored: Stored)
     assert fetched.headers["Range"] == "bytes=0-2999999"
     # Nothing but what it takes: no telemetry, no registries.
     assert [each.path for each in person.hub.got("hub")] == [f"/api/models/{REPO}/revision/main"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_another_program_has_is_not_fetched_again(
+    person: Person, tmp_path: Path, libraries: dict[str, Path], whole: bool
+) -> None:
+    data = tiny_gguf.write(tmp_path / "tiny.gguf", "llama").read_bytes()
+    person.hub.put(REPO, FILE, data)
+    other = person.folder / "hf" / "hub" / f"models--{REPO.replace('/', '--')}" / "snapshots" / "abc" / FILE
+    other.parent.mkdir(parents=True)
+    other.write_bytes(data if whole else data[:-1])
+
+    ended = person.downloads(NAME)
+
+    assert ended.status == 0
+    assert ended.stdout == f"{other if whole else person.models / FILE}\n"
+    assert ("is on this machine already" in ended.stderr) == whole
+    assert (person.hub.got("storage") == []) == whole
 
 
 def test_a_hub_that_sends_the_bytes_itself(person: Person, stored: Stored) -> None:

@@ -24,7 +24,7 @@ from mesh_llm.models import catalog, hub, names
 from mesh_llm.models.catalog import Catalog, CatalogEntry, HubName
 from mesh_llm.models.checksum import verify
 from mesh_llm.models.download import download_all, is_here
-from mesh_llm.models.stores import Places, find_all
+from mesh_llm.models.stores import LocalModel, Places, Store, find_all
 
 
 @click.command()
@@ -40,7 +40,8 @@ def download(
     """List the catalog, or download the model NAME to ~/.models (MESH_LLM_MODELS).
 
     NAME is one of the list, hf:OWNER/REPO[:FILE|QUANT], or a URL. What was
-    interrupted goes on where it was.
+    interrupted goes on where it was; what another program has brought to this
+    machine is not fetched again.
     """
     own = Home(home_path(home))
     listed = catalog.load(own.catalog_file)
@@ -53,8 +54,12 @@ def download(
     if check:
         _check(entries, as_json)
         return
-    _download(entries)
-    _show(entries, as_json)
+    elsewhere = _elsewhere(entries)
+    for entry in elsewhere:
+        click.echo(f"{entry.name} is on this machine already: {elsewhere[entry].path}", err=True)
+    if wanted := [entry for entry in entries if entry not in elsewhere]:
+        _download(wanted)
+    _show([_files_document(entry, elsewhere.get(entry)) for entry in entries], as_json)
 
 
 # -- one model ------------------------------------------------------------------------------------
@@ -97,6 +102,17 @@ def _named(name: str, listed: Catalog) -> CatalogEntry | HubName:
     return meant
 
 
+def _elsewhere(entries: Sequence[CatalogEntry]) -> dict[CatalogEntry, LocalModel]:
+    """Those that another program keeps: --model finds them there by the same name."""
+    found = list(find_all(Places.from_environment()))
+    copies = {entry: names.copy_of(entry, found) for entry in entries}
+    return {
+        entry: copy
+        for entry, copy in copies.items()
+        if copy is not None and copy.store is not Store.MODELS and copy.size_bytes == entry.size_bytes
+    }
+
+
 def _download(entries: Sequence[CatalogEntry]) -> None:
     with Transfers() as shown:
 
@@ -111,8 +127,7 @@ def _download(entries: Sequence[CatalogEntry]) -> None:
         )
 
 
-def _show(entries: Sequence[CatalogEntry], as_json: bool) -> None:
-    documents = [_files_document(entry) for entry in entries]
+def _show(documents: Sequence[dict[str, Any]], as_json: bool) -> None:
     if not as_json:
         for document in documents:
             click.echo(document["path"])
@@ -120,8 +135,8 @@ def _show(entries: Sequence[CatalogEntry], as_json: bool) -> None:
     print_json({**documents[0], **({"draft": documents[1]} if len(documents) > 1 else {})})
 
 
-def _files_document(entry: CatalogEntry) -> dict[str, Any]:
-    paths = [models_folder() / file for file in entry.files]
+def _files_document(entry: CatalogEntry, elsewhere: LocalModel | None) -> dict[str, Any]:
+    paths = elsewhere.files if elsewhere is not None else [models_folder() / file for file in entry.files]
     return {
         "name": entry.name,
         "path": str(paths[0]),

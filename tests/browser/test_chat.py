@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, Request, Route, expect
+from PIL import Image
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
-from tests.support.browser import Visit, clipboard, until_true
+from tests.support import tiny_gguf
+from tests.support.browser import Visit, clipboard, until_true, visit
 from tests.support.mesh import MeshProcesses
+from tests.support.node import NodeProcess, temporary_home
 
 LONG = "Write a long story about a fox who travels around the world."
 HOSTILE = """# A <b>title</b>
@@ -126,6 +132,37 @@ def test_a_stream_survives_the_death_of_a_worker(visited: Visit, whole: MeshProc
     until_answered(page)
     expect(page.locator(".answer-error")).to_be_hidden()
     visited.check()
+
+
+def test_a_picture_goes_with_the_question(
+    browser: Browser, libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    """To a model that sees: a tiny one, with a projector beside it."""
+    model = tiny_gguf.write(tmp_path / "seer-F32.gguf", "llama", hidden=64)
+    tiny_gguf.write_projector(tmp_path / "mmproj-seer-f16.gguf", hidden=64)
+    picture = tmp_path / "red.png"
+    Image.new("RGB", (2000, 1000), "red").save(picture)
+    options = ("--ctx-size", "512", "--parallel", "1", "--console", "0")
+    with temporary_home() as home, NodeProcess(*options, home=home, model=model) as node:
+        url = str(node.until_ready().status()["console"]["url"])
+        with visit(browser, url) as visited:
+            page = visited.open()
+            choose(page, max_tokens=8, temperature=0)
+            page.set_input_files("#chat-file", picture)
+            expect(page.locator("#chat-images img")).to_have_count(1)
+            with page.expect_request("**/v1/chat/completions") as asked:
+                ask(page, "What is this?")
+            until_answered(page)
+            [message] = (asked.value.post_data_json or {})["messages"]
+            assert [part["type"] for part in message["content"]] == ["text", "image_url"]
+            sent = message["content"][1]["image_url"]["url"]
+            with Image.open(BytesIO(base64.b64decode(sent.partition(",")[2]))) as seen:
+                # Made smaller on the page.
+                assert (seen.size, seen.convert("RGB").getpixel((9, 9))) == ((1536, 768), (255, 0, 0))
+            expect(page.locator(".answer-error")).to_be_hidden()
+            expect(page.locator(".question img")).to_have_count(1)
+            expect(page.locator("#chat-images img")).to_have_count(0)
+            visited.check()
 
 
 def test_html_in_an_answer_is_text(visited: Visit, whole: MeshProcesses) -> None:

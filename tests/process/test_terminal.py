@@ -30,6 +30,14 @@ from tests.support.waiting import until
 TITLE = "── desk host serving ─"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def hanging_up_counts() -> Iterator[None]:
+    """Under nohup, which the tests may run under themselves, their programs would ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
 def tiny(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_gguf.write(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "llama")

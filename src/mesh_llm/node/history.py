@@ -142,14 +142,16 @@ class History:
         self._heard = (host, samples[-1]["t"] or 0.0)
         if (own := self._first_token_ms()) is not None:
             samples[-1]["first_token_ms"] = own
-        if not since and len(samples) > len(self._samples):
-            # It has looked for longer than this node has.
-            self._samples.clear()
-            self._samples.extend(samples)
-            self._feed.begin_with(samples)
+        if since:
+            for sample in samples:
+                self._add(sample)
             return
-        for sample in samples if since else samples[-1:]:
-            self._add(sample)
+        # For as long as it has looked, it knows better; before that, what this node has seen stays.
+        earlier = [own for own in self._samples if (own["t"] or 0.0) < (samples[0]["t"] or 0.0)]
+        self._samples.clear()
+        self._samples.extend([*earlier, *samples[:-1]])
+        self._feed.begin_with(self._samples)
+        self._add(samples[-1])
 
 
 def _rates(before: Work, after: Work, seconds: float) -> Sample:

@@ -121,6 +121,7 @@ class Strike:
 
     def __init__(self, trio: MeshProcesses, plan: Agreed, case: Case) -> None:
         self._trio = trio
+        self._plan = plan
         self._name = plan.host if case.victim == "host node" else plan.workers[-1]
         self._fault = case.fault
         self._whole_node = case.victim.endswith("node")
@@ -150,6 +151,13 @@ class Strike:
         else:
             with suppress(psutil.NoSuchProcess):
                 self._child.send_signal(signal.SIGCONT)
+        if self._fault == "kill":
+            # An answer may have been whole by then. The next test is not to find the plan as it was.
+            until(self._is_noticed, within_s=MOMENT_S, what="somebody notices")
+
+    def _is_noticed(self) -> bool:
+        agreed = self._trio.agreed()
+        return agreed is None or (agreed.epoch, agreed.engine) != (self._plan.epoch, self._plan.engine)
 
 
 def struck(

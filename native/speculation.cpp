@@ -123,7 +123,7 @@ decision speculation::decide_one(const request & asked, size_t others, double yi
         if (may_use_model(one, asked, now)) {
             const draft_source source{
                 one.model.rate(), std::min({asked.room, limits.model, one.model.trusted()}), draft_s,
-                read_s * static_cast<double>(std::min(asked.missing, AT_HAND))};
+                reading_s(std::min(asked.missing, AT_HAND))};
             const draft_choice choice = best_depth(costs, source, others, yield, spent_s);
             if (choice.depth > 0 && choice.tokens_per_s > best) {
                 made = {drafted_by::model, choice.depth, {}};
@@ -139,15 +139,19 @@ decision speculation::decide_one(const request & asked, size_t others, double yi
 // drafts have paid so far: a few steps' worth at once, and more as the answer turns out to be long, since nobody knows
 // that before. Once the model was put aside, it may cost no more than a small part of the time since.
 bool speculation::may_use_model(const sequence & one, const request & asked, double now) const {
-    const double reading_s = read_s * static_cast<double>(asked.missing);
     if (asked.missing <= AT_HAND) {
         return true;
     }
+    const double catching_up_s = reading_s(asked.missing);
     if (one.model_used_at < 0) {
         const double at_once_s = costs.of(1) * static_cast<double>(std::min(asked.room, AT_ONCE));
-        return reading_s <= std::max(at_once_s, INVESTED * (now - one.began_at));
+        return catching_up_s <= std::max(at_once_s, INVESTED * (now - one.began_at));
     }
-    return reading_s <= CATCHING_UP * (now - one.model_used_at);
+    return catching_up_s <= CATCHING_UP * (now - one.model_used_at);
+}
+
+double speculation::reading_s(size_t tokens) const {
+    return tokens > 0 && reads.known() ? reads.of(tokens) : 0;
 }
 
 void speculation::drafted(size_t id, size_t count) {
@@ -195,7 +199,7 @@ void speculation::drafting_took(double seconds, size_t tokens) {
 void speculation::reading_took(double seconds, size_t tokens) {
     drafting_s += seconds;
     if (tokens > 0) {
-        average(read_s, seconds / static_cast<double>(tokens));
+        reads.seen(tokens, seconds);
     }
 }
 

@@ -98,7 +98,7 @@ class speculation {
     acceptance model;
     step_costs costs;
     double draft_s = 0;  // per token
-    double read_s = 0;
+    step_costs reads;    // of the draft model: a whole prompt takes little longer than its last token
     double drafting_s = 0;  // in the step under way
     size_t yielding = 0;    // sequences in the step under way
     double decided_at = 0;
@@ -107,6 +107,7 @@ class speculation {
     static size_t kind_of(size_t length);
     decision decide_one(const request & asked, size_t others, double yield, double spent_s, double now);
     void settle(sequence & one);
+    double reading_s(size_t tokens) const;
     bool may_use_model(const sequence & one, const request & asked, double now) const;
 };
 

@@ -292,6 +292,23 @@ TEST("speculation: a draft model reads a long text in several steps, and then dr
     CHECK(one.decide({{0, 100, &text, 2, 4000}}, now + 1000).at(0).source == drafted_by::model);
 }
 
+TEST("speculation: a prompt is read at once where reading many tokens takes little longer than one") {
+    speculation one({8, 0}, 1);
+    const std::vector<int32_t> text(200, 1);
+    one.decide({{0, 100, &text, 2, 0}}, 0);
+    one.stepped(1, far_away(1));
+    // An answer in which it reads a token or two at a time, as it does while it drafts.
+    for (int i = 0; i < 60; ++i) {
+        one.reading_took(0.012, 1 + static_cast<size_t>(i) % 2);
+    }
+    one.begin(0);
+    one.decide({{0, 100, &text, 2, 0}}, 10);
+    one.stepped(1, far_away(1));
+    one.reading_took(0.150, 120);
+    one.begin(0);
+    CHECK(one.decide({{0, 100, &text, 2, 200}}, 20).at(0).source == drafted_by::model);
+}
+
 TEST("speculation: a text that the draft model cannot read is left to the text itself") {
     speculation one({8, 24}, 1);
     std::vector<int32_t> text;

@@ -132,9 +132,10 @@ def _model_rows(document: dict[str, Any], names: board.Names) -> list[tuple[str,
         rows.append(("assumed", f"every node had the file; not there yet: {without}"))
     if model["context"]:
         rows.append(("context", f"{model['slots']} x {model['context']} tokens"))
-    if draft := model.get("draft"):
+    if draft := model["draft"]:
+        size = f", {board.size(draft['weight_bytes'])}" if draft["weight_bytes"] else ""
         note = "" if draft["fits"] else "; left out, there is no memory for it"
-        rows.append(("draft", f"{draft['name']}, {board.size(draft['weight_bytes'])}{note}"))
+        rows.append(("draft", f"{draft['name']}{size}{note}"))
     return rows
 
 

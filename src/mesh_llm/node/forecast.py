@@ -173,8 +173,11 @@ async def _as_told(node: Node) -> dict[str, Any]:
             "this node does not have the model's file, and no other one serves it",
             hint="ask a node that has it, or try again in a moment",
         )
+    model = about["model"]
+    draft = (model or {}).get("draft") or {}
+    loaded = {"name": draft["name"], "weight_bytes": None, "fits": True} if draft.get("name") else None
     return {
-        "model": about["model"],
+        "model": {**model, "draft": loaded} if model else model,
         "nodes": [{"id": m.id, "name": node.mesh.name_of(m.id)} for m in status.ordered(node)],
         "assumed": [],
         "plan": about["plan"],

@@ -97,8 +97,8 @@ class speculation {
     std::array<acceptance, KINDS> matches;  // over all requests: what a new one starts from
     acceptance model;
     step_costs costs;
-    double draft_s = 0;  // per token
-    step_costs reads;    // of the draft model: a whole prompt takes little longer than its last token
+    double draft_s = 0;     // per token
+    step_costs reads;       // of the draft model: a whole prompt takes little longer than its last token
     double drafting_s = 0;  // in the step under way
     size_t yielding = 0;    // sequences in the step under way
     double decided_at = 0;

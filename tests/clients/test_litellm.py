@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
 from tests.support.pairs import Pair
 from tests.support.questions import CHAT, EXACT, MESSAGES, SCHEMA, TEXT, TOOL, WEATHER_TURNS, check_weather
+from tests.support.strangers import Strangers
 
 Call = Callable[..., dict[str, Any]]
 Result = Callable[..., Any]
@@ -24,15 +26,18 @@ END_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def litellm() -> Iterator[subprocess.Popen[str]]:
+def litellm(strangers: Strangers) -> Iterator[subprocess.Popen[str]]:
     """It starts for seconds: one process serves them all."""
     client = FromPyPI(LOCKED)
     why_not = client.install()
     assert why_not is None, why_not
     # Not this one's packages, wherever the tests run from.
     argv = [str(client.python), "-P", str(LOCKED / "answer.py")]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, **strangers.environment()}
+    called = len(strangers.called)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         yield process
+        assert strangers.called[called:] == []
         assert process.stdin is not None
         process.stdin.close()
         try:

@@ -48,6 +48,9 @@ def test_what_another_program_has_is_not_fetched_again(
     assert ended.stdout == f"{other if whole else person.models / FILE}\n"
     assert ("is on this machine already" in ended.stderr) == whole
     assert (person.hub.got("storage") == []) == whole
+    checked = person.downloads(NAME, "--check")
+    assert checked.status == 0, checked.stderr
+    assert checked.stdout.startswith(f"{ended.stdout.strip()} is intact")
 
 
 def test_a_hub_that_sends_the_bytes_itself(person: Person, stored: Stored) -> None:

@@ -233,6 +233,9 @@ def test_a_plan_counts_the_draft(smollm2: Path, tmp_path: Path) -> None:
             assert none is None
             assert (draft["name"], draft["fits"]) == (smollm2.stem, True)
             assert need_bytes > plain_bytes + draft["weight_bytes"] > 50_000_000
+            # Options that come to nothing say so.
+            told = mesh_llm("plan", "--home", where, "--model", smollm2, "--draft-max", "3")
+            assert "note     --draft-max has nothing to limit: no draft model for " in told.stdout
     # Where the model alone fits, it runs alone.
     limit = f"{(plain_bytes + need_bytes) // 2_000_000}MB"
     draft, without_bytes = draft_of_plan(

@@ -278,32 +278,21 @@ def test_one_node_may_fail_a_few_times() -> None:
     assert attempts.allow_node(BERT.id, 0)
 
 
-def test_all_together_may_fail_at_a_rate() -> None:
+@pytest.mark.parametrize("together", [1, 20])
+def test_all_together_may_fail_at_a_rate(together: int) -> None:
+    """A token lets in whoever comes before the first of them has failed; each of them pays."""
     attempts = FailedAttempts(now=0)
     borne = 0
     for step in range(1000):
         now = step / 100
         if attempts.is_calm(now):
-            borne += 1
-            attempts.failed(source="192.0.2.1", node=NodeId(f"{step:064x}"), now=now)
-
-    # A hundred at first, fifty a second after.
-    assert borne in range(595, 601)
-    assert attempts.is_calm(20)
-
-
-def test_those_who_fail_together_pay_each() -> None:
-    """A token lets in whoever comes before the first of them has failed."""
-    attempts = FailedAttempts(now=0)
-    borne = 0
-    for step in range(1000):
-        now = step / 100
-        if attempts.is_calm(now):
-            for number in range(20):
+            for number in range(together):
                 borne += 1
                 attempts.failed(source="192.0.2.1", node=NodeId(f"{step:032x}{number:032x}"), now=now)
 
-    assert borne in range(580, 621)
+    # A hundred at first, fifty a second after.
+    assert abs(borne - 598) <= 3 + together
+    assert attempts.is_calm(20)
 
 
 def test_those_from_elsewhere_get_through_a_flood() -> None:

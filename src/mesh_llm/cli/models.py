@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,10 @@ def download(
         asyncio.run(_list(listed, own, as_json))
         return
     entries = asyncio.run(_entries(name, listed, draft=draft))
-    if check:
-        _check(entries, as_json)
-        return
     elsewhere = _elsewhere(entries)
+    if check:
+        _check({entry: _paths(entry, elsewhere.get(entry)) for entry in entries}, as_json)
+        return
     for entry in elsewhere:
         click.echo(f"{entry.name} is on this machine already: {elsewhere[entry].path}", err=True)
     if wanted := [entry for entry in entries if entry not in elsewhere]:
@@ -135,8 +135,12 @@ def _show(documents: Sequence[dict[str, Any]], as_json: bool) -> None:
     print_json({**documents[0], **({"draft": documents[1]} if len(documents) > 1 else {})})
 
 
+def _paths(entry: CatalogEntry, elsewhere: LocalModel | None) -> Sequence[Path]:
+    return elsewhere.files if elsewhere is not None else [models_folder() / file for file in entry.files]
+
+
 def _files_document(entry: CatalogEntry, elsewhere: LocalModel | None) -> dict[str, Any]:
-    paths = elsewhere.files if elsewhere is not None else [models_folder() / file for file in entry.files]
+    paths = _paths(entry, elsewhere)
     return {
         "name": entry.name,
         "path": str(paths[0]),
@@ -145,11 +149,10 @@ def _files_document(entry: CatalogEntry, elsewhere: LocalModel | None) -> dict[s
     }
 
 
-def _check(entries: Sequence[CatalogEntry], as_json: bool) -> None:
+def _check(files: Mapping[CatalogEntry, Sequence[Path]], as_json: bool) -> None:
     checked = []
-    for entry in entries:
-        for index, file in enumerate(entry.files):
-            path = models_folder() / file
+    for entry, paths in files.items():
+        for index, path in enumerate(paths):
             digest = verify(path, entry.sha256[index] if entry.sha256 else None)
             checked.append({"path": str(path), "sha256": digest})
             if not as_json:

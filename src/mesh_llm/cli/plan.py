@@ -16,10 +16,9 @@ from mesh_llm.config import NodeConfig, parse_layers, parse_shares, parse_size
 from mesh_llm.errors import NodeNotRunning, UsageError
 from mesh_llm.home import Home
 
-_DRAFT = ("draft", "draft_max", "no_draft")
 _OF_THE_MESH = (
     *("ctx_size", "parallel", "split", "tensor_split", "layers", "cache_type_k", "cache_type_v"),
-    *_DRAFT,
+    *("draft", "draft_max", "no_draft"),
 )
 _OF_A_NODE = ("max_memory", "device", "gpu_layers", "threads")
 
@@ -136,6 +135,7 @@ def _model_rows(document: dict[str, Any], names: board.Names) -> list[tuple[str,
         size = f", {board.size(draft['weight_bytes'])}" if draft["weight_bytes"] else ""
         note = "" if draft["fits"] else "; left out, there is no memory for it"
         rows.append(("draft", f"{draft['name']}{size}{note}"))
+    rows += [("note", text) for text in document["notes"]]
     return rows
 
 

@@ -21,7 +21,7 @@ from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.guessing import made_by, model_guesses
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
-from mesh_llm.types import Address, HeldModel, MeshSettings, ModelFacts, NodeFacts, NodeId, Plan, Role
+from mesh_llm.types import Address, Event, HeldModel, MeshSettings, ModelFacts, NodeFacts, NodeId, Plan, Role
 
 if TYPE_CHECKING:
     from mesh_llm.node.node import Node
@@ -42,6 +42,7 @@ class Forecast:
     other: Alternative | None
     assumed: tuple[NodeId, ...] = ()
     """Nodes that were taken to have the model's file, and have not."""
+    notes: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         plan, model = self.plan, self.model
@@ -59,6 +60,7 @@ class Forecast:
             },
             "nodes": [_node(self.snapshot, id) for id in ids],
             "assumed": [id for id in ids if id in self.assumed],
+            "notes": list(self.notes),
             "plan": self._plan(plan),
             "alternative": None if self.other is None else self._other(self.other),
         }
@@ -111,18 +113,24 @@ async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
     changes = {name: _frozen(wishes[name]) for name in _WISHES if wishes.get(name) is not None}
     settings, snapshot = agreed, node.mesh.snapshot()
     assumed: tuple[NodeId, ...] = ()
+    notes: tuple[str, ...] = ()
     if model.fingerprint != agreed.fingerprint:
         name = file_stem(model)
         settings = replace(agreed, model=name, alias=name, fingerprint=model.fingerprint, layers=None)
         snapshot, assumed = _supposed(snapshot, model)
     if settings is not agreed or any(wishes.get(name) is not None for name in _OF_DRAFTS):
-        config = replace(
-            node.config,
-            draft=wishes.get("draft"),
-            draft_max=wishes.get("draft_max"),
-            no_draft=bool(wishes.get("no_draft")),
+        draft, draft_max = wishes.get("draft"), wishes.get("draft_max")
+        config = NodeConfig(
+            home=node.config.home,
+            bin_dir=node.config.bin_dir,
+            slots=changes.get("slots", settings.slots),
+            draft=draft,
+            draft_max=draft_max,
+            # A mesh that guesses nothing goes on so, unless it is asked otherwise.
+            no_draft=bool(wishes.get("no_draft")) or not (agreed.guess or draft or draft_max),
         )
-        changes |= await _guessing(node.shelf, config, model)
+        guessing, notes = await _guessing(node.shelf, config, model)
+        changes |= guessing
     settings = replace(settings, **changes)
     barred = node.mesh.unready()
     plan = node.hosting.plan if settings == agreed else None
@@ -130,14 +138,25 @@ async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
         plan = decide(snapshot, model, settings, current=None, barred=barred)
     other = alternative(snapshot, model, settings, plan, barred=barred)
     return Forecast(
-        snapshot=snapshot, model=model, settings=settings, plan=plan, other=other, assumed=assumed
+        snapshot=snapshot,
+        model=model,
+        settings=settings,
+        plan=plan,
+        other=other,
+        assumed=assumed,
+        notes=notes,
     ).document()
 
 
-async def _guessing(shelf: Shelf, config: NodeConfig, model: ModelFacts) -> dict[str, Any]:
-    """The settings of a mesh that `config` would start, as far as guessing ahead goes."""
-    draft = await Drafts(config=config, shelf=shelf, tell=lambda _: None).choose(model)
-    return {"guess": not config.no_draft, "draft": draft, "draft_max": config.draft_max or DRAFT_MAX}
+async def _guessing(
+    shelf: Shelf, config: NodeConfig, model: ModelFacts
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a mesh that `config` would start has for settings of guessing ahead, and what it would say."""
+    told: list[Event] = []
+    draft = await Drafts(config=config, shelf=shelf, tell=told.append).choose(model)
+    most = (config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX
+    settings = {"guess": not config.no_draft, "draft": draft, "draft_max": most}
+    return settings, tuple(event.text for event in told)
 
 
 def snapshot_document(node: Node) -> dict[str, Any]:
@@ -180,6 +199,7 @@ async def _as_told(node: Node) -> dict[str, Any]:
         "model": {**model, "draft": loaded} if model else model,
         "nodes": [{"id": m.id, "name": node.mesh.name_of(m.id)} for m in status.ordered(node)],
         "assumed": [],
+        "notes": [],
         "plan": about["plan"],
         "alternative": None,
     }
@@ -220,6 +240,7 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
         gpu_layers=config.gpu_layers,
         **own.facts(),
     )
+    guessing, notes = await _guessing(shelf, config, model)
     settings = MeshSettings(
         version=1,
         model=name,
@@ -232,12 +253,14 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
         split=config.split,
         tensor_split=config.tensor_split,
         layers=config.layers,
-        **await _guessing(shelf, config, model),
+        **guessing,
     )
     snapshot = Snapshot(nodes=(Candidate(id=THIS_MACHINE, facts=facts),))
     plan = decide(snapshot, model, settings, current=None)
     other = alternative(snapshot, model, settings, plan, barred={})
-    return Forecast(snapshot=snapshot, model=model, settings=settings, plan=plan, other=other).document()
+    return Forecast(
+        snapshot=snapshot, model=model, settings=settings, plan=plan, other=other, notes=notes
+    ).document()
 
 
 async def named_model(shelf: Shelf, name: str, home: Home) -> ModelFacts:

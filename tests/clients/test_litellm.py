@@ -22,7 +22,7 @@ Call = Callable[..., dict[str, Any]]
 Result = Callable[..., Any]
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "weather", "strict": True, "schema": SCHEMA}}
 LOCKED = Path(__file__).parent / "litellm"
-END_S = 20.0
+END_S = 60.0
 
 
 @pytest.fixture(scope="module")

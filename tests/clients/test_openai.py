@@ -28,7 +28,7 @@ from tests.support.waiting import until
 
 ASK_WEATHER: Any = [{"role": "user", "content": WEATHER}]
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "weather", "strict": True, "schema": SCHEMA}}
-FREE_S = 5.0
+FREE_S = 10.0
 """Left alone, an endless answer holds its slot for some twenty seconds."""
 
 

@@ -32,7 +32,7 @@ def test_embedding_model_embeds_by_itself_on_every_node(libraries: dict[str, Pat
         agreed = until(mesh.agreed, within_s=HEAL_S, what="both serve")
         replies = {name: node.ask("/v1/embeddings", body) for name, node in mesh.nodes.items()}
         host = mesh.nodes[agreed.host]
-        assert "makes embeddings" in host.stdout
+        host.until_said("makes embeddings")
 
     assert {reply.status for reply in replies.values()} == {200}, replies
     one, two = (reply.json()["data"] for reply in replies.values())
@@ -53,7 +53,7 @@ def test_reranker_reranks_by_itself(home: Path, libraries: dict[str, Path], tmp_
     with NodeProcess(*SMALL, home=home, model=model) as node:
         node.until_ready()
         reply = node.ask("/v1/rerank", body)
-        assert "reranks" in node.stdout
+        node.until_said("reranks")
 
     assert reply.status == 200, reply.body
     results: list[dict[str, Any]] = reply.json()["results"]
@@ -95,7 +95,7 @@ def test_projector_beside_the_model_lets_it_see_on_every_node(
         mesh.create("one")
         mesh.join("two")
         agreed = until(mesh.agreed, within_s=HEAL_S, what="both serve")
-        assert "mmproj-seer-f16.gguf beside it" in mesh.nodes[agreed.host].stdout
+        mesh.nodes[agreed.host].until_said("mmproj-seer-f16.gguf beside it")
         counts = {}
         for name, node in mesh.nodes.items():
             replies = [node.ask("/v1/chat/completions", body(*urls)) for urls in ((), (png(0),), (png(255),))]

@@ -113,6 +113,8 @@ def test_the_api_without_an_engine_or_a_model(
 
 def test_a_client_token_lends_nothing(mesh: tuple[Lab, JoiningNode]) -> None:
     nodes, one = mesh
+    # The client of another test may just have left.
+    one.until_nodes("one")
     token = one.token(role="client")
     ended = mesh_llm("--home", nodes.folder / "lender", "--port", "0", "--join", token)
     assert refused(ended) == "the invite is for clients, which lend no device"

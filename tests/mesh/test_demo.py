@@ -9,10 +9,11 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support import tiny_gguf
@@ -133,8 +134,14 @@ class Terminal(Running):
         self._watcher.join(5)
         os.close(self._ours)
 
-    def nodes(self) -> int:
-        return sum("mesh_llm.lab.member" in process.cmdline() for process in self.descendants())
+    def members(self) -> list[psutil.Process]:
+        """The processes of its nodes; children of these come and go."""
+        found = []
+        for process in self.descendants():
+            with suppress(psutil.NoSuchProcess):
+                if "mesh_llm.lab.member" in process.cmdline():
+                    found.append(process)
+        return found
 
 
 @contextmanager
@@ -150,7 +157,7 @@ def in_a_terminal(home: Path) -> Iterator[Terminal]:
 
 def test_ctrl_c_ends_all_of_it(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home) as running:
-        assert running.nodes() == 3
+        assert len(running.members()) == 3
         running.signal(signal.SIGINT)
         assert running.wait(within_s=WAIT_S).status == 0
     assert not list(home.rglob("control.sock"))
@@ -160,16 +167,16 @@ def test_stop_ends_it_from_elsewhere(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home) as running:
         status = mesh_llm("status", "--json", "--home", home / "demo")
         assert len(json.loads(status.stdout)["plan"]["stages"]) == 3
-        stopped = mesh_llm("demo", "stop", env=environment(home))
+        stopped = mesh_llm("demo", "stop", env=environment(home), within_s=WAIT_S)
         assert stopped.status == 0, stopped.stderr
         assert stopped.stdout == f"Stopped the demo with pid {running.pid}\n"
         assert running.family() == []
-        assert running.wait(within_s=5).status == 0
+        assert running.wait(within_s=WAIT_S).status == 0
 
 
 def test_a_killed_demo_leaves_no_nodes_behind(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home) as running:
-        assert running.nodes() == 3
+        assert len(running.members()) == 3
         running.signal(signal.SIGKILL)
         running.until_no_descendants(within_s=30)
 
@@ -177,7 +184,7 @@ def test_a_killed_demo_leaves_no_nodes_behind(smollm2: Path, home: Path) -> None
 @pytest.mark.full
 def test_a_lost_node_does_not_end_it(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home) as running:
-        members = [p for p in running.descendants() if "mesh_llm.lab.member" in p.cmdline()]
+        members = running.members()
         first = json.loads(mesh_llm("status", "--json", "--home", home / "demo").stdout)["node"]["id"]
         max(members, key=lambda process: process.create_time()).kill()
 
@@ -192,7 +199,8 @@ def test_a_lost_node_does_not_end_it(smollm2: Path, home: Path) -> None:
 
 
 def test_ctrl_c_before_the_answer(smollm2: Path, home: Path) -> None:
-    with start("demo", "--port", "0", env=environment(home)) as running:
+    # Over links as slow as these an answer takes a minute.
+    with start("demo", "--port", "0", "--latency", "100", env=environment(home)) as running:
         until(lambda: len(marked(running.marker)) > 1, within_s=WAIT_S, what="its nodes are started")
         running.signal(signal.SIGINT)
         assert running.wait(within_s=WAIT_S).status == 130

@@ -61,6 +61,14 @@ def received_bytes(node: JoiningNode, source: str) -> int:
     return int(entries[source]["link"]["received_bytes"])
 
 
+def until_received(node: JoiningNode, source: str, at_least: int) -> int:
+    """The same, once it is so much: connections are looked at once a second."""
+    node.until(
+        lambda: received_bytes(node, source) >= at_least, what=f"{at_least} bytes from {source} are counted"
+    )
+    return received_bytes(node, source)
+
+
 def part_of(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The file with the holes, and what is said to be in it."""
     assert list(folder.glob("*.gguf")) == [], "that is where whole models are"
@@ -89,8 +97,8 @@ def test_a_worker_fetches_its_layers_and_no_more(nodes: Lab, text: list[Any], tm
     # The header's piece, and those that the four layers lie in, which begin and end with others'.
     assert share_bytes(nodes.model, 4) < held_bytes(said) <= share_bytes(nodes.model, 4) + 3 * PIECE_BYTES
     assert path.stat().st_blocks * 512 < whole / 2
-    came = received_bytes(two, "one")
-    assert share_bytes(nodes.model, 4) < came < held_bytes(said) + CHATTER_BYTES
+    came = until_received(two, "one", share_bytes(nodes.model, 4))
+    assert came < held_bytes(said) + CHATTER_BYTES
     assert came < whole / 2
     models = {entry["name"]: entry["models"] for entry in one.status()["mesh"]["nodes"]}
     assert models == {"one": ["big"], "two": []}

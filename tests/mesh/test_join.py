@@ -34,6 +34,7 @@ from tests.support.joining import (
     write_model,
 )
 from tests.support.members import Mesh, mesh_of_members
+from tests.support.ports import spare_port
 from tests.support.waiting import until
 
 DAMAGED = "the token is damaged: a part of it is missing or altered"
@@ -131,7 +132,7 @@ def test_an_expired_token(shared: tuple[Lab, JoiningNode]) -> None:
     token = invite_of(one, "--expires", "1s")["token"]
     expires = decode(token).expires
     assert expires is not None
-    until(lambda: time.time() > expires, within_s=5, what="the token has expired")
+    until(lambda: time.time() > expires, within_s=30, what="the token has expired")
 
     assert attempt(nodes, token).startswith("the token expired on ")
 
@@ -148,16 +149,10 @@ def test_a_revoked_token(shared: tuple[Lab, JoiningNode]) -> None:
 def test_ones_own_token(shared: tuple[Lab, JoiningNode]) -> None:
     one = shared[1]
     home = shared[0].folder / "stopped"
-    shutil.copytree(one.home, home, ignore=shutil.ignore_patterns("run"))
+    shutil.copytree(one.home, home, ignore=shutil.ignore_patterns("run", ".*"))
 
     ended = mesh_llm("--home", home, "--port", "0", "--join", one.token())
     assert refused(ended) == "this node made the token itself"
-
-
-def free_udp_port() -> int:
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # -- invites --------------------------------------------------------------------------------------
@@ -196,7 +191,7 @@ def test_an_expelled_node_ends_is_forgotten_and_stays_out(nodes: Lab) -> None:
     invite = one.invite()
     two = nodes.start("two", "--join", invite["token"]).until_ready()
     # Where the expelled one will look for it, after its restart.
-    port = ("--bind-port", str(free_udp_port()))
+    port = ("--bind-port", str(spare_port(socket.SOCK_DGRAM)))
     three = nodes.join("three", one, *port)
     for node in (one, two, three):
         node.until_nodes("one", "three", "two")
@@ -206,7 +201,7 @@ def test_an_expelled_node_ends_is_forgotten_and_stays_out(nodes: Lab) -> None:
     assert refused(two.wait()) == EXPELLED
     one.until_nodes("one", "three")
     three.until_nodes("one", "three")
-    until(lambda: not knows(one, two) and not knows(three, two), within_s=10, what="its address is gone")
+    until(lambda: not knows(one, two) and not knows(three, two), within_s=30, what="its address is gone")
     # With its home, and also where nobody is there to tell it.
     assert refused(nodes.start("two").wait()) == EXPELLED
     # And a copy of its home from before, which knows nothing of all that.
@@ -260,7 +255,7 @@ def test_a_node_returns_without_its_token_leave_forgets_and_new_mesh_starts_afre
 
 
 def test_a_new_mesh_has_none_of_the_old_ones_members(nodes: Lab) -> None:
-    port = free_udp_port()
+    port = spare_port(socket.SOCK_DGRAM)
     one = nodes.create("one", "--bind-port", str(port))
     mesh = one.status()["mesh"]["id"]
     two = nodes.join("two", one)
@@ -303,7 +298,7 @@ def test_a_copied_home_ends_one_of_the_two(nodes: Lab) -> None:
     two = nodes.join("two", one)
     one.until_nodes("one", "two")
     shutil.copytree(
-        two.home, nodes.folder / "copy", ignore=shutil.ignore_patterns("*.sock", "node.lock", "run")
+        two.home, nodes.folder / "copy", ignore=shutil.ignore_patterns("*.sock", "node.lock", "run", ".*")
     )
     copy = nodes.start("copy")
 
@@ -312,7 +307,7 @@ def test_a_copied_home_ends_one_of_the_two(nodes: Lab) -> None:
     assert refused(ended.wait()) == "another node runs with a copy of this node's home"
     other = copy if ended is two else two
     other.until_ready().until_nodes("one", other.name)
-    assert one.status()["node"]["state"] == "serving"
+    one.until_state("serving")
 
 
 # -- start-up -------------------------------------------------------------------------------------
@@ -344,7 +339,7 @@ def test_nobody_there_is_told_with_what_was_tried_and_status_answers_meanwhile(n
     with inviter_that_listens() as (ear, token):
         two = nodes.start("two", "--join", token)
         status = two.until_status(
-            lambda status: status["node"]["reason"] == "joining the mesh", what="it answers", within_s=10
+            lambda status: status["node"]["reason"] == "joining the mesh", what="it answers"
         )
         assert status["node"]["state"] == "starting"
         assert status["plan"] is None
@@ -437,4 +432,4 @@ async def test_a_flood_of_wrong_tokens_keeps_nobody_out(nodes: Lab) -> None:
 
 
 async def until_async(condition: Callable[[], bool]) -> None:
-    await asyncio.to_thread(until, condition, within_s=30, what="the flood goes on")
+    await asyncio.to_thread(until, condition, within_s=60, what="the flood goes on")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.support import tiny_gguf
 from tests.support.command import mesh_llm, start
-from tests.support.node import SKY, SMALL, NodeProcess, temporary_home
+from tests.support.node import SKY, SMALL, NodeProcess, status_of, temporary_home
 
 WAIT_S = 60.0
 
@@ -49,6 +50,15 @@ def is_split(node: NodeProcess) -> bool:
         and document["node"]["state"] == "serving"
         and len(document["plan"]["stages"]) == 2
         and [member["state"] for member in document["mesh"]["nodes"]] == ["serving", "serving"]
+    )
+
+
+def is_told(home: Path, *names: str) -> bool:
+    """Whether the node there knows exactly these, and that they serve."""
+    document = status_of(home)
+    members = document["mesh"]["nodes"] if document is not None else []
+    return sorted((member["name"], member["state"]) for member in members) == sorted(
+        (name, "serving") for name in names
     )
 
 
@@ -133,8 +143,13 @@ def test_a_client_sees_the_same_and_stands_last(nodes: tuple[NodeProcess, NodePr
     arguments = ("--client", "--join", invited, "--home", home, "--port", "0", "--name", "asker")
     with start(*arguments) as client:
         client.until_said("API ready at ", within_s=WAIT_S)
+        # What it hears of the others takes a moment.
+        client.until(lambda: is_told(home, "one", "two", "asker"), what="it knows them all", within_s=WAIT_S)
         status = mesh_llm("status", "--home", home).stdout
         plan = mesh_llm("plan", "--home", home)
+    # The tests that follow count the nodes.
+    for node in nodes:
+        node.until(partial(is_told, node.home, "one", "two"), what="it has left", within_s=WAIT_S)
 
     assert [row[:3] for row in rows(status.split("\n\n", 1)[1], "node")] == [
         ["one", "host", "serving"],
@@ -166,7 +181,7 @@ def test_watching_in_a_pipe_gives_a_block_for_each_change(smollm2: Path) -> None
     blocks = ended.stdout.split("\nnode")
     assert "\x1b" not in ended.stdout
     # A second apart, and only where something has changed: not one block for each look.
-    assert len(set(blocks)) == len(blocks)
+    assert all(before != after for before, after in pairwise(blocks))
 
 
 # -- plan -----------------------------------------------------------------------------------------

@@ -246,9 +246,9 @@ def test_every_node_that_is_left_out_has_its_reason(nodes: Lab, tmp_path: Path) 
     assert reasons["client"] == "is a client"
     assert stages_of(status) == [("one", 0, 30)]
     for node in started:
-        assert left_out(node.status()) == reasons
+        node.until_status(lambda s: left_out(s) == reasons, what=f"it knows why: {reasons}")
         assert text_of(node) == text_of(one)
-    assert "There is no tiny here, and --no-fetch: nothing is lent" in started[0].stdout
+    started[0].until_said("There is no tiny here, and --no-fetch: nothing is lent")
     assert list((tmp_path / "bare").iterdir()) == []
 
 
@@ -264,7 +264,7 @@ def test_a_model_that_fits_on_one_stays_there(nodes: Lab) -> None:
 
     reason = left_out(status)["two"]
     assert reason.startswith(("not needed: ", "would make it slower: "))
-    assert host_of(two.status()) == "one"
+    two.until_status(lambda s: host_of(s) == "one", what="it knows who hosts")
     after = one.status()
     assert (after["plan"]["mode"], after["plan"]["epoch"]) == ("solo", before["plan"]["epoch"])
     assert after["engine"]["pid"] == before["engine"]["pid"]

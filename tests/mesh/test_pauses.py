@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 
 import psutil
 
-from tests.support.mesh import MeshProcesses
-from tests.support.node import ENDLESS
+from tests.support.mesh import CHAT, HEAL_S, SPARE_EPOCHS, MeshProcesses
+from tests.support.node import ENDLESS, NodeProcess
 from tests.support.waiting import until
 
 SLEEP_S = 15.0
@@ -21,10 +22,11 @@ def test_hanging_worker_child_is_replaced(trio: MeshProcesses) -> None:
 
     child.suspend()
     until(lambda: not child.is_running(), within_s=40, what="the child that hangs is ended")
-    after = trio.serving()
+    # Its host may not have heard of it yet.
+    after = trio.serving(above=before.epoch)
 
     assert after.host == before.host
-    assert before.epoch < after.epoch <= before.epoch + 3
+    assert before.epoch < after.epoch <= before.epoch + 3 + SPARE_EPOCHS
     assert trio.chat() == text
 
 
@@ -34,11 +36,11 @@ def test_hanging_engine_is_replaced(trio: MeshProcesses) -> None:
 
     engine.suspend()
     until(lambda: not engine.is_running(), within_s=40, what="the engine that hangs is ended")
-    after = trio.serving()
+    after = trio.serving(above=before.epoch)
 
     assert after.host == before.host
-    assert before.epoch < after.epoch <= before.epoch + 3
-    assert trio.engines() == [after.engine]
+    assert before.epoch < after.epoch <= before.epoch + 3 + SPARE_EPOCHS
+    until(lambda: trio.engines() == [after.engine], within_s=HEAL_S, what="one engine is left")
     assert trio.chat() == text
 
 
@@ -55,8 +57,8 @@ def test_stopped_worker_node_is_left_out_and_comes_back(trio: MeshProcesses) -> 
         trio.thaw([away])
     after = trio.serving()
 
-    assert before.epoch < without.epoch <= before.epoch + 2
-    assert without.epoch < after.epoch <= without.epoch + 3
+    assert before.epoch < without.epoch <= before.epoch + 2 + SPARE_EPOCHS
+    assert without.epoch < after.epoch <= without.epoch + 3 + SPARE_EPOCHS
     assert trio.chat() == text
 
 
@@ -72,8 +74,8 @@ def test_stopped_host_node_stands_back_when_it_goes_on(trio: MeshProcesses) -> N
         trio.thaw([before.host])
     after = trio.serving()
 
-    assert before.epoch < without.epoch <= before.epoch + 2
-    assert without.epoch < after.epoch <= without.epoch + 3
+    assert before.epoch < without.epoch <= before.epoch + 2 + SPARE_EPOCHS
+    assert without.epoch < after.epoch <= without.epoch + 3 + SPARE_EPOCHS
     # The plan that it hosted before has ended, and so has its engine.
     until(lambda: trio.engines() == [after.engine], within_s=40, what="one engine is left")
     assert trio.chat() == text
@@ -106,6 +108,15 @@ def test_mesh_sleeps_and_wakes(trio: MeshProcesses) -> None:
     time.sleep(SLEEP_S)
     trio.thaw(trio.nodes)
 
+    # For a moment they say what was true before: a loss may show only now, and the first answers fail.
+    for node in trio.nodes.values():
+        until(partial(is_answered, node), within_s=HEAL_S, what="an answer")
     after = trio.serving()
-    assert before.epoch <= after.epoch <= before.epoch + 3
+    assert before.epoch <= after.epoch <= before.epoch + 3 + SPARE_EPOCHS
     assert trio.chat() == text
+
+
+def is_answered(node: NodeProcess) -> bool:
+    reply = node.ask("/v1/chat/completions", CHAT)
+    assert reply.status in (200, 502, 503), reply.body
+    return reply.status == 200

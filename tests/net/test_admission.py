@@ -15,7 +15,7 @@ import pytest
 
 from mesh_llm.defaults import FAILED_OVERALL, FAILED_OVERALL_REFILL_S, HANDSHAKES_LIMIT
 from mesh_llm.errors import InviteRefused, JoinRefused
-from mesh_llm.transport import handshake, invite
+from mesh_llm.transport import attempts, handshake, invite
 from mesh_llm.transport.closing import Closing, Code, closing_of
 from mesh_llm.transport.control import Control
 from mesh_llm.transport.dialler import connect_refused, join_refused
@@ -371,8 +371,10 @@ async def test_silence(mesh: Mesh, data: bytes, monkeypatch: pytest.MonkeyPatch)
     first, stranger = await mesh.creator(), await mesh.stranger()
     connection = await stranger.dial(first)
     if data:
-        pair = await connection.open_bi()
-        await pair.send().write_all(data)
+        # On a machine that pauses here the time may be up before it is said.
+        with suppress(iroh().IrohError):
+            pair = await connection.open_bi()
+            await pair.send().write_all(data)
 
     assert (await closing(connection)).code is Code.TIMEOUT
     await nothing_happened(first)
@@ -392,25 +394,33 @@ async def test_one_who_says_nothing_more_after_being_admitted(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its confirmation it is no peer, whoever the arbiter is."""
-    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.3)
-    first, stranger = await mesh.creator(), await mesh.stranger()
-    token = first.token()
-    connection = await stranger.dial(first)
-    control = Control(await connection.open_bi())
-    identity = new_identity()
-    me = handshake.Self(
-        identity=replace(identity, id=stranger.id),
+    # Where a pause of the machine uses up the time before it is admitted, the next one gets more.
+    for handshake_s in (0.3, 3.0, 10.0):
+        monkeypatch.setattr(handshake, "HANDSHAKE_S", handshake_s)
+        first, stranger = await mesh.creator(), await mesh.stranger()
+        with suppress(iroh().IrohError):
+            connection = await stranger.dial(first)
+            # Held until the end: a stream that nobody holds is ended, which says something.
+            control = Control(await connection.open_bi())
+            introduction, joined = await handshake.prove_invite(control, nobody(stranger), first.token())
+            break
+    else:
+        raise AssertionError("it was never admitted")
+
+    assert (introduction.node, joined.welcome["as"]) == (first.id, "node")
+    assert (await closing(connection)).code is Code.TIMEOUT
+    await nothing_happened(first)
+
+
+def nobody(stranger: Stranger) -> handshake.Self:
+    """A stranger as it is before it has joined anything."""
+    return handshake.Self(
+        identity=replace(new_identity(), id=stranger.id),
         instance="00" * 8,
         membership=Membership(),
         gone=lambda node: [],
         welcome=lambda node, role: {},
     )
-
-    introduction, joined = await handshake.prove_invite(control, me, token)
-
-    assert (introduction.node, joined.welcome["as"]) == (first.id, "node")
-    assert (await closing(connection)).code is Code.TIMEOUT
-    await nothing_happened(first)
 
 
 async def test_a_proof_is_worth_nothing_on_another_connection(mesh: Mesh) -> None:
@@ -439,7 +449,9 @@ async def test_a_proof_is_worth_nothing_on_another_connection(mesh: Mesh) -> Non
 # -- floods --------------------------------------------------------------------------------------
 
 
-async def test_one_node_that_tries_too_often_waits(mesh: Mesh) -> None:
+async def test_one_node_that_tries_too_often_waits(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long eight attempts take, none is forgiven meanwhile.
+    monkeypatch.setattr(attempts, "FAILED_PER_NODE_REFILL_S", 3600.0)
     first, stranger = await mesh.creator(), await mesh.stranger()
     wrong = hello() + encode_frame(FrameType.PROVE, {"invite": "00" * 8, "proof": "00" * 32})
 
@@ -463,14 +475,15 @@ async def test_a_flood_of_wrong_tokens(mesh: Mesh) -> None:
                 await say(stranger, first, wrong)
             most_at_once = max(most_at_once, first.network.porch.waiting)
 
-    attempts = [asyncio.create_task(attempt(stranger)) for stranger in flood]
+    pouring = [asyncio.create_task(attempt(stranger)) for stranger in flood]
     try:
         await until(lambda: first.network.porch.attempts.count >= 60)
-        await joiner.network.join(first.token())
+        # All of them share one loop: on a slow machine it has to come again several times.
+        await joiner.network.join(first.token(), timeout_s=2 * WITHIN_S)
     finally:
-        for task in attempts:
+        for task in pouring:
             task.cancel()
-        await asyncio.wait(attempts)
+        await asyncio.wait(pouring)
 
     assert await first.handler.wait("peer") == [(joiner.id, Role.NODE)]
     borne = FAILED_OVERALL + (time.monotonic() - started) / FAILED_OVERALL_REFILL_S + HANDSHAKES_LIMIT
@@ -478,8 +491,10 @@ async def test_a_flood_of_wrong_tokens(mesh: Mesh) -> None:
     assert 0 < most_at_once <= HANDSHAKES_LIMIT
 
 
-async def test_a_flood_of_silence(mesh: Mesh) -> None:
+async def test_a_flood_of_silence(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """More strangers than there are places, who all say nothing; the oldest make room."""
+    # Nobody goes because its time is up, however long it takes them all to come.
+    monkeypatch.setattr(handshake, "HANDSHAKE_S", 4 * WITHIN_S)
     first, joiner = await mesh.creator(), await mesh.member()
     strangers = [await mesh.stranger() for _ in range(HANDSHAKES_LIMIT)]
     connections = [await stranger.dial(first) for stranger in strangers]

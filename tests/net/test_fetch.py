@@ -176,7 +176,7 @@ async def test_a_cancelled_fetch_leaves_what_it_has(model: Model) -> None:
         peer("bert", model.honest()) as bert,
     ):
         task = asyncio.create_task(model.fetch(anna), name="fetch")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not any(step.done == cut for step in model.steps):
                 await asyncio.sleep(0.01)
         task.cancel()

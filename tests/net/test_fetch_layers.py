@@ -29,7 +29,7 @@ from tests.support.members import mesh_of_members
 Made = tuple[tuple[Path, ...], dict[str, Any]]
 """Files, and what the engine says of them."""
 LAYERS = 12
-QUICK = FetchTimes(stall_s=10.0, pause_s=0.0)
+QUICK = FetchTimes(stall_s=30.0, pause_s=0.0)
 MIDDLE = Share(first=4, last=7, head=False)
 LAST = Share(first=10, last=12, head=True)
 
@@ -283,7 +283,7 @@ async def test_a_cancelled_fetch_leaves_what_it_has(model: Model) -> None:
         await model.fetch(None, anna)
         anna.requests.clear()
         task = asyncio.create_task(model.fetch(MIDDLE, bert), name="fetch")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while not any(
                 step.what.startswith("Fetching layers") and step.done == cut for step in model.steps
             ):

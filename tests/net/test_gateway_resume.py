@@ -427,7 +427,7 @@ async def test_a_client_that_leaves_while_its_answer_is_put_together(
     async with connect(gateway.port) as client:
         await client.send(request_bytes("POST", CHAT, body=json.dumps(ask()).encode()))
         await asyncio.wait_for(arrived.wait(), WAIT_S)
-    await asyncio.wait_for(left.wait(), 1.0)
+    await asyncio.wait_for(left.wait(), WAIT_S)
 
 
 async def test_what_is_kept_of_all_requests_is_bounded(

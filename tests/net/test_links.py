@@ -281,10 +281,12 @@ async def test_waiting_is_bounded_and_tickets_have_a_form(door: LinkDoor) -> Non
 
 
 async def test_where_nobody_listens(tmp_path: Path) -> None:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(LinkFailed, match=f"cannot reach 127.0.0.1 port {port}: Connection refused"):
-        await soon(knock_tcp(LOOPBACK, port, new_ticket()))
+    # Bound, so that nobody else gets the port meanwhile, and not listening.
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(LinkFailed, match=f"cannot reach 127.0.0.1 port {port}: Connection refused"):
+            await soon(knock_tcp(LOOPBACK, port, new_ticket()))
     with pytest.raises(LinkFailed, match=r"cannot reach .*l\.sock: No such file or directory"):
         await soon(knock_local(tmp_path / "l.sock", new_ticket()))
     with pytest.raises(LinkFailed, match="'nowhere' is no IP address"):

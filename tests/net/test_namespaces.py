@@ -16,7 +16,7 @@ from mesh_llm.lab import namespaces
 from mesh_llm.lab.namespaces import Host
 
 PROBE = [sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "probe.py")]
-ANSWER_S = 15.0
+ANSWER_S = 30.0
 """For an answer that has to come, on a busy machine."""
 SILENCE_S = 0.5
 """For one that must not come."""
@@ -59,6 +59,17 @@ async def reached(host: Host, address: str) -> dict[str, str]:
 
 async def unreached(host: Host, address: str) -> bool:
     return await ask(host, address, SILENCE_S) == {"tcp": "-", "udp": "-"}
+
+
+async def reached_by_tcp_alone(host: Host, address: str) -> str:
+    """Who asks, as `address` sees it over TCP; over UDP nothing may come, however often it is asked."""
+    async with asyncio.timeout(ANSWER_S):
+        while True:
+            answer = await ask(host, address, SILENCE_S)
+            assert answer["udp"] == "-"
+            # A busy machine may need longer for an answer than silence is listened to.
+            if answer["tcp"] != "-":
+                return answer["tcp"]
 
 
 async def test_switch_everybody_reaches_everybody_and_nobody_else() -> None:
@@ -107,8 +118,8 @@ async def test_two_nats_meet_only_in_public(symmetric: bool) -> None:
 async def test_dropped_udp_leaves_tcp() -> None:
     async with namespaces.switch(2) as (one, other), answering([one, other]):
         await namespaces.drop_udp(one)
-        assert await ask(one, other.address, SILENCE_S) == {"tcp": one.address, "udp": "-"}
-        assert await ask(other, one.address, SILENCE_S) == {"tcp": other.address, "udp": "-"}
+        assert await reached_by_tcp_alone(one, other.address) == one.address
+        assert await reached_by_tcp_alone(other, one.address) == other.address
         assert await reached(one, "127.0.0.1") == {"tcp": "127.0.0.1", "udp": "127.0.0.1"}
 
         await namespaces.allow_udp(one)
@@ -118,9 +129,9 @@ async def test_dropped_udp_leaves_tcp() -> None:
 async def test_udp_dropped_by_a_router() -> None:
     async with namespaces.nat() as net, answering(net.public):
         await namespaces.drop_udp(net.routers[0])
-        answer = await ask(net.behind[0], net.public[0].address, SILENCE_S)
+        seen = await reached_by_tcp_alone(net.behind[0], net.public[0].address)
 
-        assert answer == {"tcp": net.routers[0].address, "udp": "-"}
+        assert seen == net.routers[0].address
 
 
 async def test_a_pulled_cable_and_its_return_on_a_switch() -> None:
@@ -185,8 +196,9 @@ async def test_what_a_dead_process_left_is_cleared_away() -> None:
     sleeper = await asyncio.create_subprocess_exec("true")
     await sleeper.wait()
     stale = f"meshlab-{sleeper.pid}-0-h1"
-    assert (await run(["ip", "netns", "add", stale], timeout_s=10)).status == 0
-    assert stale in namespaces.existing()
+    assert (await run(["ip", "netns", "add", stale], timeout_s=ANSWER_S)).status == 0
 
-    async with namespaces.switch(1):
-        assert stale not in namespaces.existing()
+    # Another process that builds networks may clear it away before this one, or at the same time.
+    async with namespaces.switch(1), asyncio.timeout(ANSWER_S):
+        while stale in namespaces.existing():
+            await asyncio.sleep(0.01)

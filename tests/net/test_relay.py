@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from mesh_llm.defaults import GATEWAY_RESUME_TRIES
+from mesh_llm.gateway import pool
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Upstream
@@ -248,30 +249,40 @@ async def test_engine_is_rid_of_a_client_that_is_full(
 
 
 async def test_silence_is_counted_anew_with_every_byte(
-    start_gateway: StartGateway, engine: FakeEngine
+    start_gateway: StartGateway, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(silence_s=0.4)))
+    monkeypatch.setattr(pool, "GATEWAY_ENGINE_IDLE_S", WAIT_S)
+    # A pause of the machine is silence, too: where it is too long for one limit, the next is larger.
+    for silence_s in (0.4, 2.0, 8.0):
+        gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(silence_s=silence_s)))
+        engine.on("/slow", _six_events(pause_s=0.4 * silence_s))
+        async with connect(gateway.port) as client:
+            answer = await client.request("GET", "/slow")
+            if not answer.whole:
+                continue
+            used = engine.connections
+            # Nor does a connection that waits for its next request count as silent.
+            await asyncio.sleep(1.5 * silence_s)
+            assert (await client.request("GET", "/props")).json()["connection"] == used
+            break
+    assert (answer.body, answer.whole) == (6 * b"data: 1\n\n", True)
 
+
+def _six_events(*, pause_s: float) -> Callable[[Seen, Wire], Awaitable[None]]:
     async def script(_: Seen, wire: Wire) -> None:
         await wire.send(SSE_HEAD)
         for _number in range(6):
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(pause_s)
             await wire.send_chunk(b"data: 1\n\n")
         await wire.send(LAST_CHUNK)
 
-    engine.on("/slow", script)
-    async with connect(gateway.port) as client:
-        answer = await client.request("GET", "/slow")
-        assert (answer.body, answer.whole) == (6 * b"data: 1\n\n", True)
-        # Nor does a connection that waits for its next request count as silent.
-        await asyncio.sleep(0.6)
-        assert (await client.request("GET", "/props")).json()["connection"] == 1
+    return script
 
 
 async def test_endless_answer_that_falls_silent_never_looks_whole(
     start_gateway: StartGateway, engine: FakeEngine
 ) -> None:
-    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(silence_s=0.2)))
+    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(silence_s=0.5)))
 
     async def script(_: Seen, wire: Wire) -> None:
         await wire.send(b"HTTP/1.1 200 OK\r\n\r\nhel")
@@ -332,13 +343,17 @@ async def test_half_an_answer_that_the_client_has_not_seen_is_asked_for_again(
 
 
 async def test_bytes_that_nobody_asked_for_end_the_connection(client: RawClient, engine: FakeEngine) -> None:
+    sent = asyncio.Event()
+
     async def script(_: Seen, wire: Wire) -> None:
         await wire.send(plain(b"hi"))
         await asyncio.sleep(0.02)
         await wire.send(plain(b"not yours"))
+        sent.set()
 
     engine.on("/x", script)
     assert (await client.request("GET", "/x")).body == b"hi"
+    await asyncio.wait_for(sent.wait(), WAIT_S)
     await asyncio.sleep(0.05)
     answer = await client.request("GET", "/props")
     assert answer.json()["connection"] == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bench.meshrelay import LOADS, connected, received, start, stop
+from bench.meshrelay import LOADS, WINDOW, connected, received, start, stop
 from mesh_llm.transport.relay_limits import RelayLimits
 from mesh_llm.transport.relay_server import RelayConfig
 from tests.support.relay_peer import relay
@@ -26,6 +26,12 @@ async def test_hundreds_of_clients_talk_at_once_and_nothing_is_lost() -> None:
                     client.received < count + MESSAGES for client, count in zip(clients, before, strict=True)
                 ):
                     await asyncio.sleep(0.01)
+            # Each message that is under way when nobody sends any more arrives once.
+            in_all = received(clients) + CLIENTS * WINDOW
             await stop(clients)
+            async with asyncio.timeout(WITHIN_S):
+                while received(clients) < in_all:
+                    await asyncio.sleep(0.01)
+            assert received(clients) == in_all
         assert server.counters.dropped == {}
         assert received(clients) == server.counters.delivered == server.counters.frames

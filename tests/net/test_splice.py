@@ -333,7 +333,8 @@ async def test_nothing_is_left_open(quic: Joined, splicer: Splicer) -> None:
         async with spliced(quic, splicer) as ways:
             await send(ways.near, b"hello", close=False)
             assert await receive(ways.far, 5) == b"hello"
-    assert process.num_fds() == before
+    # The native library and iroh close theirs in threads of their own.
+    await until(lambda: process.num_fds() <= before)
 
 
 # -- which one is used ------------------------------------------------------------------------------

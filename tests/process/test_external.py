@@ -15,6 +15,8 @@ from tests.support.command import mesh_llm
 from tests.support.node import SKY, SMALL, NodeProcess
 
 BUILD = ENGINE_VERSION.rsplit(".", 1)[1]
+ORPHAN_S = 10.0
+"""For one whose owner was killed to be gone, on a busy machine: a tenth of a second otherwise."""
 
 LLAMA_SERVER = """#!{python}
 import json, os, sys
@@ -64,7 +66,7 @@ def write_server(folder: Path, *, build: str = BUILD) -> Path:
 
 
 def server_of(node: NodeProcess) -> psutil.Process:
-    return next(found for found in node.descendants() if "--alias" in found.cmdline())
+    return next(process for process, words in node.command_lines().items() if "--alias" in words)
 
 
 def test_it_answers_through_the_node(home: Path, tmp_path: Path, tiny_model: Path) -> None:
@@ -80,7 +82,7 @@ def test_it_answers_through_the_node(home: Path, tmp_path: Path, tiny_model: Pat
         assert arguments[arguments.index("--ctx-size") + 1] == "2048"
         assert arguments[arguments.index("--parallel") + 1] == "1"
         node.stop()
-        assert node.wait(within_s=5).status == 0
+        assert node.wait().status == 0
 
 
 def test_it_ends_with_a_killed_node(home: Path, tmp_path: Path, tiny_model: Path) -> None:
@@ -91,7 +93,7 @@ def test_it_ends_with_a_killed_node(home: Path, tmp_path: Path, tiny_model: Path
 
         node.signal(signal.SIGKILL)
 
-        node.until_no_descendants(within_s=1)
+        node.until_no_descendants(within_s=ORPHAN_S)
 
 
 def test_it_comes_back_when_it_is_killed(home: Path, tmp_path: Path, tiny_model: Path) -> None:
@@ -115,7 +117,7 @@ def test_it_comes_back_when_it_hangs(home: Path, tmp_path: Path, tiny_model: Pat
 
         first.suspend()
 
-        node.until_said("Engine lost: the engine did not answer for 6 s, and was ended.", within_s=40)
+        node.until_said("Engine lost: the engine did not answer for 6 s, and was ended.")
         node.until(lambda: node.status()["engine"]["restarts"] == 1, what="it is started again")
         node.until_state("serving")
         assert first.pid not in [process.pid for process in node.descendants()]
@@ -131,7 +133,9 @@ def test_it_goes_with_the_process_that_watches_it(home: Path, tmp_path: Path, ti
         node.engine().kill()
 
         node.until(
-            lambda: not first.is_running(), what="the llama-server without a watcher is gone", within_s=2
+            lambda: not first.is_running(),
+            what="the llama-server without a watcher is gone",
+            within_s=ORPHAN_S,
         )
         node.until_state("serving")
 

@@ -34,7 +34,7 @@ for path in sys.argv[1:]:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        signal.alarm(10)
+        signal.alarm(30)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         request = {"paths": [path], "fingerprint": True}
         sys.stdin, sys.stdout = io.StringIO(json.dumps(request) + "\\n"), os.fdopen(write, "w")
@@ -182,7 +182,8 @@ async def test_seventy_gigabytes_take_no_time(tmp_path: Path) -> None:
 
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert len(facts.layers) == 80
-    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1
+    # Half a second here, most of it for the interpreter; to read the weights would take tens of them.
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 5
 
 
 async def test_a_model_of_a_thousand_tensors_is_read_whole(tmp_path: Path) -> None:
@@ -282,7 +283,7 @@ def read_in_forks(paths: list[Path]) -> list[tuple[str, int, dict[str, Any] | No
         [sys.executable, "-P", "-c", FORKS, *map(str, paths)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=True,
     )
     return [tuple(json.loads(line)) for line in child.stdout.splitlines()]

@@ -22,6 +22,7 @@ from tests.support.command import MESH_LLM, Ended, mesh_llm
 from tests.support.mesh import MeshProcesses
 from tests.support.node import SKY, SMALL, NodeProcess, temporary_home
 from tests.support.stores import Home, put
+from tests.support.waiting import until
 
 WAIT_S = 100.0
 MANY = 200
@@ -209,14 +210,33 @@ def test_the_fit_of_a_running_mesh(home: Home, contents: dict[str, bytes]) -> No
         one = mesh.create("one", "--max-memory", "1GB")
         mesh.join("two", "--max-memory", "1GB")
         one.until(lambda: len(nodes_of(one)) == 2, what="it knows of two nodes", within_s=WAIT_S)
-        document = listed(home, "--home", str(one.home))
-        shown = mesh_llm("models", "--home", one.home, env=home.env, within_s=WAIT_S)
+        # Whoever stands still for seconds is not counted for as long.
+        document = until(
+            lambda: of_two_nodes(listed(home, "--home", str(one.home))),
+            within_s=WAIT_S,
+            what="a list of what two nodes can do",
+        )
+        shown = until(
+            lambda: first_line(home, one.home, "  fits the mesh"),
+            within_s=WAIT_S,
+            what="the same list for people",
+        )
 
     fit = by_name(document)["middle"]["fit"]
-    assert document["nodes"] == 2
     assert (fit["machine"]["fits"], fit["machine"]["have_bytes"]) == (False, 10**9)
     assert (fit["mesh"]["fits"], fit["mesh"]["nodes"]) == (True, 2)
-    assert shown.stdout.splitlines()[1].endswith("  fits the mesh")
+    assert shown.startswith("middle ")
+
+
+def of_two_nodes(document: dict[str, Any]) -> dict[str, Any] | None:
+    return document if document["nodes"] == 2 else None
+
+
+def first_line(home: Home, node: Path, end: str) -> str | None:
+    """What is said of the first model, if it ends like that."""
+    shown = mesh_llm("models", "--home", node, env=home.env, within_s=WAIT_S)
+    line = shown.stdout.splitlines()[1]
+    return line if line.endswith(end) else None
 
 
 def test_missing_shards(home: Home, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,10 @@ TEXT: dict[str, Any] = {
     "cache_prompt": False,
 }
 """Without the prompt cache: a prompt that is computed in other batches may end in another text."""
+FREED_S = 9.0
+"""For a slot whose client has left, on a machine that stands still now and then: a moment otherwise."""
+ORPHAN_S = 10.0
+"""For whatever a killed node has started to be gone, by the same measure: a tenth of a second otherwise."""
 
 
 @pytest.fixture(scope="module")
@@ -124,20 +128,20 @@ def test_a_client_that_leaves_frees_its_slot(node: NodeProcess) -> None:
         assert busy_slots(node) == 1
 
     # Nobody else may have to wait for the rest of it, which would take some fifteen seconds.
-    until(lambda: busy_slots(node) == 0, within_s=2, what="the engine's slot is free")
+    until(lambda: busy_slots(node) == 0, within_s=FREED_S, what="the engine's slot is free")
 
 
 def test_a_client_that_does_not_wait_for_its_whole_answer_frees_its_slot(node: NodeProcess) -> None:
     with closing(node.connect()) as connection:
         connection.request("POST", "/v1/completions", json.dumps({**ENDLESS, "stream": False}))
-        until(lambda: busy_slots(node) == 1, within_s=5, what="the engine is at work")
+        until(lambda: busy_slots(node) == 1, within_s=10, what="the engine is at work")
 
     def is_free_after_a_while() -> bool:
         # The engine looks for its client after a second without a result for anybody; `/slots` is one.
         time.sleep(1.5)
         return busy_slots(node) == 0
 
-    until(is_free_after_a_while, within_s=6, what="the engine's slot is free")
+    until(is_free_after_a_while, within_s=FREED_S, what="the engine's slot is free")
 
 
 # -- other routes ---------------------------------------------------------------------------------
@@ -202,7 +206,9 @@ def test_api_key_is_asked_of_everybody_and_kept_to_itself(home: Path, smollm2: P
         assert bare.json()["error"]["code"] == "invalid_api_key"
         assert node.ask("/health").status == 200
         assert key not in node.logs() + node.stdout + node.stderr + json.dumps(node.status())
-        assert all(key not in part for process in node.family() for part in process.cmdline())
+        lines = node.command_lines().values()
+        assert len(lines) > 1
+        assert all(key not in part for line in lines for part in line)
 
 
 # -- status ---------------------------------------------------------------------------------------
@@ -217,7 +223,14 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
+def until_told(node: NodeProcess) -> dict[str, Any]:
+    """Sizes of buffers are read from the engine's log, which may come after the word that it is ready."""
+    node.until(lambda: len(node.status()["engine"]["buffers"]) == 4, what="the sizes of its buffers")
+    return node.status()
+
+
 def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
+    until_told(node)
     ended = mesh_llm("status", "--json", "--home", node.home)
 
     document = json.loads(ended.stdout)
@@ -303,7 +316,7 @@ def test_stages_cover_the_layers_exactly_once(node: NodeProcess) -> None:
 
 
 def test_memory_that_was_planned_is_what_the_engine_took(node: NodeProcess) -> None:
-    document = node.status()
+    document = until_told(node)
 
     # Without the weights: native code keeps some of them twice, rearranged and as mapped pages of the file.
     buffers = document["engine"]["buffers"]
@@ -345,11 +358,15 @@ def test_what_a_run_prints(node: NodeProcess) -> None:
 
 def test_status_and_health_answer_while_the_model_loads(home: Path, slow_model: Path) -> None:
     with NodeProcess(*SMALL, "--engine-set", "check_tensors=true", home=home, model=slow_model) as node:
-        # Two seconds on a quiet machine.
-        node.until(node.status_or_none, what="status answers", within_s=10)
-        document = node.until_state("loading")
+        node.until(node.status_or_none, what="status answers")
+        node.until_state("loading")
+        # Two seconds on a quiet machine: it goes on when everything has been asked.
+        engine = node.engine()
+        engine.suspend()
+        document = node.status()
         health = node.ask("/health")
         chat = node.ask("/v1/chat/completions", CHAT)
+        engine.resume()
 
         assert document["node"]["reason"] == "the model is loading"
         assert document["engine"]["state"] == "loading"
@@ -359,7 +376,7 @@ def test_status_and_health_answer_while_the_model_loads(home: Path, slow_model: 
         assert chat.status == 503
         assert chat.headers["Retry-After"] == "1"
         node.signal(signal.SIGINT)
-        assert node.wait(within_s=10).status == 130
+        assert node.wait().status == 130
 
 
 def test_stop_returns_when_the_node_is_gone(home: Path, smollm2: Path) -> None:
@@ -371,8 +388,9 @@ def test_stop_returns_when_the_node_is_gone(home: Path, smollm2: Path) -> None:
 
         assert stopped.status == 0
         assert json.loads(stopped.stdout) == {"stopped": node.pid}
-        assert not engine.is_running()
-        assert node.wait(within_s=1).status == 0
+        assert gone(engine)
+        assert gone(psutil.Process(node.pid))
+        assert node.wait().status == 0
         assert not (home / "run" / "control.sock").exists()
         again = mesh_llm("stop", "--home", home)
         assert again.status == 1
@@ -387,7 +405,7 @@ def test_signals_end_it(home: Path, tiny_model: Path, number: signal.Signals, st
         node.until_ready()
         node.signal(number)
 
-        assert node.wait(within_s=5).status == status
+        assert node.wait().status == status
 
 
 def test_first_ctrl_c_lets_an_answer_finish(home: Path, smollm2: Path) -> None:
@@ -395,13 +413,17 @@ def test_first_ctrl_c_lets_an_answer_finish(home: Path, smollm2: Path) -> None:
         node.until_ready()
         with node.stream("/v1/completions", {**ENDLESS, "max_tokens": 200}) as stream:
             stream.next()
+            # Or the answer, which takes two seconds, might be over before anybody looks.
+            engine = node.engine()
+            engine.suspend()
             node.signal(signal.SIGINT)
             node.until_state("draining")
+            engine.resume()
             *chunks, last = stream.data()
 
         assert last == "[DONE]"
         assert json.loads(chunks[-1])["usage"]["completion_tokens"] == 200
-        assert node.wait(within_s=5).status == 130
+        assert node.wait().status == 130
         assert "Stopping; Ctrl-C again does not wait for answers under way\n" in node.stderr
 
 
@@ -416,8 +438,9 @@ def test_second_ctrl_c_does_not_wait(home: Path, smollm2: Path) -> None:
             node.signal(signal.SIGINT)
             events = list(stream.data())
 
-        assert node.wait(within_s=5).status == 130
-        assert time.monotonic() - began < 5
+        assert node.wait().status == 130
+        # The rest of the answer would take longer, and would have its end.
+        assert time.monotonic() - began < 10
         assert "[DONE]" not in events
         message = json.loads(events[-1])["error"]["message"]
         assert message in ("this node is stopping", "the engine was stopped")
@@ -433,7 +456,7 @@ def test_two_homes_are_two_nodes(node: NodeProcess, home: Path, tiny_model: Path
         assert first["api"]["url"] != other["api"]["url"]
         assert [model["id"] for model in second.ask("/v1/models").json()["data"]] == ["tiny"]
         second.stop()
-        assert second.wait(within_s=5).status == 0
+        assert second.wait().status == 0
     assert node.ask("/health").status == 200
 
 
@@ -474,7 +497,7 @@ def test_a_killed_engine_comes_back(home: Path, smollm2: Path, direct: list[dict
         assert node.stdout.count("Engine lost: the engine was killed (SIGKILL). Restarting it\n") == 1
 
 
-HANG_S = 40.0
+HANG_S = 60.0
 """To notice and mend an engine that hangs, on a machine that others use, too; ten seconds on a quiet one."""
 HUNG = "Engine lost: the engine did not answer for 6 s, and was ended. Restarting it\n"
 
@@ -521,7 +544,7 @@ def test_a_killed_node_takes_its_engine_along(home: Path, smollm2: Path) -> None
 
         node.signal(signal.SIGKILL)
 
-        node.until_no_descendants(within_s=1)
+        node.until_no_descendants(within_s=ORPHAN_S)
     ended = mesh_llm("status", "--home", home)
     assert ended.status == 1
     assert f"no node is running on {home}" in ended.stderr
@@ -531,12 +554,12 @@ def test_a_killed_node_takes_a_loading_engine_along(home: Path, slow_model: Path
     with NodeProcess(*SMALL, "--engine-set", "check_tensors=true", home=home, model=slow_model) as node:
         node.until_state("loading")
         engine = node.engine()
-        # Past its start-up: the model's gigabytes are being read by native code.
-        until(lambda: engine.memory_info().rss > 400 << 20, within_s=10, what="the model is being read")
-
+        suspend_while_it_reads(engine)
         node.signal(signal.SIGKILL)
+        node.process.wait(30)
 
-        node.until_no_descendants(within_s=1)
+        assert_goes_in_the_middle(engine)
+        node.until_no_descendants(within_s=ORPHAN_S)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="without our library only Linux tells an orphan")
@@ -558,11 +581,12 @@ def test_without_our_library_a_killed_node_takes_its_engine_along(slow_model: Pa
     assert parent.stdout is not None
     with parent, parent.stdout:
         engine = psutil.Process(int(parent.stdout.readline()))
-        until(lambda: engine.memory_info().rss > 400 << 20, within_s=20, what="the model is being read")
-
+        suspend_while_it_reads(engine)
         parent.kill()
+        parent.wait(30)
 
-        until(lambda: gone(engine), within_s=1, what="the engine is gone")
+        # Not resumed: the kernel needs no help of its own.
+        until(lambda: gone(engine), within_s=ORPHAN_S, what="the engine is gone")
 
 
 PARENT = """
@@ -576,6 +600,39 @@ child.stdin.flush()
 print(child.pid, flush=True)
 child.wait()
 """
+
+
+READING_BYTES = 400 << 20
+"""Of an engine that is past its start-up: the model's three gigabytes are being read by native code."""
+MIDDLE_BYTES = 1600 << 20
+
+
+def suspend_while_it_reads(engine: psutil.Process) -> None:
+    """It stands still, whatever the test's own process is made to wait for, with most of it to be read."""
+
+    def reads() -> bool:
+        engine.suspend()
+        if engine.memory_info().rss > READING_BYTES:
+            return True
+        engine.resume()
+        return False
+
+    until(reads, within_s=60, what="the model is being read")
+
+
+def assert_goes_in_the_middle(engine: psutil.Process) -> None:
+    """Not when all of the model has been read: told by how far it comes, and not by the clock."""
+    sizes = []
+
+    def has_gone() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            sizes.append(engine.memory_info().rss)
+        return gone(engine)
+
+    with suppress(psutil.NoSuchProcess):
+        engine.resume()
+    until(has_gone, within_s=60, what="the engine is gone")
+    assert max(sizes, default=0) < MIDDLE_BYTES
 
 
 def gone(process: psutil.Process) -> bool:

@@ -21,6 +21,8 @@ from tests.support.command import MARKER, marked
 from tests.support.waiting import until
 
 GRACE_S = 0.3
+WAIT_S = 20.0
+"""For what takes a moment, on a machine that is busy with something else."""
 
 PARENT_OF_A_SLEEPER = """
 import subprocess, sys, time
@@ -77,7 +79,7 @@ class Heard:
         self._came.set()
 
     async def first(self) -> str:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await self._came.wait()
         return self.lines[0]
 
@@ -95,10 +97,10 @@ async def test_grandchildren_end_with_the_block(family: str) -> None:
 
 
 async def test_grandchildren_that_outlive_their_parent_end_too(family: str) -> None:
-    finished = await run(python(PARENT_THAT_LEAVES), timeout_s=10)
+    finished = await run(python(PARENT_THAT_LEAVES), timeout_s=WAIT_S)
 
     assert finished.status == 0
-    until(lambda: alive(family) == 0, within_s=2, what="the grandchild is gone")
+    until(lambda: alive(family) == 0, within_s=WAIT_S, what="the grandchild is gone")
 
 
 async def test_a_child_that_ignores_the_request_is_killed_after_the_grace(short_grace: None) -> None:
@@ -108,10 +110,11 @@ async def test_a_child_that_ignores_the_request_is_killed_after_the_grace(short_
         began = time.monotonic()
 
     assert await child.wait() == -signal.SIGKILL
-    assert GRACE_S <= time.monotonic() - began < GRACE_S + 2
+    assert GRACE_S <= time.monotonic() - began < GRACE_S + WAIT_S
 
 
-async def test_a_child_that_obeys_is_not_waited_for() -> None:
+async def test_a_child_that_obeys_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "CHILD_STOP_GRACE_S", 3 * WAIT_S)
     heard = Heard()
     began = time.monotonic()
     async with spawn(
@@ -120,7 +123,7 @@ async def test_a_child_that_obeys_is_not_waited_for() -> None:
         await heard.first()
 
     assert await child.wait() == -signal.SIGTERM
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 2 * WAIT_S
 
 
 async def test_an_error_in_the_block_ends_the_child(family: str) -> None:
@@ -156,14 +159,14 @@ async def test_cancelling_leaves_nothing(family: str, short_grace: None, times: 
 
 async def test_cancelling_while_it_starts_leaves_nothing(family: str) -> None:
     for steps in range(12):
-        task = asyncio.create_task(run(["sleep", "600"], timeout_s=10))
+        task = asyncio.create_task(run(["sleep", "600"], timeout_s=WAIT_S))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    until(lambda: alive(family) == 0, within_s=2, what="all of them are gone")
+    until(lambda: alive(family) == 0, within_s=WAIT_S, what="all of them are gone")
 
 
 async def test_without_a_session_of_its_own_it_stays_in_our_group() -> None:
@@ -180,7 +183,7 @@ async def test_both_outputs_are_read(tmp_path: Path) -> None:
     code = "import sys; sys.stdout.write('out\\n' * 50_000); sys.stderr.write('err\\n' * 50_000)"
     lines: list[str] = []
 
-    finished = await run(python(code), timeout_s=20, on_line=lines.append)
+    finished = await run(python(code), timeout_s=WAIT_S, on_line=lines.append)
 
     assert finished.status == 0
     assert finished.output == ("out",) * 50_000
@@ -191,7 +194,7 @@ async def test_both_outputs_are_read(tmp_path: Path) -> None:
 async def test_last_words_arrive_although_the_child_is_dead() -> None:
     code = "import os; os.write(1, b'first\\nlast'); os.write(2, b'why'); os.kill(os.getpid(), 6)"
 
-    finished = await run(python(code), timeout_s=10)
+    finished = await run(python(code), timeout_s=WAIT_S)
 
     assert finished.status == -signal.SIGABRT
     assert finished.output == ("first", "last")
@@ -201,25 +204,27 @@ async def test_last_words_arrive_although_the_child_is_dead() -> None:
 async def test_a_long_line_is_cut_and_the_next_one_whole() -> None:
     code = "import sys; sys.stdout.write('x' * 1_000_000 + '\\nshort\\n')"
 
-    finished = await run(python(code), timeout_s=10)
+    finished = await run(python(code), timeout_s=WAIT_S)
 
     assert finished.output == ("x" * CHILD_LINE_LIMIT_BYTES, "short")
 
 
 async def test_bytes_that_are_no_text_do_no_harm() -> None:
-    finished = await run(python(r"import os; os.write(1, b'\xff\xfe ok\r\n')"), timeout_s=10)
+    finished = await run(python(r"import os; os.write(1, b'\xff\xfe ok\r\n')"), timeout_s=WAIT_S)
 
     assert finished.output == ("�� ok",)
 
 
 async def test_input_arrives_and_ends() -> None:
-    finished = await run(python("print(len(input()), end='')"), timeout_s=10, stdin=b"x" * 200_000 + b"\n")
+    finished = await run(
+        python("print(len(input()), end='')"), timeout_s=WAIT_S, stdin=b"x" * 200_000 + b"\n"
+    )
 
     assert finished.output == ("200000",)
 
 
 async def test_a_child_that_reads_no_input_is_told_by_its_status() -> None:
-    finished = await run(python("raise SystemExit(7)"), timeout_s=10, stdin=b"x" * 1_000_000)
+    finished = await run(python("raise SystemExit(7)"), timeout_s=WAIT_S, stdin=b"x" * 1_000_000)
 
     assert finished.status == 7
 
@@ -233,7 +238,7 @@ async def test_time_is_bounded(family: str) -> None:
     with pytest.raises(MeshError, match=r"^sleep did not finish within 0 s$"):
         await run(["sleep", "600"], timeout_s=0.2)
 
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < WAIT_S
     assert alive(family) == 0
 
 
@@ -247,6 +252,6 @@ async def test_a_sink_that_fails_is_not_lost(family: str) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await run(python("print('here')"), timeout_s=10, on_line=fail)
+        await run(python("print('here')"), timeout_s=WAIT_S, on_line=fail)
 
     assert alive(family) == 0

@@ -63,8 +63,11 @@ def restored(screen: Screen) -> None:
 
 
 def test_the_view_stands_below_the_lines_that_were_told(screen: Screen) -> None:
-    screen.until_seen("Engine ready in ")
-    lines = screen.lines
+    row = re.compile(r"desk  host  serving  0-\d+ +\S.* GB  self  -")
+    lines = screen.until_lines(
+        lambda lines: row.fullmatch(lines[-1]) and any(line.startswith("Engine ready in ") for line in lines),
+        what="the whole view, below the word that the engine is ready",
+    )
     title = next(index for index, line in enumerate(lines) if line.startswith(TITLE))
     above, view = lines[:title], lines[title:]
     assert [line.partition(" ")[0] for line in above if line[:1].isupper()][:2] == ["Model", "Invite"]
@@ -75,11 +78,12 @@ def test_the_view_stands_below_the_lines_that_were_told(screen: Screen) -> None:
     assert view[0].endswith(" q quits ──")
     assert f"api    {url[1]}" in view
     assert "plan   solo on desk" in view
-    assert re.fullmatch(r"desk  host  serving  0-\d+ +\S.* GB  self  -", view[-1])
-    assert "green" in screen.colours
+    screen.until(lambda: "green" in screen.colours, what="colours")
     # Each line stands there once, however often the view was drawn.
-    assert screen.everything.count("Invite token: ") == 1
-    assert screen.everything.count(TITLE) == 1
+    screen.until(
+        lambda: [screen.everything.count(words) for words in ("Invite token: ", TITLE)] == [1, 1],
+        what="each line stands there once",
+    )
 
 
 def test_q_drains_and_quits(screen: Screen) -> None:
@@ -178,9 +182,15 @@ def test_the_window_may_change_at_any_time(screen: Screen) -> None:
     for columns in (40, 72, 36, 100):
         screen.resize(columns, 30)
         rule = "─" * (columns - 33)
-        screen.until_seen(f"── desk host serving {rule} q quits ──\n")
-        assert sum(line.startswith("── ") for line in screen.lines) == 1
-        assert sum(line.startswith("plan ") for line in screen.lines) == 1
+        title = f"── desk host serving {rule} q quits ──"
+        screen.until_lines(
+            lambda lines: (
+                title in lines  # noqa: B023
+                and sum(line.startswith("── ") for line in lines) == 1
+                and sum(line.startswith("plan ") for line in lines) == 1
+            ),
+            what=f"the view, once, in {columns} columns",
+        )
     assert "API ready at " in screen.text
     assert "^[" not in screen.text
     screen.press(b"Q")
@@ -260,11 +270,12 @@ from mesh_llm.cli.run import until_stopped
 class Node:
     def __init__(self):
         self.told = asyncio.Event()
+        self.patience_s = float(sys.argv[1])
     async def run(self):
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGHUP)
         try:
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(self.patience_s):
                 await self.told.wait()
         except TimeoutError:
             print("goes on")
@@ -279,9 +290,13 @@ sys.exit(asyncio.run(main()))
 """
 
 
-@pytest.mark.parametrize(("before", "what"), [("", "stops"), ("trap '' HUP; ", "goes on")])
-def test_a_terminal_that_is_closed_ends_its_node_but_not_one_under_nohup(before: str, what: str) -> None:
-    command = shlex.join([sys.executable, "-c", HANG_UP])
+@pytest.mark.parametrize(
+    ("before", "what", "patience_s"), [("", "stops", 30.0), ("trap '' HUP; ", "goes on", 0.5)]
+)
+def test_a_terminal_that_is_closed_ends_its_node_but_not_one_under_nohup(
+    before: str, what: str, patience_s: float
+) -> None:
+    command = shlex.join([sys.executable, "-c", HANG_UP, str(patience_s)])
     ended = subprocess.run(
         ["sh", "-c", f"{before}exec {command}"], capture_output=True, text=True, timeout=60, check=True
     )
@@ -320,15 +335,16 @@ with Terminal() as terminal:
 
 def test_bars_live_in_the_view_and_a_crash_restores_the_terminal() -> None:
     with Screen([sys.executable, "-c", BARS], columns=60) as screen:
-        screen.until_seen("Loading")
-        assert screen.lines[1:] == [
+        bars = [
             "Fetching ━━━━━━━━━━━─────────────  45 %  450 MB of 1.0 GB",
             "Loading ━━━━━━━━━━━━────────────  50 %",
         ]
+        screen.until_lines(lambda lines: lines[1:] == bars, what="both bars, and nothing else")
         screen.press(b"q")
-        screen.until_seen("Next …")
-        assert screen.lines[0] == "Something came of it"
-        assert screen.lines[2:] == ["Next …"]
+        screen.until_lines(
+            lambda lines: lines[:1] == ["Something came of it"] and lines[2:] == ["Next …"],
+            what="the line that was told, and the next bar alone",
+        )
         screen.press(b"q")
         assert screen.wait() == 1
         restored(screen)
@@ -347,9 +363,13 @@ def node(home: Path, tiny: Path) -> Iterator[NodeProcess]:
 
 def test_status_watch_shows_the_same_view(node: NodeProcess) -> None:
     with in_terminal("status", "--watch", "--home", node.home) as screen:
-        screen.until_seen(TITLE)
-        assert screen.lines[0].endswith(" q quits ──")
-        assert f"api    {node.url.replace('127.0.0.1', 'localhost')}" in screen.lines
+        api = f"api    {node.url.replace('127.0.0.1', 'localhost')}"
+        screen.until_lines(
+            lambda lines: (
+                lines and lines[0].startswith(TITLE) and lines[0].endswith(" q quits ──") and api in lines
+            ),
+            what="the title with the key that quits, and the address",
+        )
         screen.press(b"q")
         assert screen.wait() == 0
         assert screen.mode() == screen.mode_before
@@ -363,13 +383,19 @@ def test_status_watch_shows_what_happens(node: NodeProcess, home: Path) -> None:
     """With a node's feed, of which the first frame and what follows are written here."""
     document = node.status()
     with telling_node(document) as (other, say), in_terminal("status", "--watch", "--home", other) as screen:
-        screen.until_seen("Elected as host")
-        assert re.fullmatch(r"[0-9]{2}:[0-9]{2}:[0-9]{2}  Elected as host", screen.lines[-1])
+        event = re.compile(r"[0-9]{2}:[0-9]{2}:[0-9]{2}  Elected as host")
+        screen.until_lines(lambda lines: lines and event.fullmatch(lines[-1]), what="the first event")
         say("progress", {"what": "Fetching", "done": 1, "total": 4, "unit": ""})
         screen.until_seen("Fetching ━━━━━━──────────────────  25 %")
         say("event", {"t": 0.0, "kind": "x", "text": "mini joined"})
-        screen.until(lambda: screen.lines[-1].endswith("  mini joined"), what="the event is shown")
-        assert "Fetching" not in screen.text
+        screen.until_lines(
+            lambda lines: (
+                lines
+                and lines[-1].endswith("  mini joined")
+                and not any(line.startswith("Fetching") for line in lines)
+            ),
+            what="the event is shown, and what led to it no longer",
+        )
         screen.press(b"q")
         assert screen.wait() == 0
 

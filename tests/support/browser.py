@@ -92,8 +92,19 @@ def until_true(page: Page, expression: str) -> None:
     until(lambda: bool(page.evaluate(expression)), within_s=WAIT_MS / 1000, what=expression)
 
 
-def clipboard(page: Page) -> str:
-    return str(page.evaluate("navigator.clipboard.readText()"))
+def until_copied(page: Page, text: str) -> None:
+    """A button that was pressed has its text in the clipboard before long."""
+    found: list[str] = []
+
+    def is_there() -> bool:
+        found.append(str(page.evaluate("navigator.clipboard.readText()")))
+        return found[-1] == text
+
+    try:
+        until(is_there, within_s=WAIT_MS / 1000, what="the text is copied")
+    except AssertionError:
+        assert found[-1] == text
+        raise
 
 
 def keep_screenshot(page: Page, name: str, *, whole: bool = False) -> None:

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,12 @@ QUIET = ("MESH_LLM_API_KEY", "MESH_LLM_RELAY_TOKEN", "MESH_LLM_HOME", "CXX", "PY
 """Of the person who runs the tests: not for the processes under test."""
 ALONE = {"MESH_LLM_BIND_IP": "127.0.0.1", "MESH_LLM_NO_RELAY": "1"}
 """Nodes under test: no packet leaves this machine."""
+WAIT_S = 60.0
+"""For anything that a program does, on a machine that is busy with something else: seconds otherwise."""
+END_S = 40.0
+"""For a program that is told to end, on a machine that is busy with something else: a second otherwise."""
+READ_S = 30.0
+"""For the last words of a program that has ended: they are in a pipe already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,33 +109,54 @@ class Running:
     def descendants(self) -> list[psutil.Process]:
         return [process for process in self.family() if process.pid != self.pid]
 
+    def command_lines(self) -> dict[psutil.Process, list[str]]:
+        """Of its whole family, but for those that end while they are looked at."""
+        lines = {}
+        for process in self.family():
+            with suppress(psutil.Error):
+                lines[process] = process.cmdline()
+        return lines
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def until(self, condition: Callable[[], object], *, what: str, within_s: float = 30.0) -> None:
+    def _hear_out(self, within_s: float = READ_S) -> None:
+        """Its last words are in the pipes when it has ended, and have to be read from there."""
+        deadline = time.monotonic() + within_s
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+
+    def until(self, condition: Callable[[], object], *, what: str, within_s: float = WAIT_S) -> None:
         """Wait for `condition`; give up at once when the program ends before it holds."""
 
+        held: list[object] = []
+
         def holds_or_ended() -> bool:
-            return bool(condition()) or not self.running
+            # Of its end first: what it did before that may still make the condition hold.
+            has_ended = not self.running
+            if has_ended:
+                self._hear_out(5.0)
+            # Once is enough: what holds now may be over at the next look.
+            held.append(condition())
+            return bool(held[-1]) or has_ended
 
         try:
             until(holds_or_ended, within_s=within_s, what=what)
-            assert condition(), f"ended with {self.process.poll()} before: {what}"
+            assert held[-1], f"ended with {self.process.poll()} before: {what}"
         except AssertionError as error:
             raise AssertionError(f"{error}\n--- stdout\n{self.stdout}--- stderr\n{self.stderr}") from None
 
-    def until_said(self, text: str, *, within_s: float = 30.0) -> None:
+    def until_said(self, text: str, *, within_s: float = WAIT_S) -> None:
         self.until(lambda: text in self.stdout + self.stderr, what=f"it says {text!r}", within_s=within_s)
 
-    def wait(self, *, within_s: float = 30.0) -> Ended:
+    def wait(self, *, within_s: float = WAIT_S) -> Ended:
         """Its end, by itself; nothing of it may be left then."""
         try:
             status = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still runs after {within_s:g} s\n{self.stdout}{self.stderr}") from None
         left = self.descendants()
-        for reader in self._readers:
-            reader.join(5)
+        self._hear_out()
         assert left == [], f"left running: {left}\n{self.stdout}{self.stderr}"
         return Ended(status=status, stdout=self.stdout, stderr=self.stderr)
 
@@ -144,16 +172,15 @@ class Running:
         if self.running:
             self.process.terminate()
             try:
-                self.process.wait(10)
+                self.process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-        self.process.wait(5)
+        self.process.wait(END_S)
         left = self.descendants()
         for process in left:
             process.kill()
         psutil.wait_procs(left, timeout=5)
-        for reader in self._readers:
-            reader.join(5)
+        self._hear_out()
         assert error is not None or left == [], f"left running: {left}"
 
 

@@ -12,7 +12,7 @@ from mesh_llm.models.fetch import FetchTimes, Verify, Wanted, fetch
 from mesh_llm.types import Event, Fingerprint, Progress
 from tests.support.file_peer import Answer, Peer, honest
 
-QUICK = FetchTimes(stall_s=10.0, pause_s=0.0)
+QUICK = FetchTimes(stall_s=30.0, pause_s=0.0)
 
 
 async def digest_of(paths: tuple[Path, ...]) -> Fingerprint:

@@ -111,7 +111,7 @@ def honest(
     files: tuple[Path, ...],
     *,
     throttle: Throttle | None = None,
-    stall_s: float = 10.0,
+    stall_s: float = 30.0,
 ) -> Answer:
     offers = Offers(
         models=lambda: {fingerprint: files},

@@ -142,12 +142,12 @@ class Hub:
     ) -> None:
         self._on_loop(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(30)
         self._loop.close()
 
     def _on_loop(self, work: Coroutine[None, None, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return future.result(10)
+        return future.result(30)
 
     async def _serve(self, handler: Any) -> int:
         app = web.Application()

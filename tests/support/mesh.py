@@ -18,6 +18,9 @@ from tests.support.waiting import until
 
 HEAL_S = 40.0
 """For a mesh to serve again on a machine that others use, too; it takes three seconds on a quiet one."""
+SPARE_EPOCHS = 3
+"""New plans that a machine which stands still for seconds may cost besides: one without a node that is
+taken for dead, and one or two with it again. A mesh that cannot settle makes more."""
 CHAT: dict[str, Any] = {**SKY, "cache_prompt": False}
 """Without the prompt cache: a prompt that is computed in other batches may end in another text."""
 
@@ -93,8 +96,8 @@ class MeshProcesses:
         """SIGKILL, as a machine that loses its power; its children have to go by themselves."""
         node = self.nodes.pop(name)
         node.signal(signal.SIGKILL)
-        node.process.wait(5)
-        node.until_no_descendants(within_s=10)
+        node.process.wait(30)
+        node.until_no_descendants(within_s=30)
 
     def stop(self, name: str) -> None:
         """As its owner would."""
@@ -106,11 +109,13 @@ class MeshProcesses:
     def freeze(self, names: Iterable[str]) -> None:
         """As a lid that is closed: the nodes and all their children."""
         for process in self._families(names):
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
 
     def thaw(self, names: Iterable[str]) -> None:
         for process in self._families(names):
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def _families(self, names: Iterable[str]) -> list[psutil.Process]:
         return [process for name in names for process in self.nodes[name].family()]

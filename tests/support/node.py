@@ -19,7 +19,10 @@ from tests.support.command import MESH_LLM, Running, mesh_llm
 
 SMALL = ("--ctx-size", "2048", "--parallel", "1", "--threads", "1")
 """Starts fast, and leaves a core to the test."""
-WAIT_S = 30.0
+WAIT_S = 60.0
+"""For anything that a node does, on a machine that is busy with something else: seconds otherwise."""
+STATUS_S = 30.0
+"""For its status, which takes half a second at most on a quiet machine."""
 SKY = {
     "messages": [{"role": "user", "content": "Why is the sky blue?"}],
     "temperature": 0,
@@ -92,12 +95,17 @@ class NodeProcess(Running):
         return self
 
     def until_state(self, state: str, *, within_s: float = WAIT_S) -> dict[str, Any]:
-        self.until(
-            lambda: self.status_or_none() and self.status()["node"]["state"] == state,
-            what=f"its state is {state}",
-            within_s=within_s,
-        )
-        return self.status()
+        """The first status with that state: the next one may have another."""
+        seen: list[dict[str, Any]] = []
+
+        def has_come() -> bool:
+            document = self.status_or_none()
+            if document is not None:
+                seen.append(document)
+            return document is not None and document["node"]["state"] == state
+
+        self.until(has_come, what=f"its state is {state}", within_s=within_s)
+        return seen[-1]
 
     @property
     def url(self) -> str:
@@ -119,7 +127,15 @@ class NodeProcess(Running):
         assert ended.status == 0, ended.stderr
 
     def engine(self) -> psutil.Process:
-        return psutil.Process(self.status()["engine"]["pid"])
+        """As soon as there is one: a node whose model is loading may be about to start it."""
+        pids: list[int | None] = []
+
+        def is_started() -> bool:
+            pids.append(self.status()["engine"]["pid"])
+            return pids[-1] is not None
+
+        self.until(is_started, what="it has an engine")
+        return psutil.Process(pids[-1])
 
     def logs(self) -> str:
         return "".join(path.read_text() for path in sorted((self.home / "logs").iterdir()))
@@ -143,11 +159,11 @@ class NodeProcess(Running):
 
 def status_of(home: Path) -> dict[str, Any] | None:
     """From the control socket, as `mesh-llm status --json` reads it: without its half second."""
-    connection = HTTPConnection("node", timeout=5)
+    connection = HTTPConnection("node", timeout=STATUS_S)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with closing(connection):
         try:
-            connection.sock.settimeout(5)
+            connection.sock.settimeout(STATUS_S)
             connection.sock.connect(str(home / "run" / "control.sock"))
             connection.request("GET", "/api/status")
             document = json.loads(connection.getresponse().read())

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pyte
 
-from tests.support.command import ALONE, MARKER, MESH_LLM, QUIET, marked
+from tests.support.command import ALONE, END_S, MARKER, MESH_LLM, QUIET, marked
 from tests.support.waiting import until
 
 _SCROLL_BACK = 2000
@@ -150,17 +150,33 @@ class Screen:
         self.process.send_signal(number)
 
     def until(self, condition: Callable[[], object], *, what: str, within_s: float = 60.0) -> None:
+        held: list[object] = []
+
         def holds_or_ended() -> bool:
-            return bool(condition()) or self.process.poll() is not None
+            has_ended = self.process.poll() is not None
+            # Once is enough: a picture that shows it now may be drawn over at the next look.
+            held.append(condition())
+            return bool(held[-1]) or has_ended
 
         try:
             until(holds_or_ended, within_s=within_s, what=what)
-            assert condition(), f"ended with {self.process.poll()} before: {what}"
+            assert held[-1], f"ended with {self.process.poll()} before: {what}"
         except AssertionError as error:
             raise AssertionError(f"{error}\n--- terminal\n{self.everything}") from None
 
     def until_seen(self, text: str, *, within_s: float = 60.0) -> None:
         self.until(lambda: text in self.text, what=f"the screen shows {text!r}", within_s=within_s)
+
+    def until_lines(self, holds: Callable[[list[str]], object], *, what: str) -> list[str]:
+        """The first picture for which it holds: others may be half drawn, or drawn over at the next look."""
+        pictures: list[list[str]] = []
+
+        def has_come() -> bool:
+            pictures.append(self.lines)
+            return bool(holds(pictures[-1]))
+
+        self.until(has_come, what=what)
+        return pictures[-1]
 
     def wait(self, *, within_s: float = 60.0) -> int:
         """Its end, by itself; nothing of it may be left then, and all that it wrote has been read."""
@@ -177,7 +193,7 @@ class Screen:
         """Let the reader see a mark that comes after everything else."""
         mark = secrets.token_hex(8).encode()
         os.write(self._slave, b"\x1b]0;" + mark + b"\x07")
-        until(lambda: mark in self.raw, within_s=10, what="the terminal has shown everything")
+        until(lambda: mark in self.raw, within_s=30, what="the terminal has shown everything")
 
     def __enter__(self) -> Screen:
         return self
@@ -191,10 +207,10 @@ class Screen:
                 self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-        self.process.wait(5)
+        self.process.wait(END_S)
         left = marked(self.marker)
         for process in left:
             process.kill()

@@ -16,7 +16,8 @@ from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.types import State
 
 KEY = "engine-key"
-WAIT_S = 10.0
+WAIT_S = 30.0
+"""For what takes milliseconds, on a machine that is busy with something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -387,7 +387,15 @@ async def test_a_large_mesh_costs_little(node: Node) -> None:
     assert {id[:16] for id in partners} <= shown.keys()
     assert len(seen) < 600
     # Some 10 ms on a quiet machine; the least of several says what it costs, not who else was at work.
-    assert min(costs) < 2 * CPU_LIMIT_S, costs
+    assert min(costs) < max(2 * CPU_LIMIT_S, yardstick_s()), costs
+
+
+def yardstick_s() -> float:
+    """Processor time of a fixed piece of Python: 0.03 s on a quiet machine, and more on a slow one."""
+    began = time.thread_time()
+    found = {number: str(number) for number in range(100_000)}
+    assert len(found) == 100_000
+    return time.thread_time() - began
 
 
 async def test_a_scrape_of_a_small_mesh_takes_no_time_to_speak_of(node: Node) -> None:

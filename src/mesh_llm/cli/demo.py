@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 import click
-import psutil
 
 from mesh_llm.cli import board
 from mesh_llm.cli.control import call, wait_until_gone
@@ -105,11 +104,8 @@ def _free(port: int) -> int:
 
 def _stop(home: Home) -> None:
     """Its first node ends, the demo notices, and ends the others: gone is all when the demo is."""
-    pid = int(asyncio.run(call(home, "POST", "/api/stop"))["pid"])
-    try:
-        parent = psutil.Process(pid).ppid()
-    except psutil.NoSuchProcess:
-        return
+    stopping = asyncio.run(call(home, "POST", "/api/stop"))
+    pid, parent = int(stopping["pid"]), int(stopping["parent_pid"])
     wait_until_gone(pid, home)
     wait_until_gone(parent, home)
     click.echo(f"Stopped the demo with pid {parent}")

@@ -79,6 +79,8 @@ class Feed:
         """With the node."""
         self._looking = asyncio.Lock()
         self._document = b""
+        self._told = b""
+        """The document that all who watch have; one who has just come may have a newer one."""
         self._looked_at = self._spread_at = 0.0
 
     # -- what is told to it --------------------------------------------------------------------
@@ -117,9 +119,9 @@ class Feed:
         while True:
             await self._watched.wait()
             await asyncio.sleep(CONSOLE_TICK_S)
-            before = self._document
-            if self._watchers and await self._look() != before:
-                self._spread(b"status", self._document)
+            if self._watchers and await self._look() != self._told:
+                self._told = self._document
+                self._spread(b"status", self._told)
             elif time.monotonic() - self._spread_at >= CONSOLE_BEAT_S:
                 self._give(BEAT)
 
@@ -138,6 +140,8 @@ class Feed:
         watcher = Watcher(transport)
         # Together, with nothing in between: whatever is told from here on follows the snapshot.
         watcher.give(_chunk(_frame(b"snapshot", self._snapshot())), time.monotonic())
+        if not self._watchers:
+            self._told = self._document
         self._watchers.add(watcher)
         self._watched.set()
         try:

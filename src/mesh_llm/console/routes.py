@@ -59,7 +59,7 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
 
     async def post_stop(request: web.Request) -> dict[str, Any]:
         node.stop()
-        return {"stopping": True, "pid": os.getpid()}
+        return {"stopping": True, "pid": os.getpid(), "parent_pid": os.getppid()}
 
     async def post_leave(request: web.Request) -> dict[str, Any]:
         node.stop(leave=True)

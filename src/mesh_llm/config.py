@@ -20,6 +20,8 @@ from mesh_llm.types import Hosting, Setting
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
 _SPAN = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
+PUBLIC_RELAYS = "public"
+"""In place of a relay's URL: iroh's public ones, whatever the home remembers."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 

@@ -63,7 +63,7 @@ _OPTIONS = [
     click.option(
         "--relay",
         metavar="URL",
-        help="own relay instead of the public ones (its token: MESH_LLM_RELAY_TOKEN)",
+        help="own relay, remembered with the mesh (its token: MESH_LLM_RELAY_TOKEN); public: iroh's again",
     ),
     click.option(
         "--no-relay", is_flag=True, help="direct paths only, no public lookups (also MESH_LLM_NO_RELAY=1)"

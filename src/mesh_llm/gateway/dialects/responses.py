@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents
+from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents, rendered_chat
 from mesh_llm.gateway.events import data_of, make, with_data
 from mesh_llm.gateway.failures import Failure
 
@@ -60,6 +60,12 @@ class Responses(Dialect):
             "echo": False,
             "input": [*items, {"type": "message", "role": "assistant", "content": [text]}],
         }
+
+    def rendering(self, body: Document) -> tuple[str, Document] | None:
+        match body["input"]:
+            case [*_, {"role": "assistant", "content": [{"text": str(text)}]}]:
+                return rendered_chat(body, {"content": text})
+        return rendered_chat(body, None)
 
     def counting(self, body: Document) -> tuple[str, Document] | None:
         return "/v1/responses/input_tokens", body

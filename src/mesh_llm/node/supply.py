@@ -32,6 +32,7 @@ from mesh_llm.node.equipment import at_hand
 from mesh_llm.node.lending import Step, Terms, Weights
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.shelf import Shelf
+from mesh_llm.planning.loan import usable_bytes
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import (
     Event,
@@ -287,8 +288,7 @@ class Supply:
         if settings.layers is not None:
             own = self._mesh.name_of(self._mesh.me)
             return all(name != own for name, first, _ in settings.layers if first == 0)
-        machine = await at_hand(self._config)
-        return size_bytes > machine.memory_bytes + sum(gpu.free_bytes for gpu in machine.gpus)
+        return size_bytes > usable_bytes(await at_hand(self._config))
 
     async def weights(self, terms: Terms, step: Step) -> Weights:
         """For a lease: the model's files, or its layers of them, fetched where they are not here."""

@@ -335,18 +335,50 @@ async def test_engine_that_gives_up_because_its_plan_broke(
 
 async def test_engine_that_refuses_the_request_is_believed(client: RawClient, engine: FakeEngine) -> None:
     """The node has nothing against its engine: it is the request that is too much."""
-    event = b'data: {"error":{"code":500,"message":"Context size has been exceeded."}}\n\n'
+    error = {"code": 500, "message": "Context size has been exceeded.", "type": "exceed_context_size_error"}
 
     async def gives_up(wire: Wire) -> None:
-        await wire.send_chunk(event)
+        await wire.send_chunk(event({"error": error}))
         await wire.send(LAST_CHUNK)
 
     engine.on(CHAT, says("a", until=4, then=gives_up))
-    answer = await answer_to(client, ask(stream=True))
-    assert answer.body.endswith(event)
-    assert len(engine.seen) == 1
     answer = await answer_to(client, ask())
-    assert (answer.status, answer.json()["error"]["message"]) == (500, "Context size has been exceeded.")
+    assert (answer.status, answer.json()["error"]) == (500, error)
+    answer = await answer_to(client, ask(stream=True))
+    assert len(engine.seen) == 2
+    # The engine's end was a proper one, which would make this a short answer.
+    assert not answer.whole
+    last = told(answer)[-1]
+    assert last["error"] == error
+    assert last["choices"][0]["finish_reason"] == "error"
+    assert text(answer) == "".join(WORDS[:2])
+
+
+async def test_engine_that_gives_up_in_any_dialect(gateway: Gateway, engine: FakeEngine) -> None:
+    complaint = b'data: {"error":{"code":500,"message":"Compute error.","type":"server_error"}}\n\n'
+    beginnings = {
+        CHAT: progress("a", PROMPT_TOKENS),
+        "/v1/completions": event({"choices": [{"text": "The", "index": 0, "finish_reason": None}]}),
+        "/completion": event({"content": "The", "stop": False}),
+        "/v1/messages": event({"type": "message_start"}, "message_start"),
+        "/v1/responses": event({"type": "response.created"}, "response.created"),
+    }
+
+    async def script(seen: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(beginnings[seen.target])
+        await wire.send_chunk(complaint)
+        await wire.send(LAST_CHUNK)
+
+    async def one(path: str) -> Answer:
+        engine.on(path, script)
+        async with connect(gateway.port) as client:
+            return await answer_to(client, {**ask(stream=True), "input": "x", "prompt": "x"}, path)
+
+    # At the same time: each of them waits whether the node gives its engine up.
+    for answer in await asyncio.gather(*map(one, beginnings)):
+        assert not answer.whole
+        assert told(answer)[-1]["error"]["message"] == "Compute error."
 
 
 async def test_a_refusal_is_the_engines_own(client: RawClient, engine: FakeEngine) -> None:

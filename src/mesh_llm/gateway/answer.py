@@ -220,14 +220,16 @@ class Answer:
         self._exchange.answered(body)
         return web.Response(status=status, body=body, headers=headers)
 
-    async def refuse(self, event: bytes) -> web.StreamResponse:
-        """What the engine says against it is said to the client."""
-        self._exchange.outcome = BROKEN
-        if self.outlet is not None:
-            self.outlet.take(event)
-            await self.outlet.finish()
-            return self.outlet.response
+    def refuse(self, event: bytes) -> web.Response:
+        """What the engine says against it is said to the client; raises the `Failure` in an open stream.
+
+        There the engine ends properly after its complaint. Passed on like that, an answer that was
+        cut in the middle would look like one that has nothing more to say.
+        """
         error = _error_of(event)
+        if self.outlet is not None:
+            raise failures.engine_gave_up(error)
+        self._exchange.outcome = BROKEN
         code = error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
         return self._document({"error": error}, status)

@@ -24,7 +24,7 @@ class Failure(Exception):
         message: str,
         *,
         kind: str,
-        code: str,
+        code: str | int,
         headers: Mapping[str, str] | None = None,
         more: Mapping[str, str | None] | None = None,
     ) -> None:
@@ -114,6 +114,17 @@ def engine_lost(sentence: str) -> Failure:
 
 def not_resumed(sentence: str) -> Failure:
     return Failure(502, sentence, kind="server_error", code="not_resumed")
+
+
+def engine_gave_up(error: Mapping[str, object]) -> Failure:
+    """In the engine's own words."""
+    message, kind, code = (error.get(name) for name in ("message", "type", "code"))
+    return Failure(
+        502,
+        message if isinstance(message, str) and message else "the engine gave up",
+        kind=kind if isinstance(kind, str) else "server_error",
+        code=code if isinstance(code, str | int) else "engine_gave_up",
+    )
 
 
 def engine_silent(silence_s: float) -> Failure:

@@ -134,7 +134,7 @@ class Relay:
                         return refusal
                 except EngineGaveUp as error:
                     if not await is_given_up(self._serving, upstream, within_s=GATEWAY_EXPLAIN_S):
-                        return await answer.refuse(error.event)
+                        return answer.refuse(error.event)
                     attempts.failed(upstream, error, in_vain=exchange.events == told)
                 except Diverged as error:
                     raise failures.not_resumed(str(error)) from error

@@ -104,7 +104,7 @@ class Responses(Dialect):
         return {"completed_at": response["created_at"], **response}
 
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
-        error = {"type": "error", "code": failure.code, "message": failure.message, "param": None}
+        error = {"type": "error", "code": str(failure.code), "message": failure.message, "param": None}
         return make({**error, **failure.document()}, "error")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -410,6 +411,33 @@ async def test_nobody_takes_over(start_gateway: StartGateway, engine: FakeEngine
     assert not answer.whole
     last = told(answer)[-1]
     assert last["error"]["message"] == f"{node.sentence}; no other engine served within 0 s"
+    assert last["choices"][0]["finish_reason"] == "error"
+
+
+async def test_the_wait_for_a_turn_counts_too(node: FakeNode, engine: FakeEngine, second: FakeEngine) -> None:
+    """The next engine is there, and busy: its queue alone would let the stream wait for five minutes."""
+    turns = Turns(1)
+    gateway = Gateway(GatewayConfig(port=0, limits=Limits(resume_s=1.0)), node, turns)
+    await gateway.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(gateway.stop)
+
+        async def is_overtaken(wire: Wire) -> None:
+            ahead = asyncio.create_task(stack.enter_async_context(turns.take("somebody else")))
+            while not turns.waiting:
+                await asyncio.sleep(0.01)
+            node.where = second.upstream
+            wire.abort()
+            await ahead
+
+        engine.on(CHAT, says("a", until=4, then=is_overtaken))
+        helps(second)
+        async with connect(gateway.port) as client:
+            answer = await answer_to(client, ask(stream=True))
+        assert CHAT not in [seen.target for seen in second.seen]
+    assert not answer.whole
+    last = told(answer)[-1]
+    assert last["error"]["message"] == f"{node.sentence}; no other engine served within 1 s"
     assert last["choices"][0]["finish_reason"] == "error"
 
 

@@ -180,6 +180,15 @@ async def test_late() -> None:
     assert turns.taken == 0
 
 
+async def test_who_has_less_time_than_the_queue_gives() -> None:
+    turns = Turns(1)
+    async with turns.take("a"):
+        with pytest.raises(TurnLate, match=r"has waited 0\.01 s for its turn"):
+            async with turns.take("b", resumed=True, within_s=0.01):
+                pass
+        assert (turns.taken, turns.waiting) == (1, 0)
+
+
 async def test_cancelled_in_the_moment_of_being_granted() -> None:
     crowd = Crowd(Turns(1))
     for name in ("x", "a", "b"):

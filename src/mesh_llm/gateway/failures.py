@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from mesh_llm.defaults import GATEWAY_RETRY_AFTER_S, GATEWAY_TURN_WAIT_S
+from mesh_llm.defaults import GATEWAY_RETRY_AFTER_S
 from mesh_llm.gateway.upstream import Health
 
 _CLOSE = {"Connection": "close"}
@@ -87,8 +87,8 @@ def busy(retry_after_s: int) -> Failure:
     return Failure(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
 
 
-def queue_late() -> Failure:
-    message = f"the request has waited {GATEWAY_TURN_WAIT_S:g} s for its turn at the engine"
+def queue_late(waited_s: float) -> Failure:
+    message = f"the request has waited {waited_s:.3g} s for its turn at the engine"
     return Failure(503, message, kind="unavailable_error", code="queue_late", headers=_RETRY)
 
 

@@ -40,6 +40,10 @@ class TurnRefused(Exception):
 class TurnLate(Exception):
     """It has waited for too long."""
 
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"the request has waited {waited_s:.3g} s for its turn at the engine")
+        self.waited_s = waited_s
+
 
 _Waiter = asyncio.Future[None]
 
@@ -133,13 +137,19 @@ class Turns:
         self._fill()
 
     @asynccontextmanager
-    async def take(self, client: str, *, resumed: bool = False) -> AsyncIterator[None]:
-        """Wait for a turn, and keep it until the end of the block. Raises `TurnRefused` or `TurnLate`."""
+    async def take(
+        self, client: str, *, resumed: bool = False, within_s: float | None = None
+    ) -> AsyncIterator[None]:
+        """Wait for a turn, and keep it until the end of the block. Raises `TurnRefused` or `TurnLate`.
+
+        `within_s`: where it has less time than the queue gives.
+        """
         if self.free:
             # Nobody waits then.
             self._grant(client)
         else:
-            await self._wait(client, self._resumed if resumed else self._fresh)
+            wait_s = self._wait_s if within_s is None else min(within_s, self._wait_s)
+            await self._wait(client, self._resumed if resumed else self._fresh, wait_s)
         since_s = asyncio.get_running_loop().time()
         try:
             yield
@@ -148,13 +158,13 @@ class Turns:
             self._lasts_s += _NEWEST_WEIGHT * (lasted_s - self._lasts_s)
             self._give_back(client)
 
-    async def _wait(self, client: str, lane: _Lane) -> None:
+    async def _wait(self, client: str, lane: _Lane, wait_s: float) -> None:
         if lane.size >= self._limit or lane.count(client) >= self._per_client:
             raise TurnRefused(self.retry_after_s)
         waiter = asyncio.get_running_loop().create_future()
         lane.add(client, waiter, last=self._last)
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(wait_s):
                 await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():
@@ -163,7 +173,7 @@ class Turns:
             else:
                 lane.remove(client, waiter)
             if isinstance(error, TimeoutError):
-                raise TurnLate from None
+                raise TurnLate(wait_s) from None
             raise
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -439,6 +439,122 @@ async def test_the_wait_for_a_turn_counts_too(node: FakeNode, engine: FakeEngine
     last = told(answer)[-1]
     assert last["error"]["message"] == f"{node.sentence}; no other engine served within 1 s"
     assert last["choices"][0]["finish_reason"] == "error"
+
+
+# -- what a client hears that has to wait ------------------------------------------------------------
+
+
+@asynccontextmanager
+async def beating_gateway(node: FakeNode, turns: Turns | None = None) -> AsyncIterator[Gateway]:
+    gateway = Gateway(GatewayConfig(port=0, limits=Limits(beat_s=0.05)), node, turns)
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+async def hears(client: RawClient, body: dict[str, Any], path: str, words: str) -> None:
+    """Read its answer until a comment has the `words`: what the client waits for goes on only then."""
+    await client.send(request_bytes("POST", path, body=json.dumps(body).encode()))
+    await client.head()
+    while f": mesh-llm {words}\n\n".encode() not in await client.chunk():
+        pass
+
+
+async def ends_well(client: RawClient) -> bool:
+    seen = b""
+    while chunk := await client.chunk():
+        seen += chunk
+    return seen.endswith(b"data: [DONE]\n\n")
+
+
+async def test_signs_of_life_while_there_is_no_engine(
+    node: FakeNode, engine: FakeEngine, second: FakeEngine
+) -> None:
+    async def dies_for_now(wire: Wire) -> None:
+        node.where = None
+        wire.abort()
+
+    engine.on(CHAT, says("a", until=4, then=dies_for_now))
+    second.on(CHAT, says("b"))
+    helps(second)
+    async with beating_gateway(node) as gateway, connect(gateway.port) as client:
+        await hears(client, ask(stream=True), CHAT, "waits for the next engine")
+        node.where = second.upstream
+        assert await ends_well(client)
+
+
+async def test_signs_of_life_while_it_waits_for_its_turn(
+    node: FakeNode, engine: FakeEngine, second: FakeEngine
+) -> None:
+    turns = Turns(1)
+    async with beating_gateway(node, turns) as gateway, AsyncExitStack() as others:
+
+        async def is_overtaken(wire: Wire) -> None:
+            ahead = asyncio.create_task(others.enter_async_context(turns.take("somebody else")))
+            while not turns.waiting:
+                await asyncio.sleep(0.01)
+            node.where = second.upstream
+            wire.abort()
+            await ahead
+
+        engine.on(CHAT, says("a", until=4, then=is_overtaken))
+        second.on(CHAT, says("b"))
+        helps(second)
+        async with connect(gateway.port) as client:
+            await hears(client, ask(stream=True), CHAT, "waits for its turn")
+            await others.aclose()
+            assert await ends_well(client)
+
+
+async def test_signs_of_life_while_the_next_engine_thinks_about_our_questions(
+    node: FakeNode, engine: FakeEngine, second: FakeEngine
+) -> None:
+    heard = asyncio.Event()
+
+    async def thinks(seen: Seen, wire: Wire) -> None:
+        await heard.wait()
+        await renders(seen, wire)
+
+    engine.on(CHAT, says("a", until=4, then=hand_over(node, second)))
+    second.on(CHAT, says("b"))
+    helps(second)
+    second.on("/apply-template", thinks)
+    async with beating_gateway(node) as gateway, connect(gateway.port) as client:
+        await hears(client, ask(stream=True), CHAT, "waits for its turn")
+        heard.set()
+        assert await ends_well(client)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_signs_of_life_during_a_prompt_without_reports(
+    node: FakeNode, engine: FakeEngine, second: FakeEngine, resumed: bool
+) -> None:
+    """The engine says nothing of prompts in this dialect, neither the first one nor the next."""
+    path = "/v1/responses"
+    begins = event({"type": "response.created", "response": {"id": "resp_a"}}, "response.created")
+    heard = asyncio.Event()
+
+    async def dies_early(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(begins)
+        await hand_over(node, second)(wire)
+
+    async def takes_its_time(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(begins)
+        await heard.wait()
+        await wire.send_chunk(event({"type": "response.completed"}, "response.completed"))
+        await wire.send(LAST_CHUNK)
+
+    engine.on(path, dies_early if resumed else takes_its_time)
+    second.on(path, takes_its_time)
+    async with beating_gateway(node) as gateway, connect(gateway.port) as client:
+        await hears(client, {"input": "x", "stream": True}, path, "is computing")
+        heard.set()
+        while b"response.completed" not in await client.chunk():
+            pass
 
 
 async def test_a_request_that_kills_every_engine(client: RawClient, engine: FakeEngine) -> None:

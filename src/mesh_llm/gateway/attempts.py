@@ -66,12 +66,10 @@ class Attempts:
         serving: Serving,
         *,
         limit_s: float,
-        beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._serving = serving
         self._limit_s = limit_s
-        self._beat = beat
         self._clock = clock
         self._last: Upstream | None = None
         """The one that failed last."""
@@ -118,7 +116,6 @@ class Attempts:
             is_due = upstream != self._last or now_s - self._last_s >= GATEWAY_SAME_ENGINE_S
             if upstream is not None and is_due:
                 return upstream
-            self._beat()
             await asyncio.sleep(GATEWAY_LOOK_S)
 
     def failed(self, upstream: Upstream, error: EngineError, *, told: bool) -> None:

@@ -108,9 +108,23 @@ class Relay:
     async def _generate(
         self, request: web.BaseRequest, exchange: Exchange, errand: Errand, generation: Generation
     ) -> web.StreamResponse:
-        answer = exchange.answer = Answer(request, generation, exchange)
-        async with Attempts(self._serving, limit_s=self._limits.resume_s, beat=answer.beat) as attempts:
+        answer = exchange.answer = Answer(request, generation, exchange, self._limits)
+        with answer.beating():
+            refusal = await self._complete(request, exchange, errand, answer)
+        if refusal is not None:
+            return refusal
+        try:
+            return await answer.finish()
+        except (LookupError, TypeError, AttributeError) as error:
+            raise failures.engine_lost("the engine's answer makes no sense") from error
+
+    async def _complete(
+        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, answer: Answer
+    ) -> web.StreamResponse | None:
+        """Ask engines until nothing is missing; returns what one says instead where it does not mean to."""
+        async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
             while not answer.is_whole:
+                answer.doing = "waits for the next engine"
                 upstream = await attempts.next()
                 if attempts.count:
                     await self._resume(answer, exchange, attempts, upstream)
@@ -135,10 +149,7 @@ class Relay:
                         raise failures.engine_lost(str(error)) from error
                     if not answer.can_end():
                         attempts.failed(upstream, error, told=exchange.events > before)
-        try:
-            return await answer.finish()
-        except (LookupError, TypeError, AttributeError) as error:
-            raise failures.engine_lost("the engine's answer makes no sense") from error
+        return None
 
     async def _resume(
         self, answer: Answer, exchange: Exchange, attempts: Attempts, upstream: Upstream
@@ -182,7 +193,7 @@ class Relay:
             head = await connection.head()
             if head.status != 200 or not _is_stream(head):
                 return await self._refusal(request, exchange, upstream, connection, answer)
-            await answer.open(_headers(head, upstream, exchange), silence_s=self._limits.silence_s)
+            await answer.open(_headers(head, upstream, exchange))
             if answer.outlet is not None:
                 await answer.outlet.pour_from(connection, answer.take)
             else:

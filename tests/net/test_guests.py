@@ -7,7 +7,7 @@ import json
 import random
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -252,6 +252,20 @@ async def test_gateway_leaves_in_the_middle_of_an_answer(host: Host) -> None:
     await host.until(taken=0)
 
 
+@pytest.mark.parametrize("turns", [Turns(1, per_client=2)])
+async def test_names_of_its_own_find_no_more_room_than_their_client(host: Host, turns: Turns) -> None:
+    async with AsyncExitStack() as stack:
+        for number in range(3):
+            await stack.enter_async_context(host.connect("10.0.0.7", name=f"number {number}"))
+        await host.until(taken=1, waiting=2)
+        refused = await stack.enter_async_context(host.connect("10.0.0.7", name="number 3"))
+        assert (await refused.answer()).status == 429
+        await stack.enter_async_context(host.connect("10.0.0.8"))
+        await host.until(waiting=3)
+    assert len({header["client"] for header in host.headers}) == 2
+    assert "number" not in json.dumps(host.headers)
+
+
 async def test_clients_are_told_apart_and_not_named(host: Host) -> None:
     async with host.connect("10.0.0.7"), host.connect("10.0.0.8"), host.connect("10.0.0.7"):
         await host.until(taken=1, waiting=2)
@@ -268,6 +282,8 @@ async def test_clients_are_told_apart_and_not_named(host: Host) -> None:
         {"client": "x" * 65},
         {"client": 5},
         {"client": "a", "resumed": "yes"},
+        {"client": "a", "name": 5},
+        {"client": "a", "name": "x" * 65},
         {"client": "a", "within_s": -1},
         {"client": "a", "within_s": "1"},
         {"client": "a", "within_s": True},

@@ -187,7 +187,7 @@ class Relay:
             raise EngineUntried("the engine has not answered our own questions in time") from None
         if left_s is not None:
             left_s = max(0.0, left_s - (time.monotonic() - began_s))
-        turn = Turn(client=errand.client, resumed=answer.has_begun, within_s=left_s)
+        turn = errand.turn(resumed=answer.has_begun, within_s=left_s)
         body = errand.with_body(upstream, dump(document))
         async with self._asked(upstream, exchange, turn, "POST", body) as connection:
             head = await connection.head()
@@ -247,7 +247,7 @@ class Relay:
         async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
             while True:
                 upstream = await attempts.next()
-                turn = Turn(client=errand.client, within_s=attempts.left_s) if errand.takes_slot else None
+                turn = errand.turn(within_s=attempts.left_s)
                 asked = errand.head(upstream, body.headers()) + body.start
                 try:
                     async with self._asked(upstream, exchange, turn, request.method, asked) as connection:
@@ -270,7 +270,7 @@ class Relay:
             # Asked again: the body may have taken its time, and the engine may be another one by now.
             upstream = await attempts.next()
             head = errand.head(upstream, body.headers())
-            turn = Turn(client=errand.client) if errand.takes_slot else None
+            turn = errand.turn()
             try:
                 async with self._in_turn(upstream, turn):
                     connection = await self._pool.connect(upstream, turn)
@@ -351,7 +351,9 @@ class Relay:
             yield
             return
         try:
-            async with self._turns.take(turn.client, resumed=turn.resumed, within_s=turn.within_s):
+            async with self._turns.take(
+                turn.client, name=turn.name, resumed=turn.resumed, within_s=turn.within_s
+            ):
                 yield
         except TurnRefused as refused:
             raise failures.busy(refused.retry_after_s) from None

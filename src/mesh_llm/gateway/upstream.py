@@ -16,6 +16,8 @@ class Turn:
 
     client: str
     """On whose behalf."""
+    name: str = ""
+    """Which of that client's own: it divides its turns between them."""
     resumed: bool = False
     """Its answer has begun already: it goes before all others."""
     within_s: float | None = None

@@ -83,7 +83,7 @@ class Guests:
         """What has been read meanwhile of the request; None if there is none any more."""
         if turn is None:
             return b""
-        take = self._turns.take(turn.client, resumed=turn.resumed, within_s=turn.within_s)
+        take = self._turns.take(turn.client, name=turn.name, resumed=turn.resumed, within_s=turn.within_s)
         try:
             if self._turns.free:
                 await taken.enter_async_context(take)
@@ -167,15 +167,20 @@ class _Ahead:
 
 def _turn_of(origin: NodeId, header: dict[str, Any]) -> Turn | None:
     """None: no turn is needed. Raises `ValueError` where the header makes no sense."""
-    client, resumed, within_s = header.get("client"), header.get("resumed", False), header.get("within_s")
+    client, name = header.get("client"), header.get("name", "")
+    resumed, within_s = header.get("resumed", False), header.get("within_s")
     if client is None:
         return None
-    if not isinstance(client, str) or not 0 < len(client) <= GUEST_CLIENT_CHARACTERS:
+    if not (_is_name(client) and client and _is_name(name)):
         raise ValueError("no client")
     if not isinstance(resumed, bool) or not (within_s is None or _is_time(within_s)):
         raise ValueError("no turn")
     # Under its node's name: nobody waits at the expense of another node's clients.
-    return Turn(client=f"{origin}/{client}", resumed=resumed, within_s=within_s)
+    return Turn(client=f"{origin}/{client}", name=name, resumed=resumed, within_s=within_s)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= GUEST_CLIENT_CHARACTERS
 
 
 def _is_time(value: Any) -> bool:

@@ -151,13 +151,16 @@ class Passage:
         header: dict[str, Any] = {"epoch": epoch}
         if turn is not None:
             # The host has to tell clients apart, not to know them: addresses and keys stay here.
-            name = hashlib.blake2b(turn.client.encode(), digest_size=16, key=self._salt).hexdigest()
-            header |= {"client": name, "resumed": turn.resumed}
+            header |= {"client": self._alias(turn.client), "resumed": turn.resumed}
+            header |= {"name": self._alias(turn.name)} if turn.name else {}
             header |= {} if turn.within_s is None else {"within_s": turn.within_s}
         stream = await self._mesh.open(node, "http", header)
         ours, theirs = socket.socketpair()
         self._copy(theirs, stream, f"http to {node[:8]}")
         return ours
+
+    def _alias(self, name: str) -> str:
+        return hashlib.blake2b(name.encode(), digest_size=16, key=self._salt).hexdigest()
 
     def _copy(self, link: socket.socket, stream: Stream, name: str) -> None:
         task = asyncio.create_task(self._copied(link, stream), name=name)

@@ -616,7 +616,14 @@ async def test_access_log_by_fields(client: RawClient, caplog: pytest.LogCapture
     first, second = [dict(record.__dict__["fields"]) for record in caplog.records]
     assert first.pop("bytes") > 100
     assert 0 <= first.pop("first_byte_seconds") <= first.pop("seconds") < WAIT_S
-    assert first == {"method": "GET", "path": "/v1/models", "status": "200", "request_id": "a?b?c-7"}
+    assert first == {
+        "method": "GET",
+        "path": "/v1/models",
+        "status": "200",
+        "request_id": "a?b?c-7",
+        "resumed": 0,
+        "served_by": None,
+    }
     assert (second["first_byte_seconds"], second["bytes"]) == (None, 0)
     assert second["request_id"] == "x" * 100
     assert caplog.records[0].getMessage().endswith(" id=a?b?c-7")

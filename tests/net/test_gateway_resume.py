@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +17,11 @@ from mesh_llm.defaults import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
-from mesh_llm.gateway.upstream import Health
+from mesh_llm.gateway.upstream import Health, Turn
 from mesh_llm.types import State
 from tests.net.conftest import StartGateway
 from tests.support.raw_http import Answer, RawClient, connect, request_bytes
+from tests.support.series import Scrape
 from tests.support.upstream import (
     LAST_CHUNK,
     SSE_HEAD,
@@ -33,6 +37,7 @@ from tests.support.upstream import (
 CHAT = "/v1/chat/completions"
 WORDS = ("The", " fox", " ran", " home", ".")
 PROMPT_TOKENS = 10
+PAUSE_S = 0.2
 
 
 @pytest.fixture
@@ -200,6 +205,55 @@ async def test_the_stream_goes_on_wherever_it_was_cut(
     if until < 9:
         assert any("resumed 1" in comment for comment in comments(answer))
     assert len({data["created"] for data in told(answer)}) == 1
+
+
+async def test_a_resumed_answer_is_counted_and_logged(
+    client: RawClient,
+    engine: FakeEngine,
+    second: FakeEngine,
+    node: FakeNode,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="mesh_llm.access")
+
+    async def elsewhere(_: Turn | None = None) -> socket.socket:
+        link = socket.socket()
+        link.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(link, ("127.0.0.1", second.port))
+        return link
+
+    async def nothing(_: Seen, wire: Wire) -> None:
+        await wire.send(plain(b""))
+
+    async def leaves(wire: Wire) -> None:
+        node.where = None
+        wire.abort()
+        while not node.asked:  # why it broke off: the loss has been noticed
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(PAUSE_S)
+        node.where = replace(second.upstream, served_by="attic é", connect=elsewhere)
+
+    engine.on(CHAT, says("a", until=4, then=leaves))
+    second.on(CHAT, says("b"))
+    second.on("/metrics", nothing)
+    helps(second)
+    answer = await answer_to(client, ask(stream=True))
+    assert text(answer) == "".join(WORDS)
+    line = caplog.records[-1]
+    assert line.getMessage().endswith(" resumed=1 served_by=attic??")
+    assert line.__dict__["fields"]["resumed"] == 1
+    seen = Scrape((await client.request("GET", "/metrics")).body)
+    assert seen.value("mesh_llm_gateway_resumed_total") == 1
+    assert seen.value("mesh_llm_gateway_resume_pause_seconds_count") == 1
+    # As the client felt it: the mean between two events would hide it in a long answer.
+    assert seen.value("mesh_llm_gateway_resume_pause_seconds_sum") >= PAUSE_S
+    # Who speaks, five words, why it ends, and [DONE]; the second beginning is left out.
+    assert seen.value("mesh_llm_gateway_token_events_total") == len(WORDS) + 3
+    for name in ("first_token_seconds", "token_seconds"):
+        assert seen.value(f"mesh_llm_gateway_{name}_count", route=CHAT) == 1
+        assert seen.value(f"mesh_llm_gateway_{name}_sum", route=CHAT) > 0
+    assert seen.value("mesh_llm_gateway_token_seconds_sum", route=CHAT) >= PAUSE_S / (len(WORDS) + 2)
+    assert seen.value("mesh_llm_gateway_queue_seconds_count") == 1
 
 
 async def test_every_engine_dies_after_a_word(

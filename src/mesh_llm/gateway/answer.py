@@ -113,6 +113,8 @@ class Answer:
     def _tell(self, event: bytes) -> None:
         if not self._told:
             self._exchange.first_event_s = time.monotonic()
+        if self._exchange.lost_s:
+            self._exchange.found_again()
         self._told_bytes += len(event)
         self._last = event
         if not self.is_too_long:

@@ -138,6 +138,7 @@ class Relay:
                 except EngineGaveUp as error:
                     if not await is_given_up(self._serving, upstream, within_s=GATEWAY_EXPLAIN_S):
                         return answer.refuse(error.event)
+                    exchange.lost()
                     attempts.failed(upstream, error, told=exchange.events > before)
                 except Diverged as error:
                     raise failures.not_resumed(str(error)) from error
@@ -148,6 +149,7 @@ class Relay:
                         # Half of a refusal is with the client: there is no second head after that.
                         raise failures.engine_lost(str(error)) from error
                     if not answer.can_end():
+                        exchange.lost()
                         attempts.failed(upstream, error, told=exchange.events > before)
         return None
 
@@ -271,6 +273,7 @@ class Relay:
             upstream = await attempts.next()
             head = errand.head(upstream, body.headers())
             turn = errand.turn()
+            exchange.served_by = _elsewhere(upstream)
             try:
                 async with self._in_turn(upstream, turn):
                     connection = await self._pool.connect(upstream, turn)
@@ -334,6 +337,7 @@ class Relay:
     ) -> AsyncIterator[EngineConnection]:
         """Send a request that can be sent again, in its turn; the head of its answer has come."""
         began_s = time.monotonic()
+        exchange.served_by = _elsewhere(upstream)
         async with self._in_turn(upstream, turn):
             exchange.waited_s += time.monotonic() - began_s
             if turn is not None and self._serving.upstream() != upstream:
@@ -399,6 +403,10 @@ async def _send_body(connection: EngineConnection, method: str, head: bytes, bod
 
 def _is_stream(head: Head) -> bool:
     return head.headers.get("Content-Type", "").lower().startswith("text/event-stream")
+
+
+def _elsewhere(upstream: Upstream) -> str:
+    return upstream.served_by if upstream.connect is not None else ""
 
 
 def _headers(head: Head, upstream: Upstream, exchange: Exchange) -> CIMultiDict[str]:

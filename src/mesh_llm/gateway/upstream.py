@@ -31,7 +31,7 @@ class Connect(Protocol):
     connection ends.
     """
 
-    def __call__(self, turn: Turn | None = None) -> Awaitable[socket.socket]: ...
+    def __call__(self, turn: Turn | None = None, /) -> Awaitable[socket.socket]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

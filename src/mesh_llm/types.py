@@ -237,7 +237,6 @@ class LinkFacts:
 
     kind: LinkKind
     rtt_s: float
-    bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.defaults import HOP_QUIC_S, QUIC_BYTES_PER_S, SPILL_BYTES_PER_S
+from mesh_llm.defaults import HOP_QUIC_S, QUIC_BYTES_PER_S, RELAY_BYTES_PER_S, SPILL_BYTES_PER_S
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.load import active_bytes
 from mesh_llm.planning.predict import predict
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import ModelFacts, NodeId, Prediction, Stage
+from mesh_llm.types import LinkKind, ModelFacts, NodeId, Prediction, Stage
 from tests.support.planning import GB, gpu, mesh, model, node
 
 CACHE = CacheSettings(context=4096, slots=1)
@@ -155,14 +155,14 @@ def test_prompts_are_paced_by_the_slowest_stage() -> None:
 
 
 def test_a_slow_line_paces_prompts_too() -> None:
-    nodes = [node("a", 64), node("b", 64)]
+    nodes = [node("a", 64, gb_s=4000), node("b", 64, gb_s=4000)]
     quick = predicted(WIDE, nodes, ("a", 20), ("b", 20))
     slow_nodes = [
         replace(
             each,
             facts=replace(
                 each.facts,
-                links=tuple((to, replace(link, bytes_per_s=1e5)) for to, link in each.facts.links),
+                links=tuple((to, replace(link, kind=LinkKind.RELAY)) for to, link in each.facts.links),
             ),
         )
         for each in mesh(*nodes).nodes
@@ -171,4 +171,4 @@ def test_a_slow_line_paces_prompts_too() -> None:
 
     assert quick
     assert slow
-    assert quick.first_token_s < 512 * 4 * 5120 / 1e5 < slow.first_token_s
+    assert quick.first_token_s < 512 * 4 * 5120 / RELAY_BYTES_PER_S < slow.first_token_s

@@ -37,7 +37,6 @@ _BYTES_PER_S = {
     LinkKind.QUIC: QUIC_BYTES_PER_S,
     LinkKind.RELAY: RELAY_BYTES_PER_S,
 }
-_LEAST_BYTES_PER_S = 1e3
 _LEAST_SPEED = 1e6
 """In bytes, or operations, a second: below it is no computer, and a prediction that is no number."""
 _UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
@@ -138,9 +137,10 @@ def _speed(speed: Speed | None) -> Speed | None:
 
 
 def way_of(link: LinkFacts | None) -> Way:
-    """What is known of a link, as seconds; None: nobody has measured it."""
+    """What is known of a link, as seconds; None: nobody has measured it.
+
+    What it carries is taken from its kind. The most that was ever seen on it says little: activations
+    are small, and a link that has carried 10 kB/s would be planned with as if it could do no more.
+    """
     link = link or _UNKNOWN
-    told = link.bytes_per_s or 0.0
-    # Others tell it: what would take for ever, in sums and shares, was not measured.
-    known = told if told >= _LEAST_BYTES_PER_S else _BYTES_PER_S[link.kind]
-    return Way(delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=known)
+    return Way(delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=_BYTES_PER_S[link.kind])

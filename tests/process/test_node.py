@@ -337,7 +337,8 @@ def test_status_for_people(node: NodeProcess) -> None:
     assert rows["plan"].startswith("solo on ")
     assert "predicted " in rows["speed"]
     assert rows["api"] == node.url
-    assert nodes.split("\n")[0].split() == ["node", "role", "state", "memory", "lent", "link", "rtt", "via"]
+    heads = ["node", "role", "state", "memory", "lent", "link", "rtt", "traffic", "via"]
+    assert nodes.split("\n")[0].split() == heads
     assert len(nodes.splitlines()) == 2
     assert stages.splitlines()[1].split()[1:4] == ["0-29", "100", "%"]
 

@@ -47,6 +47,8 @@ def test_a_plan_in_words(plan: dict[str, Any], words: str) -> None:
 def test_sizes_and_times_keep_what_matters() -> None:
     assert [board.size(count) for count in (0, 66_000_000, 1_500_000_000)] == ["0 MB", "66 MB", "1.5 GB"]
     assert [board.milliseconds(ms) for ms in (0.25, 41.7, None)] == ["0.2 ms", "42 ms", "?"]
+    rates = [board.throughput(rate) for rate in (0, 999, 12_345, 999_499, 999_500, 3.41e6, 2e9)]
+    assert rates == ["0 B/s", "999 B/s", "12 kB/s", "999 kB/s", "1.0 MB/s", "3.4 MB/s", "2.0 GB/s"]
     assert [board.rate(tok_s) for tok_s in (12.34, 0.0, None)] == ["12.3 tok/s", "not known", "not known"]
 
 

@@ -36,6 +36,15 @@ def milliseconds(rtt_ms: float | None) -> str:
     return f"{rtt_ms:.1f} ms" if rtt_ms < 10 else f"{rtt_ms:.0f} ms"
 
 
+def throughput(bytes_per_s: float) -> str:
+    """`850 B/s`, `12 kB/s`, `3.4 MB/s`."""
+    if bytes_per_s < 999.5:
+        return f"{bytes_per_s:.0f} B/s"
+    if bytes_per_s < 999.5e3:
+        return f"{bytes_per_s / 1e3:.0f} kB/s"
+    return f"{bytes_per_s / 1e6:.1f} MB/s" if bytes_per_s < 999.5e6 else f"{bytes_per_s / 1e9:.1f} GB/s"
+
+
 def rate(tok_s: float | None) -> str:
     return f"{tok_s:.1f} tok/s" if tok_s else "not known"
 

@@ -416,6 +416,9 @@ class NodeFacts:
     gpu_layers: int | None = None
     hosting: Hosting = Hosting.AUTO
     speed: Speed | None = None
+    """With all threads that it may use."""
+    cores: int = 0
+    """So many threads, where nodes of its machine share them; 0: it has a number of its own, or a GPU."""
     models: tuple[HeldModel, ...] = ()
     part: HeldPart | None = None
     links: tuple[tuple[NodeId, LinkFacts], ...] = ()

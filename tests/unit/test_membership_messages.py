@@ -108,6 +108,7 @@ FACTS = NodeFacts(
     gpu_layers=0,
     hosting=Hosting.NEVER,
     speed=Speed(read_bytes_per_s=4e10, flops_per_s=1e12),
+    cores=8,
     models=(HeldModel(fingerprint=Fingerprint("f" * 64), name="smollm2", size_bytes=100),),
     part=HeldPart(fingerprint=Fingerprint("e" * 64), spans=((0, 4), (9, 12))),
     links=((BEN, LinkFacts(kind=LinkKind.QUIC, rtt_s=0.01)),),

@@ -212,10 +212,8 @@ def test_colour_is_paint_and_nothing_else() -> None:
 
 def test_what_a_client_has_free_is_of_no_interest() -> None:
     document = status(node(HOST, "desk", "host"), node(MINI, "lap", "client", lent_bytes=0))
-    assert (
-        shown(Scene(status=document))[-1]
-        == "lap   client  serving  20-35   -                  quic  4.2 ms  12 kB/s"
-    )
+    row = "lap   client  serving  20-35   -                  quic  4.2 ms  12 kB/s"
+    assert shown(Scene(status=document))[-1] == row
 
 
 def test_rows_of_a_window_that_has_become_narrower() -> None:

@@ -30,6 +30,8 @@ class Equipment:
     machine_memory_bytes: int
     machine: str
     speed: Speed | None
+    cores: int = 0
+    """Threads that nodes of this machine share; 0 where this one has its own, or computes on a GPU."""
     engine: str = ENGINE_VERSION
 
     @property
@@ -46,6 +48,7 @@ class Equipment:
             "machine_memory_bytes": self.machine_memory_bytes,
             "gpus": self.gpus,
             "speed": self.speed,
+            "cores": self.cores,
         }
 
     @property
@@ -105,6 +108,7 @@ def _equipment(
         machine_memory_bytes=free,
         machine=machine.identity(),
         speed=speed,
+        cores=0 if gpus or config.threads else machine.threads(),
     )
 
 

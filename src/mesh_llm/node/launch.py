@@ -16,6 +16,7 @@ from mesh_llm.planning.batches import batches
 from mesh_llm.planning.choice import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
 from mesh_llm.planning.guessing import cache_settings, made_by, model_guesses, text_guesses
+from mesh_llm.planning.sharing import threads_of
 from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
 
 
@@ -110,7 +111,7 @@ class Launch:
 
     def threads(self, nodes_here: int) -> int:
         """Cores are shared with the other nodes of this machine."""
-        return self.config.threads or max(1, machine.threads() // nodes_here)
+        return self.config.threads or threads_of(machine.threads(), nodes_here)
 
     def worker(self, socket: Path, *, nodes_here: int) -> WorkerSpec:
         return WorkerSpec(

@@ -20,6 +20,7 @@ from mesh_llm.defaults import (
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.load import Load, Span, load_of
 from mesh_llm.planning.room import Ledger, Lodging, Room, dealt, lodge, rooms
+from mesh_llm.planning.sharing import nodes_beside, shared
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Speed
 
@@ -59,6 +60,9 @@ class Ground:
     load: Load
     rooms: dict[NodeId, Room]
     speeds: dict[NodeId, Speed | None]
+    """With the threads that each computes with."""
+    whole: dict[NodeId, Speed | None]
+    """Of the whole machine."""
     routes: dict[tuple[NodeId, frozenset[NodeId], bool], tuple[NodeId, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -121,12 +125,16 @@ class Ground:
 
 
 def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> Ground:
+    whole = {node.id: _speed(node.facts.speed) for node in snapshot.nodes}
+    cores = {node.id: node.facts.cores for node in snapshot.nodes}
+    beside = nodes_beside(snapshot)
     return Ground(
         snapshot=snapshot,
         load=load_of(facts, settings),
         # Those who left no longer share anything, and those who lend nothing need no room.
         rooms=rooms(node for node in snapshot.nodes if node.alive),
-        speeds={node.id: _speed(node.facts.speed) for node in snapshot.nodes},
+        speeds={id: speed and shared(speed, cores[id], beside[id]) for id, speed in whole.items()},
+        whole=whole,
     )
 
 

@@ -95,23 +95,25 @@ def _ways(ground: Ground, host: NodeId, spans: Sequence[Span]) -> list[Way]:
 def _first_token(ground: Ground, host: NodeId, spans: Sequence[Span], lodgings: Sequence[Lodging]) -> float:
     """A prompt's micro-batches follow each other through the stages: the slowest sets the pace.
 
-    Stages on one machine share it and do not overlap. A link is a stage, too:
-    activations cross it while others are computed.
+    Stages on one machine overlap, and together are no faster than all of it. A link is
+    a stage, too: activations cross it while others are computed.
     """
-    busy: defaultdict[object, float] = defaultdict(float)
+    busy: list[float] = []
+    machines: defaultdict[str, float] = defaultdict(float)
     for span, lodging in zip(spans, lodgings, strict=True):
-        busy[ground.rooms[span.node].machine] += _prompt_seconds(ground, span, lodging)
+        busy.append(_prompt_seconds(ground, span, lodging, ground.speeds[span.node]))
+        with_all = _prompt_seconds(ground, span, lodging, ground.whole[span.node])
+        machines[ground.rooms[span.node].machine] += with_all
     ways = _ways(ground, host, spans)
     # Of what the last worker has only the prompt's last token goes back.
-    for index, way in enumerate(ways[:-1]):
-        busy[index] = PROMPT_TOKENS * _F32_BYTES * ground.load.facts.hidden / way.bytes_per_s
+    activations = PROMPT_TOKENS * _F32_BYTES * ground.load.facts.hidden
+    busy += [activations / way.bytes_per_s for way in ways[:-1]]
     batches = -(-PROMPT_TOKENS // PROMPT_MICRO_BATCH) if ways else 1
-    paced = (sum(busy.values()) + (batches - 1) * max(busy.values())) / batches
+    paced = (sum(busy) + (batches - 1) * max(*busy, *machines.values())) / batches
     return paced + sum(way.delay_s + way.overhead_s for way in ways)
 
 
-def _prompt_seconds(ground: Ground, span: Span, lodging: Lodging) -> float:
-    speed = ground.speeds[span.node]
+def _prompt_seconds(ground: Ground, span: Span, lodging: Lodging, speed: Speed | None) -> float:
     assert speed is not None  # or there would be no prediction
     elements, middle = ground.load.elements, span.last - lodging.on_gpu
     # Layers that spill out of a GPU lose at prompts what they lose at reading.

@@ -52,6 +52,22 @@ def test_sizes_and_times_keep_what_matters() -> None:
     assert [board.rate(tok_s) for tok_s in (12.34, 0.0, None)] == ["12.3 tok/s", "not known", "not known"]
 
 
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ((0.214, 33, 0.18), "0.21 s for a prompt of 33 tokens, predicted 0.18 s"),
+        ((12.34, 1, None), "12.3 s for a prompt of 1 token"),
+        ((0.214, None, None), "0.21 s"),
+        ((None, 512, 0.81), "not measured yet, predicted 0.81 s for a prompt of 512 tokens"),
+        ((None, 512, None), "not measured yet"),
+    ],
+)
+def test_a_first_token_is_told_with_the_length_of_its_prompt(figures: Any, words: str) -> None:
+    names = ("measured_s", "prompt_tokens", "predicted_s")
+
+    assert board.first_token(dict(zip(names, figures, strict=True))) == words
+
+
 def test_latencies_are_one_for_all_or_one_for_each(tmp_path: Any) -> None:
     assert parse_latency(None) == ()
     assert parse_latency("10") == (0.01,)

@@ -90,7 +90,10 @@ def shown(about: dict[str, Any]) -> str:
         "node": {"id": MINI, "name": "mini", "role": "worker", "state": "serving", "reason": ""},
         "mesh": {"nodes": [{**member, "id": HOST, "name": "desk"}, {**member, "id": MINI, "name": "mini"}]},
         **about,
-        "api": {"url": None},
+        "api": {
+            "url": None,
+            "first_token": {"measured_s": 0.214, "prompt_tokens": 33, "predicted_s": None},
+        },
         "console": {"url": None},
     }
     show(document)

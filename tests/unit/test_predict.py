@@ -172,3 +172,39 @@ def test_a_slow_line_paces_prompts_too() -> None:
     assert quick
     assert slow
     assert quick.first_token_s < 512 * 4 * 5120 / RELAY_BYTES_PER_S < slow.first_token_s
+
+
+def test_a_longer_prompt_takes_longer_and_a_short_one_hardly_more_than_a_token() -> None:
+    ground = mesh(node("a", 64))
+
+    def first_token_s(tokens: int) -> float:
+        found = predict(
+            WIDE, stages(("a", 40)), ground, host=NodeId("a"), settings=CACHE, prompt_tokens=tokens
+        )
+        assert found
+        return found.first_token_s - 1 / found.tok_s
+
+    usual = predicted(WIDE, [node("a", 64)], ("a", 40))
+    assert usual
+    assert first_token_s(512) == pytest.approx(usual.first_token_s - 1 / usual.tok_s)
+    assert first_token_s(1024) == pytest.approx(2 * first_token_s(512))
+    assert first_token_s(1) == pytest.approx(first_token_s(512) / 512)
+
+
+def test_a_prompt_of_one_batch_passes_its_stages_one_after_the_other() -> None:
+    nodes = [node("a", 64), node("b", 64)]
+    found = predict(
+        WIDE,
+        stages(("a", 20), ("b", 20)),
+        mesh(*nodes),
+        host=NodeId("a"),
+        settings=CACHE,
+        prompt_tokens=128,
+    )
+    alone = predict(
+        WIDE, stages(("a", 40)), mesh(*nodes), host=NodeId("a"), settings=CACHE, prompt_tokens=128
+    )
+
+    assert found
+    assert alone
+    assert found.first_token_s > alone.first_token_s

@@ -67,6 +67,22 @@ def speed(plan: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> str:
     return f"{rate(engine['decode_tok_s'])}, {predicted}; prompts {engine['prompt_tok_s']:.0f} tok/s"
 
 
+def first_token(document: Mapping[str, Any]) -> str:
+    """`0.21 s for a prompt of 33 tokens, predicted 0.18 s`."""
+    measured, predicted = (_seconds(document[name]) for name in ("measured_s", "predicted_s"))
+    tokens = document["prompt_tokens"]
+    prompt = f" for a prompt of {tokens} token{'' if tokens == 1 else 's'}" if tokens is not None else ""
+    if not measured:
+        return f"not measured yet, predicted {predicted}{prompt}" if predicted else "not measured yet"
+    return f"{measured}{prompt}" + (f", predicted {predicted}" if predicted else "")
+
+
+def _seconds(count: float | None) -> str:
+    if count is None:
+        return ""
+    return f"{count:.2f} s" if count < 10 else f"{count:.1f} s"
+
+
 def layers(stage: Mapping[str, Any]) -> str:
     return f"{stage['first']}-{stage['last'] - 1}"
 

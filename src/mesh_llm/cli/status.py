@@ -152,6 +152,7 @@ def _summary(document: dict[str, Any], names: board.Names) -> list[tuple[str, st
         sent, resident = engine["weights_sent_bytes"], engine["weights_resident_bytes"]
         rows.append(("weights", f"{board.size(resident)} in memory, {board.size(sent)} sent over links"))
         rows.append(("speed", board.speed(plan, engine)))
+        rows.append(("first token", board.first_token(document["api"]["first_token"])))
         if engine["token"]:
             rows.append(("token", engine["token"]["sentence"]))
     rows.append(("api", document["api"]["url"] or "not open yet"))

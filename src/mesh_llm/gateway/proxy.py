@@ -176,6 +176,7 @@ class Relay:
         async def count(target: str, document: Document) -> Document:
             return await self._question(upstream, target, document)
 
+        exchange.engine = exchange.engine if answer.has_begun else upstream.url
         document = await answer.next_request(count)
         turn = Turn(client=errand.client, resumed=answer.has_begun)
         body = errand.with_body(upstream, dump(document))

@@ -13,6 +13,7 @@ from mesh_llm.membership.member import Member
 from mesh_llm.node.run import Run
 from mesh_llm.node.tokens import token_document
 from mesh_llm.node.traffic import traffic
+from mesh_llm.node.waits import first_token_document
 from mesh_llm.planning.snapshot import listing
 from mesh_llm.types import MeshSettings, Mode, NodeId, Plan, Role, SpeculationCounters
 
@@ -47,7 +48,11 @@ async def document(node: Node) -> dict[str, Any]:
         "model": about["model"],
         "plan": about["plan"],
         "engine": about["engine"],
-        "api": {"url": node.url, "key_needed": node.config.api_key is not None},
+        "api": {
+            "url": node.url,
+            "key_needed": node.config.api_key is not None,
+            "first_token": first_token_document(node, about["plan"]),
+        },
         "console": {"url": node.window.url},
     }
 

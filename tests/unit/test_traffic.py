@@ -17,7 +17,7 @@ from mesh_llm.node.node import Node
 from mesh_llm.node.run import Run
 from mesh_llm.node.status import _stage
 from mesh_llm.node.traffic import crossing, traffic
-from mesh_llm.types import Mode, Plan, Stage, StageCounters
+from mesh_llm.types import Mode, NodeId, Plan, Stage, StageCounters
 from tests.support.composed import ANN, BEN, a_node, admit
 
 HOST, ONE, TWO, OTHER = "host", "one", "two", "other"
@@ -159,3 +159,17 @@ def test_the_engine_counts_what_crosses_and_an_idle_one_is_silent(tmp_path: Path
     assert (told["sent_bytes"], told["received_bytes"]) == (20_000, 4000)
     assert told["bytes_per_s"] > 0
     assert later == {**told, "bytes_per_s": 0}
+
+
+@pytest.mark.parametrize("pushes", [{}, {ANN: False}, {ANN: True}])
+def test_only_who_has_a_neighbour_pushes(pushes: dict[NodeId, bool], tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    run.pushes = pushes
+    assert run.supervisor is not None
+    line = {"link": "MESH0", **asdict(replace(counters(10), worker_out_bytes=2050))}
+    run.supervisor._on_event(json.dumps({"event": "stages", "stages": [line]}))
+
+    told = _stage(run, ANN)["pushed"]
+
+    assert told["sent_bytes"] == (50 if pushes.get(ANN) else 0)
+    assert (told["peak_bytes_per_s"] > 0) is bool(pushes.get(ANN))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_llm import __version__
 from mesh_llm.engine import machine
 from mesh_llm.engine.supervisor import EngineReport
-from mesh_llm.engine.telemetry import Flows, pushed_bytes
+from mesh_llm.engine.telemetry import Flow, Flows, pushed_bytes
 from mesh_llm.membership.member import Member
 from mesh_llm.node.run import Run
 from mesh_llm.node.tokens import token_document
@@ -250,6 +250,9 @@ def _stage(run: Run, node: NodeId) -> dict[str, Any]:
     """Per token, as long as one question at a time is answered: a run is a token's, or a batch's."""
     pace, counters = run.paces().get(node), run.counters().get(node)
     flows = run.flows().get(node, Flows())
+    # The last one has nobody to push to; what it has sent, and the host not read yet, is no push.
+    pushed = counters if counters is not None and run.pushes.get(node) else None
+    following = flows.following if pushed is not None else Flow()
     runs = pace.runs if pace is not None else 1
     return {
         "node": node,
@@ -265,9 +268,9 @@ def _stage(run: Run, node: NodeId) -> dict[str, Any]:
             "peak_bytes_per_s": round(flows.host.peak_bytes_per_s),
         },
         "pushed": {
-            "sent_bytes": pushed_bytes(counters) if counters is not None else 0,
+            "sent_bytes": pushed_bytes(pushed) if pushed is not None else 0,
             "received_bytes": 0,
-            "bytes_per_s": round(flows.following.bytes_per_s),
-            "peak_bytes_per_s": round(flows.following.peak_bytes_per_s),
+            "bytes_per_s": round(following.bytes_per_s),
+            "peak_bytes_per_s": round(following.peak_bytes_per_s),
         },
     }

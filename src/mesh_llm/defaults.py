@@ -359,7 +359,7 @@ LOCAL_BYTES_PER_S = 2e9
 QUIC_BYTES_PER_S = 1e8
 TCP_BYTES_PER_S = 1.1e8
 RELAY_BYTES_PER_S = 5e6
-"""Of links whose throughput nobody has measured yet: a unix socket, Gigabit Ethernet, a line at home."""
+"""That a link is taken to carry, by its kind: a unix socket, Gigabit Ethernet, a line at home."""
 UNKNOWN_RTT_S = 0.03
 """Of links that nobody has measured: between a network at home and a far one, so that known near ones win."""
 SLOW_LINK_RTT_S = 0.01

@@ -237,7 +237,6 @@ class LinkFacts:
 
     kind: LinkKind
     rtt_s: float
-    bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +419,9 @@ class NodeFacts:
     """Of its layers, at most so many lie on GPUs; None: all that fit there."""
     hosting: Hosting = Hosting.AUTO
     speed: Speed | None = None
+    """With all threads that it may use."""
+    cores: int = 0
+    """So many threads, where nodes of its machine share them; 0: it has a number of its own, or a GPU."""
     models: tuple[HeldModel, ...] = ()
     part: HeldPart | None = None
     links: tuple[tuple[NodeId, LinkFacts], ...] = ()

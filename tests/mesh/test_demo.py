@@ -62,6 +62,9 @@ def test_what_people_see_of_it(smollm2: Path, home: Path) -> None:
     assert stages.splitlines()[0].split() == ["node", "layers", "share", "link", "rtt", "memory"]
     assert [line.split()[:2] for line in stages.splitlines()[1:]] == [["one", "0-14"], ["two", "15-29"]]
     assert "\nweights      0 bytes sent, 66 MB in memory\n" in figures
+    assert re.search(r"\nstart +[\d.]+ s until the first token\n", figures)
+    first = r"\nfirst token  [\d.]+ s for a prompt of \d+ tokens, predicted [\d.]+ s\n"
+    assert re.search(first, figures)
     assert re.search(r"\npredicted +[\d.]+ tok/s\ndecode +[\d.]+ tok/s\n", figures)
 
 

@@ -730,6 +730,27 @@ async def test_reports_that_were_asked_for_are_no_part_of_the_answer(
     assert answer.body.count(b"prompt_progress") == 2
 
 
+async def test_a_first_token_is_kept_with_what_it_took_to_compute(
+    client: RawClient, engine: FakeEngine, gateway: Gateway
+) -> None:
+    async def remembers(seen: Seen, wire: Wire) -> None:
+        """Four of the prompt's tokens from the question before."""
+        first, *rest = chat_events("a", json.loads(seen.body))
+        await wire.send(SSE_HEAD)
+        for one in (first.replace(b'"processed":0', b'"cache":4,"processed":4'), *rest):
+            await wire.send_chunk(one)
+        await wire.send(LAST_CHUNK)
+
+    assert gateway.last_first_token() is None
+    engine.on(CHAT, remembers)
+    assert (await answer_to(client, ask(stream=True))).whole
+
+    found = gateway.last_first_token()
+    assert found is not None
+    assert (found.engine, found.prompt_tokens) == (engine.upstream.url, PROMPT_TOKENS - 4)
+    assert 0 < found.seconds < WAIT_S
+
+
 async def test_the_end_of_one_choice_is_not_that_of_all(
     client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
 ) -> None:

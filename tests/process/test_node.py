@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -237,6 +238,12 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
     assert ended.status == 0
     # What the node has answered before decides whether there are figures.
     gain, parts = document["model"]["draft"].pop("gain"), document["engine"]["token"].pop("parts")
+    first = document["api"].pop("first_token")
+    assert shape(first) == {
+        "measured_s": "NoneType" if first["measured_s"] is None else "float",
+        "prompt_tokens": "int",
+        "predicted_s": "float",
+    }
     assert gain is None or gain > 0
     assert all(shape(part) == {"kind": "str", "node": "str", "ms": "float"} for part in parts if part["node"])
     assert shape(document) == {
@@ -336,8 +343,10 @@ def test_status_for_people(node: NodeProcess) -> None:
     assert rows["context"] == "1 slot of 2048 tokens"
     assert rows["plan"].startswith("solo on ")
     assert "predicted " in rows["speed"]
+    assert re.search(r"^first token  (not measured yet, predicted )?[\d.]+ s for a prompt of ", summary, re.M)
     assert rows["api"] == node.url
-    assert nodes.split("\n")[0].split() == ["node", "role", "state", "memory", "lent", "link", "rtt", "via"]
+    heads = ["node", "role", "state", "memory", "lent", "link", "rtt", "traffic", "via"]
+    assert nodes.split("\n")[0].split() == heads
     assert len(nodes.splitlines()) == 2
     assert stages.splitlines()[1].split()[1:4] == ["0-29", "100", "%"]
 

@@ -47,7 +47,25 @@ def test_a_plan_in_words(plan: dict[str, Any], words: str) -> None:
 def test_sizes_and_times_keep_what_matters() -> None:
     assert [board.size(count) for count in (0, 66_000_000, 1_500_000_000)] == ["0 MB", "66 MB", "1.5 GB"]
     assert [board.milliseconds(ms) for ms in (0.25, 41.7, None)] == ["0.2 ms", "42 ms", "?"]
+    rates = [board.throughput(rate) for rate in (0, 999, 12_345, 999_499, 999_500, 3.41e6, 2e9)]
+    assert rates == ["0 B/s", "999 B/s", "12 kB/s", "999 kB/s", "1.0 MB/s", "3.4 MB/s", "2.0 GB/s"]
     assert [board.rate(tok_s) for tok_s in (12.34, 0.0, None)] == ["12.3 tok/s", "not known", "not known"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ((0.214, 33, 0.18), "0.21 s for a prompt of 33 tokens, predicted 0.18 s"),
+        ((12.34, 1, None), "12.3 s for a prompt of 1 token"),
+        ((0.214, None, None), "0.21 s"),
+        ((None, 512, 0.81), "not measured yet, predicted 0.81 s for a prompt of 512 tokens"),
+        ((None, 512, None), "not measured yet"),
+    ],
+)
+def test_a_first_token_is_told_with_the_length_of_its_prompt(figures: Any, words: str) -> None:
+    names = ("measured_s", "prompt_tokens", "predicted_s")
+
+    assert board.first_token(dict(zip(names, figures, strict=True))) == words
 
 
 def test_latencies_are_one_for_all_or_one_for_each(tmp_path: Any) -> None:

@@ -118,7 +118,7 @@ def test_listing_has_the_host_first_then_ids() -> None:
 
 def test_a_link_is_what_the_worse_side_says() -> None:
     one = node("a", links={"b": 5}, machine="")
-    there = LinkFacts(kind=LinkKind.RELAY, rtt_s=0.02, bytes_per_s=7.0)
+    there = LinkFacts(kind=LinkKind.RELAY, rtt_s=0.02)
     other = node("b", machine="")
     other = replace(other, facts=replace(other.facts, links=((NodeId("a"), there),)))
     snapshot = Snapshot(nodes=(other, one, node("c")))

@@ -38,7 +38,9 @@ def told() -> dict[str, Any]:
         reason="two are faster",
     )
     draft = {"name": "tiny", "depth": 8, "drafted": 4, "accepted": 3, "text_drafted": 1, "text_accepted": 1}
-    stage = {"node": MINI, "link": "quic", "pushes": True, "compute_ms": 3.5, "wait_ms": 9.0}
+    stage: dict[str, Any] = {"node": MINI, "link": "quic", "pushes": True, "compute_ms": 3.5, "wait_ms": 9.0}
+    crossed = {"sent_bytes": 4, "received_bytes": 5, "bytes_per_s": 6, "peak_bytes_per_s": 7}
+    stage |= {"traffic": crossed, "pushed": {**crossed, "received_bytes": 0}}
     part = {"kind": "wire", "node": MINI, "ms": 4.0}
     return {
         "model": {
@@ -75,7 +77,7 @@ def told() -> dict[str, Any]:
 
 def shown(about: dict[str, Any]) -> str:
     """All that a person sees of it, in the table and in the live view."""
-    link = {"kind": "quic", "rtt_ms": 4.0, "via": []}
+    link = {"kind": "quic", "rtt_ms": 4.0, "bytes_per_s": 12_300, "via": []}
     member: dict[str, Any] = {
         "role": "worker",
         "state": "serving",
@@ -88,7 +90,10 @@ def shown(about: dict[str, Any]) -> str:
         "node": {"id": MINI, "name": "mini", "role": "worker", "state": "serving", "reason": ""},
         "mesh": {"nodes": [{**member, "id": HOST, "name": "desk"}, {**member, "id": MINI, "name": "mini"}]},
         **about,
-        "api": {"url": None},
+        "api": {
+            "url": None,
+            "first_token": {"measured_s": 0.214, "prompt_tokens": 33, "predicted_s": None},
+        },
         "console": {"url": None},
     }
     show(document)
@@ -133,7 +138,7 @@ def test_whatever_is_told_can_be_shown(value: object, capsys: pytest.CaptureFixt
             inner = inner[key]
         inner[place[-1]] = value
         about = hearsay.about(document)
-        assert len(json.dumps(about)) < 10_000, place
+        assert len(json.dumps(about)) < 25_000, place
         seen = shown(about) + capsys.readouterr().out
         assert not {"\x1b", "\r"} & set(seen), place
 

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -16,10 +16,6 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import MEMBER_RTT_LEAST
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.engine.telemetry import Rates
-from mesh_llm.membership.member import Standing
-from mesh_llm.membership.messages import Update
-from mesh_llm.membership.record import Record
-from mesh_llm.node.mesh import _now
 from mesh_llm.node.node import Node
 from mesh_llm.node.run import Run
 from mesh_llm.node.status import document
@@ -27,7 +23,6 @@ from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Network, Peer
 from mesh_llm.types import (
     Mode,
-    NodeFacts,
     NodeId,
     Plan,
     Prediction,
@@ -38,18 +33,10 @@ from mesh_llm.types import (
     StageCounters,
     State,
 )
+from tests.support.composed import ANN, BEN, a_node, admit
 from tests.support.series import Scrape
 
-ANN, BEN = NodeId("a" * 64), NodeId("b" * 64)
 CPU_LIMIT_S = 0.02
-
-
-def a_node(folder: Path, **options: Any) -> Node:
-    node = Node(NodeConfig(home=folder, name="here", **options), tell=lambda _: None, progress=lambda _: None)
-    node.identity = Identity.from_secret(b"\1" * 32)
-    node._new_secret = None
-    node._compose()
-    return node
 
 
 @pytest.fixture
@@ -59,16 +46,6 @@ async def node(tmp_path: Path) -> Node:
 
 def scrape(node: Node, engine: bytes = b"") -> Scrape:
     return Scrape(node.metrics(engine))
-
-
-def admit(node: Node, id: NodeId, *, connected: bool = True, of: NodeId | None = None, **facts: Any) -> None:
-    """Make `id` a member; `of`: the one that tells of it."""
-    known = NodeFacts(**{"name": id[:3], "role": Role.NODE, "version": "1", **facts})
-    view = node.mesh._view
-    if connected:
-        view.on_connected(id, _now())
-    record = Record(node=id, incarnation=5, sequence=0, standing=Standing.ALIVE, facts=known)
-    view.on_message(of or id, Update(records=(record,)), _now())
 
 
 def a_stage(node: NodeId, first: int, last: int) -> Stage:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mesh_llm.engine.telemetry import Rates, paces
+from dataclasses import replace
+
+from mesh_llm.engine.telemetry import Flow, Flows, Rates, flows, paces
 from mesh_llm.types import StageCounters
 
 
@@ -79,3 +81,37 @@ def test_a_single_token_is_no_rate() -> None:
     assert rates.decode_tok_s == 0.0
     rates.read(figures(21, 1.0))
     assert round(rates.decode_tok_s) == 20
+
+
+def moved(sent: int, *, pushed: int = 0) -> StageCounters:
+    return replace(counters(1, wait_ms=0, sent=sent), worker_out_bytes=2 * sent + pushed)
+
+
+def test_what_crosses_a_link_is_what_came_since_the_last_report() -> None:
+    before, after = {"MESH0": moved(1000, pushed=500)}, {"MESH0": moved(5000, pushed=3500)}
+
+    found = flows({}, before, after, seconds=1.5)
+
+    assert found == {
+        "MESH0": Flows(
+            host=Flow(bytes_per_s=8000.0, peak_bytes_per_s=8000.0),
+            following=Flow(bytes_per_s=2000.0, peak_bytes_per_s=2000.0),
+        )
+    }
+
+
+def test_after_a_pause_the_last_second_counts_and_the_best_one_is_kept() -> None:
+    best = Flow(bytes_per_s=9000.0, peak_bytes_per_s=9000.0)
+    known = {"MESH0": Flows(host=best, following=best)}
+
+    found = flows(known, {"MESH0": moved(1000)}, {"MESH0": moved(2000)}, seconds=600.0)
+
+    assert found["MESH0"].host == Flow(bytes_per_s=3000.0, peak_bytes_per_s=9000.0)
+    assert found["MESH0"].following == Flow(bytes_per_s=0.0, peak_bytes_per_s=9000.0)
+    assert found["MESH0"].idle().host == Flow(bytes_per_s=0.0, peak_bytes_per_s=9000.0)
+
+
+def test_a_worker_that_pushes_nothing_has_sent_the_host_more_than_it_counted() -> None:
+    first = {"MESH0": replace(moved(1000), worker_out_bytes=1900)}
+
+    assert flows({}, {}, first, seconds=1.0)["MESH0"].following == Flow()

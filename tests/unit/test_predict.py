@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.defaults import HOP_QUIC_S, QUIC_BYTES_PER_S, SPILL_BYTES_PER_S
+from mesh_llm.defaults import HOP_QUIC_S, QUIC_BYTES_PER_S, RELAY_BYTES_PER_S, SPILL_BYTES_PER_S
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.load import active_bytes
 from mesh_llm.planning.predict import predict
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import ModelFacts, NodeId, Prediction, Stage
+from mesh_llm.types import LinkKind, ModelFacts, NodeId, Prediction, Stage
 from tests.support.planning import GB, gpu, mesh, model, node
 
 CACHE = CacheSettings(context=4096, slots=1)
@@ -155,14 +155,14 @@ def test_prompts_are_paced_by_the_slowest_stage() -> None:
 
 
 def test_a_slow_line_paces_prompts_too() -> None:
-    nodes = [node("a", 64), node("b", 64)]
+    nodes = [node("a", 64, gb_s=4000), node("b", 64, gb_s=4000)]
     quick = predicted(WIDE, nodes, ("a", 20), ("b", 20))
     slow_nodes = [
         replace(
             each,
             facts=replace(
                 each.facts,
-                links=tuple((to, replace(link, bytes_per_s=1e5)) for to, link in each.facts.links),
+                links=tuple((to, replace(link, kind=LinkKind.RELAY)) for to, link in each.facts.links),
             ),
         )
         for each in mesh(*nodes).nodes
@@ -171,4 +171,40 @@ def test_a_slow_line_paces_prompts_too() -> None:
 
     assert quick
     assert slow
-    assert quick.first_token_s < 512 * 4 * 5120 / 1e5 < slow.first_token_s
+    assert quick.first_token_s < 512 * 4 * 5120 / RELAY_BYTES_PER_S < slow.first_token_s
+
+
+def test_a_longer_prompt_takes_longer_and_a_short_one_hardly_more_than_a_token() -> None:
+    ground = mesh(node("a", 64))
+
+    def first_token_s(tokens: int) -> float:
+        found = predict(
+            WIDE, stages(("a", 40)), ground, host=NodeId("a"), settings=CACHE, prompt_tokens=tokens
+        )
+        assert found
+        return found.first_token_s - 1 / found.tok_s
+
+    usual = predicted(WIDE, [node("a", 64)], ("a", 40))
+    assert usual
+    assert first_token_s(512) == pytest.approx(usual.first_token_s - 1 / usual.tok_s)
+    assert first_token_s(1024) == pytest.approx(2 * first_token_s(512))
+    assert first_token_s(1) == pytest.approx(first_token_s(512) / 512)
+
+
+def test_a_prompt_of_one_batch_passes_its_stages_one_after_the_other() -> None:
+    nodes = [node("a", 64), node("b", 64)]
+    found = predict(
+        WIDE,
+        stages(("a", 20), ("b", 20)),
+        mesh(*nodes),
+        host=NodeId("a"),
+        settings=CACHE,
+        prompt_tokens=128,
+    )
+    alone = predict(
+        WIDE, stages(("a", 40)), mesh(*nodes), host=NodeId("a"), settings=CACHE, prompt_tokens=128
+    )
+
+    assert found
+    assert alone
+    assert found.first_token_s > alone.first_token_s

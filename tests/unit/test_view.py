@@ -13,7 +13,9 @@ HOST, MINI = "a" * 64, "b" * 64
 
 
 def node(id: str, name: str, role: str, **changes: Any) -> dict[str, Any]:
-    link = {"kind": "self", "rtt_ms": None} if role == "host" else {"kind": "quic", "rtt_ms": 4.23}
+    link: dict[str, Any] = {"kind": "self", "rtt_ms": None, "bytes_per_s": 0}
+    if role != "host":
+        link = {"kind": "quic", "rtt_ms": 4.23, "bytes_per_s": 12_300}
     return {
         "id": id,
         "name": name,
@@ -72,9 +74,9 @@ def test_a_mesh_in_a_wide_terminal() -> None:
         "plan   split over 2 nodes, hosted by desk",
         "model  Qwen3-8B, Q4_K_M, 36 layers, 4 slots of 8192 tokens",
         "api    http://localhost:9337",
-        "node  role    state    layers  memory             link  rtt",
-        "desk  host    serving  0-19    2.0 GB of 16.0 GB  self  -",
-        "mini  worker  serving  20-35   2.0 GB of 16.0 GB  quic  4.2 ms",
+        "node  role    state    layers  memory             link  rtt     traffic",
+        "desk  host    serving  0-19    2.0 GB of 16.0 GB  self  -       -",
+        "mini  worker  serving  20-35   2.0 GB of 16.0 GB  quic  4.2 ms  12 kB/s",
     ]
 
 
@@ -112,9 +114,9 @@ def test_what_matters_least_goes_first() -> None:
     assert shown(scene, rows=30)[-2:] == ["once", "upon"]
     assert shown(scene, rows=28)[-1] == "upon"
     assert shown(scene, rows=12)[5:] == [
-        "node  role    state    layers  memory             link  rtt",
-        "desk  host    serving  0-19    2.0 GB of 16.0 GB  self  -",
-        *(f"n{n}    worker  serving  -       2.0 GB of 16.0 GB  quic  4.2 ms" for n in range(4)),
+        "node  role    state    layers  memory             link  rtt     traffic",
+        "desk  host    serving  0-19    2.0 GB of 16.0 GB  self  -       -",
+        *(f"n{n}    worker  serving  -       2.0 GB of 16.0 GB  quic  4.2 ms  12 kB/s" for n in range(4)),
         "… and 16 more nodes",
     ]
     assert shown(scene, rows=7)[4:] == ["api    http://localhost:9337", "once", "upon"]
@@ -179,7 +181,7 @@ def test_which_layer_is_where() -> None:
 
 def test_nothing_that_others_send_moves_the_cursor() -> None:
     evil = "x\x1b[2J\x07\r\n\u202e"
-    document = status(node(HOST, evil, "host", link={"kind": evil, "rtt_ms": None}))
+    document = status(node(HOST, evil, "host", link={"kind": evil, "rtt_ms": None, "bytes_per_s": 0}))
     document["node"]["reason"] = evil
     document["model"]["name"] = evil
     for line in frame(Scene(status=document), Size(columns=200, rows=50)):
@@ -210,9 +212,8 @@ def test_colour_is_paint_and_nothing_else() -> None:
 
 def test_what_a_client_has_free_is_of_no_interest() -> None:
     document = status(node(HOST, "desk", "host"), node(MINI, "lap", "client", lent_bytes=0))
-    assert (
-        shown(Scene(status=document))[-1] == "lap   client  serving  20-35   -                  quic  4.2 ms"
-    )
+    row = "lap   client  serving  20-35   -                  quic  4.2 ms  12 kB/s"
+    assert shown(Scene(status=document))[-1] == row
 
 
 def test_rows_of_a_window_that_has_become_narrower() -> None:

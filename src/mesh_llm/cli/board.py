@@ -36,6 +36,15 @@ def milliseconds(rtt_ms: float | None) -> str:
     return f"{rtt_ms:.1f} ms" if rtt_ms < 10 else f"{rtt_ms:.0f} ms"
 
 
+def throughput(bytes_per_s: float) -> str:
+    """`850 B/s`, `12 kB/s`, `3.4 MB/s`."""
+    if bytes_per_s < 999.5:
+        return f"{bytes_per_s:.0f} B/s"
+    if bytes_per_s < 999.5e3:
+        return f"{bytes_per_s / 1e3:.0f} kB/s"
+    return f"{bytes_per_s / 1e6:.1f} MB/s" if bytes_per_s < 999.5e6 else f"{bytes_per_s / 1e9:.1f} GB/s"
+
+
 def rate(tok_s: float | None) -> str:
     return f"{tok_s:.1f} tok/s" if tok_s else "not known"
 
@@ -56,6 +65,22 @@ def speed(plan: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> str:
     if not engine["decode_tok_s"]:
         return f"not measured yet, {predicted}"
     return f"{rate(engine['decode_tok_s'])}, {predicted}; prompts {engine['prompt_tok_s']:.0f} tok/s"
+
+
+def first_token(document: Mapping[str, Any]) -> str:
+    """`0.21 s for a prompt of 33 tokens, predicted 0.18 s`."""
+    measured, predicted = (_seconds(document[name]) for name in ("measured_s", "predicted_s"))
+    tokens = document["prompt_tokens"]
+    prompt = f" for a prompt of {tokens} token{'' if tokens == 1 else 's'}" if tokens is not None else ""
+    if not measured:
+        return f"not measured yet, predicted {predicted}{prompt}" if predicted else "not measured yet"
+    return f"{measured}{prompt}" + (f", predicted {predicted}" if predicted else "")
+
+
+def _seconds(count: float | None) -> str:
+    if count is None:
+        return ""
+    return f"{count:.2f} s" if count < 10 else f"{count:.1f} s"
 
 
 def layers(stage: Mapping[str, Any]) -> str:

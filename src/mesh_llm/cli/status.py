@@ -121,7 +121,7 @@ def show(document: dict[str, Any], *, layers: bool = False) -> None:
     print()
     print_table(
         [_node_row(node, names) for node in document["mesh"]["nodes"]],
-        headers=("node", "role", "state", "memory", "lent", "link", "rtt", "via"),
+        headers=("node", "role", "state", "memory", "lent", "link", "rtt", "traffic", "via"),
     )
     if plan and plan["stages"]:
         print()
@@ -152,6 +152,7 @@ def _summary(document: dict[str, Any], names: board.Names) -> list[tuple[str, st
         sent, resident = engine["weights_sent_bytes"], engine["weights_resident_bytes"]
         rows.append(("weights", f"{board.size(resident)} in memory, {board.size(sent)} sent over links"))
         rows.append(("speed", board.speed(plan, engine)))
+        rows.append(("first token", board.first_token(document["api"]["first_token"])))
         if engine["token"]:
             rows.append(("token", engine["token"]["sentence"]))
     rows.append(("api", document["api"]["url"] or "not open yet"))
@@ -168,6 +169,7 @@ def _node_row(node: dict[str, Any], names: board.Names) -> tuple[str, ...]:
         board.size(node["lent_bytes"]) if node["lent_bytes"] else "-",
         link["kind"],
         board.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
+        board.throughput(link["bytes_per_s"]) if link["kind"] != "self" else "-",
         ", ".join(link["via"]) or "-",
     )
 

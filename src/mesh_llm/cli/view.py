@@ -153,8 +153,8 @@ def _details(status: Mapping[str, Any] | None) -> list[Line]:
 
 # -- nodes -----------------------------------------------------------------------------------------
 
-_COLUMNS = ("node", "role", "state", "layers", "memory", "link", "rtt")
-_LEAST_WANTED = ("memory", "state", "role", "link", "rtt")
+_COLUMNS = ("node", "role", "state", "layers", "memory", "link", "rtt", "traffic")
+_LEAST_WANTED = ("traffic", "memory", "state", "role", "link", "rtt")
 """Left out in this order, until the table is narrow enough."""
 
 
@@ -196,6 +196,7 @@ def _cells(node: Mapping[str, Any], names: board.Names, stage: Mapping[str, Any]
         "memory": memory,
         "link": _printable(str(link["kind"])),
         "rtt": board.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
+        "traffic": board.throughput(link["bytes_per_s"]) if link["kind"] != "self" else "-",
     }
 
 

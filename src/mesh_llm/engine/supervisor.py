@@ -32,7 +32,7 @@ from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.engine.pulse import SILENCE_S, until_silent
 from mesh_llm.engine.spec import EngineSpec
-from mesh_llm.engine.telemetry import paces
+from mesh_llm.engine.telemetry import Flows, flows, paces
 from mesh_llm.errors import EngineFailed
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import SpeculationCounters, StageCounters
@@ -65,6 +65,10 @@ class EngineReport:
     """What the workers have done, by the link's name, as of a second ago."""
     paces: dict[str, StageCounters] = field(default_factory=dict)
     """The same over the last second in which they were at work."""
+    flows: dict[str, Flows] = field(default_factory=dict)
+    """What crossed their links in that second."""
+    stages_at: float = 0.0
+    """When that was told, by the monotonic clock."""
     speculation: SpeculationCounters | None = None
     """What drafts have done; None before there were any."""
 
@@ -126,6 +130,8 @@ class EngineSupervisor:
             failed_links={},
             stages={},
             paces={},
+            flows={},
+            stages_at=0.0,
             speculation=None,
         )
         try:
@@ -195,9 +201,14 @@ class EngineSupervisor:
         elif event.get("event") == "stages":
             # No change of state: whoever wants the figures looks at the report.
             stages = {entry.pop("link"): StageCounters(**entry) for entry in event["stages"]}
-            known = paces(self.report.paces, self.report.stages, stages)
-            self.report = replace(self.report, stages=stages, paces=known)
-
+            before, now = self.report, time.monotonic()
+            self.report = replace(
+                before,
+                stages=stages,
+                paces=paces(before.paces, before.stages, stages),
+                flows=flows(before.flows, before.stages, stages, seconds=now - before.stages_at),
+                stages_at=now,
+            )
         elif event.pop("event", None) == "speculation":
             self.report = replace(self.report, speculation=SpeculationCounters(**event))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from mesh_llm.defaults import STATUS_ENGINE_S, STATUS_FRESH_S
+from mesh_llm.defaults import ENGINE_STAGES_S, STATUS_ENGINE_S, STATUS_FRESH_S
 from mesh_llm.types import StageCounters
 
 _SERIES = re.compile(r"^llamacpp:(\w+) ([-+\d.eE]+|nan)$", re.MULTILINE)
@@ -151,6 +151,61 @@ def paces(
         if did.runs > 0 and (link not in known or 2 * did.runs >= known[link].runs):
             found[link] = did
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Bytes a second over one link, both ways together."""
+
+    bytes_per_s: float = 0.0
+    """In the last second in which there were any."""
+    peak_bytes_per_s: float = 0.0
+
+    def after(self, grown_bytes: int, seconds: float) -> Flow:
+        rate = max(0, grown_bytes) / seconds
+        return Flow(bytes_per_s=rate, peak_bytes_per_s=max(rate, self.peak_bytes_per_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flows:
+    """Over the links of one worker."""
+
+    host: Flow = Flow()
+    """Between it and the engine."""
+    following: Flow = Flow()
+    """What it pushes to the next worker."""
+
+    def idle(self) -> Flows:
+        """Where no report has come for a while: they come as long as there is something to report."""
+        return Flows(
+            host=replace(self.host, bytes_per_s=0.0), following=replace(self.following, bytes_per_s=0.0)
+        )
+
+
+def flows(
+    known: Mapping[str, Flows],
+    before: Mapping[str, StageCounters],
+    after: Mapping[str, StageCounters],
+    *,
+    seconds: float,
+) -> dict[str, Flows]:
+    """What crossed the links of each worker between two reports, which came `seconds` apart."""
+    # After a pause all of it belongs to the last look: the one before that had nothing to report.
+    spent_s = seconds if ENGINE_STAGES_S / 2 < seconds < 2 * ENGINE_STAGES_S else ENGINE_STAGES_S
+    found = {}
+    for link, now in after.items():
+        did = _since(before[link], now) if link in before else now
+        last = known.get(link, Flows())
+        found[link] = Flows(
+            host=last.host.after(did.sent_bytes + did.received_bytes, spent_s),
+            following=last.following.after(pushed_bytes(did), spent_s),
+        )
+    return found
+
+
+def pushed_bytes(counters: StageCounters) -> int:
+    """What a worker sent, and not to the host."""
+    return max(0, counters.worker_out_bytes - counters.received_bytes)
 
 
 def _since(then: StageCounters, now: StageCounters) -> StageCounters:

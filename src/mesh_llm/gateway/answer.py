@@ -131,6 +131,8 @@ class Answer:
         progress = (data_of(event) or {}).get("prompt_progress") or {}
         if self._prompt_tokens is None and isinstance(progress.get("total"), int):
             self._prompt_tokens = progress["total"]
+            found = progress.get("cache")
+            self._exchange.prompt_tokens = progress["total"] - (found if isinstance(found, int) else 0)
         if not self._generation.hides_progress and self._joint is None and self.outlet is not None:
             # Asked for, and yet no part of the answer: another engine's would differ.
             self.outlet.take(event)

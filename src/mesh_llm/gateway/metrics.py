@@ -88,6 +88,10 @@ class Exchange:
     """Of a request for text."""
     first_event_s: float = 0.0
     """When the first event of a text was told, by the monotonic clock."""
+    prompt_tokens: int | None = None
+    """That were computed for it, and not found in a cache; None where the engine does not say."""
+    engine: str = ""
+    """The url of the one that answers it."""
     first_noticed: bool = False
     """By those who look at answers under way."""
     events: int = 0
@@ -128,6 +132,15 @@ class Exchange:
             return None
         at_s = self.own_answer_s if self.outlet is None else self.outlet.first_sent_s
         return at_s - self.started_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    """What a client waited for the first token of an answer, its turn and the prompt included."""
+
+    engine: str
+    seconds: float
+    prompt_tokens: int | None
 
 
 class Meters:
@@ -198,6 +211,7 @@ class Meters:
         self._token_of = lru_cache(self._token.labels)
         self._under_way: set[Exchange] = set()
         self._first_tokens_s: deque[float] = deque(maxlen=_FIRST_TOKENS_KEPT)
+        self._last_first: FirstToken | None = None
 
     def watch_queue(self, waiting: Callable[[], float], taken: Callable[[], float]) -> None:
         """Tell of the queue in front of the engine here."""
@@ -244,17 +258,29 @@ class Meters:
 
     def take_first_tokens_s(self) -> list[float]:
         """What requests waited for their first token, of those that have got it since this was last asked."""
-        for exchange in self._under_way:
-            self._notice_first(exchange)
+        self._notice_all()
         taken = list(self._first_tokens_s)
         self._first_tokens_s.clear()
         return taken
+
+    def last_first_token(self) -> FirstToken | None:
+        """Of the last request that has got one."""
+        self._notice_all()
+        return self._last_first
+
+    def _notice_all(self) -> None:
+        for exchange in sorted(self._under_way, key=lambda each: each.first_event_s):
+            self._notice_first(exchange)
 
     def _notice_first(self, exchange: Exchange) -> None:
         # Looked for now and then: telling of each first token as it comes would cost every token a question.
         if exchange.first_event_s and not exchange.first_noticed:
             exchange.first_noticed = True
-            self._first_tokens_s.append(exchange.first_event_s - exchange.started_s)
+            waited_s = exchange.first_event_s - exchange.started_s
+            self._first_tokens_s.append(waited_s)
+            self._last_first = FirstToken(
+                engine=exchange.engine, seconds=waited_s, prompt_tokens=exchange.prompt_tokens
+            )
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -181,6 +181,7 @@ class Relay:
         async def count(target: str, document: Document) -> Document:
             return await self._question(upstream, target, document)
 
+        exchange.engine = exchange.engine if answer.has_begun else upstream.url
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(left_s):

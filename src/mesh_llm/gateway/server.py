@@ -16,7 +16,7 @@ from mesh_llm.gateway.client import ClientServer, check_head
 from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.guard import HEALTH_PATHS, Guard
 from mesh_llm.gateway.limits import Limits
-from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, Meters
+from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Relay
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Serving
@@ -103,6 +103,10 @@ class Gateway:
     def take_first_tokens_s(self) -> list[float]:
         """What clients waited for first tokens, since this was last asked."""
         return self._meters.take_first_tokens_s()
+
+    def last_first_token(self) -> FirstToken | None:
+        """What the last client that has got one waited for its first token."""
+        return self._meters.last_first_token()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, and give those under way `timeout_s` to finish."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from mesh_llm.defaults import MEMBER_FACTS_BYTES
 from mesh_llm.errors import MalformedMessage
-from mesh_llm.membership.fields import Fields, is_direct, is_number, node_id
+from mesh_llm.membership.fields import Fields, is_direct, node_id
 from mesh_llm.membership.plans import (
     NAME_CHARS,
     Document,
@@ -89,6 +89,7 @@ def _plain(facts: NodeFacts) -> Document:
         "memory_bytes": facts.memory_bytes,
         "machine_memory_bytes": facts.machine_memory_bytes,
         "max_memory_bytes": facts.max_memory_bytes,
+        "cores": facts.cores,
         "gpu_layers": facts.gpu_layers,
         "hosting": facts.hosting.value,
         "state": facts.state.value,
@@ -156,6 +157,7 @@ def facts_from_document(document: object) -> NodeFacts:
         gpu_layers=fields.whole("gpu_layers", most=1 << 16) if fields.has("gpu_layers") else None,
         hosting=fields.word("hosting", Hosting, Hosting.AUTO),
         speed=_maybe(fields, "speed", _speed_from_document),
+        cores=fields.whole("cores", default=0, most=1 << 16),
         models=fields.items("models", _MODEL_LIMIT, _model_from_document),
         part=_maybe(fields, "part", _part_from_document),
         links=fields.items("links", _LINK_LIMIT, _link_from_document),
@@ -255,19 +257,14 @@ def _span(value: object) -> tuple[int, int]:
 
 def _link_to_document(link: tuple[NodeId, LinkFacts]) -> Document:
     node, facts = link
-    document: Document = {"node": node, "kind": facts.kind.value, "rtt_s": facts.rtt_s}
-    return document if facts.bytes_per_s is None else {**document, "bytes_per_s": facts.bytes_per_s}
+    return {"node": node, "kind": facts.kind.value, "rtt_s": facts.rtt_s}
 
 
 def _link_from_document(document: object) -> tuple[NodeId, LinkFacts]:
     fields = Fields(document, "link")
-    rate = fields.get("bytes_per_s")
-    if rate is not None and not is_number(rate, _RATE_MOST):
-        raise MalformedMessage("link.bytes_per_s: not a rate")
     return node_id(fields.get("node"), "link.node"), LinkFacts(
         kind=fields.word("kind", LinkKind),
         rtt_s=fields.number("rtt_s", most=_RTT_MOST_S),
-        bytes_per_s=None if rate is None else fields.number("bytes_per_s", most=_RATE_MOST),
     )
 
 

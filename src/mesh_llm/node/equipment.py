@@ -33,6 +33,8 @@ class Equipment:
     gpu_layers: int | None = None
     max_memory_bytes: int | None = None
     """Of main memory and GPUs together."""
+    cores: int = 0
+    """Threads that nodes of this machine share; 0 where this one has its own, or computes on a GPU."""
     engine: str = ENGINE_VERSION
 
     def facts(self) -> dict[str, Any]:
@@ -46,6 +48,7 @@ class Equipment:
             "gpus": self.gpus,
             "gpu_layers": self.gpu_layers,
             "speed": self.speed,
+            "cores": self.cores,
         }
 
     def without(self, held_bytes: int) -> Equipment:
@@ -118,6 +121,7 @@ def equipped(
         speed=speed,
         gpu_layers=config.gpu_layers,
         max_memory_bytes=most,
+        cores=0 if gpus or config.threads else machine.threads(),
     )
 
 

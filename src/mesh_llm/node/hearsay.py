@@ -79,6 +79,9 @@ def _buffers(value: object) -> dict[str, int]:
 _NAME = _text(NAME_CHARS)
 _SENTENCE = _text(_SENTENCE_CHARS)
 _LAYER = _whole(_LAYERS_MOST)
+_TRAFFIC = _record(
+    sent_bytes=_whole(), received_bytes=_whole(), bytes_per_s=_whole(), peak_bytes_per_s=_whole()
+)
 
 _ABOUT: dict[str, Read] = {
     "model": _maybe(
@@ -148,6 +151,8 @@ _ABOUT: dict[str, Read] = {
                 compute_ms=_figure,
                 wait_ms=_figure,
                 bytes_per_token=_whole(),
+                traffic=_TRAFFIC,
+                pushed=_TRAFFIC,
             ),
         ),
         token=_maybe(

@@ -19,6 +19,7 @@ from mesh_llm.planning.guessing import cache_settings, made_by, model_guesses, t
 from mesh_llm.planning.load import load_of
 from mesh_llm.planning.loan import loan
 from mesh_llm.planning.room import free_of, lodge
+from mesh_llm.planning.sharing import threads_of
 from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
 
 
@@ -123,7 +124,7 @@ class Launch:
 
     def threads(self, nodes_here: int) -> int:
         """Cores are shared with the other nodes of this machine."""
-        return self.config.threads or max(1, machine.threads() // nodes_here)
+        return self.config.threads or threads_of(machine.threads(), nodes_here)
 
     def worker(self, socket: Path, *, nodes_here: int) -> WorkerSpec:
         lent = loan(self.equipment)

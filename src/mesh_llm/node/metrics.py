@@ -222,7 +222,7 @@ class NodeMetrics(Collector):
         )
         yield labelled(
             "mesh_llm_link_round_trip_seconds",
-            "Smoothed round trip of pings to a peer.",
+            "Round trip to a peer: of pings, smoothed; on one machine what a hop over a socket takes.",
             PEER,
             [(labels, links[id].rtt_s) for labels, id in rows if id in links],
         )

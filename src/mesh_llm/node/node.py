@@ -32,6 +32,7 @@ from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.errors import Expelled, MeshError
+from mesh_llm.gateway.metrics import FirstToken
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
 from mesh_llm.gateway.upstream import Health, Upstream
@@ -310,6 +311,11 @@ class Node:
     def _upstream_of(self, run: Run) -> Upstream:
         url, key = run.engine_address()
         return Upstream(url=url, key=key, served_by=self.name)
+
+    def last_first_token(self) -> FirstToken | None:
+        """What the last client here waited for one, of the engine that serves now."""
+        seen, upstream = self._gateway.last_first_token(), self.upstream()
+        return seen if upstream is not None and seen is not None and seen.engine == upstream.url else None
 
     def health(self) -> Health:
         return Health(state=self.state, reason=self._reason, model=self.model_name)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
-from mesh_llm.defaults import LEASE_SILENCE_S, PLAN_CHECK_S, PLAN_READY_S
+from mesh_llm.defaults import ENGINE_STAGES_S, LEASE_SILENCE_S, PLAN_CHECK_S, PLAN_READY_S
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
-from mesh_llm.engine.telemetry import Gauge, Rates
+from mesh_llm.engine.telemetry import Flows, Gauge, Rates
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.node import hearsay
 from mesh_llm.node.mesh import Mesh
@@ -35,6 +36,8 @@ from mesh_llm.types import (
 )
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MOST_BYTES = 1 << 53
 """That a worker may claim to have: more is no number of bytes, but of digits in a sentence."""
@@ -140,7 +143,16 @@ class Run:
         """What they did in the last second in which they had to do."""
         return self._by_node(self.supervisor.report.paces) if self.supervisor is not None else {}
 
-    def _by_node(self, stages: Mapping[str, StageCounters]) -> dict[NodeId, StageCounters]:
+    def flows(self) -> dict[NodeId, Flows]:
+        """What crosses their links now, and at best."""
+        if self.supervisor is None:
+            return {}
+        report = self.supervisor.report
+        silent = time.monotonic() - report.stages_at > 2 * ENGINE_STAGES_S
+        found = self._by_node(report.flows)
+        return {node: each.idle() for node, each in found.items()} if silent else found
+
+    def _by_node(self, stages: Mapping[str, T]) -> dict[NodeId, T]:
         names = {f"MESH{index}": stage.node for index, stage in enumerate(self.plan.workers)}
         return {names[name]: stage for name, stage in stages.items() if name in names}
 

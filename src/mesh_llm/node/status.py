@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mesh_llm import __version__
 from mesh_llm.engine import machine
 from mesh_llm.engine.supervisor import EngineReport
+from mesh_llm.engine.telemetry import Flow, Flows, pushed_bytes
 from mesh_llm.membership.member import Member
 from mesh_llm.node.run import Run
 from mesh_llm.node.tokens import token_document
+from mesh_llm.node.traffic import traffic
+from mesh_llm.node.waits import first_token_document
 from mesh_llm.planning.snapshot import listing
 from mesh_llm.types import MeshSettings, Mode, NodeId, Plan, Role, SpeculationCounters
 
@@ -39,12 +43,16 @@ async def document(node: Node) -> dict[str, Any]:
         },
         "mesh": {
             "id": node.entry.membership.mesh or node.identity.id,
-            "nodes": [_member(node, member) for member in ordered(node)],
+            "nodes": [_member(node, member, about) for member in ordered(node)],
         },
         "model": about["model"],
         "plan": about["plan"],
         "engine": about["engine"],
-        "api": {"url": node.url, "key_needed": node.config.api_key is not None},
+        "api": {
+            "url": node.url,
+            "key_needed": node.config.api_key is not None,
+            "first_token": first_token_document(node, about["plan"]),
+        },
         "console": {"url": node.window.url},
     }
 
@@ -94,9 +102,10 @@ def _role(node: Node, member: NodeId) -> str:
     return "worker" if any(stage.node == member for stage in published[1].plan.stages) else "standby"
 
 
-def _member(node: Node, member: Member) -> dict[str, Any]:
+def _member(node: Node, member: Member, about: Mapping[str, Any]) -> dict[str, Any]:
     facts = member.facts
     link = node.mesh.ways.link_to(member.id)
+    host, stages = (about["plan"] or {}).get("host"), about["engine"]["stages"]
     return {
         "id": member.id,
         "name": facts.name,
@@ -121,7 +130,7 @@ def _member(node: Node, member: Member) -> dict[str, Any]:
             "kind": link.kind if link is not None else node.mesh.ways.of_links(member.id),
             "rtt_ms": round(1000 * link.rtt_s, 3) if link is not None else None,
             "via": [node.mesh.name_of(other) for other in node.mesh.ways.between(member.id)],
-            **node.mesh.ways.traffic(member.id),
+            **traffic(node, member.id, host, stages),
         },
     }
 
@@ -239,7 +248,11 @@ def _resident(node: Node, run: Run | None) -> int:
 
 def _stage(run: Run, node: NodeId) -> dict[str, Any]:
     """Per token, as long as one question at a time is answered: a run is a token's, or a batch's."""
-    pace = run.paces().get(node)
+    pace, counters = run.paces().get(node), run.counters().get(node)
+    flows = run.flows().get(node, Flows())
+    # The last one has nobody to push to; what it has sent, and the host not read yet, is no push.
+    pushed = counters if counters is not None and run.pushes.get(node) else None
+    following = flows.following if pushed is not None else Flow()
     runs = pace.runs if pace is not None else 1
     return {
         "node": node,
@@ -248,4 +261,16 @@ def _stage(run: Run, node: NodeId) -> dict[str, Any]:
         "compute_ms": round(pace.compute_ns / runs / 1e6, 3) if pace is not None else 0.0,
         "wait_ms": round(pace.wait_ns / runs / 1e6, 3) if pace is not None else 0.0,
         "bytes_per_token": round((pace.sent_bytes + pace.received_bytes) / runs) if pace is not None else 0,
+        "traffic": {
+            "sent_bytes": counters.sent_bytes if counters is not None else 0,
+            "received_bytes": counters.received_bytes if counters is not None else 0,
+            "bytes_per_s": round(flows.host.bytes_per_s),
+            "peak_bytes_per_s": round(flows.host.peak_bytes_per_s),
+        },
+        "pushed": {
+            "sent_bytes": pushed_bytes(pushed) if pushed is not None else 0,
+            "received_bytes": 0,
+            "bytes_per_s": round(following.bytes_per_s),
+            "peak_bytes_per_s": round(following.peak_bytes_per_s),
+        },
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mesh_llm.planning.ground import way_of
+from mesh_llm.planning.sharing import shared
 from mesh_llm.planning.waterfall import (
     NOTHING_MEASURED,
     Measured,
@@ -55,7 +56,8 @@ def _measured(node: Node, run: Run) -> Measured | None:
         way = way_of(snapshot.link(a, b))
         return way.delay_s + way.overhead_s + _F32_BYTES * facts.hidden / way.bytes_per_s
 
-    drafts = run.speculation
+    drafts, own = run.speculation, node.mesh.facts
+    speed = own.speed and shared(own.speed, own.cores, node.mesh.nodes_here())
     return Measured(
         token_s=token_s,
         tokens_per_pass=drafts.tokens / drafts.steps if drafts is not None and drafts.steps else 1.0,
@@ -63,5 +65,5 @@ def _measured(node: Node, run: Run) -> Measured | None:
         links_s=links_seconds(
             node.identity.id, workers, pushes=lambda worker: run.pushes.get(worker, True), hop_s=hop_s
         ),
-        host_s=host_seconds(facts, run.plan, node.mesh.facts.speed),
+        host_s=host_seconds(facts, run.plan, speed),
     )

@@ -24,23 +24,20 @@ class Ways:
         self._metered = 0.0
 
     def link_to(self, node: NodeId) -> LinkFacts | None:
-        """What has been measured of the way to `node`."""
+        """What is known of the way that data takes to `node`: shown and planned with alike."""
         if node == self._mesh.me:
             return LinkFacts(kind=LinkKind.SELF, rtt_s=0.0)
+        kind = self.of_links(node)
+        if kind is LinkKind.LOCAL:
+            # A socket, from child to child. Pings go through QUIC and two loops, and tell how busy those are.
+            return LinkFacts(kind=kind, rtt_s=HOP_LOCAL_S + self.farther_s(node))
         member = self._mesh.member(node)
         rtt_s = member.rtt_s if member is not None else None
         if rtt_s is None:
             rtt_s = self._forwarded_rtt_s(node)
         if rtt_s is None:
             return None
-        return LinkFacts(kind=self.of_links(node), rtt_s=rtt_s + self.farther_s(node))
-
-    def _for_planning(self, node: NodeId) -> LinkFacts | None:
-        """On one machine data takes a socket's way, and not that of the pings, through QUIC and two loops."""
-        link = self.link_to(node)
-        if link is None or link.kind is not LinkKind.LOCAL:
-            return link
-        return LinkFacts(kind=LinkKind.LOCAL, rtt_s=HOP_LOCAL_S + self.farther_s(node))
+        return LinkFacts(kind=kind, rtt_s=rtt_s + self.farther_s(node))
 
     def _forwarded_rtt_s(self, node: NodeId) -> float | None:
         """Of the way through another member: our part of it, and what that member has told of the rest."""
@@ -126,7 +123,7 @@ class Ways:
         """All links, if what was measured of one is another than was told, by more than noise."""
         told = dict(self._mesh.facts.links)
         others = (member.id for member in self._mesh.alive() if member.id != self._mesh.me)
-        links = {node: link for node in others if (link := self._for_planning(node)) is not None}
+        links = {node: link for node in others if (link := self.link_to(node)) is not None}
         same = links.keys() == told.keys() and all(_is_about(links[node], told[node]) for node in links)
         return None if same else tuple(sorted(links.items()))
 

@@ -20,6 +20,7 @@ from mesh_llm.defaults import (
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.load import Load, Span, load_of
 from mesh_llm.planning.room import Ledger, Lodging, Room, dealt, lodge, rooms
+from mesh_llm.planning.sharing import nodes_beside, shared
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Speed
 
@@ -37,7 +38,6 @@ _BYTES_PER_S = {
     LinkKind.QUIC: QUIC_BYTES_PER_S,
     LinkKind.RELAY: RELAY_BYTES_PER_S,
 }
-_LEAST_BYTES_PER_S = 1e3
 _LEAST_SPEED = 1e6
 """In bytes, or operations, a second: below it is no computer, and a prediction that is no number."""
 _UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
@@ -63,6 +63,9 @@ class Ground:
     lent: Mapping[NodeId, Room]
     """Of workers."""
     speeds: dict[NodeId, Speed | None]
+    """With the threads that each computes with."""
+    whole: dict[NodeId, Speed | None]
+    """Of the whole machine."""
     routes: dict[tuple[NodeId, frozenset[NodeId], bool], tuple[NodeId, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -131,12 +134,16 @@ class Ground:
 def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> Ground:
     # Those who left no longer share anything, and those who lend nothing need no room.
     here = rooms(node for node in snapshot.nodes if node.alive)
+    whole = {node.id: _speed(node.facts.speed) for node in snapshot.nodes}
+    cores = {node.id: node.facts.cores for node in snapshot.nodes}
+    beside = nodes_beside(snapshot)
     return Ground(
         snapshot=snapshot,
         load=load_of(facts, settings),
         rooms=here.hosting,
         lent=here.lent,
-        speeds={node.id: _speed(node.facts.speed) for node in snapshot.nodes},
+        speeds={id: speed and shared(speed, cores[id], beside[id]) for id, speed in whole.items()},
+        whole=whole,
     )
 
 
@@ -147,9 +154,10 @@ def _speed(speed: Speed | None) -> Speed | None:
 
 
 def way_of(link: LinkFacts | None) -> Way:
-    """What is known of a link, as seconds; None: nobody has measured it."""
+    """What is known of a link, as seconds; None: nobody has measured it.
+
+    What it carries is taken from its kind. The most that was ever seen on it says little: activations
+    are small, and a link that has carried 10 kB/s would be planned with as if it could do no more.
+    """
     link = link or _UNKNOWN
-    told = link.bytes_per_s or 0.0
-    # Others tell it: what would take for ever, in sums and shares, was not measured.
-    known = told if told >= _LEAST_BYTES_PER_S else _BYTES_PER_S[link.kind]
-    return Way(delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=known)
+    return Way(delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=_BYTES_PER_S[link.kind])

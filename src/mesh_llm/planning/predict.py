@@ -31,23 +31,33 @@ def predict(
     host: NodeId,
     settings: CacheSettings,
     head_on_worker: bool = False,
+    prompt_tokens: int = PROMPT_TOKENS,
 ) -> Prediction | None:
-    """Of stages as they are in a plan; None where a speed is missing, or memory."""
+    """Of stages as they are in a plan; None where a speed is missing, or memory.
+
+    `prompt_tokens`: of the prompt whose first token is asked about.
+    """
     ground = ground_of(snapshot, model, settings)
     spans = [Span(stage.node, stage.first, stage.last) for stage in stages]
     if not {host, *(span.node for span in spans)} <= ground.rooms.keys():
         return None
-    return prediction(ground, host, spans, head_on_worker=head_on_worker)
+    return prediction(ground, host, spans, head_on_worker=head_on_worker, prompt_tokens=prompt_tokens)
 
 
 def prediction(
-    ground: Ground, host: NodeId, spans: Sequence[Span], *, head_on_worker: bool
+    ground: Ground,
+    host: NodeId,
+    spans: Sequence[Span],
+    *,
+    head_on_worker: bool,
+    prompt_tokens: int = PROMPT_TOKENS,
 ) -> Prediction | None:
     token_s = token_seconds(ground, host, spans, head_on_worker=head_on_worker)
     lodgings = ground.lodgings(host, spans, head_on_worker=head_on_worker)
     if token_s is None or lodgings is None:
         return None
-    return Prediction(tok_s=1 / token_s, first_token_s=_first_token(ground, host, spans, lodgings) + token_s)
+    prompt_s = _prompt_seconds(ground, host, spans, lodgings, prompt_tokens)
+    return Prediction(tok_s=1 / token_s, first_token_s=prompt_s + token_s)
 
 
 def token_seconds(
@@ -92,26 +102,31 @@ def _ways(ground: Ground, host: NodeId, spans: Sequence[Span]) -> list[Way]:
     return [ground.way(a, b, host) for a, b in pairwise(stops) if a != b]
 
 
-def _first_token(ground: Ground, host: NodeId, spans: Sequence[Span], lodgings: Sequence[Lodging]) -> float:
+def _prompt_seconds(
+    ground: Ground, host: NodeId, spans: Sequence[Span], lodgings: Sequence[Lodging], tokens: int
+) -> float:
     """A prompt's micro-batches follow each other through the stages: the slowest sets the pace.
 
-    Stages on one machine share it and do not overlap. A link is a stage, too:
-    activations cross it while others are computed.
+    Stages on one machine overlap, and together are no faster than all of it. A link is
+    a stage, too: activations cross it while others are computed.
     """
-    busy: defaultdict[object, float] = defaultdict(float)
+    busy: list[float] = []
+    machines: defaultdict[str, float] = defaultdict(float)
     for span, lodging in zip(spans, lodgings, strict=True):
-        busy[ground.rooms[span.node].machine] += _prompt_seconds(ground, span, lodging)
+        busy.append(tokens * _prompt_token_seconds(ground, span, lodging, ground.speeds[span.node]))
+        with_all = tokens * _prompt_token_seconds(ground, span, lodging, ground.whole[span.node])
+        machines[ground.rooms[span.node].machine] += with_all
     ways = _ways(ground, host, spans)
     # Of what the last worker has only the prompt's last token goes back.
-    for index, way in enumerate(ways[:-1]):
-        busy[index] = PROMPT_TOKENS * _F32_BYTES * ground.load.facts.hidden / way.bytes_per_s
-    batches = -(-PROMPT_TOKENS // PROMPT_MICRO_BATCH) if ways else 1
-    paced = (sum(busy.values()) + (batches - 1) * max(busy.values())) / batches
+    activations = tokens * _F32_BYTES * ground.load.facts.hidden
+    busy += [activations / way.bytes_per_s for way in ways[:-1]]
+    batches = -(-tokens // PROMPT_MICRO_BATCH) if ways else 1
+    paced = (sum(busy) + (batches - 1) * max(*busy, *machines.values())) / batches
     return paced + sum(way.delay_s + way.overhead_s for way in ways)
 
 
-def _prompt_seconds(ground: Ground, span: Span, lodging: Lodging) -> float:
-    speed = ground.speeds[span.node]
+def _prompt_token_seconds(ground: Ground, span: Span, lodging: Lodging, speed: Speed | None) -> float:
+    """For each token of a prompt, among many."""
     assert speed is not None  # or there would be no prediction
     elements, middle = ground.load.elements, span.last - lodging.on_gpu
     # Layers that spill out of a GPU lose at prompts what they lose at reading.
@@ -119,4 +134,4 @@ def _prompt_seconds(ground: Ground, span: Span, lodging: Lodging) -> float:
     if ground.rooms[span.node].gpus:
         slower = max(1.0, speed.read_bytes_per_s / SPILL_BYTES_PER_S)
     work = slower * (elements[middle] - elements[span.first]) + elements[span.last] - elements[middle]
-    return _FLOPS * PROMPT_TOKENS * work / speed.flops_per_s
+    return _FLOPS * work / speed.flops_per_s

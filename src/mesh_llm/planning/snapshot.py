@@ -61,9 +61,7 @@ def _links(nodes: Iterable[Candidate]) -> Iterator[tuple[tuple[NodeId, NodeId], 
 
 
 def _worse(one: LinkFacts, other: LinkFacts) -> LinkFacts:
-    slower = max(one, other, key=lambda link: (link.rtt_s, link.kind))
-    rates = [link.bytes_per_s for link in (one, other) if link.bytes_per_s]
-    return LinkFacts(kind=slower.kind, rtt_s=slower.rtt_s, bytes_per_s=min(rates, default=None))
+    return max(one, other, key=lambda link: (link.rtt_s, link.kind))
 
 
 def listing(host: NodeId | None, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:

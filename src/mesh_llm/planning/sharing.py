@@ -1,0 +1,34 @@
+"""What is left of a machine's speed where several nodes compute on it. Pure.
+
+The children of each node get as many threads as those of the others, and the speed of a
+machine is measured with all of them: a part of the threads is taken to do that part of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mesh_llm.planning.snapshot import Snapshot
+from mesh_llm.types import NodeId, Role, Speed
+
+
+def threads_of(cores: int, nodes_here: int) -> int:
+    """For each of so many nodes on a machine."""
+    return max(1, cores // nodes_here)
+
+
+def shared(speed: Speed, cores: int, nodes_here: int) -> Speed:
+    """What each of them can do; where they share no `cores`, all that was measured."""
+    if cores <= 0:
+        return speed
+    # Memory that is read by fewer threads may be as fast on a large machine; on a small one it is not,
+    # and too little is the better mistake: nobody waits longer than was said.
+    share = threads_of(cores, nodes_here) / cores
+    return Speed(read_bytes_per_s=share * speed.read_bytes_per_s, flops_per_s=share * speed.flops_per_s)
+
+
+def nodes_beside(snapshot: Snapshot) -> dict[NodeId, int]:
+    """How many nodes compute on the machine of each one, itself included."""
+    here = [node for node in snapshot.nodes if node.alive and node.facts.role is Role.NODE]
+    count = Counter(node.facts.machine for node in here if node.facts.machine)
+    return {node.id: max(1, count[node.facts.machine]) for node in snapshot.nodes}

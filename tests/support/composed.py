@@ -1,0 +1,35 @@
+"""Nodes that are composed and not run, and what they know of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.membership.member import Standing
+from mesh_llm.membership.messages import Update
+from mesh_llm.membership.record import Record
+from mesh_llm.node.mesh import _now
+from mesh_llm.node.node import Node
+from mesh_llm.transport.identity import Identity
+from mesh_llm.types import NodeFacts, NodeId, Role
+
+ANN, BEN = NodeId("a" * 64), NodeId("b" * 64)
+
+
+def a_node(folder: Path, **options: Any) -> Node:
+    node = Node(NodeConfig(home=folder, name="here", **options), tell=lambda _: None, progress=lambda _: None)
+    node.identity = Identity.from_secret(b"\1" * 32)
+    node._new_secret = None
+    node._compose()
+    return node
+
+
+def admit(node: Node, id: NodeId, *, connected: bool = True, of: NodeId | None = None, **facts: Any) -> None:
+    """Make `id` a member; `of`: the one that tells of it."""
+    known = NodeFacts(**{"name": id[:3], "role": Role.NODE, "version": "1", **facts})
+    view = node.mesh._view
+    if connected:
+        view.on_connected(id, _now())
+    record = Record(node=id, incarnation=5, sequence=0, standing=Standing.ALIVE, facts=known)
+    view.on_message(of or id, Update(records=(record,)), _now())

@@ -1,0 +1,175 @@
+"""What crosses to a peer, its connection and its data links together."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from mesh_llm.defaults import ENGINE_STAGES_S
+from mesh_llm.engine.supervisor import EngineSupervisor
+from mesh_llm.node.meter import Meter
+from mesh_llm.node.node import Node
+from mesh_llm.node.run import Run
+from mesh_llm.node.status import _stage
+from mesh_llm.node.traffic import crossing, traffic
+from mesh_llm.types import Mode, NodeId, Plan, Stage, StageCounters
+from tests.support.composed import ANN, BEN, a_node, admit
+
+HOST, ONE, TWO, OTHER = "host", "one", "two", "other"
+
+
+def crossed(sent: int, received: int, rate: int = 100) -> dict[str, int]:
+    return {"sent_bytes": sent, "received_bytes": received, "bytes_per_s": rate, "peak_bytes_per_s": 2 * rate}
+
+
+def stage(node: str, *, link: str = "local", pushes: bool = True) -> dict[str, Any]:
+    return {
+        "node": node,
+        "link": link,
+        "pushes": pushes,
+        "traffic": crossed(1000, 200),
+        "pushed": crossed(70, 0),
+    }
+
+
+STAGES = [stage(ONE), stage(TWO)]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "found"),
+    [
+        (HOST, TWO, ("local", crossed(1000, 200))),
+        (TWO, HOST, ("local", crossed(200, 1000))),
+        (ONE, TWO, (None, crossed(70, 0))),
+        (TWO, ONE, (None, crossed(0, 70))),
+        (HOST, OTHER, None),
+        (OTHER, ONE, None),
+    ],
+)
+def test_each_side_sees_its_own_end(here: str, there: str, found: object) -> None:
+    assert crossing(HOST, STAGES, here, there) == found
+
+
+def test_workers_that_the_host_relays_for_have_no_link() -> None:
+    assert crossing(HOST, [stage(ONE, pushes=False), stage(TWO)], ONE, TWO) is None
+    assert crossing(None, [], ONE, TWO) is None
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> Node:
+    node = a_node(tmp_path)
+    node.mesh.publish(machine="m1")
+    admit(node, ANN, machine="m1")
+    admit(node, BEN, machine="m2")
+    for peer in (ANN, BEN):
+        meter = node.mesh.ways._meters[peer] = Meter()
+        meter.read(0, 0, now=1.0)
+        meter.read(30, 20, now=2.0)
+    return node
+
+
+async def test_a_local_link_is_no_part_of_the_connection(node: Node) -> None:
+    me = node.identity.id
+
+    found = traffic(node, ANN, me, [stage(ANN)])
+
+    assert found == {
+        "remote": None,
+        "sent_bytes": 1030,
+        "received_bytes": 220,
+        "bytes_per_s": 150,
+        "peak_bytes_per_s": 200,
+    }
+
+
+async def test_a_link_over_quic_has_been_counted_with_its_connection(node: Node) -> None:
+    me = node.identity.id
+
+    assert traffic(node, BEN, me, [stage(BEN, link="quic")]) == node.mesh.ways.traffic(BEN)
+    assert traffic(node, BEN, me, [])["bytes_per_s"] == 50
+
+
+async def test_what_a_worker_knows_of_its_link_is_from_the_host(node: Node) -> None:
+    me = node.identity.id
+
+    found = traffic(node, ANN, ANN, [stage(me)])
+
+    assert (found["sent_bytes"], found["received_bytes"], found["bytes_per_s"]) == (230, 1020, 150)
+
+
+def counters(runs: int) -> StageCounters:
+    sums = dict.fromkeys(StageCounters.__dataclass_fields__, 0)
+    return replace(StageCounters(**sums), runs=runs, sent_bytes=1000 * runs, received_bytes=200 * runs)
+
+
+def a_run(tmp_path: Path) -> Run:
+    """Of a plan with one worker, whose engine has said nothing yet."""
+    stages = tuple(
+        Stage(node=id, first=first, last=first + 1, weight_bytes=0, need_bytes=0, share=0.5)
+        for first, id in enumerate((BEN, ANN))
+    )
+    plan = Plan(
+        mode=Mode.SPLIT,
+        host=BEN,
+        stages=stages,
+        context=512,
+        slots=1,
+        head_on_worker=False,
+        need_bytes=0,
+        have_bytes=0,
+        predicted=None,
+        excluded=(),
+        reason="",
+    )
+    nothing = cast(Any, None)
+    run = Run(
+        epoch=1,
+        plan=plan,
+        fingerprint=nothing,
+        settings=nothing,
+        mesh=nothing,
+        passage=nothing,
+        specify=nothing,
+        on_report=nothing,
+        log_file=tmp_path / "engine.log",
+    )
+    run.supervisor = EngineSupervisor(nothing, tmp_path / "engine.log", lambda _: None)
+    return run
+
+
+def test_the_engine_counts_what_crosses_and_an_idle_one_is_silent(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    assert run.supervisor is not None
+    for runs in (10, 20):
+        line = {"event": "stages", "stages": [{"link": "MESH0", **asdict(counters(runs))}]}
+        run.supervisor._on_event(json.dumps(line))
+    run.supervisor.report = replace(run.supervisor.report, stages_at=time.monotonic() + 60)
+
+    told = _stage(run, ANN)["traffic"]
+    run.supervisor.report = replace(
+        run.supervisor.report, stages_at=time.monotonic() - 2 * ENGINE_STAGES_S - 0.1
+    )
+    later = _stage(run, ANN)["traffic"]
+
+    assert (told["sent_bytes"], told["received_bytes"]) == (20_000, 4000)
+    assert told["bytes_per_s"] > 0
+    assert later == {**told, "bytes_per_s": 0}
+
+
+@pytest.mark.parametrize("pushes", [{}, {ANN: False}, {ANN: True}])
+def test_only_who_has_a_neighbour_pushes(pushes: dict[NodeId, bool], tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    run.pushes = pushes
+    assert run.supervisor is not None
+    line = {"link": "MESH0", **asdict(replace(counters(10), worker_out_bytes=2050))}
+    run.supervisor._on_event(json.dumps({"event": "stages", "stages": [line]}))
+
+    told = _stage(run, ANN)["pushed"]
+
+    assert told["sent_bytes"] == (50 if pushes.get(ANN) else 0)
+    assert (told["peak_bytes_per_s"] > 0) is bool(pushes.get(ANN))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from mesh_llm.lab import namespaces
 from mesh_llm.lab.namespaces import Host
 from tests.support import flood
 from tests.support.command import Running
+from tests.support.joining import write_model
 from tests.support.networks import (
     RELAY_TOKEN,
     RELAYED,
@@ -33,6 +36,8 @@ from tests.support.waiting import until
 
 FOUNDER = {**RELAYED, **RELAY_TOKEN}
 """Of a mesh with a relay: the others have its URL and its token from the invite."""
+NO_PLAN = ("--hosting", "never")
+"""Where nobody hosts, nothing is loaded."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,6 +49,13 @@ def _networks_can_be_built() -> None:
 @pytest.fixture
 def lab(smollm2: Path) -> Iterator[Lab]:
     with Lab(smollm2) as lab:
+        yield lab
+
+
+@pytest.fixture
+def idle_lab(libraries: dict[str, Path], tmp_path: Path) -> Iterator[Lab]:
+    """For what needs no plan: a model that is read in no time."""
+    with Lab(write_model(tmp_path)) as lab:
         yield lab
 
 
@@ -116,6 +128,33 @@ def test_plain_lan_takes_two_to_agree(lab: Lab, also_two: bool) -> None:
     measured(two, "one", kind)
 
 
+def test_the_end_of_an_active_peer_is_known(idle_lab: Lab) -> None:
+    """Killed, by its silence: over UDP nobody says that it is gone. In a small mesh all are active."""
+    *hosts, last = idle_lab.build(namespaces.switch(3))
+    one = idle_lab.found("one", hosts[0], *NO_PLAN)
+    watching = [one, idle_lab.join("two", hosts[1], one.token(), *NO_PLAN)]
+
+    def known_after(name: str, number: signal.Signals) -> float:
+        peer = idle_lab.join(name, last, one.token(), *NO_PLAN)
+        for node in watching:
+            measured(node, name, "quic")
+        peer.signal(number)
+        if number is signal.SIGTERM:
+            # It has things to end first, and closes its connections last.
+            peer.wait()
+        ended = time.monotonic()
+        for node in watching:
+            node.until_status(lambda status: name not in names(status), what=f"{name} is gone")
+        return time.monotonic() - ended
+
+    for number, limit_s in ((signal.SIGKILL, 3.0), (signal.SIGTERM, 1.0)):
+        took_s: list[float] = []
+        # A busy machine takes its time, too, but not always.
+        while len(took_s) < 3 and min(took_s, default=limit_s + 1) > limit_s:
+            took_s.append(known_after(f"{number.name}-{len(took_s)}", number))
+        assert min(took_s) <= limit_s, took_s
+
+
 @pytest.mark.full
 def test_a_cable_is_pulled_and_put_back(lab: Lab) -> None:
     hosts = lab.build(namespaces.switch(3))
@@ -138,7 +177,6 @@ def test_a_cable_is_pulled_and_put_back(lab: Lab) -> None:
     _is_one_mesh([one, two, three], "one", "three", "two")
 
 
-@pytest.mark.full
 def test_a_node_with_a_new_address_finds_back(lab: Lab) -> None:
     first, second = lab.build(namespaces.switch(2))
     one, two = found_and_join(lab, first, second)
@@ -157,7 +195,6 @@ def test_a_node_with_a_new_address_finds_back(lab: Lab) -> None:
     _is_one_mesh([one, two], "one", "two")
 
 
-@pytest.mark.full
 def test_a_flood_of_wrong_tokens_costs_little(lab: Lab) -> None:
     first, second, third = lab.build(namespaces.switch(3))
     one = lab.found("one", first, "--split").until_ready()
@@ -234,8 +271,9 @@ def test_two_behind_nats_and_a_third_that_both_reach(lab: Lab, host: str) -> Non
         assert link["rtt_ms"] > 0 < min(legs)
 
 
-@pytest.mark.full
-def test_where_all_udp_is_dropped_the_relay_carries_the_mesh(lab: Lab) -> None:
+@contextmanager
+def a_mesh_without_udp(lab: Lab) -> Iterator[tuple[tuple[Host, ...], HostNode, HostNode]]:
+    """Its hosts, which let nothing but TCP out and in, and two nodes that serve over a relay."""
     middle, first, second = hosts = lab.build(namespaces.switch(3))
     for host in hosts:
         do(namespaces.drop_udp(host))
@@ -243,12 +281,21 @@ def test_where_all_udp_is_dropped_the_relay_carries_the_mesh(lab: Lab) -> None:
         one = lab.found("one", first, "--split", "--relay", relay, env=FOUNDER)
         two = lab.join("two", second, one.token(), env=RELAYED)
         statuses = all_serve([one, two], "one", "two")
-
-        text = one.sky()
-        assert two.sky() == text
         assert [set(stage_links(status).values()) for status in statuses] == [{"relay"}] * 2
+        yield hosts, one, two
+        lab.end()
 
-        # Let through again, packets find the direct way by themselves, and the plan goes on.
+
+def test_where_all_udp_is_dropped_the_relay_carries_the_mesh(lab: Lab) -> None:
+    with a_mesh_without_udp(lab) as (_, one, two):
+        assert one.sky() == two.sky()
+
+
+@pytest.mark.full
+def test_where_udp_is_let_through_again_the_mesh_leaves_the_relay(lab: Lab) -> None:
+    """Packets find the direct way by themselves, and the plan goes on."""
+    with a_mesh_without_udp(lab) as (hosts, one, two):
+        text, epoch = one.sky(), one.status()["plan"]["epoch"]
         for host in hosts:
             do(namespaces.allow_udp(host))
         for node, other in ((one, "two"), (two, "one")):
@@ -256,9 +303,8 @@ def test_where_all_udp_is_dropped_the_relay_carries_the_mesh(lab: Lab) -> None:
             measured(node, other, "quic", within_s=150)
         after = all_serve([one, two], "one", "two")
         assert [set(stage_links(status).values()) for status in after] == [{"quic"}] * 2
-        assert after[0]["plan"]["epoch"] == statuses[0]["plan"]["epoch"]
+        assert after[0]["plan"]["epoch"] == epoch
         assert [node.sky() for node in (one, two)] == [text] * 2
-        lab.end()
 
 
 @pytest.mark.full
@@ -283,7 +329,6 @@ def test_a_relay_that_dies_and_comes_back(lab: Lab) -> None:
 # -- no network at all ---------------------------------------------------------------------------
 
 
-@pytest.mark.full
 def test_no_route_out_and_public_relays_asked_for(lab: Lab) -> None:
     """Ready as fast as one that was told to do without."""
     first, second = lab.build(namespaces.switch(2))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from functools import partial
 
 import psutil
+import pytest
 
 from tests.support.mesh import CHAT, HEAL_S, SPARE_EPOCHS, MeshProcesses
 from tests.support.node import ENDLESS, NodeProcess
@@ -14,6 +16,8 @@ from tests.support.waiting import until
 
 SLEEP_S = 15.0
 """A lid that was closed for a moment: longer than anybody waits for a silent node."""
+LONG_SLEEP_S = 45.0
+"""QUIC gives a connection up after 30 s without a word (iroh's setting, measured): nobody wakes with one."""
 
 
 def test_hanging_worker_child_is_replaced(trio: MeshProcesses) -> None:
@@ -100,12 +104,17 @@ def test_stream_does_not_hang_with_a_stopped_host(trio: MeshProcesses) -> None:
     trio.serving(above=before.epoch)
 
 
-def test_mesh_sleeps_and_wakes(trio: MeshProcesses) -> None:
+@pytest.mark.parametrize(
+    "sleep_s", [SLEEP_S, pytest.param(LONG_SLEEP_S, marks=pytest.mark.full)], ids=["short", "long"]
+)
+def test_mesh_sleeps_and_wakes(trio: MeshProcesses, sleep_s: float) -> None:
     before, text = trio.serving(), trio.chat()
+    logs = {name: trio.nodes[name].home / "logs" / "node.log" for name in trio.nodes}
+    said = {name: len(path.read_text()) for name, path in logs.items()}
 
     trio.freeze(trio.nodes)
     # The condition is the time itself: everybody sleeps.
-    time.sleep(SLEEP_S)
+    time.sleep(sleep_s)
     trio.thaw(trio.nodes)
 
     # For a moment they say what was true before: a loss may show only now, and the first answers fail.
@@ -114,6 +123,11 @@ def test_mesh_sleeps_and_wakes(trio: MeshProcesses) -> None:
     after = trio.serving()
     assert before.epoch <= after.epoch <= before.epoch + 3 + SPARE_EPOCHS
     assert trio.chat() == text
+    if sleep_s == LONG_SLEEP_S:
+        for name, path in logs.items():
+            others = {trio.ids[other][:8] for other in trio.nodes if other != name}
+            since = path.read_text()[said[name] :]
+            assert set(re.findall(r"peer lost node=(\w+): the connection was lost", since)) == others, since
 
 
 def is_answered(node: NodeProcess) -> bool:

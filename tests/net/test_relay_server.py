@@ -7,7 +7,7 @@ import random
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -581,3 +581,52 @@ async def test_tls(certificate: tuple[Path, Path]) -> None:
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             async with stranger(secure):
                 pass
+
+
+@asynccontextmanager
+async def proxy(server: RelayServer, tls: ssl.SSLContext) -> AsyncIterator[str]:
+    """Ends TLS before the relay, to which all its clients then have one address."""
+    open_ends: list[asyncio.StreamWriter] = []
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError, ssl.SSLError):
+            while chunk := await source.read(1 << 16):
+                sink.write(chunk)
+                await sink.drain()
+        sink.close()
+
+    async def forward(near: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        far, to_relay = await asyncio.open_connection("127.0.0.1", server.port)
+        open_ends.extend((out, to_relay))
+        await asyncio.gather(pump(near, to_relay), pump(far, out))
+
+    listening = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        listening.close()
+        for end in open_ends:
+            end.transport.abort()
+
+
+@pytest.mark.parametrize("per_address", [3, 0])
+async def test_behind_a_proxy_that_ends_tls(certificate: tuple[Path, Path], per_address: int) -> None:
+    context: Any = ssl.create_default_context(cafile=str(certificate[0]))
+    config = RelayConfig(limits=RelayLimits(per_address=per_address))
+    async with (
+        relay(config) as server,
+        proxy(server, listen.tls(*certificate)) as secure,
+        AsyncExitStack() as peers,
+    ):
+        one, other, third = [await peers.enter_async_context(peer(secure, tls=context)) for _ in range(3)]
+        await exchange(one, other, b"d" * 60_000)
+        if per_address:
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await peers.enter_async_context(stranger(secure, tls=context))
+            # The client's library tries again by itself.
+            assert server.counters.refused.keys() == {"too many connections from one address"}
+        else:
+            more = [await peers.enter_async_context(peer(secure, tls=context)) for _ in range(3)]
+            for late in more:
+                await exchange(third, late)
+            assert server.counters.refused == {}

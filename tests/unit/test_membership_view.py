@@ -249,6 +249,24 @@ def test_a_refuted_suspicion_ends() -> None:
     assert seen(view, ANN).standing is Standing.ALIVE
 
 
+def test_a_silent_connection_to_one_that_refutes_is_given_up() -> None:
+    """Ann restarted, and knows nothing of the connection that we still hold; Ben tells what she says."""
+    view = a_view()
+    join(view, ANN, BEN)
+    effects: list[Effect] = []
+    doubts, now = 0, START
+    while now < START + 6:
+        now += 0.25
+        effects += ticks(view, now, now, pinged_by=(BEN,))
+        if seen(view, ANN).standing is Standing.SUSPECT:
+            doubts += 1
+            renewed = a_record(ANN, incarnation=seen(view, ANN).incarnation + 1)
+            effects += view.on_message(BEN, update(renewed), now + 0.1)
+    assert effects.count(Disconnect(node=ANN, reason="it is silent")) == 1
+    assert doubts <= 4
+    assert seen(view, ANN).standing is Standing.ALIVE
+
+
 def test_what_is_heard_is_not_dead_whatever_others_say() -> None:
     view = a_view()
     join(view, ANN, BEN)

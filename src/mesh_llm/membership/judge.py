@@ -75,6 +75,10 @@ class Judge:
         if doubt is not None and record.incarnation > doubt.incarnation:
             del self._scene.doubts[record.node]
             self._scene.touched.add(record.node)
+            link = self._scene.links.get(record.node)
+            if link is not None and link.silence(self._scene.now) >= MEMBER_DEAD_S:
+                # It answers everybody but us: doubts that it refutes at once would follow with every tick.
+                self._drop(link, "it is silent")
         unreached = self._unreached.get(record.node)
         if unreached is not None:
             unreached.since = self._scene.now

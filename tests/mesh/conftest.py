@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -83,6 +83,12 @@ def trio(kept: _Kept, request: pytest.FixtureRequest) -> Iterator[MeshProcesses]
         raise
     if request.session.testsfailed > failed:
         kept.end()
+
+
+@pytest.fixture
+def heal(kept: _Kept) -> Callable[[], MeshProcesses]:
+    """Makes the trio whole again in the middle of a test."""
+    return kept.whole
 
 
 @pytest.fixture

@@ -43,7 +43,10 @@ class _Kept:
 
     def _forgive(self, mesh: MeshProcesses) -> None:
         """One that test after test takes down is kept out for longer each time; started anew it is not."""
-        agreed = until(mesh.agreed, within_s=WHOLE_S, what="some plan serves")
+        try:
+            agreed = until(mesh.agreed, within_s=WHOLE_S, what="some plan serves")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{mesh.told()}") from None
         if left_out := set(NAMES).difference(name for name, _, _ in agreed.stages):
             try:
                 mesh.serving(within_s=PATIENCE_S)

@@ -24,6 +24,7 @@ from tests.support.raw_http import Answer, connect, request_bytes
 from tests.support.upstream import LAST_CHUNK, SSE_HEAD, FakeNode, Seen, Wire, fake_engine
 
 CHAT = "/v1/chat/completions"
+PLAIN = "/v1/completions"
 TOKENS = 40
 EXACT: dict[str, Any] = {"temperature": 0, "cache_prompt": False, "ignore_eos": True}
 ALIKE = {"n_ubatch": 32}
@@ -51,6 +52,8 @@ class Undisturbed:
 
     engine: LoneEngine
     question: str
+    rendered: str
+    """As the template makes a prompt of it."""
     prompt: list[int]
     tokens: list[int]
     pieces: list[str]
@@ -64,11 +67,23 @@ class Undisturbed:
         tokens = engine.ask("/completion", asked).json()["tokens"]
         pieces = [engine.ask("/detokenize", {"tokens": [token]}).json()["content"] for token in tokens]
         assert len(tokens) == TOKENS
-        return cls(engine=engine, question=question, prompt=prompt, tokens=tokens, pieces=pieces)
+        return cls(
+            engine=engine,
+            question=question,
+            rendered=rendered,
+            prompt=prompt,
+            tokens=tokens,
+            pieces=pieces,
+        )
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    def asked(self, path: str) -> dict[str, Any]:
+        """As a client would ask for it there."""
+        what = {"messages": messages(self.question)} if path == CHAT else {"prompt": self.rendered}
+        return {**EXACT, **what, "max_tokens": TOKENS}
 
     def after(self, count: int) -> str:
         """What follows from the very tokens of the prompt and of the answer's beginning."""
@@ -98,7 +113,7 @@ async def broken_off(engine: LoneEngine, after: int) -> AsyncIterator[Gateway]:
             while chunk := await link.chunk():
                 for event in chunk.split(b"\n\n")[:-1]:
                     await wire.send_chunk(event + b"\n\n")
-                    left -= b'"delta":{"content":"' in event
+                    left -= b'"delta":{"content":"' in event or b'"text":"' in event
                     if not left:
                         node.where = real
                         wire.abort()
@@ -107,6 +122,7 @@ async def broken_off(engine: LoneEngine, after: int) -> AsyncIterator[Gateway]:
 
     async with fake_engine() as first:
         first.on(CHAT, relay)
+        first.on(PLAIN, relay)
         node.where = first.upstream
         gateway = Gateway(GatewayConfig(port=0), node)
         await gateway.start()
@@ -116,12 +132,12 @@ async def broken_off(engine: LoneEngine, after: int) -> AsyncIterator[Gateway]:
             await gateway.stop()
 
 
-async def resumed(engine: LoneEngine, question: str, *, after: int) -> tuple[list[str], dict[str, int]]:
+async def resumed(undisturbed: Undisturbed, path: str, *, after: int) -> tuple[list[str], dict[str, int]]:
     """The pieces that a client gets of an answer that was cut there, and their count."""
-    body = {**EXACT, "messages": messages(question), "max_tokens": TOKENS, "stream": True}
-    asked = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
-    async with broken_off(engine, after) as gateway, connect(gateway.port) as client:
-        await client.send(request_bytes("POST", CHAT, body=asked))
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    body = json.dumps({**undisturbed.asked(path), **streamed}).encode()
+    async with broken_off(undisturbed.engine, after) as gateway, connect(gateway.port) as client:
+        await client.send(request_bytes("POST", path, body=body))
         answer = await client.rest(await client.head())
     assert answer.whole
     assert answer.body.count(b": mesh-llm resumed 1") == 1
@@ -130,18 +146,19 @@ async def resumed(engine: LoneEngine, question: str, *, after: int) -> tuple[lis
 
 def pieces_of(answer: Answer) -> tuple[list[str], dict[str, int]]:
     data = [json.loads(line[6:]) for line in answer.body.split(b"\n") if line.startswith(b"data: {")]
-    contents = [choice["delta"].get("content") for told in data for choice in told["choices"]]
-    [usage] = [told["usage"] for told in data if "usage" in told]
-    return [content for content in contents if content], usage
+    choices = [choice for told in data for choice in told["choices"]]
+    texts = [choice.get("text") or choice.get("delta", {}).get("content") for choice in choices]
+    *_, usage = (told["usage"] for told in data if "usage" in told)
+    return [text for text in texts if text], usage
 
 
-@pytest.mark.parametrize("question", [FOX, COLOURS])
+@pytest.mark.parametrize(("path", "question"), [(CHAT, FOX), (CHAT, COLOURS), (PLAIN, COLOURS)])
 async def test_a_cut_between_any_two_tokens(
-    engine: LoneEngine, settings: dict[str, Any], question: str
+    engine: LoneEngine, settings: dict[str, Any], path: str, question: str
 ) -> None:
     undisturbed = await asyncio.to_thread(Undisturbed.of, engine, question)
     for after in cuts(undisturbed):
-        pieces, usage = await resumed(engine, question, after=after)
+        pieces, usage = await resumed(undisturbed, path, after=after)
         rest = await asyncio.to_thread(undisturbed.after, after)
         assert pieces[:after] == undisturbed.pieces[:after]
         assert "".join(pieces[after:]) == rest, after

@@ -1,10 +1,11 @@
-"""A gateway at work: for clients of another node, for sixteen streams at once, for many small requests."""
+"""A gateway at work: for clients of another node, many at once, small requests, and those who leave."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +15,7 @@ from bench import servers
 from bench.client import Client, Stream, client, story
 from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, plain_row, ratio_row
-from bench.servers import Server
+from bench.servers import ObservedServer, Server
 from bench.stats import Sample, at_least, at_most
 from mesh_llm.cli.control import call
 from mesh_llm.errors import MeshError
@@ -28,6 +29,11 @@ TOKENS = 64
 LIST_CONNECTIONS = 8
 LIST_REQUESTS = 2000
 _PAUSE_S = 0.05
+_LEAVE_PIECES = 8
+_LEAVE_S = 0.2
+"""In the middle of a prompt that takes a second or so."""
+_POLL_S = 0.002
+_IDLE_S = 30.0
 _BODY = story(TOKENS)
 
 
@@ -39,6 +45,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
             join = ("--client", "--join", await _invite(home))
             async with servers.node(other_home, *join) as elsewhere:
                 first, first_note = await _first_tokens(asker, observed.engine, elsewhere, plan)
+                left = await _cancelled(asker, observed, elsewhere, plan)
             together, together_note = await _together(asker, observed.engine, observed.node, plan)
             listed = await _lists(observed.node, plan)
     notes = (
@@ -46,8 +53,10 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         f"every stream has {TOKENS} tokens and a prompt that its slot already holds",
         f"lists of models: {LIST_REQUESTS} requests a round on {LIST_CONNECTIONS} connections that are kept; "
         "by the node's own CPU time, since client and node share the machine",
+        "clients who leave: from then on until the engine says that no slot works; it looks whether somebody "
+        "still listens with each token, and with each batch of a prompt",
     )
-    return (first, together, listed), notes
+    return (first, together, listed, *left), notes
 
 
 async def _invite(home: Path) -> str:
@@ -105,6 +114,47 @@ def _whole(stream: Stream) -> Stream:
     if len(stream.arrived_s) < TOKENS // 2:
         raise MeshError(f"a stream of {TOKENS} tokens had {len(stream.arrived_s)} events")
     return stream
+
+
+async def _cancelled(
+    asker: Client, observed: ObservedServer, elsewhere: Server, plan: Plan
+) -> tuple[Row, ...]:
+    """How long the engine works for one who has left: in the middle of a text, and of a prompt."""
+    sides = {GATEWAY: observed.node, ELSEWHERE: elsewhere}
+    text = story(400)
+    prompt = text | {"prompt": "A list: " + " ".join(map(str, range(100))), "cache_prompt": False}
+    seen: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for number in range(plan.choose(full=20, quick=5)):
+        for name, server in turns(list(sides.items()), number):
+            await asker.stream(server, "/completion", text, on_piece=lambda count: count < _LEAVE_PIECES)
+            seen["text", name].append(1e3 * await _until_idle(observed.engine))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVE_S):
+                    await asker.stream(server, "/completion", prompt)
+            seen["prompt", name].append(1e3 * await _until_idle(observed.engine))
+
+    def side(what: str, name: str) -> Side:
+        return Side(name=name, sample=Sample.of(seen[what, name]), unit="ms")
+
+    return tuple(
+        plain_row(
+            f"engine free after a client left, in the middle of a {what}, {name}", side(what, name), target
+        )
+        for what, target in (("text", at_most(200.0)), ("prompt", None))
+        for name in sides
+    )
+
+
+async def _until_idle(engine: Server) -> float:
+    started = time.perf_counter()
+    headers = {"Authorization": f"Bearer {engine.key}"}
+    async with asyncio.timeout(_IDLE_S), aiohttp.ClientSession(headers=headers) as session:
+        while True:
+            async with session.get(engine.url + "/slots") as reply:
+                busy = [slot for slot in await reply.json() if slot["is_processing"]]
+            if not busy:
+                return time.perf_counter() - started
+            await asyncio.sleep(_POLL_S)
 
 
 async def _lists(node: Server, plan: Plan) -> Row:

@@ -90,7 +90,7 @@ def _rows(seen: dict[str, list[Stream]]) -> tuple[Row, ...]:
         added_row(
             "added to the median gap between tokens",
             sides(lambda stream: Sample.of(stream.gaps_s).median, 3),
-            None,
+            at_most(0.3),
             digits=3,
         ),
         plain_row("99th percentile of gaps", late[0], None, theirs=late[1]),

@@ -20,6 +20,8 @@ from mesh_llm.types import Hosting, Setting
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
 _SPAN = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
+PUBLIC_RELAYS = "public"
+"""In place of a relay's URL: iroh's public ones, whatever the home remembers."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -57,6 +59,7 @@ class NodeConfig:
     """Tokens per slot; None takes the largest that fits, up to what the model was trained on."""
     slots: int | None = None
     max_memory_bytes: int | None = None
+    """Of main memory and GPUs together."""
     devices: tuple[str, ...] | None = None
     """None: every GPU that the engine has, else the CPU. ("none",) and ("CPU",): the CPU."""
     draft: str | None = None
@@ -84,6 +87,11 @@ class NodeConfig:
         _check_range("--port", self.port, 0, 65535)
         _check_range("--console", self.console, 0, 65535)
         _check_range("--gpu-layers", self.gpu_layers, 0, 10_000)
+        if self.max_memory_bytes is not None and self.max_memory_bytes < 1:
+            raise UsageError(
+                "--max-memory 0 leaves no memory for a model",
+                hint="a size above 0, as in 8GB; --client takes part without a model",
+            )
         _check_range("--draft-max", self.draft_max, 1, GUESS_TEXT_MAX)
         _check_range("--bind-port", self.bind_port, 0, 65535)
         self._check_mesh()

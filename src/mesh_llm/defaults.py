@@ -62,7 +62,7 @@ GATEWAY_DOUBT_S = 0.5
 GATEWAY_QUESTION_S = 20.0
 """For an engine to count or render a prompt, the longest one on the slowest machine."""
 GATEWAY_BEAT_S = 5.0
-"""Between two signs of life in a stream that waits: proxies and clients give up after 30 s or more."""
+"""Without a byte, before a stream gives a sign of life, or twice that: proxies give up after 30 s or more."""
 GATEWAY_PREFER_WAIT_S = 600.0
 """The longest that a client may ask to wait for the model: loading the largest takes minutes."""
 GATEWAY_HEADER_LIMIT_BYTES = 16 << 10

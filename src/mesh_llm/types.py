@@ -409,12 +409,15 @@ class NodeFacts:
     machine: str = ""
     """Equal for nodes that share a machine, and with it its memory."""
     memory_bytes: int = 0
-    """Main memory that it would lend, within --max-memory; before any model was loaded."""
+    """Main memory that it may use, within --max-memory; before any model was loaded."""
+    max_memory_bytes: int | None = None
+    """What it uses and lends at most, main memory and GPUs together; None: all that there is."""
     machine_memory_bytes: int = 0
     """Main memory of the whole machine that was free then."""
     gpus: tuple[Device, ...] = ()
-    """Those that it may use."""
+    """Those that it may use; as a worker it lends the first."""
     gpu_layers: int | None = None
+    """Of its layers, at most so many lie on GPUs; None: all that fit there."""
     hosting: Hosting = Hosting.AUTO
     speed: Speed | None = None
     models: tuple[HeldModel, ...] = ()

@@ -12,6 +12,8 @@ import pytest
 
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.upstream import Health
+from mesh_llm.types import State
 from tests.support.raw_http import RawClient, connect, request_bytes
 from tests.support.upstream import KEY, FakeEngine, FakeNode
 
@@ -84,7 +86,7 @@ async def test_health_and_preflights_need_no_key(keyed: Gateway, engine: FakeEng
         asks = ["Origin: http://a.example", "Access-Control-Request-Method: POST"]
         assert (await client.request("OPTIONS", "/v1/models", *asks)).status == 200
         assert (await client.request("OPTIONS", "/v1/models")).status == 401
-    assert [seen.method for seen in engine.seen] == ["OPTIONS"]
+    assert engine.seen == []
 
 
 async def test_empty_key_is_refused(node: FakeNode) -> None:
@@ -168,6 +170,58 @@ async def test_other_pages_are_refused(
     assert answer.json()["error"]["code"] == "foreign_origin"
     assert [name for name in answer.headers if name[0].lower().startswith("access-control")] == []
     assert engine.seen == []
+
+
+# -- what pages may read ------------------------------------------------------------------------
+
+PAGE = "http://localhost:5173"
+ALLOWED = "Access-Control-Allow-Origin"
+
+
+async def test_pages_may_read_our_own_answers(client: RawClient, node: FakeNode) -> None:
+    for path in ("/health", "/metrics"):
+        assert (await client.request("GET", path, f"Origin: {PAGE}")).header(ALLOWED) == [PAGE]
+        assert (await client.request("HEAD", path, f"Origin: {PAGE}")).header(ALLOWED) == [PAGE]
+        assert (await client.request("GET", path)).header(ALLOWED) == []
+    node.where, node.state = None, Health(state=State.LOADING, reason="the model is loading", model="tiny")
+    for path in ("/health", "/v1/models"):
+        answer = await client.request("GET", path, f"Origin: {PAGE}")
+        assert (answer.status, answer.header(ALLOWED)) == (503, [PAGE])
+
+
+async def test_a_preflight_is_answered_while_the_model_loads(client: RawClient, node: FakeNode) -> None:
+    node.where, node.state = None, Health(state=State.LOADING, reason="the model is loading", model="tiny")
+    for path in ("/v1/chat/completions", "/health", "/no/such/path"):
+        answer = await client.request(
+            "OPTIONS", path, f"Origin: {PAGE}", "Access-Control-Request-Method: POST"
+        )
+        assert (answer.status, answer.body) == (200, b"")
+        told = {name.lower(): value for name, value in answer.headers}
+        assert {name: value for name, value in told.items() if name.startswith("access-control-")} == {
+            "access-control-allow-origin": PAGE,
+            "access-control-allow-credentials": "true",
+            "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+            "access-control-allow-headers": "*",
+        }
+        assert told["content-type"] == "text/html"
+
+
+async def test_pages_may_read_that_they_need_the_key(keyed: Gateway, engine: FakeEngine) -> None:
+    origin = "https://a.example"
+    async with connect(keyed.port) as client:
+        answer = await client.request("GET", "/v1/models", f"Origin: {origin}")
+        assert (answer.status, answer.header(ALLOWED)) == (401, [origin])
+        # It is copied into an answer: nothing that is not plain text is.
+        answer = await client.request("GET", "/v1/models", "Origin: https://\u00e9.example")
+        assert (answer.status, answer.header(ALLOWED)) == (401, [])
+        answer = await client.request("GET", "/v1/models", f"Origin: {origin}", "Origin: https://b.example")
+        assert (answer.status, answer.header(ALLOWED)) == (401, [])
+    assert engine.seen == []
+
+
+async def test_a_local_page_that_calls_us_by_another_name_reads_nothing(client: RawClient) -> None:
+    answer = await client.request("GET", "/health", "Host: evil.example", f"Origin: {PAGE}")
+    assert (answer.status, answer.header(ALLOWED)) == (403, [])
 
 
 # -- what is not even a request -----------------------------------------------------------------

@@ -57,13 +57,14 @@ def slot(engine: FakeEngine) -> Slot:
 
 @pytest.fixture
 async def send(gateway: Gateway) -> AsyncIterator[Ask]:
-    """Sends a request, named for its client: the part before the dot."""
+    """Sends a request: `client.number`, or `client.name.number` where the client uses names of its own."""
     async with AsyncExitStack() as stack:
 
         async def one(name: str) -> RawClient:
             client = await stack.enter_async_context(connect(gateway.port))
-            header = f"x-mesh-llm-client: {name.split('.')[0]}"
-            await client.send(request_bytes("POST", PATH, header, body=name.encode()))
+            who, *own = name.split(".")[:-1]
+            headers = [f"User-Agent: {who}", *(f"x-mesh-llm-client: {one}" for one in own)]
+            await client.send(request_bytes("POST", PATH, *headers, body=name.encode()))
             return client
 
         yield one
@@ -129,6 +130,17 @@ async def test_refused_when_full(ask: Ask, send: Ask, slot: Slot, turns: Turns, 
         assert (await other.request("GET", "/v1/models")).status == 200
     slot.finish(8)
     await until(lambda: turns.taken == 0)
+
+
+async def test_names_of_its_own_buy_a_client_nothing(ask: Ask, send: Ask, slot: Slot, turns: Turns) -> None:
+    for number in range(7):
+        await ask(f"many.name{number}.0")
+    refused = await (await send("many.another.0")).answer()
+    assert refused.status == 429
+    await ask("one.0")
+    slot.finish(8)
+    await until(lambda: turns.taken == 0)
+    assert slot.began[:3] == ["many.name0.0", "one.0", "many.name1.0"]
 
 
 async def test_leaving_gives_the_place_back(ask: Ask, slot: Slot, turns: Turns) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +17,11 @@ from mesh_llm.defaults import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
-from mesh_llm.gateway.upstream import Health
+from mesh_llm.gateway.upstream import Health, Turn
 from mesh_llm.types import State
 from tests.net.conftest import StartGateway
 from tests.support.raw_http import Answer, RawClient, connect, request_bytes
+from tests.support.series import Scrape
 from tests.support.upstream import (
     LAST_CHUNK,
     SSE_HEAD,
@@ -32,6 +37,7 @@ from tests.support.upstream import (
 CHAT = "/v1/chat/completions"
 WORDS = ("The", " fox", " ran", " home", ".")
 PROMPT_TOKENS = 10
+PAUSE_S = 0.2
 
 
 @pytest.fixture
@@ -201,6 +207,55 @@ async def test_the_stream_goes_on_wherever_it_was_cut(
     assert len({data["created"] for data in told(answer)}) == 1
 
 
+async def test_a_resumed_answer_is_counted_and_logged(
+    client: RawClient,
+    engine: FakeEngine,
+    second: FakeEngine,
+    node: FakeNode,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="mesh_llm.access")
+
+    async def elsewhere(_: Turn | None = None) -> socket.socket:
+        link = socket.socket()
+        link.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(link, ("127.0.0.1", second.port))
+        return link
+
+    async def nothing(_: Seen, wire: Wire) -> None:
+        await wire.send(plain(b""))
+
+    async def leaves(wire: Wire) -> None:
+        node.where = None
+        wire.abort()
+        while not node.asked:  # why it broke off: the loss has been noticed
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(PAUSE_S)
+        node.where = replace(second.upstream, served_by="attic é", connect=elsewhere)
+
+    engine.on(CHAT, says("a", until=4, then=leaves))
+    second.on(CHAT, says("b"))
+    second.on("/metrics", nothing)
+    helps(second)
+    answer = await answer_to(client, ask(stream=True))
+    assert text(answer) == "".join(WORDS)
+    line = caplog.records[-1]
+    assert line.getMessage().endswith(" resumed=1 served_by=attic??")
+    assert line.__dict__["fields"]["resumed"] == 1
+    seen = Scrape((await client.request("GET", "/metrics")).body)
+    assert seen.value("mesh_llm_gateway_resumed_total") == 1
+    assert seen.value("mesh_llm_gateway_resume_pause_seconds_count") == 1
+    # As the client felt it: the mean between two events would hide it in a long answer.
+    assert seen.value("mesh_llm_gateway_resume_pause_seconds_sum") >= PAUSE_S
+    # Who speaks, five words, why it ends, and [DONE]; the second beginning is left out.
+    assert seen.value("mesh_llm_gateway_token_events_total") == len(WORDS) + 3
+    for name in ("first_token_seconds", "token_seconds"):
+        assert seen.value(f"mesh_llm_gateway_{name}_count", route=CHAT) == 1
+        assert seen.value(f"mesh_llm_gateway_{name}_sum", route=CHAT) > 0
+    assert seen.value("mesh_llm_gateway_token_seconds_sum", route=CHAT) >= PAUSE_S / (len(WORDS) + 2)
+    assert seen.value("mesh_llm_gateway_queue_seconds_count") == 1
+
+
 async def test_every_engine_dies_after_a_word(
     client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
 ) -> None:
@@ -335,18 +390,50 @@ async def test_engine_that_gives_up_because_its_plan_broke(
 
 async def test_engine_that_refuses_the_request_is_believed(client: RawClient, engine: FakeEngine) -> None:
     """The node has nothing against its engine: it is the request that is too much."""
-    event = b'data: {"error":{"code":500,"message":"Context size has been exceeded."}}\n\n'
+    error = {"code": 500, "message": "Context size has been exceeded.", "type": "exceed_context_size_error"}
 
     async def gives_up(wire: Wire) -> None:
-        await wire.send_chunk(event)
+        await wire.send_chunk(event({"error": error}))
         await wire.send(LAST_CHUNK)
 
     engine.on(CHAT, says("a", until=4, then=gives_up))
-    answer = await answer_to(client, ask(stream=True))
-    assert answer.body.endswith(event)
-    assert len(engine.seen) == 1
     answer = await answer_to(client, ask())
-    assert (answer.status, answer.json()["error"]["message"]) == (500, "Context size has been exceeded.")
+    assert (answer.status, answer.json()["error"]) == (500, error)
+    answer = await answer_to(client, ask(stream=True))
+    assert len(engine.seen) == 2
+    # The engine's end was a proper one, which would make this a short answer.
+    assert not answer.whole
+    last = told(answer)[-1]
+    assert last["error"] == error
+    assert last["choices"][0]["finish_reason"] == "error"
+    assert text(answer) == "".join(WORDS[:2])
+
+
+async def test_engine_that_gives_up_in_any_dialect(gateway: Gateway, engine: FakeEngine) -> None:
+    complaint = b'data: {"error":{"code":500,"message":"Compute error.","type":"server_error"}}\n\n'
+    beginnings = {
+        CHAT: progress("a", PROMPT_TOKENS),
+        "/v1/completions": event({"choices": [{"text": "The", "index": 0, "finish_reason": None}]}),
+        "/completion": event({"content": "The", "stop": False}),
+        "/v1/messages": event({"type": "message_start"}, "message_start"),
+        "/v1/responses": event({"type": "response.created"}, "response.created"),
+    }
+
+    async def script(seen: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(beginnings[seen.target])
+        await wire.send_chunk(complaint)
+        await wire.send(LAST_CHUNK)
+
+    async def one(path: str) -> Answer:
+        engine.on(path, script)
+        async with connect(gateway.port) as client:
+            return await answer_to(client, {**ask(stream=True), "input": "x", "prompt": "x"}, path)
+
+    # At the same time: each of them waits whether the node gives its engine up.
+    for answer in await asyncio.gather(*map(one, beginnings)):
+        assert not answer.whole
+        assert told(answer)[-1]["error"]["message"] == "Compute error."
 
 
 async def test_a_refusal_is_the_engines_own(client: RawClient, engine: FakeEngine) -> None:
@@ -379,6 +466,149 @@ async def test_nobody_takes_over(start_gateway: StartGateway, engine: FakeEngine
     last = told(answer)[-1]
     assert last["error"]["message"] == f"{node.sentence}; no other engine served within 0 s"
     assert last["choices"][0]["finish_reason"] == "error"
+
+
+async def test_the_wait_for_a_turn_counts_too(node: FakeNode, engine: FakeEngine, second: FakeEngine) -> None:
+    """The next engine is there, and busy: its queue alone would let the stream wait for five minutes."""
+    turns = Turns(1)
+    gateway = Gateway(GatewayConfig(port=0, limits=Limits(resume_s=1.0)), node, turns)
+    await gateway.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(gateway.stop)
+
+        async def is_overtaken(wire: Wire) -> None:
+            ahead = asyncio.create_task(stack.enter_async_context(turns.take("somebody else")))
+            while not turns.waiting:
+                await asyncio.sleep(0.01)
+            node.where = second.upstream
+            wire.abort()
+            await ahead
+
+        engine.on(CHAT, says("a", until=4, then=is_overtaken))
+        helps(second)
+        async with connect(gateway.port) as client:
+            answer = await answer_to(client, ask(stream=True))
+        assert CHAT not in [seen.target for seen in second.seen]
+    assert not answer.whole
+    last = told(answer)[-1]
+    assert last["error"]["message"] == f"{node.sentence}; no other engine served within 1 s"
+    assert last["choices"][0]["finish_reason"] == "error"
+
+
+# -- what a client hears that has to wait ------------------------------------------------------------
+
+
+@asynccontextmanager
+async def beating_gateway(node: FakeNode, turns: Turns | None = None) -> AsyncIterator[Gateway]:
+    gateway = Gateway(GatewayConfig(port=0, limits=Limits(beat_s=0.05)), node, turns)
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+async def hears(client: RawClient, body: dict[str, Any], path: str, words: str) -> None:
+    """Read its answer until a comment has the `words`: what the client waits for goes on only then."""
+    await client.send(request_bytes("POST", path, body=json.dumps(body).encode()))
+    await client.head()
+    while f": mesh-llm {words}\n\n".encode() not in await client.chunk():
+        pass
+
+
+async def ends_well(client: RawClient) -> bool:
+    seen = b""
+    while chunk := await client.chunk():
+        seen += chunk
+    return seen.endswith(b"data: [DONE]\n\n")
+
+
+async def test_signs_of_life_while_there_is_no_engine(
+    node: FakeNode, engine: FakeEngine, second: FakeEngine
+) -> None:
+    async def dies_for_now(wire: Wire) -> None:
+        node.where = None
+        wire.abort()
+
+    engine.on(CHAT, says("a", until=4, then=dies_for_now))
+    second.on(CHAT, says("b"))
+    helps(second)
+    async with beating_gateway(node) as gateway, connect(gateway.port) as client:
+        await hears(client, ask(stream=True), CHAT, "waits for the next engine")
+        node.where = second.upstream
+        assert await ends_well(client)
+
+
+async def test_signs_of_life_while_it_waits_for_its_turn(
+    node: FakeNode, engine: FakeEngine, second: FakeEngine
+) -> None:
+    turns = Turns(1)
+    async with beating_gateway(node, turns) as gateway, AsyncExitStack() as others:
+
+        async def is_overtaken(wire: Wire) -> None:
+            ahead = asyncio.create_task(others.enter_async_context(turns.take("somebody else")))
+            while not turns.waiting:
+                await asyncio.sleep(0.01)
+            node.where = second.upstream
+            wire.abort()
+            await ahead
+
+        engine.on(CHAT, says("a", until=4, then=is_overtaken))
+        second.on(CHAT, says("b"))
+        helps(second)
+        async with connect(gateway.port) as client:
+            await hears(client, ask(stream=True), CHAT, "waits for its turn")
+            await others.aclose()
+            assert await ends_well(client)
+
+
+async def test_signs_of_life_while_the_next_engine_thinks_about_our_questions(
+    node: FakeNode, engine: FakeEngine, second: FakeEngine
+) -> None:
+    heard = asyncio.Event()
+
+    async def thinks(seen: Seen, wire: Wire) -> None:
+        await heard.wait()
+        await renders(seen, wire)
+
+    engine.on(CHAT, says("a", until=4, then=hand_over(node, second)))
+    second.on(CHAT, says("b"))
+    helps(second)
+    second.on("/apply-template", thinks)
+    async with beating_gateway(node) as gateway, connect(gateway.port) as client:
+        await hears(client, ask(stream=True), CHAT, "waits for its turn")
+        heard.set()
+        assert await ends_well(client)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_signs_of_life_during_a_prompt_without_reports(
+    node: FakeNode, engine: FakeEngine, second: FakeEngine, resumed: bool
+) -> None:
+    """The engine says nothing of prompts in this dialect, neither the first one nor the next."""
+    path = "/v1/responses"
+    begins = event({"type": "response.created", "response": {"id": "resp_a"}}, "response.created")
+    heard = asyncio.Event()
+
+    async def dies_early(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(begins)
+        await hand_over(node, second)(wire)
+
+    async def takes_its_time(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(begins)
+        await heard.wait()
+        await wire.send_chunk(event({"type": "response.completed"}, "response.completed"))
+        await wire.send(LAST_CHUNK)
+
+    engine.on(path, dies_early if resumed else takes_its_time)
+    second.on(path, takes_its_time)
+    async with beating_gateway(node) as gateway, connect(gateway.port) as client:
+        await hears(client, {"input": "x", "stream": True}, path, "is computing")
+        heard.set()
+        while b"response.completed" not in await client.chunk():
+            pass
 
 
 async def test_a_request_that_kills_every_engine(client: RawClient, engine: FakeEngine) -> None:

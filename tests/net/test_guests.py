@@ -7,13 +7,14 @@ import json
 import random
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
 from mesh_llm.defaults import GUEST_HELD_BYTES
 from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.upstream import Turn
 from mesh_llm.node import guests
 from mesh_llm.node.mesh import Mesh as NodeMesh
 from mesh_llm.node.passage import Passage
@@ -65,8 +66,9 @@ class Host:
                 await asyncio.sleep(0.001)
 
     @asynccontextmanager
-    async def connect(self, client: str | None, *, resumed: bool = False) -> AsyncIterator[RawClient]:
-        link = await self.passage.http(self.host_id, 1, client=client, resumed=resumed)
+    async def connect(self, client: str | None, **more: Any) -> AsyncIterator[RawClient]:
+        turn = None if client is None else Turn(client=client, **more)
+        link = await self.passage.http(self.host_id, 1, turn)
         reader, writer = await asyncio.open_connection(sock=link)
         try:
             yield RawClient(reader=reader, writer=writer)
@@ -211,6 +213,16 @@ async def test_resumed_first(host: Host) -> None:
     assert [seen.target for seen in host.engine.seen] == ["/third", "/second"]
 
 
+async def test_who_has_little_time_left_is_told_when_it_is_over(host: Host) -> None:
+    """The queue alone would let it wait for minutes."""
+    async with host.connect("a"):
+        await host.until(taken=1)
+        async with host.connect("b", resumed=True, within_s=0.05) as late:
+            answer = await late.answer()
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "queue_late")
+        assert answer.json()["error"]["message"].startswith("the request has waited 0.05 s ")
+
+
 async def test_engine_gone_when_the_turn_comes(host: Host) -> None:
     async with host.connect("a") as first, host.connect("b") as second:
         await host.until(taken=1, waiting=1)
@@ -240,6 +252,20 @@ async def test_gateway_leaves_in_the_middle_of_an_answer(host: Host) -> None:
     await host.until(taken=0)
 
 
+@pytest.mark.parametrize("turns", [Turns(1, per_client=2)])
+async def test_names_of_its_own_find_no_more_room_than_their_client(host: Host, turns: Turns) -> None:
+    async with AsyncExitStack() as stack:
+        for number in range(3):
+            await stack.enter_async_context(host.connect("10.0.0.7", name=f"number {number}"))
+        await host.until(taken=1, waiting=2)
+        refused = await stack.enter_async_context(host.connect("10.0.0.7", name="number 3"))
+        assert (await refused.answer()).status == 429
+        await stack.enter_async_context(host.connect("10.0.0.8"))
+        await host.until(waiting=3)
+    assert len({header["client"] for header in host.headers}) == 2
+    assert "number" not in json.dumps(host.headers)
+
+
 async def test_clients_are_told_apart_and_not_named(host: Host) -> None:
     async with host.connect("10.0.0.7"), host.connect("10.0.0.8"), host.connect("10.0.0.7"):
         await host.until(taken=1, waiting=2)
@@ -250,7 +276,18 @@ async def test_clients_are_told_apart_and_not_named(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [{"client": ""}, {"client": "x" * 65}, {"client": 5}, {"client": "a", "resumed": "yes"}]
+    "header",
+    [
+        {"client": ""},
+        {"client": "x" * 65},
+        {"client": 5},
+        {"client": "a", "resumed": "yes"},
+        {"client": "a", "name": 5},
+        {"client": "a", "name": "x" * 65},
+        {"client": "a", "within_s": -1},
+        {"client": "a", "within_s": "1"},
+        {"client": "a", "within_s": True},
+    ],
 )
 async def test_nonsense_is_refused(host: Host, header: dict[str, Any]) -> None:
     stream = await host.guest.network.peers[host.id].open(HTTP, {"epoch": 1, **header})

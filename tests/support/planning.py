@@ -171,7 +171,11 @@ def any_mesh(random: Random, count: int) -> Snapshot:
 def _any_node(random: Random, name: str, names: Sequence[str]) -> Candidate:
     memory = random.choice([0.2, 1, 4, 8, 16, 64])
     shared = random.random() < 0.3
-    gpus = (gpu(random.choice([4, 8, 24])),) if random.random() < 0.3 else ()
+    gpus = (
+        tuple(gpu(random.choice([4, 8, 24]), f"CUDA{each}") for each in range(2))
+        if random.random() < 0.3
+        else ()
+    )
     links = {
         other: random.choice([0.2, 0.5, 3, 20, 180])
         for other in names
@@ -188,6 +192,7 @@ def _any_node(random: Random, name: str, names: Sequence[str]) -> Candidate:
         machine_memory_bytes=int(random.choice([4, 16]) * GB) if shared else int(memory * GB),
         gpus=gpus,
         gpu_layers=random.choice([None, None, 0, 3]) if gpus else None,
+        max_memory_bytes=int(random.choice([2, 6]) * GB) if random.random() < 0.1 else None,
         role=Role.CLIENT if random.random() < 0.1 else Role.NODE,
         engine=random.choice([ENGINE] * 8 + ["2026.9.1", ""]),
         splits=random.random() < 0.95,

@@ -25,6 +25,7 @@ HOME = Path("/home")
         ({"threads": 0}, "--threads 0 makes no sense: between 1 and 1,024"),
         ({"port": 65536}, "--port 65536 makes no sense: between 0 and 65,535"),
         ({"port": -1}, "--port -1 makes no sense: between 0 and 65,535"),
+        ({"max_memory_bytes": 0}, "--max-memory 0 leaves no memory for a model"),
         ({"gpu_layers": -1}, "--gpu-layers -1 makes no sense: between 0 and 10,000"),
         ({"tls_cert": Path("cert")}, "--tls-cert and --tls-key belong together"),
         ({"tls_key": Path("key")}, "--tls-cert and --tls-key belong together"),

@@ -14,6 +14,8 @@ from mesh_llm.gateway.events import EventCutter, comment, data_of, make
 from mesh_llm.gateway.generation import Generation
 from mesh_llm.gateway.seam import Continuing, Diverged, Matching
 
+USER = {"role": "user", "content": "Count"}
+
 FAILURE = failures.not_resumed("the engine was killed")
 
 
@@ -123,6 +125,33 @@ def test_text_is_continued(path: str, body: dict[str, Any], key: str, value: Any
     continued = read(path, body).continued(Said(content=" two"))
     assert continued is not None
     assert continued[key] == value
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": [USER]}),
+        ("/v1/messages", {"messages": [USER, {"role": "assistant", "content": "One"}]}),
+        ("/v1/responses", {"input": "Count"}),
+        ("/v1/responses", {"input": [USER]}),
+    ],
+)
+def test_a_template_shows_whether_it_adds_to_what_was_said(path: str, body: dict[str, Any]) -> None:
+    """In every dialect of a chat: the end of both prompts, in the form in which the engine shows them."""
+    generation = read(path, {**body, "chat_template_kwargs": {"enable_thinking": False}})
+    continued = generation.continued(Said(content=" two"))
+    assert continued is not None
+    ends = []
+    for asked in (generation.asked, continued):
+        rendering = generation.dialect.rendering(asked)
+        assert rendering is not None
+        where, question = rendering
+        assert where == "/apply-template"
+        assert question["chat_template_kwargs"] == {"enable_thinking": False}
+        user, *assistant = question["messages"]
+        assert user["role"] == "user"
+        ends.append("".join(message["content"] for message in assistant))
+    assert ends[1] == ends[0] + " two"
 
 
 def test_a_native_completion_is_continued_by_its_tokens() -> None:

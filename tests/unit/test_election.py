@@ -18,7 +18,7 @@ SMALL = model(10, 100_000_000)
 
 
 def order(*nodes: Candidate) -> list[str]:
-    return [each.id for each in split_hosts(nodes, rooms(nodes))]
+    return [each.id for each in split_hosts(nodes, rooms(nodes).hosting)]
 
 
 def test_for_a_split_gpu_memory_then_memory_then_id() -> None:
@@ -33,7 +33,7 @@ def test_who_prefers_comes_first_whatever_it_has() -> None:
     assert order(node("a", 64, gpus=(gpu(24),)), tiny) == ["z", "a"]
     seconds = {NodeId("a"): 0.01, NodeId("z"): 9.0}
     both = (node("a"), tiny)
-    assert [each.id for each in solo_hosts(both, rooms(both), seconds)] == ["z", "a"]
+    assert [each.id for each in solo_hosts(both, rooms(both).hosting, seconds)] == ["z", "a"]
 
 
 def test_an_engine_that_cannot_split_is_not_elected_for_one() -> None:

@@ -34,6 +34,7 @@ LARGE = Invite(
         direct=("192.0.2.7:1", "[2001:db8::1]:65535", "10.0.0.1:4433", "[::1]:80"),
         relay="https://relay.example.org:8443/",
     ),
+    own_relay=True,
     relay_token="a-token-of-32-characters-or-so-x",
     role=Role.CLIENT,
     expires=NOW + 3600,
@@ -47,7 +48,10 @@ def refusal(text: str) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("invite", [SMALL, LARGE, replace(SMALL, role=Role.CLIENT, address=Address())])
+@pytest.mark.parametrize(
+    "invite",
+    [SMALL, LARGE, replace(LARGE, own_relay=False), replace(SMALL, role=Role.CLIENT, address=Address())],
+)
 def test_an_invite_comes_back_as_it_was(invite: Invite) -> None:
     token = encode(invite, INVITER)
 
@@ -163,6 +167,7 @@ def test_the_signature_must_be_the_inviters() -> None:
             invites._pack(replace(SMALL, address=Address()))[:-1] + b"\x05", id="too many addresses"
         ),
         pytest.param(invites._pack(SMALL)[:-2] + b"\0\0", id="port 0"),
+        pytest.param(b"\x20" + invites._pack(SMALL)[1:], id="an own relay that it does not name"),
     ],
 )
 def test_a_signed_token_in_another_form_is_refused(content: bytes) -> None:

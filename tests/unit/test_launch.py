@@ -10,13 +10,16 @@ import pytest
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine.external import arguments
-from mesh_llm.engine.spec import EngineSpec
+from mesh_llm.engine.spec import EngineSpec, LinkSpec
+from mesh_llm.errors import ModelDoesNotFit
 from mesh_llm.node.equipment import Equipment
 from mesh_llm.node.launch import Launch
+from mesh_llm.planning.choice import Fit, fit_solo
 from mesh_llm.planning.decide import decide
+from mesh_llm.planning.guessing import cache_settings
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import Draft, Fingerprint, MeshSettings, NodeId, Prediction
-from tests.support.planning import GB, model, node, settings
+from mesh_llm.types import Draft, Fingerprint, Hosting, MeshSettings, NodeId, Prediction
+from tests.support.planning import GB, counts, gpu, mesh, model, node, settings
 
 DRAFT = Draft(
     name="small",
@@ -24,6 +27,17 @@ DRAFT = Draft(
     weight_bytes=1 << 20,
     cache_bytes=64,
     compute_bytes=1 << 20,
+)
+
+
+HAS = Equipment(
+    libraries={},
+    splice=None,
+    gpus=(),
+    memory_bytes=100 * GB,
+    machine_memory_bytes=100 * GB,
+    machine="",
+    speed=None,
 )
 
 
@@ -41,15 +55,7 @@ def engine(
     launch = Launch(
         me=NodeId("a"),
         config=NodeConfig(home=folder, threads=1, **options),
-        equipment=Equipment(
-            libraries={},
-            splice=None,
-            gpus=(),
-            memory_bytes=100 * GB,
-            machine_memory_bytes=100 * GB,
-            machine="",
-            speed=None,
-        ),
+        equipment=HAS,
         model=known,
         settings=wanted,
         draft=draft,
@@ -122,3 +128,59 @@ def test_a_projector_beside_the_model_is_passed_on(tmp_path: Path) -> None:
     assert (spec.mmproj, spec.batch, spec.micro_batch) == (str(projector), 512, 512)
     argv = arguments(spec)
     assert argv[argv.index("--mmproj") + 1] == str(projector)
+
+
+# -- the GPUs of a host ---------------------------------------------------------------------------
+
+
+def hosted(folder: Path, layers: int, **has: Any) -> tuple[tuple[str, ...], int]:
+    """Devices of a host with the first of 40 layers, and its layers there; a worker has the others."""
+    equipment = replace(HAS, **has)
+    published = {**equipment.facts(), "engine": node("a").facts.engine, "machine": "a", "speed": None}
+    host, shares = node("a", hosting=Hosting.PREFER, **published), (layers / 40, 1 - layers / 40)
+    wanted = settings(tensor_split=shares)
+    plan = decide(mesh(host, node("b", 64)), model(), wanted, current=None)
+    assert counts(plan) == {each: count for each, count in (("a", layers), ("b", 40 - layers)) if count}
+    launch = Launch(
+        me=NodeId("a"),
+        config=NodeConfig(home=folder, threads=1, gpu_layers=equipment.gpu_layers),
+        equipment=equipment,
+        model=model(files=(folder / "Big.gguf",)),
+        settings=wanted,
+    )
+    spec = launch.engine(plan, (LinkSpec(name="b", fd=3, layers=40 - layers),), nodes_here=1)
+    return spec.devices, spec.gpu_layers
+
+
+def test_a_host_has_on_its_gpus_what_was_planned_there(tmp_path: Path) -> None:
+    both = ("CUDA0", "CUDA1")
+    assert hosted(tmp_path, 20) == ((), 0)
+    assert hosted(tmp_path, 20, gpus=(gpu(24),)) == (("CUDA0",), 20)
+    assert hosted(tmp_path, 20, gpus=(gpu(24),), gpu_layers=7) == (("CUDA0",), 7)
+    assert hosted(tmp_path, 20, gpus=(gpu(6), gpu(6, "CUDA1"))) == (both, 20)
+    # Six GB are the head, scratch memory and ten layers; the rest is for main memory.
+    assert hosted(tmp_path, 20, gpus=(gpu(6),)) == (("CUDA0",), 10)
+    # Too small for the head: nothing of it goes there.
+    assert hosted(tmp_path, 20, gpus=(gpu(0.4),)) == ((), 0)
+    assert hosted(tmp_path, 0, gpus=(gpu(6),)) == (("CUDA0",), 0)
+
+
+def test_alone_a_bound_counts_for_gpus_and_main_memory_together() -> None:
+    """The GPU has what the embedding leaves of it."""
+    wish = cache_settings(model(10), settings(), 4096)
+
+    def fit(most: int | None) -> Fit:
+        return fit_solo(
+            model(10),
+            wish,
+            wish,
+            memory_bytes=100 * GB,
+            gpus=(gpu(24),),
+            gpu_layers=None,
+            max_memory_bytes=most,
+        )
+
+    assert (fit(None).have_bytes, fit(None).gpu_layers) == (124 * GB, 11)
+    assert (fit(8 * GB).have_bytes, fit(8 * GB).gpu_layers) == (8 * GB, 11)
+    with pytest.raises(ModelDoesNotFit):
+        fit(6 * GB)

@@ -115,6 +115,7 @@ def test_what_reaches_furthest_fits_and_one_layer_more_does_not() -> None:
             main_bytes=int(random.uniform(0, 20) * GB),
             gpu_bytes=int(random.choice([0, random.uniform(0, 20)]) * GB),
             gpu_layers=random.choice([0, 3, 1 << 30]),
+            most_bytes=int(random.choice([1000, random.uniform(0, 30)]) * GB),
         )
         first, host = random.randint(0, load.count), random.random() < 0.5
         last = furthest(free, load, first, host=host, head=host)
@@ -129,12 +130,13 @@ def test_what_reaches_furthest_fits_and_one_layer_more_does_not() -> None:
         assert found
         assert found.main_bytes <= free.main_bytes
         assert found.gpu_bytes <= free.gpu_bytes
+        assert found.main_bytes + found.gpu_bytes <= free.most_bytes
         assert found.on_gpu <= free.gpu_layers
 
 
 def test_a_machine_is_counted_once() -> None:
     nodes = [node(name, 8, machine="m", machine_memory_bytes=10 * GB, gpus=(gpu(4),)) for name in "abc"]
-    found = rooms(nodes)
+    found = rooms(nodes).hosting
 
     assert total_bytes(found.values()) == 14 * GB
     parts = divided(found)

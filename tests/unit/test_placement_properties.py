@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from mesh_llm.planning.decide import decide
+from mesh_llm.planning.loan import loan, usable_bytes
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import LinkFacts, MeshSettings, Mode, ModelFacts, NodeId, Plan
 from tests.support.planning import (
@@ -61,10 +62,12 @@ def within_memory(plan: Plan, snapshot: Snapshot) -> None:
     main: defaultdict[str, int] = defaultdict(int)
     for stage in plan.stages:
         facts = by_id[stage.node]
-        gpus = sum(device.free_bytes for device in facts.gpus) if facts.gpu_layers != 0 else 0
-        # With equal names on one machine they may be one GPU, and another node's figure may be larger.
-        if facts.machine not in ("one", "two"):
-            assert stage.need_bytes <= facts.memory_bytes + gpus
+        lent = loan(facts)
+        if stage.node == plan.host:
+            assert stage.need_bytes <= usable_bytes(facts)
+        else:
+            assert stage.need_bytes <= lent.bytes
+            assert lent.layers is None or stage.last - stage.first <= lent.layers
         if not facts.gpus:
             assert stage.need_bytes <= facts.memory_bytes
             main[facts.machine] += stage.need_bytes

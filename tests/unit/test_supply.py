@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.errors import MeshError
+from mesh_llm.errors import DownloadFailed, MeshError
+from mesh_llm.models.catalog import CatalogEntry
+from mesh_llm.node import supply as supplying
 from mesh_llm.node.supply import Supply
-from mesh_llm.types import Fingerprint, MeshSettings, ModelFacts
+from mesh_llm.types import Event, Fingerprint, MeshSettings, ModelFacts
 from tests.support import planning
 
 THEN = planning.model()
@@ -66,3 +68,68 @@ async def test_what_a_member_was_given_has_to_be_the_meshs(tmp_path: Path) -> No
 
 async def test_a_creators_file_is_the_meshs(tmp_path: Path) -> None:
     assert await supply(tmp_path, creator=True).obtain(THEN) is THEN
+
+
+class Away:
+    """A joiner to whom no peer gives the model, and what it downloads then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path, *, model: str, found: ModelFacts) -> None:
+        self.said: list[str] = []
+        self.downloaded: list[str] = []
+        self._found = found
+        self.supply = supply(home)
+        settings = planning.settings(fingerprint=NOW.fingerprint, model=model)
+        for name, value in {
+            "_entry": Entry(settings=settings),
+            "_shelf": self,
+            "_tell": self._tell,
+            "_doing": str,
+            "_layers_alone": self._nothing,
+            "fetch": self._fails,
+        }.items():
+            monkeypatch.setattr(self.supply, name, value)
+        monkeypatch.setattr(supplying, "download", self._download)
+
+    def _tell(self, event: Event) -> None:
+        self.said.append(event.text)
+
+    async def _nothing(self, settings: MeshSettings) -> None:
+        return None
+
+    async def _fails(self, settings: MeshSettings) -> ModelFacts:
+        raise DownloadFailed("no member has it")
+
+    async def _download(self, wanted: CatalogEntry, folder: Path, **_: Any) -> Path:
+        self.downloaded.append(wanted.name)
+        return folder / "model.gguf"
+
+    async def find(self, settings: MeshSettings) -> None:
+        return None
+
+    async def read(self, path: Path) -> ModelFacts:
+        return self._found
+
+
+async def test_where_no_peer_delivers_the_catalog_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Away(monkeypatch, tmp_path, model="Qwen2.5-32B", found=NOW)
+
+    assert await away.supply.bring(None) is NOW
+    assert away.downloaded == ["Qwen2.5-32B"]
+    assert away.said == ["no member has it; it is downloaded instead"]
+
+
+async def test_the_catalogs_file_has_to_be_the_meshs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Away(monkeypatch, tmp_path, model="Qwen2.5-32B", found=THEN)
+
+    with pytest.raises(DownloadFailed, match="is not the file that the mesh serves"):
+        await away.supply.bring(None)
+
+
+async def test_what_nobody_else_has_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Away(monkeypatch, tmp_path, model="somebodys-own", found=NOW)
+
+    with pytest.raises(DownloadFailed, match="no member has it"):
+        await away.supply.bring(None)
+    assert away.downloaded == []

@@ -23,7 +23,7 @@ class Crowd:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def ask(self, name: str, *, client: str | None = None, resumed: bool = False) -> None:
-        """`name` is the request's; its client's is the part before the dot."""
+        """`name` is the request's: `client`, `client.number` or `client.its own name.number`."""
         self.ends[name] = asyncio.Event()
         self.tasks[name] = asyncio.create_task(
             self._one(name, client or name.split(".")[0], resumed=resumed), name=name
@@ -31,7 +31,8 @@ class Crowd:
         await settle()
 
     async def _one(self, name: str, client: str, *, resumed: bool) -> None:
-        async with self.turns.take(client, resumed=resumed):
+        own = ".".join(name.split(".")[1:-1])
+        async with self.turns.take(client, name=own, resumed=resumed):
             self.order.append(name)
             await self.ends[name].wait()
 
@@ -123,6 +124,50 @@ async def test_who_holds_most_waits_longest() -> None:
     assert held == {"a": 2, "b": 2}
 
 
+async def test_names_divide_the_turns_of_their_client_and_of_nobody_else() -> None:
+    crowd = Crowd(Turns(1))
+    await crowd.ask("x")
+    for number in range(6):
+        await crowd.ask(f"many.name{number}.0")
+    for number in range(3):
+        await crowd.ask(f"one.{number}")
+    order = await crowd.play_out()
+    assert [name.split(".")[0] for name in order[1:7]] == ["many", "one"] * 3
+    assert order[7:] == ["many.name3.0", "many.name4.0", "many.name5.0"]
+
+
+async def test_between_the_names_of_a_client_as_between_clients() -> None:
+    crowd = Crowd(Turns(1))
+    for number in range(4):
+        await crowd.ask(f"a.heavy.{number}")
+    await crowd.ask("a.light.0")
+    await crowd.ask("a.0")
+    assert (await crowd.play_out())[1:] == ["a.light.0", "a.0", "a.heavy.1", "a.heavy.2", "a.heavy.3"]
+
+
+async def test_the_name_that_holds_most_waits_longest() -> None:
+    crowd = Crowd(Turns(4))
+    for number in range(8):
+        await crowd.ask(f"a.heavy.{number}")
+    for number in range(4):
+        await crowd.ask(f"a.light.{number}")
+    for number in range(4):
+        await crowd.end(f"a.heavy.{number}")
+    assert Counter(name.split(".")[1] for name in crowd.order[4:]) == {"heavy": 2, "light": 2}
+
+
+async def test_names_find_no_more_room_than_their_client() -> None:
+    crowd = Crowd(Turns(1, per_client=2))
+    for name in ("x", "a.p.0", "a.q.0"):
+        await crowd.ask(name)
+    with pytest.raises(TurnRefused):
+        async with crowd.turns.take("a", name="r"):
+            pass
+    await crowd.leave("a.p.0")
+    await crowd.ask("a.r.0")
+    assert await crowd.play_out() == ["x", "a.q.0", "a.r.0"]
+
+
 async def test_resumed_before_everybody() -> None:
     crowd = Crowd(Turns(2))
     for name in ("x", "y", "a", "b"):
@@ -178,6 +223,15 @@ async def test_late() -> None:
                 pass
         assert (turns.taken, turns.waiting) == (1, 0)
     assert turns.taken == 0
+
+
+async def test_who_has_less_time_than_the_queue_gives() -> None:
+    turns = Turns(1)
+    async with turns.take("a"):
+        with pytest.raises(TurnLate, match=r"has waited 0\.01 s for its turn"):
+            async with turns.take("b", resumed=True, within_s=0.01):
+                pass
+        assert (turns.taken, turns.waiting) == (1, 0)
 
 
 async def test_cancelled_in_the_moment_of_being_granted() -> None:
@@ -256,7 +310,7 @@ async def test_no_turn_is_lost_or_doubled(seed: int) -> None:
 
     async def one(client: str, *, resumed: bool, steps: int) -> None:
         try:
-            async with turns.take(client, resumed=resumed):
+            async with turns.take(client, name=dice.choice(("", "p", "q")), resumed=resumed):
                 inside[client] += 1
                 try:
                     assert inside.total() <= biggest

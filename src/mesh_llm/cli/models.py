@@ -260,10 +260,10 @@ async def _status(home: Home) -> dict[str, Any] | None:
 async def _this_machine(home: Home, document: dict[str, Any] | None) -> _Room:
     # Here: what knows the devices brings the engine along, and a download needs none of it.
     from mesh_llm.node import equipment
+    from mesh_llm.planning.loan import usable_bytes
 
     try:
-        own = await equipment.at_hand(NodeConfig(home=home.path))
-        free = own.memory_bytes + sum(gpu.free_bytes for gpu in own.gpus)
+        free = usable_bytes(await equipment.at_hand(NodeConfig(home=home.path)))
     except MeshError:
         free = machine.available_memory()
     # What the node's own model takes is this machine's, too.

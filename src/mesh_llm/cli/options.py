@@ -63,7 +63,7 @@ _OPTIONS = [
     click.option(
         "--relay",
         metavar="URL",
-        help="own relay instead of the public ones (its token: MESH_LLM_RELAY_TOKEN)",
+        help="own relay, remembered with the mesh (its token: MESH_LLM_RELAY_TOKEN); public: iroh's again",
     ),
     click.option(
         "--no-relay", is_flag=True, help="direct paths only, no public lookups (also MESH_LLM_NO_RELAY=1)"
@@ -102,9 +102,23 @@ _OPTIONS = [
         help=f"most tokens that it guesses at once (default: {DRAFT_MAX})",
     ),
     click.option("--no-draft", is_flag=True, help="guess nothing ahead, from the text neither"),
-    click.option("--max-memory", metavar="SIZE", help="lend at most this much main memory (8GB, 500MB)"),
-    click.option("--device", metavar="DEV", help="CPU, none, or GPUs by name, as in CUDA0,CUDA1"),
-    click.option("--gpu-layers", type=int, metavar="N", help="layers on the GPU (default: all that fit)"),
+    click.option(
+        "--max-memory",
+        metavar="SIZE",
+        help="use and lend at most this much, main memory and GPUs together (8GB, 500MB)",
+    ),
+    click.option(
+        "--device",
+        metavar="DEV",
+        help="CPU, none, or GPUs by name, as in CUDA0,CUDA1; a host uses them all, a worker lends the first",
+    ),
+    click.option(
+        "--gpu-layers",
+        type=int,
+        metavar="N",
+        help="layers on the GPU (default: all that fit); a host has the rest in main memory, "
+        "a worker takes no more, and 0 is the CPU",
+    ),
     click.option("--threads", type=int, metavar="N", help="CPU threads (default: physical cores)"),
     click.option(
         "--mmproj",
@@ -217,8 +231,8 @@ def run_with_options(options: dict[str, Any]) -> None:
         draft=options["draft"],
         draft_max=options["draft_max"],
         no_draft=options["no_draft"],
-        max_memory_bytes=parse_size(options["max_memory"]) if options["max_memory"] else None,
-        devices=tuple(options["device"].split(",")) if options["device"] else None,
+        max_memory_bytes=parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
+        devices=tuple(options["device"].split(",")) if options["device"] is not None else None,
         gpu_layers=options["gpu_layers"],
         threads=options["threads"],
         cache_type_k=options["cache_type_k"],

@@ -58,8 +58,8 @@ def _config(options: dict[str, Any]) -> NodeConfig:
         draft=options["draft"],
         draft_max=options["draft_max"],
         no_draft=options["no_draft"],
-        max_memory_bytes=parse_size(options["max_memory"]) if options["max_memory"] else None,
-        devices=tuple(options["device"].split(",")) if options["device"] else None,
+        max_memory_bytes=parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
+        devices=tuple(options["device"].split(",")) if options["device"] is not None else None,
         gpu_layers=options["gpu_layers"],
         threads=options["threads"],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,14 +12,16 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDict
 
-from mesh_llm.defaults import GATEWAY_BEAT_S, GATEWAY_TRANSCRIPT_BYTES
+from mesh_llm.defaults import GATEWAY_TRANSCRIPT_BYTES
 from mesh_llm.gateway import failures
+from mesh_llm.gateway.beat import beating
 from mesh_llm.gateway.connection import EngineError
 from mesh_llm.gateway.cut import Cut, cut_back
 from mesh_llm.gateway.dialects.base import Document, Said, Seam
 from mesh_llm.gateway.events import EventCutter, comment, data_of, dump
 from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.generation import Generation
+from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, Exchange
 from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.seam import Continuing, Joint, Matching, Repeating
@@ -45,11 +48,14 @@ class EngineGaveUp(EngineError):
 class Answer:
     """Keeps what the client was told, so that another engine can go on with it."""
 
-    def __init__(self, request: web.BaseRequest, generation: Generation, exchange: Exchange) -> None:
+    def __init__(
+        self, request: web.BaseRequest, generation: Generation, exchange: Exchange, limits: Limits
+    ) -> None:
         self._request = request
         self._generation = generation
         self._dialect = generation.dialect
         self._exchange = exchange
+        self._limits = limits
         self._headers = CIMultiDict[str]()
         self._cutter = EventCutter()
         self._joint: Joint | None = None
@@ -61,7 +67,8 @@ class Answer:
         self._last = b""
         self._prompt_tokens: int | None = None
         self._looks_for_progress = generation.dialect.reports_progress
-        self._last_beat_s = time.monotonic()
+        self.doing = ""
+        """What its client waits for, in a word or two."""
         self.cannot_continue = False
         """An engine has refused to go on from the text: it is made again."""
         self.is_whole = False
@@ -81,23 +88,26 @@ class Answer:
 
     # -- from the engine -----------------------------------------------------------------------
 
-    async def open(self, headers: CIMultiDict[str], *, silence_s: float) -> None:
+    async def open(self, headers: CIMultiDict[str]) -> None:
         """The engine takes the request on; what `headers` say of its stream goes for the answer."""
+        self.doing = "is computing"
         self._cutter = EventCutter()
         self._headers = headers
         if self._generation.streamed and self.outlet is None:
             self.outlet = self._exchange.outlet = await Outlet.open(
-                self._request, status=200, reason="OK", headers=headers, silence_s=silence_s
+                self._request,
+                status=200,
+                reason="OK",
+                headers=headers,
+                silence_s=self._limits.silence_s,
             )
 
     def take(self, payload: bytes) -> None:
         """Every payload of every engine's answer passes here, in order."""
         for event in self._cutter.feed(payload):
             if event[0] == _COLON:
-                self.beat("is computing")  # a comment: the engine's sign of life; this is ours
-                continue
+                continue  # a comment: the engine's sign of life; we have our own
             if self._looks_for_progress and self._is_progress(event):
-                self.beat("is computing")
                 continue
             if self._dialect.is_error(event):
                 raise EngineGaveUp(event)
@@ -108,6 +118,8 @@ class Answer:
     def _tell(self, event: bytes) -> None:
         if not self._told:
             self._exchange.first_event_s = time.monotonic()
+        if self._exchange.lost_s:
+            self._exchange.found_again()
         self._told_bytes += len(event)
         self._last = event
         if not self.is_too_long:
@@ -154,6 +166,7 @@ class Answer:
         self._has_differed |= isinstance(self._joint, Repeating) and self._joint.has_differed
         self._joint = None
         self._looks_for_progress = self._dialect.reports_progress
+        self.doing = "waits for its turn"
         if not self._told:
             return self._generation.asked
         if self.is_too_long:
@@ -211,11 +224,11 @@ class Answer:
 
     # -- to the client -------------------------------------------------------------------------
 
-    def beat(self, doing: str = "waits for the next engine") -> None:
-        """A sign of life, now and then, while the client waits."""
-        if time.monotonic() - self._last_beat_s >= GATEWAY_BEAT_S:
-            self._last_beat_s = time.monotonic()
-            self.remark(doing)
+    def beating(self) -> AbstractContextManager[None]:
+        """Until the end of the block, a stream that has nothing to say gives signs of life."""
+        return beating(
+            self._limits.beat_s, lambda: self._exchange.sent_bytes, lambda: self.remark(self.doing)
+        )
 
     def remark(self, text: str) -> None:
         """For whoever looks at the stream; no client parses it."""
@@ -237,14 +250,16 @@ class Answer:
         self._exchange.answered(body)
         return web.Response(status=status, body=body, headers=headers)
 
-    async def refuse(self, event: bytes) -> web.StreamResponse:
-        """What the engine says against it is said to the client."""
-        self._exchange.outcome = BROKEN
-        if self.outlet is not None:
-            self.outlet.take(event)
-            await self.outlet.finish()
-            return self.outlet.response
+    def refuse(self, event: bytes) -> web.Response:
+        """What the engine says against it is said to the client; raises the `Failure` in an open stream.
+
+        There the engine ends properly after its complaint. Passed on like that, an answer that was
+        cut in the middle would look like one that has nothing more to say.
+        """
         error = _error_of(event)
+        if self.outlet is not None:
+            raise failures.engine_gave_up(error)
+        self._exchange.outcome = BROKEN
         code = error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
         return self._document({"error": error}, status)

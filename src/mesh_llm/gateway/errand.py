@@ -12,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.dialects import PATHS as DIALECT_PATHS
-from mesh_llm.gateway.upstream import Upstream
+from mesh_llm.gateway.upstream import Turn, Upstream
 
 # RFC 9110, 7.6.1: these speak of one connection, not of the message. Proxy-* go the same way, below.
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
@@ -21,7 +21,8 @@ _REPLACED = frozenset({"host", "authorization", "x-api-key", "content-length", "
     # With it the engine goes on for a client that has left, in a slot that nobody counts.
     "x-conversation-id"
 }
-_TRAITS = ("Authorization", "x-api-key", "User-Agent", "x-mesh-llm-client")
+_TRAITS = ("Authorization", "x-api-key", "User-Agent")
+_NAME = "x-mesh-llm-client"
 _COMPUTES = DIALECT_PATHS | {
     "/v1/embeddings",
     "/embeddings",
@@ -56,6 +57,8 @@ class Errand:
     """Decoded, without the query."""
     client: str = ""
     """Who asks, as well as it can be told; a key is not to be read from it."""
+    name: str = ""
+    """What that client calls itself this time, likewise."""
 
     @classmethod
     def of(cls, request: web.BaseRequest) -> Errand:
@@ -65,12 +68,19 @@ class Errand:
             headers=end_to_end(request.headers, without=_REPLACED),
             path=request.path,
             client=_client(request),
+            name=_digest(request.headers[_NAME]) if request.headers.get(_NAME) else "",
         )
 
     @property
     def takes_slot(self) -> bool:
         """It makes the engine compute."""
         return self.method == "POST" and self.path in _COMPUTES
+
+    def turn(self, *, resumed: bool = False, within_s: float | None = None) -> Turn | None:
+        """That it has to wait for, if it does."""
+        if not self.takes_slot:
+            return None
+        return Turn(client=self.client, name=self.name, resumed=resumed, within_s=within_s)
 
     def head(self, upstream: Upstream, framing: dict[str, str]) -> bytes:
         lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {upstream.authority}"]
@@ -96,7 +106,10 @@ def small(method: str, target: str) -> Errand:
 
 def _client(request: web.BaseRequest) -> str:
     # On one machine all have one address; by their keys and names most programs can be told apart.
-    traits = [request.remote or "", *(request.headers.get(name, "") for name in _TRAITS)]
+    return _digest(request.remote or "", *(request.headers.get(name, "") for name in _TRAITS))
+
+
+def _digest(*traits: str) -> str:
     return hashlib.blake2b("\0".join(traits).encode(errors="replace"), digest_size=12).hexdigest()
 
 

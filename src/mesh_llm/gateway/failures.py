@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from mesh_llm.defaults import GATEWAY_RETRY_AFTER_S, GATEWAY_TURN_WAIT_S
+from mesh_llm.defaults import GATEWAY_RETRY_AFTER_S
 from mesh_llm.gateway.upstream import Health
 
 _CLOSE = {"Connection": "close"}
@@ -24,7 +24,7 @@ class Failure(Exception):
         message: str,
         *,
         kind: str,
-        code: str,
+        code: str | int,
         headers: Mapping[str, str] | None = None,
         more: Mapping[str, str | None] | None = None,
     ) -> None:
@@ -87,8 +87,8 @@ def busy(retry_after_s: int) -> Failure:
     return Failure(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
 
 
-def queue_late() -> Failure:
-    message = f"the request has waited {GATEWAY_TURN_WAIT_S:g} s for its turn at the engine"
+def queue_late(waited_s: float) -> Failure:
+    message = f"the request has waited {waited_s:.3g} s for its turn at the engine"
     return Failure(503, message, kind="unavailable_error", code="queue_late", headers=_RETRY)
 
 
@@ -114,6 +114,17 @@ def engine_lost(sentence: str) -> Failure:
 
 def not_resumed(sentence: str) -> Failure:
     return Failure(502, sentence, kind="server_error", code="not_resumed")
+
+
+def engine_gave_up(error: Mapping[str, object]) -> Failure:
+    """In the engine's own words."""
+    message, kind, code = (error.get(name) for name in ("message", "type", "code"))
+    return Failure(
+        502,
+        message if isinstance(message, str) and message else "the engine gave up",
+        kind=kind if isinstance(kind, str) else "server_error",
+        code=code if isinstance(code, str | int) else "engine_gave_up",
+    )
 
 
 def engine_silent(silence_s: float) -> Failure:

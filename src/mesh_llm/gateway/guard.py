@@ -28,6 +28,18 @@ class Guard:
         elif not (request.path in HEALTH_PATHS or _is_preflight(request) or self._has_key(request)):
             raise failures.wrong_key()
 
+    def page(self, request: web.BaseRequest) -> str | None:
+        """The origin of the page that asks, if there is one that may read an answer of ours.
+
+        With a key that is any page: whoever has none learns from the refusal what it lacks.
+        """
+        origins = request.headers.getall("Origin", [])
+        if len(origins) != 1 or not (origins[0].isascii() and origins[0].isprintable()):
+            return None
+        if self._key is None and not (self._means_us(request) and self._names.are_local(origins)):
+            return None
+        return origins[0] or None
+
     def _has_key(self, request: web.BaseRequest) -> bool:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         offered = [token.strip()] if scheme.lower() == "bearer" else []
@@ -39,7 +51,7 @@ class Guard:
         return hmac.compare_digest(offered.encode(errors="surrogateescape"), self._key)
 
     def _check_names(self, request: web.BaseRequest) -> None:
-        if not self._names.mean_us(request.headers.getall("Host", [])):
+        if not self._means_us(request):
             raise failures.forbidden(
                 "this API answers to localhost only; other names need a node with --api-key",
                 code="foreign_host",
@@ -50,10 +62,13 @@ class Guard:
                 code="foreign_origin",
             )
 
+    def _means_us(self, request: web.BaseRequest) -> bool:
+        return self._names.mean_us(request.headers.getall("Host", []))
+
 
 def _is_preflight(request: web.BaseRequest) -> bool:
     # A browser asks before it sends the key, and never sends it with the question.
-    # The engine answers this without looking at the key either, and with headers only.
+    # The answer is headers only, and says nothing that depends on a key.
     return (
         request.method == "OPTIONS"
         and "Origin" in request.headers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mesh_llm.defaults import (
+    GATEWAY_BEAT_S,
     GATEWAY_BODY_LIMIT_BYTES,
     GATEWAY_CONNECTIONS,
     GATEWAY_HEAD_S,
@@ -23,6 +24,7 @@ class Limits:
     silence_s: float = GATEWAY_SILENCE_S
     kept_bytes: int = GATEWAY_KEPT_BYTES
     resume_s: float = GATEWAY_RESUME_S
+    beat_s: float = GATEWAY_BEAT_S
     connections: int = GATEWAY_CONNECTIONS
     idle_connections: int = GATEWAY_IDLE_CONNECTIONS
     head_s: float = GATEWAY_HEAD_S

@@ -61,6 +61,7 @@ _ROUTES = frozenset(
     }
 )
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_PAUSE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -92,10 +93,23 @@ class Exchange:
     events: int = 0
     resumed: int = 0
     """How often another engine went on with it."""
+    lost_s: float = 0.0
+    """When an engine was lost, as long as none has said anything since, by the monotonic clock."""
+    pauses_s: list[float] = field(default_factory=list)
+    """From a loss to what the next engine said."""
+    served_by: str = ""
+    """The other node whose engine was asked last; empty for the engine here."""
     waited_s: float = 0.0
     """For its turn."""
     outcome: str = ""
     """Set where the status does not say how it ended: the client left, or the answer broke off."""
+
+    def lost(self) -> None:
+        self.lost_s = self.lost_s or time.monotonic()
+
+    def found_again(self) -> None:
+        self.pauses_s.append(time.monotonic() - self.lost_s)
+        self.lost_s = 0.0
 
     def answered(self, body: bytes) -> None:
         """With a body of our own."""
@@ -158,6 +172,12 @@ class Meters:
             "Times that another engine went on with a request.",
             registry=self._registry,
         )
+        self._pause = Histogram(
+            "mesh_llm_gateway_resume_pause_seconds",
+            "From the loss of an engine to the next event of the text, which another engine sent.",
+            buckets=_PAUSE_SECONDS,
+            registry=self._registry,
+        )
         self._queue = Histogram(
             "mesh_llm_gateway_queue_seconds",
             "That requests waited for a slot of the engine on this node.",
@@ -207,6 +227,8 @@ class Meters:
         if exchange.first_byte_s is not None:
             self._first_byte_of(label).observe(exchange.first_byte_s)
         self._resumed.inc(exchange.resumed)
+        for pause_s in exchange.pauses_s:
+            self._pause.observe(pause_s)
         if exchange.events:
             self._count_text(label, exchange)
         if access.isEnabledFor(logging.INFO):
@@ -250,12 +272,18 @@ def _write_line(exchange: Exchange, end: str) -> None:
         "seconds": round(time.monotonic() - exchange.started_s, 3),
         "first_byte_seconds": round(first_s, 3) if first_s is not None else None,
         "request_id": _plain(exchange.request_id, _ID_SHOWN) or None,
+        "resumed": exchange.resumed,
+        "served_by": _plain(exchange.served_by, _ID_SHOWN) or None,
     }
     text = "%(method)s %(path)s %(status)s %(bytes)d %(seconds).3f"
     if first_s is not None:
         text += " first_byte=%(first_byte_seconds).3f"
     if exchange.request_id:
         text += " id=%(request_id)s"
+    if exchange.resumed:
+        text += " resumed=%(resumed)d"
+    if exchange.served_by:
+        text += " served_by=%(served_by)s"
     access.info(text, fields, extra={"fields": fields})
 
 

@@ -9,7 +9,7 @@ from weakref import WeakSet
 from mesh_llm.defaults import GATEWAY_CONNECT_S, GATEWAY_ENGINE_IDLE_S
 from mesh_llm.gateway.connection import EngineConnection, EngineLost
 from mesh_llm.gateway.limits import Limits
-from mesh_llm.gateway.upstream import Upstream
+from mesh_llm.gateway.upstream import Turn, Upstream
 
 
 class Pool:
@@ -30,10 +30,8 @@ class Pool:
             connection.close()
         return None
 
-    async def connect(
-        self, upstream: Upstream, *, client: str | None = None, resumed: bool = False
-    ) -> EngineConnection:
-        """A connection that nobody has used before; `client` as in `upstream.Connect`."""
+    async def connect(self, upstream: Upstream, turn: Turn | None = None) -> EngineConnection:
+        """A connection that nobody has used before; `turn` as in `upstream.Connect`."""
         connection = EngineConnection(
             silence_s=self._limits.silence_s, on_lost=partial(self._forget, upstream)
         )
@@ -42,13 +40,13 @@ class Pool:
         try:
             async with asyncio.timeout(GATEWAY_CONNECT_S):
                 if upstream.connect is not None:
-                    link = await upstream.connect(client=client, resumed=resumed)
+                    link = await upstream.connect(turn)
                     await loop.create_connection(lambda: connection, sock=link)
                 else:
                     await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
         except OSError as error:
             raise EngineLost(f"no connection: {error}") from error
-        if upstream.connect is not None and client is not None:
+        if upstream.connect is not None and turn is not None:
             self._single.add(connection)
         return connection
 

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +25,7 @@ from mesh_llm.defaults import (
 )
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
-from mesh_llm.gateway.attempts import Attempts, is_given_up, until_serving
+from mesh_llm.gateway.attempts import Attempts, EngineUntried, is_given_up, until_serving
 from mesh_llm.gateway.body import Body
 from mesh_llm.gateway.connection import EngineConnection, EngineError, EngineLost, EngineSilent
 from mesh_llm.gateway.dialects.base import Document
@@ -40,26 +40,13 @@ from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.pool import Pool
 from mesh_llm.gateway.seam import Diverged
 from mesh_llm.gateway.turns import TurnLate, TurnRefused, Turns
-from mesh_llm.gateway.upstream import Serving, Upstream
+from mesh_llm.gateway.upstream import Serving, Turn, Upstream
 
 log = logging.getLogger(__name__)
 
 _COMPUTE_ERROR = 500
 """How the engine answers when a worker is lost, among other things."""
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORECASE)
-
-
-class EngineReplaced(EngineLost):
-    """It was asked nothing: another one has taken its place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """Whose turn a request waits for."""
-
-    client: str
-    resumed: bool = False
-    """Its answer has begun already."""
 
 
 class Relay:
@@ -121,37 +108,50 @@ class Relay:
     async def _generate(
         self, request: web.BaseRequest, exchange: Exchange, errand: Errand, generation: Generation
     ) -> web.StreamResponse:
-        answer = exchange.answer = Answer(request, generation, exchange)
-        async with Attempts(self._serving, limit_s=self._limits.resume_s, beat=answer.beat) as attempts:
+        answer = exchange.answer = Answer(request, generation, exchange, self._limits)
+        with answer.beating():
+            refusal = await self._complete(request, exchange, errand, answer)
+        if refusal is not None:
+            return refusal
+        try:
+            return await answer.finish()
+        except (LookupError, TypeError, AttributeError) as error:
+            raise failures.engine_lost("the engine's answer makes no sense") from error
+
+    async def _complete(
+        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, answer: Answer
+    ) -> web.StreamResponse | None:
+        """Ask engines until nothing is missing; returns what one says instead where it does not mean to."""
+        async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
             while not answer.is_whole:
+                answer.doing = "waits for the next engine"
                 upstream = await attempts.next()
                 if attempts.count:
                     await self._resume(answer, exchange, attempts, upstream)
-                told = exchange.events
+                before = exchange.events
                 try:
-                    refusal = await self._attempt(request, exchange, errand, upstream, answer)
+                    refusal = await self._attempt(
+                        request, exchange, errand, upstream, answer, left_s=attempts.left_s
+                    )
                     if refusal is not None:
                         return refusal
                 except EngineGaveUp as error:
                     if not await is_given_up(self._serving, upstream, within_s=GATEWAY_EXPLAIN_S):
-                        return await answer.refuse(error.event)
-                    attempts.failed(upstream, error, in_vain=exchange.events == told)
+                        return answer.refuse(error.event)
+                    exchange.lost()
+                    attempts.failed(upstream, error, told=exchange.events > before)
                 except Diverged as error:
                     raise failures.not_resumed(str(error)) from error
                 except EngineSilent:
                     raise
-                except EngineReplaced as error:
-                    attempts.failed(upstream, error, in_vain=False)
                 except EngineError as error:
                     if exchange.outlet is not None and answer.outlet is None:
                         # Half of a refusal is with the client: there is no second head after that.
                         raise failures.engine_lost(str(error)) from error
                     if not answer.can_end():
-                        attempts.failed(upstream, error, in_vain=exchange.events == told)
-        try:
-            return await answer.finish()
-        except (LookupError, TypeError, AttributeError) as error:
-            raise failures.engine_lost("the engine's answer makes no sense") from error
+                        exchange.lost()
+                        attempts.failed(upstream, error, told=exchange.events > before)
+        return None
 
     async def _resume(
         self, answer: Answer, exchange: Exchange, attempts: Attempts, upstream: Upstream
@@ -170,20 +170,32 @@ class Relay:
         errand: Errand,
         upstream: Upstream,
         answer: Answer,
+        *,
+        left_s: float | None,
     ) -> web.StreamResponse | None:
-        """Let one engine answer, or go on; returns what it says instead where it does not mean to."""
+        """Let one engine answer, or go on; returns what it says instead where it does not mean to.
+
+        `left_s`: for it to begin. An engine that computes is waited for.
+        """
 
         async def count(target: str, document: Document) -> Document:
             return await self._question(upstream, target, document)
 
-        document = await answer.next_request(count)
-        turn = Turn(client=errand.client, resumed=answer.has_begun)
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(left_s):
+                document = await answer.next_request(count)
+        except TimeoutError:
+            raise EngineUntried("the engine has not answered our own questions in time") from None
+        if left_s is not None:
+            left_s = max(0.0, left_s - (time.monotonic() - began_s))
+        turn = errand.turn(resumed=answer.has_begun, within_s=left_s)
         body = errand.with_body(upstream, dump(document))
         async with self._asked(upstream, exchange, turn, "POST", body) as connection:
             head = await connection.head()
             if head.status != 200 or not _is_stream(head):
                 return await self._refusal(request, exchange, upstream, connection, answer)
-            await answer.open(_headers(head, upstream, exchange), silence_s=self._limits.silence_s)
+            await answer.open(_headers(head, upstream, exchange))
             if answer.outlet is not None:
                 await answer.outlet.pour_from(connection, answer.take)
             else:
@@ -234,10 +246,10 @@ class Relay:
         self, request: web.BaseRequest, exchange: Exchange, errand: Errand, body: Body
     ) -> web.StreamResponse:
         """As it came; to another engine as long as the client has heard nothing."""
-        turn = Turn(client=errand.client) if errand.takes_slot else None
         async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
             while True:
                 upstream = await attempts.next()
+                turn = errand.turn(within_s=attempts.left_s)
                 asked = errand.head(upstream, body.headers()) + body.start
                 try:
                     async with self._asked(upstream, exchange, turn, request.method, asked) as connection:
@@ -247,7 +259,7 @@ class Relay:
                 except EngineSilent:
                     raise
                 except EngineError as error:
-                    attempts.failed(upstream, error, in_vain=not isinstance(error, EngineReplaced))
+                    attempts.failed(upstream, error, told=False)
                     if exchange.outlet is not None:
                         raise failures.engine_lost(await attempts.why()) from error
                     exchange.resumed += 1
@@ -260,11 +272,11 @@ class Relay:
             # Asked again: the body may have taken its time, and the engine may be another one by now.
             upstream = await attempts.next()
             head = errand.head(upstream, body.headers())
-            turn = Turn(client=errand.client) if errand.takes_slot else None
+            turn = errand.turn()
+            exchange.served_by = _elsewhere(upstream)
             try:
                 async with self._in_turn(upstream, turn):
-                    client = turn.client if turn is not None else None
-                    connection = await self._pool.connect(upstream, client=client)
+                    connection = await self._pool.connect(upstream, turn)
                     sending = asyncio.create_task(
                         _send_body(connection, request.method, head, body), name="upload"
                     )
@@ -280,7 +292,7 @@ class Relay:
             except EngineError as error:
                 if body.failure is not None:
                     raise body.failure from error
-                attempts.failed(upstream, error, in_vain=True)
+                attempts.failed(upstream, error, told=False)
                 raise failures.engine_lost(await attempts.why()) from error
 
     async def _hand_back(
@@ -325,10 +337,11 @@ class Relay:
     ) -> AsyncIterator[EngineConnection]:
         """Send a request that can be sent again, in its turn; the head of its answer has come."""
         began_s = time.monotonic()
+        exchange.served_by = _elsewhere(upstream)
         async with self._in_turn(upstream, turn):
             exchange.waited_s += time.monotonic() - began_s
             if turn is not None and self._serving.upstream() != upstream:
-                raise EngineReplaced("the engine was replaced while the request waited for its turn")
+                raise EngineUntried("the engine was replaced while the request waited for its turn")
             connection = await self._ask(upstream, method, request, turn=turn)
             try:
                 yield connection
@@ -342,18 +355,22 @@ class Relay:
             yield
             return
         try:
-            async with self._turns.take(turn.client, resumed=turn.resumed):
+            async with self._turns.take(
+                turn.client, name=turn.name, resumed=turn.resumed, within_s=turn.within_s
+            ):
                 yield
         except TurnRefused as refused:
             raise failures.busy(refused.retry_after_s) from None
-        except TurnLate:
-            raise failures.queue_late() from None
+        except TurnLate as late:
+            if turn.within_s is not None:
+                raise EngineUntried(str(late)) from None
+            raise failures.queue_late(late.waited_s) from None
 
     async def _ask(
         self, upstream: Upstream, method: str, request: bytes, *, turn: Turn | None = None
     ) -> EngineConnection:
         if turn is not None and upstream.connect is not None:
-            made = await self._pool.connect(upstream, client=turn.client, resumed=turn.resumed)
+            made = await self._pool.connect(upstream, turn)
             return await _send(made, method, request)
         used = self._pool.take(upstream)
         if used is not None:
@@ -386,6 +403,10 @@ async def _send_body(connection: EngineConnection, method: str, head: bytes, bod
 
 def _is_stream(head: Head) -> bool:
     return head.headers.get("Content-Type", "").lower().startswith("text/event-stream")
+
+
+def _elsewhere(upstream: Upstream) -> str:
+    return upstream.served_by if upstream.connect is not None else ""
 
 
 def _headers(head: Head, upstream: Upstream, exchange: Exchange) -> CIMultiDict[str]:

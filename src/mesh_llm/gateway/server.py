@@ -27,6 +27,13 @@ log = logging.getLogger(__name__)
 
 _REFUSALS = (401, 403, 429)
 """Answers of ours that a person at the node may want to know of."""
+_PREFLIGHT = {
+    "Access-Control-Allow-Credentials": "true",
+    "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+    "Access-Control-Allow-Headers": "*",
+    "Content-Type": "text/html",
+}
+"""What the engine says to a browser that asks whether a page may ask: to any path, loaded or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +161,7 @@ class Gateway:
         try:
             return await self._answer(request, exchange)
         except Failure as failure:
-            return await self._fail(exchange, failure)
+            return await self._fail(request, exchange, failure)
         except ConnectionError:
             raise
         except asyncio.CancelledError:
@@ -162,12 +169,14 @@ class Gateway:
             if not self._stopping or request.transport is None:
                 raise
             task.uncancel()
-            return await self._fail(exchange, failures.leaving("this node is stopping"))
+            return await self._fail(request, exchange, failures.leaving("this node is stopping"))
         except Exception:
             log.exception("request failed method=%s path=%r", exchange.method, exchange.path)
-            return await self._fail(exchange, failures.internal())
+            return await self._fail(request, exchange, failures.internal())
 
-    async def _fail(self, exchange: Exchange, failure: Failure) -> web.StreamResponse:
+    async def _fail(
+        self, request: web.BaseRequest, exchange: Exchange, failure: Failure
+    ) -> web.StreamResponse:
         if failure.status in _REFUSALS:
             self._serving.remark("refused", f"A request was refused: {failure.message}")
         if exchange.outlet is not None:
@@ -175,9 +184,7 @@ class Gateway:
             words = failure.event() if exchange.answer is None else exchange.answer.last_words(failure)
             await exchange.outlet.break_off(words)
             return exchange.outlet.response
-        response = failure.response()
-        exchange.answered(failure.body())
-        return response
+        return self._ours(request, exchange, failure.response())
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         check_head(request)
@@ -185,25 +192,38 @@ class Gateway:
         assert self._relay is not None
         if request.method in ("GET", "HEAD"):
             if request.path in HEALTH_PATHS:
-                return self._health(exchange)
+                return self._ours(request, exchange, self._health())
             if request.path == "/metrics":
-                return await self._metrics(exchange)
+                return self._ours(request, exchange, await self._metrics())
+        if request.method == "OPTIONS" and request.path.startswith("/"):
+            return self._ours(request, exchange, web.Response(body=b"", headers=_PREFLIGHT))
         if self._draining:
             raise failures.leaving("this node is leaving; requests under way are being finished")
         return await self._relay.answer(request, exchange)
 
-    def _health(self, exchange: Exchange) -> web.Response:
+    def _health(self) -> web.Response:
         health = self._serving.health()
         if health.state is not State.SERVING:
             raise failures.not_serving(health)
-        response = web.json_response({"status": "ok", "state": health.state.value, "model": health.model})
-        return _ours(response, exchange)
+        return web.json_response({"status": "ok", "state": health.state.value, "model": health.model})
 
-    async def _metrics(self, exchange: Exchange) -> web.Response:
+    async def _metrics(self) -> web.Response:
         assert self._relay is not None
         engine = await self._relay.engine_metrics()
         text = self._meters.text() + self._serving.metrics(engine) + engine
-        return _ours(web.Response(body=text, headers={"Content-Type": CONTENT_TYPE}), exchange)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+    def _ours(
+        self, request: web.BaseRequest, exchange: Exchange, response: web.Response
+    ) -> web.StreamResponse:
+        """An answer that is not the engine's, with what the engine adds to each of its own."""
+        response.headers["Server"] = "mesh-llm"
+        page = self._guard.page(request)
+        if page is not None:
+            response.headers["Access-Control-Allow-Origin"] = page
+        if isinstance(response.body, bytes):
+            exchange.answered(response.body)
+        return response
 
 
 def _check(config: GatewayConfig) -> None:
@@ -213,10 +233,3 @@ def _check(config: GatewayConfig) -> None:
         raise UsageError(f"listening on {config.listen} needs --api-key", hint="127.0.0.1 needs none")
     if config.tls_key is not None and config.tls_cert is None:
         raise UsageError("--tls-key needs --tls-cert")
-
-
-def _ours(response: web.Response, exchange: Exchange) -> web.Response:
-    response.headers["Server"] = "mesh-llm"
-    if isinstance(response.body, bytes):
-        exchange.answered(response.body)
-    return response

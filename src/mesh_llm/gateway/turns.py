@@ -1,12 +1,14 @@
 """Whose turn it is: a bounded, fair queue in front of an engine's slots.
 
-    async with turns.take("10.0.0.7"):
+    async with turns.take("10.0.0.7", name="nightly"):
         ...        # one of the engine's slots is ours until the end of the block
 
 A free slot goes to the client that holds the fewest; among equals round robin, within one client
 first come, first served. So whoever has sixty requests waiting delays another client's only one
-by no more than the turn that ends next. Requests whose answers have begun already go before all
-others; there are at most as many as slots, and whoever pretends to have more gets no more.
+by no more than the turn that ends next. A client that gives its requests names divides its own turns
+between them in the same way; however many it invents, they are no more turns. Requests whose
+answers have begun already go before all others; there are at most as many as slots, and whoever
+pretends to have more gets no more.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from mesh_llm.defaults import (
     GATEWAY_QUEUE_LIMIT,
@@ -40,51 +43,95 @@ class TurnRefused(Exception):
 class TurnLate(Exception):
     """It has waited for too long."""
 
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"the request has waited {waited_s:.3g} s for its turn at the engine")
+        self.waited_s = waited_s
 
+
+_T = TypeVar("_T")
 _Waiter = asyncio.Future[None]
+_Line = dict[_Waiter, None]
+_Who = tuple[str, str]
+"""A client, and which of its own names."""
+
+
+class _Held:
+    """Turns that are taken."""
+
+    def __init__(self) -> None:
+        self._clients: Counter[str] = Counter()
+        self._names: Counter[_Who] = Counter()
+
+    def add(self, who: _Who) -> None:
+        self._clients[who[0]] += 1
+        self._names[who] += 1
+
+    def remove(self, who: _Who) -> None:
+        # What has come to nothing must not stay: names are the clients' to choose.
+        self._clients -= Counter((who[0],))
+        self._names -= Counter((who,))
+
+    def by_client(self, client: str) -> int:
+        return self._clients[client]
+
+    def by_name(self, client: str) -> Callable[[str], int]:
+        return lambda name: self._names[client, name]
 
 
 class _Lane:
-    """Waiting requests by client. The first client is the one whose last turn is longest ago."""
+    """Waiting requests by client and name. The first of each is the one whose last turn is longest ago."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, dict[_Waiter, None]] = {}
+        self._clients: dict[str, dict[str, _Line]] = {}
         self.size = 0
 
     def count(self, client: str) -> int:
-        return len(self._clients.get(client, ()))
+        return sum(map(len, self._clients.get(client, {}).values()))
 
-    def add(self, client: str, waiter: _Waiter, *, last: str) -> None:
+    def add(self, who: _Who, waiter: _Waiter, *, last: _Who) -> None:
         """`last`: who had the last turn, and comes after one who has just arrived.
 
         Only that one does: who comes anew after each turn would otherwise always be next.
         """
-        if client not in self._clients:
-            self._clients[client] = {}
-            if last in self._clients:
-                self._clients[last] = self._clients.pop(last)
-        self._clients[client][waiter] = None
+        client, name = who
+        names = _enter(self._clients, client, {}, last[0])
+        _enter(names, name, {}, last[1] if last[0] == client else None)[waiter] = None
         self.size += 1
 
-    def remove(self, client: str, waiter: _Waiter) -> None:
-        waiting = self._clients.get(client, {})
-        if waiter not in waiting:
+    def remove(self, who: _Who, waiter: _Waiter) -> None:
+        client, name = who
+        names = self._clients.get(client, {})
+        if waiter not in names.get(name, {}):
             return
-        del waiting[waiter]
-        if not waiting:
+        del names[name][waiter]
+        if not names[name]:
+            del names[name]
+        if not names:
             del self._clients[client]
         self.size -= 1
 
-    def next(self, held: Counter[str]) -> tuple[str, _Waiter]:
+    def next(self, held: _Held) -> tuple[_Who, _Waiter]:
         """Takes out whose turn it is; the lane must not be empty."""
-        client = min(self._clients, key=held.__getitem__)
-        waiting = self._clients.pop(client)
-        waiter = next(iter(waiting))
-        del waiting[waiter]
-        if waiting:
-            self._clients[client] = waiting
+        client = min(self._clients, key=held.by_client)
+        names = self._clients.pop(client)
+        name = min(names, key=held.by_name(client))
+        line = names.pop(name)
+        waiter = next(iter(line))
+        del line[waiter]
+        if line:
+            names[name] = line
+        if names:
+            self._clients[client] = names
         self.size -= 1
-        return client, waiter
+        return (client, name), waiter
+
+
+def _enter(ring: dict[str, _T], key: str, empty: _T, last: str | None) -> _T:
+    if key not in ring:
+        ring[key] = empty
+        if last in ring:
+            ring[last] = ring.pop(last)
+    return ring[key]
 
 
 class Turns:
@@ -100,9 +147,9 @@ class Turns:
         self._limit = limit
         self._per_client = per_client
         self._wait_s = wait_s
-        self._held: Counter[str] = Counter()
+        self._held = _Held()
         self._taken = 0
-        self._last = ""
+        self._last: _Who = "", ""
         """Whose turn came last."""
         self._fresh = _Lane()
         self._resumed = _Lane()
@@ -133,37 +180,44 @@ class Turns:
         self._fill()
 
     @asynccontextmanager
-    async def take(self, client: str, *, resumed: bool = False) -> AsyncIterator[None]:
-        """Wait for a turn, and keep it until the end of the block. Raises `TurnRefused` or `TurnLate`."""
+    async def take(
+        self, client: str, *, name: str = "", resumed: bool = False, within_s: float | None = None
+    ) -> AsyncIterator[None]:
+        """Wait for a turn, and keep it until the end of the block. Raises `TurnRefused` or `TurnLate`.
+
+        `within_s`: where it has less time than the queue gives.
+        """
+        who = client, name
         if self.free:
             # Nobody waits then.
-            self._grant(client)
+            self._grant(who)
         else:
-            await self._wait(client, self._resumed if resumed else self._fresh)
+            wait_s = self._wait_s if within_s is None else min(within_s, self._wait_s)
+            await self._wait(who, self._resumed if resumed else self._fresh, wait_s)
         since_s = asyncio.get_running_loop().time()
         try:
             yield
         finally:
             lasted_s = asyncio.get_running_loop().time() - since_s
             self._lasts_s += _NEWEST_WEIGHT * (lasted_s - self._lasts_s)
-            self._give_back(client)
+            self._give_back(who)
 
-    async def _wait(self, client: str, lane: _Lane) -> None:
-        if lane.size >= self._limit or lane.count(client) >= self._per_client:
+    async def _wait(self, who: _Who, lane: _Lane, wait_s: float) -> None:
+        if lane.size >= self._limit or lane.count(who[0]) >= self._per_client:
             raise TurnRefused(self.retry_after_s)
         waiter = asyncio.get_running_loop().create_future()
-        lane.add(client, waiter, last=self._last)
+        lane.add(who, waiter, last=self._last)
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(wait_s):
                 await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():
                 # It was granted, and in the same moment not wanted any more.
-                self._give_back(client)
+                self._give_back(who)
             else:
-                lane.remove(client, waiter)
+                lane.remove(who, waiter)
             if isinstance(error, TimeoutError):
-                raise TurnLate from None
+                raise TurnLate(wait_s) from None
             raise
 
     @property
@@ -172,24 +226,22 @@ class Turns:
         seconds = math.ceil(self.waiting * self._lasts_s / self._slots)
         return min(max(seconds, 1), GATEWAY_RETRY_AFTER_LIMIT_S)
 
-    def _grant(self, client: str) -> None:
+    def _grant(self, who: _Who) -> None:
         self._taken += 1
-        self._held[client] += 1
-        self._last = client
+        self._held.add(who)
+        self._last = who
 
-    def _give_back(self, client: str) -> None:
+    def _give_back(self, who: _Who) -> None:
         self._taken -= 1
-        self._held[client] -= 1
-        if not self._held[client]:
-            del self._held[client]
+        self._held.remove(who)
         self._fill()
 
     def _fill(self) -> None:
         while self.free and self.waiting:
-            client, waiter = self._next_lane().next(self._held)
+            who, waiter = self._next_lane().next(self._held)
             # One that was cancelled has left, although its task does not know yet.
             if not waiter.cancelled():
-                self._grant(client)
+                self._grant(who)
                 waiter.set_result(None)
 
     def _next_lane(self) -> _Lane:

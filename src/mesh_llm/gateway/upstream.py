@@ -10,14 +10,28 @@ from typing import Protocol
 from mesh_llm.types import State
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a request that needs one of the engine's slots waits for."""
+
+    client: str
+    """On whose behalf."""
+    name: str = ""
+    """Which of that client's own: it divides its turns between them."""
+    resumed: bool = False
+    """Its answer has begun already: it goes before all others."""
+    within_s: float | None = None
+    """What is left of its time; None where the queue's own bound will do."""
+
+
 class Connect(Protocol):
     """Makes a connection to an engine on another node. Raises `OSError`.
 
-    One for a `client` carries one request, which waits for its turn at the engine and has it until
-    the connection ends. `resumed`: its answer has begun already, and it goes before all others.
+    One with a `turn` carries one request, which waits for it at the engine, and has it until the
+    connection ends.
     """
 
-    def __call__(self, *, client: str | None = None, resumed: bool = False) -> Awaitable[socket.socket]: ...
+    def __call__(self, turn: Turn | None = None, /) -> Awaitable[socket.socket]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,7 @@ def _plain(facts: NodeFacts) -> Document:
         "machine": clean(facts.machine, NAME_CHARS),
         "memory_bytes": facts.memory_bytes,
         "machine_memory_bytes": facts.machine_memory_bytes,
+        "max_memory_bytes": facts.max_memory_bytes,
         "gpu_layers": facts.gpu_layers,
         "hosting": facts.hosting.value,
         "state": facts.state.value,
@@ -96,7 +97,8 @@ def _plain(facts: NodeFacts) -> Document:
         "resting": facts.resting,
     }
     usual = {**dict.fromkeys(values, 0), "engine": "", "splits": True, "machine": "", "reason": ""}
-    usual |= {"hosting": Hosting.AUTO, "state": State.STARTING, "gpu_layers": None}
+    usual |= {"hosting": Hosting.AUTO, "state": State.STARTING, "max_memory_bytes": None}
+    usual |= {"gpu_layers": None}
     return {name: value for name, value in values.items() if value != usual[name]}
 
 
@@ -149,6 +151,7 @@ def facts_from_document(document: object) -> NodeFacts:
         machine=fields.text("machine", NAME_CHARS, ""),
         memory_bytes=fields.whole("memory_bytes", default=0),
         machine_memory_bytes=fields.whole("machine_memory_bytes", default=0),
+        max_memory_bytes=fields.whole("max_memory_bytes") if fields.has("max_memory_bytes") else None,
         gpus=fields.items("gpus", _GPU_LIMIT, _device_from_document),
         gpu_layers=fields.whole("gpu_layers", most=1 << 16) if fields.has("gpu_layers") else None,
         hosting=fields.word("hosting", Hosting, Hosting.AUTO),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.config import NodeConfig
+from mesh_llm.config import PUBLIC_RELAYS, NodeConfig
 from mesh_llm.defaults import DRAFT_MAX
 from mesh_llm.errors import JoinRefused, MeshError, UsageError
 from mesh_llm.home import Home
@@ -49,6 +49,9 @@ class Entry:
         self.epoch = 0
         """The highest one of a plan that this home has heard of."""
         self._relay: tuple[str | None, str | None] = (config.relay, config.relay_token)
+        """The mesh's own, and its token; None where the public ones serve."""
+        if config.relay == PUBLIC_RELAYS:
+            self._relay = (None, None)
         self._revoked_written: set[str] = set()
         self._left = False
 
@@ -85,7 +88,8 @@ class Entry:
                 self._recall(remembered)
         self.invite = invite
         if self._config.relay is None:
-            self._relay = (invite.address.relay, invite.relay_token)
+            # Where the inviter is to be found is no reason to give up the other public relays.
+            self._relay = (invite.address.relay, invite.relay_token) if invite.own_relay else (None, None)
 
     def _check_role(self, role: Role) -> None:
         if role is Role.CLIENT and not self._config.client:
@@ -341,7 +345,8 @@ class Entry:
             secret=issued.secret,
             inviter=self._identity.id,
             address=Address(direct=address.direct, relay=address.relay or relay),
-            relay_token=token,
+            own_relay=relay is not None,
+            relay_token=token if relay is not None else None,
             role=role,
             expires=issued.expires,
         )

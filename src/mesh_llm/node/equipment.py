@@ -30,12 +30,10 @@ class Equipment:
     machine_memory_bytes: int
     machine: str
     speed: Speed | None
+    gpu_layers: int | None = None
+    max_memory_bytes: int | None = None
+    """Of main memory and GPUs together."""
     engine: str = ENGINE_VERSION
-
-    @property
-    def device(self) -> str:
-        """The one that is lent to others."""
-        return self.gpus[0].name if self.gpus else "CPU"
 
     def facts(self) -> dict[str, Any]:
         """What a node tells of it, as fields of `NodeFacts`."""
@@ -44,13 +42,20 @@ class Equipment:
             "machine": self.machine,
             "memory_bytes": self.memory_bytes,
             "machine_memory_bytes": self.machine_memory_bytes,
+            "max_memory_bytes": self.max_memory_bytes,
             "gpus": self.gpus,
+            "gpu_layers": self.gpu_layers,
             "speed": self.speed,
         }
 
-    @property
-    def quota_bytes(self) -> int:
-        return self.gpus[0].free_bytes if self.gpus else self.memory_bytes
+    def without(self, held_bytes: int) -> Equipment:
+        """The same, with so much of its main memory spoken for."""
+        most = self.max_memory_bytes
+        return replace(
+            self,
+            memory_bytes=max(0, self.memory_bytes - held_bytes),
+            max_memory_bytes=None if most is None else max(0, most - held_bytes),
+        )
 
 
 async def equip(
@@ -66,18 +71,24 @@ async def equip(
     splice = await build.ensure((build.SPLICE,), progress)
     if "cpu" in built.missing:
         say(f"Engine: using the wheel's own, slower CPU code: {built.missing['cpu'].message}")
-    gpus = choose_devices(config.devices, _devices(await describe(built.libraries)))
+    gpus = chosen(config, _devices(await describe(built.libraries)))
     speed = await measured_speed(built.libraries, *_measured(config, gpus), cache=_speeds())
-    equipment = _equipment(config, built.libraries, splice.libraries.get(build.SPLICE), gpus, speed)
-    return replace(equipment, memory_bytes=max(0, equipment.memory_bytes - held_bytes))
+    equipment = equipped(config, built.libraries, splice.libraries.get(build.SPLICE), gpus, speed)
+    return equipment.without(held_bytes)
 
 
 async def at_hand(config: NodeConfig) -> Equipment:
     """The same, with what there is: nothing is built, and nothing measured."""
     libraries = build.at_hand().libraries
-    gpus = choose_devices(config.devices, _devices(await describe(libraries)))
+    gpus = chosen(config, _devices(await describe(libraries)))
     speed = known_speed(libraries, *_measured(config, gpus), cache=_speeds())
-    return _equipment(config, libraries, None, gpus, speed)
+    return equipped(config, libraries, None, gpus, speed)
+
+
+def chosen(config: NodeConfig, present: tuple[Device, ...]) -> tuple[Device, ...]:
+    """The GPUs to use. Without a layer on any of them, it is the CPU that computes, and is measured."""
+    gpus = choose_devices(config.devices, present)
+    return () if config.gpu_layers == 0 else gpus
 
 
 def _measured(config: NodeConfig, gpus: tuple[Device, ...]) -> tuple[str, int]:
@@ -89,22 +100,24 @@ def _speeds() -> Path:
     return cache_folder() / "speed"
 
 
-def _equipment(
+def equipped(
     config: NodeConfig,
     libraries: dict[str, Path],
     splice: Path | None,
     gpus: tuple[Device, ...],
     speed: Speed | None,
 ) -> Equipment:
-    free = machine.available_memory()
+    free, most = machine.available_memory(), config.max_memory_bytes
     return Equipment(
         libraries=libraries,
         splice=splice,
         gpus=gpus,
-        memory_bytes=min(free, config.max_memory_bytes or free),
+        memory_bytes=free if most is None else min(free, most),
         machine_memory_bytes=free,
         machine=machine.identity(),
         speed=speed,
+        gpu_layers=config.gpu_layers,
+        max_memory_bytes=most,
     )
 
 

@@ -237,7 +237,6 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
         version=__version__,
         hosting=config.hosting,
         models=(HeldModel(fingerprint=model.fingerprint, name=name, size_bytes=model.size_bytes),),
-        gpu_layers=config.gpu_layers,
         **own.facts(),
     )
     guessing, notes = await _guessing(shelf, config, model)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from mesh_llm.defaults import (
@@ -28,6 +28,7 @@ from mesh_llm.errors import PeerLost
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.turns import TurnLate, TurnRefused, Turns
+from mesh_llm.gateway.upstream import Turn
 from mesh_llm.tasks import cancelled
 from mesh_llm.transport.network import Stream
 from mesh_llm.transport.stream import READ_BYTES, StreamCode
@@ -36,15 +37,6 @@ from mesh_llm.types import NodeId
 log = logging.getLogger(__name__)
 
 Splice = Callable[[socket.socket, Stream], Awaitable[object]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
-    """What the header of a stream asks for."""
-
-    client: str | None
-    """None: no turn is needed."""
-    resumed: bool
 
 
 class Guests:
@@ -62,17 +54,18 @@ class Guests:
         self, origin: NodeId, header: dict[str, Any], stream: Stream, port: Callable[[], int | None]
     ) -> None:
         """Until the connection ends. `port`: where the engine listens; it may be gone when the turn comes."""
-        wish = _wish_of(origin, header)
-        if wish is None:
+        try:
+            turn = _turn_of(origin, header)
+        except ValueError:
             stream.reset(StreamCode.REFUSED)
             return
         if self._counts[origin] >= GUESTS_PER_NODE or self.count >= GUESTS_LIMIT:
-            await self._turn_away(stream, wish)
+            await self._turn_away(stream, turn)
             return
         self._counts[origin] += 1
         try:
-            async with AsyncExitStack() as turn:
-                start = await self._wait(wish, stream, turn)
+            async with AsyncExitStack() as taken:
+                start = await self._wait(turn, stream, taken)
                 if start is not None:
                     await self._join(origin, stream, port(), start)
         finally:
@@ -80,29 +73,29 @@ class Guests:
             if not self._counts[origin]:
                 del self._counts[origin]
 
-    async def _turn_away(self, stream: Stream, wish: _Wish) -> None:
-        if wish.client is None:
+    async def _turn_away(self, stream: Stream, turn: Turn | None) -> None:
+        if turn is None:
             stream.reset()
         else:
             await _answer(stream, failures.busy(self._turns.retry_after_s))
 
-    async def _wait(self, wish: _Wish, stream: Stream, turn: AsyncExitStack) -> bytes | None:
+    async def _wait(self, turn: Turn | None, stream: Stream, taken: AsyncExitStack) -> bytes | None:
         """What has been read meanwhile of the request; None if there is none any more."""
-        if wish.client is None:
+        if turn is None:
             return b""
-        take = self._turns.take(wish.client, resumed=wish.resumed)
+        take = self._turns.take(turn.client, name=turn.name, resumed=turn.resumed, within_s=turn.within_s)
         try:
             if self._turns.free:
-                await turn.enter_async_context(take)
+                await taken.enter_async_context(take)
                 return b""
             ahead = _Ahead(stream)
             async with ahead.reading():
-                await turn.enter_async_context(take)
+                await taken.enter_async_context(take)
             return await ahead.all()
         except TurnRefused as refused:
             await _answer(stream, failures.busy(refused.retry_after_s))
-        except TurnLate:
-            await _answer(stream, failures.queue_late())
+        except TurnLate as late:
+            await _answer(stream, failures.queue_late(late.waited_s))
         except PeerLost as error:
             log.debug("guest left the queue: %s", error.message)
             stream.reset()
@@ -172,15 +165,26 @@ class _Ahead:
         return bytes(self._held)
 
 
-def _wish_of(origin: NodeId, header: dict[str, Any]) -> _Wish | None:
-    """None: it makes no sense."""
-    client, resumed = header.get("client"), header.get("resumed", False)
+def _turn_of(origin: NodeId, header: dict[str, Any]) -> Turn | None:
+    """None: no turn is needed. Raises `ValueError` where the header makes no sense."""
+    client, name = header.get("client"), header.get("name", "")
+    resumed, within_s = header.get("resumed", False), header.get("within_s")
     if client is None:
-        return _Wish(client=None, resumed=False)
-    if not isinstance(client, str) or not 0 < len(client) <= GUEST_CLIENT_CHARACTERS:
         return None
+    if not (_is_name(client) and client and _is_name(name)):
+        raise ValueError("no client")
+    if not isinstance(resumed, bool) or not (within_s is None or _is_time(within_s)):
+        raise ValueError("no turn")
     # Under its node's name: nobody waits at the expense of another node's clients.
-    return _Wish(client=f"{origin}/{client}", resumed=resumed) if isinstance(resumed, bool) else None
+    return Turn(client=f"{origin}/{client}", name=name, resumed=resumed, within_s=within_s)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= GUEST_CLIENT_CHARACTERS
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 async def _answer(stream: Stream, failure: Failure) -> None:

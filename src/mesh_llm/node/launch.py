@@ -16,6 +16,9 @@ from mesh_llm.planning.batches import batches
 from mesh_llm.planning.choice import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
 from mesh_llm.planning.guessing import cache_settings, made_by, model_guesses, text_guesses
+from mesh_llm.planning.load import load_of
+from mesh_llm.planning.loan import loan
+from mesh_llm.planning.room import free_of, lodge
 from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
 
 
@@ -36,10 +39,8 @@ class Launch:
         if settings != self.settings:
             return replace(self, settings=settings).engine(plan, links, nodes_here=nodes_here)
         config, facts = self.config, self.model
-        own = sum(stage.last - stage.first for stage in plan.stages if stage.node == self.me)
         fit = self._fit_alone(plan) if not links else None
-        devices = fit.devices if fit else tuple(gpu.name for gpu in self.equipment.gpus)
-        wanted = own if config.gpu_layers is None else min(own, config.gpu_layers)
+        devices, gpu_layers = (fit.devices, fit.gpu_layers) if fit else self._beside_workers(plan)
         can = abilities(config, facts)
         sizes = batches(plan, facts, whole=can.embeddings or can.rerank, images=can.projector is not None)
         # A person's own micro-batch is not to be cut by our step.
@@ -53,7 +54,7 @@ class Launch:
             threads=self.threads(nodes_here),
             key=secrets.token_urlsafe(32),
             devices=devices,
-            gpu_layers=fit.gpu_layers if fit else (wanted if devices else 0),
+            gpu_layers=gpu_layers,
             cache_type_k=self.settings.cache_type_k,
             cache_type_v=self.settings.cache_type_v,
             batch=batch,
@@ -106,18 +107,31 @@ class Launch:
             memory_bytes=self.equipment.memory_bytes,
             gpus=self.equipment.gpus,
             gpu_layers=self.config.gpu_layers,
+            max_memory_bytes=self.equipment.max_memory_bytes,
         )
+
+    def _beside_workers(self, plan: Plan) -> tuple[tuple[str, ...], int]:
+        """The devices of a host that has workers, and how many of its own layers lie there, as planned."""
+        own = next((stage for stage in plan.stages if stage.node == self.me), None)
+        first, last = (own.first, own.last) if own else (0, 0)
+        load = load_of(self.model, self.wish(plan.context))
+        free, head = free_of(self.equipment), not plan.head_on_worker
+        place = lodge(free, load, first, last, host=True, head=head)
+        if place is None or not place.gpu_bytes:
+            return (), 0
+        return tuple(gpu.name for gpu in self.equipment.gpus), place.on_gpu
 
     def threads(self, nodes_here: int) -> int:
         """Cores are shared with the other nodes of this machine."""
         return self.config.threads or max(1, machine.threads() // nodes_here)
 
     def worker(self, socket: Path, *, nodes_here: int) -> WorkerSpec:
+        lent = loan(self.equipment)
         return WorkerSpec(
             socket=str(socket),
-            device=self.equipment.device,
+            device=lent.device,
             threads=self.threads(nodes_here),
-            quota_bytes=self.equipment.quota_bytes,
+            quota_bytes=lent.bytes,
             libraries=self._libraries(),
             trace=f"{self.config.trace}.worker" if self.config.trace else None,
         )

@@ -29,6 +29,7 @@ from mesh_llm.membership.record import Record
 from mesh_llm.membership.view import View
 from mesh_llm.node.forwarding import join_streams
 from mesh_llm.node.ways import Ways
+from mesh_llm.planning.loan import usable_bytes
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.transport.dialler import expelled
 from mesh_llm.transport.network import Network, Peer, Stream
@@ -192,7 +193,8 @@ class Mesh:
         return found | {m.id: "its user unloaded the model there" for m in self.alive() if m.facts.resting}
 
     def own_memory_bytes(self) -> int:
-        return self.facts.memory_bytes + sum(gpu.free_bytes for gpu in self.facts.gpus)
+        """All that a plan of its own may take."""
+        return usable_bytes(self.facts)
 
     def serving(self) -> tuple[NodeId, ServingPlan] | None:
         """The published plan of the highest epoch, and its host."""

@@ -52,6 +52,7 @@ from mesh_llm.node.run import Run
 from mesh_llm.node.shelf import Shelf
 from mesh_llm.node.supply import Supply
 from mesh_llm.node.window import Window
+from mesh_llm.planning.loan import unlent
 from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.links import open_door
@@ -245,11 +246,12 @@ class Node:
         self.mesh.publish(
             settings=settings,
             splits=self.config.bin_dir is None,
-            gpu_layers=self.config.gpu_layers,
             **self.shelf.told(),
             state=State.WAITING,
             **equipment.facts(),
         )
+        if self.config.bin_dir is None and (text := unlent(equipment)):
+            self._say("device", text)
         self._say(
             "invite",
             f"Invite token: {self.entry.invite_others(Role.NODE, INVITE_DEFAULT_S, reuse=True)['token']}",

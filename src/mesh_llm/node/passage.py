@@ -20,6 +20,7 @@ from typing import Any
 from mesh_llm.defaults import LINK_OPEN_S, LINK_TICKET_BYTES
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, PeerLost
 from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.upstream import Turn
 from mesh_llm.home import link_door
 from mesh_llm.node import hearsay
 from mesh_llm.node.guests import Guests
@@ -141,23 +142,25 @@ class Passage:
             with suppress(MeshError, OSError):
                 await stream.finish()
 
-    async def http(
-        self, node: NodeId, epoch: int, *, client: str | None = None, resumed: bool = False
-    ) -> socket.socket:
-        """A connection to the engine of `node`; with a `client` for one request, which waits for its turn.
+    async def http(self, node: NodeId, epoch: int, turn: Turn | None = None) -> socket.socket:
+        """A connection to the engine of `node`; with a `turn` for one request, which waits for it.
 
         It can be used at once. The wait is the answer's, and so are its ends: 429 where the queue is
         full, 503 where it takes too long.
         """
         header: dict[str, Any] = {"epoch": epoch}
-        if client is not None:
+        if turn is not None:
             # The host has to tell clients apart, not to know them: addresses and keys stay here.
-            name = hashlib.blake2b(client.encode(), digest_size=16, key=self._salt).hexdigest()
-            header |= {"client": name, "resumed": resumed}
+            header |= {"client": self._alias(turn.client), "resumed": turn.resumed}
+            header |= {"name": self._alias(turn.name)} if turn.name else {}
+            header |= {} if turn.within_s is None else {"within_s": turn.within_s}
         stream = await self._mesh.open(node, "http", header)
         ours, theirs = socket.socketpair()
         self._copy(theirs, stream, f"http to {node[:8]}")
         return ours
+
+    def _alias(self, name: str) -> str:
+        return hashlib.blake2b(name.encode(), digest_size=16, key=self._salt).hexdigest()
 
     def _copy(self, link: socket.socket, stream: Stream, name: str) -> None:
         task = asyncio.create_task(self._copied(link, stream), name=name)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mesh_llm.defaults import HISTORY_LIMIT_BYTES, REMOTE_ANSWER_S, REMOTE_RETRY_S
 from mesh_llm.errors import MeshError
-from mesh_llm.gateway.upstream import Upstream
+from mesh_llm.gateway.upstream import Turn, Upstream
 from mesh_llm.node import hearsay
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Passage
@@ -122,10 +122,8 @@ class Remote:
         await stream.finish()
         return document
 
-    async def _connect(
-        self, host: NodeId, epoch: int, *, client: str | None = None, resumed: bool = False
-    ) -> socket.socket:
+    async def _connect(self, host: NodeId, epoch: int, turn: Turn | None = None) -> socket.socket:
         try:
-            return await self._passage.http(host, epoch, client=client, resumed=resumed)
+            return await self._passage.http(host, epoch, turn)
         except MeshError as error:
             raise OSError(error.message) from error

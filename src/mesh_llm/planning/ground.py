@@ -58,7 +58,10 @@ class Way:
 class Ground:
     snapshot: Snapshot
     load: Load
-    rooms: dict[NodeId, Room]
+    rooms: Mapping[NodeId, Room]
+    """Of hosts."""
+    lent: Mapping[NodeId, Room]
+    """Of workers."""
     speeds: dict[NodeId, Speed | None]
     routes: dict[tuple[NodeId, frozenset[NodeId], bool], tuple[NodeId, ...]] = field(
         default_factory=dict, compare=False, repr=False
@@ -99,7 +102,7 @@ class Ground:
     ) -> tuple[Lodging, ...] | None:
         """Where the stages lie; None where one does not fit. A host without layers needs room, too."""
         ledger, found = Ledger(), []
-        rooms = self.rooms_of((host, *(span.node for span in spans)))
+        rooms = self.rooms_of(host, (span.node for span in spans))
         if all(span.node != host for span in spans):
             empty = lodge(ledger.free(rooms[host]), self.load, 0, 0, host=True, head=not head_on_worker)
             if empty is None:
@@ -116,17 +119,23 @@ class Ground:
             found.append(lodging)
         return tuple(found)
 
-    def rooms_of(self, nodes: Iterable[NodeId]) -> Mapping[NodeId, Room]:
-        """What these lend when all of them take part."""
-        return dealt({node: self.rooms[node] for node in nodes})
+    def room(self, node: NodeId, *, host: NodeId | None) -> Room:
+        """What a node has for a plan of this host."""
+        return (self.rooms if node == host else self.lent)[node]
+
+    def rooms_of(self, host: NodeId, nodes: Iterable[NodeId]) -> Mapping[NodeId, Room]:
+        """What these have when all of them take part."""
+        return dealt({node: self.room(node, host=host) for node in (host, *nodes)})
 
 
 def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> Ground:
+    # Those who left no longer share anything, and those who lend nothing need no room.
+    here = rooms(node for node in snapshot.nodes if node.alive)
     return Ground(
         snapshot=snapshot,
         load=load_of(facts, settings),
-        # Those who left no longer share anything, and those who lend nothing need no room.
-        rooms=rooms(node for node in snapshot.nodes if node.alive),
+        rooms=here.hosting,
+        lent=here.lent,
         speeds={node.id: _speed(node.facts.speed) for node in snapshot.nodes},
     )
 

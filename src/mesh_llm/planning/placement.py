@@ -51,7 +51,7 @@ def fewest(ground: Ground, host: NodeId, workers: Sequence[NodeId]) -> Layout | 
     own = capacity(ground.rooms[host], ground.load, host=True)
     if own is None:
         return None
-    sizes = {node: capacity(ground.rooms[node], ground.load, host=False) for node in workers}
+    sizes = {node: capacity(ground.lent[node], ground.load, host=False) for node in workers}
     largest = [(size.total, node) for node, size in sizes.items() if size and size.total]
     largest.sort(key=lambda pair: (-pair[0], pair[1]))
     held = own.total
@@ -84,7 +84,7 @@ class _Search:
 
     def drop(self) -> None:
         """Nodes that turn out not to be needed: who shares a machine may add nothing."""
-        for node in sorted(self.workers(), key=lambda node: (self.ground.rooms[node].total_bytes, node)):
+        for node in sorted(self.workers(), key=lambda node: (self.ground.lent[node].total_bytes, node)):
             rest = [other for other in self.workers() if other != node]
             if rest and (smaller := self._filled(rest)):
                 self.layout = smaller
@@ -161,7 +161,7 @@ def spread_out(
         return None
     rates = _rates(ground, order)
     if rates is None:
-        rates = [(float(ground.rooms[node].total_bytes),) * 2 for node in order]
+        rates = [(float(ground.room(node, host=host).total_bytes),) * 2 for node in order]
     layout = _laid(ground, host, order, spread(ground.load.count, sizes, rates))
     return layout if layout and len(layout.spans) == len(order) else None
 
@@ -176,7 +176,7 @@ def _laid(ground: Ground, host: NodeId, order: Sequence[NodeId], wanted: Sequenc
 
 
 def _capacities(ground: Ground, host: NodeId, order: Sequence[NodeId]) -> list[Capacity] | None:
-    rooms = divided({node: ground.rooms[node] for node in order})
+    rooms = divided({node: ground.room(node, host=host) for node in order})
     sizes = [capacity(rooms[node], ground.load, host=node == host) for node in order]
     known = [size for size in sizes if size]
     return known if len(known) == len(sizes) else None

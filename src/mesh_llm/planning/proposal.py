@@ -143,7 +143,8 @@ def available(asked: Question, host: NodeId | None = None) -> tuple[int, int]:
     leader = asked.snapshot.node(host) if host else next(iter(asked.elected()), None)
     if leader:
         nodes = (leader.id, *asked.partners(leader))
-    return total_bytes(asked.ground.rooms[node] for node in nodes), len(nodes)
+    hosting = leader.id if leader else None
+    return total_bytes(asked.ground.room(node, host=hosting) for node in nodes), len(nodes)
 
 
 def _nodes(count: int) -> str:
@@ -222,7 +223,7 @@ def _respread(host: NodeId, workers: tuple[NodeId, ...]) -> Remake:
 
 def _capable(asked: Question, ground: Ground, host: Candidate) -> list[NodeId]:
     """Partners with room for a layer, the largest first."""
-    sizes = {node: capacity(ground.rooms[node], ground.load, host=False) for node in asked.partners(host)}
+    sizes = {node: capacity(ground.lent[node], ground.load, host=False) for node in asked.partners(host)}
     capable = [(size.total, node) for node, size in sizes.items() if size and size.total]
     return [node for _, node in sorted(capable, key=lambda pair: (-pair[0], pair[1]))]
 

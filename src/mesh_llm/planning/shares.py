@@ -106,7 +106,7 @@ def lay_out(
         roomy = [index for index in range(len(order)) if index not in limited]
         if not roomy:
             break
-        most = max(roomy, key=lambda index: (ground.rooms[order[index]].total_bytes, -index))
+        most = max(roomy, key=lambda index: (ground.room(order[index], host=host).total_bytes, -index))
         wanted = counts
         wanted[most] += left
     counts, _, left = _walk(ground, host, order, [ground.load.count] * len(order))
@@ -118,7 +118,7 @@ def _walk(
 ) -> tuple[list[int], set[int], int]:
     """What each gets, who could not take more, and the layers that nobody took."""
     ledger, position, carried = Ledger(), 0, 0
-    rooms = ground.rooms_of((host, *order))
+    rooms = ground.rooms_of(host, order)
     counts: list[int] = []
     limited: set[int] = set()
     if host not in order:

@@ -38,8 +38,8 @@ _TEXT = re.compile(r"[A-Za-z0-9_-]+")
 _RELAY = re.compile(r"https?://[!-~]+")
 _TOKEN = re.compile(r"[!-~]+")
 
-_CLIENT, _FOREIGN_MESH, _EXPIRES, _HAS_RELAY, _HAS_TOKEN = 1, 2, 4, 8, 16
-_KNOWN_FLAGS = 31
+_CLIENT, _FOREIGN_MESH, _EXPIRES, _HAS_RELAY, _HAS_TOKEN, _OWN_RELAY = 1, 2, 4, 8, 16, 32
+_KNOWN_FLAGS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,8 @@ class Invite:
     secret: bytes = field(repr=False)
     inviter: NodeId
     address: Address
+    own_relay: bool = False
+    """The relay of its address is the mesh's own, for all members; else it is only where the inviter is."""
     relay_token: str | None = field(default=None, repr=False)
     role: Role = Role.NODE
     expires: int | None = None
@@ -135,7 +137,7 @@ def _pack(invite: Invite) -> bytes:
     foreign = str(invite.mesh) != invite.inviter
     flags = (_CLIENT if invite.role is Role.CLIENT else 0) | (_FOREIGN_MESH if foreign else 0)
     flags |= (_EXPIRES if invite.expires is not None else 0) | (_HAS_RELAY if invite.address.relay else 0)
-    flags |= _HAS_TOKEN if invite.relay_token else 0
+    flags |= (_HAS_TOKEN if invite.relay_token else 0) | (_OWN_RELAY if invite.own_relay else 0)
     parts = [bytes([flags]), bytes.fromhex(invite.id), bytes.fromhex(invite.inviter)]
     if foreign:
         parts.append(bytes.fromhex(invite.mesh))
@@ -201,12 +203,16 @@ def _unpack(content: bytes) -> Invite:
     relay = reader.text(_RELAY) if flags & _HAS_RELAY else None
     relay_token = reader.text(_TOKEN) if flags & _HAS_TOKEN else None
     reader.end()
+    own_relay = bool(flags & _OWN_RELAY)
+    if own_relay and relay is None:
+        raise ValueError("no relay that could be its own")
     return Invite(
         id=id,
         mesh=MeshId(mesh),
         secret=secret,
         inviter=NodeId(inviter),
         address=Address(direct=direct, relay=relay),
+        own_relay=own_relay,
         relay_token=relay_token,
         role=Role.CLIENT if flags & _CLIENT else Role.NODE,
         expires=expires,

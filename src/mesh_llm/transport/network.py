@@ -160,6 +160,7 @@ class Network:
             secret=issued.secret,
             inviter=self.id,
             address=self.address,
+            own_relay=self.config.relay is not None,
             relay_token=self.config.relay_token,
             role=role,
             expires=issued.expires,

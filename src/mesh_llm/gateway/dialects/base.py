@@ -126,6 +126,18 @@ class Seam:
     """It has reached its limit already: nothing but its end is wanted."""
 
 
+def rendered_chat(body: Document, last: Document | None) -> tuple[str, Document]:
+    """How the model's template treats the end of a conversation, asked for in the only form in which the
+    engine shows a prompt: `last` is what the assistant has said, as the engine would take it."""
+    messages: list[Document] = [{"role": "user", "content": "?"}]
+    if last is not None:
+        messages.append({"role": "assistant", "content": last["content"]})
+    settings: Document = {
+        name: body[name] for name in ("chat_template_kwargs", "reasoning_format") if name in body
+    }
+    return "/apply-template", {**settings, "messages": messages}
+
+
 def documents(events: Sequence[bytes]) -> list[Document]:
     return [data for event in events if (data := data_of(event)) is not None]
 

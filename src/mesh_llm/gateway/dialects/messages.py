@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents
+from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents, rendered_chat
 from mesh_llm.gateway.events import make
 from mesh_llm.gateway.failures import Failure
 
@@ -39,6 +39,10 @@ class Messages(Dialect):
             messages, beginning = messages[:-1], own
         last = {"role": "assistant", "content": beginning + said.content}
         return {**body, "messages": [*messages, last]}
+
+    def rendering(self, body: Document) -> tuple[str, Document] | None:
+        last = body["messages"][-1]
+        return rendered_chat(body, last if last.get("role") == "assistant" else None)
 
     def counting(self, body: Document) -> tuple[str, Document] | None:
         return "/v1/messages/count_tokens", body

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents
+from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents, rendered_chat
 from mesh_llm.gateway.events import data_of, make, with_data
 from mesh_llm.gateway.failures import Failure
 
@@ -61,6 +61,12 @@ class Responses(Dialect):
             "input": [*items, {"type": "message", "role": "assistant", "content": [text]}],
         }
 
+    def rendering(self, body: Document) -> tuple[str, Document] | None:
+        match body["input"]:
+            case [*_, {"role": "assistant", "content": [{"text": str(text)}]}]:
+                return rendered_chat(body, {"content": text})
+        return rendered_chat(body, None)
+
     def counting(self, body: Document) -> tuple[str, Document] | None:
         return "/v1/responses/input_tokens", body
 
@@ -98,7 +104,7 @@ class Responses(Dialect):
         return {"completed_at": response["created_at"], **response}
 
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
-        error = {"type": "error", "code": failure.code, "message": failure.message, "param": None}
+        error = {"type": "error", "code": str(failure.code), "message": failure.message, "param": None}
         return make({**error, **failure.document()}, "error")
 
 

@@ -48,6 +48,9 @@ GATEWAY_RESUME_S = 120.0
 """For the mesh to serve again: long enough to load a large model from disk, short enough for a person."""
 GATEWAY_RESUME_TRIES = 4
 """Engines that die of the same request without a word of an answer: it is the request, then."""
+GATEWAY_CUT_BACK = 4
+"""Events by which an answer is cut earlier than it broke off, to be cut between its own tokens. Each is a
+question to the next engine; two are enough behind a blank line."""
 GATEWAY_LOOK_S = 0.02
 """Between two looks for the next engine. Asking costs a microsecond, and depends on all that a node knows."""
 GATEWAY_GAP_S = 5.0

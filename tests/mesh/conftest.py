@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -43,7 +43,10 @@ class _Kept:
 
     def _forgive(self, mesh: MeshProcesses) -> None:
         """One that test after test takes down is kept out for longer each time; started anew it is not."""
-        agreed = until(mesh.agreed, within_s=WHOLE_S, what="some plan serves")
+        try:
+            agreed = until(mesh.agreed, within_s=WHOLE_S, what="some plan serves")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{mesh.told()}") from None
         if left_out := set(NAMES).difference(name for name, _, _ in agreed.stages):
             try:
                 mesh.serving(within_s=PATIENCE_S)
@@ -83,6 +86,12 @@ def trio(kept: _Kept, request: pytest.FixtureRequest) -> Iterator[MeshProcesses]
         raise
     if request.session.testsfailed > failed:
         kept.end()
+
+
+@pytest.fixture
+def heal(kept: _Kept) -> Callable[[], MeshProcesses]:
+    """Makes the trio whole again in the middle of a test."""
+    return kept.whole
 
 
 @pytest.fixture

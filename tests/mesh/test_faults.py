@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,11 @@ from tests.support.faults import (
     Client,
     Outcome,
     body_of,
+    check_shaped,
+    check_text,
     continued,
     events_at_seams,
+    pieces_at_seams,
     undisturbed,
 )
 from tests.support.mesh import Agreed, MeshProcesses
@@ -31,10 +33,22 @@ VICTIMS = ("engine", "worker child", "worker node", "host node")
 FAULTS = ("kill", "stop")
 MOMENTS = ("queued", "prefill", "first", "middle", "end")
 FORMS = ("stream", "whole", "tools", "schema")
-SAMPLE = 6
-SEED = 4
+SAMPLE = (
+    # Each loss that costs the engine its answer, early and late, with and without a stream.
+    "kill-engine-first-stream",
+    "kill-engine-middle-whole",
+    "kill-worker_node-first-whole",
+    "kill-worker_node-middle-stream",
+    "kill-host_node-first-whole",
+    "kill-host_node-middle-stream",
+    # And one of each other kind.
+    "stop-worker_child-middle-whole",
+    "kill-worker_child-queued-tools",
+    "kill-engine-end-schema",
+)
 MOMENT_S = 60.0
-REFUSALS = {"not_resumed", "engine_lost"}
+TRIES = 3
+"""For a strike to be in time: an answer takes a second, and the machine may stand still for three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +62,20 @@ class Case:
         return f"{self.fault}-{self.victim}-{self.moment}-{self.form}".replace(" ", "_")
 
 
+class TooLate(AssertionError):
+    """The answer was over when the blow fell: nothing has been tested."""
+
+
 def cases() -> list[object]:
     """A sample for every run, the same each time; all of them with the long tests."""
     every = [
         Case(victim=victim, fault=fault, moment=moment, form=form)
         for victim, fault, moment, form in itertools.product(VICTIMS, FAULTS, MOMENTS, FORMS)
     ]
-    sample = set(random.Random(SEED).sample(every, SAMPLE))
+    assert {str(case) for case in every}.issuperset(SAMPLE)
     return [
-        pytest.param(case, id=str(case), marks=() if case in sample else pytest.mark.full) for case in every
+        pytest.param(case, id=str(case), marks=() if str(case) in SAMPLE else pytest.mark.full)
+        for case in every
     ]
 
 
@@ -85,7 +104,20 @@ def references() -> References:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_fault(trio: MeshProcesses, references: References, case: Case) -> None:
+def test_fault(
+    trio: MeshProcesses, heal: Callable[[], MeshProcesses], references: References, case: Case
+) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            check(trio, references, case)
+            return
+        except TooLate:
+            if not left:
+                raise
+        heal()
+
+
+def check(trio: MeshProcesses, references: References, case: Case) -> None:
     plan = trio.serving()
     asking = asked_node(plan, case)
     node = trio.nodes[asking]
@@ -99,12 +131,19 @@ def test_fault(trio: MeshProcesses, references: References, case: Case) -> None:
         outcome = struck(trio, plan, node, case, body, strike, total=len(reference.pieces))
         seams = outcome.at_seam
         if case.form == "whole":
-            # The first event says who speaks, each of the others is a piece.
-            seams = [max(0, told - 1) for told in events_at_seams(node.logs())[logged:]]
+            seams = pieces_at_seams(events_at_seams(node.logs())[logged:])
         if case.form in ("tools", "schema"):
             check_shaped(outcome, reference)
         else:
-            check_text(node, body, outcome, reference, pieces.pieces, seams)
+            check_text(
+                outcome,
+                reference,
+                pieces.pieces,
+                seams,
+                lambda beginning, tokens: continued(node, body, beginning, tokens),
+            )
+        if case.moment in ("prefill", "first", "middle") and not (seams or outcome.error):
+            raise TooLate(f"{case}: no other engine had to go on")
 
 
 def asked_node(plan: Agreed, case: Case) -> str:
@@ -185,12 +224,22 @@ def struck(
         client = Client(node, body, at=at, do=strike)
         client.start()
         return client.finished()
-    client = Client(node, body, do=lambda: None)
-    client.start()
-    wanted = {"prefill": 0, "first": 1, "middle": TOKENS // 2, "end": TOKENS - 2}[case.moment]
-    until(lambda: decoded(host) >= wanted or not client.is_alive(), within_s=MOMENT_S, what="it is answering")
-    strike()
-    return client.finished()
+    wanted = {"prefill": 0, "first": 1, "middle": TOKENS // 2, "end": TOKENS - 8}[case.moment]
+    for _ in range(TRIES):
+        client = Client(node, body, do=lambda: None)
+        client.start()
+        until(
+            lambda running=client: decoded(host) >= wanted or not running.is_alive(),  # type: ignore[misc]
+            within_s=MOMENT_S,
+            what="it is answering",
+        )
+        if client.is_alive():
+            strike()
+            if not client.is_alive():
+                raise TooLate(f"{case}: the answer ended just before")
+            return client.finished()
+        client.finished()
+    raise TooLate(f"{case}: {TRIES} answers ended before anybody saw them at token {wanted}")
 
 
 @contextmanager
@@ -210,51 +259,3 @@ def decoded(host: NodeProcess) -> int:
     """Tokens of the answer under way; -1 where there is none."""
     [slot] = host.ask("/slots").json()
     return max(token["n_decoded"] for token in slot["next_token"]) if slot["is_processing"] else -1
-
-
-# -- what may come of it ---------------------------------------------------------------------------
-
-
-def check_shaped(outcome: Outcome, reference: Outcome) -> None:
-    if outcome.error is None:
-        assert outcome.done
-        assert (outcome.text, outcome.finish) == (reference.text, reference.finish)
-        return
-    assert outcome.error["code"] in REFUSALS, outcome.error
-    assert not outcome.done
-    assert outcome.finish in ([], ["error"])
-    assert reference.text.startswith(outcome.text)
-
-
-def check_text(
-    node: NodeProcess,
-    body: dict[str, object],
-    outcome: Outcome,
-    reference: Outcome,
-    pieces: list[str],
-    seams: list[int],
-) -> None:
-    """No piece lost, doubled or altered: each part follows from what was there before it."""
-    assert outcome.error is None, outcome.error
-    assert outcome.done
-    assert outcome.finish == ["length"]
-    assert outcome.usage is not None
-    assert reference.usage is not None
-    assert outcome.usage["prompt_tokens"] == reference.usage["prompt_tokens"]
-    assert outcome.usage["completion_tokens"] == TOKENS
-    begun = [count for count in seams if count > 0]
-    if not begun:
-        assert outcome.text == reference.text
-        return
-    assert outcome.text.startswith("".join(pieces[: begun[0]]))
-    if len(outcome.pieces) > 1:
-        # Of a stream every part is known: between one seam and the next.
-        parts = [
-            (outcome.pieces[:at], outcome.pieces[at:end]) for at, end in itertools.pairwise([*begun, TOKENS])
-        ]
-    else:
-        beginning = pieces[: begun[0]]
-        parts = [(beginning, [outcome.text.removeprefix("".join(beginning))])] if len(begun) == 1 else []
-    for before, part in parts:
-        follows = continued(node, body, "".join(before))
-        assert follows.startswith("".join(part)), (before, follows, part)

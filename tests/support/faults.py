@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -19,6 +20,9 @@ CHAT_PATH = "/v1/chat/completions"
 TOKENS = 40
 BOUND_S = 150.0
 """The gateway gives up after two minutes; nobody waits any longer than that."""
+CONTINUED_TRIES = 5
+RESUMED = "x-mesh-llm-resumed"
+REFUSALS = {"not_resumed", "engine_lost"}
 LONG = "Here is a list of numbers: " + " ".join(str(number) for number in range(400)) + ". "
 """A thousand tokens or so: seconds pass in which nothing else comes."""
 
@@ -156,18 +160,78 @@ def undisturbed(node: NodeProcess, body: dict[str, Any]) -> Outcome:
     return outcome
 
 
-def continued(node: NodeProcess, body: dict[str, Any], beginning: str) -> str:
+Follow = Callable[[str, int], str]
+"""What comes after a text, so many tokens of it, when nothing happens meanwhile."""
+
+
+def continued(node: NodeProcess, body: dict[str, Any], beginning: str, tokens: int) -> str:
     """What follows `beginning` when a mesh that nothing has happened to is asked to go on from it."""
     messages = [*body["messages"], {"role": "assistant", "content": beginning}]
     more = {"messages": messages, "continue_final_message": "content", "add_generation_prompt": False}
-    asked = {**body, **more, "stream": False}
+    asked = {**body, **more, "stream": False, "max_tokens": tokens}
     asked.pop("stream_options", None)
-    # The mesh may be taking its lost one back just now.
-    reply = node.ask(CHAT_PATH, asked, headers={"Prefer": "wait=60"})
-    assert reply.status == 200, reply.body
-    return str(reply.json()["choices"][0]["message"]["content"])
+    for _ in range(CONTINUED_TRIES):
+        # The mesh may be taking its lost one back just now.
+        reply = node.ask(CHAT_PATH, asked, headers={"Prefer": "wait=60"})
+        assert reply.status == 200, reply.body
+        if RESUMED not in {name.lower() for name in reply.headers}:
+            document = reply.json()
+            # One engine has made all of it: this is its own count, and no sum of the gateway's.
+            assert document["usage"]["completion_tokens"] == tokens, document
+            return str(document["choices"][0]["message"]["content"])
+    raise AssertionError(f"{CONTINUED_TRIES} times something happened to the answer that nothing should")
 
 
 def events_at_seams(log: str) -> list[int]:
     """From a node's log: how many events had been told each time that another engine went on."""
     return [int(count) for count in re.findall(r"goes on elsewhere events=([0-9]+)", log)]
+
+
+def pieces_at_seams(events: list[int]) -> list[int]:
+    """How many pieces of text were among so many events.
+
+    The first one says who speaks; after the last piece come the reason why it ends, and the count.
+    """
+    return [min(max(0, count - 1), TOKENS) for count in events]
+
+
+# -- what may come of it ---------------------------------------------------------------------------
+
+
+def check_shaped(outcome: Outcome, reference: Outcome) -> None:
+    if outcome.error is None:
+        assert outcome.done
+        assert (outcome.text, outcome.finish) == (reference.text, reference.finish)
+        return
+    assert outcome.error["code"] in REFUSALS, outcome.error
+    assert not outcome.done
+    assert outcome.finish in ([], ["error"])
+    assert reference.text.startswith(outcome.text)
+
+
+def check_text(
+    outcome: Outcome, reference: Outcome, pieces: list[str], seams: list[int], follow: Follow
+) -> None:
+    """No piece lost, doubled or altered: each part is what follows from all that was there before it.
+
+    `pieces` are those of the undisturbed answer, one for each token; `seams` how many of them the
+    client had, or would have had of a stream, each time that another engine went on.
+    """
+    assert outcome.error is None, outcome.error
+    assert outcome.done
+    assert outcome.finish == ["length"]
+    assert outcome.usage is not None
+    assert reference.usage is not None
+    assert outcome.usage["prompt_tokens"] == reference.usage["prompt_tokens"]
+    assert outcome.usage["completion_tokens"] == TOKENS
+    assert len(pieces) == TOKENS, pieces
+    # A stream has a piece for each token, a whole answer is one piece.
+    assert len(outcome.pieces) == len(reference.pieces), outcome.pieces
+    begun = [count for count in seams if count > 0]
+    expected = "".join(pieces[: begun[0]] if begun else pieces)
+    for at, end in itertools.pairwise([*begun, TOKENS]):
+        if len(outcome.pieces) == TOKENS:
+            assert "".join(outcome.pieces[:at]) == expected, (at, outcome.pieces)
+        if end > at:
+            expected += follow(expected, end - at)
+    assert outcome.text == expected, (begun, outcome.pieces)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -14,6 +16,7 @@ from mesh_llm.defaults import GATEWAY_TRANSCRIPT_BYTES
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.beat import beating
 from mesh_llm.gateway.connection import EngineError
+from mesh_llm.gateway.cut import Cut, cut_back
 from mesh_llm.gateway.dialects.base import Document, Said, Seam
 from mesh_llm.gateway.events import EventCutter, comment, data_of, dump
 from mesh_llm.gateway.failures import Failure
@@ -21,7 +24,7 @@ from mesh_llm.gateway.generation import Generation
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, Exchange
 from mesh_llm.gateway.outlet import Outlet
-from mesh_llm.gateway.seam import Continuing, Joint, Matching
+from mesh_llm.gateway.seam import Continuing, Joint, Matching, Repeating
 
 Count = Callable[[str, Document], Awaitable[Document]]
 """Asks the next engine for something small."""
@@ -56,6 +59,8 @@ class Answer:
         self._headers = CIMultiDict[str]()
         self._cutter = EventCutter()
         self._joint: Joint | None = None
+        self._has_differed = False
+        """An engine was to say the end of what was told once more, and said something else."""
         self._polish = generation.dialect.polish()
         self._told: list[bytes] = []
         self._told_bytes = 0
@@ -160,6 +165,7 @@ class Answer:
 
     async def next_request(self, count: Count) -> Document:
         """What to ask the next engine for."""
+        self._has_differed |= isinstance(self._joint, Repeating) and self._joint.has_differed
         self._joint = None
         self._looks_for_progress = self._dialect.reports_progress
         self.doing = "waits for its turn"
@@ -177,13 +183,21 @@ class Answer:
         if self._prompt_tokens is None:
             self._prompt_tokens = await self._count(count, self._generation.asked)
         # The same text as before, and by the same tokens as long as those were the usual ones for it.
-        tokens = len(said.tokens) or max(0, await self._count(count, body) - self._prompt_tokens)
-        left = {name: max(0, int(body[name]) - tokens) for name in self._dialect.limits(body)}
+        tokens = len(said.tokens) or max(0, await self._count_answer(count, body))
+        cut = whole = Cut(events=len(self._told), said=said, body=body, tokens=tokens)
+        if not said.tokens:
+            cut = await cut_back(cut, self._told, self._generation, partial(self._count_answer, count))
+        if self._has_differed:
+            # From all that was told, then, if not from its very tokens; they still count as they came.
+            cut = replace(whole, tokens=cut.tokens + whole.events - cut.events)
+        left = {name: max(0, int(body[name]) - cut.tokens) for name in self._dialect.limits(body)}
         is_full = any(limit == 0 for limit in left.values())
-        seam = Seam(said=said, prompt_tokens=self._prompt_tokens, tokens=tokens, is_full=is_full)
+        seam = Seam(said=cut.said, prompt_tokens=self._prompt_tokens, tokens=cut.tokens, is_full=is_full)
         self._joint = Continuing(self._dialect, seam, self._told)
+        if cut.events < len(self._told):
+            self._joint = Repeating(self._joint, self._told[cut.events :])
         # An engine makes one token at least; that one is left out.
-        return {**body, **{name: max(1, limit) for name, limit in left.items()}}
+        return {**cut.body, **{name: max(1, limit) for name, limit in left.items()}}
 
     async def _is_continuation(self, ask: Count, body: Document, said: Said) -> bool:
         """Whether the prompt of `body` is the first one's and what was said, and no template added to it."""
@@ -197,6 +211,9 @@ class Answer:
         if not isinstance(old, str) or not isinstance(new, str):
             return False
         return new.startswith(old) if said.reasoning else new == old + said.content
+
+    async def _count_answer(self, count: Count, body: Document) -> int:
+        return await self._count(count, body) - (self._prompt_tokens or 0)
 
     async def _count(self, count: Count, body: Document) -> int:
         question = self._dialect.counting(body)

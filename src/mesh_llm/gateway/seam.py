@@ -21,6 +21,10 @@ class Diverged(EngineError):
     """A second run says something else than the first one did."""
 
 
+class NotRepeated(EngineError):
+    """A continuation that should have begun with the end of what was told begins otherwise."""
+
+
 class Joint(Protocol):
     def feed(self, event: bytes) -> bytes | None:
         """The event as the client should see it; None where it has seen it already, or need not."""
@@ -69,16 +73,9 @@ class Matching:
             return event if self._created is None else _CREATED.sub(self._created, event)
         told = self._told[self._at]
         self._at += 1
-        if not self._is_same(told, event):
+        if not _is_same(told, event, self._names):
             raise Diverged("the answer was made again, and came out different from what was already sent")
         return None
-
-    def _is_same(self, told: bytes, event: bytes) -> bool:
-        old, new = data_of(told), data_of(event)
-        if old is None or new is None:
-            return told == event
-        same_kind = told.partition(b"data:")[0] == event.partition(b"data:")[0]
-        return same_kind and self._names.learn(old, new)
 
 
 class Continuing:
@@ -106,3 +103,29 @@ class Continuing:
             return None
         joined.update({key: value for key, value in self._head.items() if key in joined})
         return self._names.apply(with_data(event, joined))
+
+
+class Repeating:
+    """A continuation that begins before the end of what was told: what comes again is left out."""
+
+    def __init__(self, joint: Joint, told: Sequence[bytes]) -> None:
+        self._joint = joint
+        self._told = list(told)
+        self.has_differed = False
+
+    def feed(self, event: bytes) -> bytes | None:
+        joined = self._joint.feed(event)
+        if joined is None or not self._told:
+            return joined
+        if not _is_same(self._told.pop(0), joined, Names()):
+            self.has_differed = True
+            raise NotRepeated("the next engine begins with something else than what was told last")
+        return None
+
+
+def _is_same(told: bytes, event: bytes, names: Names) -> bool:
+    old, new = data_of(told), data_of(event)
+    if old is None or new is None:
+        return told == event
+    same_kind = told.partition(b"data:")[0] == event.partition(b"data:")[0]
+    return same_kind and names.learn(old, new)

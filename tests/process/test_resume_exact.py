@@ -1,0 +1,176 @@
+"""An answer that a second engine goes on with, token by token beside what the engine says by itself.
+
+The engine is a real one. Its first connection breaks off after so many events; the gateway finds
+the same engine under another address, and cannot tell it from a second one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.upstream import Upstream
+from tests.support.lone_engine import KEY, LoneEngine, lone_engine
+from tests.support.raw_http import Answer, connect, request_bytes
+from tests.support.upstream import LAST_CHUNK, SSE_HEAD, FakeNode, Seen, Wire, fake_engine
+
+CHAT = "/v1/chat/completions"
+PLAIN = "/v1/completions"
+TOKENS = 40
+EXACT: dict[str, Any] = {"temperature": 0, "cache_prompt": False, "ignore_eos": True}
+ALIKE = {"n_ubatch": 32}
+"""The CPU's attention has other code for 64 tokens and more at once, which rounds differently."""
+FOX = "Tell me of a fox."
+COLOURS = "List five colours."
+"""Is answered with a list and a blank line."""
+
+
+@pytest.fixture(scope="module", params=[{}, ALIKE], ids=["as it comes", "alike"])
+def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2: Path, libraries: dict[str, Path], settings: dict[str, Any]) -> Iterator[LoneEngine]:
+    with lone_engine(smollm2, libraries, **settings) as engine:
+        yield engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """What the engine says when nothing happens."""
+
+    engine: LoneEngine
+    question: str
+    rendered: str
+    """As the template makes a prompt of it."""
+    prompt: list[int]
+    tokens: list[int]
+    pieces: list[str]
+
+    @classmethod
+    def of(cls, engine: LoneEngine, question: str) -> Undisturbed:
+        rendered = engine.ask("/apply-template", {"messages": messages(question)}).json()["prompt"]
+        cut = {"content": rendered, "add_special": True, "parse_special": True}
+        prompt = engine.ask("/tokenize", cut).json()["tokens"]
+        asked = {**EXACT, "prompt": prompt, "n_predict": TOKENS, "return_tokens": True}
+        tokens = engine.ask("/completion", asked).json()["tokens"]
+        pieces = [engine.ask("/detokenize", {"tokens": [token]}).json()["content"] for token in tokens]
+        assert len(tokens) == TOKENS
+        return cls(
+            engine=engine,
+            question=question,
+            rendered=rendered,
+            prompt=prompt,
+            tokens=tokens,
+            pieces=pieces,
+        )
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def asked(self, path: str) -> dict[str, Any]:
+        """As a client would ask for it there."""
+        what = {"messages": messages(self.question)} if path == CHAT else {"prompt": self.rendered}
+        return {**EXACT, **what, "max_tokens": TOKENS}
+
+    def after(self, count: int) -> str:
+        """What follows from the very tokens of the prompt and of the answer's beginning."""
+        asked = {**EXACT, "prompt": self.prompt + self.tokens[:count], "n_predict": TOKENS - count}
+        return str(self.engine.ask("/completion", asked).json()["content"]) if count < TOKENS else ""
+
+
+def messages(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+@asynccontextmanager
+async def broken_off(engine: LoneEngine, after: int) -> AsyncIterator[Gateway]:
+    """A gateway whose connection to the engine ends with the event of so many tokens, once."""
+    node = FakeNode()
+    real = Upstream(url=engine.url, key=KEY)
+
+    async def relay(seen: Seen, wire: Wire) -> None:
+        _, _, port = engine.url.rpartition(":")
+        async with connect(int(port)) as link:
+            await link.send(
+                request_bytes("POST", seen.target, f"Authorization: Bearer {KEY}", body=seen.body)
+            )
+            assert (await link.head()).status == 200
+            await wire.send(SSE_HEAD)
+            left = after
+            while chunk := await link.chunk():
+                for event in chunk.split(b"\n\n")[:-1]:
+                    await wire.send_chunk(event + b"\n\n")
+                    left -= b'"delta":{"content":"' in event or b'"text":"' in event
+                    if not left:
+                        node.where = real
+                        wire.abort()
+                        return
+            await wire.send(LAST_CHUNK)
+
+    async with fake_engine() as first:
+        first.on(CHAT, relay)
+        first.on(PLAIN, relay)
+        node.where = first.upstream
+        gateway = Gateway(GatewayConfig(port=0), node)
+        await gateway.start()
+        try:
+            yield gateway
+        finally:
+            await gateway.stop()
+
+
+async def resumed(undisturbed: Undisturbed, path: str, *, after: int) -> tuple[list[str], dict[str, int]]:
+    """The pieces that a client gets of an answer that was cut there, and their count."""
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    body = json.dumps({**undisturbed.asked(path), **streamed}).encode()
+    async with broken_off(undisturbed.engine, after) as gateway, connect(gateway.port) as client:
+        await client.send(request_bytes("POST", path, body=body))
+        answer = await client.rest(await client.head())
+    assert answer.whole
+    assert answer.body.count(b": mesh-llm resumed 1") == 1
+    return pieces_of(answer)
+
+
+def pieces_of(answer: Answer) -> tuple[list[str], dict[str, int]]:
+    data = [json.loads(line[6:]) for line in answer.body.split(b"\n") if line.startswith(b"data: {")]
+    choices = [choice for told in data for choice in told["choices"]]
+    texts = [choice.get("text") or choice.get("delta", {}).get("content") for choice in choices]
+    *_, usage = (told["usage"] for told in data if "usage" in told)
+    return [text for text in texts if text], usage
+
+
+@pytest.mark.parametrize(("path", "question"), [(CHAT, FOX), (CHAT, COLOURS), (PLAIN, COLOURS)])
+async def test_a_cut_between_any_two_tokens(
+    engine: LoneEngine, settings: dict[str, Any], path: str, question: str
+) -> None:
+    undisturbed = await asyncio.to_thread(Undisturbed.of, engine, question)
+    for after in cuts(undisturbed):
+        pieces, usage = await resumed(undisturbed, path, after=after)
+        rest = await asyncio.to_thread(undisturbed.after, after)
+        assert pieces[:after] == undisturbed.pieces[:after]
+        assert "".join(pieces[after:]) == rest, after
+        assert len(pieces) == usage["completion_tokens"] == TOKENS, after
+        assert usage["prompt_tokens"] == len(undisturbed.prompt)
+        if settings == ALIKE:
+            assert pieces == undisturbed.pieces, after
+
+
+def cuts(undisturbed: Undisturbed) -> list[int]:
+    """Early, late, at the end, and behind blank lines: a text that ends there is cut into other tokens."""
+    pairs = enumerate(itertools.pairwise(undisturbed.pieces), 2)
+    blank = {at for at, (one, next_one) in pairs if one.isspace() and next_one.isspace()}
+    assert blank or undisturbed.question != COLOURS
+    return sorted({1, 33, TOKENS, *blank})

@@ -105,18 +105,33 @@ def test_stream_does_not_hang_with_a_stopped_host(trio: MeshProcesses) -> None:
     trio.serving(above=before.epoch)
 
 
-@pytest.mark.parametrize(
-    "sleep_s", [SLEEP_S, pytest.param(LONG_SLEEP_S, marks=pytest.mark.full)], ids=["short", "long"]
-)
-def test_mesh_sleeps_and_wakes(trio: MeshProcesses, sleep_s: float) -> None:
+def test_mesh_sleeps_and_wakes(trio: MeshProcesses) -> None:
+    sleep_and_wake(trio, SLEEP_S)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_mesh_sleeps_until_all_connections_are_lost(trio: MeshProcesses) -> None:
+    pairs = {frozenset(pair) for pair in combinations(trio.nodes, 2)}
+    # On a busy machine some go to sleep with packets unread, which give a connection another 30 s.
+    for _ in range(3):
+        lost = sleep_and_wake(trio, LONG_SLEEP_S)
+        if lost == pairs:
+            break
+    assert lost == pairs
+
+
+def sleep_and_wake(trio: MeshProcesses, sleep_s: float) -> set[frozenset[str]]:
+    """Everybody, and all is well again; the pairs of nodes whose connection was lost by that."""
     before, text = trio.serving(), trio.chat()
-    logs = {name: trio.nodes[name].home / "logs" / "node.log" for name in trio.nodes}
+    logs = {name: node.home / "logs" / "node.log" for name, node in trio.nodes.items()}
     said = {name: len(path.read_text()) for name, path in logs.items()}
 
     trio.freeze(trio.nodes)
     # The condition is the time itself: everybody sleeps.
     time.sleep(sleep_s)
-    trio.thaw(trio.nodes)
+    # The last one first: nothing has come in for it that would make a connection look alive.
+    trio.thaw(reversed(trio.nodes))
 
     # For a moment they say what was true before: a loss may show only now, and the first answers fail.
     for node in trio.nodes.values():
@@ -124,17 +139,14 @@ def test_mesh_sleeps_and_wakes(trio: MeshProcesses, sleep_s: float) -> None:
     after = trio.serving()
     assert before.epoch <= after.epoch <= before.epoch + 3 + SPARE_EPOCHS
     assert trio.chat() == text
-    if sleep_s == LONG_SLEEP_S:
-        # Some side finds that the time is up; another may first hear of that, or of the new connection.
-        told = {name: path.read_text()[said[name] :] for name, path in logs.items()}
-        names = {id[:8]: name for name, id in trio.ids.items()}
-        lost = {
-            frozenset((name, names[id]))
-            for name, words in told.items()
-            for id in re.findall(r"peer lost node=(\w+):", words)
-        }
-        assert lost == {frozenset(pair) for pair in combinations(trio.nodes, 2)}, told
-        assert any("the connection was lost (timed out)" in words for words in told.values()), told
+
+    names = {id[:8]: name for name, id in trio.ids.items()}
+    # Told by one side at least: the other may first hear of the new connection.
+    return {
+        frozenset((name, names[id]))
+        for name, path in logs.items()
+        for id in re.findall(r"peer lost node=(\w+): the connection was lost", path.read_text()[said[name] :])
+    }
 
 
 def is_answered(node: NodeProcess) -> bool:

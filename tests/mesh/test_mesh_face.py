@@ -156,7 +156,7 @@ def test_a_client_sees_the_same_and_stands_last(nodes: tuple[NodeProcess, NodePr
         ["two", "worker", "serving"],
         ["asker", "client", "serving"],
     ]
-    assert "\nplan     split over 2 nodes, hosted by one\n" in status
+    assert "\nplan         split over 2 nodes, hosted by one\n" in status
     assert plan.status == 0, plan.stderr
     assert "\nplan     split over 2 nodes, hosted by one\n" in plan.stdout
 

@@ -63,7 +63,7 @@ def restored(screen: Screen) -> None:
 
 
 def test_the_view_stands_below_the_lines_that_were_told(screen: Screen) -> None:
-    row = re.compile(r"desk  host  serving  0-\d+ +\S.* GB  self  -")
+    row = re.compile(r"desk  host  serving  0-\d+ +\S.* GB  self  - +-")
     lines = screen.until_lines(
         lambda lines: row.fullmatch(lines[-1]) and any(line.startswith("Engine ready in ") for line in lines),
         what="the whole view, below the word that the engine is ready",

@@ -1,18 +1,21 @@
 # From a clone: `make demo` and `make test` set up what they need. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-native fuzz check bench fmt lock screenshots clean
+.PHONY: help setup demo test test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
 
 BIN := .venv/bin
 # How long `make fuzz` looks for findings.
 SECONDS ?= 600
 # Test files that run at once; those of one file never do. Most tests wait more than they compute.
 WORKERS ?= 2
+# For test-repeat: how often, and how tests are dealt out (load: those of one file may run at once, too).
+N ?= 10
+DIST ?= loadfile
 # Folders of Python code that exist.
 CODE := $(wildcard src tests bench)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv with the locked dependencies and the mesh-llm command
 	@sh tools/setup.sh
@@ -26,6 +29,11 @@ test: check test-native ## check, native tests, a minute of fuzzing, all tests b
 
 test-full: check test-native fuzz ## check, then every test, and fuzzing for SECONDS=600
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-repeat: setup ## the tests that ARGS name, N=10 times, until a run fails
+	@for run in $$(seq $(N)); do \
+		$(BIN)/pytest -q -n $(WORKERS) --dist $(DIST) $(ARGS) || exit 1; echo "run $$run of $(N) passed"; \
+	done
 
 test-native: setup ## the native tests: plain, then under the address and thread sanitizers
 	sh tools/test_native.sh plain

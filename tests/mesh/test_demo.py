@@ -72,7 +72,7 @@ def test_what_people_see_of_it(smollm2: Path, home: Path) -> None:
 def test_latency_is_on_every_link(smollm2: Path, home: Path) -> None:
     figures = demo(home, "--latency", "40")
 
-    # Three links of 40 ms, one after the other, for each step: 8.3 tokens a second, and somewhat more by guesses.
+    # Three links of 40 ms, one after the other, for each step: 8.3 of them a second; guesses add tokens.
     assert 0 < figures["decode_tok_s"] < 2 / 0.120
     assert 0 < figures["predicted_tok_s"] < 1 / 0.120
     assert all(node["link"]["rtt_ms"] >= 80 for node in figures["nodes"][1:])

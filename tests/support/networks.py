@@ -252,14 +252,19 @@ def serves(document: dict[str, Any], *computing: str) -> bool:
 
 def all_serve(nodes: list[HostNode], *computing: str, within_s: float = SOON_S) -> list[dict[str, Any]]:
     """Until they all agree on a plan of exactly these nodes; what each of them says of it."""
-    documents = [
-        node.until_status(
-            lambda document: serves(document, *computing),
-            what=f"a plan of {', '.join(computing)} serves",
-            within_s=within_s,
-        )
-        for node in nodes
-    ]
+    try:
+        documents = [
+            node.until_status(
+                lambda document: serves(document, *computing),
+                what=f"a plan of {', '.join(computing)} serves",
+                within_s=within_s,
+            )
+            for node in nodes
+        ]
+    except AssertionError as error:
+        # It may be another node's to bring the plan up.
+        logs = "\n".join(f"--- {node.home.name}\n{node.logs()[-4000:]}" for node in nodes)
+        raise AssertionError(f"{error}\n{logs}") from None
     epochs = {document["plan"]["epoch"] for document in documents}
     return documents if len(epochs) == 1 else all_serve(nodes, *computing, within_s=within_s)
 

@@ -22,6 +22,8 @@ from tests.support.node import SKY, SMALL, WAIT_S, NodeProcess, temporary_home
 T = TypeVar("T")
 
 SOON_S = 60.0
+SERVE_S = 150.0
+"""For a plan to serve: one that does not come up is given up after a minute, and the next one tried."""
 """For what takes a few seconds on a quiet machine."""
 RELAY_PORT = 3340
 RELAY_TOKEN = {"MESH_LLM_RELAY_TOKEN": "across-the-nats"}
@@ -250,7 +252,7 @@ def serves(document: dict[str, Any], *computing: str) -> bool:
     return ready and sorted(stage_names(document)) == sorted(computing)
 
 
-def all_serve(nodes: list[HostNode], *computing: str, within_s: float = SOON_S) -> list[dict[str, Any]]:
+def all_serve(nodes: list[HostNode], *computing: str, within_s: float = SERVE_S) -> list[dict[str, Any]]:
     """Until they all agree on a plan of exactly these nodes; what each of them says of it."""
     try:
         documents = [

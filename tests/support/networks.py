@@ -22,9 +22,9 @@ from tests.support.node import SKY, SMALL, WAIT_S, NodeProcess, temporary_home
 T = TypeVar("T")
 
 SOON_S = 60.0
+"""For what takes a few seconds on a quiet machine."""
 SERVE_S = 150.0
 """For a plan to serve: one that does not come up is given up after a minute, and the next one tried."""
-"""For what takes a few seconds on a quiet machine."""
 RELAY_PORT = 3340
 RELAY_TOKEN = {"MESH_LLM_RELAY_TOKEN": "across-the-nats"}
 

@@ -138,6 +138,22 @@ def hand_over(node: FakeNode, other: FakeEngine) -> Callable[[Wire], Awaitable[N
     return then
 
 
+def overtaken(
+    node: FakeNode, other: FakeEngine, turns: Turns, until_closed: AsyncExitStack
+) -> Callable[[Wire], Awaitable[None]]:
+    """The same, while somebody else waits for the only turn, and keeps it until the stack is closed."""
+
+    async def then(wire: Wire) -> None:
+        ahead = asyncio.create_task(until_closed.enter_async_context(turns.take("somebody else")))
+        async with asyncio.timeout(WAIT_S):
+            while not turns.waiting:
+                await asyncio.sleep(0.01)
+        await hand_over(node, other)(wire)
+        await ahead
+
+    return then
+
+
 # -- what a client sees ------------------------------------------------------------------------------
 
 
@@ -475,16 +491,7 @@ async def test_the_wait_for_a_turn_counts_too(node: FakeNode, engine: FakeEngine
     await gateway.start()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(gateway.stop)
-
-        async def is_overtaken(wire: Wire) -> None:
-            ahead = asyncio.create_task(stack.enter_async_context(turns.take("somebody else")))
-            while not turns.waiting:
-                await asyncio.sleep(0.01)
-            node.where = second.upstream
-            wire.abort()
-            await ahead
-
-        engine.on(CHAT, says("a", until=4, then=is_overtaken))
+        engine.on(CHAT, says("a", until=4, then=overtaken(node, second, turns, stack)))
         helps(second)
         async with connect(gateway.port) as client:
             answer = await answer_to(client, ask(stream=True))
@@ -544,16 +551,7 @@ async def test_signs_of_life_while_it_waits_for_its_turn(
 ) -> None:
     turns = Turns(1)
     async with beating_gateway(node, turns) as gateway, AsyncExitStack() as others:
-
-        async def is_overtaken(wire: Wire) -> None:
-            ahead = asyncio.create_task(others.enter_async_context(turns.take("somebody else")))
-            while not turns.waiting:
-                await asyncio.sleep(0.01)
-            node.where = second.upstream
-            wire.abort()
-            await ahead
-
-        engine.on(CHAT, says("a", until=4, then=is_overtaken))
+        engine.on(CHAT, says("a", until=4, then=overtaken(node, second, turns, others)))
         second.on(CHAT, says("b"))
         helps(second)
         async with connect(gateway.port) as client:

@@ -126,12 +126,12 @@ class Seam:
     """It has reached its limit already: nothing but its end is wanted."""
 
 
-def rendered_chat(body: Document, last: Document | None) -> tuple[str, Document]:
-    """How the model's template treats the end of a conversation, asked for in the only form in which the
-    engine shows a prompt: `last` is what the assistant has said, as the engine would take it."""
+def rendered_chat(body: Document, begun: str | None) -> tuple[str, Document]:
+    """How the model's template treats the end of a conversation, in the only form in which the engine shows
+    a prompt. `begun`: what the assistant has said already; None where it is still to begin."""
     messages: list[Document] = [{"role": "user", "content": "?"}]
-    if last is not None:
-        messages.append({"role": "assistant", "content": last["content"]})
+    if begun is not None:
+        messages.append({"role": "assistant", "content": begun})
     settings: Document = {
         name: body[name] for name in ("chat_template_kwargs", "reasoning_format") if name in body
     }

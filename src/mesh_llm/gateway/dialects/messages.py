@@ -42,7 +42,7 @@ class Messages(Dialect):
 
     def rendering(self, body: Document) -> tuple[str, Document] | None:
         last = body["messages"][-1]
-        return rendered_chat(body, last if last.get("role") == "assistant" else None)
+        return rendered_chat(body, last["content"] if last.get("role") == "assistant" else None)
 
     def counting(self, body: Document) -> tuple[str, Document] | None:
         return "/v1/messages/count_tokens", body

@@ -64,7 +64,7 @@ class Responses(Dialect):
     def rendering(self, body: Document) -> tuple[str, Document] | None:
         match body["input"]:
             case [*_, {"role": "assistant", "content": [{"text": str(text)}]}]:
-                return rendered_chat(body, {"content": text})
+                return rendered_chat(body, text)
         return rendered_chat(body, None)
 
     def counting(self, body: Document) -> tuple[str, Document] | None:

@@ -118,6 +118,7 @@ GATEWAY_TURNED_AWAY_S = 1.0
 
 CHILD_STOP_GRACE_S = 3.0
 """Between asking a child to end and killing it. Ours end at once; a compiler needs a moment."""
+CHILD_STOP_POLL_S = 0.02
 CHILD_WRITE_TIMEOUT_S = 10.0
 CHILD_LINE_LIMIT_BYTES = 64 << 10
 """Longer lines of a child's output are cut: nobody reads them, and memory is finite."""
@@ -142,6 +143,9 @@ BUILD_DISK_BYTES = 600_000_000
 """Sources, objects and libraries of the CPU build take half of it."""
 BUILD_SHOWN_LINES = 12
 """Of the compiler's output when it fails: the error and its surroundings, on one screen."""
+SCRATCH_TRIES = 10
+SCRATCH_PAUSE_S = 0.05
+"""To remove the folder of a build whose compiler was killed a moment ago, and may still write a file."""
 
 # -- memory -------------------------------------------------------------------------------------
 

@@ -204,8 +204,9 @@ def test_ctrl_c_during_the_first_build_of_a_node(
     assert document["node"]["state"] == "starting"
     assert document["node"]["reason"] == "native libraries are being built"
     assert (health.status, health.json()["reason"]) == (503, "native libraries are being built")
-    assert ended.status == 130
-    assert looks_finished(cache) == leftovers(cache) == []
+    said = f"{ended.stderr}\n{(home / 'logs' / 'node.log').read_text()}"
+    assert ended.status == 130, said
+    assert looks_finished(cache) == leftovers(cache) == [], said
 
 
 # -- failing --------------------------------------------------------------------------------------

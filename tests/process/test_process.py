@@ -8,10 +8,11 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from mesh_llm.defaults import CHILD_KEPT_LINES, CHILD_LINE_LIMIT_BYTES
 from mesh_llm.engine import process
@@ -36,6 +37,31 @@ Popen(["sleep", "600"], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("here", flush=True)
+time.sleep(600)
+"""
+
+DRIVER_OF_A_DRIVER = """
+import subprocess, sys, time
+inner = '''
+import os, signal, subprocess, sys, time
+worker = subprocess.Popen(["sleep", "600"], process_group=0)
+def end(number, frame):
+    time.sleep(0.2)
+    os.killpg(worker.pid, number)
+    worker.wait()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+print("here", flush=True)
+time.sleep(600)
+'''
+subprocess.Popen([sys.executable, "-c", inner])
+time.sleep(600)
+"""
+"""As CMake runs ninja, and ninja a compiler: it is the one in the middle that ends the last one."""
+PARENT_OF_AN_ESCAPEE = """
+import subprocess, time
+subprocess.Popen(["sleep", "3"], start_new_session=True)
 print("here", flush=True)
 time.sleep(600)
 """
@@ -124,6 +150,40 @@ async def test_a_child_that_obeys_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 
     assert await child.wait() == -signal.SIGTERM
     assert time.monotonic() - began < 2 * WAIT_S
+
+
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+"""That of commands, and that of nodes: they know in different ways that a child has ended."""
+
+
+@LOOPS
+def test_who_has_children_in_other_groups_is_given_time_to_end_them(
+    family: str, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def own() -> None:
+        heard = Heard()
+        async with spawn(python(DRIVER_OF_A_DRIVER), on_stdout=heard, on_stderr=nothing):
+            assert await heard.first() == "here"
+            assert alive(family) == 3
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(own())
+    assert alive(family) == 0
+
+
+@LOOPS
+def test_pipes_that_an_escapee_keeps_open_are_closed_here(
+    family: str, short_grace: None, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def own() -> None:
+        heard = Heard()
+        async with spawn(python(PARENT_OF_AN_ESCAPEE), on_stdout=heard, on_stderr=nothing):
+            await heard.first()
+        assert alive(family) == 1
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(own())
+    until(lambda: alive(family) == 0, within_s=WAIT_S, what="it has ended by itself")
 
 
 async def test_an_error_in_the_block_ends_the_child(family: str) -> None:

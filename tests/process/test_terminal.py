@@ -303,6 +303,39 @@ def test_a_terminal_that_is_closed_ends_its_node_but_not_one_under_nohup(
     assert ended.stdout == f"{what}\n"
 
 
+STUMBLE = """
+import asyncio, os, signal, sys
+from mesh_llm.cli.output import Output
+from mesh_llm.cli.run import until_stopped
+
+class Node:
+    def __init__(self):
+        self.told = asyncio.Event()
+    async def run(self):
+        await asyncio.sleep(0)
+        if sys.argv[1] == "asked":
+            os.kill(os.getpid(), signal.SIGINT)
+            await self.told.wait()
+        raise RuntimeError("the way down is steep")
+    def stop(self):
+        self.told.set()
+
+async def main():
+    return await until_stopped(Node(), Output(), None)
+
+sys.exit(asyncio.run(main()))
+"""
+
+
+@pytest.mark.parametrize(("asked", "status"), [("asked", 130), ("unasked", 1)])
+def test_ctrl_c_is_how_it_ended_whatever_went_wrong_on_the_way_down(asked: str, status: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STUMBLE, asked], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == status, ended.stderr
+    assert ("Stopped, but not cleanly: the way down is steep\n" in ended.stderr) is (asked == "asked")
+
+
 BARS = """
 import asyncio, sys
 from mesh_llm.cli.live import Live

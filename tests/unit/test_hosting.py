@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+from mesh_llm.defaults import PLAN_DRAIN_LEAST_S, PLAN_DRAIN_POLL_S
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.mesh import Mesh
@@ -84,6 +85,8 @@ class Room:
         self.settings = settings or planning.settings()
         self.runs: list[IdleRun] = []
         self.told: list[tuple[State, str]] = []
+        self.leant_on: Run | None = None
+        self.drained = 0
         self.hosting = Hosting(
             mesh=cast(Mesh, self.mesh),
             make_run=self._make_run,
@@ -103,6 +106,12 @@ class Room:
     def on_serving(self, run: Run) -> None: ...
 
     def on_failed(self, reason: str) -> None: ...
+
+    def leans_on(self, run: Run) -> bool:
+        return run is self.leant_on
+
+    def on_drained(self) -> None:
+        self.drained += 1
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
@@ -196,6 +205,26 @@ async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() ->
         assert not room.runs[0].was_cancelled
         room.runs[1].is_ready = True
         await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
+
+
+async def test_a_replaced_engine_stays_while_requests_have_nowhere_else_to_go() -> None:
+    room = Room(planning.node("me", 30))
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        room.runs[0].is_ready = True
+        await room.until(lambda: room.mesh.published is not None)
+        room.leant_on = cast(Run, room.runs[0])
+        room.settings = planning.settings(version=2, cache_type_k="q8_0")
+        await room.until(lambda: len(room.runs) > 1)
+        room.runs[1].is_ready = True
+        await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
+        await asyncio.sleep(PLAN_DRAIN_LEAST_S + 3 * PLAN_DRAIN_POLL_S)
+
+        assert not room.runs[0].was_cancelled
+        assert room.drained == 0
+        room.leant_on = None
+        await room.until(lambda: room.runs[0].was_cancelled)
+        assert room.drained == 1
 
 
 async def test_what_can_serve_at_once_comes_before_a_long_fetch() -> None:

@@ -96,6 +96,13 @@ async def until_stopped(node: Node, output: Output, live: Live | None) -> int:
     except asyncio.CancelledError:
         if not caught:
             raise
+    except Exception as error:
+        # Told to stop, it does: what went wrong on the way down is said, and is no other end.
+        if not stopping:
+            raise
+        log.exception("stopping failed")
+        with suppress(OSError):
+            output.note(f"Stopped, but not cleanly: {error}")
     finally:
         await cancelled(watching)
     return 130 if signal.SIGINT in caught else 0

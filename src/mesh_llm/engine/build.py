@@ -6,6 +6,7 @@ its code depends on. A folder appears complete, by a rename, or not at all.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -14,8 +15,8 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from mesh_llm.defaults import (
     BUILD_TIMEOUT_S,
     ENGINE_VERSION,
     INSPECT_TIMEOUT_S,
+    SCRATCH_PAUSE_S,
+    SCRATCH_TRIES,
 )
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.lock import file_lock
@@ -157,18 +160,36 @@ async def build(entry: Library, progress: ProgressSink, *, force: bool, mesh: Pa
         for left in entry.folder.parent.glob(f"{prefix}*"):
             # By a build that was killed: whoever still worked there would hold the lock.
             shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=entry.folder.parent, prefix=prefix) as scratch:
-            made = await _compile(entry, sources, Path(scratch) / "plain", progress, options=[])
+        async with _scratch(entry.folder.parent, prefix) as scratch:
+            made = await _compile(entry, sources, scratch / "plain", progress, options=[])
             flaw = await _flaw(entry.backend, made, mesh)
             if flaw is not None and entry.backend == "cpu":
                 # AMX is the newest code path and the one that compilers got wrong before.
                 made = await _compile(
-                    entry, sources, Path(scratch) / "no-amx", progress, options=["-DMESH_AMX=OFF"]
+                    entry, sources, scratch / "no-amx", progress, options=["-DMESH_AMX=OFF"]
                 )
                 flaw = await _flaw(entry.backend, made, mesh)
             if flaw is not None:
                 raise BuildFailed(f"{entry.name} was built, but does not compute right: {flaw}")
             _install(made, entry)
+
+
+@asynccontextmanager
+async def _scratch(parent: Path, prefix: str) -> AsyncIterator[Path]:
+    """A folder that goes with the block, as far as that can be: the next build removes what is left.
+
+    Of a compiler that was just killed, a last file may still appear. Raised from here, that would
+    take the place of the cancellation which ended it.
+    """
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+    try:
+        yield folder
+    finally:
+        for _ in range(SCRATCH_TRIES):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            await asyncio.sleep(SCRATCH_PAUSE_S)
 
 
 def _install(made: Path, entry: Library) -> None:

@@ -26,6 +26,7 @@ from mesh_llm.defaults import (
     CHILD_KEPT_LINES,
     CHILD_LINE_LIMIT_BYTES,
     CHILD_STOP_GRACE_S,
+    CHILD_STOP_POLL_S,
     CHILD_WRITE_TIMEOUT_S,
 )
 from mesh_llm.errors import MeshError
@@ -58,6 +59,19 @@ class Child:
                 os.killpg(self._process.pid, number)
             elif self._process.returncode is None:
                 os.kill(self._process.pid, number)
+
+    def group_lives(self) -> bool:
+        if not self._own_session:
+            return False
+        try:
+            os.killpg(self._process.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    def close_pipes(self) -> None:
+        """Give up on what still might come out of them: asyncio has no public way to."""
+        self._process._transport.close()  # type: ignore[attr-defined]
 
     async def send(self, data: bytes, *, close: bool) -> None:
         """Write to its standard input. Left open, that input is its lifeline: it ends when we do."""
@@ -134,18 +148,23 @@ async def _end(child: Child, process: asyncio.subprocess.Process, readers: list[
         process.stdin.close()
     if process.returncode is None:
         child.signal_group(signal.SIGTERM)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(CHILD_STOP_GRACE_S):
                 await process.wait()
-        except TimeoutError:
-            pass
+                # A driver is gone before those it drives. Killed now, they would leave compilers behind:
+                # ninja starts each in a group of its own, which only it can tell to end.
+                while child.group_lives():
+                    await asyncio.sleep(CHILD_STOP_POLL_S)
     # Always: whatever the child started lives in its session and goes with it.
     child.signal_group(signal.SIGKILL)
-    await process.wait()
     _, late = await asyncio.wait(readers, timeout=CHILD_STOP_GRACE_S)
     for reader in late:
         reader.cancel()
     await asyncio.gather(*readers, return_exceptions=True)
+    if late:
+        child.close_pipes()
+    # After its pipes: asyncio's own loop takes a child for running as long as somebody holds them.
+    await process.wait()
     for reader in readers:
         if not reader.cancelled() and (error := reader.exception()) is not None:
             raise error

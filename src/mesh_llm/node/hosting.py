@@ -50,6 +50,12 @@ class Watcher(Protocol):
     def on_failed(self, reason: str) -> None:
         """A plan of this node's did not come about, or ended."""
 
+    def leans_on(self, run: Run) -> bool:
+        """Whether requests go to this replaced engine until its successor can be reached from here."""
+
+    def on_drained(self) -> None:
+        """A replaced engine takes no more requests."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
@@ -378,11 +384,12 @@ class Hosting:
             await asyncio.sleep(PLAN_DRAIN_LEAST_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(PLAN_DRAIN_S):
-                    while run.failure() is None and await _busy(run):
+                    while run.failure() is None and (self._watcher.leans_on(run) or await _busy(run)):
                         await asyncio.sleep(PLAN_DRAIN_POLL_S)
         finally:
             del self._draining[run.epoch]
             self._sink_now(run)
+            self._watcher.on_drained()
 
 
 def _own(tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None], name: str) -> None:

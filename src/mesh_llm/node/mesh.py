@@ -142,6 +142,12 @@ class Mesh:
     def alive(self) -> list[Member]:
         return [member for member in self._view.members if member.present]
 
+    def others_reason(self) -> str:
+        """Why nothing serves, by the word of another node: one that knows the model, perhaps."""
+        busy = (State.LOADING, State.WAITING)
+        reasons = (m.facts.reason for m in self.alive() if m.facts.state in busy and m.id != self.me)
+        return next((reason for reason in reasons if reason), "")
+
     def member(self, node: NodeId) -> Member | None:
         return self._view.member(node)
 

@@ -442,6 +442,13 @@ class Node:
     def on_failed(self, reason: str) -> None:
         self.window.herald.note(Event(kind="failed", text=f"The plan failed: {reason}"))
 
+    def leans_on(self, run: Run) -> bool:
+        upstream = None if self.state is State.DRAINING else self.upstream()
+        return upstream is not None and upstream.url == run.engine_address()[0]
+
+    def on_drained(self) -> None:
+        self._reflect()
+
     def _on_engine(self, run: Run, report: EngineReport) -> None:
         """One without links restarts by itself; others end with their plan."""
         self.metering.on_engine(report)
@@ -470,15 +477,7 @@ class Node:
         elif (published := self.mesh.serving()) is not None:
             self._change(State.LOADING, f"{self.mesh.name_of(published[0])} is about to serve")
         else:
-            self._change(State.WAITING, self._others_reason() or "no node of the mesh serves yet")
-
-    def _others_reason(self) -> str:
-        """Of a node that knows the model, where this one does not."""
-        busy = (State.LOADING, State.WAITING)
-        reasons = (
-            m.facts.reason for m in self.mesh.alive() if m.facts.state in busy and m.id != self.mesh.me
-        )
-        return next((reason for reason in reasons if reason), "")
+            self._change(State.WAITING, self.mesh.others_reason() or "no node of the mesh serves yet")
 
     def _announce(self) -> None:
         key_needed = self.config.api_key is not None

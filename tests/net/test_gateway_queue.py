@@ -11,6 +11,7 @@ import pytest
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
 from tests.support.raw_http import Answer, RawClient, connect, request_bytes
+from tests.support.series import Scrape
 from tests.support.upstream import WAIT_S, FakeEngine, FakeNode, Seen, Wire, plain
 
 PATH = "/v1/embeddings"
@@ -95,7 +96,9 @@ async def body_of(client: RawClient) -> str:
     return answer.body.decode()
 
 
-async def test_one_after_the_other_and_fair(ask: Ask, slot: Slot) -> None:
+async def test_one_after_the_other_and_fair(
+    ask: Ask, slot: Slot, gateway: Gateway, engine: FakeEngine
+) -> None:
     heavy = [await ask(f"heavy.{number}") for number in range(5)]
     light = await ask("light.0")
     await until(lambda: slot.began)
@@ -107,6 +110,14 @@ async def test_one_after_the_other_and_fair(ask: Ask, slot: Slot) -> None:
     assert await body_of(light) == "done light.0"
     assert [await body_of(client) for client in heavy[1:]] == [f"done heavy.{n}" for n in range(1, 5)]
     assert slot.began == ["heavy.0", "light.0", "heavy.1", "heavy.2", "heavy.3", "heavy.4"]
+
+    async def nothing(_: Seen, wire: Wire) -> None:
+        await wire.send(plain(b""))
+
+    engine.on("/metrics", nothing)
+    async with connect(gateway.port) as client:
+        seen = Scrape((await client.request("GET", "/metrics")).body)
+    assert seen.value("mesh_llm_gateway_queue_seconds_count") == 6
 
 
 async def test_refused_when_full(ask: Ask, send: Ask, slot: Slot, turns: Turns, gateway: Gateway) -> None:

@@ -234,6 +234,30 @@ async def test_who_has_less_time_than_the_queue_gives() -> None:
         assert (turns.taken, turns.waiting) == (1, 0)
 
 
+async def test_every_wait_is_told_once_however_it_ends() -> None:
+    turns = Turns(1, per_client=2, wait_s=30.0)
+    waits_s: list[float] = []
+    turns.on_wait = waits_s.append
+    crowd = Crowd(turns)
+    for name in ("x.0", "x.1", "x.2", "b"):
+        await crowd.ask(name)
+    assert waits_s == [0.0]
+    with pytest.raises(TurnRefused):
+        async with turns.take("x"):
+            pass
+    assert waits_s == [0.0]  # what was never in the queue has not waited
+    await crowd.leave("x.2")
+    with pytest.raises(TurnLate):
+        async with turns.take("c", within_s=0.05):
+            pass
+    assert len(waits_s) == 3
+    assert waits_s[2] >= 0.04
+    await crowd.play_out()
+    assert len(waits_s) == 5
+    # As long as the late one waited, and longer.
+    assert min(waits_s[3:]) >= waits_s[2]
+
+
 async def test_cancelled_in_the_moment_of_being_granted() -> None:
     crowd = Crowd(Turns(1))
     for name in ("x", "a", "b"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mesh_llm.gateway.outlet import Outlet
+from mesh_llm.gateway.turns import Turns
 
 if TYPE_CHECKING:
     from mesh_llm.gateway.answer import Answer
@@ -103,8 +103,6 @@ class Exchange:
     """From a loss to what the next engine said."""
     served_by: str = ""
     """The other node whose engine was asked last; empty for the engine here."""
-    waited_s: float = 0.0
-    """For its turn."""
     outcome: str = ""
     """Set where the status does not say how it ended: the client left, or the answer broke off."""
 
@@ -191,12 +189,6 @@ class Meters:
             buckets=_PAUSE_SECONDS,
             registry=self._registry,
         )
-        self._queue = Histogram(
-            "mesh_llm_gateway_queue_seconds",
-            "That requests waited for a slot of the engine on this node.",
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
         directions = Counter(
             "mesh_llm_gateway_bytes",
             "Bytes of bodies, from clients (in) and to them (out).",
@@ -213,14 +205,20 @@ class Meters:
         self._first_tokens_s: deque[float] = deque(maxlen=_FIRST_TOKENS_KEPT)
         self._last_first: FirstToken | None = None
 
-    def watch_queue(self, waiting: Callable[[], float], taken: Callable[[], float]) -> None:
-        """Tell of the queue in front of the engine here."""
+    def watch_queue(self, turns: Turns) -> None:
+        """Tell of the queue in front of the engine here, whichever node its requests come from."""
         gauge = Gauge(
             "mesh_llm_gateway_queue_waiting", "Requests that wait for a slot.", registry=self._registry
         )
-        gauge.set_function(waiting)
+        gauge.set_function(lambda: turns.waiting)
         gauge = Gauge("mesh_llm_gateway_slots_taken", "Slots of the engine in use.", registry=self._registry)
-        gauge.set_function(taken)
+        gauge.set_function(lambda: turns.taken)
+        turns.on_wait = Histogram(
+            "mesh_llm_gateway_queue_seconds",
+            "That requests waited for a slot of the engine on this node.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        ).observe
 
     def begin(self, request: web.BaseRequest) -> Exchange:
         self._in_flight.inc()
@@ -254,7 +252,6 @@ class Meters:
             lasted_s = time.monotonic() - exchange.first_event_s
             self._token_of(label).observe(lasted_s / (exchange.events - 1))
         self._tokens.inc(exchange.events)
-        self._queue.observe(exchange.waited_s)
 
     def take_first_tokens_s(self) -> list[float]:
         """What requests waited for their first token, of those that have got it since this was last asked."""

@@ -337,10 +337,8 @@ class Relay:
         self, upstream: Upstream, exchange: Exchange, turn: Turn | None, method: str, request: bytes
     ) -> AsyncIterator[EngineConnection]:
         """Send a request that can be sent again, in its turn; the head of its answer has come."""
-        began_s = time.monotonic()
         exchange.served_by = _elsewhere(upstream)
         async with self._in_turn(upstream, turn):
-            exchange.waited_s += time.monotonic() - began_s
             if turn is not None and self._serving.upstream() != upstream:
                 raise EngineUntried("the engine was replaced while the request waited for its turn")
             connection = await self._ask(upstream, method, request, turn=turn)

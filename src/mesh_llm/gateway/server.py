@@ -58,7 +58,7 @@ class Gateway:
         self._guard = Guard(api_key=config.api_key, listen=config.listen)
         self._meters = Meters()
         if turns is not None:
-            self._meters.watch_queue(lambda: turns.waiting, lambda: turns.taken)
+            self._meters.watch_queue(turns)
         self._relay: Relay | None = None
         self._runner: web.ServerRunner | None = None
         self._site: web.SockSite | None = None

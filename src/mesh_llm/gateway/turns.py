@@ -156,6 +156,8 @@ class Turns:
         self._resumed_in_a_row = 0
         """Granted while others waited."""
         self._lasts_s = GATEWAY_TURN_GUESS_S
+        self.on_wait: Callable[[float], None] = lambda _: None
+        """Told of each request that was let in, however its wait ended: how long that was."""
 
     @property
     def slots(self) -> int:
@@ -191,6 +193,7 @@ class Turns:
         if self.free:
             # Nobody waits then.
             self._grant(who)
+            self.on_wait(0.0)
         else:
             wait_s = self._wait_s if within_s is None else min(within_s, self._wait_s)
             await self._wait(who, self._resumed if resumed else self._fresh, wait_s)
@@ -205,7 +208,9 @@ class Turns:
     async def _wait(self, who: _Who, lane: _Lane, wait_s: float) -> None:
         if lane.size >= self._limit or lane.count(who[0]) >= self._per_client:
             raise TurnRefused(self.retry_after_s)
-        waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
+        waiter = loop.create_future()
         lane.add(who, waiter, last=self._last)
         try:
             async with asyncio.timeout(wait_s):
@@ -219,6 +224,8 @@ class Turns:
             if isinstance(error, TimeoutError):
                 raise TurnLate(wait_s) from None
             raise
+        finally:
+            self.on_wait(loop.time() - since_s)
 
     @property
     def retry_after_s(self) -> int:

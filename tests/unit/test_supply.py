@@ -10,10 +10,11 @@ import pytest
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.errors import DownloadFailed, MeshError
+from mesh_llm.membership.member import Member, Standing
 from mesh_llm.models.catalog import CatalogEntry
 from mesh_llm.node import supply as supplying
 from mesh_llm.node.supply import Supply
-from mesh_llm.types import Event, Fingerprint, MeshSettings, ModelFacts
+from mesh_llm.types import Event, Fingerprint, MeshSettings, ModelFacts, NodeFacts, NodeId, Role
 from tests.support import planning
 
 THEN = planning.model()
@@ -133,3 +134,37 @@ async def test_what_nobody_else_has_is_waited_for(tmp_path: Path, monkeypatch: p
     with pytest.raises(DownloadFailed, match="no member has it"):
         await away.supply.bring(None)
     assert away.downloaded == []
+
+
+def test_who_is_connected_is_asked_before_one_who_is_reached_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just after the join: what comes through a third node takes two ways, and ends with either."""
+
+    def member(name: str, *, connected: bool, rtt_s: float | None = None) -> Member:
+        facts = NodeFacts(name=name, role=Role.NODE, version="1", models=(planning.HELD,))
+        return Member(
+            id=NodeId(name * 8),
+            standing=Standing.ALIVE,
+            incarnation=1,
+            facts=facts,
+            rtt_s=rtt_s,
+            connected=connected,
+            via=(),
+            since=0.0,
+        )
+
+    class StillMesh:
+        me = NodeId("me")
+
+        def alive(self) -> list[Member]:
+            return [
+                member("a", connected=False),
+                member("c", connected=True),
+                member("b", connected=True, rtt_s=0.02),
+                member("d", connected=True, rtt_s=0.01),
+            ]
+
+    asking = supply(tmp_path)
+    monkeypatch.setattr(asking, "_mesh", StillMesh())
+    assert [source.name[0] for source in asking._sources(planning.FINGERPRINT)] == ["d", "b", "c", "a"]

@@ -359,13 +359,13 @@ class Supply:
         return (await self._shelf.look(paths[0])).fingerprint
 
     def _sources(self, fingerprint: Fingerprint) -> Sequence[Source]:
-        """Members that have the model, the closest first."""
+        """Members that have the model: the closest first, those behind another one last."""
         members = [
             member
             for member in self._mesh.alive()
             if member.id != self._mesh.me and any(m.fingerprint == fingerprint for m in member.facts.models)
         ]
-        members.sort(key=lambda member: (member.rtt_s is None, member.rtt_s, member.id))
+        members.sort(key=lambda member: (not member.connected, member.rtt_s is None, member.rtt_s, member.id))
         # Names may be the same; what fails under one of them must not count for another node.
         return [
             Source(name=f"{member.facts.name} ({member.id[:8]})", open=self._opener(member.id))

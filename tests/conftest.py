@@ -21,9 +21,12 @@ from mesh_llm.models import catalog
 from tests.support.command import MESH_LLM
 from tests.support.node import temporary_home
 
-# A run in the background ignores Ctrl-C, and so would every child that is sent one here.
+# A run in the background ignores Ctrl-C, one under nohup its terminal's end, and so would every child
+# that is sent one here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _NEED_LIBRARIES = {"libraries", "engine_sources"}
 _NEED_MODEL = {"smollm2"}

@@ -209,6 +209,20 @@ def test_ctrl_c_during_the_first_build_of_a_node(
     assert looks_finished(cache) == leftovers(cache) == [], said
 
 
+async def test_what_cannot_be_removed_does_not_hide_the_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path, *, ignore_errors: bool) -> None:
+        if not ignore_errors:
+            raise OSError("a file has just appeared in it")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(asyncio.CancelledError):
+        async with build._scratch(tmp_path, "building-"):
+            raise asyncio.CancelledError
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 # -- failing --------------------------------------------------------------------------------------
 
 

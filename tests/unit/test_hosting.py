@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from mesh_llm.defaults import PLAN_DRAIN_LEAST_S, PLAN_DRAIN_POLL_S
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.node.hosting import Hosting
 from mesh_llm.node.mesh import Mesh
@@ -86,6 +85,7 @@ class Room:
         self.runs: list[IdleRun] = []
         self.told: list[tuple[State, str]] = []
         self.leant_on: Run | None = None
+        self.leant = 0
         self.drained = 0
         self.hosting = Hosting(
             mesh=cast(Mesh, self.mesh),
@@ -108,10 +108,16 @@ class Room:
     def on_failed(self, reason: str) -> None: ...
 
     def leans_on(self, run: Run) -> bool:
+        self.leant += run is self.leant_on
         return run is self.leant_on
 
     def on_drained(self) -> None:
         self.drained += 1
+
+    async def until_serving(self) -> None:
+        await self.until(lambda: bool(self.runs))
+        self.runs[0].is_ready = True
+        await self.until(lambda: self.mesh.published is not None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
@@ -132,9 +138,7 @@ def driven(room: Room) -> Iterator[asyncio.Task[None]]:
 async def test_a_ready_run_is_published_and_kept() -> None:
     room = Room(planning.node("me", 30))
     with driven(room):
-        await room.until(lambda: bool(room.runs))
-        room.runs[0].is_ready = True
-        await room.until(lambda: room.mesh.published is not None)
+        await room.until_serving()
 
         assert room.mesh.published is not None
         assert room.mesh.published.epoch == 1
@@ -181,9 +185,7 @@ async def test_a_lost_worker_is_left_out_of_the_next_plan() -> None:
 async def test_without_room_for_two_engines_the_first_makes_way() -> None:
     room = Room(planning.node("me", 30))
     with driven(room):
-        await room.until(lambda: bool(room.runs))
-        room.runs[0].is_ready = True
-        await room.until(lambda: room.mesh.published is not None)
+        await room.until_serving()
         room.mesh.memory_bytes = 30 * planning.GB
         room.settings = planning.settings(version=2, cache_type_k="q8_0")
         await room.until(lambda: len(room.runs) > 1)
@@ -195,9 +197,7 @@ async def test_without_room_for_two_engines_the_first_makes_way() -> None:
 async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() -> None:
     room = Room(planning.node("me", 30))
     with driven(room):
-        await room.until(lambda: bool(room.runs))
-        room.runs[0].is_ready = True
-        await room.until(lambda: room.mesh.published is not None)
+        await room.until_serving()
         room.settings = planning.settings(version=2, cache_type_k="q8_0")
         await room.until(lambda: len(room.runs) > 1)
 
@@ -210,15 +210,13 @@ async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() ->
 async def test_a_replaced_engine_stays_while_requests_have_nowhere_else_to_go() -> None:
     room = Room(planning.node("me", 30))
     with driven(room):
-        await room.until(lambda: bool(room.runs))
-        room.runs[0].is_ready = True
-        await room.until(lambda: room.mesh.published is not None)
+        await room.until_serving()
         room.leant_on = cast(Run, room.runs[0])
         room.settings = planning.settings(version=2, cache_type_k="q8_0")
         await room.until(lambda: len(room.runs) > 1)
         room.runs[1].is_ready = True
         await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
-        await asyncio.sleep(PLAN_DRAIN_LEAST_S + 3 * PLAN_DRAIN_POLL_S)
+        await room.until(lambda: room.leant >= 3)
 
         assert not room.runs[0].was_cancelled
         assert room.drained == 0

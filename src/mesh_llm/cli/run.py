@@ -66,7 +66,7 @@ async def until_stopped(node: Node, output: Output, live: Live | None) -> int:
     """Run `node`. Ctrl-C and `q` drain and stop it; another Ctrl-C stops it at once."""
     running = asyncio.create_task(node.run(), name="node")
     caught: list[signal.Signals] = []
-    stopping = False
+    stopping = failed = False
 
     def stop() -> None:
         nonlocal stopping
@@ -97,15 +97,16 @@ async def until_stopped(node: Node, output: Output, live: Live | None) -> int:
         if not caught:
             raise
     except Exception as error:
-        # Told to stop, it does: what went wrong on the way down is said, and is no other end.
+        # What went wrong on the way down is said; Ctrl-C is still how it ended.
         if not stopping:
             raise
+        failed = True
         log.exception("stopping failed")
         with suppress(OSError):
             output.note(f"Stopped, but not cleanly: {error}")
     finally:
         await cancelled(watching)
-    return 130 if signal.SIGINT in caught else 0
+    return 130 if signal.SIGINT in caught else int(failed)
 
 
 async def _watch(node: Node, live: Live | None, stop: Callable[[], None]) -> None:

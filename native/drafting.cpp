@@ -14,6 +14,8 @@
 //
 // Works where this library has been loaded before the engine, and has been told to.
 
+#include "drafting.h"
+
 #include "ggml-mesh.h"
 #include "overriding.h"
 #include "speculation.h"
@@ -27,6 +29,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #ifdef __linux__
@@ -197,6 +200,11 @@ class director {
 
     void draft(void * spec);
 
+    size_t take_drafted() {
+        const std::lock_guard<std::mutex> lock(mutex);
+        return std::exchange(drafted, 0);
+    }
+
     mesh::speculation_counters counters() {
         const std::lock_guard<std::mutex> lock(mutex);
         return inner != nullptr ? inner->counters : before;
@@ -218,6 +226,7 @@ class director {
     std::atomic<bool> probabilities{false};  // whether the sampler made last has to tell them
     int32_t processed = NOT_ONE;             // tokens of the one batch since the last decision
     double decided_at = 0;
+    size_t drafted = 0;  // for the step that is being made
 
     bool follows(const draft_params & asked, llama_seq_id id) const;
     size_t missing(const draft_params & asked, llama_seq_id id) const;
@@ -318,11 +327,18 @@ void director::draft(void * spec) {
         }
         inner->drafting_took(took, deepest);
     }
+    for (const auto & request : requests) {
+        drafted += engine().params(spec, static_cast<llama_seq_id>(request.sequence))->result->size();
+    }
     processed = 0;
     decided_at = now_s();
 }
 
 }  // namespace
+
+size_t mesh::take_drafted() {
+    return the_director().take_drafted();
+}
 
 extern "C" {
 

@@ -32,6 +32,7 @@ GGML_MESH_API int ggml_mesh_selftest(char * why, size_t why_size);
 struct ggml_mesh_speed {
     double read_bytes_per_s;  // of quantised weights, in products with one column: decoding
     double flops_per_s;       // in products with many columns: prompts
+    double attention_per_s;   // operations likewise, in a prompt's attention over what came before
     int disturbed;            // 1 where others used the CPU all the while: it can do more than that
 };
 
@@ -108,6 +109,12 @@ struct ggml_mesh_speculation {
 };
 
 GGML_MESH_API int ggml_mesh_speculation_counters(struct ggml_mesh_speculation * counters);
+
+// Bounds from now on what the engine takes in one step while somebody waits for the next token: as much as it reads of
+// prompts in so many seconds, `least` tokens or a multiple of it, drafts aside, and never more than it was told to.
+// `least` is to hold a token of each sequence. Call it before the engine loads its model. Returns 0, or 1 where the
+// engine's own ways cannot be replaced.
+GGML_MESH_API int ggml_mesh_pace(unsigned int least, double seconds);
 
 // --- both ---
 

@@ -1,6 +1,7 @@
 // How fast is a device? Multiplies matrices as models have them, laid out as the store lays them out, with one
-// column, which is what decoding does to them, and with many, which is what a prompt does. Takes a second or two:
-// a first product tells how much work the rest of that time has room for.
+// column, which is what decoding does to them, and with many, which is what a prompt does. A long prompt also attends
+// to all of itself, by other kernels: on a CPU they can be ten times slower. Takes two seconds or so: a first run
+// tells how much work the rest of that time has room for.
 
 #include "ggml-mesh.h"
 #include "weights.h"
@@ -21,6 +22,7 @@
 #include <exception>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -36,12 +38,18 @@ constexpr int64_t WIDTH = 4096;             // of an 8B model: kernels of small 
 constexpr size_t MAX_MATRICES = 28;         // 264 MB, more than the caches of all but a few machines
 constexpr size_t MIN_MATRICES = 7;          // 66 MB, more than the caches of a machine that is slow
 constexpr int64_t MANY = 512;               // columns of a prompt that llama.cpp computes at once
-constexpr int64_t FEW = 32;                 // enough for the kernels of prompts
+constexpr int64_t FEW = 64;                 // enough for the kernels of prompts
 constexpr size_t MAX_PRODUCTS = 8;          // with many columns; their results take memory, too
+
+// Attention as 8B models have it, with a quarter of their heads: each takes its own time.
+constexpr int64_t HEAD_WIDTH = 128;
+constexpr int64_t HEADS = 8;
+constexpr int64_t CACHED_HEADS = 2;
+constexpr int64_t DEPTH = 1024;  // tokens that came before
 
 constexpr seconds PREPARING{0.5};  // for all matrices to be laid out
 constexpr seconds READING{0.4};
-constexpr seconds MULTIPLYING{0.3};
+constexpr seconds COMPUTING{0.3};
 // Runs are short, and of each the best one counts: on a machine that is busy with other things, too, some of them
 // are left alone. Shorter ones would measure how a run starts.
 constexpr seconds SHORT_RUN{0.002};
@@ -121,30 +129,31 @@ seconds cpu_time() {
 
 using matrices = std::vector<std::unique_ptr<matrix>>;
 
-// Products of `count` matrices from the one at `first` on with the same columns.
-class products {
+// A graph that is computed again and again.
+class work {
   public:
-    products(ggml_backend_t backend, const matrices & from, size_t first, size_t count, int64_t columns)
+    work(ggml_backend_t backend, size_t tensors)
         : backend_(backend),
-          context_(ggml_init({(count + 1) * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true})),
-          graph_(ggml_new_graph(context_.get())) {
-        const ggml_context_ptr shapes(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
-        ggml_tensor * shape = ggml_new_tensor(shapes.get(), TYPE, GGML_MAX_DIMS, matrix::SHAPE);
-        ggml_tensor * input = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, WIDTH, columns);
-        for (size_t i = 0; i < count; ++i) {
-            ggml_tensor * product = ggml_mul_mat(context_.get(), shape, input);
-            product->src[0] = from[first + i]->source_for(product);
-            if (!ggml_backend_supports_op(backend, product)) {
-                throw std::runtime_error(CANNOT);
-            }
-            ggml_build_forward_expand(graph_, product);
-        }
-        buffer_.reset(ggml_backend_alloc_ctx_tensors(context_.get(), backend));
+          context_(ggml_init({tensors * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true})),
+          graph_(ggml_new_graph(context_.get())) {}
+
+    ggml_context * context() {
+        return context_.get();
+    }
+
+    // False where the device has no kernel for it; the work is useless then.
+    bool add(ggml_tensor * result) {
+        ggml_build_forward_expand(graph_, result);
+        return ggml_backend_supports_op(backend_, result);
+    }
+
+    // Gives all tensors memory. The contents do not matter, as long as they are numbers.
+    void settle() {
+        buffer_.reset(ggml_backend_alloc_ctx_tensors(context_.get(), backend_));
         if (!buffer_) {
-            throw std::runtime_error("no memory for products with " + std::to_string(columns) + " columns");
+            throw std::runtime_error("no memory for what its speed is measured with");
         }
-        const std::vector<float> values(static_cast<size_t>(WIDTH * columns), 0.5F);
-        ggml_backend_tensor_set(input, values.data(), 0, values.size() * sizeof values[0]);
+        ggml_backend_buffer_clear(buffer_.get(), 0);
     }
 
     timed run() {
@@ -164,6 +173,41 @@ class products {
     ggml_backend_buffer_ptr buffer_;
 };
 
+// Products of `count` matrices from the one at `first` on with the same columns.
+work products(ggml_backend_t backend, const matrices & from, size_t first, size_t count, int64_t columns) {
+    work made(backend, count + 1);
+    const ggml_context_ptr shapes(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * shape = ggml_new_tensor(shapes.get(), TYPE, GGML_MAX_DIMS, matrix::SHAPE);
+    ggml_tensor * input = ggml_new_tensor_2d(made.context(), GGML_TYPE_F32, WIDTH, columns);
+    for (size_t i = 0; i < count; ++i) {
+        ggml_tensor * product = ggml_mul_mat(made.context(), shape, input);
+        product->src[0] = from[first + i]->source_for(product);
+        if (!made.add(product)) {
+            throw std::runtime_error(CANNOT);
+        }
+    }
+    made.settle();
+    return made;
+}
+
+// So many tokens attend to all that came before, `count` times; none where the device has no kernel for it.
+std::optional<work> attention(ggml_backend_t backend, size_t count, int64_t tokens) {
+    work made(backend, count + 4);
+    ggml_context * context = made.context();
+    ggml_tensor * queries = ggml_new_tensor_3d(context, GGML_TYPE_F32, HEAD_WIDTH, tokens, HEADS);
+    ggml_tensor * keys = ggml_new_tensor_3d(context, GGML_TYPE_F16, HEAD_WIDTH, DEPTH, CACHED_HEADS);
+    ggml_tensor * values = ggml_new_tensor_3d(context, GGML_TYPE_F16, HEAD_WIDTH, DEPTH, CACHED_HEADS);
+    ggml_tensor * mask = ggml_new_tensor_2d(context, GGML_TYPE_F16, DEPTH, tokens);
+    const float scale = 1.0F / std::sqrt(static_cast<float>(HEAD_WIDTH));
+    for (size_t i = 0; i < count; ++i) {
+        if (!made.add(ggml_flash_attn_ext(context, queries, keys, values, mask, scale, 0.0F, 0.0F))) {
+            return std::nullopt;
+        }
+    }
+    made.settle();
+    return made;
+}
+
 struct best_time {
     seconds wall;
     bool left_alone;
@@ -171,7 +215,7 @@ struct best_time {
 
 // The least time that all of them take, one after the other, and whether most of them were left alone then: that is,
 // had `cores` for themselves. First runs do not count: they bring in code, pages and clock rates.
-best_time best_of(std::vector<products> & all, seconds usually, double cores) {
+best_time best_of(std::vector<work> & all, seconds usually, double cores) {
     std::vector<timed> best(all.size(), {seconds(INFINITY), 0});
     const auto is_left_alone = [&] {
         const auto count = std::count_if(best.begin(), best.end(), [&](const timed & each) {
@@ -179,7 +223,7 @@ best_time best_of(std::vector<products> & all, seconds usually, double cores) {
         });
         return 2 * static_cast<size_t>(count) > best.size();
     };
-    for (products & each : all) {
+    for (work & each : all) {
         each.run();
     }
     const auto start = steady_clock::now();
@@ -200,8 +244,8 @@ best_time best_of(std::vector<products> & all, seconds usually, double cores) {
     return {sum, is_left_alone()};
 }
 
-best_time best_of(products && one, seconds usually, double cores) {
-    std::vector<products> all;
+best_time best_of(work && one, seconds usually, double cores) {
+    std::vector<work> all;
     all.push_back(std::move(one));
     return best_of(all, usually, cores);
 }
@@ -250,33 +294,60 @@ best_time read_all(const subject & on, const matrices & made) {
     ggml_backend_t backend = on.backend.get();
     const seconds one = best_of(products(backend, made, 0, 1, 1), seconds(0), 0).wall;
     const size_t together = as_many(SHORT_RUN, one, made.size());
-    std::vector<products> all;
+    std::vector<work> all;
     for (size_t i = 0; i < made.size(); i += together) {
-        all.emplace_back(backend, made, i, std::min(together, made.size() - i), 1);
+        all.push_back(products(backend, made, i, std::min(together, made.size() - i), 1));
     }
     return best_of(all, READING, on.cores);
 }
 
-// Also how many operations they were.
-std::pair<best_time, double> multiply(const subject & on, const matrices & made) {
-    ggml_backend_t backend = on.backend.get();
-    const seconds column = best_of(products(backend, made, 0, 1, FEW), seconds(0), 0).wall / FEW;
+struct rate {
+    double per_s;
+    bool left_alone;
+};
+
+// Operations a second, in work that `make(count, columns)` makes and of which each column takes so many.
+template <typename Make> rate prompt_rate(const subject & on, Make make, size_t most, double operations) {
+    const seconds column = best_of(make(1, FEW), seconds(0), 0).wall / FEW;
     int64_t columns = MANY;
     while (columns > FEW && column * columns > LONG_RUN) {
         columns /= 2;
     }
-    const size_t count = as_many(SHORT_RUN, column * columns, std::min(MAX_PRODUCTS, made.size()));
-    const double operations = 2.0 * WIDTH * WIDTH * static_cast<double>(columns) * static_cast<double>(count);
-    return {best_of(products(backend, made, 0, count, columns), MULTIPLYING, on.cores), operations};
+    const size_t count = as_many(SHORT_RUN, column * columns, most);
+    const best_time best = best_of(make(count, columns), COMPUTING, on.cores);
+    return {
+        operations * static_cast<double>(columns) * static_cast<double>(count) / best.wall.count(),
+        best.left_alone};
+}
+
+rate multiply(const subject & on, const matrices & made) {
+    const auto make = [&](size_t count, int64_t columns) {
+        return products(on.backend.get(), made, 0, count, columns);
+    };
+    return prompt_rate(on, make, std::min(MAX_PRODUCTS, made.size()), 2.0 * WIDTH * WIDTH);
+}
+
+// None where attention is made of products, as it is without a kernel of its own.
+std::optional<rate> attend(const subject & on) {
+    if (!attention(on.backend.get(), 1, FEW)) {
+        return std::nullopt;
+    }
+    const auto make = [&](size_t count, int64_t tokens) {
+        return attention(on.backend.get(), count, tokens).value();
+    };
+    // With each element of a key a product and a sum, and the same for its value.
+    return prompt_rate(on, make, MAX_PRODUCTS, 4.0 * DEPTH * HEAD_WIDTH * HEADS);
 }
 
 ggml_mesh_speed speed_of(const subject & on, const matrices & made) {
     const best_time reading = read_all(on, made);
-    const auto [multiplying, operations] = multiply(on, made);
+    const rate multiplying = multiply(on, made);
+    const rate attending = attend(on).value_or(multiplying);
     return {
         static_cast<double>(matrix_size() * made.size()) / reading.wall.count(),
-        operations / multiplying.wall.count(),
-        reading.left_alone && multiplying.left_alone ? 0 : 1,
+        multiplying.per_s,
+        attending.per_s,
+        reading.left_alone && multiplying.left_alone && attending.left_alone ? 0 : 1,
     };
 }
 
@@ -294,6 +365,7 @@ ggml_mesh_speed measure(const char * name, int threads, unsigned long long max_b
         const ggml_mesh_speed one = speed_of(subject(device, 1), made);
         speed.read_bytes_per_s = std::max(speed.read_bytes_per_s, one.read_bytes_per_s);
         speed.flops_per_s = std::max(speed.flops_per_s, one.flops_per_s);
+        speed.attention_per_s = std::max(speed.attention_per_s, one.attention_per_s);
     }
     return speed;
 }

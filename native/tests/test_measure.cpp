@@ -38,6 +38,7 @@ TEST("measure: a CPU's speed, with one thread and with two") {
         CHECK_EQUAL(found.code, 0);
         CHECK(is_plausible(found.speed.read_bytes_per_s));
         CHECK(is_plausible(found.speed.flops_per_s));
+        CHECK(is_plausible(found.speed.attention_per_s));
         // Columns share what is read for them: each byte of weights is good for more than one column's worth.
         CHECK(found.speed.flops_per_s > found.speed.read_bytes_per_s);
     }

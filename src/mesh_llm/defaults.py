@@ -301,6 +301,8 @@ MEMBER_HEARSAY_GRACE_S = 5.0
 """For the answer of such a member to come back through a thousand nodes."""
 MEMBER_JUMP_S = 1.5
 """Between two looks at the clock: ticks come every 0.25 s, so we slept, not the others."""
+MEMBER_LATE_S = 0.5
+"""Between two looks: a tick was late, as others use this machine. What is beyond it is nobody's silence."""
 MEMBER_CALM_S = 10.0
 """After a jump: connections may be gone on the other side; time to dial anew before judging anybody."""
 MEMBER_SMALL = 16
@@ -373,8 +375,12 @@ SLOW_LINK_RTT_S = 0.01
 """Where a link rather than a device is to blame for a slow plan: networks at home stay below it."""
 SPILL_BYTES_PER_S = 40e9
 """At which layers that no GPU holds are read: two channels of memory. The speed of a node is its GPU's."""
+ENGINE_STEP_S = 0.25
+"""That the engine reads prompts for between two looks at everybody: readers notice a longer stall."""
 PROMPT_TOKENS = 512
 """Of the prompt that the time to the first token is foretold for."""
+LONG_PROMPT_TOKENS = 4096
+"""Of the prompt that the engine's steps are made for: what an agent sends, or some pages of text."""
 PROMPT_MICRO_BATCH = 128
 """Tokens that a split model works on at once: small enough that its stages overlap."""
 PLAN_SEARCH_STEPS = 1000
@@ -389,7 +395,7 @@ RETRY_FORGET_S = 300.0
 # -- the speed of this machine --------------------------------------------------------------------
 
 MEASURE_TIMEOUT_S = 30.0
-"""It takes one or two seconds, six where others use the processor, too; loading the engine one more."""
+"""It takes two seconds, eight where others use the processor, too; loading the engine one more."""
 MEASURE_WAIT_S = 120.0
 """For other nodes on this machine, which measure one at a time; a plan can do without a speed for so long."""
 MEASURE_ATTEMPTS = 3

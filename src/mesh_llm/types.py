@@ -247,6 +247,8 @@ class Speed:
     """Of weights, in products with one column: what decoding is made of."""
     flops_per_s: float
     """In products with many columns: what prompts are made of."""
+    attention_per_s: float
+    """Operations likewise, in attention over what came before: what long prompts are made of, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +295,8 @@ class Prediction:
     """Decoding, one request at a time."""
     first_token_s: float
     """For a prompt of 512 tokens."""
+    prompt_tok_s: float
+    """At which a prompt of 4,096 tokens is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

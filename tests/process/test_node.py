@@ -259,7 +259,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
                     "resting": "bool",
                     "devices": ["str"],
                     "models": ["str"],
-                    "speed": dict.fromkeys(("read_gb_s", "gflops"), "float"),
+                    "speed": dict.fromkeys(("read_gb_s", "gflops", "attention_gflops"), "float"),
                     "link": {
                         "kind": "str",
                         "rtt_ms": "float",
@@ -283,7 +283,9 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
         "plan": {
             **dict.fromkeys(("mode", "host", "reason"), "str"),
             **dict.fromkeys(("epoch", "need_bytes", "have_bytes"), "int"),
-            **dict.fromkeys(("predicted_tok_s", "predicted_first_token_s"), "float"),
+            **dict.fromkeys(
+                ("predicted_tok_s", "predicted_first_token_s", "predicted_prompt_tok_s"), "float"
+            ),
             "head_on_worker": "bool",
             "stages": [
                 {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ from mesh_llm.engine.speed import measured_speed
 from mesh_llm.types import Speed
 async def measure(*_, **__):
     await asyncio.sleep(1)
-    speed = Speed(read_bytes_per_s=random.uniform(1e9, 9e9), flops_per_s=1e9)
+    speed = Speed(read_bytes_per_s=random.uniform(1e9, 9e9), flops_per_s=1e9, attention_per_s=1e9)
     return Measurement(speed=speed, disturbed=False)
 inspect.measure = measure
 logging.basicConfig(level=logging.INFO)
@@ -57,8 +58,12 @@ def fake(tmp_path: Path) -> dict[str, Path]:
     return {"mesh": path}
 
 
+def a_speed(read: float, flops: float) -> Speed:
+    return Speed(read_bytes_per_s=read, flops_per_s=flops, attention_per_s=flops / 4)
+
+
 def found(read: float, flops: float, *, disturbed: bool) -> Measurement:
-    return Measurement(speed=Speed(read_bytes_per_s=read, flops_per_s=flops), disturbed=disturbed)
+    return Measurement(speed=a_speed(read, flops), disturbed=disturbed)
 
 
 class Measurements:
@@ -83,6 +88,7 @@ async def test_a_cpu(native: dict[str, Path], tmp_path: Path) -> None:
     assert speed is not None
     assert 1e7 < speed.read_bytes_per_s < 1e13
     assert 1e8 < speed.flops_per_s < 1e16
+    assert 1e7 < speed.attention_per_s < 1e16
     assert known_speed(native, CPU, 1, cache=tmp_path / "speed") == speed
     assert known_speed(native, CPU, 2, cache=tmp_path / "speed") is None
     assert known_speed({**native, "mesh": Path(__file__)}, CPU, 1, cache=tmp_path / "speed") is None
@@ -96,7 +102,7 @@ async def test_it_is_measured_once(
     first = await measured_speed(fake, CPU, 1, cache=tmp_path)
     second = await measured_speed(fake, CPU, 1, cache=tmp_path)
 
-    assert first == second == Speed(read_bytes_per_s=1e9, flops_per_s=2e9)
+    assert first == second == a_speed(1e9, 2e9)
     assert measurements.count == 1
     assert not list(tmp_path.glob(".*"))
 
@@ -109,7 +115,7 @@ async def test_a_library_that_is_built_again_is_measured_again(
     await measured_speed(fake, CPU, 1, cache=tmp_path)
     fake["mesh"].write_text("another library")
 
-    assert await measured_speed(fake, CPU, 1, cache=tmp_path) == Speed(read_bytes_per_s=3e9, flops_per_s=4e9)
+    assert await measured_speed(fake, CPU, 1, cache=tmp_path) == a_speed(3e9, 4e9)
 
 
 async def test_disturbed_it_is_measured_again_and_the_best_is_kept(
@@ -124,8 +130,8 @@ async def test_disturbed_it_is_measured_again_and_the_best_is_kept(
 
     seen = [await measured_speed(fake, CPU, 1, cache=tmp_path) for _ in range(5)]
 
-    best = Speed(read_bytes_per_s=3e9, flops_per_s=9e9)
-    assert seen == [Speed(read_bytes_per_s=1e9, flops_per_s=9e9), best, best, best, best]
+    best = a_speed(3e9, 9e9)
+    assert seen == [a_speed(1e9, 9e9), best, best, best, best]
     assert measurements.count == defaults.MEASURE_ATTEMPTS == 3
 
 
@@ -156,7 +162,7 @@ async def test_a_damaged_record_is_replaced(
 
     assert known_speed(fake, CPU, 1, cache=tmp_path) is None
     again = await measured_speed(fake, CPU, 1, cache=tmp_path)
-    assert again == known_speed(fake, CPU, 1, cache=tmp_path) == Speed(read_bytes_per_s=3e9, flops_per_s=4e9)
+    assert again == known_speed(fake, CPU, 1, cache=tmp_path) == a_speed(3e9, 4e9)
 
 
 async def test_a_library_that_fails_is_tried_three_times(
@@ -256,5 +262,5 @@ async def test_engine_info_shows_it(
 
     assert [device["speed"] for device in before["devices"] if device["name"] == CPU] == [None]
     (cpu,) = (device for device in document["devices"] if device["name"] == CPU)
-    assert cpu["speed"] == {"read_bytes_per_s": 12.34e9, "flops_per_s": 1234.5e9}
-    assert "CPU: reads 12.3 GB/s, multiplies 1,234 GFLOP/s" in table.stdout
+    assert cpu["speed"] == asdict(a_speed(12.34e9, 1234.5e9))
+    assert "CPU: reads 12.3 GB/s, multiplies 1,234 GFLOP/s, attends 309 GFLOP/s" in table.stdout

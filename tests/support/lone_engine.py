@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,11 @@ class LoneEngine:
 
 
 @contextmanager
-def lone_engine(model: Path, libraries: dict[str, Path], **settings: Any) -> Iterator[LoneEngine]:
-    """With one thread and one slot of 2048 tokens, as a small node's."""
-    spec = EngineSpec(
+def lone_engine(
+    model: Path, libraries: dict[str, Path], *, changes: Mapping[str, Any] | None = None, **settings: Any
+) -> Iterator[LoneEngine]:
+    """With one thread and one slot of 2048 tokens, as a small node's; `changes`: of the spec."""
+    usual = EngineSpec(
         model=str(model),
         alias=model.stem,
         context=2048,
@@ -40,6 +43,7 @@ def lone_engine(model: Path, libraries: dict[str, Path], **settings: Any) -> Ite
         libraries={name: str(path) for name, path in libraries.items()},
         settings=settings,
     )
+    spec = replace(usual, **(changes or {}))
     child = subprocess.Popen(
         [sys.executable, "-m", "mesh_llm.engine.serve"],
         stdin=subprocess.PIPE,

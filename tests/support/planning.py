@@ -77,7 +77,7 @@ def settings(**changes: Any) -> MeshSettings:
 
 
 def speed(gb_s: float) -> Speed:
-    return Speed(read_bytes_per_s=gb_s * GB, flops_per_s=20 * gb_s * GB)
+    return Speed(read_bytes_per_s=gb_s * GB, flops_per_s=20 * gb_s * GB, attention_per_s=10 * gb_s * GB)
 
 
 def gpu(gb: float, name: str = "CUDA0") -> Device:

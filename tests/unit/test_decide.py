@@ -460,12 +460,15 @@ def test_a_mixture_is_as_fast_as_what_it_reads() -> None:
 
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("flops_per_s", [5e-324, 0.5, 1e18])
+@pytest.mark.parametrize("attention_per_s", [5e-324, 0.5, 1e18])
 @pytest.mark.parametrize("read_bytes_per_s", [5e-324, 0.5, 1e18])
 def test_whatever_a_node_claims_the_plan_can_be_told(
-    read_bytes_per_s: float, flops_per_s: float, split: bool
+    read_bytes_per_s: float, flops_per_s: float, attention_per_s: float, split: bool
 ) -> None:
     """Others would take the host for broken whose facts hold what is no number."""
-    claimed = Speed(read_bytes_per_s=read_bytes_per_s, flops_per_s=flops_per_s)
+    claimed = Speed(
+        read_bytes_per_s=read_bytes_per_s, flops_per_s=flops_per_s, attention_per_s=attention_per_s
+    )
     snapshot = changed(mesh(node("a" * 64, 64), node("b" * 64, 64)), "b" * 64, speed=claimed)
     plan = fresh(snapshot, SMALL, settings(split=split))
 
@@ -474,6 +477,9 @@ def test_whatever_a_node_claims_the_plan_can_be_told(
 
 def test_a_prediction_that_is_no_number_is_not_told() -> None:
     plan = fresh(mesh(node("a" * 64, 64)))
-    for tok_s, first_token_s in ((float("inf"), 1.0), (1.0, float("nan")), (1.0, 1e10)):
-        odd = replace(plan, predicted=Prediction(tok_s=tok_s, first_token_s=first_token_s))
-        assert plan_from_document(plan_to_document(odd)) == replace(plan, predicted=None)
+    told = Prediction(tok_s=1.0, first_token_s=1.0, prompt_tok_s=1.0)
+    assert plan_from_document(plan_to_document(replace(plan, predicted=told))).predicted == told
+    for name in ("tok_s", "first_token_s", "prompt_tok_s"):
+        for figure in (float("inf"), float("nan"), 1e10):
+            odd = replace(plan, predicted=replace(told, **{name: figure}))
+            assert plan_from_document(plan_to_document(odd)) == replace(plan, predicted=None)

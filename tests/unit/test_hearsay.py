@@ -33,7 +33,7 @@ def told() -> dict[str, Any]:
         head_on_worker=False,
         need_bytes=6,
         have_bytes=9,
-        predicted=Prediction(tok_s=25.0, first_token_s=0.5),
+        predicted=Prediction(tok_s=25.0, first_token_s=0.5, prompt_tok_s=900.0),
         excluded=(Exclusion(node=LEFT, reason="too far"),),
         reason="two are faster",
     )

@@ -60,7 +60,7 @@ def engine(
         settings=wanted,
         draft=draft,
     )
-    predicted = Prediction(tok_s=10.0, first_token_s=0.512 + 0.1)
+    predicted = Prediction(tok_s=10.0, first_token_s=0.612, prompt_tok_s=1000.0)
     return launch.engine(replace(plan, predicted=predicted), (), nodes_here=1)
 
 

@@ -78,7 +78,7 @@ PLAN = Plan(
     head_on_worker=True,
     need_bytes=14,
     have_bytes=20,
-    predicted=Prediction(tok_s=12.5, first_token_s=0.5),
+    predicted=Prediction(tok_s=12.5, first_token_s=0.5, prompt_tok_s=900.0),
     excluded=(Exclusion(node=NodeId("c" * 64), reason="too slow a link: 80 ms"),),
     reason="the fewest that hold it",
 )
@@ -108,7 +108,7 @@ FACTS = NodeFacts(
     gpus=(Device(name="CUDA0", description="H", kind=DeviceKind.GPU, free_bytes=1, total_bytes=2),),
     gpu_layers=0,
     hosting=Hosting.NEVER,
-    speed=Speed(read_bytes_per_s=4e10, flops_per_s=1e12),
+    speed=Speed(read_bytes_per_s=4e10, flops_per_s=1e12, attention_per_s=1e11),
     cores=8,
     models=(HeldModel(fingerprint=Fingerprint("f" * 64), name="smollm2", size_bytes=100),),
     part=HeldPart(fingerprint=Fingerprint("e" * 64), spans=((0, 4), (9, 12))),

@@ -439,6 +439,36 @@ def test_after_a_jump_of_the_clock_nobody_is_dead(jump_s: float) -> None:
     assert (seen(view, ANN).standing, seen(view, CAT).standing) == (Standing.ALIVE, Standing.DEAD)
 
 
+def test_what_we_could_not_hear_is_nobodys_silence() -> None:
+    view = a_view()
+    join(view, ANN)
+    now = START
+    while now < START + 6:
+        now += 1.25
+        view.on_tick(now)
+        assert seen(view, ANN).standing is Standing.ALIVE
+        if now > START + 3:
+            view.on_message(ANN, a_ping(view), now)
+
+    # One that is gone is missed all the same, if later.
+    looks = 0
+    while seen(view, ANN).standing is not Standing.DEAD:
+        looks += 1
+        view.on_tick(now + 1.25 * looks)
+    assert 5 <= looks <= 7
+
+
+def test_a_doubt_waits_while_we_cannot_listen() -> None:
+    view = a_view()
+    join(view, ANN)
+    ticks(view, START + 0.25, START + 2)
+    assert seen(view, ANN).standing is Standing.SUSPECT
+    view.on_tick(START + 3.4)
+    assert seen(view, ANN).standing is Standing.SUSPECT
+    view.on_message(ANN, a_ping(view), START + 3.4)
+    assert seen(view, ANN).standing is Standing.ALIVE
+
+
 def test_our_own_id_on_the_other_side_is_a_copied_home() -> None:
     view = a_view()
     effects = view.on_connected(ME, START)

@@ -69,7 +69,7 @@ def a_plan(host: NodeId, *stages: Stage, mode: Mode = Mode.SPLIT) -> Plan:
         head_on_worker=False,
         need_bytes=45_000,
         have_bytes=90_000,
-        predicted=Prediction(tok_s=12.5, first_token_s=0.75),
+        predicted=Prediction(tok_s=12.5, first_token_s=0.75, prompt_tok_s=700.0),
         excluded=(),
         reason="",
     )

@@ -164,7 +164,7 @@ def plan_of(*stages: tuple[NodeId, int, int], head_on_worker: bool = False) -> P
 
 def test_the_hosts_part_is_its_layers_and_the_head() -> None:
     model = model_of(layers=10, layer_bytes=1_000_000, head_bytes=500_000)
-    speed = Speed(read_bytes_per_s=1e9, flops_per_s=1e9)
+    speed = Speed(read_bytes_per_s=1e9, flops_per_s=1e9, attention_per_s=1e9)
     plan = plan_of((DESK, 0, 4), (MINI, 4, 10))
     assert host_seconds(model, plan, speed) == pytest.approx(0.0045)
     elsewhere = plan_of((DESK, 0, 4), (MINI, 4, 10), head_on_worker=True)

@@ -44,11 +44,14 @@ def info(as_json: bool, debug: bool) -> None:
             ("device", f"{device['name']}: {device['description']}, {free:.1f} of {total:.1f} GB free")
         )
         if speed := device["speed"]:
-            read_gb_s, gflop_s = speed["read_bytes_per_s"] / 1e9, speed["flops_per_s"] / 1e9
+            read, flops, attention = (
+                speed[name] / 1e9 for name in ("read_bytes_per_s", "flops_per_s", "attention_per_s")
+            )
             rows.append(
                 (
                     "speed",
-                    f"{device['name']}: reads {read_gb_s:.1f} GB/s, multiplies {gflop_s:,.0f} GFLOP/s",
+                    f"{device['name']}: reads {read:.1f} GB/s, multiplies {flops:,.0f} GFLOP/s, "
+                    f"attends {attention:,.0f} GFLOP/s",
                 )
             )
     rows.append(("CPU code", " ".join(document["cpu_features"])))

@@ -172,14 +172,18 @@ class MeshLibrary:
             raise EngineMissing(why.text)
 
     def measure(self, device: str, *, threads: int, memory_bytes: int) -> Measurement:
-        """What a device can do, within a second or two and so much memory. Blocks."""
+        """What a device can do, within two seconds or so and so much memory. Blocks."""
         why, speed = _Reason(), _Speed()
         if self.native.ggml_mesh_measure(
             device.encode(), threads, memory_bytes, ctypes.byref(speed), *why.arguments
         ):
             raise EngineFailed(why.text)
         return Measurement(
-            speed=Speed(read_bytes_per_s=speed.read_bytes_per_s, flops_per_s=speed.flops_per_s),
+            speed=Speed(
+                read_bytes_per_s=speed.read_bytes_per_s,
+                flops_per_s=speed.flops_per_s,
+                attention_per_s=speed.attention_per_s,
+            ),
             disturbed=bool(speed.disturbed),
         )
 
@@ -221,6 +225,10 @@ class MeshLibrary:
     def speculate(self, *, model_depth: int, text_depth: int) -> bool:
         """Decide what the engine drafts, from now on; False where it has to be left to itself."""
         return bool(self.native.ggml_mesh_speculate(model_depth, text_depth) == 0)
+
+    def pace(self, *, least: int, seconds: float) -> None:
+        """Read prompts for no longer than that between two tokens of others, where the engine can be told."""
+        self.native.ggml_mesh_pace(least, seconds)
 
     def speculation(self) -> SpeculationCounters:
         counters = _Speculation()
@@ -358,6 +366,7 @@ class _Speed(ctypes.Structure):
     _fields_ = (
         ("read_bytes_per_s", ctypes.c_double),
         ("flops_per_s", ctypes.c_double),
+        ("attention_per_s", ctypes.c_double),
         ("disturbed", ctypes.c_int),
     )
 
@@ -391,6 +400,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_failure": (size, [number, text, size]),
             "ggml_mesh_stage_counters": (number, [number, ctypes.POINTER(_Stage)]),
             "ggml_mesh_speculate": (number, [number, number]),
+            "ggml_mesh_pace": (number, [ctypes.c_uint, ctypes.c_double]),
             "ggml_mesh_speculation_counters": (number, [ctypes.POINTER(_Speculation)]),
             "ggml_mesh_trace": (None, [number]),
             "ggml_mesh_worker_prepare": (number, [pointer, text, number, number, _PROGRESS, text, size]),

@@ -78,14 +78,16 @@ def separate_stdout() -> Report:
 
 
 def start(spec: EngineSpec, report: Report) -> Any:
-    drafting = spec.draft.depth > 0
-    engine, mesh = load_guarded(spec.library_paths(), overriding=bool(spec.links) or drafting)
+    drafting, paced = spec.draft.depth > 0, spec.least_batch is not None
+    engine, mesh = load_guarded(spec.library_paths(), overriding=bool(spec.links) or drafting or paced)
     if mesh is None:
         if spec.links:
             raise EngineFailed("there is no libggml-mesh on this machine, and the plan has links")
         return _serve(spec, engine, directed=False)
     if spec.trace is not None:
         mesh.trace(spec.trace)
+    if spec.least_batch is not None:
+        mesh.pace(least=spec.least_batch, seconds=spec.step_s)
     directed = drafting and mesh.speculate(
         model_depth=spec.draft.model_depth, text_depth=spec.draft.text_depth
     )

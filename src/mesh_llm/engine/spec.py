@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mesh_llm.defaults import ENGINE_STEP_S
 from mesh_llm.errors import UsageError
 from mesh_llm.types import Setting
 
@@ -111,6 +112,10 @@ class EngineSpec:
     """Tokens of prompts between two looks at everybody's answers; None leaves it to the engine."""
     micro_batch: int | None = None
     """Of these, what is computed at once."""
+    least_batch: int | None = None
+    """While others wait for their next token, steps are shorter, but not below this; None: they never are."""
+    step_s: float = ENGINE_STEP_S
+    """That such a step is to take."""
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     embeddings: bool = False

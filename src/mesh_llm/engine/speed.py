@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -30,6 +30,7 @@ from mesh_llm.types import Speed
 log = logging.getLogger(__name__)
 
 _RECORD_LIMIT_BYTES = 4096
+_FIGURES = tuple(field.name for field in fields(Speed))
 
 
 async def measured_speed(
@@ -93,11 +94,13 @@ async def _measure(libraries: Mapping[str, Path], device: str, threads: int, bef
         )
         return replace(before, attempts=attempts)
     log.info(
-        "speed measured device=%s threads=%d read_gb_s=%.1f gflop_s=%.0f disturbed=%s took_s=%.1f",
+        "speed measured device=%s threads=%d read_gb_s=%.1f gflop_s=%.0f attention_gflop_s=%.0f disturbed=%s"
+        " took_s=%.1f",
         device,
         threads,
         found.speed.read_bytes_per_s / 1e9,
         found.speed.flops_per_s / 1e9,
+        found.speed.attention_per_s / 1e9,
         found.disturbed,
         time.monotonic() - started,
     )
@@ -110,6 +113,7 @@ def _better(one: Speed | None, other: Speed) -> Speed:
     return Speed(
         read_bytes_per_s=max(one.read_bytes_per_s, other.read_bytes_per_s),
         flops_per_s=max(one.flops_per_s, other.flops_per_s),
+        attention_per_s=max(one.attention_per_s, other.attention_per_s),
     )
 
 
@@ -149,10 +153,8 @@ def _read(file: Path) -> _Record:
 def _speed(document: Any) -> Speed | None:
     if not isinstance(document, dict):
         return None
-    read_bytes_per_s, flops_per_s = document.get("read_bytes_per_s"), document.get("flops_per_s")
-    if not (_is_positive(read_bytes_per_s) and _is_positive(flops_per_s)):
-        return None
-    return Speed(read_bytes_per_s=read_bytes_per_s, flops_per_s=flops_per_s)
+    figures = {name: figure for name in _FIGURES if _is_positive(figure := document.get(name))}
+    return Speed(**figures) if len(figures) == len(_FIGURES) else None
 
 
 def _is_positive(figure: Any) -> TypeGuard[float]:

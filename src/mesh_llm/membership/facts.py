@@ -111,7 +111,12 @@ def _things(facts: NodeFacts) -> Document:
         "models": [_model_to_document(model) for model in facts.models[:_MODEL_LIMIT]],
         "part": facts.part and _part_to_document(facts.part),
         "links": [_link_to_document(link) for link in facts.links[:_LINK_LIMIT]],
-        "speed": speed and {"read": speed.read_bytes_per_s, "flops": speed.flops_per_s},
+        "speed": speed
+        and {
+            "read": speed.read_bytes_per_s,
+            "flops": speed.flops_per_s,
+            "attention": speed.attention_per_s,
+        },
         "serving": serving
         and {
             "epoch": serving.epoch,
@@ -273,6 +278,7 @@ def _speed_from_document(document: object) -> Speed:
     return Speed(
         read_bytes_per_s=fields.number("read", most=_RATE_MOST),
         flops_per_s=fields.number("flops", most=_RATE_MOST),
+        attention_per_s=fields.number("attention", most=_RATE_MOST),
     )
 
 

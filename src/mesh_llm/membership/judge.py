@@ -51,6 +51,16 @@ class Judge:
         for unreached in self._unreached.values():
             unreached.since = scene.now
 
+    def excuse(self, missed_s: float) -> None:
+        """We were kept from listening for so long: nobody has been silent meanwhile."""
+        scene = self._scene
+        for link in scene.links.values():
+            link.heard_at = min(scene.now, link.heard_at + missed_s)
+        for doubt in scene.doubts.values():
+            doubt.dead_at += missed_s
+        for unreached in self._unreached.values():
+            unreached.since = min(scene.now, unreached.since + missed_s)
+
     def closed(self, link: Link) -> None:
         """A connection is gone."""
         scene, node = self._scene, link.node

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.fields import Fields, is_number
@@ -39,7 +41,7 @@ def plan_to_document(plan: Plan) -> Document:
         "head_on_worker": plan.head_on_worker,
         "need_bytes": plan.need_bytes,
         "have_bytes": plan.have_bytes,
-        "predicted": predicted and {"tok_s": predicted.tok_s, "first_token_s": predicted.first_token_s},
+        "predicted": predicted and asdict(predicted),
         "excluded": [
             {"node": one.node, "reason": clean(one.reason, _SENTENCE_CHARS)}
             for one in plan.excluded[:_EXCLUDED_LIMIT]
@@ -49,7 +51,7 @@ def plan_to_document(plan: Plan) -> Document:
 
 
 def _is_readable(predicted: Prediction) -> bool:
-    return all(is_number(each, _RATE_MOST) for each in (predicted.tok_s, predicted.first_token_s))
+    return all(is_number(each, _RATE_MOST) for each in asdict(predicted).values())
 
 
 def plan_from_document(document: object) -> Plan:
@@ -77,6 +79,7 @@ def _prediction(document: object) -> Prediction:
     return Prediction(
         tok_s=fields.number("tok_s", most=_RATE_MOST),
         first_token_s=fields.number("first_token_s", most=_RATE_MOST),
+        prompt_tok_s=fields.number("prompt_tok_s", most=_RATE_MOST),
     )
 
 

@@ -8,6 +8,7 @@ from mesh_llm.defaults import (
     MEMBER_CALM_S,
     MEMBER_DIALS_PER_TICK,
     MEMBER_JUMP_S,
+    MEMBER_LATE_S,
     MEMBER_REMEMBER_S,
     MEMBER_SURPLUS_S,
     MEMBER_TOMBSTONE_S,
@@ -250,6 +251,8 @@ class View:
             self._judge.calm(now + min(MEMBER_CALM_S, 2 * abs(gap_s)))
             scene.dialling.hasten(now)
             self._swept_at = min(self._swept_at, now)
+        elif gap_s > MEMBER_LATE_S:
+            self._judge.excuse(gap_s - MEMBER_LATE_S)
         return scene
 
     def _finish(self) -> list[Effect]:

@@ -115,6 +115,7 @@ _ABOUT: dict[str, Read] = {
             have_bytes=_whole(),
             predicted_tok_s=_figure,
             predicted_first_token_s=_maybe(_figure),
+            predicted_prompt_tok_s=_maybe(_figure),
             head_on_worker=_flag,
             stages=_list(
                 _STAGES,

@@ -60,6 +60,8 @@ class Launch:
             cache_type_v=self.settings.cache_type_v,
             batch=batch,
             micro_batch=sizes.micro,
+            # Everybody's next token comes first.
+            least_batch=sizes.least + plan.slots if sizes.least is not None else None,
             embeddings=can.embeddings,
             rerank=can.rerank,
             mmproj=str(can.projector) if can.projector else None,

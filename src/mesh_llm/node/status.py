@@ -125,6 +125,7 @@ def _member(node: Node, member: Member, about: Mapping[str, Any]) -> dict[str, A
         else {
             "read_gb_s": round(facts.speed.read_bytes_per_s / 1e9, 2),
             "gflops": round(facts.speed.flops_per_s / 1e9, 1),
+            "attention_gflops": round(facts.speed.attention_per_s / 1e9, 1),
         },
         "link": {
             "kind": link.kind if link is not None else node.mesh.ways.of_links(member.id),
@@ -195,6 +196,7 @@ def plan_document(plan: Plan | None, *, epoch: int | None) -> dict[str, Any] | N
         "have_bytes": plan.have_bytes,
         "predicted_tok_s": round(predicted.tok_s, 2) if predicted is not None else 0.0,
         "predicted_first_token_s": round(predicted.first_token_s, 3) if predicted is not None else None,
+        "predicted_prompt_tok_s": round(predicted.prompt_tok_s, 1) if predicted is not None else None,
         "head_on_worker": plan.head_on_worker,
         "stages": [
             {

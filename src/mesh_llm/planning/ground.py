@@ -149,7 +149,7 @@ def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) ->
 
 def _speed(speed: Speed | None) -> Speed | None:
     """Anybody may claim anything: what is no speed is not taken for one."""
-    figures = (speed.read_bytes_per_s, speed.flops_per_s) if speed else ()
+    figures = (speed.read_bytes_per_s, speed.flops_per_s, speed.attention_per_s) if speed else ()
     return speed if speed and all(_LEAST_SPEED <= each < math.inf for each in figures) else None
 
 

@@ -47,6 +47,13 @@ class Load:
         own = self.host_scratch_bytes if host or head else self.worker_scratch_bytes
         return own + (self.draft_bytes if host else 0)
 
+    def attention(self, tokens: int) -> tuple[float, ...]:
+        """Of the layers before each one, the keys and values that a token of so long a prompt meets.
+
+        Elements, like those of weights, on average over its tokens.
+        """
+        return _sums(self.facts.query_elements * _attended(layer, tokens) for layer in self.facts.layers)
+
     @property
     def count(self) -> int:
         return len(self.sums) - 1
@@ -88,6 +95,14 @@ def _active_elements(facts: ModelFacts, layer: Layer) -> float:
     dense = _FEED_FORWARD_MATRICES * facts.hidden * facts.feed_forward
     chosen = facts.experts_used * _expert_elements(facts)
     return _attention_elements(facts, layer) + (chosen if facts.experts else dense)
+
+
+def _attended(layer: Layer, tokens: int) -> float:
+    """How many others a token of so long a prompt attends to, on average: the first to none."""
+    if not layer.cache.k_width:
+        return 0.0
+    most = min(tokens, layer.cache.window or tokens)
+    return most - most**2 / (2 * tokens)
 
 
 def _expert_elements(facts: ModelFacts) -> int:

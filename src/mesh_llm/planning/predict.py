@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mesh_llm.defaults import PROMPT_MICRO_BATCH, PROMPT_TOKENS, SPILL_BYTES_PER_S
+from mesh_llm.defaults import LONG_PROMPT_TOKENS, PROMPT_MICRO_BATCH, PROMPT_TOKENS, SPILL_BYTES_PER_S
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.ground import Ground, Way, ground_of
 from mesh_llm.planning.load import Span
@@ -20,7 +20,10 @@ from mesh_llm.types import ModelFacts, NodeId, Prediction, Speed, Stage
 
 _F32_BYTES = 4
 _FLOPS = 2
-"""Of one weight and one token: a product and a sum."""
+"""Of one token and one weight, or one element of a key or a value: a product and a sum."""
+
+_LEAST_S = 1e-5
+"""That a long prompt takes, whatever a node claims of its speed."""
 
 
 def predict(
@@ -57,7 +60,12 @@ def prediction(
     if token_s is None or lodgings is None:
         return None
     prompt_s = _prompt_seconds(ground, host, spans, lodgings, prompt_tokens)
-    return Prediction(tok_s=1 / token_s, first_token_s=prompt_s + token_s)
+    long_s = _prompt_seconds(ground, host, spans, lodgings, LONG_PROMPT_TOKENS)
+    return Prediction(
+        tok_s=1 / token_s,
+        first_token_s=prompt_s + token_s,
+        prompt_tok_s=LONG_PROMPT_TOKENS / max(long_s, _LEAST_S),
+    )
 
 
 def token_seconds(
@@ -112,9 +120,11 @@ def _prompt_seconds(
     """
     busy: list[float] = []
     machines: defaultdict[str, float] = defaultdict(float)
+    attention = ground.load.attention(tokens)
     for span, lodging in zip(spans, lodgings, strict=True):
-        busy.append(tokens * _prompt_token_seconds(ground, span, lodging, ground.speeds[span.node]))
-        with_all = tokens * _prompt_token_seconds(ground, span, lodging, ground.whole[span.node])
+        own, all_of_it = ground.speeds[span.node], ground.whole[span.node]
+        busy.append(tokens * _prompt_token_seconds(ground, span, lodging, own, attention))
+        with_all = tokens * _prompt_token_seconds(ground, span, lodging, all_of_it, attention)
         machines[ground.rooms[span.node].machine] += with_all
     ways = _ways(ground, host, spans)
     # Of what the last worker has only the prompt's last token goes back.
@@ -125,13 +135,19 @@ def _prompt_seconds(
     return paced + sum(way.delay_s + way.overhead_s for way in ways)
 
 
-def _prompt_token_seconds(ground: Ground, span: Span, lodging: Lodging, speed: Speed | None) -> float:
-    """For each token of a prompt, among many."""
+def _prompt_token_seconds(
+    ground: Ground, span: Span, lodging: Lodging, speed: Speed | None, attention: Sequence[float]
+) -> float:
+    """For each token of a prompt, among many. `attention`: as the load has it."""
     assert speed is not None  # or there would be no prediction
-    elements, middle = ground.load.elements, span.last - lodging.on_gpu
+    middle = span.last - lodging.on_gpu
     # Layers that spill out of a GPU lose at prompts what they lose at reading.
     slower = 1.0
     if ground.rooms[span.node].gpus:
         slower = max(1.0, speed.read_bytes_per_s / SPILL_BYTES_PER_S)
-    work = slower * (elements[middle] - elements[span.first]) + elements[span.last] - elements[middle]
-    return _FLOPS * work / speed.flops_per_s
+
+    def work(before: Sequence[float]) -> float:
+        return slower * (before[middle] - before[span.first]) + before[span.last] - before[middle]
+
+    products_s = work(ground.load.elements) / speed.flops_per_s
+    return _FLOPS * (products_s + work(attention) / speed.attention_per_s)

@@ -24,7 +24,11 @@ def shared(speed: Speed, cores: int, nodes_here: int) -> Speed:
     # Memory that is read by fewer threads may be as fast on a large machine; on a small one it is not,
     # and too little is the better mistake: nobody waits longer than was said.
     share = threads_of(cores, nodes_here) / cores
-    return Speed(read_bytes_per_s=share * speed.read_bytes_per_s, flops_per_s=share * speed.flops_per_s)
+    return Speed(
+        read_bytes_per_s=share * speed.read_bytes_per_s,
+        flops_per_s=share * speed.flops_per_s,
+        attention_per_s=share * speed.attention_per_s,
+    )
 
 
 def nodes_beside(snapshot: Snapshot) -> dict[NodeId, int]:

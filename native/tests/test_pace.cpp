@@ -1,0 +1,75 @@
+// How much of a prompt is read in a step.
+
+#include "check.h"
+#include "pace.h"
+
+#include <vector>
+
+namespace {
+
+using mesh::pace;
+
+constexpr size_t MOST = 2048;
+
+// Steps of a long prompt beside one that writes, on an engine that reads it so fast; how long each took.
+std::vector<double> steps_beside(pace & kept, double tokens_per_s, double overhead_s, size_t count) {
+    std::vector<double> took;
+    for (size_t i = 0; i < count; ++i) {
+        const size_t tokens = kept.limit(0, MOST);
+        took.push_back(overhead_s + static_cast<double>(tokens) / tokens_per_s);
+        kept.stepped(tokens, 1, took.back());
+    }
+    return took;
+}
+
+}  // namespace
+
+TEST("pace: beside others a step takes its time, however fast the engine is") {
+    for (const double tokens_per_s : {300.0, 900.0, 5000.0}) {
+        pace kept(64, 0.25);
+        const std::vector<double> took = steps_beside(kept, tokens_per_s, 0.0, 10);
+        CHECK(took.back() <= 0.25);
+        CHECK(took.back() > 0.25 - 64 / tokens_per_s);
+    }
+}
+
+TEST("pace: not less than a kernel needs, not more than the engine holds") {
+    pace slow(64, 0.25);
+    steps_beside(slow, 10.0, 0.0, 3);
+    CHECK_EQUAL(slow.limit(0, MOST), 64U);
+
+    pace fast(64, 0.25);
+    steps_beside(fast, 1e9, 0.0, 3);
+    CHECK_EQUAL(fast.limit(0, MOST), MOST);
+    CHECK_EQUAL(slow.limit(0, 48), 48U);
+    CHECK_EQUAL(fast.limit(0, 48), 48U);
+    CHECK_EQUAL(pace(0, 0.25).limit(0, MOST), 1U);
+}
+
+TEST("pace: drafts never leave a prompt without room, however many they are") {
+    pace kept(64, 0.25);
+    kept.stepped(600, 0, 1.0);
+    CHECK_EQUAL(kept.limit(10, MOST), 10 + 128U);
+    CHECK_EQUAL(kept.limit(100, MOST), 100 + 64U);
+    CHECK_EQUAL(kept.limit(1000, MOST), 1000 + 64U);
+    CHECK_EQUAL(kept.limit(2040, MOST), MOST);
+    CHECK_EQUAL(kept.limit(3000, MOST), MOST);
+}
+
+TEST("pace: a device that is slow with few tokens gets more of them") {
+    pace kept(64, 0.25);
+    const std::vector<double> took = steps_beside(kept, 20000.0, 0.1, 10);
+    CHECK_EQUAL(kept.limit(0, MOST), MOST);
+    CHECK(took.back() < 0.25);
+}
+
+TEST("pace: it slows down as the prompt becomes long, and what is left of it says nothing") {
+    pace kept(64, 0.25);
+    steps_beside(kept, 2000.0, 0.0, 5);
+    const size_t before = kept.limit(0, MOST);
+    CHECK_EQUAL(before, 448U);
+    kept.stepped(3, 1, 0.2);
+    CHECK_EQUAL(kept.limit(0, MOST), before);
+    steps_beside(kept, 1000.0, 0.0, 2);
+    CHECK_EQUAL(kept.limit(0, MOST), 192U);
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import cProfile
 from collections import defaultdict
 from dataclasses import replace
 from random import Random
@@ -152,18 +152,13 @@ def test_one_to_thirty_equal_nodes(count: int) -> None:
         assert plan.need_bytes <= plan.have_bytes
 
 
-def yardstick_s() -> float:
-    """Processor time of a fixed piece of Python: 0.07 s where 0.2 s were the aim for a hundred nodes."""
-    start = time.process_time()
-    found = {number: str(number) for number in range(250_000)}
-    assert sum(len(text) for text in found.values()) == 1_388_890
-    return time.process_time() - start
+CALLS_MOST = 900_000
+"""Of functions: 0.2 s on a core of a desktop. Counted, as their time depends on who else is here."""
 
 
 @pytest.mark.parametrize("wishes", [settings(), settings(context=None), settings(split=True, context=None)])
 @pytest.mark.parametrize("gb", [2, 4, 30])
 def test_a_hundred_nodes_take_no_time(gb: float, wishes: MeshSettings) -> None:
-    """Processor time, compared with other Python on the same machine; the best of three."""
     random = Random(1)
     names = [f"{random.getrandbits(64):016x}" for _ in range(100)]
     nodes = [
@@ -176,15 +171,13 @@ def test_a_hundred_nodes_take_no_time(gb: float, wishes: MeshSettings) -> None:
         for name in names
     ]
     snapshot, facts = mesh(*nodes, rtt_ms=None), model(80, 300_000_000)
-    taken = []
-    for _ in range(3):
-        start = time.process_time()
-        plan = decide(snapshot, facts, wishes, current=None)
-        taken.append(time.process_time() - start)
+    counting = cProfile.Profile()
+    plan = counting.runcall(decide, snapshot, facts, wishes, current=None)
     check(plan, snapshot, facts)
     assert plan.mode is not Mode.WAITING
-    print(f"{len(plan.stages)} stages, {min(taken):.3f} s, yardstick {yardstick_s():.3f} s")
-    assert min(taken) < 3 * max(yardstick_s() for _ in range(3))
+    calls = sum(entry.callcount for entry in counting.getstats())
+    print(f"{len(plan.stages)} stages, {calls} calls")
+    assert calls < CALLS_MOST
 
 
 def test_ids_are_what_ties_go_by() -> None:

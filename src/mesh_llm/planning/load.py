@@ -35,6 +35,8 @@ class Load:
     """Likewise, the bytes of weights that one token reads."""
     elements: tuple[float, ...]
     """Likewise, the weights that each token of a prompt is multiplied with."""
+    windows: tuple[tuple[int, tuple[int, ...]], ...]
+    """For each window of attention, likewise, how many layers have it; 0: they attend to everything."""
     host_scratch_bytes: int
     worker_scratch_bytes: int
     draft_bytes: int
@@ -47,12 +49,15 @@ class Load:
         own = self.host_scratch_bytes if host or head else self.worker_scratch_bytes
         return own + (self.draft_bytes if host else 0)
 
-    def attention(self, tokens: int) -> tuple[float, ...]:
-        """Of the layers before each one, the keys and values that a token of so long a prompt meets.
+    def attention(self, first: int, last: int, tokens: int) -> float:
+        """The elements of keys and values that a token of so long a prompt meets in layers [first, last).
 
-        Elements, like those of weights, on average over its tokens.
+        Like those of weights, and on average over its tokens.
         """
-        return _sums(self.facts.query_elements * _attended(layer, tokens) for layer in self.facts.layers)
+        met = sum(
+            _attended(window, tokens) * (before[last] - before[first]) for window, before in self.windows
+        )
+        return self.facts.query_elements * met
 
     @property
     def count(self) -> int:
@@ -67,6 +72,10 @@ def load_of(facts: ModelFacts, settings: CacheSettings) -> Load:
         sums=_sums(layer.weight_bytes + layer_cache_bytes(layer, settings) for layer in facts.layers),
         active=_sums(active_bytes(facts, layer, largest) for layer in facts.layers),
         elements=_sums(_active_elements(facts, layer) for layer in facts.layers),
+        windows=tuple(
+            (window, _sums(int(_attends(layer, window)) for layer in facts.layers))
+            for window in {layer.cache.window for layer in facts.layers if layer.cache.k_width}
+        ),
         host_scratch_bytes=compute_bytes(facts, settings),
         worker_scratch_bytes=compute_bytes(facts, settings, logits=False),
         draft_bytes=settings.draft_bytes,
@@ -97,11 +106,13 @@ def _active_elements(facts: ModelFacts, layer: Layer) -> float:
     return _attention_elements(facts, layer) + (chosen if facts.experts else dense)
 
 
-def _attended(layer: Layer, tokens: int) -> float:
+def _attends(layer: Layer, window: int) -> bool:
+    return layer.cache.k_width > 0 and layer.cache.window == window
+
+
+def _attended(window: int, tokens: int) -> float:
     """How many others a token of so long a prompt attends to, on average: the first to none."""
-    if not layer.cache.k_width:
-        return 0.0
-    most = min(tokens, layer.cache.window or tokens)
+    most = min(tokens, window or tokens)
     return most - most**2 / (2 * tokens)
 
 

@@ -120,11 +120,10 @@ def _prompt_seconds(
     """
     busy: list[float] = []
     machines: defaultdict[str, float] = defaultdict(float)
-    attention = ground.load.attention(tokens)
     for span, lodging in zip(spans, lodgings, strict=True):
         own, all_of_it = ground.speeds[span.node], ground.whole[span.node]
-        busy.append(tokens * _prompt_token_seconds(ground, span, lodging, own, attention))
-        with_all = tokens * _prompt_token_seconds(ground, span, lodging, all_of_it, attention)
+        busy.append(tokens * _prompt_token_seconds(ground, span, lodging, own, tokens))
+        with_all = tokens * _prompt_token_seconds(ground, span, lodging, all_of_it, tokens)
         machines[ground.rooms[span.node].machine] += with_all
     ways = _ways(ground, host, spans)
     # Of what the last worker has only the prompt's last token goes back.
@@ -136,18 +135,17 @@ def _prompt_seconds(
 
 
 def _prompt_token_seconds(
-    ground: Ground, span: Span, lodging: Lodging, speed: Speed | None, attention: Sequence[float]
+    ground: Ground, span: Span, lodging: Lodging, speed: Speed | None, tokens: int
 ) -> float:
-    """For each token of a prompt, among many. `attention`: as the load has it."""
+    """For each token of a prompt of so many."""
     assert speed is not None  # or there would be no prediction
-    middle = span.last - lodging.on_gpu
+    load, middle = ground.load, span.last - lodging.on_gpu
     # Layers that spill out of a GPU lose at prompts what they lose at reading.
     slower = 1.0
     if ground.rooms[span.node].gpus:
         slower = max(1.0, speed.read_bytes_per_s / SPILL_BYTES_PER_S)
-
-    def work(before: Sequence[float]) -> float:
-        return slower * (before[middle] - before[span.first]) + before[span.last] - before[middle]
-
-    products_s = work(ground.load.elements) / speed.flops_per_s
-    return _FLOPS * (products_s + work(attention) / speed.attention_per_s)
+    weights = slower * (load.elements[middle] - load.elements[span.first])
+    weights += load.elements[span.last] - load.elements[middle]
+    attended = slower * load.attention(span.first, middle, tokens)
+    attended += load.attention(middle, span.last, tokens)
+    return _FLOPS * (weights / speed.flops_per_s + attended / speed.attention_per_s)

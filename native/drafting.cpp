@@ -64,22 +64,18 @@ struct originals {
     void * (*sampler_init)(const llama_model *, common_params_sampling *);
     bool (*set_sampler)(llama_context *, llama_seq_id, llama_sampler *);
 
-    template <typename function> static void find(function & pointer, const char * name) {
-        pointer = reinterpret_cast<function>(mesh::in_engine(name));
-    }
-
     originals() {
-        find(draft, SPECULATIVE_DRAFT);
-        find(accept, SPECULATIVE_ACCEPT);
-        find(begin, SPECULATIVE_BEGIN);
-        find(process, SPECULATIVE_PROCESS);
-        find(init, SPECULATIVE_INIT);
-        find(params, SPECULATIVE_PARAMS);
-        find(context, DRAFT_CONTEXT);
-        find(remove, MEMORY_REMOVE);
-        find(restore, STATE_RESTORE);
-        find(sampler_init, SAMPLER_INIT);
-        find(set_sampler, SET_SAMPLER);
+        mesh::find_in_engine(draft, SPECULATIVE_DRAFT);
+        mesh::find_in_engine(accept, SPECULATIVE_ACCEPT);
+        mesh::find_in_engine(begin, SPECULATIVE_BEGIN);
+        mesh::find_in_engine(process, SPECULATIVE_PROCESS);
+        mesh::find_in_engine(init, SPECULATIVE_INIT);
+        mesh::find_in_engine(params, SPECULATIVE_PARAMS);
+        mesh::find_in_engine(context, DRAFT_CONTEXT);
+        mesh::find_in_engine(remove, MEMORY_REMOVE);
+        mesh::find_in_engine(restore, STATE_RESTORE);
+        mesh::find_in_engine(sampler_init, SAMPLER_INIT);
+        mesh::find_in_engine(set_sampler, SET_SAMPLER);
     }
 };
 

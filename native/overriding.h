@@ -20,4 +20,9 @@ inline void * in_engine(const char * name) {
     return library != nullptr ? dlsym(library, name) : nullptr;
 }
 
+// The same, as a pointer that can be called.
+template <typename function> void find_in_engine(function & pointer, const char * name) {
+    pointer = reinterpret_cast<function>(in_engine(name));
+}
+
 }  // namespace mesh

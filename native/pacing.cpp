@@ -36,14 +36,10 @@ struct originals {
     void (*clear)(common_batch *);
     void * (*step)(void *);
 
-    template <typename function> static void find(function & pointer, const char * name) {
-        pointer = reinterpret_cast<function>(mesh::in_engine(name));
-    }
-
     originals() {
-        find(batch_size, BATCH_SIZE);
-        find(clear, BATCH_CLEAR);
-        find(step, STEP);
+        mesh::find_in_engine(batch_size, BATCH_SIZE);
+        mesh::find_in_engine(clear, BATCH_CLEAR);
+        mesh::find_in_engine(step, STEP);
     }
 };
 

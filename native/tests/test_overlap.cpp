@@ -25,7 +25,6 @@ using mesh::wire::command;
 namespace {
 
 constexpr uint64_t STAGE = 100;  // ticks that one run takes
-constexpr auto PATIENCE = std::chrono::seconds(20);
 
 // When pushes arrive, on the common clock; and a gate that no run passes before it is open.
 class timetable {
@@ -49,7 +48,7 @@ class timetable {
 
     uint64_t arrival(uint64_t push) {
         std::unique_lock lock(mutex_);
-        CHECK(changed_.wait_for(lock, PATIENCE, [&] { return arrivals_.count(push) != 0; }));
+        CHECK(changed_.wait_for(lock, check::PATIENCE, [&] { return arrivals_.count(push) != 0; }));
         return arrivals_[push];
     }
 
@@ -238,7 +237,7 @@ class pipeline {
 };
 
 void wait_for_runs(const stand_in & stage, size_t count) {
-    const auto end = std::chrono::steady_clock::now() + PATIENCE;
+    const auto end = std::chrono::steady_clock::now() + check::PATIENCE;
     while (stage.runs_received() < count && std::chrono::steady_clock::now() < end) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -266,6 +266,9 @@ PLAN_DRAIN_LEAST_S = 1.0
 REMOTE_ANSWER_S = 2.0
 """For a host to tell of its engine; `status` answers without it rather than late."""
 REMOTE_RETRY_S = 0.5
+REMOTE_EXPLAIN_POLL_S = 0.1
+REMOTE_REMEMBERED = 4
+"""Engines of other nodes that requests may still hang on: the one that serves, and those it replaced."""
 GUESTS_PER_NODE = 128
 GUESTS_LIMIT = 512
 """Connections to an engine from one other node's gateway, and from all: each has two threads of its own."""

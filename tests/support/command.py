@@ -18,7 +18,7 @@ from typing import IO
 
 import psutil
 
-from tests.support.waiting import until
+from tests.support.waiting import LOOK_S, Patience, until
 
 MESH_LLM = (sys.executable, "-W", "error", "-m", "mesh_llm")
 MARKER = "MESH_LLM_TEST_RUN"
@@ -151,14 +151,23 @@ class Running:
 
     def wait(self, *, within_s: float = WAIT_S) -> Ended:
         """Its end, by itself; nothing of it may be left then."""
-        try:
-            status = self.process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still runs after {within_s:g} s\n{self.stdout}{self.stderr}") from None
+        if not self._has_ended(within_s):
+            raise AssertionError(f"still runs after {within_s:g} s\n{self.stdout}{self.stderr}")
+        status = self.process.wait()
         left = self.descendants()
         self._hear_out()
         assert left == [], f"left running: {left}\n{self.stdout}{self.stderr}"
         return Ended(status=status, stdout=self.stdout, stderr=self.stderr)
+
+    def _has_ended(self, within_s: float) -> bool:
+        patience = Patience(within_s)
+        while True:
+            is_last = patience.is_over
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(LOOK_S)
+                return True
+            if is_last:
+                return False
 
     def until_no_descendants(self, *, within_s: float) -> None:
         until(lambda: not self.descendants(), within_s=within_s, what="everything it started is gone")
@@ -171,9 +180,7 @@ class Running:
     ) -> None:
         if self.running:
             self.process.terminate()
-            try:
-                self.process.wait(END_S)
-            except subprocess.TimeoutExpired:
+            if not self._has_ended(END_S):
                 self.process.kill()
         self.process.wait(END_S)
         left = self.descendants()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from tests.support.command import MESH_LLM, Running, mesh_llm
+from tests.support.waiting import STRETCH
 
 SMALL = ("--ctx-size", "2048", "--parallel", "1", "--threads", "1")
 """Starts fast, and leaves a core to the test."""
@@ -141,7 +142,7 @@ class NodeProcess(Running):
         return "".join(path.read_text() for path in sorted((self.home / "logs").iterdir()))
 
     def connect(self) -> HTTPConnection:
-        return HTTPConnection(urlsplit(self.url).netloc, timeout=WAIT_S)
+        return HTTPConnection(urlsplit(self.url).netloc, timeout=STRETCH * WAIT_S)
 
     def ask(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Reply:
         with closing(self.connect()) as connection:
@@ -159,11 +160,11 @@ class NodeProcess(Running):
 
 def status_of(home: Path) -> dict[str, Any] | None:
     """From the control socket, as `mesh-llm status --json` reads it: without its half second."""
-    connection = HTTPConnection("node", timeout=STATUS_S)
+    connection = HTTPConnection("node", timeout=STRETCH * STATUS_S)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with closing(connection):
         try:
-            connection.sock.settimeout(STATUS_S)
+            connection.sock.settimeout(STRETCH * STATUS_S)
             connection.sock.connect(str(home / "run" / "control.sock"))
             connection.request("GET", "/api/status")
             document = json.loads(connection.getresponse().read())

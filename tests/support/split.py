@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from mesh_llm.engine.lender import Lender, lend
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.lab.split import SplitEngine, SplitPlan, link_neighbours, split_engine
 from mesh_llm.models.facts import model_facts
-from tests.support.waiting import POLL_S
+from tests.support.waiting import POLL_S, Patience
 
 ANSWER_S = 60.0
 """For one request: minutes of what any of them takes on a busy machine."""
@@ -136,10 +135,10 @@ async def lenders(*specs: WorkerSpec) -> AsyncIterator[list[Lender]]:
 
 async def until(condition: Callable[[], object], *, within_s: float, what: str) -> None:
     """Wait for `condition` while children are being listened to."""
-    deadline = time.monotonic() + within_s
+    patience = Patience(within_s)
     while True:
         # Seen before the condition: after a pause of this machine it is looked at once more.
-        is_late = time.monotonic() > deadline
+        is_late = patience.is_over
         if condition():
             return
         assert not is_late, f"not within {within_s:g} s: {what}"

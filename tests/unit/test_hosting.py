@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 from mesh_llm.errors import EngineFailed, MeshError
@@ -26,6 +27,8 @@ class StillMesh:
         self.nodes = nodes
         self.memory_bytes = 100 * planning.GB
         self.published: ServingPlan | None = None
+        self.elsewhere: tuple[NodeId, ServingPlan] | None = None
+        """What another node serves."""
 
     def snapshot(self) -> Any:
         return planning.mesh(*self.nodes)
@@ -34,10 +37,13 @@ class StillMesh:
         return {}
 
     def serving(self) -> tuple[NodeId, ServingPlan] | None:
-        return (ME, self.published) if self.published is not None else None
+        own = (ME, self.published) if self.published is not None else None
+        both = [each for each in (own, self.elsewhere) if each is not None]
+        return max(both, key=lambda each: (each[1].epoch, each[0]), default=None)
 
     def highest_epoch(self) -> int:
-        return self.published.epoch if self.published is not None else 0
+        serving = self.serving()
+        return serving[1].epoch if serving is not None else 0
 
     def started(self, node: NodeId) -> int:
         return 1
@@ -180,6 +186,29 @@ async def test_a_lost_worker_is_left_out_of_the_next_plan() -> None:
 
         assert lost not in {stage.node for stage in room.runs[1].plan.stages}
         assert room.runs[1].epoch == 2
+
+
+async def test_a_better_plan_that_nobody_follows_is_proposed_above_the_one_they_do() -> None:
+    room = Room(planning.node("me", 30), planning.node("zoe", 30, gb_s=4))
+    with driven(room):
+        await room.until_serving()
+        own = room.runs[0]
+        # A node that returned has published under the same number, and its id is the higher one.
+        zoe = NodeId("zoe")
+        theirs = replace(own.plan, host=zoe, stages=(replace(own.plan.stages[0], node=zoe),))
+        room.mesh.elsewhere = (
+            zoe,
+            ServingPlan(epoch=own.epoch, plan=theirs, settings_version=room.settings.version),
+        )
+        await room.until(lambda: len(room.runs) > 1)
+
+        assert room.runs[1].epoch == own.epoch + 1
+        assert room.runs[1].plan.host == ME
+        room.runs[1].is_ready = True
+        await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
+        assert room.mesh.serving() == (ME, room.mesh.published)
+        await room.until(lambda: len(room.told) > 0)
+        assert len(room.runs) == 2
 
 
 async def test_without_room_for_two_engines_the_first_makes_way() -> None:

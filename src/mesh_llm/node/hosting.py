@@ -187,7 +187,7 @@ class Hosting:
         plan = self.plan = self._decided(model, settings, now)
         if plan.host != self._mesh.me:
             self._stand_back(plan, own_failure=self._attempts.barred(now=now).get(self._mesh.me))
-        elif self.serving is not None and _still_good(self.serving, plan, settings):
+        elif self.serving is not None and self._is_followed() and _still_good(self.serving, plan, settings):
             if self.serving.settings.version != settings.version:
                 self._publish_serving(self.serving, settings)
             self._drop_rising()
@@ -219,7 +219,16 @@ class Hosting:
     def _is_outdone(self) -> bool:
         """Whether another node has begun to serve since the rising plan was proposed."""
         published = self._mesh.serving()
-        return published is not None and published[0] != self._mesh.me and published[1] != self._instead_of
+        return not self._is_followed() and published is not None and published[1] != self._instead_of
+
+    def _is_followed(self) -> bool:
+        """Whether no plan of another node's counts more than this node's own.
+
+        Two may serve after a partition, even under one number: the higher one of epoch and id counts,
+        everywhere. A better plan that nobody follows has to be proposed anew, above both.
+        """
+        published = self._mesh.serving()
+        return published is None or published[0] == self._mesh.me
 
     def _forgive(self) -> None:
         """A node that was started anew is not the one that failed."""
@@ -241,12 +250,8 @@ class Hosting:
 
     def _retire(self) -> None:
         """Make way for a plan of somebody else's that serves."""
-        if self.serving is not None:
-            # Two may serve after a partition: the higher one of epoch and id counts, everywhere.
-            published = self._mesh.serving()
-            replaced = published is not None and published[0] != self._mesh.me
-            if replaced or self.serving.broken is not None:
-                self._sink(self.serving)
+        if self.serving is not None and (not self._is_followed() or self.serving.broken is not None):
+            self._sink(self.serving)
 
     def _stand_back(self, plan: Plan, *, own_failure: str | None) -> None:
         """Somebody else hosts, or nobody can."""

@@ -328,7 +328,7 @@ class Node:
 
     async def engine_failure(self, upstream: Upstream) -> str:
         if upstream.connect is not None:
-            return "the node that hosts the model was lost"
+            return await self.remote.why(upstream)
         return await self.hosting.why(int(upstream.url.rsplit(":", 1)[1]))
 
     async def status(self) -> dict[str, Any]:

@@ -5,20 +5,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mesh_llm.defaults import HISTORY_LIMIT_BYTES, REMOTE_ANSWER_S, REMOTE_RETRY_S
+from mesh_llm.defaults import (
+    ENGINE_EXPLAIN_S,
+    HISTORY_LIMIT_BYTES,
+    REMOTE_ANSWER_S,
+    REMOTE_EXPLAIN_POLL_S,
+    REMOTE_REMEMBERED,
+    REMOTE_RETRY_S,
+)
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.upstream import Turn, Upstream
 from mesh_llm.node import hearsay
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Passage
-from mesh_llm.types import NodeId, State
+from mesh_llm.types import NodeId, Plan, ServingPlan, Stage, State
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Engine:
+    """The engine of a plan that another node published."""
+
+    host: NodeId
+    epoch: int
+    key: str
+    plan: Plan
+
+    @property
+    def url(self) -> str:
+        """A name for it: requests go over `connect`."""
+        return f"http://{self.host[:16]}:{self.epoch}"
 
 
 class Remote:
@@ -28,11 +52,13 @@ class Remote:
         self._mesh = mesh
         self._passage = passage
         self._wake = asyncio.Event()
-        self._known: tuple[NodeId, int, str] | None = None
+        self._known: _Engine | None = None
+        self._last: deque[_Engine] = deque(maxlen=REMOTE_REMEMBERED)
+        """Those that requests may still hang on, for the sentence why one broke off."""
 
     def wake(self) -> None:
         known = self._known
-        if known is not None and (self._target() is None or not self._is_present(known[0])):
+        if known is not None and (self._target() is None or not self._is_present(known.host)):
             self._known = None
         self._wake.set()
 
@@ -57,13 +83,38 @@ class Remote:
         """
         if self._known is None or self._target() is None:
             return None
-        host, epoch, key = self._known
+        known = self._known
         return Upstream(
-            url=f"http://{host[:16]}:{epoch}",
-            key=key,
-            served_by=self._mesh.name_of(host),
-            connect=partial(self._connect, host, epoch),
+            url=known.url,
+            key=known.key,
+            served_by=self._mesh.name_of(known.host),
+            connect=partial(self._connect, known.host, known.epoch),
         )
+
+    async def why(self, upstream: Upstream) -> str:
+        """The sentence why a request to that engine broke off: who of its plan was lost, if anybody."""
+        engine = next((each for each in self._last if each.url == upstream.url), None)
+        if engine is None:
+            return f"the connection to {upstream.served_by}, which hosts the model, broke"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ENGINE_EXPLAIN_S):
+                # Not for longer than until its successor is there: the answer goes on then.
+                while (lost := self._lost(engine.plan)) is None and (
+                    self._known is None or self._known is engine
+                ):
+                    await asyncio.sleep(REMOTE_EXPLAIN_POLL_S)
+                if lost is not None:
+                    return self._loss(engine, lost)
+        return f"the engine of {upstream.served_by} was lost"
+
+    def _lost(self, plan: Plan) -> Stage | None:
+        return next((stage for stage in plan.stages if not self._is_present(stage.node)), None)
+
+    def _loss(self, engine: _Engine, lost: Stage) -> str:
+        name = self._mesh.name_of(lost.node)
+        hosted = lost.node == engine.host
+        part = "which hosts the model" if hosted else f"with layers {lost.first}–{lost.last - 1}"
+        return f"{name}, {part}, was lost"
 
     async def about(self) -> dict[str, Any] | None:
         """What the host says of plan, model and engine; None where it does not answer in time."""
@@ -89,31 +140,37 @@ class Remote:
         return []
 
     def _target(self) -> tuple[NodeId, int] | None:
+        published = self._published()
+        return (published[0], published[1].epoch) if published is not None else None
+
+    def _published(self) -> tuple[NodeId, ServingPlan] | None:
+        """What another node serves."""
         published = self._mesh.serving()
         if published is None or published[0] == self._mesh.me:
             return None
         member = self._mesh.member(published[0])
-        if member is None or member.facts.state is not State.SERVING:
-            return None
-        return published[0], published[1].epoch
+        return published if member is not None and member.facts.state is State.SERVING else None
 
     def _is_behind(self) -> bool:
         target = self._target()
-        return target is not None and (self._known is None or self._known[:2] != target)
+        return target is not None and (self._known is None or (self._known.host, self._known.epoch) != target)
 
     async def _learn(self) -> bool:
-        target = self._target()
-        if target is None:
+        published = self._published()
+        if published is None:
             return False
+        host, serving = published
         try:
             async with asyncio.timeout(REMOTE_ANSWER_S):
-                document = await self._ask(*target)
+                document = await self._ask(host, serving.epoch)
         except (MeshError, TimeoutError) as error:
-            log.info("host does not answer node=%s: %r", target[0][:8], error)
+            log.info("host does not answer node=%s: %r", host[:8], error)
             return False
-        if document.get("epoch") != target[1] or not isinstance(document.get("key"), str):
+        key = document.get("key")
+        if document.get("epoch") != serving.epoch or not isinstance(key, str):
             return False
-        self._known = (*target, document["key"])
+        self._known = _Engine(host=host, epoch=serving.epoch, key=key, plan=serving.plan)
+        self._last.append(self._known)
         return True
 
     async def _ask(self, host: NodeId, epoch: int, **more: Any) -> dict[str, Any]:

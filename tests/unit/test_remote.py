@@ -1,0 +1,139 @@
+"""What a node says of an engine elsewhere that broke off."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mesh_llm.gateway.upstream import Upstream
+from mesh_llm.node.mesh import Mesh
+from mesh_llm.node.passage import Passage
+from mesh_llm.node.remote import Remote
+from mesh_llm.types import Mode, NodeId, Plan, ServingPlan, Stage, State
+
+HOST, WORKER, ME = NodeId("a" * 64), NodeId("b" * 64), NodeId("c" * 64)
+NAMES = {HOST: "attic", WORKER: "cellar", ME: "me"}
+
+
+class Stream:
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+
+    async def read_document(self, limit: int) -> dict[str, Any]:
+        return self._document
+
+    async def finish(self) -> None: ...
+
+
+class TwoOthers:
+    """A host and its worker, seen from a third node."""
+
+    me = ME
+
+    def __init__(self) -> None:
+        self.present = {HOST, WORKER}
+        self.state = State.SERVING
+        self.epoch = 7
+
+    def serving(self) -> tuple[NodeId, ServingPlan] | None:
+        stages = tuple(
+            Stage(node=node, first=first, last=first + 15, weight_bytes=1, need_bytes=1, share=0.5)
+            for node, first in ((HOST, 0), (WORKER, 15))
+        )
+        plan = Plan(
+            mode=Mode.SPLIT,
+            host=HOST,
+            stages=stages,
+            context=2048,
+            slots=1,
+            head_on_worker=False,
+            need_bytes=2,
+            have_bytes=4,
+            predicted=None,
+            excluded=(),
+            reason="",
+        )
+        return HOST, ServingPlan(epoch=self.epoch, plan=plan, settings_version=1)
+
+    def member(self, node: NodeId) -> Any:
+        return SimpleNamespace(present=node in self.present, facts=SimpleNamespace(state=self.state))
+
+    def name_of(self, node: NodeId) -> str:
+        return NAMES[node]
+
+    async def open(self, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
+        return Stream({"epoch": header["epoch"], "key": f"key of {header['epoch']}"})
+
+
+class Asked:
+    def __init__(self) -> None:
+        self.mesh = TwoOthers()
+        self.remote = Remote(cast(Mesh, self.mesh), cast(Passage, None))
+
+    async def until_known(self) -> Upstream:
+        self.remote.wake()
+        learnt = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.remote.run(learnt.set))
+            async with asyncio.timeout(20):
+                await learnt.wait()
+            task.cancel()
+        upstream = self.remote.upstream()
+        assert upstream is not None
+        return upstream
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+async def test_a_lost_worker_is_named_with_its_layers(asked: Asked) -> None:
+    upstream = await asked.until_known()
+    asked.mesh.present.remove(WORKER)
+
+    assert await asked.remote.why(upstream) == "cellar, with layers 15–29, was lost"
+
+
+async def test_a_lost_host_is_named_as_such(asked: Asked) -> None:
+    upstream = await asked.until_known()
+    asked.mesh.present.remove(HOST)
+
+    assert await asked.remote.why(upstream) == "attic, which hosts the model, was lost"
+
+
+async def test_who_was_lost_may_be_known_a_little_later(asked: Asked) -> None:
+    upstream = await asked.until_known()
+    asyncio.get_running_loop().call_later(0.3, asked.mesh.present.remove, WORKER)
+
+    assert await asked.remote.why(upstream) == "cellar, with layers 15–29, was lost"
+
+
+async def test_where_nobody_is_missing_it_was_the_engine(asked: Asked) -> None:
+    upstream = await asked.until_known()
+
+    assert await asked.remote.why(upstream) == "the engine of attic was lost"
+
+
+async def test_the_answer_does_not_wait_for_a_reason_once_it_can_go_on(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh_llm.node.remote.ENGINE_EXPLAIN_S", 1000)
+    upstream = await asked.until_known()
+    asked.mesh.epoch = 8
+    await asked.until_known()
+
+    async with asyncio.timeout(20):
+        assert await asked.remote.why(upstream) == "the engine of attic was lost"
+
+
+async def test_an_engine_of_long_ago_is_not_remembered_for_ever(asked: Asked) -> None:
+    upstream = await asked.until_known()
+    for epoch in range(8, 14):
+        asked.mesh.epoch = epoch
+        await asked.until_known()
+
+    assert await asked.remote.why(upstream) == "the connection to attic, which hosts the model, broke"

@@ -8,6 +8,8 @@ BIN := .venv/bin
 SECONDS ?= 600
 # Test files that run at once; those of one file never do. Most tests wait more than they compute.
 WORKERS ?= 2
+# In the order of `testpaths`: by itself it would begin with the files that have the most tests, which are the shortest.
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # For test-repeat: how often, and how tests are dealt out (load: those of one file may run at once, too).
 N ?= 10
 DIST ?= loadfile
@@ -25,10 +27,10 @@ demo: setup ## a mesh on this machine and one question to it; ARGS="--once" and 
 
 test: check test-native ## check, native tests, a minute of fuzzing, all tests but the long ones; ARGS="-k name" and others go to pytest
 	sh tools/fuzz_native.sh 60
-	$(BIN)/pytest -m "not full" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "not full" $(PARALLEL) $(ARGS)
 
 test-full: check test-native fuzz ## check, then every test, and fuzzing for SECONDS=600
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest $(PARALLEL) $(ARGS)
 
 test-repeat: setup ## the tests that ARGS name, N=10 times, until a run fails
 	@for run in $$(seq $(N)); do \

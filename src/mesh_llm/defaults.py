@@ -162,6 +162,9 @@ ENGINE_LOG_VERBOSITY = 4
 ENGINE_LOG_BYTES = 4 << 20
 ENGINE_LOG_COUNT = 2
 """Kept beside the current log: enough for the run that failed and the one before."""
+ENGINE_LOG_LATE_S = 0.25
+"""Lines are gathered for so long: by then the first tokens of what they tell of are out."""
+ENGINE_LOG_HELD_BYTES = 64 << 10
 ENGINE_BACKOFF_FIRST_S = 0.2
 ENGINE_BACKOFF_LAST_S = 30.0
 ENGINE_HEALTHY_S = 60.0

@@ -210,7 +210,8 @@ async def test_an_engine_that_was_never_ready_is_not_tried_again(spec: EngineSpe
 
 
 async def test_the_log_is_bounded(spec: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh_llm.engine.supervisor.ENGINE_LOG_BYTES", 2000)
+    monkeypatch.setattr("mesh_llm.engine.log_file.ENGINE_LOG_BYTES", 2000)
+    monkeypatch.setattr("mesh_llm.engine.log_file.ENGINE_LOG_HELD_BYTES", 500)
     watched = Watched(spec, tmp_path)
     async with watched.running():
         await watched.until_ready()

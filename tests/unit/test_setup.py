@@ -248,3 +248,10 @@ def test_shell_scripts(script: str) -> None:
         pytest.skip("shellcheck is not installed (sudo apt install shellcheck)")
     checked = subprocess.run(["shellcheck", path], capture_output=True, text=True, check=False)
     assert checked.stdout == ""
+
+
+def test_every_folder_of_tests_is_run() -> None:
+    """They are named one by one, for their order: a new one could be forgotten."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    folders = {path.parent for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert {ROOT / path for path in options["testpaths"]} == folders

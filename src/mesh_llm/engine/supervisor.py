@@ -11,11 +11,10 @@ import json
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from mesh_llm.defaults import (
@@ -23,11 +22,10 @@ from mesh_llm.defaults import (
     ENGINE_BACKOFF_LAST_S,
     ENGINE_EXPLAIN_S,
     ENGINE_HEALTHY_S,
-    ENGINE_LOG_BYTES,
-    ENGINE_LOG_COUNT,
     PLAN_READY_S,
 )
 from mesh_llm.engine.diagnostics import Cause, Death, buffer_bytes, explain, redacted
+from mesh_llm.engine.log_file import LogFile
 from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.engine.pulse import SILENCE_S, until_silent
@@ -135,22 +133,20 @@ class EngineSupervisor:
             speculation=None,
         )
         try:
-            async with (
-                self._log() as write,
-                spawn(
+            with closing(LogFile(self._log_file)) as kept:
+                async with spawn(
                     module("mesh_llm.engine.external" if self.spec.bin_dir else "mesh_llm.engine.serve"),
                     on_stdout=self._on_event,
                     pass_fds=[link.fd for link in self.spec.links],
-                    on_stderr=lambda line: self._on_log(line, write),
-                ) as child,
-            ):
-                self._change(pid=child.pid)
-                await child.send(self.spec.to_line(), close=False)
-                watch = asyncio.create_task(self._watch(child), name=f"watch of {child.pid}")
-                try:
-                    status = await child.wait()
-                finally:
-                    await cancelled(watch)
+                    on_stderr=lambda line: self._on_log(line, kept),
+                ) as child:
+                    self._change(pid=child.pid)
+                    await child.send(self.spec.to_line(), close=False)
+                    watch = asyncio.create_task(self._watch(child), name=f"watch of {child.pid}")
+                    try:
+                        status = await child.wait()
+                    finally:
+                        await cancelled(watch)
             death = self._explain(child, status, oom_killed=oom_kills() > kills_before)
         except asyncio.CancelledError:
             stopped = Death(cause=Cause.STOPPED, sentence="the engine was stopped")
@@ -212,8 +208,8 @@ class EngineSupervisor:
         elif event.pop("event", None) == "speculation":
             self.report = replace(self.report, speculation=SpeculationCounters(**event))
 
-    def _on_log(self, line: str, write: Callable[[str], None]) -> None:
-        write(redacted(line))
+    def _on_log(self, line: str, kept: LogFile) -> None:
+        kept.write(redacted(line))
         if found := buffer_bytes(line):
             kind, size = found
             buffers = {**self.report.buffers, kind: self.report.buffers.get(kind, 0) + size}
@@ -222,19 +218,3 @@ class EngineSupervisor:
     def _change(self, **fields: object) -> None:
         self.report = replace(self.report, **fields)  # type: ignore[arg-type]
         self._on_change(self.report)
-
-    @asynccontextmanager
-    async def _log(self) -> AsyncIterator[Callable[[str], None]]:
-        """The engine's own log, kept beside the node's and bounded in size."""
-        handler = RotatingFileHandler(
-            self._log_file, maxBytes=ENGINE_LOG_BYTES, backupCount=ENGINE_LOG_COUNT, encoding="utf-8"
-        )
-        handler.setFormatter(logging.Formatter("%(message)s"))
-
-        def write(line: str) -> None:
-            handler.handle(logging.makeLogRecord({"msg": line, "levelno": logging.INFO}))
-
-        try:
-            yield write
-        finally:
-            handler.close()

@@ -23,10 +23,10 @@ GGML_MESH_API const char * ggml_mesh_engine_version(void);
 // while it loads a model. Returns 0, or an errno.
 GGML_MESH_API int ggml_mesh_guard(int fd);
 
-// Checks the CPU device's arithmetic. Returns 0, or 1 with the reason in `why`;
-// may also die of an instruction that the CPU lacks: call it in a process made
-// for that.
-GGML_MESH_API int ggml_mesh_selftest(char * why, size_t why_size);
+// Checks the arithmetic of the CPU device or, with the name of a loaded registry of ggml's ("CUDA"), of all its
+// devices. Returns 0, or 1 with the reason in `why`; may also die of an instruction that the CPU lacks, or of a
+// driver: call it in a process made for that.
+GGML_MESH_API int ggml_mesh_selftest(const char * registry, char * why, size_t why_size);
 
 // What a device can do, as models use it.
 struct ggml_mesh_speed {

@@ -1,7 +1,8 @@
 // Does this machine compute what it should? Multiplies small matrices of the
-// common weight types in every layout that a CPU device offers, and compares
-// with plain floats. A compiler's mistake or a missing instruction shows here,
-// in a process that may die of it, and not in the middle of an answer.
+// common weight types in every layout that a device offers, and compares with
+// the same in plain floats, on the CPU. A compiler's mistake, a missing instruction
+// or a driver that does not fit shows here, in a process that may die of it,
+// and not in the middle of an answer.
 
 #include "ggml-mesh.h"
 
@@ -76,7 +77,8 @@ float largest_error(
     return error / largest;
 }
 
-void multiply(ggml_backend_t backend, ggml_backend_buffer_type_t layout, ggml_type type, int64_t batch) {
+// False where this layout does not take this type.
+bool multiply(ggml_backend_t backend, ggml_backend_buffer_type_t layout, ggml_type type, int64_t batch) {
     const ggml_init_params small = {ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true};
     const ggml_context_ptr weight_context(ggml_init(small));
     const ggml_context_ptr graph_context(ggml_init(small));
@@ -92,9 +94,12 @@ void multiply(ggml_backend_t backend, ggml_backend_buffer_type_t layout, ggml_ty
         throw std::runtime_error("no memory for a small matrix");
     }
     if (!ggml_backend_supports_op(backend, output)) {
-        return;  // this layout does not take this type
+        return false;
     }
     const ggml_backend_buffer_ptr graph_buffer(ggml_backend_alloc_ctx_tensors(graph_context.get(), backend));
+    if (!graph_buffer) {
+        throw std::runtime_error("no memory for a small matrix");
+    }
 
     const std::vector<uint8_t> bytes = quantised(type, waves(WIDTH * ROWS, 0.11F));
     const std::vector<float> values = waves(WIDTH * batch, 0.07F);
@@ -116,6 +121,7 @@ void multiply(ggml_backend_t backend, ggml_backend_buffer_type_t layout, ggml_ty
             std::to_string(error)
         );
     }
+    return true;
 }
 
 std::vector<ggml_backend_buffer_type_t> layouts_of(ggml_backend_dev_t device) {
@@ -133,26 +139,60 @@ std::vector<ggml_backend_buffer_type_t> layouts_of(ggml_backend_dev_t device) {
     return layouts;
 }
 
+void test(ggml_backend_dev_t device) {
+    const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
+    if (!backend) {
+        throw std::runtime_error("it cannot be used");
+    }
+    int products = 0;
+    for (ggml_backend_buffer_type_t layout : layouts_of(device)) {
+        for (ggml_type type : TYPES) {
+            for (int64_t batch : BATCHES) {
+                products += multiply(backend.get(), layout, type, batch) ? 1 : 0;
+            }
+        }
+    }
+    if (products == 0) {
+        throw std::runtime_error("it multiplies no matrix of a common type");
+    }
+}
+
 void test_cpu() {
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (device == nullptr) {
         throw std::runtime_error("the engine has no CPU device");
     }
-    const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
-    for (ggml_backend_buffer_type_t layout : layouts_of(device)) {
-        for (ggml_type type : TYPES) {
-            for (int64_t batch : BATCHES) {
-                multiply(backend.get(), layout, type, batch);
-            }
+    test(device);
+}
+
+void test_all(const char * name) {
+    ggml_backend_reg_t registry = ggml_backend_reg_by_name(name);
+    const size_t count = registry != nullptr ? ggml_backend_reg_dev_count(registry) : 0;
+    if (count == 0) {
+        throw std::runtime_error("it finds no GPU that it can use");
+    }
+    for (size_t i = 0; i < count; ++i) {
+        ggml_backend_dev_t device = ggml_backend_reg_dev_get(registry, i);
+        try {
+            test(device);
+        } catch (const std::exception & error) {
+            throw std::runtime_error(
+                std::string(ggml_backend_dev_name(device)) + " (" + ggml_backend_dev_description(device) +
+                "): " + error.what()
+            );
         }
     }
 }
 
 }  // namespace
 
-int ggml_mesh_selftest(char * why, size_t why_size) {
+int ggml_mesh_selftest(const char * registry, char * why, size_t why_size) {
     try {
-        test_cpu();
+        if (registry != nullptr) {
+            test_all(registry);
+        } else {
+            test_cpu();
+        }
     } catch (const std::exception & error) {
         std::snprintf(why, why_size, "%s", error.what());
         return 1;

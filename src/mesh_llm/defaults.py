@@ -131,16 +131,22 @@ UNIX_SOCKET_PATH_BYTES = 100
 """The kernel takes 107 on Linux and 103 on macOS."""
 LOCK_POLL_S = 0.2
 LOCK_TIMEOUT_S = 45 * 60.0
-"""Longer than the slowest build, a GPU's on a laptop."""
+"""Longer than the slowest build; a GPU's has a limit of its own."""
 PACKAGE_TIMEOUT_S = 30 * 60.0
 """100 MB over a very slow line."""
 
 # -- building native libraries ------------------------------------------------------------------
 
 BUILD_TIMEOUT_S = 40 * 60.0
-"""The CPU library takes about a minute on two cores; a GPU's may take half an hour."""
+"""The CPU library takes about a minute on two cores; where others want them, too, many times that."""
 BUILD_DISK_BYTES = 600_000_000
 """Sources, objects and libraries of the CPU build take half of it."""
+GPU_BUILD_TIMEOUT_S = 3 * 3600.0
+"""CUDA's takes 224 s on 16 cores of a server: an hour of one of them, and a laptop's are slower."""
+GPU_BUILD_DISK_BYTES = 3_000_000_000
+"""A guess: objects and library of CUDA's build for one kind of GPU, beside the sources."""
+GPU_BUILD_JOB_BYTES = 2_000_000_000
+"""A guess: what the compiler takes for the largest of ggml's templates."""
 BUILD_SHOWN_LINES = 12
 """Of the compiler's output when it fails: the error and its surroundings, on one screen."""
 SCRATCH_TRIES = 10

@@ -12,11 +12,15 @@ import click
 from mesh_llm.cli.options import debug_option, json_option
 from mesh_llm.cli.output import Output, print_json, print_table
 from mesh_llm.engine import build as builder
-from mesh_llm.engine import machine
+from mesh_llm.engine import gpus, machine
 from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.speed import known_speed
+from mesh_llm.errors import UsageError
 from mesh_llm.home import cache_folder
+
+_INSTEAD = {"cpu": "the wheel's own code is used", "mesh": "no links to other machines"}
+_NO_GPU = "its GPUs are not used"
 
 
 @click.group()
@@ -28,7 +32,7 @@ def engine() -> None:
 @json_option
 @debug_option
 def info(as_json: bool, debug: bool) -> None:
-    """Version, devices with memory and speed, CPU features, and which libraries are native.
+    """Version, devices with memory and speed, CPU features, which libraries are native, and GPUs not used.
 
     A speed is shown once a node has measured it.
     """
@@ -57,6 +61,9 @@ def info(as_json: bool, debug: bool) -> None:
     rows.append(("CPU code", " ".join(document["cpu_features"])))
     for name, library in document["libraries"].items():
         rows.append((f"ggml-{name}", library["path"] or library["instead"]))
+    for idle in document["idle_gpus"]:
+        count = f"{idle['count']} × " if idle["count"] > 1 else ""
+        rows.append(("idle GPU", f"{count}{idle['name']}: {idle['command']}"))
     print_table(rows)
 
 
@@ -67,18 +74,24 @@ async def _describe() -> dict[str, Any]:
     libraries: dict[str, dict[str, Any]] = {
         name: {"native": True, "path": str(path)} for name, path in built.libraries.items()
     }
-    for name, why in built.missing.items():
-        instead = "the wheel's own code is used" if name == "cpu" else "no links to other machines"
-        libraries[name] = {"native": False, "path": None, "instead": f"{why.message}; {instead}"}
+    instead = {
+        **{name: f"{why.message}; {_INSTEAD.get(name, _NO_GPU)}" for name, why in built.missing.items()},
+        **{name: gpus.broken_text(name, why) for name, why in described["unusable"].items()},
+    }
+    for name, text in instead.items():
+        libraries[name] = {"native": False, "path": None, "instead": text}
+    usable = {name: path for name, path in built.libraries.items() if name not in instead}
     return {
         "version": wheel.version,
         "build": wheel.build_number,
         "wheel": str(wheel.module),
-        "devices": [
-            {**device, "speed": _speed(built.libraries, device["name"])} for device in described["devices"]
-        ],
+        "devices": [{**device, "speed": _speed(usable, device["name"])} for device in described["devices"]],
         "cpu_features": described["cpu_features"],
         "libraries": libraries,
+        "gpu_kinds": [name for name in usable if name in gpus.KINDS],
+        "idle_gpus": [
+            {**dataclasses.asdict(idle), "command": idle.command} for idle in gpus.idle(gpus.found(), usable)
+        ],
     }
 
 
@@ -89,13 +102,26 @@ def _speed(libraries: dict[str, Path], device: str) -> dict[str, float] | None:
 
 
 @engine.command()
+@click.option("--cuda", is_flag=True, help="for this machine's NVIDIA GPUs, too, now and from now on")
+@click.option("--vulkan", is_flag=True, help="the same by Vulkan, for GPUs of any make")
+@click.option("--hip", is_flag=True, help="the same for AMD's GPUs, by ROCm")
+@click.option("--no-gpu", is_flag=True, help="drop what was built for GPUs")
 @click.option("--force", is_flag=True, help="build again what is there already")
 @json_option
 @debug_option
-def build(force: bool, as_json: bool, debug: bool) -> None:
-    """Build the native libraries for this machine (a minute, once)."""
+def build(cuda: bool, vulkan: bool, hip: bool, no_gpu: bool, force: bool, as_json: bool, debug: bool) -> None:
+    """Build the native libraries for this machine: a minute, once; for a GPU many minutes.
+
+    Without an option: those of CPUs and links, and of GPUs that were asked for before.
+    """
+    asked = [kind for kind, given in (("cuda", cuda), ("vulkan", vulkan), ("hip", hip)) if given]
+    if len(asked) + no_gpu > 1:
+        named = ", ".join([*(gpus.KINDS[kind].option for kind in asked), *(["--no-gpu"] if no_gpu else [])])
+        raise UsageError(f"{named}: one at a time", hint="what was built before is kept")
+    if no_gpu:
+        builder.drop_gpus()
     with Output() as output:
-        built = asyncio.run(builder.ensure(builder.STANDARD, output.progress, retry=True, force=force))
+        built = asyncio.run(builder.rebuild(output.progress, gpu=next(iter(asked), None), force=force))
     if built.missing:
         raise next(iter(built.missing.values()))
     if as_json:

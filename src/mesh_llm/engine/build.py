@@ -25,13 +25,17 @@ from mesh_llm.defaults import (
     BUILD_SHOWN_LINES,
     BUILD_TIMEOUT_S,
     ENGINE_VERSION,
+    GPU_BUILD_DISK_BYTES,
+    GPU_BUILD_TIMEOUT_S,
     INSPECT_TIMEOUT_S,
+    LOCK_TIMEOUT_S,
     SCRATCH_PAUSE_S,
     SCRATCH_TRIES,
 )
+from mesh_llm.engine import gpus
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.lock import file_lock
-from mesh_llm.engine.machine import cpu_identity, platform_name
+from mesh_llm.engine.machine import available_memory, cores, cpu_identity, platform_name
 from mesh_llm.engine.process import module, run
 from mesh_llm.engine.sources import engine_sources, free_bytes, native_folder
 from mesh_llm.errors import BuildFailed, MeshError
@@ -43,7 +47,8 @@ _NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
 STANDARD = ("mesh", "cpu")
 """What every node builds. The mesh library comes first: it checks the others' arithmetic.
 
-`build` takes any other of ggml's backends, too: a bench asks for `rpc`.
+Beside it are the `gpus` that a person has asked for. `build` takes any other of ggml's
+backends, too: a bench asks for `rpc`.
 """
 SPLICE = "splice"
 """For the node: it copies between data links and QUIC streams, and needs neither engine nor ggml."""
@@ -55,6 +60,10 @@ class Library:
 
     backend: str
     folder: Path
+
+    @property
+    def gpu(self) -> gpus.Kind | None:
+        return gpus.KINDS.get(self.backend)
 
     @property
     def name(self) -> str:
@@ -85,7 +94,9 @@ class Built:
 
 def library(backend: str) -> Library:
     depends = [ENGINE_VERSION, platform_name(), *_source_digests(backend)]
-    if backend not in ("mesh", SPLICE):
+    if kind := gpus.KINDS.get(backend):
+        depends += [*kind.options, gpus.identity(backend)]
+    elif backend not in ("mesh", SPLICE):
         depends.append(cpu_identity())
     key = hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
     folder = cache_folder() / "native" / f"{ENGINE_VERSION}-{platform_name()}" / f"{backend}-{key}"
@@ -103,13 +114,44 @@ def _source_digests(backend: str) -> Iterable[str]:
     return [hashlib.sha256(path.read_bytes()).hexdigest() for path in own]
 
 
+def usual() -> tuple[str, ...]:
+    """What this machine has by itself: the standard, and the GPUs' that were built before."""
+    return (*STANDARD, *gpus.usual())
+
+
 def at_hand() -> Built:
     """What is built already; nothing is started."""
-    found = [library(backend) for backend in STANDARD]
+    found = [library(backend) for backend in usual()]
     return Built(
         libraries={entry.backend: entry.path for entry in found if entry.built},
         missing={entry.backend: BuildFailed("not built yet") for entry in found if not entry.built},
     )
+
+
+async def rebuild(progress: ProgressSink, *, gpu: str | None = None, force: bool = False) -> Built:
+    """The usual, again where it failed before; with `gpu`, that kind is part of it from now on."""
+    if gpu is not None:
+        # Before anything else is compiled, which takes a minute.
+        gpus.check(gpus.KINDS[gpu])
+    kinds = gpus.usual() if gpu is None else gpus.beside(gpu, gpus.usual())
+    built = await ensure((*STANDARD, *kinds), progress, retry=True, force=force)
+    if gpu is not None and gpu in built.libraries:
+        gpus.want(gpus.beside(gpu, gpus.wanted()))
+    return built
+
+
+def drop_gpus() -> tuple[str, ...]:
+    """Do without libraries for GPUs from now on; returns the kinds that there were."""
+    dropped = gpus.wanted()
+    gpus.want(())
+    for kind in gpus.KINDS:
+        for path in (cache_folder() / "native").glob(f"*-{platform_name()}/{kind}-*"):
+            # Locks stay: whoever waits for one would hold another than the next who comes.
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.suffix == ".failed":
+                path.unlink(missing_ok=True)
+    return dropped
 
 
 async def ensure(
@@ -127,7 +169,7 @@ async def ensure(
         try:
             if not (retry or force or entry.built) and entry.failure.is_file():
                 raise MeshError(entry.failure.read_text(), hint="mesh-llm engine build tries it again")
-            await build(entry, progress, force=force, mesh=libraries.get("mesh"))
+            await build(entry, progress, retry=retry, force=force, mesh=libraries.get("mesh"))
             libraries[backend] = entry.path
         except BuildFailed as error:
             missing[backend] = error
@@ -143,17 +185,21 @@ async def ensure(
     return Built(libraries=libraries, missing=missing)
 
 
-async def build(entry: Library, progress: ProgressSink, *, force: bool, mesh: Path | None) -> None:
+async def build(
+    entry: Library, progress: ProgressSink, *, retry: bool, force: bool, mesh: Path | None
+) -> None:
     """Build one library unless it is there. Two nodes that start together build it once."""
-    if entry.built and not force:
+    if entry.built and not force and not (retry and await _has_decayed(entry, mesh)):
         return
+    force = force or entry.built
     if entry.backend != SPLICE:
         find_wheel()
-    _check_tools(entry.folder.parent)
+    _check_tools(entry, mesh)
     sources = None if entry.backend == SPLICE else await engine_sources(progress)
     entry.folder.parent.mkdir(parents=True, exist_ok=True)
     lock = entry.folder.with_name(f"{entry.folder.name}.lock")
-    async with file_lock(lock, waiting_for=f"building {entry.name}"):
+    patience_s = GPU_BUILD_TIMEOUT_S if entry.gpu else LOCK_TIMEOUT_S
+    async with file_lock(lock, waiting_for=f"building {entry.name}", timeout_s=patience_s):
         if entry.built and not force:
             return
         prefix = f"building-{entry.folder.name}-"
@@ -162,13 +208,13 @@ async def build(entry: Library, progress: ProgressSink, *, force: bool, mesh: Pa
             shutil.rmtree(left, ignore_errors=True)
         async with _scratch(entry.folder.parent, prefix) as scratch:
             made = await _compile(entry, sources, scratch / "plain", progress, options=[])
-            flaw = await _flaw(entry.backend, made, mesh)
+            flaw = await _flaw(entry, made, mesh)
             if flaw is not None and entry.backend == "cpu":
                 # AMX is the newest code path and the one that compilers got wrong before.
                 made = await _compile(
                     entry, sources, scratch / "no-amx", progress, options=["-DMESH_AMX=OFF"]
                 )
-                flaw = await _flaw(entry.backend, made, mesh)
+                flaw = await _flaw(entry, made, mesh)
             if flaw is not None:
                 raise BuildFailed(f"{entry.name} was built, but does not compute right: {flaw}")
             _install(made, entry)
@@ -203,16 +249,29 @@ def _install(made: Path, entry: Library) -> None:
     entry.failure.unlink(missing_ok=True)
 
 
-def _check_tools(folder: Path) -> None:
+async def _has_decayed(entry: Library, mesh: Path | None) -> bool:
+    """Whether a GPU's library no longer works: toolkits and drivers are updated under it, and removed."""
+    return entry.gpu is not None and mesh is not None and await _flaw(entry, entry.path, mesh) is not None
+
+
+def _check_tools(entry: Library, mesh: Path | None) -> None:
+    folder, needed = entry.folder.parent, BUILD_DISK_BYTES
+    if entry.gpu is not None:
+        gpus.check(entry.gpu)
+        needed = GPU_BUILD_DISK_BYTES
+        if mesh is None:
+            raise BuildFailed(
+                f"{entry.name} cannot be checked without libggml-mesh, which could not be built"
+            )
     if compiler() is None:
         raise BuildFailed(
             "there is no C++ compiler on this machine",
             hint="xcode-select --install" if sys.platform == "darwin" else "sudo apt install g++",
         )
     free = free_bytes(folder)
-    if free < BUILD_DISK_BYTES:
+    if free < needed:
         raise MeshError(
-            f"building needs {BUILD_DISK_BYTES / 1e9:.1f} GB in {folder}; {free / 1e9:.1f} GB are free",
+            f"building needs {needed / 1e9:.1f} GB in {folder}; {free / 1e9:.1f} GB are free",
             hint="free some space, or name another folder in MESH_LLM_CACHE",
         )
 
@@ -238,19 +297,30 @@ async def _compile(
 ) -> Path:
     what = f"Building {entry.name}"
     progress(Progress(what=what, done=0, total=0))
-    environment = {"NINJA_STATUS": "[%f/%t] ", "CXX": compiler() or "c++"}
+    environment = {"NINJA_STATUS": "[%f/%t] ", "CXX": compiler() or "c++", **_toolkit(entry)}
+    limit_s = GPU_BUILD_TIMEOUT_S if entry.gpu else BUILD_TIMEOUT_S
     await _step(
         what,
         [
             *(_tool("cmake"), "-S", _project(entry), "-B", folder, "-G", "Ninja"),
             *(f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release"),
             *([] if sources is None else _engine_options(entry.backend, sources)),
+            *(entry.gpu.options if entry.gpu else ()),
             *options,
         ],
         environment,
         progress,
+        limit_s=limit_s,
+        # Parts of a toolkit are packages of their own, and CMake is the first to miss one.
+        mend=entry.gpu.mend if entry.gpu else None,
     )
-    await _step(what, [_tool("cmake"), "--build", folder, "--target", entry.name], environment, progress)
+    await _step(
+        what,
+        [_tool("cmake"), "--build", folder, "--target", entry.name, *_parallel(entry)],
+        environment,
+        progress,
+        limit_s=limit_s,
+    )
     made = next(iter((folder / "lib").glob(f"lib{entry.name}.*")), None)
     if made is None:
         raise BuildFailed(f"building {entry.name} left no library behind")
@@ -268,8 +338,32 @@ def _engine_options(backend: str, sources: Path) -> list[str]:
     ]
 
 
+def _toolkit(entry: Library) -> dict[str, str]:
+    """What CMake finds a GPU's compiler by."""
+    if entry.gpu is None:
+        return {}
+    found = {"PATH": gpus.search_path(entry.gpu)}
+    if named := os.environ.get("CXX"):
+        # Not every toolkit takes every compiler; who has named one for us means it for the toolkit, too.
+        found["CUDAHOSTCXX"] = os.environ.get("CUDAHOSTCXX", named)
+    return found
+
+
+def _parallel(entry: Library) -> list[str]:
+    """ninja fills all cores by itself; a GPU's files take more memory than a machine may have for that."""
+    if entry.gpu is None or "CMAKE_BUILD_PARALLEL_LEVEL" in os.environ:
+        return []
+    return ["--parallel", str(gpus.jobs(cores(), available_memory()))]
+
+
 async def _step(
-    what: str, argv: list[str | Path], environment: dict[str, str], progress: ProgressSink
+    what: str,
+    argv: list[str | Path],
+    environment: dict[str, str],
+    progress: ProgressSink,
+    *,
+    limit_s: float,
+    mend: str | None = None,
 ) -> None:
     said: list[str] = []
 
@@ -279,13 +373,13 @@ async def _step(
         said.append(line)
         del said[: -10 * BUILD_SHOWN_LINES]
 
-    finished = await run(argv, timeout_s=BUILD_TIMEOUT_S, env=environment, on_line=on_line)
+    finished = await run(argv, timeout_s=limit_s, env=environment, on_line=on_line)
     if finished.status == 0:
         return
     if any("No space left on device" in line for line in said):
         raise MeshError("the disk filled up while building", hint="free some space and run it again")
     shown = "\n".join(_telling(said))
-    raise BuildFailed(f"{what[0].lower()}{what[1:]} failed:\n{shown}")
+    raise BuildFailed(f"{what[0].lower()}{what[1:]} failed:\n{shown}", hint=mend)
 
 
 def _telling(lines: list[str]) -> list[str]:
@@ -297,19 +391,14 @@ def _telling(lines: list[str]) -> list[str]:
     return lines[-BUILD_SHOWN_LINES:]
 
 
-async def _flaw(backend: str, made: Path, mesh: Path | None) -> str | None:
-    """What is wrong with a fresh library, found by using it in a process that may die of it."""
-    if backend == SPLICE:
+async def _flaw(entry: Library, made: Path, mesh: Path | None) -> str | None:
+    """What is wrong with a library, found by using it in a process that may die of it."""
+    if entry.backend == SPLICE:
         return None  # it computes nothing
-    libraries = (
-        {backend: str(made)}
-        if backend == "mesh" or mesh is None
-        else {
-            backend: str(made),
-            "mesh": str(mesh),
-        }
-    )
-    request = {"libraries": libraries, "selftest": True}
+    libraries = {entry.backend: str(made)}
+    if mesh is not None:
+        libraries.setdefault("mesh", str(mesh))
+    request = {"libraries": libraries, "selftest": entry.backend}
     finished = await run(
         module("mesh_llm.engine.describe"),
         stdin=json.dumps(request).encode() + b"\n",

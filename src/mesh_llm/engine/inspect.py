@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.defaults import INSPECT_AT_ONCE, INSPECT_LINE_BYTES, INSPECT_TIMEOUT_S, MEASURE_TIMEOUT_S
+from mesh_llm.engine.gpus import KINDS
 from mesh_llm.engine.library import Measurement
 from mesh_llm.engine.process import Finished, module, run, spawn
 from mesh_llm.errors import EngineFailed, ModelError
@@ -133,10 +134,18 @@ async def vocabularies_differ(model: Path, draft: Path) -> str | None:
 
 
 async def describe(libraries: dict[str, Path]) -> dict[str, Any]:
-    """Devices and CPU features with these native libraries loaded."""
+    """Devices and CPU features with these native libraries loaded.
+
+    GPUs' libraries that do not work are left out, and named with the reason in `unusable`.
+    """
     request = {"libraries": {name: str(path) for name, path in libraries.items()}}
     finished = await _ask("mesh_llm.engine.describe", request)
     answer = _answer(finished)
+    if answer is None and (of_gpus := [name for name in libraries if name in KINDS]):
+        # A driver that ends processes is no reason to do without the CPU.
+        rest = await describe({name: path for name, path in libraries.items() if name not in of_gpus})
+        why = f"the engine ends with status {finished.status}{_last_words(finished.errors)}"
+        return {**rest, "unusable": dict.fromkeys(of_gpus, why)}
     if answer is None:
         raise EngineFailed(
             f"the engine does not run on this machine: status {finished.status}"

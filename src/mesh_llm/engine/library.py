@@ -94,7 +94,7 @@ class Engine:
                 self.native.ggml_backend_unload(registered)
         if not self.native.ggml_backend_load(str(path).encode()):
             raise EngineMissing(
-                f"the engine refused to load {path}",
+                f"the engine refused to load {path}{_refusal(path)}",
                 hint="mesh-llm engine build --force builds it again",
             )
 
@@ -133,6 +133,15 @@ class Engine:
         return tuple(names)
 
 
+def _refusal(path: Path) -> str:
+    """What the loader has to say, which ggml tells its log alone; nothing where it was the engine's word."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        return f": {error}"
+    return ""
+
+
 def _load_lazily(path: Path) -> None:
     """Into the global symbols, its own ones left open, which ctypes cannot. May fail without harm."""
     this_process = ctypes.CDLL(None)
@@ -166,9 +175,10 @@ class MeshLibrary:
         if code := self.native.ggml_mesh_guard(descriptor):
             raise OSError(code, f"cannot watch descriptor {descriptor}")
 
-    def selftest(self) -> None:
+    def selftest(self, registry: str | None) -> None:
+        """Check the CPU's arithmetic, or that of all devices which ggml has under a name. Blocks."""
         why = _Reason()
-        if self.native.ggml_mesh_selftest(*why.arguments):
+        if self.native.ggml_mesh_selftest(registry.encode() if registry else None, *why.arguments):
             raise EngineMissing(why.text)
 
     def measure(self, device: str, *, threads: int, memory_bytes: int) -> Measurement:
@@ -388,7 +398,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
         {
             "ggml_mesh_engine_version": (text, []),
             "ggml_mesh_guard": (number, [number]),
-            "ggml_mesh_selftest": (number, [text, size]),
+            "ggml_mesh_selftest": (number, [text, text, size]),
             "ggml_mesh_measure": (
                 number,
                 [text, number, ctypes.c_ulonglong, ctypes.POINTER(_Speed), text, size],

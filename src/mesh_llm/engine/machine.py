@@ -43,9 +43,13 @@ def identity() -> str:
 
 def threads() -> int:
     """Physical cores that this process may use; hyper-threads only slow the kernels down."""
-    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    return max(1, min(physical, allowed, _cgroup_cores() or physical))
+    return max(1, min(psutil.cpu_count(logical=False) or cores(), cores()))
+
+
+def cores() -> int:
+    """Hardware threads that this process may use: compilers have work for all of them."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, _cgroup_cores() or allowed)
 
 
 def _cgroup_cores() -> int | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import ENGINE_VERSION
-from mesh_llm.engine import build, machine
+from mesh_llm.engine import build, gpus, machine
 from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.speed import known_speed, measured_speed
 from mesh_llm.home import cache_folder
@@ -70,33 +70,67 @@ async def equip(
     """
     if config.bin_dir is not None:
         say(f"Engine: llama-server in {config.bin_dir}")
-    built = await build.ensure(build.STANDARD, progress)
+    built = await build.ensure(build.STANDARD if keeps_to_cpu(config) else build.usual(), progress)
     splice = await build.ensure((build.SPLICE,), progress)
     if "cpu" in built.missing:
         say(f"Engine: using the wheel's own, slower CPU code: {built.missing['cpu'].message}")
-    gpus = chosen(config, _devices(await describe(built.libraries)))
-    speed = await measured_speed(built.libraries, *_measured(config, gpus), cache=_speeds())
-    equipment = equipped(config, built.libraries, splice.libraries.get(build.SPLICE), gpus, speed)
+    described = await describe(built.libraries)
+    for text in without_gpus(config, built, described["unusable"]):
+        say(text)
+    libraries, devices = _usable(built.libraries, described)
+    use = chosen(config, devices)
+    speed = await measured_speed(libraries, *_measured(config, use), cache=_speeds())
+    equipment = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, speed)
     return equipment.without(held_bytes)
 
 
 async def at_hand(config: NodeConfig) -> Equipment:
     """The same, with what there is: nothing is built, and nothing measured."""
-    libraries = build.at_hand().libraries
-    gpus = chosen(config, _devices(await describe(libraries)))
-    speed = known_speed(libraries, *_measured(config, gpus), cache=_speeds())
-    return equipped(config, libraries, None, gpus, speed)
+    built = build.at_hand().libraries
+    if keeps_to_cpu(config):
+        built = {name: path for name, path in built.items() if name in build.STANDARD}
+    libraries, devices = _usable(built, await describe(built))
+    use = chosen(config, devices)
+    speed = known_speed(libraries, *_measured(config, use), cache=_speeds())
+    return equipped(config, libraries, None, use, speed)
+
+
+def keeps_to_cpu(config: NodeConfig) -> bool:
+    """Then libraries for GPUs are not even loaded: the engine takes prompts to every device that it knows."""
+    return config.devices in (("none",), ("CPU",)) or config.gpu_layers == 0
+
+
+def without_gpus(config: NodeConfig, built: build.Built, unusable: dict[str, str]) -> Iterator[str]:
+    """A line for each GPU library that does not do, and one for GPUs that there is none for."""
+    failed = {kind: error for kind, error in built.missing.items() if kind in gpus.KINDS}
+    for kind, error in failed.items():
+        mend = f" ({error.hint})" if error.hint else ""
+        yield f"Engine: without libggml-{kind}: {error.message}{mend}"
+    for kind, why in unusable.items():
+        yield f"Engine: {gpus.broken_text(kind, why)}"
+    # A llama-server of the user's own may well use what ours does not.
+    asked = not keeps_to_cpu(config) and config.bin_dir is None
+    if asked and (idle := gpus.idle(gpus.found(), {*built.libraries, *failed})):
+        yield f"Engine: {gpus.idle_text(idle)}"
+
+
+def _usable(
+    libraries: dict[str, Path], described: dict[str, Any]
+) -> tuple[dict[str, Path], tuple[Device, ...]]:
+    """The libraries that work, and the devices with them."""
+    working = {name: path for name, path in libraries.items() if name not in described["unusable"]}
+    return working, _devices(described)
 
 
 def chosen(config: NodeConfig, present: tuple[Device, ...]) -> tuple[Device, ...]:
     """The GPUs to use. Without a layer on any of them, it is the CPU that computes, and is measured."""
-    gpus = choose_devices(config.devices, present)
-    return () if config.gpu_layers == 0 else gpus
+    use = choose_devices(config.devices, present)
+    return () if config.gpu_layers == 0 else use
 
 
-def _measured(config: NodeConfig, gpus: tuple[Device, ...]) -> tuple[str, int]:
+def _measured(config: NodeConfig, use: tuple[Device, ...]) -> tuple[str, int]:
     """The device whose speed counts, and its threads."""
-    return gpus[0].name if gpus else "CPU", config.threads or machine.threads()
+    return use[0].name if use else "CPU", config.threads or machine.threads()
 
 
 def _speeds() -> Path:
@@ -107,21 +141,21 @@ def equipped(
     config: NodeConfig,
     libraries: dict[str, Path],
     splice: Path | None,
-    gpus: tuple[Device, ...],
+    use: tuple[Device, ...],
     speed: Speed | None,
 ) -> Equipment:
     free, most = machine.available_memory(), config.max_memory_bytes
     return Equipment(
         libraries=libraries,
         splice=splice,
-        gpus=gpus,
+        gpus=use,
         memory_bytes=free if most is None else min(free, most),
         machine_memory_bytes=free,
         machine=machine.identity(),
         speed=speed,
         gpu_layers=config.gpu_layers,
         max_memory_bytes=most,
-        cores=0 if gpus or config.threads else machine.threads(),
+        cores=0 if use or config.threads else machine.threads(),
     )
 
 

@@ -181,7 +181,7 @@ def test_engine_info_where_nothing_is_built(tmp_path: Path) -> None:
 
 
 def test_engine_build_of_what_is_built(libraries: dict[str, Path]) -> None:
-    if set(libraries) != {"mesh", "cpu"}:
+    if not {"mesh", "cpu"} <= set(libraries):
         pytest.skip("the native libraries cannot be built on this machine")
     ended = mesh_llm("engine", "build", "--json")
 

@@ -171,7 +171,7 @@ async def test_a_library_that_fails_is_tried_three_times(
     for _ in range(5):
         assert await measured_speed(fake, CPU, 1, cache=tmp_path) is None
 
-    reason = f"the engine refused to load {fake['mesh']}"
+    reason = f"the engine refused to load {fake['mesh']}: file too short"
     assert caplog.messages == [
         f"speed not measured device=CPU threads=1 attempt={attempt} cause={reason}" for attempt in (1, 2, 3)
     ]

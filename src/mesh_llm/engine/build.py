@@ -130,7 +130,7 @@ def at_hand() -> Built:
 
 async def rebuild(progress: ProgressSink, *, gpu: str | None = None, force: bool = False) -> Built:
     """The usual, again where it failed before; with `gpu`, that kind is part of it from now on."""
-    if gpu is not None:
+    if gpu is not None and (force or not library(gpu).built):
         # Before anything else is compiled, which takes a minute.
         gpus.check(gpus.KINDS[gpu])
     kinds = gpus.usual() if gpu is None else gpus.beside(gpu, gpus.usual())

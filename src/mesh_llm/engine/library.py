@@ -138,7 +138,7 @@ def _refusal(path: Path) -> str:
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
-        return f": {error}"
+        return f": {str(error).removeprefix(f'{path}: ')}"
     return ""
 
 

@@ -39,7 +39,7 @@ key_of_ggml() {
     {
         echo "$kind $ENGINE_SOURCE"
         "$1" --version
-        grep -m 1 '^flags' /proc/cpuinfo 2>/dev/null || uname -mp
+        grep -m 1 -E '^(flags|Features)' /proc/cpuinfo 2>/dev/null || uname -mp
         find "$ENGINE_SOURCE/ggml/include" "$ENGINE_SOURCE/ggml/src/ggml-cpu" "$ENGINE_SOURCE"/ggml/src/*.* \
             native/tests/ggml native/tests/sanitizers.cmake -type f | sort | xargs cat
     } | cksum | tr ' ' -

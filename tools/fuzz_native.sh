@@ -13,13 +13,13 @@ build=build/native-tests/address
 said=$(MESH_TARGETS='mesh-tests mesh-fuzz' sh tools/test_native.sh address) || { echo "$said"; exit 1; }
 case $said in *skipped:*) echo "skipped: fuzzing: ${said#*skipped: }"; exit 0 ;; esac
 
+export ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}"
 mkdir -p "$build/corpus" "$build/findings"
 if [ ! -f "$build/corpus/add" ]; then
     MESH_RECORD="$build/corpus" "$build/tests/mesh-tests" 'session: every example' >/dev/null
     MESH_RECORD="$build/corpus" "$build/tests/mesh-tests" 'weights: they are attached' >/dev/null
 fi
 
-export ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
 # Kept back unless it fails: it says a line for each thing that it learns.
 if ! "$build/tests/mesh-fuzz" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=3000 -max_len=60000 -len_control=0 \

@@ -54,7 +54,7 @@ async def ours(plan: SplitPlan, workers: Sequence[Lender] = ()) -> AsyncIterator
             server=Server(url=engine.url, key=engine.key, pid=report.pid, ready_s=report.ready_s),
             workers=tuple(worker.child.pid for worker in engine.workers),
             lines=engine.delays if plan.delay_s else None,
-            log=lambda: engine.log_file.read_text("utf-8", errors="replace"),
+            log=engine.supervisor.log_text,
             stages=lambda: engine.supervisor.report.stages,
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from mesh_llm.engine.spec import EngineSpec
 from tests.support.node import WAIT_S, Reply, ask
+from tests.support.waiting import STRETCH
 
 KEY = "known-to-the-test"
 
@@ -24,7 +25,7 @@ class LoneEngine:
         self._authority = f"127.0.0.1:{port}"
 
     def ask(self, path: str, body: Any = None) -> Reply:
-        with closing(HTTPConnection(self._authority, timeout=WAIT_S)) as connection:
+        with closing(HTTPConnection(self._authority, timeout=STRETCH * WAIT_S)) as connection:
             return ask(connection, path, body, headers={"Authorization": f"Bearer {KEY}"})
 
 

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 QUESTION = "Why is the sky blue?"
-ABOUT_SKY = r"The sky \w+ blue"
-"""How SmolLM2's answer begins; which verb it takes depends on the arithmetic of the CPU."""
+ABOUT_SKY = r"The (sky|answer)\b"
+"""How SmolLM2's answer begins; which way it takes depends on the arithmetic of the CPU."""
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 WEATHER = "What is the weather in Paris, in C?"
 SCHEMA: dict[str, Any] = {

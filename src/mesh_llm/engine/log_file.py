@@ -29,11 +29,12 @@ class LogFile:
         self._held.append(line)
         self._held_bytes += len(line)
         if self._held_bytes > ENGINE_LOG_HELD_BYTES:
-            self._flush()
+            self.flush()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(ENGINE_LOG_LATE_S, self._flush)
+            self._timer = asyncio.get_running_loop().call_later(ENGINE_LOG_LATE_S, self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is held back; for those who read the file now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -45,7 +46,7 @@ class LogFile:
 
     def close(self) -> None:
         """With what was held back until now."""
-        self._flush()
+        self.flush()
         self._handler.close()
 
 

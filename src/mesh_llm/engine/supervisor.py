@@ -78,6 +78,7 @@ class EngineSupervisor:
         self.spec = spec
         self.report = EngineReport()
         self._log_file = log_file
+        self._kept: LogFile | None = None
         self._on_change = on_change
         self._failed: str | None = None
         self._hung: str | None = None
@@ -134,6 +135,7 @@ class EngineSupervisor:
         )
         try:
             with closing(LogFile(self._log_file)) as kept:
+                self._kept = kept
                 async with spawn(
                     module("mesh_llm.engine.external" if self.spec.bin_dir else "mesh_llm.engine.serve"),
                     on_stdout=self._on_event,
@@ -214,6 +216,12 @@ class EngineSupervisor:
             kind, size = found
             buffers = {**self.report.buffers, kind: self.report.buffers.get(kind, 0) + size}
             self.report = replace(self.report, buffers=buffers)
+
+    def log_text(self) -> str:
+        """What the engine has logged so far."""
+        if self._kept is not None:
+            self._kept.flush()
+        return self._log_file.read_text("utf-8", errors="replace")
 
     def _change(self, **fields: object) -> None:
         self.report = replace(self.report, **fields)  # type: ignore[arg-type]

@@ -70,8 +70,6 @@ class SplitEngine:
     workers: tuple[Lender, ...]
     delays: Lines
     """What the links' delays really were, and what went over them; none without a delay."""
-    log_file: Path
-    """The engine's own log; gone when the block has ended."""
 
 
 @asynccontextmanager
@@ -103,7 +101,6 @@ async def split_engine(plan: SplitPlan, workers: Sequence[Lender] = ()) -> Async
             supervisor=supervisor,
             workers=tuple(workers),
             delays=delays,
-            log_file=folder / "engine.log",
         )
 
 

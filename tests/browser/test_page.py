@@ -93,7 +93,8 @@ def test_a_token_s_time_is_told(visited: Visit, whole: MeshProcesses) -> None:
     expect(page.locator("#waterfall")).to_be_visible()
     expect(page.locator("#token-total")).to_contain_text("a token")
     assert page.locator("#token-sentence").inner_text() != ""
-    for name in NAMES:
+    # The host's part is what the others leave of a token: on a busy machine it may be nothing.
+    for name in whole.serving().workers:
         expect(page.locator("#waterfall-parts")).to_contain_text(f"{name} computes")
     expect(page.locator("#speed-measured")).to_contain_text("tok/s")
     visited.check()

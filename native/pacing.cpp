@@ -100,8 +100,8 @@ pacemaker & the_pacemaker() {
     return one;
 }
 
-// The places in the engine from which a function of ours is called: which of them fill steps? To look one up by name
-// takes a tenth of a millisecond, and each step calls from several: what was found is remembered.
+// The places in the engine from which a function of ours is called: which of them fill steps? Looking one up by
+// name goes through a library's symbols, and each step calls from several places: what was found is remembered.
 class places {
   public:
     bool fill_steps(const void * address) {

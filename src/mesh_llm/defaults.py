@@ -142,7 +142,7 @@ BUILD_TIMEOUT_S = 40 * 60.0
 BUILD_DISK_BYTES = 600_000_000
 """Sources, objects and libraries of the CPU build take half of it."""
 GPU_BUILD_TIMEOUT_S = 3 * 3600.0
-"""CUDA's takes 224 s on 16 cores of a server: an hour of one of them, and a laptop's are slower."""
+"""CUDA's takes 282 s on 16 cores of a server (bench/results/gpu-trials.md): over an hour of one of them."""
 GPU_BUILD_DISK_BYTES = 3_000_000_000
 """A guess: objects and library of CUDA's build for one kind of GPU, beside the sources."""
 GPU_BUILD_JOB_BYTES = 2_000_000_000

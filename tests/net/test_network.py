@@ -502,10 +502,23 @@ async def test_the_path(mesh: Mesh) -> None:
     # Which of the two, IPv4 or IPv6, is iroh's choice.
     assert path.remote in first.network._endpoint.bound_sockets()
     assert 0 <= path.rtt_s < 10
-    assert path.sent_bytes > 1000 < path.received_bytes
-    second.peer(first).send({"x": "y" * 100_000})
+
+
+async def test_bytes_are_counted_whether_or_not_iroh_knows_of_a_path(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await mesh.pair()
+    peer = second.peer(first)
+    monkeypatch.setattr(type(peer._connection), "paths", lambda self: [])
+
+    before = peer.crossed()
+    assert before.sent_bytes > 1000 < before.received_bytes
+    peer.send({"x": "y" * 100_000})
     await first.handler.wait("message")
-    assert second.peer(first).path().sent_bytes > path.sent_bytes + 100_000
+
+    assert peer.crossed().sent_bytes > before.sent_bytes + 100_000
+    peer.close("gone")
+    assert peer.crossed().sent_bytes > before.sent_bytes + 100_000
 
 
 # -- control frames ------------------------------------------------------------------------------

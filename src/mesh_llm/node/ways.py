@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mesh_llm.defaults import HOP_LOCAL_S, MESH_METER_S, MESH_RTT_CHANGE, MESH_RTT_LEAST_S
@@ -114,10 +113,9 @@ class Ways:
         self._metered = now
         for node in [member.id for member in self._mesh.members if member.connected]:
             if (peer := self._mesh.peer(node)) is not None:
-                with suppress(PeerLost):
-                    path = peer.path()
-                    meter = self._meters.setdefault(node, Meter())
-                    meter.read(path.sent_bytes, path.received_bytes, now)
+                crossed = peer.crossed()
+                meter = self._meters.setdefault(node, Meter())
+                meter.read(crossed.sent_bytes, crossed.received_bytes, now)
 
     def news(self) -> tuple[tuple[NodeId, LinkFacts], ...] | None:
         """All links, if what was measured of one is another than was told, by more than noise."""

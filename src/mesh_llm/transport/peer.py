@@ -42,9 +42,14 @@ class PathFacts:
     rtt_s: float
     """QUIC's smoothed estimate, in whole milliseconds."""
     remote: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossed:
+    """What a connection has sent and received, on whatever path."""
+
     sent_bytes: int
     received_bytes: int
-    lost_packets: int
 
 
 class Handler(Protocol):
@@ -153,18 +158,19 @@ class Peer:
         paths = [] if self.closing is not None else self._connection.paths()
         chosen = next((path for path in paths if path.is_selected), paths[0] if paths else None)
         if chosen is not None:
-            stats = self._connection.stats()
             self._path = PathFacts(
                 kind=LinkKind.RELAY if chosen.is_relay else LinkKind.QUIC,
                 rtt_s=chosen.rtt_ms / 1000,
                 remote=chosen.remote_addr,
-                sent_bytes=stats.udp_tx_bytes,
-                received_bytes=stats.udp_rx_bytes,
-                lost_packets=stats.lost_packets,
             )
         if self._path is None:
             raise PeerLost(f"there is no path to node {self.id[:10]}")
         return self._path
+
+    def crossed(self) -> Crossed:
+        # Counted by the connection: iroh may know of no path for a while although packets go both ways.
+        stats = self._connection.stats()
+        return Crossed(sent_bytes=stats.udp_tx_bytes, received_bytes=stats.udp_rx_bytes)
 
     @property
     def left(self) -> bool:

@@ -20,6 +20,7 @@ from mesh_llm.types import (
     LinkFacts,
     LinkKind,
     MeshSettings,
+    Mode,
     ModelFacts,
     NodeFacts,
     NodeId,
@@ -27,6 +28,7 @@ from mesh_llm.types import (
     Role,
     ServingPlan,
     Speed,
+    Stage,
 )
 
 GB = 10**9
@@ -126,6 +128,27 @@ def _linked(one: Candidate, nodes: Sequence[Candidate], rtt_ms: float | None) ->
     others = [] if rtt_ms is None else [each for each in nodes if each.id not in {one.id, *known}]
     links = one.facts.links + tuple((other.id, link(rtt_ms or 0)) for other in others)
     return replace(one, facts=replace(one.facts, links=links))
+
+
+def plan_of(*stages: tuple[NodeId, int, int], **changes: Any) -> Plan:
+    """A split over those who have these layers, the first of whom hosts it, unless told otherwise."""
+    plan = Plan(
+        mode=Mode.SPLIT,
+        host=stages[0][0] if stages else None,
+        stages=tuple(
+            Stage(node=node, first=first, last=last, weight_bytes=0, need_bytes=0, share=0.5)
+            for node, first, last in stages
+        ),
+        context=4096,
+        slots=1,
+        head_on_worker=False,
+        need_bytes=0,
+        have_bytes=0,
+        predicted=None,
+        excluded=(),
+        reason="",
+    )
+    return replace(plan, **changes)
 
 
 def running(plan: Plan) -> ServingPlan:

@@ -14,25 +14,13 @@ from mesh_llm.types import (
     Mode,
     NodeFacts,
     NodeId,
-    Plan,
     Role,
     ServingPlan,
 )
+from tests.support.planning import plan_of
 
 CLIENT, NODE = NodeId("c" * 64), NodeId("a" * 64)
-PLAN = Plan(
-    mode=Mode.SOLO,
-    host=CLIENT,
-    stages=(),
-    context=2048,
-    slots=1,
-    head_on_worker=False,
-    need_bytes=1,
-    have_bytes=1,
-    predicted=None,
-    excluded=(),
-    reason="send me your prompts",
-)
+PLAN = plan_of(mode=Mode.SOLO, host=CLIENT, reason="send me your prompts")
 BOASTS = NodeFacts(
     name="laptop",
     role=Role.NODE,

@@ -34,6 +34,7 @@ from mesh_llm.types import (
     State,
 )
 from tests.support.composed import ANN, BEN, a_node, admit
+from tests.support.planning import plan_of
 from tests.support.series import Scrape
 
 CPU_LIMIT_S = 0.02
@@ -60,18 +61,14 @@ def a_stage(node: NodeId, first: int, last: int) -> Stage:
 
 
 def a_plan(host: NodeId, *stages: Stage, mode: Mode = Mode.SPLIT) -> Plan:
-    return Plan(
+    return plan_of(
         mode=mode,
         host=host,
         stages=stages,
         context=512,
-        slots=1,
-        head_on_worker=False,
         need_bytes=45_000,
         have_bytes=90_000,
         predicted=Prediction(tok_s=12.5, first_token_s=0.75, prompt_tok_s=700.0),
-        excluded=(),
-        reason="",
     )
 
 

@@ -12,7 +12,8 @@ from mesh_llm.gateway.upstream import Upstream
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Passage
 from mesh_llm.node.remote import Remote
-from mesh_llm.types import Mode, NodeId, Plan, ServingPlan, Stage, State
+from mesh_llm.types import NodeId, ServingPlan, State
+from tests.support.planning import plan_of
 
 HOST, WORKER, ME = NodeId("a" * 64), NodeId("b" * 64), NodeId("c" * 64)
 NAMES = {HOST: "attic", WORKER: "cellar", ME: "me"}
@@ -39,23 +40,7 @@ class TwoOthers:
         self.epoch = 7
 
     def serving(self) -> tuple[NodeId, ServingPlan] | None:
-        stages = tuple(
-            Stage(node=node, first=first, last=first + 15, weight_bytes=1, need_bytes=1, share=0.5)
-            for node, first in ((HOST, 0), (WORKER, 15))
-        )
-        plan = Plan(
-            mode=Mode.SPLIT,
-            host=HOST,
-            stages=stages,
-            context=2048,
-            slots=1,
-            head_on_worker=False,
-            need_bytes=2,
-            have_bytes=4,
-            predicted=None,
-            excluded=(),
-            reason="",
-        )
+        plan = plan_of((HOST, 0, 15), (WORKER, 15, 30))
         return HOST, ServingPlan(epoch=self.epoch, plan=plan, settings_version=1)
 
     def member(self, node: NodeId) -> Any:

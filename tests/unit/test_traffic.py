@@ -17,8 +17,9 @@ from mesh_llm.node.node import Node
 from mesh_llm.node.run import Run
 from mesh_llm.node.status import _stage
 from mesh_llm.node.traffic import crossing, traffic
-from mesh_llm.types import Mode, NodeId, Plan, Stage, StageCounters
+from mesh_llm.types import NodeId, StageCounters
 from tests.support.composed import ANN, BEN, a_node, admit
+from tests.support.planning import plan_of
 
 HOST, ONE, TWO, OTHER = "host", "one", "two", "other"
 
@@ -109,27 +110,10 @@ def counters(runs: int) -> StageCounters:
 
 def a_run(tmp_path: Path) -> Run:
     """Of a plan with one worker, whose engine has said nothing yet."""
-    stages = tuple(
-        Stage(node=id, first=first, last=first + 1, weight_bytes=0, need_bytes=0, share=0.5)
-        for first, id in enumerate((BEN, ANN))
-    )
-    plan = Plan(
-        mode=Mode.SPLIT,
-        host=BEN,
-        stages=stages,
-        context=512,
-        slots=1,
-        head_on_worker=False,
-        need_bytes=0,
-        have_bytes=0,
-        predicted=None,
-        excluded=(),
-        reason="",
-    )
     nothing = cast(Any, None)
     run = Run(
         epoch=1,
-        plan=plan,
+        plan=plan_of((BEN, 0, 1), (ANN, 1, 2)),
         fingerprint=nothing,
         settings=nothing,
         mesh=nothing,

@@ -17,8 +17,9 @@ from mesh_llm.planning.waterfall import (
     sentence,
     token_time,
 )
-from mesh_llm.types import LinkFacts, LinkKind, Mode, NodeId, Plan, Speed, Stage
+from mesh_llm.types import LinkFacts, LinkKind, NodeId, Speed
 from tests.support.planning import model as model_of
+from tests.support.planning import plan_of
 
 DESK, MINI, MAC = NodeId("desk"), NodeId("mini"), NodeId("mac")
 COMPUTE, WIRE, WAIT, DRAFT = PartKind.COMPUTE, PartKind.WIRE, PartKind.WAIT, PartKind.DRAFT
@@ -143,25 +144,6 @@ def test_hops(workers: tuple[NodeId, ...], pushes: bool, expected: dict[NodeId, 
 # -- the host's own part ------------------------------------------------------------------------
 
 
-def plan_of(*stages: tuple[NodeId, int, int], head_on_worker: bool = False) -> Plan:
-    return Plan(
-        mode=Mode.SPLIT,
-        host=DESK,
-        stages=tuple(
-            Stage(node=node, first=first, last=last, weight_bytes=0, need_bytes=0, share=0.5)
-            for node, first, last in stages
-        ),
-        context=4096,
-        slots=1,
-        head_on_worker=head_on_worker,
-        need_bytes=0,
-        have_bytes=0,
-        predicted=None,
-        excluded=(),
-        reason="",
-    )
-
-
 def test_the_hosts_part_is_its_layers_and_the_head() -> None:
     model = model_of(layers=10, layer_bytes=1_000_000, head_bytes=500_000)
     speed = Speed(read_bytes_per_s=1e9, flops_per_s=1e9, attention_per_s=1e9)
@@ -169,7 +151,7 @@ def test_the_hosts_part_is_its_layers_and_the_head() -> None:
     assert host_seconds(model, plan, speed) == pytest.approx(0.0045)
     elsewhere = plan_of((DESK, 0, 4), (MINI, 4, 10), head_on_worker=True)
     assert host_seconds(model, elsewhere, speed) == pytest.approx(0.004)
-    assert host_seconds(model, plan_of((MINI, 0, 10)), speed) == pytest.approx(0.0005)
+    assert host_seconds(model, plan_of((MINI, 0, 10), host=DESK), speed) == pytest.approx(0.0005)
     assert host_seconds(model, plan, None) is None
 
 

@@ -23,8 +23,8 @@ BOUND_S = 150.0
 CONTINUED_TRIES = 5
 RESUMED = "x-mesh-llm-resumed"
 REFUSALS = {"not_resumed", "engine_lost"}
-LONG = "Here is a list of numbers: " + " ".join(str(number) for number in range(400)) + ". "
-"""A thousand tokens or so: seconds pass in which nothing else comes."""
+LONG = "Here is a list of numbers: " + " ".join(str(number) for number in range(200)) + ". "
+"""Seven hundred tokens or so: a second passes, or several, in which nothing else comes."""
 
 EXACT: dict[str, Any] = {"temperature": 0, "cache_prompt": False}
 """A prompt that is computed in other batches may end in another text."""

@@ -124,11 +124,10 @@ def sleep_and_wake(trio: MeshProcesses, sleep_s: float, *, apart_s: float = 0.0)
     said = {name: len(path.read_text()) for name, path in logs.items()}
 
     trio.freeze(trio.nodes)
-    # The condition is the time itself: everybody sleeps.
-    time.sleep(sleep_s)
-    for name in reversed(trio.nodes):
+    # The condition is the time itself: everybody sleeps, and then those who have not woken yet.
+    for name, asleep_s in zip(trio.nodes, (sleep_s, apart_s, apart_s), strict=True):
+        time.sleep(asleep_s)
         trio.thaw([name])
-        time.sleep(apart_s)
 
     # For a moment they say what was true before: a loss may show only now, and the first answers fail.
     for node in trio.nodes.values():

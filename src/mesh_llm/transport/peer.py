@@ -168,7 +168,7 @@ class Peer:
         return self._path
 
     def crossed(self) -> Crossed:
-        # Counted by the connection: iroh may know of no path for a while although packets go both ways.
+        """Since it was connected; also while iroh knows of no path, for packets may go both ways then."""
         stats = self._connection.stats()
         return Crossed(sent_bytes=stats.udp_tx_bytes, received_bytes=stats.udp_rx_bytes)
 

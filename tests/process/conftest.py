@@ -1,4 +1,4 @@
-"""Models for tests that start engines."""
+"""Models, a cache to build in and a hub to download from, for tests that start processes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def slow_model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     """Three gigabytes of zeros: seconds pass while `check_tensors=true` reads every one."""
     path = tmp_path_factory.mktemp("slow") / "slow.gguf"
     return tiny_gguf.write_sparse(path, layers=4, hidden=4096, feed_forward=32768)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, engine_sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache but for the engine's sources, which are large and the same for all."""
+    cache = tmp_path / "cache"
+    (cache / "sources").mkdir(parents=True)
+    (cache / "sources" / engine_sources.name).symlink_to(engine_sources)
+    monkeypatch.setenv("MESH_LLM_CACHE", str(cache))
+    return cache
 
 
 @pytest.fixture

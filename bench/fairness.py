@@ -86,7 +86,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
 
 
 def _plain(spec: EngineSpec) -> EngineSpec:
-    return replace(spec, batch=2048, micro_batch=512, least_batch=None)
+    return replace(spec, batch=2048, micro_batch=512, pace=None)
 
 
 async def _turn(asker: Client, server: Server, prompt: list[int]) -> Turn:
@@ -150,10 +150,18 @@ def _rows(seen: dict[str, list[Turn]]) -> tuple[Row, ...]:
 def _notes(spec: EngineSpec, seen: dict[str, list[Turn]]) -> tuple[str, ...]:
     return (
         f"ours: steps of {spec.batch} tokens, {spec.micro_batch} computed at once, as the node chose them by "
-        f"the speed that it foretold, and while others wait of {spec.least_batch} or a multiple, for "
-        f"{1e3 * spec.step_s:.0f} ms; {spec.slots} slots, {spec.threads} threads",
+        f"the speed that it foretold; {_beside(spec)}; {spec.slots} slots, {spec.threads} threads",
         "gaps are those between the prompt's start and its answer; the figure is the median of the rounds' "
         "ratios",
         f"the longest gap of all rounds: {max(turn.longest_ms for turn in seen[OURS]):.0f} ms, and "
         f"{max(turn.longest_ms for turn in seen[DEFAULT]):.0f} ms on the other side",
+    )
+
+
+def _beside(spec: EngineSpec) -> str:
+    if (pace := spec.pace) is None:
+        return "nothing else while others wait"
+    return (
+        f"while others wait {pace.usual} or a multiple, for {1e3 * pace.seconds:.0f} ms, or {pace.fewest} at "
+        "least for twice as long"
     )

@@ -111,10 +111,11 @@ struct ggml_mesh_speculation {
 GGML_MESH_API int ggml_mesh_speculation_counters(struct ggml_mesh_speculation * counters);
 
 // Bounds from now on what the engine takes in one step while somebody waits for the next token: as much as it reads of
-// prompts in so many seconds, `least` tokens or a multiple of it, drafts aside, and never more than it was told to.
-// `least` is to hold a token of each sequence. Call it before the engine loads its model. Returns 0, or 1 where the
-// engine's own ways cannot be replaced.
-GGML_MESH_API int ggml_mesh_pace(unsigned int least, double seconds);
+// prompts in so many seconds, the usual number of tokens or a multiple of it, drafts aside, and never more than it was
+// told to; where the usual number takes twice as long, as many as are read in that time, or the fewest. Those are to
+// hold a token of each sequence. Call it before the engine loads its model. Returns 0, or 1 where the engine's own ways
+// cannot be replaced.
+GGML_MESH_API int ggml_mesh_pace(unsigned int usual, unsigned int fewest, double seconds);
 
 // --- both ---
 

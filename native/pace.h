@@ -13,8 +13,10 @@ namespace mesh {
 
 class pace {
   public:
-    // So many tokens at least, or a multiple of it: with fewer, kernels are slow for what they do.
-    pace(size_t least, double seconds) : least_(std::max<size_t>(least, 1)), seconds_(seconds) {}
+    // The usual number of tokens, or a multiple of it: with fewer, kernels are slow for what they do. Where even those
+    // take far too long, less is read, down to the fewest: who waits for a token comes first.
+    pace(size_t usual, size_t fewest, double seconds)
+        : usual_(std::max<size_t>(usual, 1)), fewest_(std::clamp<size_t>(fewest, 1, usual_)), seconds_(seconds) {}
 
     // Tokens of the next step, where the engine takes `most`, and has `drafted` so many of them: those it takes in any
     // case, and dies where they do not fit.
@@ -23,12 +25,12 @@ class pace {
             return most;
         }
         const size_t room = most - drafted;
-        const double in_time = per_s_ * seconds_ - static_cast<double>(drafted);
-        if (in_time >= static_cast<double>(room)) {
+        const size_t fitting = in_time(seconds_, drafted);
+        if (fitting >= room) {
             return most;
         }
-        const size_t whole = in_time > 0 ? static_cast<size_t>(in_time) / least_ * least_ : 0;
-        return drafted + std::min(room, std::max(least_, whole));
+        const size_t whole = fitting / usual_ * usual_;
+        return drafted + std::min(room, whole > 0 ? whole : few());
     }
 
     // A step is over: so many tokens, and how many of them somebody waited for. The others were of prompts.
@@ -40,11 +42,25 @@ class pace {
     }
 
   private:
-    static constexpr size_t MEASURED = 32;
+    static constexpr size_t MEASURED = 8;
+    static constexpr double MANY = 1e9;    // more than any engine takes
+    static constexpr double PATIENCE = 2;  // so many times as long as it should take, before fewer tokens are read
 
-    size_t least_;
+    size_t usual_;
+    size_t fewest_;
     double seconds_;
     double per_s_ = 0;
+
+    // Tokens of prompts that are read in that time, beside the drafts.
+    size_t in_time(double seconds, size_t drafted) const {
+        const double left = per_s_ * seconds - static_cast<double>(drafted);
+        return left > 0 ? static_cast<size_t>(std::min(left, MANY)) : 0;
+    }
+
+    // The usual number would take too long, or the drafts do: a prompt gets its share of a step that is long anyway.
+    size_t few() const {
+        return per_s_ > 0 ? std::clamp(in_time(PATIENCE * seconds_, 0), fewest_, usual_) : usual_;
+    }
 };
 
 }  // namespace mesh

@@ -52,8 +52,8 @@ const originals & engine() {
 // The one pace of this process. The engine fills its steps in the thread that makes them.
 class pacemaker {
   public:
-    void keep(size_t least, double seconds) {
-        pace_.emplace(least, seconds);
+    void keep(size_t usual, size_t fewest, double seconds) {
+        pace_.emplace(usual, fewest, seconds);
     }
 
     void begin() {
@@ -166,8 +166,8 @@ void * mesh_step(void * server) {
     return result;
 }
 
-int ggml_mesh_pace(unsigned int least, double seconds) {
-    the_pacemaker().keep(least, seconds);
+int ggml_mesh_pace(unsigned int usual, unsigned int fewest, double seconds) {
+    the_pacemaker().keep(usual, fewest, seconds);
     return 0;
 }
 
@@ -178,7 +178,7 @@ int ggml_mesh_pace(unsigned int least, double seconds) {
 extern "C" {
 
 // The engine's functions cannot be replaced here: all its steps are as long as it is told.
-int ggml_mesh_pace(unsigned int, double) {
+int ggml_mesh_pace(unsigned int, unsigned int, double) {
     return 1;
 }
 

@@ -26,28 +26,59 @@ std::vector<double> steps_beside(pace & kept, double tokens_per_s, double overhe
 
 TEST("pace: beside others a step takes its time, however fast the engine is") {
     for (const double tokens_per_s : {300.0, 900.0, 5000.0}) {
-        pace kept(64, 0.25);
+        pace kept(64, 16, 0.25);
         const std::vector<double> took = steps_beside(kept, tokens_per_s, 0.0, 10);
         CHECK(took.back() <= 0.25);
         CHECK(took.back() > 0.25 - 64 / tokens_per_s);
     }
 }
 
-TEST("pace: not less than a kernel needs, not more than the engine holds") {
-    pace slow(64, 0.25);
-    steps_beside(slow, 10.0, 0.0, 3);
-    CHECK_EQUAL(slow.limit(0, MOST), 64U);
+TEST("pace: as many as a kernel needs, also where they take somewhat longer") {
+    pace kept(64, 16, 0.25);
+    CHECK_EQUAL(kept.limit(0, MOST), 64U);
+    steps_beside(kept, 130.0, 0.0, 3);
+    CHECK_EQUAL(kept.limit(0, MOST), 64U);
+}
 
-    pace fast(64, 0.25);
+TEST("pace: on a machine for which even those are too many, fewer") {
+    pace kept(64, 16, 0.25);
+    const std::vector<double> took = steps_beside(kept, 80.0, 0.0, 10);
+    CHECK(took.front() > 0.5);
+    CHECK(took.back() <= 0.5);
+    CHECK_EQUAL(kept.limit(0, MOST), 40U);
+    CHECK_EQUAL(kept.limit(100, MOST), 100 + 40U);
+}
+
+TEST("pace: where few tokens take nearly as long as many, it neither stops nor starves") {
+    pace kept(64, 16, 0.25);
+    const std::vector<double> took = steps_beside(kept, 100.0, 0.3, 20);
+    CHECK(took.back() <= 0.5);
+    CHECK(kept.limit(0, MOST) > 16U);
+    CHECK(kept.limit(0, MOST) <= 20U);
+}
+
+TEST("pace: not less than the fewest, not more than the engine holds") {
+    pace slow(64, 16, 0.25);
+    steps_beside(slow, 10.0, 0.0, 3);
+    CHECK_EQUAL(slow.limit(0, MOST), 16U);
+
+    pace fast(64, 16, 0.25);
     steps_beside(fast, 1e9, 0.0, 3);
     CHECK_EQUAL(fast.limit(0, MOST), MOST);
-    CHECK_EQUAL(slow.limit(0, 48), 48U);
+    CHECK_EQUAL(slow.limit(0, 8), 8U);
     CHECK_EQUAL(fast.limit(0, 48), 48U);
-    CHECK_EQUAL(pace(0, 0.25).limit(0, MOST), 1U);
+    CHECK_EQUAL(pace(0, 0, 0.25).limit(0, MOST), 1U);
+}
+
+TEST("pace: a machine that has become fast again is noticed") {
+    pace kept(64, 16, 0.25);
+    steps_beside(kept, 10.0, 0.0, 3);
+    steps_beside(kept, 1000.0, 0.0, 5);
+    CHECK_EQUAL(kept.limit(0, MOST), 192U);
 }
 
 TEST("pace: drafts never leave a prompt without room, however many they are") {
-    pace kept(64, 0.25);
+    pace kept(64, 16, 0.25);
     kept.stepped(600, 0, 1.0);
     CHECK_EQUAL(kept.limit(10, MOST), 10 + 128U);
     CHECK_EQUAL(kept.limit(100, MOST), 100 + 64U);
@@ -57,14 +88,14 @@ TEST("pace: drafts never leave a prompt without room, however many they are") {
 }
 
 TEST("pace: a device that is slow with few tokens gets more of them") {
-    pace kept(64, 0.25);
+    pace kept(64, 16, 0.25);
     const std::vector<double> took = steps_beside(kept, 20000.0, 0.1, 10);
     CHECK_EQUAL(kept.limit(0, MOST), MOST);
     CHECK(took.back() < 0.25);
 }
 
 TEST("pace: it slows down as the prompt becomes long, and what is left of it says nothing") {
-    pace kept(64, 0.25);
+    pace kept(64, 16, 0.25);
     steps_beside(kept, 2000.0, 0.0, 5);
     const size_t before = kept.limit(0, MOST);
     CHECK_EQUAL(before, 448U);

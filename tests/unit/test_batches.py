@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.planning.batches import LARGEST, LEAST, LEAST_SPLIT, SMALLEST, Batches, batches, micro_batch
+from mesh_llm.planning.batches import BESIDE, BESIDE_SPLIT, LARGEST, SMALLEST, Batches, batches, micro_batch
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import ModelFacts, Plan, Prediction
@@ -48,19 +48,19 @@ def at(plan: Plan, tokens_per_s: float) -> Plan:
 def test_a_step_takes_a_quarter_of_a_second(
     facts: ModelFacts, tokens_per_s: float, step: int, micro: int
 ) -> None:
-    assert batches(at(solo(facts), tokens_per_s), facts) == Batches(step=step, micro=micro, least=LEAST)
+    assert batches(at(solo(facts), tokens_per_s), facts) == Batches(step=step, micro=micro, beside=BESIDE)
 
 
 def test_a_split_plan_computes_less_at_once(facts: ModelFacts) -> None:
     plan = split(facts)
     assert plan.workers
-    assert batches(at(plan, 4000), facts) == Batches(step=992, micro=96, least=LEAST_SPLIT)
-    assert batches(at(plan, 40000), facts) == Batches(step=2048, micro=128, least=LEAST_SPLIT)
-    assert batches(at(plan, 300), facts) == Batches(step=512, micro=64, least=LEAST_SPLIT)
+    assert batches(at(plan, 4000), facts) == Batches(step=992, micro=96, beside=BESIDE_SPLIT)
+    assert batches(at(plan, 40000), facts) == Batches(step=2048, micro=128, beside=BESIDE_SPLIT)
+    assert batches(at(plan, 300), facts) == Batches(step=512, micro=64, beside=BESIDE_SPLIT)
 
 
 def test_a_speed_that_nobody_knows_is_taken_for_an_ordinary_one(facts: ModelFacts) -> None:
-    assert batches(replace(solo(facts), predicted=None), facts) == Batches(step=512, micro=512, least=LEAST)
+    assert batches(replace(solo(facts), predicted=None), facts) == Batches(step=512, micro=512, beside=BESIDE)
 
 
 def test_images_are_not_cut(facts: ModelFacts) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mesh_llm.config import NodeConfig, parse_size
-from mesh_llm.engine.spec import EngineSpec, parse_setting
+from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, parse_setting
 from mesh_llm.errors import UsageError
 
 HOME = Path("/home")
@@ -124,9 +125,15 @@ def test_a_spec_survives_its_line() -> None:
         devices=("CUDA0",),
         libraries={"mesh": "/lib.so"},
         settings={"warmup": False},
+        pace=PaceSpec(usual=65, fewest=17),
+        draft=DraftSpec(text_depth=8),
+        links=(LinkSpec(name="w", fd=3, layers=4),),
+        files=("/m.gguf",),
     )
 
     line = spec.to_line()
 
     assert line.count(b"\n") == 1
     assert EngineSpec.from_line(line.decode()) == spec
+    unpaced = replace(spec, pace=None)
+    assert EngineSpec.from_line(unpaced.to_line().decode()) == unpaced

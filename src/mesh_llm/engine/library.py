@@ -236,9 +236,9 @@ class MeshLibrary:
         """Decide what the engine drafts, from now on; False where it has to be left to itself."""
         return bool(self.native.ggml_mesh_speculate(model_depth, text_depth) == 0)
 
-    def pace(self, *, least: int, seconds: float) -> None:
+    def pace(self, *, usual: int, fewest: int, seconds: float) -> None:
         """Read prompts for no longer than that between two tokens of others, where the engine can be told."""
-        self.native.ggml_mesh_pace(least, seconds)
+        self.native.ggml_mesh_pace(usual, fewest, seconds)
 
     def speculation(self) -> SpeculationCounters:
         counters = _Speculation()
@@ -410,7 +410,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_failure": (size, [number, text, size]),
             "ggml_mesh_stage_counters": (number, [number, ctypes.POINTER(_Stage)]),
             "ggml_mesh_speculate": (number, [number, number]),
-            "ggml_mesh_pace": (number, [ctypes.c_uint, ctypes.c_double]),
+            "ggml_mesh_pace": (number, [ctypes.c_uint, ctypes.c_uint, ctypes.c_double]),
             "ggml_mesh_speculation_counters": (number, [ctypes.POINTER(_Speculation)]),
             "ggml_mesh_trace": (None, [number]),
             "ggml_mesh_worker_prepare": (number, [pointer, text, number, number, _PROGRESS, text, size]),

@@ -78,7 +78,7 @@ def separate_stdout() -> Report:
 
 
 def start(spec: EngineSpec, report: Report) -> Any:
-    drafting, paced = spec.draft.depth > 0, spec.least_batch is not None
+    drafting, paced = spec.draft.depth > 0, spec.pace is not None
     engine, mesh = load_guarded(spec.library_paths(), overriding=bool(spec.links) or drafting or paced)
     if mesh is None:
         if spec.links:
@@ -86,8 +86,8 @@ def start(spec: EngineSpec, report: Report) -> Any:
         return _serve(spec, engine, directed=False)
     if spec.trace is not None:
         mesh.trace(spec.trace)
-    if spec.least_batch is not None:
-        mesh.pace(least=spec.least_batch, seconds=spec.step_s)
+    if spec.pace is not None:
+        mesh.pace(usual=spec.pace.usual, fewest=spec.pace.fewest, seconds=spec.pace.seconds)
     directed = drafting and mesh.speculate(
         model_depth=spec.draft.model_depth, text_depth=spec.draft.text_depth
     )

@@ -95,6 +95,18 @@ class DraftSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaceSpec:
+    """Tokens in a step of the engine while others wait for their next one, each of these included."""
+
+    usual: int
+    """That many, or a multiple."""
+    fewest: int
+    """Where the usual number takes far too long."""
+    seconds: float = ENGINE_STEP_S
+    """That a step is to take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """Everything that decides how the engine child runs."""
 
@@ -112,10 +124,8 @@ class EngineSpec:
     """Tokens of prompts between two looks at everybody's answers; None leaves it to the engine."""
     micro_batch: int | None = None
     """Of these, what is computed at once."""
-    least_batch: int | None = None
-    """While others wait for their next token, steps are shorter, but not below this; None: they never are."""
-    step_s: float = ENGINE_STEP_S
-    """That such a step is to take."""
+    pace: PaceSpec | None = None
+    """None: such a step is never shorter, whoever waits."""
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     embeddings: bool = False
@@ -148,7 +158,8 @@ class EngineSpec:
         links = tuple(LinkSpec(**fields) for fields in document.get("links", ()))
         lists = {name: tuple(document.get(name, ())) for name in ("devices", "files")}
         draft = DraftSpec(**document.get("draft", {}))
-        return cls(**{**document, **lists, "links": links, "draft": draft})
+        pace = PaceSpec(**fields) if (fields := document.get("pace")) else None
+        return cls(**{**document, **lists, "links": links, "draft": draft, "pace": pace})
 
     def library_paths(self) -> dict[str, Path]:
         return {name: Path(path) for name, path in self.libraries.items()}

@@ -9,10 +9,10 @@ from pathlib import Path
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES
 from mesh_llm.engine import machine
-from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, WorkerSpec
+from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, WorkerSpec
 from mesh_llm.node.abilities import abilities
 from mesh_llm.node.equipment import Equipment
-from mesh_llm.planning.batches import batches
+from mesh_llm.planning.batches import Batches, batches
 from mesh_llm.planning.choice import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
 from mesh_llm.planning.guessing import cache_settings, made_by, model_guesses, text_guesses
@@ -60,8 +60,7 @@ class Launch:
             cache_type_v=self.settings.cache_type_v,
             batch=batch,
             micro_batch=sizes.micro,
-            # Everybody's next token comes first.
-            least_batch=sizes.least + plan.slots if sizes.least is not None else None,
+            pace=_pace(sizes, plan.slots),
             embeddings=can.embeddings,
             rerank=can.rerank,
             mmproj=str(can.projector) if can.projector else None,
@@ -141,3 +140,10 @@ class Launch:
 
     def _libraries(self) -> dict[str, str]:
         return {name: str(path) for name, path in self.equipment.libraries.items()}
+
+
+def _pace(sizes: Batches, slots: int) -> PaceSpec | None:
+    """Everybody's next token comes first."""
+    if (beside := sizes.beside) is None:
+        return None
+    return PaceSpec(usual=beside.usual + slots, fewest=beside.fewest + slots)

@@ -21,12 +21,23 @@ IN_FLIGHT = 8
 SMALLEST_MICRO = 64
 """Two nodes, SmolLM2, prompts of 2,000 tokens: 512 in micro-batches of 64 come to 0.97 of 2,048 in such of
 128, 256 of 64 to 0.8, 256 of 32 to 0.4."""
-LEAST, LEAST_SPLIT = 64, 256
-"""While others wait for their next token. SmolLM2 on one core, 1,500 tokens: in steps of 64 prompts are read
-at 0.95 of the speed of 128, of 32 and fewer at 0.6, as attention is computed for 64 at a time."""
 MICRO_BATCH = 512
 """The engine's own: scratch memory is counted for it."""
 _ROUND = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Tokens of prompts in a step while others wait for their next token."""
+
+    usual: int
+    fewest: int
+    """Where the usual number takes far too long."""
+
+
+BESIDE, BESIDE_SPLIT = Beside(usual=64, fewest=16), Beside(usual=256, fewest=64)
+"""SmolLM2 on one core, 1,500 tokens: in steps of 64 prompts are read at 0.95 of the speed of 128 or more, of
+32 or 16 at 0.6 (x86-64) or 0.8 (Neoverse-N1), as attention is computed for 64 at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +46,8 @@ class Batches:
     """Tokens between two looks at everybody (n_batch)."""
     micro: int
     """Tokens that are computed together (n_ubatch)."""
-    least: int | None = None
-    """Of a step while others wait for their next token; None: they have to wait for all of it."""
+    beside: Beside | None = None
+    """None: whoever waits has to wait for all of a step."""
 
 
 def batches(plan: Plan, model: ModelFacts, *, whole: bool = False, images: bool = False) -> Batches:
@@ -52,8 +63,8 @@ def batches(plan: Plan, model: ModelFacts, *, whole: bool = False, images: bool 
         # With one batch in each step, its stages would wait for each other.
         step = max(step, SMALLEST_SPLIT)
         micro = min(PROMPT_MICRO_BATCH, max(SMALLEST_MICRO, _rounded(step // IN_FLIGHT)))
-        return Batches(step=step, micro=micro, least=LEAST_SPLIT)
-    return Batches(step=step, micro=min(step, MICRO_BATCH), least=None if images else LEAST)
+        return Batches(step=step, micro=micro, beside=BESIDE_SPLIT)
+    return Batches(step=step, micro=min(step, MICRO_BATCH), beside=None if images else BESIDE)
 
 
 def micro_batch(model: ModelFacts) -> int:

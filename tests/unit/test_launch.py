@@ -72,6 +72,17 @@ def test_a_step_is_as_long_as_the_plan_allows(tmp_path: Path) -> None:
     assert argv[argv.index("--ubatch-size") + 1] == "224"
 
 
+@pytest.mark.parametrize("slots", [1, 64])
+def test_the_shortest_step_has_room_for_a_token_of_every_slot(tmp_path: Path, slots: int) -> None:
+    pace = engine(tmp_path, wanted=settings(slots=slots)).pace
+    assert pace is not None
+    assert (pace.usual, pace.fewest) == (64 + slots, 16 + slots)
+
+
+def test_an_engine_whose_inputs_cannot_be_cut_is_not_paced(tmp_path: Path) -> None:
+    assert engine(tmp_path, {"encodes": True}).pace is None
+
+
 @pytest.mark.parametrize(
     ("wishes", "batch"), [({"n_batch": 2048}, 224), ({"n_ubatch": 1024}, 1024), ({"n_ubatch": 32}, 224)]
 )

@@ -160,7 +160,7 @@ def _notes(spec: EngineSpec, seen: dict[str, list[Turn]]) -> tuple[str, ...]:
 
 def _beside(spec: EngineSpec) -> str:
     if (pace := spec.pace) is None:
-        return "nothing else while others wait"
+        return "no shorter while others wait"
     return (
         f"while others wait {pace.usual} or a multiple, for {1e3 * pace.seconds:.0f} ms, or {pace.fewest} at "
         "least for twice as long"

@@ -17,4 +17,4 @@ Imports point one way, and tests/unit/test_architecture.py keeps it so:
 Beside them, `config` and `home` hold what a person set and where state lies.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -285,6 +285,12 @@ GUEST_CLIENT_CHARACTERS = 64
 """Of the name under which another node's client waits for its turn; they come as 32."""
 GUEST_HELD_BYTES = 512 << 10
 """Of a request that waits for its turn, read ahead so that its end is noticed; 128 MB for a full queue."""
+CLAIMS_MESSAGE_BYTES = 64 << 10
+"""Of settings and revocations in one message; JSON takes some more."""
+FORWARD_PROOF_S = 10.0
+"""For the opener of a forwarded stream to prove who it is: one round trip through a third node."""
+REMEMBERED_LIMIT = 64
+"""Members whose signed records a home keeps: one of them that answers leads to all others."""
 HAND_OVER_S = 15.0
 """For others to take over from a node that was told to go: weights are resident, links open in a second."""
 INVITE_DEFAULT_S = 7 * 86400.0
@@ -353,6 +359,10 @@ MEMBER_RTT_SAMPLES = 9
 """Whose median counts: up to four outliers do no harm, and a change shows within five seconds."""
 MEMBER_RTT_LEAST = 3
 """Before that nothing is said: the first samples of a connection are its handshake's."""
+MEMBER_REFUTE_S = 0.5
+"""Between two answers to those who call this node dead: whoever repeats it costs no more than that."""
+MEMBER_VISITOR_S = 30.0
+"""Of silence after which a lite client's connection is closed; a closed lid may open again."""
 MEMBER_CLAIMS = 3
 """Foreign claims to our id before we believe in a copy; a restart with a clock set back causes one."""
 MEMBER_CLAIMS_SENIOR = 6
@@ -418,22 +428,40 @@ MEASURE_MEMORY_SHARE = 0.25
 
 IROH_VERSION = "1.2.0"
 """Pinned exactly: a piece of its generated code is replaced."""
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """What nodes say to each other. Raised when an older node would misunderstand a newer one."""
+PROTOCOL_OLDEST = 2
+"""That is still understood: neighbouring versions work together."""
 ALPN = b"mesh-llm/1"
 INVITE_LIFETIME_S = 7 * 24 * 3600
 """An invite that nobody used within a week was forgotten, not delayed."""
 INVITES_LIMIT = 1000
 """Given out by one node; more means that something makes them in a loop."""
+INVITE_NODES = 64
+"""Ids that are kept of those who came in by an invite."""
+CLIENTS_PER_INVITE = 16
+"""Connected at once to one node: a token for a family's devices, not for a thousand invented ids."""
 INVITE_ADDRESSES = 4
 """In a token: an interface or two, for both kinds of IP; each costs ten to twenty-six characters."""
 INVITE_TEXT_LIMIT = 4096
 CREDENTIAL_CHAIN_LIMIT = 8
 """Grants from the creator down to a member: people invite people, but not over that many corners."""
-REVOKED_LIMIT = 10_000
-"""Invites known to be revoked; each is 16 characters, and a message with all of them fits into a frame."""
+REVOKED_PER_NODE = 256
+"""Invites that others keep as revoked on one node's word: a fourth of those that it can have open."""
+REVOKED_PER_BRANCH = 1024
+"""And on the word of all together who came in by one of the creator's own invites."""
+REVOKED_PER_OWNER = 4096
+"""And on an owner's: 1.5 MB, told to each node that connects."""
+OWNERS_LIMIT = 64
+"""Whose settings are kept."""
+CLAIMS_CHECKED = 4096
+"""Credentials that need not be checked again: of four times the largest mesh that was simulated."""
 FRAME_LIMIT_BYTES = 256 << 10
 """A view of a hundred nodes takes a quarter of it."""
+EXPELLED_READ_S = 2.0
+"""For one who was expelled to read why, before its connection is closed."""
+WELCOME_BYTES = 128 << 10
+"""Of the records that one who joins is told: others follow by gossip."""
 HANDSHAKE_FRAME_LIMIT_BYTES = 16 << 10
 """Before admission: a full chain of grants takes 3 KB."""
 STREAM_HEADER_LIMIT_BYTES = 64 << 10

@@ -68,6 +68,10 @@ class MalformedMessage(MeshError):
     """A peer sent something that is none of the messages that members exchange."""
 
 
+class Forged(MeshError):
+    """A peer passed on something that its signature does not hold for."""
+
+
 class InviteRefused(MeshError):
     """A text that is no invite token, or no longer one."""
 

@@ -196,9 +196,28 @@ class SpeculationCounters:
 class Role(StrEnum):
     """What a member may do; stands in its invite."""
 
+    OWNER = "owner"
+    """A node that also sets the mesh's settings, revokes any invite and makes other owners."""
     NODE = "node"
     CLIENT = "client"
     """Uses the API, lends nothing, invites nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """Something that a member said, exactly as it was signed, so that others can pass it on."""
+
+    text: str
+    signature: str
+    """64 bytes, as base64url."""
+    credential: str
+    """The signer's, back to the mesh's creator (transport.credential)."""
+
+    @property
+    def size_bytes(self) -> int:
+        """As part of a JSON document, in which it is a text with JSON of its own."""
+        escaped = self.text.count('"') + self.text.count("\\")
+        return len(self.text.encode()) + escaped + len(self.signature) + len(self.credential)
 
 
 class Hosting(StrEnum):
@@ -353,15 +372,17 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSettings:
-    """The plan options: they belong to the mesh, and its creator sets them."""
+    """The plan options: they belong to the mesh, and its owners set them."""
 
     version: int
-    """Counts the creator's changes; the highest one seen is in force."""
+    """Counts the owners' changes; the highest one seen is in force."""
     model: str
     """As people call it: a catalog's name or a file's."""
     fingerprint: Fingerprint
     alias: str
     """The name under which it is served."""
+    digest: str = ""
+    """Of all bytes of its files (models.manifest); empty until an owner has read them."""
     context: int | None = None
     """Tokens per slot; None takes the largest that fits."""
     slots: int = 4
@@ -436,5 +457,3 @@ class NodeFacts:
     """Its user wants its memory back: it takes no part in plans."""
     serving: ServingPlan | None = None
     """The plan that it hosts."""
-    settings: MeshSettings | None = None
-    """As it knows them."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import Update
-from mesh_llm.membership.record import Record
+from mesh_llm.membership.record import Record, read_record, record_text, told
 from mesh_llm.node.mesh import _now
 from mesh_llm.node.node import Node
 from mesh_llm.transport.identity import Identity
 from mesh_llm.types import NodeFacts, NodeId, Role
+from tests.support.membership_world import seal
 
 ANN, BEN = NodeId("a" * 64), NodeId("b" * 64)
 
@@ -32,4 +34,6 @@ def admit(node: Node, id: NodeId, *, connected: bool = True, of: NodeId | None =
     if connected:
         view.on_connected(id, _now())
     record = Record(node=id, incarnation=5, sequence=0, standing=Standing.ALIVE, facts=known)
-    view.on_message(of or id, Update(records=(record,)), _now())
+    record = replace(record, signed=seal(record_text(record)))
+    view._scene.open = read_record
+    view.on_message(of or id, Update(records=(told(record),)), _now())

@@ -27,6 +27,7 @@ from mesh_llm.membership.messages import (
     Ack,
     Compare,
     Entry,
+    Guest,
     Hears,
     Leave,
     Message,
@@ -38,7 +39,7 @@ from mesh_llm.membership.messages import (
     to_document,
 )
 from mesh_llm.membership.outbox import updates
-from mesh_llm.membership.record import Record
+from mesh_llm.membership.record import Record, read_record, record_text, told
 from mesh_llm.types import (
     Address,
     Device,
@@ -62,6 +63,7 @@ from mesh_llm.types import (
     Stage,
     State,
 )
+from tests.support.membership_world import seal
 
 ANN, BEN = NodeId("a" * 64), NodeId("b" * 64)
 HUGE = (1 << 53) - 1
@@ -117,7 +119,6 @@ FACTS = NodeFacts(
     reason="because",
     lent_bytes=9,
     serving=ServingPlan(epoch=4, plan=PLAN),
-    settings=SETTINGS,
 )
 PLAIN = NodeFacts(name="n", role=Role.CLIENT, version="1")
 
@@ -126,10 +127,12 @@ def through_json(document: object) -> object:
     return json.loads(json.dumps(document))
 
 
-def a_record(
-    node: NodeId = ANN, facts: NodeFacts | None = FACTS, standing: Standing = Standing.ALIVE
-) -> Record:
-    return Record(node=node, incarnation=1_700_000_000_000, sequence=2, standing=standing, facts=facts)
+def a_record(node: NodeId = ANN, facts: NodeFacts = FACTS, standing: Standing = Standing.ALIVE) -> Record:
+    left = standing is Standing.LEFT
+    record = Record(
+        node=node, incarnation=1_700_000_000_000, sequence=2, standing=standing, facts=facts, left=left
+    )
+    return replace(record, signed=seal(record_text(record)))
 
 
 MESSAGES: list[Message] = [
@@ -137,17 +140,41 @@ MESSAGES: list[Message] = [
     Ack(number=1, incarnation=0, digest=0),
     Ack(number=1, incarnation=0, digest=0, ask=True),
     Hears(nodes=(ANN, BEN)),
-    Update(records=(a_record(), a_record(BEN, PLAIN, Standing.SUSPECT), a_record(BEN, None, Standing.DEAD))),
+    Update(
+        records=(
+            told(a_record()),
+            told(a_record(BEN, PLAIN, Standing.SUSPECT)),
+            told(a_record(BEN, PLAIN, Standing.DEAD)).hint(),
+        )
+    ),
     Compare(buckets=((0, 77), (MEMBER_BUCKETS - 1, 1))),
     Summary(buckets=(1, 2), entries=(Entry(node=ANN, incarnation=4, standing=Standing.SUSPECT, sequence=5),)),
     Want(nodes=(BEN,)),
-    Leave(incarnation=12),
+    Leave(record=told(a_record(BEN, PLAIN, Standing.LEFT))),
+    Guest(name="laptop", version="1", state=State.SERVING, reason="because"),
 ]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_messages_come_back_as_they_went(message: Message) -> None:
     assert from_document(through_json(to_document(message))) == message
+
+
+def test_a_record_is_what_was_signed() -> None:
+    for record in (a_record(), a_record(BEN, PLAIN, Standing.DEAD), a_record(BEN, PLAIN, Standing.LEFT)):
+        assert read_record(told(record)) == record
+    wrong = [
+        replace(told(a_record()), node=BEN),
+        replace(told(a_record()), incarnation=5),
+        replace(told(a_record()), sequence=3),
+        replace(told(a_record()), standing=Standing.LEFT),
+        replace(told(a_record()), signed=seal("[]")),
+        replace(told(a_record()), signed=seal("{" * 100_000)),
+        replace(told(a_record()), signed=seal('{"id":1}')),
+    ]
+    for told_wrong in wrong:
+        with pytest.raises(MalformedMessage):
+            read_record(told_wrong)
 
 
 @pytest.mark.parametrize("facts", [FACTS, PLAIN], ids=["all", "least"])
@@ -215,7 +242,7 @@ def test_updates_are_cut_into_messages_of_bounded_size() -> None:
             HeldModel(fingerprint=Fingerprint("f"), name="n" * 128, size_bytes=1) for _ in range(64)
         ),
     )
-    records = [a_record(NodeId(f"{n:064x}"), fat if n % 2 else PLAIN) for n in range(600)]
+    records = [told(a_record(NodeId(f"{n:064x}"), fat if n % 2 else PLAIN)) for n in range(600)]
     batches = updates(records)
     assert [record for batch in batches for record in batch.records] == records
     for batch in batches:
@@ -290,7 +317,11 @@ HOSTILE: list[Any] = [
     {"kind": "summary", "buckets": [0], "entries": [["a" * 64, 1, "alive", 1]] * (ENTRY_LIMIT + 1)},
     {"kind": "update", "records": [{"id": "a" * 64, "i": 1, "s": 0}]},
     {"kind": "update", "records": [{"id": "a" * 64, "i": 1, "s": 0, "is": "dead"}] * 1000},
-    {"kind": "update", "records": [{"id": "a" * 64, "i": 1, "s": 0, "facts": deep(100)}]},
+    {"kind": "update", "records": [{"id": "a" * 64, "i": 1, "s": 0, "text": deep(100)}]},
+    {"kind": "update", "records": [{"id": "a" * 64, "i": 1, "s": 0, "is": "left"}]},
+    {"kind": "update", "records": [{"id": "a" * 64, "i": 1, "s": 0, "text": "{}", "signature": ""}]},
+    {"kind": "leave", "record": {"id": "a" * 64, "i": 1, "s": 0}},
+    {"kind": "guest", "name": "\x1b[2J", "version": "1", "state": "serving", "reason": ""},
     {"kind": "update", "records": [{"id": 5, "i": 1, "s": 0, "is": "dead"}]},
 ]
 
@@ -346,7 +377,6 @@ BAD_FACTS: list[dict[str, object]] = [
     {"speed": {"read": 10**400, "flops": 1}},
     {"serving": {"epoch": 1}},
     {"serving": {"epoch": -1, "plan": plan_to_document(PLAN)}},
-    {"settings": {"version": 1}},
 ]
 
 

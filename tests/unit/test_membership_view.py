@@ -13,17 +13,30 @@ from mesh_llm.defaults import (
     MEMBER_REMEMBER_S,
     MEMBER_TOMBSTONE_S,
 )
+from mesh_llm.errors import Forged
 from mesh_llm.membership import gossip
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.fields import WHOLE_LIMIT
 from mesh_llm.membership.member import Member, Standing
-from mesh_llm.membership.messages import Ack, Compare, Hears, Leave, Message, Ping, Update, Want
+from mesh_llm.membership.messages import (
+    Ack,
+    Compare,
+    Guest,
+    Hears,
+    Leave,
+    Message,
+    Ping,
+    Summary,
+    Update,
+    Want,
+)
 from mesh_llm.membership.own import COPIED_HOME
-from mesh_llm.membership.record import Record, joined
+from mesh_llm.membership.record import Record, Told, joined, record_text
+from mesh_llm.membership.record import told as as_told
 from mesh_llm.membership.ring import chosen
 from mesh_llm.membership.view import View
-from mesh_llm.types import Address, NodeId
-from tests.support.membership_world import facts
+from mesh_llm.types import Address, NodeId, Role, State
+from tests.support.membership_world import facts, opened, seal
 
 ME, ANN, BEN, CAT = (NodeId(sign * 64) for sign in "5139")
 """Ann has a lower id than we, Cat a higher one."""
@@ -31,25 +44,42 @@ START = 100.0
 
 
 def a_view(me: NodeId = ME) -> View:
-    return View(me, incarnation=1000, facts=facts("me"), now=START, seed=1)
+    return View(me, incarnation=1000, facts=facts("me"), now=START, seed=1, seal=seal, open=opened)
 
 
 def a_record(
     node: NodeId, *, incarnation: int = 7, sequence: int = 0, standing: Standing = Standing.ALIVE
 ) -> Record:
-    known = None if standing in (Standing.DEAD, Standing.LEFT) else facts(node[:4])
-    return Record(node=node, incarnation=incarnation, sequence=sequence, standing=standing, facts=known)
+    return signed(
+        Record(
+            node=node,
+            incarnation=incarnation,
+            sequence=sequence,
+            standing=standing,
+            facts=facts(node[:4]),
+            left=standing is Standing.LEFT,
+        )
+    )
+
+
+def signed(record: Record) -> Record:
+    return replace(record, signed=seal(record_text(record)))
 
 
 def update(*records: Record) -> Update:
-    return Update(records=records)
+    return Update(records=tuple(map(as_told, records)))
+
+
+def hint(record: Record) -> Update:
+    """What others think of a node, without its own words."""
+    return Update(records=(as_told(record).hint(),))
 
 
 def sent(effects: list[Effect], to: NodeId | None = None) -> list[Message]:
     return [effect.message for effect in effects if isinstance(effect, Send) and to in (None, effect.to)]
 
 
-def told(effects: list[Effect], to: NodeId) -> list[Record]:
+def told(effects: list[Effect], to: NodeId) -> list[Told]:
     return [
         record for message in sent(effects, to) if isinstance(message, Update) for record in message.records
     ]
@@ -85,6 +115,10 @@ def ticks(view: View, begin: float, end: float, *, pinged_by: tuple[NodeId, ...]
     return effects
 
 
+def a_leave(node: NodeId) -> Leave:
+    return Leave(record=as_told(a_record(node, sequence=1, standing=Standing.LEFT)))
+
+
 def a_ping(view: View, *, incarnation: int = 7, keep: bool = True) -> Ping:
     return Ping(number=1, incarnation=incarnation, digest=view.digest, hears=0, keep=keep)
 
@@ -117,7 +151,7 @@ def test_news_go_to_all_but_their_source() -> None:
     join(view, ANN, BEN)
     view.on_tick(START + 0.25)
     effects = view.on_message(ANN, update(a_record(CAT)), START + 0.5)
-    assert told(effects, BEN) == [a_record(CAT)]
+    assert told(effects, BEN) == [as_told(a_record(CAT))]
     assert told(effects, ANN) == []
     # The same again is no news.
     assert view.on_message(BEN, update(a_record(CAT)), START + 0.6) == []
@@ -272,9 +306,9 @@ def test_what_is_heard_is_not_dead_whatever_others_say() -> None:
     join(view, ANN, BEN)
     view.on_tick(START + 0.25)
     dead = a_record(ANN, standing=Standing.DEAD)
-    effects = view.on_message(BEN, update(dead), START + 0.5)
+    effects = view.on_message(BEN, hint(dead), START + 0.5)
     assert changed(effects) == []
-    assert told(effects, ANN) == [dead]
+    assert told(effects, ANN) == [as_told(dead)]
     assert seen(view, ANN).standing is Standing.ALIVE
 
 
@@ -283,7 +317,7 @@ def test_we_refute_what_is_said_about_us() -> None:
     join(view, ANN, BEN)
     view.on_tick(START + 0.25)
     said = a_record(ME, incarnation=1000, standing=Standing.SUSPECT)
-    effects = view.on_message(ANN, update(said), START + 0.5)
+    effects = view.on_message(ANN, hint(said), START + 0.5)
     for node in (ANN, BEN):
         (record,) = told(effects, node)
         assert (record.node, record.incarnation, record.standing) == (ME, 1001, Standing.ALIVE)
@@ -302,7 +336,7 @@ def test_a_higher_incarnation_of_ours_is_exceeded() -> None:
 def test_old_gossip_does_not_wake_the_dead() -> None:
     view = a_view()
     join(view, ANN, BEN)
-    view.on_message(BEN, Leave(incarnation=7), START + 0.1)
+    view.on_message(BEN, a_leave(BEN), START + 0.1)
     assert seen(view, BEN).standing is Standing.LEFT
     effects = view.on_message(ANN, update(a_record(BEN, sequence=3)), START + 0.2)
     assert seen(view, BEN).standing is Standing.LEFT
@@ -324,7 +358,7 @@ def test_an_unknown_tombstone_is_kept_but_not_told_on() -> None:
 def test_tombstones_are_forgotten_and_the_address_is_kept() -> None:
     view = a_view()
     join(view, ANN, BEN)
-    view.on_message(BEN, Leave(incarnation=7), START)
+    view.on_message(BEN, a_leave(BEN), START)
     view.on_disconnected(BEN, START)
     ticks(view, START + 0.25, START + 3)
     assert seen(view, ANN).standing is Standing.DEAD
@@ -392,17 +426,175 @@ def test_nobody_dials_nowhere() -> None:
     assert ticks(view, START, START + 30) == []
 
 
-def test_the_expelled_stay_out_until_they_are_admitted_again() -> None:
-    view = a_view()
+def test_the_expelled_stay_out_while_nobody_verifies_them() -> None:
+    out: set[NodeId] = set()
+    view = View(
+        ME,
+        incarnation=1000,
+        facts=facts("me"),
+        now=START,
+        seed=1,
+        seal=seal,
+        open=lambda told: None if told.node in out else opened(told),
+    )
     join(view, ANN, CAT)
+    out.add(CAT)
     effects = view.forget(CAT, START + 0.1)
     assert Disconnect(node=CAT, reason="it has been expelled") in effects
     assert changed(effects) == [CAT]
     view.on_message(ANN, update(a_record(CAT, incarnation=99)), START + 0.2)
     view.on_message(CAT, update(a_record(CAT, incarnation=99)), START + 0.2)
     assert view.member(CAT) is None
+    out.clear()
     join(view, CAT, now=START + 0.3)
     assert seen(view, CAT).standing is Standing.ALIVE
+
+
+def test_who_passes_on_a_forged_record_is_disconnected() -> None:
+    def refuse(told: Told) -> Record:
+        raise Forged("a record whose signature does not hold")
+
+    view = View(ME, incarnation=1000, facts=facts("me"), now=START, seed=1, seal=seal, open=refuse)
+    view.on_connected(ANN, START)
+    effects = view.on_message(ANN, update(a_record(CAT)), START)
+    assert Disconnect(node=ANN, reason="a record whose signature does not hold") in effects
+    assert view.member(CAT) is None
+
+
+def test_a_hint_counts_only_for_the_life_that_its_node_has_signed() -> None:
+    view = a_view()
+    join(view, ANN)
+    view.on_message(ANN, update(a_record(CAT)), START + 0.1)
+    for incarnation in (8, 1 << 52):
+        hinted = hint(a_record(CAT, incarnation=incarnation, standing=Standing.DEAD))
+        effects = view.on_message(ANN, hinted, START + 0.2)
+        assert seen(view, CAT).standing is Standing.ALIVE
+        assert seen(view, CAT).incarnation == 7
+        # It may be so: then there is something that Cat has signed.
+        assert Want(nodes=(CAT,)) in sent(effects, ANN)
+    view.on_message(ANN, hint(a_record(CAT, standing=Standing.DEAD)), START + 0.3)
+    assert seen(view, CAT).standing is Standing.DEAD
+
+
+def test_nobody_but_the_node_itself_says_that_it_left() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    forged = replace(as_told(a_record(CAT)), standing=Standing.LEFT)
+    view.on_message(ANN, update(a_record(CAT)), START + 0.1)
+    view.on_message(ANN, Update(records=(forged,)), START + 0.2)
+    assert seen(view, CAT).standing is Standing.ALIVE
+    view.on_message(ANN, a_leave(CAT), START + 0.3)
+    assert seen(view, CAT).standing is Standing.ALIVE, "brought by somebody else than Cat"
+    view.on_message(ANN, Update(records=(a_leave(CAT).record,)), START + 0.4)
+    assert seen(view, CAT).standing is Standing.LEFT
+
+
+def test_a_closed_goodbye_is_told_to_nobody() -> None:
+    view = a_view()
+    join(view, ANN, BEN)
+    view.on_tick(START + 0.25)
+    effects = view.on_left(ANN, START + 0.5)
+    assert seen(view, ANN).standing is Standing.LEFT
+    assert told(effects, BEN) == []
+
+
+def test_hints_are_refuted_now_and_then_and_not_each_time() -> None:
+    view = a_view()
+    join(view, ANN)
+    for count in range(100):
+        mine = seen(view, ME).incarnation
+        said = a_record(ME, incarnation=mine, standing=Standing.SUSPECT)
+        view.on_message(ANN, hint(said), START + 1 + count / 100)
+    assert seen(view, ME).incarnation <= 1003
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+
+def a_client() -> View:
+    known = replace(facts("laptop"), role=Role.CLIENT)
+    return View(ME, incarnation=1000, facts=known, now=START, seed=1, seal=seal, open=opened)
+
+
+def test_a_client_tells_its_name_and_no_record() -> None:
+    client = a_client()
+    effects = client.on_connected(ANN, START)
+    assert told(effects, ANN) == []
+    assert [message for message in sent(effects) if isinstance(message, Guest)] == [
+        Guest(name="laptop", version="1.0", state=State.STARTING, reason="")
+    ]
+    assert client.records == ()
+    assert seen(client, ME).facts.role is Role.CLIENT
+
+
+def test_a_client_is_known_where_it_is_connected_and_nowhere_else() -> None:
+    view = a_view()
+    join(view, ANN)
+    view.on_tick(START + 0.25)
+    effects = view.on_visitor(CAT, START + 0.5)
+    guest = Guest(name="laptop", version="1.0", state=State.SERVING, reason="")
+    effects += view.on_message(CAT, guest, START + 0.6)
+    effects += ticks(view, START + 0.75, START + 3, pinged_by=(ANN, CAT))
+    assert (seen(view, CAT).facts.name, seen(view, CAT).facts.role) == ("laptop", Role.CLIENT)
+    assert not [effect for effect in effects if isinstance(effect, Connect)]
+    assert [record.node for record in view.records] == sorted((ANN, ME))
+    assert not any(CAT in message.nodes for message in sent(effects, ANN) if isinstance(message, Hears))
+    view.on_disconnected(CAT, START + 3.1)
+    assert view.member(CAT) is None
+
+
+def test_a_client_is_believed_nothing_about_members() -> None:
+    view = a_view()
+    join(view, ANN)
+    view.on_visitor(CAT, START)
+    dead = a_record(ANN, standing=Standing.DEAD)
+    for message in (
+        hint(dead),
+        update(a_record(BEN)),
+        update(a_record(CAT)),
+        Hears(nodes=(BEN,)),
+        a_leave(CAT),
+        Summary(buckets=(1,), entries=()),
+    ):
+        assert [
+            effect for effect in view.on_message(CAT, message, START + 0.1) if isinstance(effect, Send)
+        ] == []
+    assert [member.id for member in view.members] == sorted((ANN, ME, CAT))
+    assert seen(view, ANN).standing is Standing.ALIVE
+
+
+def test_a_client_learns_what_members_know() -> None:
+    node, client = a_view(ANN), a_client()
+    for other in (BEN, CAT):
+        join(node, other)
+    messages = [(client, ANN, message) for message in sent(node.on_visitor(ME, START), ME)]
+    messages += [(node, ME, message) for message in sent(client.on_connected(ANN, START), ANN)]
+    while messages:
+        view, sender, message = messages.pop(0)
+        effects = view.on_message(sender, message, START)
+        far, me = (client, ANN) if view is node else (node, ME)
+        messages += [(far, me, each) for each in sent(effects, ANN if view is client else ME)]
+    assert {member.id for member in client.members if member.present} == {ME, ANN, BEN, CAT}
+    assert client.digest == node.digest
+
+
+def test_a_client_that_took_a_node_for_dead_hears_it_again() -> None:
+    client = a_client()
+    client.on_connected(ANN, START)
+    client.on_message(ANN, update(a_record(ANN)), START)
+    ticks(client, START + 0.25, START + 4)
+    assert seen(client, ANN).standing is Standing.DEAD
+    client.on_connected(ANN, START + 5)
+    client.on_message(ANN, a_ping(client), START + 5.1)
+    assert seen(client, ANN).standing is Standing.ALIVE
+
+
+def test_a_silent_client_is_let_go() -> None:
+    view = a_view()
+    view.on_visitor(CAT, START)
+    effects = ticks(view, START + 0.25, START + 40)
+    assert Disconnect(node=CAT, reason="it is silent") in effects
+    assert view.member(CAT) is None
 
 
 def test_leaving_tells_everybody_and_then_nothing() -> None:
@@ -410,7 +602,12 @@ def test_leaving_tells_everybody_and_then_nothing() -> None:
     join(view, ANN, BEN)
     view.on_tick(START + 0.25)
     effects = view.leave(START + 0.5)
-    assert sent(effects) == [Leave(incarnation=1000)] * 2
+    (first, second) = sent(effects)
+    assert first == second
+    assert isinstance(first, Leave)
+    record = opened(first.record)
+    assert record is not None
+    assert (record.node, record.incarnation, record.standing) == (ME, 1000, Standing.LEFT)
     assert seen(view, ME).standing is Standing.LEFT
     assert view.on_tick(START + 1) == []
     said = a_record(ME, incarnation=1000, standing=Standing.DEAD)
@@ -499,6 +696,8 @@ def test_the_highest_incarnation_cannot_be_exceeded() -> None:
     view = a_view()
     join(view, ANN)
     said = a_record(ME, incarnation=WHOLE_LIMIT, standing=Standing.DEAD)
+    assert not any(isinstance(e, Duplicate) for e in view.on_message(ANN, hint(said), START + 0.4))
+    # Signed with our own key it is no invention.
     assert Duplicate(reason=COPIED_HOME) in view.on_message(ANN, update(said), START + 0.5)
     assert seen(view, ME).incarnation == 1000
 
@@ -516,7 +715,7 @@ def test_facts_are_published_once() -> None:
 def test_older_facts_do_not_replace_newer_ones() -> None:
     view = a_view()
     join(view, ANN)
-    newer = replace(a_record(ANN, sequence=4), facts=facts("new"))
+    newer = signed(replace(a_record(ANN, sequence=4), facts=facts("new")))
     view.on_message(ANN, update(newer), START + 0.1)
     view.on_message(ANN, update(a_record(ANN, sequence=3)), START + 0.2)
     assert seen(view, ANN).facts == facts("new")

@@ -21,22 +21,30 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @click.group(invoke_without_command=True)
-@click.option("--role", type=click.Choice(("node", "client")), default="node", show_default=True)
+@click.option("--role", type=click.Choice(("owner", "node", "client")), default="node", show_default=True)
 @click.option("--expires", metavar="SPAN", default="7d", show_default=True, help="30m, 12h, 7d, 4w, or never")
+@click.option("--uses", type=click.IntRange(1), metavar="N", help="so many may come in by it (default: any)")
 @home_option
 @json_option
 @debug_option
 @click.pass_context
 def invite(
-    ctx: click.Context, role: str, expires: str, home: Path | None, as_json: bool, debug: bool
+    ctx: click.Context,
+    role: str,
+    expires: str,
+    uses: int | None,
+    home: Path | None,
+    as_json: bool,
+    debug: bool,
 ) -> None:
     """Make a token that lets another machine into the mesh of the running node.
 
-    A node lends its memory and may invite others; a client only uses the API.
+    A node lends its memory and may invite others; a client only uses the API. An owner is a node that also
+    sets the mesh's model and options, and may revoke any invite: the mesh outlives the machine that made it.
     """
     if ctx.invoked_subcommand is not None:
         return
-    body = {"role": role, "lifetime_s": parse_span(expires)}
+    body = {"role": role, "lifetime_s": parse_span(expires), "uses": uses}
     answer = asyncio.run(call(Home(home_path(home)), "POST", "/api/invite", body))
     if as_json:
         print_json(answer)
@@ -64,23 +72,28 @@ def list_invites(home: Path | None, as_json: bool, debug: bool) -> None:
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     expires = entry["expires"]
     when = "never" if expires is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
-    return entry["id"], entry["role"], entry["state"], when, str(entry["uses"])
+    uses = str(entry["uses"]) if entry["limit"] is None else f"{entry['uses']} of {entry['limit']}"
+    return entry["id"], entry["role"], entry["state"], when, uses
 
 
 @invite.command("revoke")
-@click.argument("id")
+@click.argument("id", metavar="ID|NAME")
 @home_option
 @json_option
 @debug_option
 def revoke(id: str, home: Path | None, as_json: bool, debug: bool) -> None:
-    """Take an invite back, and expel those who came in by it."""
+    """Take an invite back, and expel those who came in by it.
+
+    Named by its id, or by a member that came in by it. Owners may revoke any, others their own and those of
+    nodes below them.
+    """
     answer = asyncio.run(call(Home(home_path(home)), "POST", "/api/revoke", {"id": id}))
     if as_json:
         print_json(answer)
     elif answer["expelled"]:
-        click.echo(f"Revoked {id}; expelled {', '.join(answer['expelled'])}")
+        click.echo(f"Revoked {answer['id']}; expelled {', '.join(answer['expelled'])}")
     else:
-        click.echo(f"Revoked {id}")
+        click.echo(f"Revoked {answer['id']}; nobody who is here came in by it")
 
 
 def parse_span(text: str) -> float | None:
@@ -91,3 +104,21 @@ def parse_span(text: str) -> float | None:
     if match is None or int(match[1]) == 0:
         raise UsageError(f"--expires {text}: that is no span of time", hint="30m, 12h, 7d, 4w, or never")
     return float(int(match[1]) * _UNIT_S[match[2]])
+
+
+@click.command()
+@click.argument("name")
+@home_option
+@json_option
+@debug_option
+def promote(name: str, home: Path | None, as_json: bool, debug: bool) -> None:
+    """Make a member of the mesh an owner, too.
+
+    Owners set the model and the plan's options, and may revoke any invite. `invite revoke` takes it back,
+    and expels that machine.
+    """
+    answer = asyncio.run(call(Home(home_path(home)), "POST", "/api/promote", {"name": name}))
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(f"{answer['name']} is an owner of the mesh now")

@@ -23,6 +23,7 @@ _VERBS = {
     "status": ("status", "nodes, links, plan and speed, as the running node knows them"),
     "plan": ("plan", "who would compute what, how fast, and why; nothing is started"),
     "invite": ("invite", "a token for another machine; list, revoke"),
+    "promote": ("invite", "make a member an owner of the mesh, too"),
     "leave": ("control", "hand over, leave the mesh and stop"),
     "stop": ("control", "stop the running node"),
     "download": ("models", "list the catalog, or download a model"),

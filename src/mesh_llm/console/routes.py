@@ -19,6 +19,7 @@ from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.types import Role
 
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
+_HIGHEST_USES = 1_000_000
 
 
 class Managed(Protocol):
@@ -36,7 +37,9 @@ class Managed(Protocol):
 
     def snapshot(self) -> dict[str, Any]: ...
 
-    def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]: ...
+    def invite(self, role: Role, lifetime_s: float | None, limit: int | None = None) -> dict[str, Any]: ...
+
+    def promote(self, name: str) -> dict[str, Any]: ...
 
     def invites(self) -> dict[str, Any]: ...
 
@@ -91,6 +94,9 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
     async def post_revoke(request: web.Request) -> dict[str, Any]:
         return node.revoke(str((await _body(request)).get("id")))
 
+    async def post_promote(request: web.Request) -> dict[str, Any]:
+        return node.promote(str((await _body(request)).get("name")))
+
     async def get_agents(request: web.Request) -> dict[str, Any]:
         return {"agents": _agents(await node.status())}
 
@@ -108,6 +114,7 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "plan": post_plan,
         "invite": post_invite,
         "revoke": post_revoke,
+        "promote": post_promote,
         "stop": post_stop,
         "leave": post_leave,
         "unload": post_unload,
@@ -157,16 +164,19 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _asked_invite(asked: dict[str, Any]) -> tuple[Role, float | None]:
+def _asked_invite(asked: dict[str, Any]) -> tuple[Role, float | None, int | None]:
     lifetime_s = asked.get("lifetime_s")
     if lifetime_s is not None:
         number = isinstance(lifetime_s, int | float) and not isinstance(lifetime_s, bool)
         if not number or not 0 < lifetime_s < _HIGHEST_LIFETIME_S:
             raise UsageError("an invite lives for a second at least, and for ten years at most")
+    limit = asked.get("uses")
+    if limit is not None and (type(limit) is not int or not 1 <= limit <= _HIGHEST_USES):
+        raise UsageError(f"an invite can be limited to 1 to {_HIGHEST_USES} uses")
     try:
-        return Role(asked.get("role", "node")), lifetime_s
+        return Role(asked.get("role", "node")), lifetime_s, limit
     except ValueError:
-        raise UsageError("an invite is for a node or for a client") from None
+        raise UsageError("an invite is for an owner, a node or a client") from None
 
 
 async def _events(request: web.Request, feed: Feed) -> web.StreamResponse:

@@ -123,7 +123,6 @@ def _things(facts: NodeFacts) -> Document:
             "plan": plan_to_document(serving.plan),
             "settings_version": serving.settings_version,
         },
-        "settings": facts.settings and settings_to_document(facts.settings),
     }
     return {name: thing for name, thing in things.items() if thing}
 
@@ -136,7 +135,7 @@ def _shortened(document: Document) -> Document:
         lists += [(serving["plan"], "excluded")] if serving else []
         found = [(owner, name) for owner, name in lists if owner.get(name)]
         if not found:
-            document.pop("settings" if "settings" in document else "serving", None)
+            document.pop("serving", None)
             break
         owner, name = max(found, key=lambda place: len(json.dumps(place[0][place[1]])))
         items: Any = owner[name]
@@ -171,7 +170,6 @@ def facts_from_document(document: object) -> NodeFacts:
         lent_bytes=fields.whole("lent_bytes", default=0),
         resting=fields.flag("resting", False),
         serving=_maybe(fields, "serving", _serving_from_document),
-        settings=_maybe(fields, "settings", settings_from_document),
     )
     return facts
 

@@ -18,6 +18,8 @@ E = TypeVar("E", bound=StrEnum)
 WHOLE_LIMIT = (1 << 53) - 1
 """The largest number that every JSON reader keeps exactly."""
 _FIELD_LIMIT = 64
+_COUNT_SLACK = 86_400_000
+"""A day in milliseconds: clocks differ."""
 _NODE = re.compile(r"[0-9a-f]{64}")
 
 
@@ -44,6 +46,13 @@ class Fields:
         if not isinstance(value, str) or len(value) > limit or not value.isprintable():
             # Unprintable ones would reach somebody's terminal.
             self._fail(name, f"a printable text of at most {limit} characters")
+        return value
+
+    def raw(self, name: str, limit: int) -> str:
+        """A text that is read again before anybody sees it."""
+        value = self._document.get(name)
+        if not isinstance(value, str) or len(value) > limit:
+            self._fail(name, f"a text of at most {limit} characters")
         return value
 
     def flag(self, name: str, default: bool | None = None) -> bool:
@@ -73,11 +82,27 @@ class Fields:
     def node(self, name: str) -> NodeId:
         return node_id(self._document.get(name), f"{self._where}.{name}")
 
+    def digest(self, name: str) -> str:
+        """A SHA-256."""
+        value = self._document.get(name)
+        if not isinstance(value, str) or not _NODE.fullmatch(value):
+            self._fail(name, "64 hexadecimal digits")
+        return value
+
     def items(self, name: str, limit: int, read: Callable[[object], T]) -> tuple[T, ...]:
         value = self._document.get(name, [])
         if not isinstance(value, list) or len(value) > limit:
             self._fail(name, f"a list of at most {limit}")
         return tuple(read(item) for item in value)
+
+
+def counts_up_to(unix_s: float) -> int:
+    """The highest epoch, or version of settings, that anybody can have come to by now.
+
+    They count from one, a few a day. Somebody who claims a huge one would leave no higher one to others; one
+    that grows by the millisecond outruns everybody who counts, and every claim is overtaken in the end.
+    """
+    return max(0, int(unix_s * 1000)) + _COUNT_SLACK
 
 
 def is_number(value: object, most: float) -> bool:

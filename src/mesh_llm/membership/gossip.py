@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from mesh_llm.defaults import MEMBER_KNOWN_LIMIT, MEMBER_SYNC_S
-from mesh_llm.membership.effects import Duplicate
+from mesh_llm.errors import Forged
+from mesh_llm.membership.effects import Disconnect, Duplicate
 from mesh_llm.membership.judge import Judge
 from mesh_llm.membership.link import Link
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import ENTRY_LIMIT, Compare, Summary, Update, Want
 from mesh_llm.membership.own import COPIED_HOME, Verdict
-from mesh_llm.membership.record import Record
+from mesh_llm.membership.record import Record, Told
 from mesh_llm.membership.scene import Remembered, Scene
 from mesh_llm.types import NodeId
 
@@ -30,17 +31,52 @@ class Gossip:
     # -- records --------------------------------------------------------------------------------
 
     def update(self, link: Link, message: Update) -> None:
-        for record in message.records:
-            self.merge(record, link.node)
+        """Read what is news, believe what its node has signed, and ask for what was only hinted at."""
+        asked: list[NodeId] = []
+        try:
+            for told in message.records:
+                if not self.merge(told, link.node):
+                    asked.append(told.node)
+        except Forged as error:
+            # Whoever passes something on has verified it, or made it up.
+            self._scene.outbox.add(Disconnect(node=link.node, reason=error.message))
+        self._scene.outbox.ask(link.node, asked)
 
-    def merge(self, record: Record, source: NodeId) -> None:
-        scene, node = self._scene, record.node
+    def merge(self, told: Told, source: NodeId) -> bool:
+        """Take what is news in it; False where the record itself is needed to tell."""
+        scene, node = self._scene, told.node
         if node == scene.me:
-            self._about_me(record)
-        elif node not in scene.expelled:
-            new = scene.ledger.news(record)
-            if new is not None and not self._contradicted(record):
-                self._take(new, source)
+            self._about_me(told)
+            return True
+        known = scene.ledger.get(node)
+        if not scene.ledger.lacks(node, told.version):
+            if scene.observes and known is not None and told.version != known.version:
+                self._revive(known, told)
+            return True
+        same_life = known is not None and told.incarnation == known.incarnation
+        if known is not None and same_life and told.sequence <= known.sequence:
+            # What it signed is known here: only the standing is news, and a hint.
+            record: Record | None = known.said(told.standing) if told.standing is not Standing.LEFT else None
+        elif told.signed is None:
+            return False
+        else:
+            record = scene.open(told)
+        new = scene.ledger.news(record) if record is not None else None
+        if record is not None and new is not None and not self._contradicted(record):
+            self._take(new, source)
+        return True
+
+    def _revive(self, known: Record, told: Told) -> None:
+        """A client calls nobody dead but for itself, so that nobody refutes it: it takes a member's word."""
+        if told.standing is Standing.ALIVE and told.incarnation == known.incarnation and not known.left:
+            self._take(known.said(Standing.ALIVE), told.node)
+
+    def revive(self, node: NodeId) -> None:
+        """It has just been heard by a client that took it for dead."""
+        known = self._scene.ledger.get(node)
+        if known is not None and known.standing is not Standing.ALIVE:
+            alive = Told(node=node, incarnation=known.incarnation, sequence=0, standing=Standing.ALIVE)
+            self._revive(known, alive)
 
     def _contradicted(self, record: Record) -> bool:
         """Whether we know better; then the node gets to hear it, as only it can refute it for all."""
@@ -52,7 +88,7 @@ class Gossip:
             return True
         vouchers = scene.vouchers(node)
         for voucher in vouchers:
-            scene.outbox.send_records(voucher, [record])
+            scene.send(voucher, record)
         return bool(vouchers)
 
     def challenge(self, link: Link, record: Record) -> None:
@@ -61,7 +97,7 @@ class Gossip:
         incarnation, at = link.challenged
         if incarnation < record.incarnation or now - at >= _CHALLENGE_S:
             link.challenged = (record.incarnation, now)
-            self._scene.outbox.send_records(link.node, [record])
+            self._scene.send(link.node, record)
 
     def _take(self, record: Record, source: NodeId) -> None:
         scene, node = self._scene, record.node
@@ -76,31 +112,19 @@ class Gossip:
         if old is None or old.gone != record.gone:
             scene.restless = True
         if record.gone:
-            self._gone(record)
+            self.gone(record)
         else:
             scene.remembered.pop(node, None)
             if old is None or record.incarnation > old.incarnation:
                 self._judge.renewed(record)
 
-    def _gone(self, record: Record) -> None:
+    def gone(self, record: Record) -> None:
         scene, node = self._scene, record.node
         self._judge.gone(node)
+        scene.remembered.pop(node, None)
         if record.standing is Standing.LEFT:
-            scene.remembered.pop(node, None)
             scene.dialling.end(node)
-            return
-        kept = scene.remembered.pop(node, None)
-        if kept is not None and record.facts is None:
-            scene.ledger.put(
-                Record(
-                    node=node,
-                    incarnation=record.incarnation,
-                    sequence=record.sequence,
-                    standing=record.standing,
-                    facts=kept.record.facts,
-                )
-            )
-        if node not in scene.links:
+        elif node not in scene.links:
             scene.dialling.begin(node, scene.now)
 
     def _room(self) -> bool:
@@ -120,7 +144,7 @@ class Gossip:
         record = scene.ledger.get(node)
         scene.ledger.remove(node)
         scene.touched.add(node)
-        if record is not None and record.facts is not None and record.standing is Standing.DEAD:
+        if record is not None and record.standing is Standing.DEAD:
             self.remember(record)
         else:
             scene.dialling.end(node)
@@ -135,13 +159,16 @@ class Gossip:
         if record.node not in scene.links:
             scene.dialling.begin(record.node, scene.now)
 
-    def _about_me(self, record: Record) -> None:
+    def _about_me(self, told: Told) -> None:
         scene = self._scene
-        verdict = scene.own.heard(record, scene.now)
+        mine = scene.own.record
+        if told.signed is not None and (told.incarnation, told.sequence) > (mine.incarnation, mine.sequence):
+            said = scene.open(told)
+            verdict = scene.own.heard(said, scene.now) if said is not None else Verdict.FINE
+        else:
+            verdict = scene.own.hinted(told.standing, told.incarnation, scene.now)
         if verdict is Verdict.REFUTED:
-            scene.ledger.put(scene.own.record)
-            scene.outbox.tell(scene.me, None)
-            scene.touched.add(scene.me)
+            scene.renewed()
         elif verdict is Verdict.COPIED:
             self.duplicate()
 
@@ -158,7 +185,8 @@ class Gossip:
         record = scene.ledger.get(link.node)
         if record is None or record.incarnation < incarnation:
             scene.outbox.ask(link.node, [link.node])
-        elif record.standing is not Standing.ALIVE:
+        elif record.standing is not Standing.ALIVE or record.incarnation > incarnation:
+            # It is said to be gone, or has said more itself than it knows of: only it can put that right.
             self.challenge(link, record)
         if digest == scene.ledger.digest:
             link.differs_since = None
@@ -183,10 +211,12 @@ class Gossip:
 
     def summary(self, link: Link, message: Summary) -> None:
         give, want = self._scene.ledger.reply(message)
-        expelled = self._scene.expelled
-        self._scene.outbox.send_records(link.node, give)
-        self._scene.outbox.ask(link.node, [node for node in want if node not in expelled])
+        if self._scene.observes:
+            want += [record.node for record in give if record.gone]
+        else:
+            self._scene.send(link.node, *give)
+        self._scene.outbox.ask(link.node, [node for node in want if node != self._scene.me])
 
     def want(self, link: Link, message: Want) -> None:
         records = [self._scene.ledger.get(node) for node in message.nodes]
-        self._scene.outbox.send_records(link.node, [record for record in records if record is not None])
+        self._scene.send(link.node, *(record for record in records if record is not None))

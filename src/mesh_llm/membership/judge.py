@@ -43,7 +43,7 @@ class Judge:
         """We slept: nobody is called dead before `until`."""
         scene = self._scene
         self._calm_until = until
-        for link in scene.links.values():
+        for link in [*scene.links.values(), *(visitor.link for visitor in scene.visitors.values())]:
             link.restart(scene.now)
         for doubt in scene.doubts.values():
             doubt.dead_at = until

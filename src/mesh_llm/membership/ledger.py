@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from mesh_llm.defaults import MEMBER_BUCKETS
 from mesh_llm.membership.messages import Compare, Entry, Summary
-from mesh_llm.membership.record import Record, joined
+from mesh_llm.membership.record import RANK, Record, joined, newer
 from mesh_llm.types import NodeId
 
 
@@ -62,15 +62,17 @@ class Ledger:
             del self.ring[bisect_left(self.ring, node)]
             self._filed[bucket].discard(node)
 
+    def lacks(self, node: NodeId, version: tuple[int, int, int]) -> bool:
+        """Whether a record of that version would say something new here."""
+        old = self._records.get(node)
+        return old is None or newer(version, old.version)
+
     def news(self, record: Record) -> Record | None:
         """What would stand here with this record; None where it says nothing new."""
         old = self._records.get(record.node)
         if old is None:
             return record
-        if record.version == old.version or record.incarnation < old.incarnation:
-            return None
-        new = joined(old, record)
-        return None if new.version == old.version else new
+        return joined(old, record) if newer(record.version, old.version) else None
 
     # -- comparing two ledgers ------------------------------------------------------------------
 
@@ -111,10 +113,10 @@ class Ledger:
         named = {entry.node for entry in summary.entries}
         for entry in summary.entries:
             mine = self._records.get(entry.node)
-            theirs = _stub(entry)
-            if mine is None or joined(mine, theirs).version != mine.version:
+            theirs = (entry.incarnation, RANK[entry.standing], entry.sequence)
+            if mine is None or newer(theirs, mine.version):
                 want.append(entry.node)
-            if mine is not None and joined(theirs, mine).version != theirs.version:
+            if mine is not None and newer(mine.version, theirs):
                 give.append(mine)
         for bucket in summary.buckets:
             lacking = self._filed.get(bucket, set()) - named
@@ -124,13 +126,3 @@ class Ledger:
 
 def bucket_of(node: NodeId) -> int:
     return zlib.crc32(node.encode()) % MEMBER_BUCKETS
-
-
-def _stub(entry: Entry) -> Record:
-    return Record(
-        node=entry.node,
-        incarnation=entry.incarnation,
-        sequence=entry.sequence,
-        standing=entry.standing,
-        size_bytes=1,
-    )

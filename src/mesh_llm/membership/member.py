@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mesh_llm.types import NodeFacts, NodeId, Role
-
-UNKNOWN = NodeFacts(name="", role=Role.NODE, version="")
+from mesh_llm.types import NodeFacts, NodeId
 
 
 class Standing(StrEnum):
@@ -23,7 +21,6 @@ class Member:
     standing: Standing
     incarnation: int
     facts: NodeFacts
-    """Empty ones for one that was only ever said to be dead."""
     rtt_s: float | None
     """Of the connection; None while there is none, and for its first pings."""
     connected: bool

@@ -10,17 +10,22 @@ from dataclasses import dataclass
 
 from mesh_llm.defaults import MEMBER_BUCKETS
 from mesh_llm.errors import MalformedMessage
-from mesh_llm.membership.facts import facts_from_document, facts_to_document
 from mesh_llm.membership.fields import Fields, node_id
 from mesh_llm.membership.member import Standing
-from mesh_llm.membership.record import Record
-from mesh_llm.types import NodeId
+from mesh_llm.membership.plans import NAME_CHARS, clean
+from mesh_llm.membership.record import Told
+from mesh_llm.types import NodeId, Signed, State
 
 RECORD_LIMIT = 256
 ENTRY_LIMIT = 512
 """Of 100 bytes each."""
 NODES_LIMIT = 512
 _HASH_MOST = (1 << 64) - 1
+_TEXT_CHARS = 64 << 10
+"""Of what a node signs: its facts, and a little more."""
+_SIGNATURE_CHARS = 96
+_CREDENTIAL_CHARS = 2048
+_REASON_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,7 @@ class Hears:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    records: tuple[Record, ...]
+    records: tuple[Told, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +96,22 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """The sender goes, and means to."""
+    """The sender goes, and means to: its own record, which says so."""
 
-    incarnation: int
+    record: Told
 
 
-Message = Ping | Ack | Hears | Update | Compare | Summary | Want | Leave
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """What a lite client says of itself, to those that it is connected to and nobody else."""
+
+    name: str
+    version: str
+    state: State
+    reason: str
+
+
+Message = Ping | Ack | Hears | Update | Compare | Summary | Want | Leave | Guest
 
 
 def to_document(message: Message) -> dict[str, object]:
@@ -117,7 +132,7 @@ def to_document(message: Message) -> dict[str, object]:
         case Hears():
             return {"kind": "hears", "nodes": list(message.nodes)}
         case Update():
-            return {"kind": "update", "records": [record_to_document(record) for record in message.records]}
+            return {"kind": "update", "records": [told_to_document(told) for told in message.records]}
         case Compare():
             return {"kind": "compare", "buckets": [list(bucket) for bucket in message.buckets]}
         case Summary():
@@ -126,7 +141,15 @@ def to_document(message: Message) -> dict[str, object]:
         case Want():
             return {"kind": "want", "nodes": list(message.nodes)}
         case Leave():
-            return {"kind": "leave", "i": message.incarnation}
+            return {"kind": "leave", "record": told_to_document(message.record)}
+        case Guest():
+            return {
+                "kind": "guest",
+                "name": clean(message.name, NAME_CHARS),
+                "version": clean(message.version, NAME_CHARS),
+                "state": message.state.value,
+                "reason": clean(message.reason, _REASON_CHARS),
+            }
 
 
 def from_document(document: object) -> Message:
@@ -139,27 +162,38 @@ def from_document(document: object) -> Message:
     return reader(fields)
 
 
-def record_to_document(record: Record) -> dict[str, object]:
-    document: dict[str, object] = {"id": record.node, "i": record.incarnation, "s": record.sequence}
-    if record.standing is not Standing.ALIVE:
-        document["is"] = record.standing.value
-    if record.facts is not None:
-        document["facts"] = facts_to_document(record.facts)
-    return document
+def told_to_document(told: Told) -> dict[str, object]:
+    document: dict[str, object] = {"id": told.node, "i": told.incarnation, "s": told.sequence}
+    if told.standing is not Standing.ALIVE:
+        document["is"] = told.standing.value
+    return document if told.signed is None else document | signed_to_document(told.signed)
 
 
-def record_from_document(document: object) -> Record:
+def told_from_document(document: object) -> Told:
     fields = Fields(document, "record")
-    record = Record(
+    told = Told(
         node=fields.node("id"),
         incarnation=fields.whole("i"),
         sequence=fields.whole("s"),
         standing=fields.word("is", Standing, Standing.ALIVE),
-        facts=facts_from_document(fields.get("facts")) if fields.has("facts") else None,
+        signed=signed_from_fields(fields) if fields.has("text") else None,
     )
-    if record.facts is None and record.standing is Standing.ALIVE:
-        raise MalformedMessage("record: of one that is alive, without facts")
-    return record
+    if told.signed is None and told.standing in (Standing.ALIVE, Standing.LEFT):
+        raise MalformedMessage("record: only a node itself can say that it lives, or that it left")
+    return told
+
+
+def signed_to_document(signed: Signed) -> dict[str, object]:
+    return {"text": signed.text, "signature": signed.signature, "credential": signed.credential}
+
+
+def signed_from_fields(fields: Fields) -> Signed:
+    """Its shape alone; whether it holds is for `transport.claims` to say."""
+    return Signed(
+        text=fields.raw("text", _TEXT_CHARS),
+        signature=fields.text("signature", _SIGNATURE_CHARS),
+        credential=fields.text("credential", _CREDENTIAL_CHARS),
+    )
 
 
 def _ping(fields: Fields) -> Ping:
@@ -209,12 +243,18 @@ _READERS: dict[str, Callable[[Fields], Message]] = {
     "ping": _ping,
     "ack": _ack,
     "hears": lambda fields: Hears(nodes=fields.items("nodes", NODES_LIMIT, node_id)),
-    "update": lambda fields: Update(records=fields.items("records", RECORD_LIMIT, record_from_document)),
+    "update": lambda fields: Update(records=fields.items("records", RECORD_LIMIT, told_from_document)),
     "compare": lambda fields: Compare(buckets=fields.items("buckets", MEMBER_BUCKETS, _bucket)),
     "summary": lambda fields: Summary(
         buckets=fields.items("buckets", MEMBER_BUCKETS, _bucket_number),
         entries=fields.items("entries", ENTRY_LIMIT, _entry),
     ),
     "want": lambda fields: Want(nodes=fields.items("nodes", NODES_LIMIT, node_id)),
-    "leave": lambda fields: Leave(incarnation=fields.whole("i")),
+    "leave": lambda fields: Leave(record=told_from_document(fields.get("record"))),
+    "guest": lambda fields: Guest(
+        name=fields.text("name", NAME_CHARS),
+        version=fields.text("version", NAME_CHARS),
+        state=fields.word("state", State),
+        reason=fields.text("reason", _REASON_CHARS),
+    ),
 }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from mesh_llm.defaults import MEMBER_FLUSH_S, MEMBER_MESSAGE_BYTES
 from mesh_llm.membership.effects import Effect, Send
-from mesh_llm.membership.ledger import Ledger
 from mesh_llm.membership.messages import NODES_LIMIT, RECORD_LIMIT, Message, Update, Want
-from mesh_llm.membership.record import Record
+from mesh_llm.membership.record import Told
 from mesh_llm.types import NodeId
 
 _RECORD_BYTES = MEMBER_MESSAGE_BYTES - 4096
@@ -28,7 +27,7 @@ class Outbox:
     def send(self, to: NodeId, message: Message) -> None:
         self._effects.append(Send(to=to, message=message))
 
-    def send_records(self, to: NodeId, records: Iterable[Record]) -> None:
+    def send_records(self, to: NodeId, records: Iterable[Told]) -> None:
         for message in updates(records)[:_UPDATES_LIMIT]:
             self.send(to, message)
 
@@ -40,12 +39,14 @@ class Outbox:
         """Have the ledger's record of `node` told to all neighbours but `source`."""
         self._news[node] = None if node in self._news and self._news[node] != source else source
 
-    def flush(self, ledger: Ledger, neighbours: Collection[NodeId], now: float) -> None:
+    def flush(
+        self, told: Callable[[NodeId], Told | None], neighbours: Collection[NodeId], now: float
+    ) -> None:
         """Tell the news, unless some were told a moment ago: then the next tick tells them together."""
         if not self._news or 0 <= now - self._flushed_at < MEMBER_FLUSH_S:
             return
         self._flushed_at = now
-        records = {node: record for node in self._news if (record := ledger.get(node)) is not None}
+        records = {node: record for node in self._news if (record := told(node)) is not None}
         sources = set(self._news.values())
         shared = updates(records.values())
         for to in neighbours:
@@ -61,13 +62,12 @@ class Outbox:
         return effects
 
 
-def updates(records: Iterable[Record]) -> list[Update]:
+def updates(records: Iterable[Told]) -> list[Update]:
     """In messages that are not too long."""
     found: list[Update] = []
-    batch: list[Record] = []
+    batch: list[Told] = []
     size_bytes = 0
-    for record in records:
-        told = record.bare() if record.gone else record
+    for told in records:
         if batch and (size_bytes + told.size_bytes > _RECORD_BYTES or len(batch) == RECORD_LIMIT):
             found.append(Update(records=tuple(batch)))
             batch, size_bytes = [], 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
-from mesh_llm.defaults import MEMBER_CLAIMS, MEMBER_CLAIMS_S, MEMBER_CLAIMS_SENIOR
+from mesh_llm.defaults import MEMBER_CLAIMS, MEMBER_CLAIMS_S, MEMBER_CLAIMS_SENIOR, MEMBER_REFUTE_S
 from mesh_llm.membership.fields import WHOLE_LIMIT
 from mesh_llm.membership.member import Standing
-from mesh_llm.membership.record import Record
-from mesh_llm.types import NodeFacts
+from mesh_llm.membership.record import Record, record_text
+from mesh_llm.types import NodeFacts, Signed
 
 COPIED_HOME = "another machine runs with a copy of this node's home"
+
+Seal = Callable[[str], Signed]
+"""Signs what this node says about itself."""
 
 
 class Verdict(Enum):
@@ -21,39 +25,61 @@ class Verdict(Enum):
 
 
 class Own:
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, seal: Seal) -> None:
         self.record = record
+        self._seal = seal
+        self._refuted_at = float("-inf")
         self._claims = 0
         self._claims_limit = MEMBER_CLAIMS
         self._claimed_at = float("-inf")
 
     @property
     def left(self) -> bool:
-        return self.record.standing is Standing.LEFT
+        return self.record.left
+
+    def sealed(self) -> Record:
+        """Signed when somebody is to be told, and not with each change."""
+        if self.record.signed is None:
+            self.record = replace(self.record, signed=self._seal(record_text(self.record)))
+        return self.record
 
     def publish(self, facts: NodeFacts) -> bool:
         if facts == self.record.facts:
             return False
-        self.record = replace(self.record, facts=facts, sequence=self.record.sequence + 1, size_bytes=0)
+        self._next(facts=facts)
         return True
 
     def leave(self) -> None:
-        self.record = self.record.said(Standing.LEFT)
+        self._next(standing=Standing.LEFT, left=True)
+
+    def _next(self, **changes: object) -> None:
+        changed = {"sequence": self.record.sequence + 1, "signed": None, **changes}
+        self.record = replace(self.record, **changed)  # type: ignore[arg-type]
+
+    def hinted(self, standing: Standing, incarnation: int, now: float) -> Verdict:
+        """Somebody takes this node for suspect or dead."""
+        wronged = standing is not Standing.ALIVE and incarnation == self.record.incarnation
+        # A moment later they say it again, if they still mean it; nobody makes this node shout without pause.
+        if self.left or not wronged or 0 <= now - self._refuted_at < MEMBER_REFUTE_S:
+            return Verdict.FINE
+        return self._refute(incarnation, now)
 
     def heard(self, said: Record, now: float) -> Verdict:
-        """Something that others say about this node."""
+        """Something that was signed with this node's own key: by an earlier run, or by a copy of its home."""
         mine = self.record
-        foreign = (said.incarnation, said.sequence) > (mine.incarnation, mine.sequence)
-        claimed = foreign and said.standing is Standing.ALIVE
-        wronged = said.standing is not Standing.ALIVE and said.incarnation >= mine.incarnation
-        if self.left or not (claimed or wronged):
+        claimed = (said.incarnation, said.sequence) > (mine.incarnation, mine.sequence)
+        if self.left or not claimed:
             return Verdict.FINE
-        if claimed and self._too_often(said, now):
+        if said.standing is Standing.ALIVE and self._too_often(said, now):
             return Verdict.COPIED
-        if said.incarnation >= WHOLE_LIMIT:
+        return self._refute(said.incarnation, now)
+
+    def _refute(self, incarnation: int, now: float) -> Verdict:
+        if incarnation >= WHOLE_LIMIT:
             # Nobody counts that far: there is no way to be heard again under this id.
             return Verdict.COPIED
-        self.record = replace(mine, incarnation=said.incarnation + 1)
+        self._refuted_at = now
+        self.record = replace(self.record, incarnation=incarnation + 1, signed=None)
         return Verdict.REFUTED
 
     def _too_often(self, said: Record, now: float) -> bool:

@@ -132,6 +132,8 @@ def settings_to_document(settings: MeshSettings) -> Document:
         document["layers"] = [
             [clean(name, NAME_CHARS), first, last] for name, first, last in settings.layers[:_SHARES_LIMIT]
         ]
+    if settings.digest:
+        document["digest"] = settings.digest
     if not settings.guess:
         document["guess"] = False
     if settings.draft is not None:
@@ -147,6 +149,7 @@ def settings_from_document(document: object) -> MeshSettings:
         model=fields.text("model", NAME_CHARS),
         fingerprint=Fingerprint(fields.text("fingerprint", NAME_CHARS)),
         alias=fields.text("alias", NAME_CHARS),
+        digest=fields.digest("digest") if fields.has("digest") else "",
         context=fields.whole("context", most=_TOKENS_MOST) if fields.has("context") else None,
         slots=fields.whole("slots", most=_SLOTS_MOST),
         cache_type_k=fields.text("cache_type_k", NAME_CHARS),

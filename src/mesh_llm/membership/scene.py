@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mesh_llm.defaults import MEMBER_STALE_S
@@ -9,12 +10,15 @@ from mesh_llm.membership.dialling import Dialling
 from mesh_llm.membership.dice import Dice
 from mesh_llm.membership.ledger import Ledger
 from mesh_llm.membership.link import Link
-from mesh_llm.membership.member import UNKNOWN, Member, Standing
+from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.outbox import Outbox
 from mesh_llm.membership.own import Own
-from mesh_llm.membership.record import Record
+from mesh_llm.membership.record import Record, Told, told
 from mesh_llm.membership.ring import chosen
-from mesh_llm.types import NodeId
+from mesh_llm.types import NodeFacts, NodeId
+
+Open = Callable[[Told], Record | None]
+"""Verifies what was signed; None where its signer is no member, `Forged` where it is not the signer's."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,17 +39,29 @@ class Remembered:
     since: float
 
 
+@dataclass(slots=True, kw_only=True)
+class Visitor:
+    """A lite client that is connected here; nobody else hears of it."""
+
+    link: Link
+    facts: NodeFacts
+
+
 class Scene:
-    def __init__(self, own: Own, *, now: float, seed: int) -> None:
+    def __init__(self, own: Own, open: Open, *, now: float, seed: int, observes: bool) -> None:
         self.me = own.record.node
         self.own = own
+        self.open = open
+        self.observes = observes
+        """A lite client's: it learns of the members, and is none."""
         self.now = now
         self.ledger = Ledger()
-        self.ledger.put(own.record)
+        if not observes:
+            self.ledger.put(own.record)
+        self.visitors: dict[NodeId, Visitor] = {}
         self.links: dict[NodeId, Link] = {}
         self.doubts: dict[NodeId, Doubt] = {}
         self.remembered: dict[NodeId, Remembered] = {}
-        self.expelled: set[NodeId] = set()
         self.partners: frozenset[NodeId] = frozenset()
         self.wanted: frozenset[NodeId] = frozenset()
         """Those to be connected to."""
@@ -60,6 +76,35 @@ class Scene:
         self.changed()
 
     # -- what is known --------------------------------------------------------------------------
+
+    def record(self, node: NodeId) -> Record | None:
+        return self.own.record if node == self.me else self.ledger.get(node)
+
+    def renewed(self) -> None:
+        """Our own record is another one: everybody is told."""
+        self.touched.add(self.me)
+        if not self.observes:
+            self.ledger.put(self.own.record)
+            self.outbox.tell(self.me, None)
+
+    @property
+    def listeners(self) -> list[NodeId]:
+        """Whoever is connected, clients included."""
+        return [*self.links, *self.visitors]
+
+    def told(self, record: Record) -> Told:
+        return told(self.own.sealed() if record.node == self.me else record)
+
+    def news(self, node: NodeId) -> Told | None:
+        """For those who most likely have what the node signed: of its death they need no more than a hint."""
+        record = self.ledger.get(node)
+        if record is None:
+            return None
+        told = self.told(record)
+        return told.hint() if told.standing is Standing.DEAD else told
+
+    def send(self, to: NodeId, *records: Record) -> None:
+        self.outbox.send_records(to, [self.told(record) for record in records])
 
     def living(self, node: NodeId) -> Record | None:
         """Its record, unless it is gone or unknown."""
@@ -89,7 +134,9 @@ class Scene:
     # -- what is shown --------------------------------------------------------------------------
 
     def member(self, node: NodeId) -> Member | None:
-        record = self.ledger.get(node)
+        if (visitor := self.visitors.get(node)) is not None:
+            return self._visiting(node, visitor)
+        record = self.record(node)
         if record is None:
             return None
         link = self.links.get(node)
@@ -97,10 +144,22 @@ class Scene:
             id=node,
             standing=self._standing(record),
             incarnation=record.incarnation,
-            facts=record.facts or UNKNOWN,
+            facts=record.facts,
             rtt_s=None if link is None else link.rtt_s,
             connected=link is not None,
             via=() if link is not None else self._via(node),
+            since=self.since.get(node, self.now),
+        )
+
+    def _visiting(self, node: NodeId, visitor: Visitor) -> Member:
+        return Member(
+            id=node,
+            standing=Standing.ALIVE,
+            incarnation=0,
+            facts=visitor.facts,
+            rtt_s=visitor.link.rtt_s,
+            connected=True,
+            via=(),
             since=self.since.get(node, self.now),
         )
 
@@ -133,7 +192,9 @@ class Scene:
         return tuple(sorted(found))
 
     def _looks(self, node: NodeId) -> tuple[object, ...] | None:
-        record = self.ledger.get(node)
+        if (visitor := self.visitors.get(node)) is not None:
+            return (Standing.ALIVE, 0, visitor.facts, True, ())
+        record = self.record(node)
         if record is None:
             return None
         connected = node in self.links

@@ -12,6 +12,7 @@ from mesh_llm.defaults import (
     MEMBER_REMEMBER_S,
     MEMBER_SURPLUS_S,
     MEMBER_TOMBSTONE_S,
+    MEMBER_VISITOR_S,
 )
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Effect
 from mesh_llm.membership.gossip import Gossip
@@ -22,6 +23,7 @@ from mesh_llm.membership.messages import (
     NODES_LIMIT,
     Ack,
     Compare,
+    Guest,
     Hears,
     Leave,
     Message,
@@ -30,10 +32,10 @@ from mesh_llm.membership.messages import (
     Update,
     Want,
 )
-from mesh_llm.membership.own import Own
-from mesh_llm.membership.record import Record
-from mesh_llm.membership.scene import Scene
-from mesh_llm.types import Address, NodeFacts, NodeId
+from mesh_llm.membership.own import Own, Seal
+from mesh_llm.membership.record import Record, Told
+from mesh_llm.membership.scene import Open, Scene, Visitor
+from mesh_llm.types import Address, NodeFacts, NodeId, Role
 
 _SWEEP_S = 30.0
 _NOWHERE = Address()
@@ -42,9 +44,21 @@ _NOWHERE = Address()
 class View:
     """`now` may be any clock in seconds that all calls share; it may stand still and jump."""
 
-    def __init__(self, me: NodeId, *, incarnation: int, facts: NodeFacts, now: float, seed: int) -> None:
+    def __init__(
+        self,
+        me: NodeId,
+        *,
+        incarnation: int,
+        facts: NodeFacts,
+        now: float,
+        seed: int,
+        seal: Seal,
+        open: Open,
+    ) -> None:
+        """`seal` signs what this node says, `open` verifies what others have signed."""
         record = Record(node=me, incarnation=incarnation, sequence=0, standing=Standing.ALIVE, facts=facts)
-        self._scene = Scene(Own(record), now=now, seed=seed)
+        observes = facts.role is Role.CLIENT
+        self._scene = Scene(Own(record, seal), open, now=now, seed=seed, observes=observes)
         self._judge = Judge(self._scene)
         self._gossip = Gossip(self._scene, self._judge)
         self._pings = 0
@@ -56,8 +70,10 @@ class View:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Everybody, this node, the dead and those who left included, by id."""
-        found = (self._scene.member(node) for node in sorted(self._scene.ledger.nodes()))
+        """Everybody, this node, the dead, those who left, and clients connected here included, by id."""
+        scene = self._scene
+        nodes = {scene.me, *scene.ledger.nodes(), *scene.visitors}
+        found = (scene.member(node) for node in sorted(nodes))
         return tuple(member for member in found if member is not None)
 
     def member(self, node: NodeId) -> Member | None:
@@ -65,9 +81,15 @@ class View:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """To be remembered over a restart, and told to those who are admitted: see `know`."""
+        """Of nodes that are not gone, this one included: to be remembered over a restart (see `know`)."""
         ring = self._scene.ledger.ring
         return tuple(record for node in ring if (record := self._scene.ledger.get(node)) is not None)
+
+    def told(self, limit: int) -> tuple[Told, ...]:
+        """The same as they travel, for one who is admitted: this node and those connected to it first."""
+        scene = self._scene
+        near = sorted(self.records, key=lambda r: (r.node != scene.me, r.node not in scene.links))
+        return tuple(scene.told(record) for record in near[:limit])
 
     @property
     def digest(self) -> int:
@@ -85,7 +107,6 @@ class View:
         if scene.own.left:
             scene.outbox.add(Disconnect(node=node, reason="this node is leaving"))
             return self._finish()
-        scene.expelled.discard(node)
         known = scene.ledger.get(node)
         if known is None or known.gone:
             # The network is back, or we are: others may be within reach again, too.
@@ -94,16 +115,31 @@ class View:
         scene.links[node] = link = Link(node, now)
         scene.touched.add(node)
         self._judge.heard(node)
-        doubted = known is not None and known.standing is not Standing.ALIVE
-        scene.outbox.send_records(node, [scene.own.record, *([known] if known and doubted else [])])
-        scene.outbox.send(node, Hears(nodes=tuple(sorted(self._hears))[:NODES_LIMIT]))
+        if scene.observes:
+            scene.outbox.send(node, self._guest_message())
+        else:
+            doubted = known is not None and known.standing is not Standing.ALIVE
+            scene.send(node, scene.own.record, *([known] if known and doubted else []))
+        scene.outbox.send(node, self._hears_message())
         self._ping(link)
-        if scene.me < node:
+        if scene.me < node or scene.observes:
             self._gossip.sync(link)
+        return self._finish()
+
+    def on_visitor(self, node: NodeId, now: float) -> list[Effect]:
+        """A lite client is connected: it is told what members know, and believed nothing about them."""
+        scene = self._begin(now)
+        facts = NodeFacts(name="", role=Role.CLIENT, version="")
+        visitor = scene.visitors[node] = Visitor(link=Link(node, now), facts=facts)
+        scene.touched.add(node)
+        scene.outbox.send(node, self._hears_message())
+        self._ping(visitor.link)
         return self._finish()
 
     def on_disconnected(self, node: NodeId, now: float) -> list[Effect]:
         scene = self._begin(now)
+        if scene.visitors.pop(node, None) is not None:
+            scene.touched.add(node)
         link = scene.links.pop(node, None)
         if link is not None and not scene.own.left:
             self._judge.closed(link)
@@ -112,11 +148,16 @@ class View:
 
     def on_message(self, sender: NodeId, message: Message, now: float) -> list[Effect]:
         scene = self._begin(now)
+        if (visitor := scene.visitors.get(sender)) is not None:
+            self._serve(visitor, message)
+            return self._finish()
         link = scene.links.get(sender)
         if link is None or scene.own.left:
             return self._finish()
         link.heard_at = now
         self._judge.heard(sender)
+        if scene.observes:
+            self._gossip.revive(sender)
         self._receive(link, message)
         return self._finish()
 
@@ -139,32 +180,56 @@ class View:
                 self._gossip.summary(link, message)
             case Want():
                 self._gossip.want(link, message)
-            case Leave():
-                self._on_leave(link, message)
+            case Leave() if message.record.node == link.node:
+                self._gossip.update(link, Update(records=(message.record,)))
+
+    def _serve(self, visitor: Visitor, message: Message) -> None:
+        """Answer a client. What it may say is its name and how it is."""
+        link = visitor.link
+        link.heard_at = self._scene.now
+        match message:
+            case Ping():
+                self._ack(link, message, ask=False)
+            case Ack():
+                link.answered(message.number, self._scene.now)
+                if message.ask:
+                    self._scene.outbox.send(link.node, self._hears_message())
+            case Compare():
+                self._gossip.compare(link, message)
+            case Want():
+                self._gossip.want(link, message)
+            case Guest(name=name, version=version, state=state, reason=reason):
+                visitor.facts = NodeFacts(
+                    name=name, role=Role.CLIENT, version=version, state=state, reason=reason
+                )
+                self._scene.touched.add(link.node)
 
     def _on_ping(self, link: Link, message: Ping) -> None:
         link.kept = message.keep
+        self._ack(link, message, ask=message.hears != link.hears_digest)
+        self._gossip.digest(link, message.incarnation, message.digest)
+
+    def _ack(self, link: Link, ping: Ping, *, ask: bool) -> None:
         self._scene.outbox.send(
             link.node,
             Ack(
-                number=message.number,
+                number=ping.number,
                 incarnation=self._scene.own.record.incarnation,
                 digest=self._scene.ledger.digest,
-                ask=message.hears != link.hears_digest,
+                ask=ask,
             ),
         )
-        self._gossip.digest(link, message.incarnation, message.digest)
 
-    def _on_leave(self, link: Link, message: Leave) -> None:
-        known = self._scene.living(link.node)
-        if known is not None and message.incarnation >= known.incarnation:
-            left = Record(
-                node=link.node,
-                incarnation=message.incarnation,
-                sequence=known.sequence,
-                standing=Standing.LEFT,
-            )
-            self._gossip.merge(left, link.node)
+    def on_left(self, node: NodeId, now: float) -> list[Effect]:
+        """It closed its connection saying that it stops; others hear that from itself, or not at all."""
+        scene = self._begin(now)
+        known = scene.living(node)
+        if known is not None and not scene.own.left:
+            scene.ledger.put(known.said(Standing.LEFT))
+            scene.touched.add(node)
+            scene.restless = True
+            self._gossip.gone(scene.ledger.get(node) or known)
+        return self._finish()
 
     def on_tick(self, now: float) -> list[Effect]:
         scene = self._begin(now)
@@ -176,6 +241,7 @@ class View:
             if link.ping_due(now):
                 self._ping(link)
             self._release(link)
+        self._look_at_visitors()
         self._tell_hears()
         self._dial()
         if now - self._swept_at >= _SWEEP_S:
@@ -188,20 +254,19 @@ class View:
         scene = self._begin(now)
         before = scene.own.record.facts
         if not scene.own.left and scene.own.publish(facts):
-            if before is None or before.address != facts.address:
+            if before.address != facts.address:
                 # Another network, or the old one again: whoever was out of reach may not be any longer.
                 scene.dialling.hasten(now)
-            scene.ledger.put(scene.own.record)
-            scene.outbox.tell(scene.me, None)
-            scene.touched.add(scene.me)
+            scene.renewed()
+            if scene.observes:
+                for node in scene.links:
+                    scene.outbox.send(node, self._guest_message())
         return self._finish()
 
     def know(self, records: Iterable[Record], now: float) -> list[Effect]:
         scene = self._begin(now)
         for record in records:
-            scene.expelled.discard(record.node)
-            known = record.node == scene.me or record.node in scene.ledger
-            if not known and record.facts is not None:
+            if record.node != scene.me and record.node not in scene.ledger:
                 self._gossip.remember(record)
         return self._finish()
 
@@ -209,7 +274,6 @@ class View:
         scene = self._begin(now)
         if node == scene.me:
             return self._finish()
-        scene.expelled.add(node)
         link = scene.links.pop(node, None)
         if link is not None:
             scene.touched |= link.hears
@@ -234,10 +298,11 @@ class View:
         scene = self._begin(now)
         if not scene.own.left:
             scene.own.leave()
-            scene.ledger.put(scene.own.record)
             scene.touched.add(scene.me)
-            for node in scene.links:
-                scene.outbox.send(node, Leave(incarnation=scene.own.record.incarnation))
+            if not scene.observes:
+                scene.ledger.put(scene.own.record)
+                for node in scene.listeners:
+                    scene.outbox.send(node, Leave(record=scene.told(scene.own.record)))
         return self._finish()
 
     # -- parts of a step ------------------------------------------------------------------------
@@ -260,7 +325,7 @@ class View:
         if scene.restless and not scene.own.left:
             self._choose()
         if not scene.own.left:
-            scene.outbox.flush(scene.ledger, scene.links, scene.now)
+            scene.outbox.flush(scene.news, scene.listeners, scene.now)
         changed = scene.changed() if scene.touched else ()
         if changed:
             scene.outbox.add(Changed(nodes=changed))
@@ -304,11 +369,25 @@ class View:
         if hears != self._hears:
             self._hears, self._hears_digest = hears, digest_of(sorted(hears)[:NODES_LIMIT])
             message = self._hears_message()
-            for node in scene.links:
+            for node in scene.listeners:
                 scene.outbox.send(node, message)
 
     def _hears_message(self) -> Hears:
         return Hears(nodes=tuple(sorted(self._hears))[:NODES_LIMIT])
+
+    def _guest_message(self) -> Guest:
+        facts = self._scene.own.record.facts
+        return Guest(name=facts.name, version=facts.version, state=facts.state, reason=facts.reason)
+
+    def _look_at_visitors(self) -> None:
+        scene = self._scene
+        for node, visitor in list(scene.visitors.items()):
+            if visitor.link.ping_due(scene.now):
+                self._ping(visitor.link)
+            if visitor.link.silence(scene.now) >= MEMBER_VISITOR_S:
+                del scene.visitors[node]
+                scene.touched.add(node)
+                scene.outbox.add(Disconnect(node=node, reason="it is silent"))
 
     def _dial(self) -> None:
         scene = self._scene
@@ -324,7 +403,7 @@ class View:
             far = scene.living(node) is not None and node not in scene.wanted
             if useless or far or record is None:
                 scene.dialling.end(node)
-            elif record.facts is not None and record.facts.address != _NOWHERE:
+            elif record.facts.address != _NOWHERE:
                 scene.outbox.add(Connect(node=node, address=record.facts.address))
 
     def _sweep(self) -> None:

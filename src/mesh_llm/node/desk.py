@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 
 def services(node: Node) -> dict[str, Service]:
+    lending, passage, supply = node.lending, node.passage, node.supply
     return {
-        "http": lambda origin, header, stream: _http(node, origin, header, stream),
+        "http": lambda origin, header, stream: _http(node, origin.id, header, stream),
         "serving": lambda origin, header, stream: _serving(node, header, stream),
-        "introduce": lambda origin, header, stream: _introduce(node, origin, header, stream),
-        "lease": node.lending.serve_lease,
-        "link": node.passage.serve_link,
-        "file": node.supply.serve_file,
+        "introduce": lambda origin, header, stream: _introduce(node, origin.id, header, stream),
+        "lease": lambda origin, header, stream: lending.serve_lease(origin.id, header, stream),
+        "link": lambda origin, header, stream: passage.serve_link(origin.id, header, stream),
+        "file": lambda origin, header, stream: supply.serve_file(origin.id, header, stream),
     }
 
 

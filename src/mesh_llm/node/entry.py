@@ -10,21 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import PUBLIC_RELAYS, NodeConfig
-from mesh_llm.defaults import DRAFT_MAX
-from mesh_llm.errors import JoinRefused, MeshError, UsageError
+from mesh_llm.defaults import DRAFT_MAX, REMEMBERED_LIMIT
+from mesh_llm.errors import Forged, JoinRefused, MalformedMessage, MeshError, UsageError
 from mesh_llm.home import Home
-from mesh_llm.membership.facts import settings_from_document, settings_to_document
+from mesh_llm.membership.fields import Fields
+from mesh_llm.membership.messages import signed_from_fields, told_from_document, told_to_document
 from mesh_llm.membership.plans import NAME_CHARS, clean
+from mesh_llm.membership.record import Told, read_record, told
 from mesh_llm.models import catalog, names
+from mesh_llm.node import takeover
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.shelf import file_stem
 from mesh_llm.planning.forced import misfit
-from mesh_llm.transport.dialler import expelled
+from mesh_llm.transport.credential import (
+    Credential,
+    check_may_invite,
+    extend,
+    is_invite_id,
+    issuers_of,
+    role_of,
+)
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, decode, encode
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Network, NetworkConfig
-from mesh_llm.types import Address, Draft, MeshId, MeshSettings, ModelFacts, NodeId, Role
+from mesh_llm.types import Address, Draft, Fingerprint, MeshSettings, ModelFacts, NodeId, Role
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +53,10 @@ class Entry:
         self.network: Network | None = None
         self.invite: Invite | None = None
         self.membership = Membership()
-        self.settings: MeshSettings | None = None
-        self._known: dict[NodeId, Address] = {}
+        self._known: dict[NodeId, Told] = {}
+        """Members by what they have signed, to be found again."""
+        self._hints: dict[NodeId, Address] = {}
+        """Where others may be, by a token or a home of before: tried once, and not kept."""
         self._ports = (0, 0)
         self.epoch = 0
         """The highest one of a plan that this home has heard of."""
@@ -52,7 +64,7 @@ class Entry:
         """The mesh's own, and its token; None where the public ones serve."""
         if config.relay == PUBLIC_RELAYS:
             self._relay = (None, None)
-        self._revoked_written: set[str] = set()
+        self._written: dict[str, Any] = {}
         self._left = False
 
     # -- at the start --------------------------------------------------------------------------
@@ -65,8 +77,6 @@ class Entry:
         remembered = None if self._config.new_mesh else self._home.read_mesh()
         if remembered is not None:
             self._recall(remembered)
-            if remembered.get("expelled"):
-                raise expelled()
             self._check_role(self.membership.role(self._identity.id))
             self._check_options(self.settings)
         elif self._config.client:
@@ -100,15 +110,12 @@ class Entry:
 
     def _recall(self, document: dict[str, Any]) -> None:
         try:
-            self.membership = Membership.from_document(document["membership"])
-            if document["settings"] is not None:
-                self.settings = settings_from_document(document["settings"])
-            self._known = {
-                NodeId(str(node)): Address(direct=tuple(map(str, direct)), relay=relay)
-                for node, direct, relay in document["members"]
-            }
-            self.epoch = int(document.get("epoch", 0))
-            ipv4, ipv6 = document.get("ports", (0, 0))
+            document = takeover.current(document, self._identity)
+            self.membership = Membership.from_document(document["membership"], now=time.time())
+            self._known = {told.node: told for told in map(told_from_document, document["members"])}
+            self._hints = dict(map(_hint, document["hints"]))
+            self.epoch = int(document["epoch"])
+            ipv4, ipv6 = document["ports"]
             self._ports = (int(ipv4), int(ipv6))
             if self._config.relay is None:
                 self._relay = (document["relay"], document["relay_token"])
@@ -119,13 +126,29 @@ class Entry:
             ) from error
 
     @property
+    def settings(self) -> MeshSettings | None:
+        """The mesh's, as an owner has signed them."""
+        return self.membership.settings
+
+    @property
     def model(self) -> str | None:
         """What the mesh called its model when this home was last in it."""
         return self.settings.model if self.settings is not None else None
 
     @property
-    def is_creator(self) -> bool:
-        return self.membership.mesh == MeshId(self._identity.id)
+    def is_owner(self) -> bool:
+        """Whether this node may set the mesh's settings."""
+        return self.membership.mesh is not None and role_of(self.membership.credential) is Role.OWNER
+
+    @property
+    def sets_plan(self) -> bool:
+        """Whether this run's options are the mesh's.
+
+        An owner's are, as long as no other owner has set them since; then only those that were given.
+        """
+        chosen = self.membership.in_force
+        mine = chosen is None or chosen.signer.node == self._identity.id
+        return self.is_owner and (mine or bool(self._given()))
 
     def network_config(self) -> NetworkConfig:
         relay, token = self._relay
@@ -153,24 +176,38 @@ class Entry:
         """By invite; raises with one sentence where that is refused. Returns the inviter's name."""
         assert self.network is not None and self.invite is not None
         _, welcome = await self.network.join(self.invite)
-        self.settings = _settings_of(welcome)
+        self._welcomed(welcome)
         self._check_options(self.settings)
-        known = _addresses_of(welcome)
-        known.setdefault(self.invite.inviter, self.invite.address)
-        self._known = known
-        mesh.know(known)
+        self._hints = {self.invite.inviter: self.invite.address}
+        self.return_to(mesh)
         self._write()
         name = welcome.get("name")
         return clean(name, NAME_CHARS) if isinstance(name, str) and name else self.invite.inviter[:8]
 
-    def remembered(self) -> dict[NodeId, Address]:
-        return self._known
+    def _welcomed(self, welcome: dict[str, Any]) -> None:
+        """What the inviter has told of others is worth what they have signed."""
+        try:
+            fields = Fields(welcome, "welcome")
+            if fields.has("settings"):
+                signed = signed_from_fields(Fields(fields.get("settings"), "settings"))
+                self.membership.take_settings(signed, now=time.time())
+            told = fields.items("members", REMEMBERED_LIMIT, told_from_document)
+        except (Forged, MalformedMessage) as error:
+            raise JoinRefused(
+                f"the inviter sent {error.message}", hint="do not trust that machine; join by another node"
+            ) from error
+        self._known = {each.node: each for each in told if each.signed is not None}
+
+    def return_to(self, mesh: Mesh) -> None:
+        """Look for those whom the home remembers."""
+        mesh.know(self._hints, epoch=self.epoch)
+        mesh.recall(self._known.values())
 
     def settle(
         self, model: ModelFacts | None, draft: Draft | None, *, default_slots: int
     ) -> MeshSettings | None:
-        """The mesh's settings: made by its creator, obeyed by everybody else."""
-        if not self.is_creator:
+        """The mesh's settings: made by its owners, obeyed by everybody else."""
+        if not self.sets_plan:
             self._check_options(self.settings)
             return self.settings
         if model is None:
@@ -178,11 +215,13 @@ class Entry:
         config, old = self._config, self.settings
         if config.layers is not None and (wrong := misfit(len(model.layers), config.layers)):
             raise UsageError(wrong, hint=f"the model's layers are 0-{len(model.layers) - 1}")
+        same_file = old is not None and old.fingerprint == model.fingerprint
         settings = MeshSettings(
             version=old.version if old is not None else 1,
             # A name and never a path: others look for it in their own folders.
             model=_common_name(model),
             fingerprint=model.fingerprint,
+            digest=old.digest if old is not None and same_file else "",
             alias=config.alias or file_stem(model),
             context=config.context,
             slots=config.slots or default_slots,
@@ -196,16 +235,57 @@ class Entry:
             # Without a draft there is nothing to limit, and nothing that travels.
             draft_max=(config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX,
         )
-        if old is not None and settings != old:
-            settings = replace(settings, version=old.version + 1)
-        self.settings = settings
+        chosen = self.membership.in_force
+        if chosen is not None and chosen.signer.node != self._identity.id:
+            settings = self._given_over(chosen.settings, settings)
+        return self._set(settings)
+
+    def set_digest(self, fingerprint: Fingerprint, digest: str) -> None:
+        """All bytes of the model's files are known by now: fetches can be checked by them."""
+        old = self.settings
+        if self.is_owner and old is not None and old.fingerprint == fingerprint and old.digest != digest:
+            self._set(replace(old, digest=digest))
+
+    def _set(self, settings: MeshSettings) -> MeshSettings:
+        """Sign them, where they differ from those in force."""
+        old = self.settings
+        if old is None or settings != old:
+            settings = replace(settings, version=old.version + 1 if old is not None else 1)
+            self.membership.set(settings, self._identity, now=time.time())
         self._write()
         return settings
+
+    def _given(self) -> set[str]:
+        """The mesh's settings that this run's options name."""
+        config = self._config
+        options = {
+            "model": config.model is not None,
+            "alias": config.alias is not None,
+            "context": config.context is not None,
+            "slots": config.slots is not None,
+            "cache_type_k": config.cache_type_k is not None,
+            "cache_type_v": config.cache_type_v is not None,
+            "split": config.split,
+            "tensor_split": config.tensor_split is not None,
+            "layers": config.layers is not None,
+            "guess": config.no_draft,
+            "draft": config.draft is not None,
+            "draft_max": config.draft_max is not None,
+        }
+        return {name for name, given in options.items() if given}
+
+    def _given_over(self, others: MeshSettings, own: MeshSettings) -> MeshSettings:
+        """Another owner's settings, with what this one was asked to change."""
+        names = self._given()
+        if "model" in names:
+            names |= {"fingerprint", "digest", "alias", "draft"}
+        changes = {name: getattr(own, name) for name in names}
+        return replace(others, **changes)
 
     def check_model(self, model: ModelFacts) -> None:
         """A joiner's own model has to be the mesh's."""
         settings = self.settings
-        if self.is_creator or settings is None or model.fingerprint == settings.fingerprint:
+        if self.sets_plan or settings is None or model.fingerprint == settings.fingerprint:
             return
         raise MeshError(
             f"the mesh serves {settings.alias} (fingerprint {settings.fingerprint[:12]}), "
@@ -215,7 +295,7 @@ class Entry:
 
     def _check_options(self, settings: MeshSettings | None) -> None:
         """Plan options belong to the mesh: whoever joins may repeat them, and not change them."""
-        if settings is None or self.is_creator:
+        if settings is None or self.is_owner:
             return
         config = self._config
         for option, given, agreed in (
@@ -235,7 +315,7 @@ class Entry:
             if given is not None and given != agreed:
                 shown = "not set" if agreed in (None, False) else str(agreed)
                 raise MeshError(
-                    f"{option} belongs to the mesh, where it is {shown}; its creator sets it",
+                    f"{option} belongs to the mesh, where it is {shown}; its owners set it",
                     hint=f"leave {option} out",
                 )
 
@@ -261,54 +341,51 @@ class Entry:
     # -- what is remembered --------------------------------------------------------------------
 
     def remember(self, mesh: Mesh) -> None:
-        """Keep up with settings and addresses, so that this node finds back after a restart."""
-        settings = mesh.settings()
-        known = {
-            m.id: m.facts.address
-            for m in mesh.members
-            if m.id != self._identity.id and m.facts.address.direct
-        }
-        newer = settings is not None and (self.settings is None or settings.version > self.settings.version)
-        if newer:
-            self.settings = settings
-        news = any(self._known.get(node) != address for node, address in known.items())
-        news = news or not mesh.expelled.isdisjoint(self._known) or mesh.highest_epoch() > self.epoch
-        if newer or news or self.membership.revoked != self._revoked_written:
-            known = {**self._known, **known}
-            self._known = {node: known[node] for node in known if node not in mesh.expelled}
-            self.epoch = max(self.epoch, mesh.highest_epoch())
-            try:
-                self._write()
-            except OSError as error:
-                # A full disk is no reason to end a node that serves; the next change tries again.
-                log.warning("membership not written file=%s cause=%s", self._home.mesh_file, error.strerror)
+        """Keep up with claims and addresses, so that this node finds back after a restart."""
+        for record in mesh.records:
+            old = self._known.get(record.node)
+            new = (
+                record.node != self._identity.id
+                and record.signed is not None
+                and bool(record.facts.address.direct)
+            )
+            if new and (old is None or _address_of(old) != record.facts.address):
+                self._known.pop(record.node, None)
+                self._known[record.node] = told(record)
+        for node in [node for node in self._known if node in mesh.expelled]:
+            del self._known[node]
+        while len(self._known) > REMEMBERED_LIMIT:
+            del self._known[next(iter(self._known))]
+        self.epoch = max(self.epoch, mesh.highest_epoch())
+        try:
+            self._write(only_news=True)
+        except OSError as error:
+            # A full disk is no reason to end a node that serves; the next change tries again.
+            log.warning("membership not written file=%s cause=%s", self._home.mesh_file, error.strerror)
 
-    def _write(self, *, expelled: bool = False) -> None:
+    def _write(self, *, only_news: bool = False) -> None:
         if self.membership.mesh is None or self._left:
             return  # not in yet, and what the home remembers may be of use; or out for good
         relay, token = self._relay
+        document = {
+            "version": takeover.HOME_VERSION,
+            "membership": self.membership.to_document(),
+            "members": [told_to_document(each) for each in self._known.values()],
+            "hints": [],
+            "epoch": self.epoch,
+            "ports": list(self._ports),
+            "relay": relay,
+            "relay_token": token,
+        }
+        if only_news and document == self._written:
+            return
         if self._new_secret is not None:
             # In this order a home is never left with the key of one mesh and the record of another.
             self._home.forget_mesh()
             self._home.write_secret(self._new_secret)
             self._new_secret = None
-        self._revoked_written = set(self.membership.revoked)
-        self._home.write_mesh(
-            {
-                "membership": self.membership.to_document(),
-                "settings": settings_to_document(self.settings) if self.settings is not None else None,
-                "members": [[node, list(a.direct), a.relay] for node, a in self._known.items()],
-                "epoch": self.epoch,
-                "ports": list(self._ports),
-                "relay": relay,
-                "relay_token": token,
-                "expelled": expelled,
-            }
-        )
-
-    def on_expelled(self) -> None:
-        """So that it does not run on alone, the next time that it is started."""
-        self._write(expelled=True)
+        self._home.write_mesh(document)
+        self._written = document
 
     def forget(self) -> None:
         self._left = True
@@ -316,18 +393,20 @@ class Entry:
 
     # -- invites -------------------------------------------------------------------------------
 
-    def invite_others(self, role: Role, lifetime_s: float | None, *, reuse: bool = False) -> dict[str, Any]:
+    def invite_others(
+        self, role: Role, lifetime_s: float | None, *, limit: int | None = None, reuse: bool = False
+    ) -> dict[str, Any]:
         """A token for `role`; with `reuse` that of an invite which is open and has most of its time left."""
         if self.network is None or self.membership.mesh is None:
             raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
-        if self.membership.role(self._identity.id) is Role.CLIENT:
-            raise MeshError("a client cannot invite others", hint="make the invite on a node of the mesh")
+        check_may_invite(self.membership.role(self._identity.id), role)
         now = time.time()
         admissions = self.membership.admissions
         open_ones = [
             invite
             for invite in admissions.invites()
             if invite.role is role
+            and invite.limit is None
             and invite.state(now) == "open"
             and (invite.expires is None) == (lifetime_s is None)
             and (invite.expires is None or lifetime_s is None or invite.expires - now > lifetime_s / 2)
@@ -335,7 +414,7 @@ class Entry:
         if reuse and open_ones:
             issued = open_ones[-1]
         else:
-            issued = admissions.issue(role=role, now=now, lifetime_s=lifetime_s)
+            issued = admissions.issue(role=role, now=now, lifetime_s=lifetime_s, limit=limit)
             self._write()
         relay, token = self._relay
         address = self.network.address
@@ -363,19 +442,78 @@ class Entry:
                     "issued": invite.issued,
                     "expires": invite.expires,
                     "uses": invite.uses,
+                    "limit": invite.limit,
                 }
                 for invite in self.membership.admissions.invites()
             ]
         }
 
-    def revoke(self, id: str, mesh: Mesh) -> dict[str, Any]:
-        """Expel those who came in by it, and let nobody else in."""
+    def revoke(self, what: str, mesh: Mesh) -> dict[str, Any]:
+        """Take back an invite, named by its id or by who came in by it; expel those who did."""
         assert self.network is not None
         names = {member.id: mesh.name_of(member.id) for member in mesh.members}
-        self.network.revoke(id)
-        out = mesh.expel({id})
+        invite = self._invite_of(what, mesh)
+        before, settings = set(mesh.expelled), self.settings
+        self.network.revoke(invite)
+        if self.is_owner and self.settings is None and settings is not None:
+            # They were those of an owner who is out now, and nobody else has set any.
+            self.membership.set(settings, self._identity, now=time.time())
+        mesh.claim()
         self._write()
-        return {"id": id, "expelled": sorted(names.get(node, node[:8]) for node in out)}
+        out = mesh.expelled - before
+        return {"id": invite, "expelled": sorted(names.get(node, node[:8]) for node in out)}
+
+    def _invite_of(self, what: str, mesh: Mesh) -> str:
+        """The invite that somebody means, if this node may revoke it."""
+        found = [m.id for m in mesh.members if what in (m.id, m.facts.name) and m.id != mesh.me]
+        credentials = [credential for node in found if (credential := mesh.credential_of(node))]
+        if len(credentials) > 1:
+            raise MeshError(f"{len(found)} members are called {what}", hint="name one by its id")
+        invite = credentials[0][-1].invite if credentials else what
+        chains = credentials or [chain for node in mesh.members if (chain := mesh.credential_of(node.id))]
+        mine = self.membership.admissions.get(invite) is not None
+        above = any(self._is_above(invite, chain) for chain in chains)
+        if not (mine or above or (self.is_owner and is_invite_id(invite))):
+            raise MeshError(
+                f"this node neither made an invite {what!r} nor is above the one who did",
+                hint="`mesh-llm invite list` shows its own; owners of the mesh can revoke any",
+            )
+        return invite
+
+    def _is_above(self, invite: str, chain: Credential) -> bool:
+        """Whether this node's word would count against whoever came in by that invite."""
+        assert self.membership.mesh is not None
+        issuers = issuers_of(chain, self.membership.mesh)
+        at = next((index for index, grant in enumerate(chain) if grant.invite == invite), None)
+        return at is not None and self._identity.id in issuers[: at + 1]
+
+    def promote(self, name: str, mesh: Mesh) -> dict[str, Any]:
+        """Make a member an owner."""
+        if not self.is_owner:
+            raise MeshError(
+                "only an owner of the mesh can make another owner",
+                hint="do it on the machine that started the mesh, or on another owner's",
+            )
+        found = [m for m in mesh.alive() if name in (m.id, m.facts.name) and m.id != mesh.me]
+        if len(found) != 1:
+            raise MeshError(
+                f"{len(found) or 'no'} members are called {name!r}", hint="`mesh-llm status` lists them"
+            )
+        [member] = found
+        if member.facts.role is not Role.NODE:
+            raise MeshError(
+                f"{name} is {'a client' if member.facts.role is Role.CLIENT else 'an owner already'}"
+            )
+        assert self.membership.mesh is not None
+        admissions = self.membership.admissions
+        invite = admissions.issue(role=Role.OWNER, now=time.time(), lifetime_s=None, limit=1)
+        credential = extend(
+            self.membership.credential, self.membership.mesh, self._identity, member.id, Role.OWNER, invite.id
+        )
+        mesh.promote(member.id, credential)
+        admissions.use(invite.id, member.id)
+        self._write()
+        return {"id": member.id, "name": member.facts.name, "invite": invite.id}
 
 
 def _common_name(model: ModelFacts) -> str:
@@ -388,17 +526,10 @@ def _common_name(model: ModelFacts) -> str:
     return known.name if catalog.key_of(known.stem) == catalog.key_of(stem) else f"{stem}.gguf"
 
 
-def _settings_of(welcome: dict[str, Any]) -> MeshSettings | None:
-    document = welcome.get("settings")
-    return settings_from_document(document) if document is not None else None
+def _address_of(told: Told) -> Address:
+    return read_record(told).facts.address
 
 
-def _addresses_of(welcome: dict[str, Any]) -> dict[NodeId, Address]:
-    """The members that an admitting node told of."""
-    found: dict[NodeId, Address] = {}
-    for entry in welcome.get("members", [])[:1000]:
-        match entry:
-            case {"id": str(node), "direct": list(direct), "relay": str() | None as relay}:
-                addresses = tuple(str(part) for part in direct[:16])
-                found[NodeId(node)] = Address(direct=addresses, relay=relay)
-    return found
+def _hint(entry: Any) -> tuple[NodeId, Address]:
+    node, direct, relay = entry
+    return NodeId(str(node)), Address(direct=tuple(map(str, direct)), relay=relay)

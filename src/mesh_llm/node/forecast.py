@@ -168,9 +168,7 @@ def snapshot_document(node: Node) -> dict[str, Any]:
                 "id": each.id,
                 "alive": each.alive,
                 "reachable": each.reachable,
-                "facts": facts_to_document(
-                    replace(each.facts, address=Address(), serving=None, settings=None)
-                ),
+                "facts": facts_to_document(replace(each.facts, address=Address(), serving=None)),
             }
             for each in node.mesh.snapshot().nodes
         ],
@@ -211,7 +209,7 @@ def _supposed(snapshot: Snapshot, model: ModelFacts) -> tuple[Snapshot, tuple[No
     nodes, without = [], []
     for node in snapshot.nodes:
         has = any(own.fingerprint == model.fingerprint for own in node.facts.models)
-        if not has and node.alive and node.facts.role is Role.NODE:
+        if not has and node.alive and node.facts.role is not Role.CLIENT:
             without.append(node.id)
             node = replace(node, facts=replace(node.facts, models=(*node.facts.models, held)))
         nodes.append(node)

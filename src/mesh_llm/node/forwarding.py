@@ -1,11 +1,78 @@
-"""Streams of two members that reach each other only through this node."""
+"""Streams between two members that reach each other only through a third.
+
+The one in the middle joins two streams, and can read and alter what passes. Who opened a stream it cannot
+pretend: the receiver sends a challenge first, and the opener signs it together with what it asks for.
+"""
 
 from __future__ import annotations
 
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from mesh_llm.errors import Forged, MalformedMessage, PeerLost
+from mesh_llm.membership.fields import Fields
+from mesh_llm.membership.messages import signed_from_fields, signed_to_document
 from mesh_llm.tasks import task_group
+from mesh_llm.transport.claims import Claim, Signer, signer_of
+from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Stream
+from mesh_llm.types import NodeId
 
 _PIECE_BYTES = 1 << 16
+_NONCE_BYTES = 16
+_KIND_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    """What somebody who has proven who it is wants of this node."""
+
+    opener: Signer
+    kind: str
+    header: dict[str, Any]
+
+
+async def prove(
+    stream: Stream,
+    membership: Membership,
+    identity: Identity,
+    *,
+    to: NodeId,
+    kind: str,
+    header: dict[str, Any],
+) -> None:
+    """Answer the receiver's challenge, through whoever is in the middle."""
+    nonce = (await stream.read_document()).get("nonce")
+    if not isinstance(nonce, str) or len(nonce) > 4 * _NONCE_BYTES:
+        raise PeerLost("the other node sent no challenge")
+    text = json.dumps({"to": to, "nonce": nonce, "kind": kind, "header": header})
+    await stream.write_document(signed_to_document(membership.seal(identity, Claim.STREAM, text)))
+
+
+async def challenge(stream: Stream, membership: Membership, me: NodeId) -> Forwarded:
+    """Who has opened it, and for what; raises `Forged` or `MalformedMessage`."""
+    assert membership.mesh is not None
+    nonce = secrets.token_hex(_NONCE_BYTES)
+    await stream.write_document({"nonce": nonce})
+    signed = signed_from_fields(Fields(await stream.read_document(), "forwarded"))
+    opener = signer_of(signed, membership.mesh, Claim.STREAM)
+    if membership.revocations.strikes(opener.credential) is not None:
+        raise Forged("a stream of one who was expelled")
+    try:
+        fields = Fields(json.loads(signed.text), "forwarded")
+    except (ValueError, RecursionError):
+        raise MalformedMessage("forwarded: not JSON") from None
+    header = fields.get("header")
+    if (
+        fields.node("to") != me
+        or fields.text("nonce", 4 * _NONCE_BYTES) != nonce
+        or not isinstance(header, dict)
+    ):
+        raise Forged("a stream that was opened to somebody else, or before")
+    return Forwarded(opener=opener, kind=fields.text("kind", _KIND_CHARS), header=header)
 
 
 async def join_streams(stream: Stream, onward: Stream) -> None:

@@ -35,8 +35,11 @@ class Management:
         """What every node brings, for verbs that ask whether something would fit."""
         return forecast.snapshot_document(self._node)
 
-    def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
-        return self._node.entry.invite_others(role, lifetime_s)
+    def invite(self, role: Role, lifetime_s: float | None, limit: int | None = None) -> dict[str, Any]:
+        return self._node.entry.invite_others(role, lifetime_s, limit=limit)
+
+    def promote(self, name: str) -> dict[str, Any]:
+        return self._node.entry.promote(name, self._node.mesh)
 
     def invites(self) -> dict[str, Any]:
         return self._node.entry.list_invites()

@@ -10,29 +10,39 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mesh_llm.defaults import (
+    FORWARD_PROOF_S,
     MESH_CONNECT_S,
     MESH_LINKS_PUBLISH_S,
     MESH_TICK_S,
+    WELCOME_BYTES,
 )
-from mesh_llm.errors import Expelled, MalformedMessage, MeshError, NodeUnreachable
-from mesh_llm.membership.clients import from_client
+from mesh_llm.errors import Expelled, Forged, MalformedMessage, MeshError, NodeUnreachable
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
-from mesh_llm.membership.facts import settings_to_document
+from mesh_llm.membership.fields import counts_up_to
 from mesh_llm.membership.member import Member, Standing
-from mesh_llm.membership.messages import Leave, from_document, to_document
-from mesh_llm.membership.record import Record
+from mesh_llm.membership.messages import (
+    from_document,
+    signed_to_document,
+    to_document,
+    told_to_document,
+)
+from mesh_llm.membership.record import Record, Told, read_record
 from mesh_llm.membership.view import View
-from mesh_llm.node.forwarding import join_streams
+from mesh_llm.node import claims
+from mesh_llm.node.claims import ClaimsExchange
+from mesh_llm.node.forwarding import challenge, join_streams, prove
 from mesh_llm.node.ways import Ways
 from mesh_llm.planning.loan import usable_bytes
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.transport.dialler import expelled
-from mesh_llm.transport.network import Network, Peer, Stream
+from mesh_llm.transport import credential as credentials
+from mesh_llm.transport.claims import Claim, signer_of
+from mesh_llm.transport.credential import Credential
+from mesh_llm.transport.network import Membership, Network, Peer, Stream
 from mesh_llm.types import (
     Address,
     MeshSettings,
@@ -40,12 +50,31 @@ from mesh_llm.types import (
     NodeId,
     Role,
     ServingPlan,
+    Signed,
     State,
 )
 
 log = logging.getLogger(__name__)
 
-Service = Callable[[NodeId, dict[str, Any], Stream], Awaitable[None]]
+_WELCOME_RECORDS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Who opened a stream, proven by its connection or by its signature."""
+
+    id: NodeId
+    role: Role
+    account: str
+    """Whose share of the engine it uses: all who came in by one client's invite have one together."""
+
+    @classmethod
+    def of(cls, node: NodeId, role: Role, credential: Credential) -> Origin:
+        account = f"client:{credential[-1].invite}" if role is Role.CLIENT else node
+        return cls(id=node, role=role, account=account)
+
+
+Service = Callable[[Origin, dict[str, Any], Stream], Awaitable[None]]
 """Serves one stream that another member opened; its task ends with the stream."""
 
 FOR_CLIENTS = frozenset({"http", "serving", "forward"})
@@ -77,18 +106,28 @@ class Mesh:
         self.ways = Ways(self)
         self.on_refused = on_refused
         self._on_change = on_change
-        self._view = View(me, incarnation=incarnation, facts=facts, now=_now(), seed=incarnation)
+        self._view = View(
+            me,
+            incarnation=incarnation,
+            facts=facts,
+            now=_now(),
+            seed=incarnation,
+            seal=self._seal,
+            open=self._verified,
+        )
         self._network: Network | None = None
+        self._claims: ClaimsExchange | None = None
         self._services: dict[str, Service] = {"forward": self._forward, "forwarded": self._forwarded}
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
-        self._chains: dict[NodeId, set[str]] = {}
-        """The invites by which each node that was ever connected got in."""
+        self._met: set[NodeId] = set()
+        """Whoever was connected since this node started."""
         self._links_told = 0.0
         self._partners: set[NodeId] = set()
         self._highest_epoch = 0
 
     def attach(self, network: Network, services: Mapping[str, Service]) -> None:
         self._network = network
+        self._claims = ClaimsExchange(network, self._on_claims)
         self._services.update(services)
 
     # -- life ----------------------------------------------------------------------------------
@@ -119,8 +158,8 @@ class Mesh:
             self._perform(self._view.publish(facts, _now()))
 
     def know(self, addresses: Mapping[NodeId, Address], *, epoch: int = 0) -> None:
-        """Members that somebody, or the home, remembers: worth a try, no more. And its last plan's epoch."""
-        self._highest_epoch = max(self._highest_epoch, epoch)
+        """Where members may be, by a token or an older home: worth a try, no more. And the last epoch."""
+        self._highest_epoch = max(self._highest_epoch, min(epoch, counts_up_to(time.time())))
         records = [
             Record(
                 node=node,
@@ -132,6 +171,23 @@ class Mesh:
             for node, address in addresses.items()
         ]
         self._perform(self._view.know(records, _now()))
+
+    def recall(self, told: Iterable[Told]) -> None:
+        """Members that somebody, or the home, remembers by what they have signed themselves."""
+        found = []
+        for each in told:
+            try:
+                record = self._verified(each) if each.signed is not None else None
+            except Forged as error:
+                log.warning("not remembered node=%s: %s", each.node[:8], error.message)
+                continue
+            found += [record] if record is not None else []
+        self._perform(self._view.know(found, _now()))
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Of members that are not gone, as they have signed them."""
+        return self._view.records
 
     # -- what others ask -----------------------------------------------------------------------
 
@@ -164,7 +220,7 @@ class Mesh:
 
     def nodes_here(self) -> int:
         """Nodes that compute on this machine, this one included."""
-        here = [m for m in self.alive() if m.facts.role is Role.NODE and self.shares_machine(m.id)]
+        here = [m for m in self.alive() if m.facts.role is not Role.CLIENT and self.shares_machine(m.id)]
         return max(1, len(here))
 
     def snapshot(self) -> Snapshot:
@@ -218,9 +274,13 @@ class Mesh:
         return member.incarnation // 1000 if member is not None else None
 
     def settings(self) -> MeshSettings | None:
-        """Those in force: the highest version that any member has seen."""
-        known = [m.facts.settings for m in self.alive() if m.facts.settings is not None]
-        return max(known, key=lambda settings: settings.version, default=None)
+        """Those in force: an owner has signed them."""
+        return self.membership.settings if self._network is not None else None
+
+    @property
+    def membership(self) -> Membership:
+        assert self._network is not None
+        return self._network.mesh
 
     def _keep_partners(self) -> None:
         """Those with whom a plan is shared are watched closest, in however large a mesh."""
@@ -240,100 +300,84 @@ class Mesh:
             return await peer.open(kind, header)
         for between in self.ways.between(node):
             if (helper := self.peer(between)) is not None:
-                return await helper.open("forward", {"to": node, "kind": kind, "header": header})
+                return await self._open_through(helper, node, kind, header)
         raise NodeUnreachable(f"there is no way to {self.name_of(node)}")
+
+    async def _open_through(self, helper: Peer, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
+        assert self._network is not None
+        stream = await helper.open("forward", {"to": node})
+        try:
+            async with asyncio.timeout(FORWARD_PROOF_S):
+                identity = self._network.config.identity
+                await prove(stream, self.membership, identity, to=node, kind=kind, header=header)
+        except TimeoutError:
+            stream.reset()
+            raise NodeUnreachable(
+                f"{self.name_of(node)} does not answer through {self.name_of(helper.id)}"
+            ) from None
+        except BaseException:
+            stream.reset()
+            raise
+        return stream
 
     def peer(self, node: NodeId) -> Peer | None:
         """The connection to it, if there is one."""
         return self._network.peers.get(node) if self._network is not None else None
 
-    async def _forward(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
+    async def _forward(self, origin: Origin, header: dict[str, Any], stream: Stream) -> None:
         """Join two streams: `origin` cannot reach whom it wants to speak to, and this node can."""
-        target, peer = self.peer(NodeId(str(header.get("to")))), self.peer(origin)
-        kind = header.get("kind")
-        if target is None or peer is None or kind not in self.kinds_for(peer.role):
+        target = self.peer(NodeId(str(header.get("to"))))
+        if target is None or target.role is Role.CLIENT:
             stream.reset()
             return
-        onward = await target.open(
-            "forwarded", {"origin": origin, "kind": kind, "header": header.get("header")}
-        )
-        await join_streams(stream, onward)
+        await join_streams(stream, await target.open("forwarded", {}))
 
-    async def _forwarded(self, between: NodeId, header: dict[str, Any], stream: Stream) -> None:
-        """A member vouches for who sits at the other end."""
-        origin, kind, inner = NodeId(str(header.get("origin"))), header.get("kind"), header.get("header")
-        member = self._view.member(origin)
-        known = member is not None and member.standing in (Standing.ALIVE, Standing.SUSPECT)
-        allowed = kind in self._services and kind not in ("forward", "forwarded")
-        if member is None or not known or not allowed or not isinstance(inner, dict):
+    async def _forwarded(self, between: Origin, header: dict[str, Any], stream: Stream) -> None:
+        """Somebody beyond another member: it has to prove who it is."""
+        try:
+            async with asyncio.timeout(FORWARD_PROOF_S):
+                asked = await challenge(stream, self.membership, self.me)
+        except (Forged, MalformedMessage, TimeoutError) as error:
+            log.info("stream refused between=%s: %r", between.id[:8], error)
             stream.reset()
             return
-        if member.facts.role is Role.CLIENT and kind not in FOR_CLIENTS:
+        opener = asked.opener
+        service = self._services.get(asked.kind) if asked.kind not in ("forward", "forwarded") else None
+        if service is None or asked.kind not in self.kinds_for(opener.role):
             stream.reset()
             return
-        await self._services[str(kind)](origin, inner, stream)
+        await service(Origin.of(opener.node, opener.role, opener.credential), asked.header, stream)
 
     # -- what the network reports (transport.network.Handler) -----------------------------------
 
     def kinds_for(self, role: Role) -> frozenset[str]:
-        return frozenset(self._services) if role is Role.NODE else FOR_CLIENTS
+        return FOR_CLIENTS if role is Role.CLIENT else frozenset(self._services)
 
     def on_peer(self, peer: Peer) -> None:
         log.info("peer up node=%s role=%s", peer.id[:8], peer.role)
-        self.connections["again" if peer.id in self._chains else "new"] += 1
-        self._chains[peer.id] = {grant.invite for grant in peer.credential}
+        self.connections["again" if peer.id in self._met else "new"] += 1
+        self._met.add(peer.id)
         self.expelled.discard(peer.id)
-        self._perform(self._view.on_connected(peer.id, _now()))
-        self._tell_revoked(peer)
-
-    def tell_revoked(self) -> None:
-        """Members hear of revoked invites at once, others when they connect."""
-        assert self._network is not None
-        for peer in list(self._network.peers.values()):
-            self._tell_revoked(peer)
-
-    def _tell_revoked(self, peer: Peer) -> None:
-        assert self._network is not None
-        if self.facts.role is Role.NODE and (revoked := self._network.mesh.revoked):
-            peer.send({"revoked": sorted(revoked), "expelled": sorted(self.expelled)})
-
-    def _learn_revoked(self, revoked: list[str], nodes: list[NodeId]) -> None:
-        assert self._network is not None
-        if news := self._network.expel(revoked):
-            # By which invite those came in that were never connected to this node, others have to say.
-            self.expel(news, also=[node for node in nodes if node not in self._chains])
-            self._on_change()
-
-    def expel(self, invites: set[str], *, also: Iterable[NodeId] = ()) -> list[NodeId]:
-        """Forget those who came in by invites that are revoked now, and tell the others."""
-        assert self._network is not None
-        if not invites:
-            return []
-        out = [node for node, chain in self._chains.items() if chain & invites]
-        out += [node for node in also if node != self.me]
-        self.expelled.update(out)
-        for node in out:
-            self._perform(self._view.forget(node, _now()))
-        self.tell_revoked()
-        return out
+        visits = peer.role is Role.CLIENT
+        self._perform((self._view.on_visitor if visits else self._view.on_connected)(peer.id, _now()))
+        if self._claims is not None and self.facts.role is not Role.CLIENT:
+            self._claims.greet(peer)
 
     def on_lost(self, peer: Peer, reason: str) -> None:
         log.info("peer lost node=%s: %s", peer.id[:8], reason)
         self.disconnections["left" if peer.left else "closed" if peer.ended_here else "lost"] += 1
-        member = self._view.member(peer.id)
-        if member is not None and peer.left:
+        if peer.left:
             # Its last message may not have made it out; that it stopped is what counts.
-            self._perform(self._view.on_message(peer.id, Leave(incarnation=member.incarnation), _now()))
-        if peer.was_expelled_by and peer.role is Role.NODE:
-            self._fail(expelled())
+            self._perform(self._view.on_left(peer.id, _now()))
         self._perform(self._view.on_disconnected(peer.id, _now()))
 
     def on_message(self, peer: Peer, body: dict[str, Any]) -> None:
-        if isinstance(revoked := body.get("revoked"), list):
-            if peer.role is Role.NODE:
-                out = body.get("expelled")
-                nodes = [NodeId(str(node)) for node in out] if isinstance(out, list) else []
-                self._learn_revoked([str(invite) for invite in revoked], nodes)
+        if body.get("kind") == claims.KIND:
+            assert self._claims is not None
+            self._claims.receive(peer, body)
+            return
+        if body.get("kind") == "promotion":
+            self._promoted(body.get("credential"))
             return
         try:
             message = from_document(body)
@@ -342,8 +386,6 @@ class Mesh:
             peer.unknown_frames += 1
             log.info("message left out node=%s: %s", peer.id[:8], error.message)
             return
-        if peer.role is Role.CLIENT:
-            message = from_client(peer.id, message)
         self._perform(self._view.on_message(peer.id, message, _now()))
 
     async def on_stream(self, peer: Peer, kind: str, header: dict[str, Any], stream: Stream) -> None:
@@ -352,7 +394,7 @@ class Mesh:
             stream.reset()
             return
         try:
-            await service(peer.id, header, stream)
+            await service(Origin.of(peer.id, peer.role, peer.credential), header, stream)
         except MeshError as error:
             log.info("stream ended kind=%s node=%s: %s", kind, peer.id[:8], error.message)
             stream.reset()
@@ -370,16 +412,101 @@ class Mesh:
             self._on_change()
 
     def welcome(self, node: NodeId, role: Role) -> dict[str, Any]:
-        settings = self.settings()
+        settings = self.membership.in_force
+        members: list[dict[str, object]] = []
+        size_bytes = 0
+        for told in self._view.told(_WELCOME_RECORDS):
+            size_bytes += told.size_bytes
+            if size_bytes > WELCOME_BYTES:
+                break
+            members.append(told_to_document(told))
         return {
             "name": self.facts.name,
-            "settings": settings_to_document(settings) if settings is not None else None,
-            "members": [
-                {"id": m.id, "direct": list(m.facts.address.direct), "relay": m.facts.address.relay}
-                for m in self.alive()
-                if m.id != node
-            ],
+            "settings": signed_to_document(settings.signed) if settings is not None else None,
+            "members": members,
         }
+
+    # -- who may say what ----------------------------------------------------------------------
+
+    def _seal(self, text: str) -> Signed:
+        assert self._network is not None
+        return self.membership.seal(self._network.config.identity, Claim.RECORD, text)
+
+    def _verified(self, told: Told) -> Record | None:
+        """What a node says about itself, if it has signed it and is a member; raises `Forged`."""
+        assert self._network is not None and self.membership.mesh is not None and told.signed is not None
+        signer = signer_of(told.signed, self.membership.mesh, Claim.RECORD)
+        if signer.node != told.node or signer.role is Role.CLIENT:
+            raise Forged("a record by somebody else than its node")
+        if self.membership.revocations.strikes(signer.credential) is not None:
+            return None
+        try:
+            record = read_record(told)
+        except MalformedMessage as error:
+            # Signed by its node: a newer version's, perhaps.
+            log.info("record left out node=%s: %s", told.node[:8], error.message)
+            return None
+        facts = replace(record.facts, role=signer.role, serving=_own_plan(record))
+        return replace(record, facts=facts)
+
+    def claim(self) -> None:
+        """Tell everybody what this node has set or revoked."""
+        assert self._claims is not None
+        self._claims.spread()
+        self._on_claims()
+
+    def _on_claims(self) -> None:
+        """Settings or revocations have changed: those who are out go, this node itself included."""
+        assert self._network is not None
+        out = {node for node, credential in self._credentials() if self._is_out(credential)}
+        self.expelled |= out
+        self._network.expel()
+        for node in out:
+            self._perform(self._view.forget(node, _now()))
+        try:
+            self.membership.role(self.me)
+        except MeshError as error:
+            self._fail(error)
+        self._on_change()
+
+    def _is_out(self, credential: Credential) -> bool:
+        return self.membership.revocations.strikes(credential) is not None
+
+    def _credentials(self) -> Iterator[tuple[NodeId, Credential]]:
+        """By which others are members, or clients that are connected here, as they have shown."""
+        assert self._network is not None
+        for peer in self._network.peers.values():
+            yield peer.id, peer.credential
+        for record in self._view.records:
+            if record.node != self.me and record.signed is not None:
+                yield record.node, credentials.from_text(record.signed.credential)
+
+    def credential_of(self, node: NodeId) -> Credential | None:
+        return next((credential for each, credential in self._credentials() if each == node), None)
+
+    def promote(self, node: NodeId, credential: Credential) -> None:
+        """Hand a member the credential that makes it an owner."""
+        peer = self.peer(node)
+        if peer is None:
+            raise NodeUnreachable(f"{self.name_of(node)} is not connected", hint="try again when it is")
+        peer.send({"kind": "promotion", "credential": credentials.to_text(credential)})
+
+    def _promoted(self, text: object) -> None:
+        """Whoever brings it: it is worth what its signatures are."""
+        membership = self.membership
+        assert membership.mesh is not None
+        if credentials.role_of(membership.credential) is not Role.NODE:
+            return
+        try:
+            credential = credentials.from_text(text)
+            role = credentials.check(credential, membership.mesh, self.me)
+        except MeshError as error:
+            log.info("promotion left out: %s", error.message)
+            return
+        if role is Role.OWNER and membership.revocations.strikes(credential) is None:
+            membership.credential = credential
+            self.publish(role=Role.OWNER)
+            self._on_change()
 
     # -- effects -------------------------------------------------------------------------------
 
@@ -416,10 +543,8 @@ class Mesh:
             async with asyncio.timeout(MESH_CONNECT_S):
                 await network.connect(node, address)
         except Expelled as error:
-            member = self._view.member(node)
-            # A client's word does not count; of one that the home remembers nothing is known yet.
-            if member is None or member.facts.role is Role.NODE:
-                self._fail(error)
+            # Verified: the revocation itself was shown.
+            self._fail(error)
         except (MeshError, TimeoutError) as error:
             # Asked for again by the rules, later and later.
             log.debug("no connection node=%s: %r", node[:8], error)
@@ -431,6 +556,14 @@ class Mesh:
         if (links := self.ways.news()) is not None:
             self._links_told = _now()
             self.publish(links=links)
+
+
+def _own_plan(record: Record) -> ServingPlan | None:
+    """The plan that a node publishes, if it is its own, and of an epoch that a mesh can have come to."""
+    serving = record.facts.serving
+    if serving is None or serving.plan.host != record.node or serving.epoch > counts_up_to(time.time()):
+        return None
+    return serving
 
 
 def serving_among(members: Iterable[Member]) -> tuple[NodeId, ServingPlan] | None:

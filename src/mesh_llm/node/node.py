@@ -31,7 +31,7 @@ from mesh_llm.engine import external
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState
-from mesh_llm.errors import Expelled, MeshError
+from mesh_llm.errors import MeshError
 from mesh_llm.gateway.metrics import FirstToken
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
@@ -228,13 +228,14 @@ class Node:
             inviter = await self.entry.join(self.mesh)
             self._say("joined", f"Joined the mesh of {inviter}")
         else:
-            self.mesh.know(self.entry.remembered(), epoch=self.entry.epoch)
-        self.mesh.publish(address=network.address, settings=self.entry.settings)
+            self.entry.return_to(self.mesh)
+        self.mesh.publish(address=network.address, role=self.entry.membership.role(self.identity.id))
 
     async def _take_part(self, given: ModelFacts | None) -> None:
         """Find the model, equip this machine, and tell the mesh."""
         model = await self.supply.bring_first(given)
-        settings = await self.supply.settle(model)
+        await self.supply.settle(model)
+        self.mesh.claim()
         self._change(State.STARTING, "native libraries are being built")
         self.equipment = await equip(
             self.config,
@@ -245,7 +246,6 @@ class Node:
         equipment = self.equipment
         self.passage.splicer = load_native(equipment.splice)
         self.mesh.publish(
-            settings=settings,
             splits=self.config.bin_dir is None,
             **self.shelf.told(),
             state=State.WAITING,
@@ -396,8 +396,7 @@ class Node:
 
     def _give_up(self, error: MeshError) -> None:
         if not self._failure.done():
-            if isinstance(error, Expelled):
-                self.entry.on_expelled()
+            self.entry.remember(self.mesh)
             self._failure.set_result(error)
 
     def _on_lending(self) -> None:

@@ -118,7 +118,7 @@ def _member(node: Node, member: Member, about: Mapping[str, Any]) -> dict[str, A
         "memory_bytes": facts.memory_bytes
         or (machine.available_memory() if member.id == node.identity.id else 0),
         "lent_bytes": _lent(node, member),
-        "devices": [gpu.name for gpu in facts.gpus] or (["CPU"] if facts.role is Role.NODE else []),
+        "devices": [gpu.name for gpu in facts.gpus] or (["CPU"] if facts.role is not Role.CLIENT else []),
         "models": [model.name for model in facts.models],
         "speed": None
         if facts.speed is None

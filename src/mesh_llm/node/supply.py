@@ -115,7 +115,7 @@ class Supply:
         try:
             model = await self.bring(given)
         except DownloadFailed as error:
-            if self._entry.is_creator:
+            if self._entry.sets_plan:
                 raise
             self._tell(Event(kind="model", text=f"{error.message}; it is tried again"))
             return None
@@ -124,7 +124,7 @@ class Supply:
 
     async def settle(self, model: ModelFacts | None) -> MeshSettings | None:
         """The mesh's settings, with the draft that its creator has for the model."""
-        draft = await self.drafts.choose(model) if model is not None and self._entry.is_creator else None
+        draft = await self.drafts.choose(model) if model is not None and self._entry.sets_plan else None
         settings = self._entry.settle(model, draft, default_slots=DEFAULT_SLOTS)
         await self.drafts.find(settings)
         return settings
@@ -193,7 +193,7 @@ class Supply:
         if given is not None and not self._is_outdated(given):
             self._entry.check_model(given)
             return given
-        if self._entry.is_creator and self._config.model is not None:
+        if self._entry.sets_plan and self._config.model is not None:
             settings = None  # its choice, and not what the mesh had before
         if settings is not None and (found := await self._shelf.find(settings)) is not None:
             return found
@@ -216,7 +216,7 @@ class Supply:
     def _is_outdated(self, model: ModelFacts) -> bool:
         """Whether a member only remembered it, and the mesh serves another file by now."""
         settings = self._entry.settings
-        if self._config.model is not None or self._entry.is_creator or settings is None:
+        if self._config.model is not None or self._entry.sets_plan or settings is None:
             return False
         return model.fingerprint != settings.fingerprint
 
@@ -234,7 +234,7 @@ class Supply:
         known = self._in_catalog(settings)
         if known is None:
             return None
-        from_peers = not (self._entry.is_creator or self._config.no_fetch)
+        from_peers = not (self._entry.sets_plan or self._config.no_fetch)
         # A peer is nearer than the hub, and gives a worker no more than its layers.
         return None if from_peers and known.size_bytes >= LAYERS_LEAST_BYTES else known
 

@@ -32,7 +32,7 @@ def supposed(nodes: Iterable[Candidate], fingerprint: Fingerprint) -> Snapshot:
         nodes=tuple(
             replace(node, facts=replace(node.facts, models=(held,), part=None))
             for node in nodes
-            if node.alive and node.facts.role is Role.NODE
+            if node.alive and node.facts.role is not Role.CLIENT
         )
     )
 

@@ -61,7 +61,7 @@ def without_layers(snapshot: Snapshot, model: ModelFacts) -> dict[NodeId, str]:
 def _refusal(node: Candidate, model: ModelFacts, settings: MeshSettings, barred: Mapping[NodeId, str]) -> str:
     if not node.alive:
         return "lost"
-    if node.facts.role is not Role.NODE:
+    if node.facts.role is Role.CLIENT:
         return "is a client"
     if node.id in barred:
         return barred[node.id] or "failed a moment ago"

@@ -33,6 +33,6 @@ def shared(speed: Speed, cores: int, nodes_here: int) -> Speed:
 
 def nodes_beside(snapshot: Snapshot) -> dict[NodeId, int]:
     """How many nodes compute on the machine of each one, itself included."""
-    here = [node for node in snapshot.nodes if node.alive and node.facts.role is Role.NODE]
+    here = [node for node in snapshot.nodes if node.alive and node.facts.role is not Role.CLIENT]
     count = Counter(node.facts.machine for node in here if node.facts.machine)
     return {node.id: max(1, count[node.facts.machine]) for node in snapshot.nodes}

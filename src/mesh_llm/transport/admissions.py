@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from mesh_llm.defaults import INVITES_LIMIT
+from mesh_llm.defaults import INVITE_NODES, INVITES_LIMIT
 from mesh_llm.errors import MeshError
 from mesh_llm.transport.credential import is_invite_id
+from mesh_llm.transport.identity import is_node_id
 from mesh_llm.transport.invite import EXPIRES_LIMIT, ID_BYTES, SECRET_BYTES
-from mesh_llm.types import Role
+from mesh_llm.types import NodeId, Role
 
-_FIELDS = {"id", "secret", "role", "issued", "expires", "revoked", "uses"}
+_FIELDS = {"id", "secret", "role", "issued", "expires", "revoked", "uses", "limit", "nodes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +30,22 @@ class IssuedInvite:
     revoked: bool = False
     uses: int = 0
     """Nodes that came in by it."""
+    limit: int | None = None
+    """So many may."""
+    nodes: tuple[NodeId, ...] = ()
+    """The last that did: one that comes again by the same token is counted once."""
 
     def state(self, now: float) -> str:
         """As `invite list` shows it."""
         if self.revoked:
             return "revoked"
-        return "expired" if self.expires is not None and now >= self.expires else "open"
+        if self.expires is not None and now >= self.expires:
+            return "expired"
+        return "used" if self.limit is not None and self.uses >= self.limit else "open"
+
+    def admits(self, node: NodeId) -> bool:
+        """Whether it has a use left for that node."""
+        return self.limit is None or self.uses < self.limit or node in self.nodes
 
 
 class Verdict(StrEnum):
@@ -43,6 +54,7 @@ class Verdict(StrEnum):
     """Not ours, or not its secret: which of them is not for a stranger to know."""
     EXPIRED = "expired"
     REVOKED = "revoked"
+    USED = "used"
 
 
 def proof(secret: bytes, label: bytes, transcript: bytes) -> bytes:
@@ -63,7 +75,9 @@ class Admissions:
     def get(self, id: str) -> IssuedInvite | None:
         return self._invites.get(id)
 
-    def issue(self, *, role: Role, now: float, lifetime_s: float | None) -> IssuedInvite:
+    def issue(
+        self, *, role: Role, now: float, lifetime_s: float | None, limit: int | None = None
+    ) -> IssuedInvite:
         expires = None if lifetime_s is None else int(now + lifetime_s)
         if expires is not None and not now < expires < EXPIRES_LIMIT:
             raise MeshError("an invite's lifetime must be a second or more, and end before 2106")
@@ -75,24 +89,29 @@ class Admissions:
             role=role,
             issued=int(now),
             expires=expires,
+            limit=limit,
         )
         self._invites[invite.id] = invite
         return invite
 
-    def revoke(self, id: str) -> IssuedInvite:
+    def revoke(self, id: str) -> None:
+        """Let nobody else in by it; those of other nodes are theirs to close."""
+        if (invite := self._invites.get(id)) is not None:
+            self._invites[id] = replace(invite, revoked=True)
+
+    def use(self, id: str, node: NodeId) -> bool:
+        """Count `node` in; False where others have used it up meanwhile."""
         invite = self._invites.get(id)
-        if invite is None:
-            raise MeshError(
-                f"this node made no invite {id!r}",
-                hint="`mesh-llm invite list` shows those that it made; revoke others where they were made",
-            )
-        invite = self._invites[id] = replace(invite, revoked=True)
-        return invite
+        if invite is None or not invite.admits(node):
+            return False
+        if node not in invite.nodes:
+            nodes = (*invite.nodes, node)[-INVITE_NODES:]
+            self._invites[id] = replace(invite, uses=invite.uses + 1, nodes=nodes)
+        return True
 
-    def used(self, id: str) -> None:
-        self._invites[id] = replace(self._invites[id], uses=self._invites[id].uses + 1)
-
-    def verify(self, *, id: str, label: bytes, transcript: bytes, given: bytes, now: float) -> Verdict:
+    def verify(
+        self, *, id: str, node: NodeId, label: bytes, transcript: bytes, given: bytes, now: float
+    ) -> Verdict:
         """What a stranger's proof is worth. Only one who knows the secret learns why it is of no use."""
         invite = self._invites.get(id)
         secret = self._nobody if invite is None else invite.secret
@@ -100,7 +119,8 @@ class Admissions:
         if invite is None or not right:
             return Verdict.WRONG
         state = invite.state(now)
-        return Verdict.RIGHT if state == "open" else Verdict(state)
+        right = state == "open" or (state == "used" and invite.admits(node))
+        return Verdict.RIGHT if right else Verdict(state)
 
     def _forget_oldest_dead(self, now: float) -> None:
         dead = [invite for invite in self.invites() if invite.state(now) != "open"]
@@ -122,6 +142,8 @@ class Admissions:
                 "expires": invite.expires,
                 "revoked": invite.revoked,
                 "uses": invite.uses,
+                "limit": invite.limit,
+                "nodes": list(invite.nodes),
             }
             for invite in self.invites()
         ]
@@ -140,8 +162,12 @@ def _invite(entry: Any) -> IssuedInvite:
     expires = 0 if entry["expires"] is None else entry["expires"]
     if not is_invite_id(entry["id"]) or not isinstance(entry["revoked"], bool):
         raise ValueError("an invite is malformed")
-    if any(type(value) is not int or value < 0 for value in (entry["issued"], expires, entry["uses"])):
+    limit = 1 if entry["limit"] is None else entry["limit"]
+    numbers = (entry["issued"], expires, entry["uses"], limit)
+    if any(type(value) is not int or value < 0 for value in numbers):
         raise ValueError("an invite's times are malformed")
+    if not isinstance(entry["nodes"], list) or not all(map(is_node_id, entry["nodes"])):
+        raise ValueError("the nodes that came in by an invite are malformed")
     secret = bytes.fromhex(entry["secret"]) if isinstance(entry["secret"], str) else b""
     if len(secret) != SECRET_BYTES:
         raise ValueError("an invite's secret is malformed")
@@ -153,4 +179,6 @@ def _invite(entry: Any) -> IssuedInvite:
         expires=entry["expires"],
         revoked=entry["revoked"],
         uses=entry["uses"],
+        limit=entry["limit"],
+        nodes=tuple(map(NodeId, entry["nodes"])),
     )

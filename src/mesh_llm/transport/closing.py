@@ -11,7 +11,7 @@ REASON_LIMIT = 200
 
 
 class Code(IntEnum):
-    """Application codes of QUIC's closing."""
+    """Application codes of QUIC's closing. A peer's is a hint: whether and when to try again."""
 
     UNKNOWN = 0
     """The other side's process ended, or the path did."""
@@ -34,12 +34,18 @@ class Code(IntEnum):
     INTERNAL = 14
     CLOSED = 15
     """By the node, for a reason of its own."""
+    USED = 16
+    """As many have come in by the invite as it was made for."""
+    CROWDED = 17
+    """As many clients with the same invite are connected as one node serves."""
 
 
 SENTENCES = {
     Code.WRONG: "the other node does not know this invite or membership",
     Code.EXPIRED: "the invite has expired",
     Code.REVOKED: "expelled: the invite was revoked",
+    Code.USED: "the invite has been used as often as it may",
+    Code.CROWDED: "too many clients with the same invite are connected",
     Code.TOO_OLD: "the other node speaks a newer protocol",
     Code.TOO_NEW: "the other node speaks an older protocol",
     Code.BUSY: "the other node is busy with too many attempts to join",

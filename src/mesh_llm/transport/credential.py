@@ -3,23 +3,27 @@
 The mesh's id is its creator's public key. Each grant is signed by the one who let the node in and names
 the invite by which it came; it also covers the grant before it, so that a chain cannot be put together
 from pieces of others. Nobody needs to be asked: whoever knows the mesh's id can check a chain.
+
+As text it is base64url of one piece after the other, each: 32 node | u8 role | 8 invite | 64 signature.
+Who issued a grant follows from the one before it; the first one's issuer is the creator.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from mesh_llm.defaults import CREDENTIAL_CHAIN_LIMIT
 from mesh_llm.errors import CredentialRefused
-from mesh_llm.transport.identity import SIGNATURE_BYTES, Identity, is_node_id, verify
+from mesh_llm.transport.identity import SIGNATURE_BYTES, Identity, verify
 from mesh_llm.types import MeshId, NodeId, Role
 
 _INVITE_ID = re.compile("[0-9a-f]{16}")
-_SIGNATURE = re.compile(f"[0-9a-f]{{{2 * SIGNATURE_BYTES}}}")
-_FIELDS = {"node", "role", "invite", "issuer", "signature"}
+_ROLES = (Role.NODE, Role.CLIENT, Role.OWNER)
+_KEY_BYTES, _INVITE_BYTES = 32, 8
+_GRANT_BYTES = _KEY_BYTES + 1 + _INVITE_BYTES + SIGNATURE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,6 @@ class Grant:
     node: NodeId
     role: Role
     invite: str
-    issuer: NodeId
     signature: bytes
 
 
@@ -39,43 +42,58 @@ def is_invite_id(value: object) -> bool:
     return isinstance(value, str) and _INVITE_ID.fullmatch(value) is not None
 
 
-def extend(credential: Credential, identity: Identity, node: NodeId, role: Role, invite: str) -> Credential:
+def role_of(credential: Credential) -> Role:
+    """By its last grant; the creator owns its mesh."""
+    return credential[-1].role if credential else Role.OWNER
+
+
+def holder_of(credential: Credential, mesh: MeshId) -> NodeId:
+    return credential[-1].node if credential else NodeId(mesh)
+
+
+def issuers_of(credential: Credential, mesh: MeshId) -> tuple[NodeId, ...]:
+    """Of each grant, in order."""
+    return (NodeId(mesh), *(grant.node for grant in credential[:-1])) if credential else ()
+
+
+def extend(
+    credential: Credential, mesh: MeshId, identity: Identity, node: NodeId, role: Role, invite: str
+) -> Credential:
     """The credential of a node that `identity`, the holder of `credential`, lets in."""
     if len(credential) >= CREDENTIAL_CHAIN_LIMIT:
         raise CredentialRefused(
             f"this node is {len(credential)} invites away from the mesh's creator and cannot invite others",
             hint="make the invite on a node nearer to the creator",
         )
-    if credential and credential[-1].role is Role.CLIENT:
-        raise CredentialRefused("a client cannot invite others", hint="make the invite on a node of the mesh")
-    mesh = MeshId(credential[0].issuer if credential else identity.id)
+    check_may_invite(role_of(credential), role)
     message = _signed(mesh, credential, node, role, invite, identity.id)
-    grant = Grant(node=node, role=role, invite=invite, issuer=identity.id, signature=identity.sign(message))
-    return (*credential, grant)
+    return (*credential, Grant(node=node, role=role, invite=invite, signature=identity.sign(message)))
 
 
-def check(credential: Credential, mesh: MeshId, node: NodeId, revoked: Collection[str]) -> Role:
+def check_may_invite(own: Role, role: Role) -> None:
+    if own is Role.CLIENT:
+        raise CredentialRefused("a client cannot invite others", hint="make the invite on a node of the mesh")
+    if role is Role.OWNER and own is not Role.OWNER:
+        raise CredentialRefused(
+            "only an owner of the mesh can make another owner",
+            hint="make the invite on the machine that started the mesh, or on another owner's",
+        )
+
+
+def check(credential: Credential, mesh: MeshId, node: NodeId) -> Role:
     """The role of `node` in `mesh` by this credential; `CredentialRefused` where it has none."""
     if len(credential) > CREDENTIAL_CHAIN_LIMIT:
         raise CredentialRefused("the credential is longer than a chain of invites may be")
-    if (credential[-1].node if credential else mesh) != node:
+    if holder_of(credential, mesh) != node:
         raise CredentialRefused("the credential belongs to another node or another mesh")
-    issuer = NodeId(mesh)
-    role = Role.NODE
-    for index, grant in enumerate(credential):
-        if grant.issuer != issuer:
-            raise CredentialRefused("the credential does not go back to this mesh's creator")
-        if role is Role.CLIENT:
-            raise CredentialRefused("the credential was issued by a client, which cannot invite")
-        message = _signed(mesh, credential[:index], grant.node, grant.role, grant.invite, grant.issuer)
-        if not verify(grant.issuer, message, grant.signature):
-            raise CredentialRefused("the credential's signature is wrong")
-        issuer, role = grant.node, grant.role
-    if hit := next((grant.invite for grant in credential if grant.invite in revoked), None):
-        raise CredentialRefused(
-            f"the invite {hit} was revoked, and with it the membership of those who came in by it",
-            hint="ask a member of the mesh for a new invite",
-        )
+    role = Role.OWNER
+    for index, (grant, issuer) in enumerate(zip(credential, issuers_of(credential, mesh), strict=True)):
+        if role is Role.CLIENT or (grant.role is Role.OWNER and role is not Role.OWNER):
+            raise CredentialRefused(f"the credential was issued by a {role}, which cannot do that")
+        message = _signed(mesh, credential[:index], grant.node, grant.role, grant.invite, issuer)
+        if not verify(issuer, message, grant.signature):
+            raise CredentialRefused("the credential's signature is wrong, or it is of another mesh")
+        role = grant.role
     return role
 
 
@@ -86,46 +104,43 @@ def _signed(mesh: MeshId, before: Credential, node: NodeId, role: Role, invite: 
     return b"mesh-llm grant 1\0" + ids + bytes.fromhex(invite) + role.encode()
 
 
-# -- documents -----------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------
 
 
-def to_document(credential: Credential) -> list[dict[str, str]]:
-    return [
-        {
-            "node": grant.node,
-            "role": grant.role.value,
-            "invite": grant.invite,
-            "issuer": grant.issuer,
-            "signature": grant.signature.hex(),
-        }
-        for grant in credential
-    ]
+def to_text(credential: Credential) -> str:
+    return base64.urlsafe_b64encode(b"".join(map(_pack, credential))).rstrip(b"=").decode()
 
 
-def from_document(document: Any) -> Credential:
+def from_text(text: object) -> Credential:
     """Its shape is checked here; what it claims, by `check`."""
-    if not isinstance(document, list) or len(document) > CREDENTIAL_CHAIN_LIMIT:
+    if not isinstance(text, str):
+        raise CredentialRefused("the credential is not a text")
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise CredentialRefused("the credential is not base64") from None
+    if len(data) % _GRANT_BYTES or len(data) > CREDENTIAL_CHAIN_LIMIT * _GRANT_BYTES:
         raise CredentialRefused("the credential is not a list of grants")
-    return tuple(_grant(entry) for entry in document)
+    pieces = (data[start : start + _GRANT_BYTES] for start in range(0, len(data), _GRANT_BYTES))
+    credential = tuple(_unpack(piece) for piece in pieces)
+    if to_text(credential) != text:
+        raise CredentialRefused("the credential can be written in another way")
+    return credential
 
 
-def _grant(entry: Any) -> Grant:
-    if not isinstance(entry, dict) or set(entry) != _FIELDS:
-        raise CredentialRefused("a grant in the credential has missing or unknown fields")
-    signature = entry["signature"]
-    if not (
-        is_node_id(entry["node"])
-        and is_node_id(entry["issuer"])
-        and is_invite_id(entry["invite"])
-        and entry["role"] in (Role.NODE.value, Role.CLIENT.value)
-        and isinstance(signature, str)
-        and _SIGNATURE.fullmatch(signature)
-    ):
-        raise CredentialRefused("a grant in the credential is malformed")
+def _pack(grant: Grant) -> bytes:
+    role = bytes([_ROLES.index(grant.role)])
+    return bytes.fromhex(grant.node) + role + bytes.fromhex(grant.invite) + grant.signature
+
+
+def _unpack(piece: bytes) -> Grant:
+    role = piece[_KEY_BYTES]
+    if role >= len(_ROLES):
+        raise CredentialRefused("the credential has a role that this version does not know")
+    invite_end = _KEY_BYTES + 1 + _INVITE_BYTES
     return Grant(
-        node=NodeId(entry["node"]),
-        role=Role(entry["role"]),
-        invite=entry["invite"],
-        issuer=NodeId(entry["issuer"]),
-        signature=bytes.fromhex(signature),
+        node=NodeId(piece[:_KEY_BYTES].hex()),
+        role=_ROLES[role],
+        invite=piece[_KEY_BYTES + 1 : invite_end].hex(),
+        signature=piece[invite_end:],
     )

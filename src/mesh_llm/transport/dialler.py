@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from mesh_llm.defaults import ALPN
-from mesh_llm.errors import Expelled, JoinRefused, MeshError, PeerLost
+from mesh_llm.errors import JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
 from mesh_llm.transport.closing import Code, close
 from mesh_llm.transport.control import Control
@@ -80,7 +80,15 @@ def tried(address: Address) -> str:
 _UPDATE_HERE = "update mesh-llm on this machine"
 _UPDATE_THERE = "update mesh-llm on the other machine"
 _NEW_TOKEN = "ask for a new one: `mesh-llm invite` on a member makes it"
-_PASSING = (Code.UNKNOWN, Code.BUSY, Code.TIMEOUT, Code.LEAVING, Code.CLOSED, Code.INTERNAL)
+_PASSING = (
+    Code.UNKNOWN,
+    Code.BUSY,
+    Code.TIMEOUT,
+    Code.LEAVING,
+    Code.CLOSED,
+    Code.INTERNAL,
+    Code.CROWDED,
+)
 """Another attempt may well succeed."""
 
 
@@ -94,6 +102,7 @@ def join_refused(dropped: Dropped) -> JoinRefused:
         Code.WRONG: ("the token was not accepted: it is wrong, or belongs to another mesh", _NEW_TOKEN),
         Code.EXPIRED: ("the token has expired", _NEW_TOKEN),
         Code.REVOKED: ("the token was revoked", _NEW_TOKEN),
+        Code.USED: ("the token has been used as often as it may", _NEW_TOKEN),
         Code.OWN_ID: ("the inviter runs with this node's identity", "give each node a home of its own"),
     }
     found = {Code.WRONG: ("the inviter could not prove that it made the token", _NEW_TOKEN)}
@@ -106,7 +115,8 @@ def connect_refused(node: NodeId, dropped: Dropped) -> MeshError:
     if may_pass(dropped):
         return PeerLost(f"no connection to {other}: {dropped.closing.reason}")
     if dropped.closing.code is Code.REVOKED and not dropped.by_us:
-        return expelled()
+        # Without the revocation it is one node's word: it may be out of its mind, or of the mesh.
+        return PeerLost(f"{other} says that this node was expelled, and does not prove it")
     again = "join again with a new token"
     told = {
         Code.WRONG: (f"{other} does not accept this node as a member of its mesh", again),
@@ -117,13 +127,6 @@ def connect_refused(node: NodeId, dropped: Dropped) -> MeshError:
         Code.REVOKED: (f"{other} was expelled from the mesh", None),
     }
     return _refused(dropped, found if dropped.by_us else told, other)
-
-
-def expelled() -> Expelled:
-    return Expelled(
-        "this node was expelled from its mesh: its invite was revoked",
-        hint="join again with a new token, or start afresh with --new-mesh",
-    )
 
 
 def _refused(dropped: Dropped, known: Mapping[Code, tuple[str, str | None]], other: str) -> JoinRefused:

@@ -25,6 +25,7 @@ class FrameType(IntEnum):
     PROVE = 2
     ADMITTED = 3
     CONFIRM = 4
+    EXPELLED = 5
     MESSAGE = 16
 
 

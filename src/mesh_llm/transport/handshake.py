@@ -1,16 +1,18 @@
 """What two nodes tell each other on a connection's first stream, before anything else.
 
-    dialer    HELLO     protocol version, nonce
-    acceptor  HELLO     protocol version, nonce
+    dialer    HELLO     protocol versions, nonce
+    acceptor  HELLO     protocol versions, nonce
     dialer    PROVE     an invite's id and a proof of its secret, or a credential
     acceptor  ADMITTED  its own credential; to one who joins also: the proof turned round, a credential,
                         the welcome
+           or EXPELLED  the signed revocation by which the dialer is no member any more
     dialer    CONFIRM
     acceptor  CONFIRM   only where the acceptor is the arbiter
 
 QUIC has authenticated both ids. A proof is an HMAC with the invite's secret over both ids, both nonces,
 the mesh and a label for the direction: it is worth nothing on another connection. Until its proof holds,
-the dialer has been told a version and a nonce. A refusal is the connection's closing, with a code.
+the dialer has been told versions and a nonce. A refusal is the connection's closing, with a code, which is
+no more than a hint; of its expulsion a node is convinced by the revocation alone.
 
 The arbiter is the one with the smaller id. When both dial at once there are two connections; the
 arbiter keeps the one that first got as far as its decision, and the other side follows: it takes a
@@ -25,11 +27,14 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mesh_llm.defaults import HANDSHAKE_S, PROTOCOL_VERSION
-from mesh_llm.errors import CredentialRefused
+from mesh_llm.defaults import EXPELLED_READ_S, HANDSHAKE_S, PROTOCOL_OLDEST, PROTOCOL_VERSION
+from mesh_llm.errors import CredentialRefused, Expelled, MalformedMessage
+from mesh_llm.membership.fields import Fields
+from mesh_llm.membership.messages import signed_from_fields, signed_to_document
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.admissions import Verdict, proof
 from mesh_llm.transport.closing import Closing, Code, close, closing_of
@@ -40,7 +45,8 @@ from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.quic import iroh
-from mesh_llm.types import MeshId, NodeId, Role
+from mesh_llm.transport.revocations import Revocation, Revocations
+from mesh_llm.types import MeshId, NodeId, Role, Signed
 
 T = TypeVar("T")
 
@@ -64,9 +70,19 @@ class Dropped(Exception):
 class Refusal(Exception):
     """The handshake ends here, and this is what the other side is told."""
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: Code, *, revocation: Revocation | None = None) -> None:
         super().__init__(code.name)
         self.code = code
+        self.revocation = revocation
+        """By which the other side is no member any more."""
+
+
+class SaidExpelled(Exception):
+    """The other side says that this node was expelled, and shows what for; the caller has to verify it."""
+
+    def __init__(self, signed: Signed) -> None:
+        super().__init__("expelled")
+        self.signed = signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +165,27 @@ async def answer(
     if me.membership.mesh is None:
         raise Refusal(Code.WRONG)
     transcript = _transcript(me.membership.mesh, node, me.identity.id, theirs, ours)
-    if "invite" in prove:
-        body, introduction = _admit_by_invite(me, node, prove, transcript, now)
-    else:
-        body, introduction = _admit_by_credential(me, node, prove, transcript)
+    try:
+        if "invite" in prove:
+            body, introduction = _admit_by_invite(me, node, prove, transcript, now)
+        else:
+            body, introduction = _admit_by_credential(me, node, prove, transcript)
+    except Refusal as refusal:
+        if refusal.revocation is not None:
+            await _show(control, refusal.revocation)
+        raise
     control.trust()
     let_in()
     await control.write(FrameType.ADMITTED, {**body, **_about(me, node)})
     return introduction
+
+
+async def _show(control: Control, revocation: Revocation) -> None:
+    """Let the other side read why it is out: closing at once would overtake it."""
+    with suppress(TimeoutError, FrameError, iroh().IrohError):
+        async with asyncio.timeout(EXPELLED_READ_S):
+            await control.write(FrameType.EXPELLED, signed_to_document(revocation.signed))
+            await control.read()
 
 
 def _admit_by_invite(
@@ -164,20 +193,25 @@ def _admit_by_invite(
 ) -> tuple[dict[str, Any], Introduction]:
     membership = me.membership
     id, given = _matching(prove, "invite", _SHORT), bytes.fromhex(_matching(prove, "proof", _PROOF))
-    verdict = membership.admissions.verify(id=id, label=_JOINER, transcript=transcript, given=given, now=now)
+    verdict = membership.admissions.verify(
+        id=id, node=node, label=_JOINER, transcript=transcript, given=given, now=now
+    )
     if verdict is not Verdict.RIGHT:
         raise Refusal(Code[verdict.name])
     invite = membership.admissions.get(id)
     assert invite is not None
     try:
         membership.role(me.identity.id)
-        granted = credentials.extend(membership.credential, me.identity, node, invite.role, id)
-    except CredentialRefused:
+        assert membership.mesh is not None
+        granted = credentials.extend(
+            membership.credential, membership.mesh, me.identity, node, invite.role, id
+        )
+    except (CredentialRefused, Expelled):
         # Expelled ourselves, or become a client since: our grants are worth nothing.
         raise Refusal(Code.REVOKED) from None
     body = {
         "proof": proof(invite.secret, _INVITER, transcript).hex(),
-        "granted": credentials.to_document(granted),
+        "granted": credentials.to_text(granted),
         "welcome": me.welcome(node, invite.role),
     }
     return body, _introduction(prove, node, invite.role, granted, transcript, invite=id)
@@ -206,18 +240,18 @@ async def prove_invite(control: Control, me: Self, invite: Invite) -> tuple[Intr
     transcript = _transcript(invite.mesh, me.identity.id, invite.inviter, ours, theirs)
     body = {"invite": invite.id, "proof": proof(invite.secret, _JOINER, transcript).hex()}
     await control.write(FrameType.PROVE, {**body, **_about(me, invite.inviter, credential=False)})
-    admitted = await control.expect(FrameType.ADMITTED)
+    admitted = await _admitted(control)
     given = bytes.fromhex(_matching(admitted, "proof", _PROOF))
     if not hmac.compare_digest(proof(invite.secret, _INVITER, transcript), given):
         raise Refusal(Code.WRONG)
     welcome = admitted.get("welcome")
     if not isinstance(welcome, dict):
         raise FrameError("no welcome")
-    future = Membership(mesh=invite.mesh)
+    future = Membership(mesh=invite.mesh, revocations=Revocations(invite.mesh))
     introduction = _introduce_acceptor(future, invite.inviter, admitted, transcript)
     try:
-        granted = credentials.from_document(admitted.get("granted"))
-        credentials.check(granted, invite.mesh, me.identity.id, ())
+        granted = credentials.from_text(admitted.get("granted"))
+        credentials.check(granted, invite.mesh, me.identity.id)
     except CredentialRefused:
         raise Refusal(Code.WRONG) from None
     return introduction, Joined(mesh=invite.mesh, credential=granted, welcome=welcome)
@@ -230,8 +264,20 @@ async def prove_credential(control: Control, me: Self, node: NodeId) -> Introduc
     ours, theirs = await greet(control)
     transcript = _transcript(mesh, me.identity.id, node, ours, theirs)
     await control.write(FrameType.PROVE, _about(me, node))
-    admitted = await control.expect(FrameType.ADMITTED)
+    admitted = await _admitted(control)
     return _introduce_acceptor(me.membership, node, admitted, transcript)
+
+
+async def _admitted(control: Control) -> dict[str, Any]:
+    frame = await control.read()
+    if frame is not None and frame.type == FrameType.EXPELLED:
+        try:
+            raise SaidExpelled(signed_from_fields(Fields(frame.body, "expelled")))
+        except MalformedMessage as error:
+            raise FrameError(error.message) from None
+    if frame is None or frame.type != FrameType.ADMITTED:
+        raise FrameError("something else than ADMITTED")
+    return frame.body
 
 
 def _introduce_acceptor(
@@ -245,16 +291,19 @@ def _introduce_acceptor(
 
 
 def _hello(nonce: bytes) -> dict[str, Any]:
-    return {"version": PROTOCOL_VERSION, "nonce": nonce.hex()}
+    return {"version": PROTOCOL_VERSION, "oldest": PROTOCOL_OLDEST, "nonce": nonce.hex()}
 
 
 def _hello_nonce(hello: dict[str, Any]) -> bytes:
     version = hello.get("version")
-    if type(version) is not int:
+    oldest = hello.get("oldest", version)
+    if type(version) is not int or type(oldest) is not int:
         raise FrameError("a HELLO without version")
-    if version != PROTOCOL_VERSION:
-        # Told from the other side's point of view.
-        raise Refusal(Code.TOO_OLD if version < PROTOCOL_VERSION else Code.TOO_NEW)
+    # Told from the other side's point of view. Between the two lies what both can speak.
+    if version < PROTOCOL_OLDEST:
+        raise Refusal(Code.TOO_OLD)
+    if oldest > PROTOCOL_VERSION:
+        raise Refusal(Code.TOO_NEW)
     return bytes.fromhex(_matching(hello, "nonce", _NONCE))
 
 
@@ -265,7 +314,7 @@ def _transcript(mesh: MeshId, dialer: NodeId, acceptor: NodeId, first: bytes, se
 def _about(me: Self, node: NodeId, *, credential: bool = True) -> dict[str, Any]:
     body: dict[str, Any] = {"instance": me.instance, "gone": me.gone(node)}
     if credential:
-        body["credential"] = credentials.to_document(me.membership.credential)
+        body["credential"] = credentials.to_text(me.membership.credential)
     return body
 
 
@@ -273,12 +322,12 @@ def _check(membership: Membership, node: NodeId, body: dict[str, Any]) -> tuple[
     mesh = membership.mesh
     assert mesh is not None
     try:
-        credential = credentials.from_document(body.get("credential"))
-        role = credentials.check(credential, mesh, node, ())
+        credential = credentials.from_text(body.get("credential"))
+        role = credentials.check(credential, mesh, node)
     except CredentialRefused:
         raise Refusal(Code.WRONG) from None
-    if any(grant.invite in membership.revoked for grant in credential):
-        raise Refusal(Code.REVOKED)
+    if (revocation := membership.revocations.strikes(credential)) is not None:
+        raise Refusal(Code.REVOKED, revocation=revocation)
     return role, credential
 
 

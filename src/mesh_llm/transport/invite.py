@@ -38,8 +38,9 @@ _TEXT = re.compile(r"[A-Za-z0-9_-]+")
 _RELAY = re.compile(r"https?://[!-~]+")
 _TOKEN = re.compile(r"[!-~]+")
 
-_CLIENT, _FOREIGN_MESH, _EXPIRES, _HAS_RELAY, _HAS_TOKEN, _OWN_RELAY = 1, 2, 4, 8, 16, 32
-_KNOWN_FLAGS = 63
+_CLIENT, _FOREIGN_MESH, _EXPIRES, _HAS_RELAY, _HAS_TOKEN, _OWN_RELAY, _OWNER = 1, 2, 4, 8, 16, 32, 64
+_KNOWN_FLAGS = 127
+_ROLE_FLAGS = {Role.NODE: 0, Role.CLIENT: _CLIENT, Role.OWNER: _OWNER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,7 @@ def _signed(content: bytes) -> bytes:
 
 def _pack(invite: Invite) -> bytes:
     foreign = str(invite.mesh) != invite.inviter
-    flags = (_CLIENT if invite.role is Role.CLIENT else 0) | (_FOREIGN_MESH if foreign else 0)
+    flags = _ROLE_FLAGS[invite.role] | (_FOREIGN_MESH if foreign else 0)
     flags |= (_EXPIRES if invite.expires is not None else 0) | (_HAS_RELAY if invite.address.relay else 0)
     flags |= (_HAS_TOKEN if invite.relay_token else 0) | (_OWN_RELAY if invite.own_relay else 0)
     parts = [bytes([flags]), bytes.fromhex(invite.id), bytes.fromhex(invite.inviter)]
@@ -190,7 +191,8 @@ class _Reader:
 def _unpack(content: bytes) -> Invite:
     reader = _Reader(content)
     flags = reader.byte()
-    if flags & ~_KNOWN_FLAGS:
+    roles = [role for role, bits in _ROLE_FLAGS.items() if flags & (_CLIENT | _OWNER) == bits]
+    if flags & ~_KNOWN_FLAGS or not roles:
         raise ValueError("unknown flags")
     id, inviter = reader.take(ID_BYTES).hex(), reader.take(KEY_BYTES).hex()
     mesh = reader.take(KEY_BYTES).hex() if flags & _FOREIGN_MESH else inviter
@@ -214,7 +216,7 @@ def _unpack(content: bytes) -> Invite:
         address=Address(direct=direct, relay=relay),
         own_relay=own_relay,
         relay_token=relay_token,
-        role=Role.CLIENT if flags & _CLIENT else Role.NODE,
+        role=roles[0],
         expires=expires,
     )
 

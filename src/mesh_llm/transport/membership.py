@@ -1,20 +1,39 @@
-"""Which mesh this node belongs to, by what right, and whom it may let in."""
+"""Which mesh this node belongs to, by what right, whom it may let in, and what its owners have claimed."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mesh_llm.defaults import REVOKED_LIMIT
-from mesh_llm.errors import CredentialRefused, MeshError
+from mesh_llm.defaults import OWNERS_LIMIT
+from mesh_llm.errors import CredentialRefused, Expelled, Forged, MalformedMessage, MeshError
+from mesh_llm.membership.fields import Fields, counts_up_to
+from mesh_llm.membership.messages import signed_from_fields, signed_to_document
+from mesh_llm.membership.plans import settings_from_document, settings_to_document
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.admissions import Admissions
+from mesh_llm.transport.claims import Claim, Signer, sign, signer_of
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity, is_node_id
-from mesh_llm.types import MeshId, NodeId, Role
+from mesh_llm.transport.revocations import Revocation, Revocations, revocation_text
+from mesh_llm.types import MeshId, MeshSettings, NodeId, Role, Signed
 
-_FIELDS = {"mesh", "credential", "revoked", "invites"}
+_FIELDS = {"mesh", "credential", "revocations", "settings", "invites"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnersSettings:
+    """What an owner has set."""
+
+    settings: MeshSettings
+    signer: Signer
+    signed: Signed
+
+    @property
+    def rank(self) -> tuple[int, NodeId]:
+        return self.settings.version, self.signer.node
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,60 +43,141 @@ class Membership:
     mesh: MeshId | None = None
     """None until the node has joined one: until then it admits nobody."""
     credential: Credential = ()
-    revoked: set[str] = field(default_factory=set)
+    revocations: Revocations = field(default_factory=lambda: Revocations(MeshId("")))
+    owners: dict[NodeId, OwnersSettings] = field(default_factory=dict)
+    """The last word of each owner."""
     admissions: Admissions = field(default_factory=Admissions)
 
     @classmethod
     def create(cls, identity: Identity) -> Membership:
         """A new mesh, whose creator this node is."""
-        return cls(mesh=MeshId(identity.id))
+        mesh = MeshId(identity.id)
+        return cls(mesh=mesh, revocations=Revocations(mesh))
 
     def adopt(self, mesh: MeshId, credential: Credential) -> None:
         """Become a member of `mesh`; what belonged to another one goes."""
         if mesh != self.mesh:
-            self.revoked = set()
+            self.revocations = Revocations(mesh)
+            self.owners = {}
             self.admissions = Admissions()
         self.mesh, self.credential = mesh, credential
 
     def role(self, node: NodeId) -> Role:
-        """This node's own; `CredentialRefused` when it is no member (any more)."""
+        """This node's own; `CredentialRefused` when it is no member, `Expelled` when it is none any more."""
         if self.mesh is None:
             raise CredentialRefused("this node has joined no mesh", hint="mesh-llm --join TOKEN")
-        return credentials.check(self.credential, self.mesh, node, self.revoked)
+        role = credentials.check(self.credential, self.mesh, node)
+        if (hit := self.revocations.strikes(self.credential)) is not None:
+            raise expelled(hit)
+        return role
 
-    def add_revoked(self, ids: Iterable[str]) -> set[str]:
-        """Those of `ids` that are news; malformed ones, and more than can be kept, are left out."""
-        known = {id for id in ids if credentials.is_invite_id(id)} - self.revoked
-        news = set(sorted(known)[: max(0, REVOKED_LIMIT - len(self.revoked))])
-        self.revoked |= news
-        return news
+    # -- what owners and inviters claim ------------------------------------------------------------
+
+    def seal(self, identity: Identity, claim: Claim, text: str) -> Signed:
+        """Signed by this node, with the right that it has now."""
+        assert self.mesh is not None
+        return sign(identity, self.mesh, self.credential, claim, text)
+
+    @property
+    def settings(self) -> MeshSettings | None:
+        """Those in force."""
+        chosen = self.in_force
+        return chosen.settings if chosen is not None else None
+
+    @property
+    def in_force(self) -> OwnersSettings | None:
+        valid = [
+            each for each in self.owners.values() if self.revocations.strikes(each.signer.credential) is None
+        ]
+        return max(valid, key=lambda each: each.rank, default=None)
+
+    def set(self, settings: MeshSettings, identity: Identity, *, now: float) -> None:
+        """As an owner, which this node has to be."""
+        text = json.dumps({"settings": settings_to_document(settings)}, separators=(",", ":"))
+        self.take_settings(self.seal(identity, Claim.SETTINGS, text), now=now)
+
+    def take_settings(self, signed: Signed, *, now: float) -> bool:
+        """Verify and keep an owner's settings; whether they are news. `Forged` where they do not hold."""
+        assert self.mesh is not None
+        if any(each.signed == signed for each in self.owners.values()):
+            return False
+        signer = signer_of(signed, self.mesh, Claim.SETTINGS)
+        if signer.role is not Role.OWNER:
+            raise Forged("settings by a node that is no owner of the mesh")
+        try:
+            settings = settings_from_document(Fields(json.loads(signed.text), "claim").get("settings"))
+        except (ValueError, RecursionError, MalformedMessage):
+            raise Forged("settings that make no sense") from None
+        known = self.owners.get(signer.node)
+        is_full = known is None and len(self.owners) >= OWNERS_LIMIT
+        # One version twice: all nodes have to choose the same one of them.
+        is_old = known is not None and (settings.version, signed.text) <= (
+            known.settings.version,
+            known.signed.text,
+        )
+        if is_full or is_old or settings.version > counts_up_to(now):
+            return False
+        self.owners[signer.node] = OwnersSettings(settings=settings, signer=signer, signed=signed)
+        return True
+
+    def revoke(self, invite: str, identity: Identity) -> None:
+        """Sign that an invite is taken back; raises where this node's word would not be kept."""
+        if not self.revocations.has_room(identity.id, self.credential):
+            raise MeshError(
+                "this node has revoked as many invites as the others keep of it",
+                hint="revoke it on the machine that started the mesh, or on another owner's",
+            )
+        signed = self.seal(identity, Claim.REVOCATION, revocation_text(invite))
+        self.revocations.add([signed])
+
+    def take_revocations(self, signed: Iterable[Signed]) -> list[Revocation]:
+        return self.revocations.add(signed)
+
+    def claims(self) -> tuple[list[Signed], list[Signed]]:
+        """Settings and revocations, for others."""
+        return [each.signed for each in self.owners.values()], self.revocations.signed
 
     # -- documents -------------------------------------------------------------------------------
 
     def to_document(self) -> dict[str, Any]:
         """For the home, where it is private: invites' secrets are in it."""
+        settings, revocations = self.claims()
         return {
             "mesh": self.mesh,
-            "credential": credentials.to_document(self.credential),
-            "revoked": sorted(self.revoked),
+            "credential": credentials.to_text(self.credential),
+            "settings": list(map(signed_to_document, settings)),
+            "revocations": list(map(signed_to_document, revocations)),
             "invites": self.admissions.to_document(),
         }
 
     @classmethod
-    def from_document(cls, document: Any) -> Membership:
+    def from_document(cls, document: Any, *, now: float) -> Membership:
         try:
             if not isinstance(document, dict) or set(document) != _FIELDS:
                 raise ValueError("missing or unknown fields")
-            mesh, revoked = document["mesh"], document["revoked"]
-            if mesh is not None and not is_node_id(mesh):
+            mesh = document["mesh"]
+            if not is_node_id(mesh):
                 raise ValueError("the mesh's id is malformed")
-            if not isinstance(revoked, list) or not all(map(credentials.is_invite_id, revoked)):
-                raise ValueError("the revoked invites are malformed")
-            return cls(
+            found = cls(
                 mesh=mesh,
-                credential=credentials.from_document(document["credential"]),
-                revoked=set(revoked),
+                credential=credentials.from_text(document["credential"]),
+                revocations=Revocations(mesh),
                 admissions=Admissions.from_document(document["invites"]),
             )
-        except (ValueError, CredentialRefused) as error:
+            found.revocations.add(_signed(each) for each in document["revocations"])
+            for each in document["settings"]:
+                found.take_settings(_signed(each), now=now)
+            return found
+        except (ValueError, TypeError, CredentialRefused, Forged, MalformedMessage) as error:
             raise MeshError(f"the record of this node's mesh is damaged: {error}") from error
+
+
+def _signed(document: Any) -> Signed:
+    return signed_from_fields(Fields(document, "claim"))
+
+
+def expelled(revocation: Revocation) -> Expelled:
+    return Expelled(
+        f"this node was expelled from its mesh: its invite {revocation.invite} was revoked",
+        hint="join again with a new token, or start afresh with --new-mesh",
+    )

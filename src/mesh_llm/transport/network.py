@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -22,12 +22,13 @@ from mesh_llm.defaults import (
     NETWORK_CLOSE_S,
     NETWORK_TASKS_S,
 )
-from mesh_llm.errors import CredentialRefused, InviteRefused, JoinRefused, MeshError, PeerLost
+from mesh_llm.errors import Forged, InviteRefused, JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
 from mesh_llm.transport import invite as invites
 from mesh_llm.transport.admissions import IssuedInvite
 from mesh_llm.transport.closing import Code
 from mesh_llm.transport.control import Control
+from mesh_llm.transport.credential import check_may_invite
 from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, may_pass, tried
 from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_seen, bind, ports_of
 from mesh_llm.transport.handshake import Dropped, Introduction, Joined
@@ -38,7 +39,7 @@ from mesh_llm.transport.porch import Porch
 from mesh_llm.transport.quic import iroh
 from mesh_llm.transport.roster import Roster
 from mesh_llm.transport.stream import Stream, StreamCode
-from mesh_llm.types import Address, NodeId, Role
+from mesh_llm.types import Address, NodeId, Role, Signed
 
 __all__ = ["Handler", "Membership", "Network", "NetworkConfig", "PathFacts", "Peer", "Stream", "StreamCode"]
 
@@ -147,10 +148,7 @@ class Network:
         self, *, role: Role = Role.NODE, lifetime_s: float | None = INVITE_LIFETIME_S
     ) -> tuple[IssuedInvite, str]:
         """A new invite and its token."""
-        if self.mesh.role(self.id) is Role.CLIENT:
-            raise CredentialRefused(
-                "a client cannot invite others", hint="make the invite on a node of the mesh"
-            )
+        check_may_invite(self.mesh.role(self.id), role)
         mesh = self.mesh.mesh
         assert mesh is not None
         issued = self.mesh.admissions.issue(role=role, now=time.time(), lifetime_s=lifetime_s)
@@ -169,16 +167,15 @@ class Network:
 
     def revoke(self, invite_id: str) -> None:
         """Those who came in by it are expelled; others learn of it from the node."""
+        self.mesh.revoke(invite_id, self.config.identity)
         self.mesh.admissions.revoke(invite_id)
-        self.expel([invite_id])
+        self.expel()
 
-    def expel(self, revoked: Iterable[str]) -> set[str]:
-        """Learn of revoked invites; returns those that were news."""
-        news = self.mesh.add_revoked(revoked)
+    def expel(self) -> None:
+        """End the connections to those whose invites are revoked by now."""
         for peer in tuple(self.peers.values()):
-            if any(grant.invite in news for grant in peer.credential):
+            if self.mesh.revocations.strikes(peer.credential) is not None:
                 self._roster.drop(peer, Code.REVOKED)
-        return news
 
     # -- dialling --------------------------------------------------------------------------------
 
@@ -222,6 +219,8 @@ class Network:
                 if not may_pass(error):
                     raise join_refused(error) from None
                 log.info("could not join yet reason=%s", error)
+            except handshake.SaidExpelled:
+                raise JoinRefused("the token was revoked", hint="ask for a new one") from None
             except PeerLost as error:
                 log.info("could not join yet reason=%s", error)
             await asyncio.sleep(JOIN_RETRY_S)
@@ -261,7 +260,16 @@ class Network:
         except Dropped as error:
             if error.closing.code is not Code.DUPLICATE:
                 raise connect_refused(node, error) from None
+        except handshake.SaidExpelled as error:
+            self._verify_expulsion(error.signed)
+            raise PeerLost(f"node {node[:10]} says that this node was expelled, which is not so") from None
         # The other side holds a connection, which it is about to confirm, or which it has yet to find dead.
         if (peer := await self._roster.wait_for(node, min(timeout_s, HANDSHAKE_S))) is not None:
             return peer
         raise PeerLost(f"node {node[:10]} holds on to an older connection")
+
+    def _verify_expulsion(self, signed: Signed) -> None:
+        """Raises `Expelled` where the revocation holds, and concerns this node."""
+        with suppress(Forged):
+            self.mesh.take_revocations([signed])
+            self.mesh.role(self.id)

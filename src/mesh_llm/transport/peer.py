@@ -118,11 +118,6 @@ class Peer:
         self._path: PathFacts | None = None
         self._ended = False
 
-    @property
-    def was_expelled_by(self) -> bool:
-        """Whether it ended because the other side knows that this node's invite was revoked."""
-        return self.closing is not None and self.closing.code is Code.REVOKED and not self.ended_here
-
     def __repr__(self) -> str:
         return f"Peer({self.id[:10]}, {self.role})"
 

@@ -28,6 +28,8 @@ _REFUSED = {
     Code.WRONG: "it knows no invite of this mesh",
     Code.EXPIRED: "its invite has expired",
     Code.REVOKED: "its invite was revoked",
+    Code.USED: "its invite has been used up",
+    Code.CROWDED: "too many clients came by the same invite",
     Code.TOO_OLD: "it speaks an older protocol",
     Code.TOO_NEW: "it speaks a newer protocol",
 }

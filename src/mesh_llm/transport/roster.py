@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from mesh_llm.defaults import PEERS_LIMIT
+from mesh_llm.defaults import CLIENTS_PER_INVITE, PEERS_LIMIT
 from mesh_llm.transport.closing import Code
 from mesh_llm.transport.control import Control
 from mesh_llm.transport.gate import Gate
@@ -63,7 +63,7 @@ class Roster:
     def enter(self, introduction: Introduction, connection: Any, control: Control, gate: Gate) -> Peer:
         """The connection counts from now on, in the place of any other to this node."""
         node = introduction.node
-        if any(grant.invite in self._membership.revoked for grant in introduction.credential):
+        if self._membership.revocations.strikes(introduction.credential) is not None:
             raise Refusal(Code.REVOKED)
         confirm = is_arbiter(self._me, node)
         if confirm and self.existing(introduction) is not None:
@@ -71,6 +71,10 @@ class Roster:
         old = self.peers.get(node)
         if self._silent or (old is None and len(self.peers) >= PEERS_LIMIT):
             raise Refusal(Code.BUSY)
+        if old is None and self._is_crowd(introduction):
+            raise Refusal(Code.CROWDED)
+        if introduction.invite is not None and not self._membership.admissions.use(introduction.invite, node):
+            raise Refusal(Code.USED)
         if old is not None:
             self.drop(old, Code.REPLACED if old.instance == introduction.instance else Code.OWN_ID)
         peer = Peer(
@@ -81,8 +85,6 @@ class Roster:
             handler=self._handler,
             confirm=confirm,
         )
-        if introduction.invite is not None:
-            self._membership.admissions.used(introduction.invite)
         self.peers[node] = peer
         self._spawn(self._run(peer), f"peer {node[:10]}")
         if (event := self._waiting.get(node)) is not None:
@@ -90,13 +92,17 @@ class Roster:
         self._handler.on_peer(peer)
         return peer
 
+    def _is_crowd(self, introduction: Introduction) -> bool:
+        """Ids cost nothing: all that come by one client's token are one client, with so many connections."""
+        if introduction.role is not Role.CLIENT:
+            return False
+        invite = introduction.credential[-1].invite
+        same = (p for p in self.peers.values() if p.role is Role.CLIENT and p.credential[-1].invite == invite)
+        return sum(1 for _ in same) >= CLIENTS_PER_INVITE
+
     async def _run(self, peer: Peer) -> None:
         closing = await peer.run()
         self.drop(peer, closing.code)
-        # Hearsay: taken from nodes, which are trusted with more, and from nobody else.
-        told = closing.code is Code.OWN_ID and not peer.ended_here and peer.role is Role.NODE
-        if told and not self._silent:
-            self._handler.on_duplicate()
 
     def drop(self, peer: Peer, code: Code, reason: str = "") -> None:
         """End a peer, and say so once."""

@@ -383,6 +383,8 @@ class MeshSettings:
     """The name under which it is served."""
     digest: str = ""
     """Of all bytes of its files (models.manifest); empty until an owner has read them."""
+    refined: int = 0
+    """So many of the last versions changed nothing that plans are made by."""
     context: int | None = None
     """Tokens per slot; None takes the largest that fits."""
     slots: int = 4
@@ -397,6 +399,11 @@ class MeshSettings:
     draft: Draft | None = None
     draft_max: int = 8
     """Tokens that the draft model guesses at once, at most."""
+
+    @property
+    def plan_version(self) -> int:
+        """The last version in which something changed that plans are made by."""
+        return self.version - self.refined
 
     @property
     def engine_key(self) -> tuple[object, ...]:

@@ -134,6 +134,8 @@ def settings_to_document(settings: MeshSettings) -> Document:
         ]
     if settings.digest:
         document["digest"] = settings.digest
+    if settings.refined:
+        document["refined"] = settings.refined
     if not settings.guess:
         document["guess"] = False
     if settings.draft is not None:
@@ -150,6 +152,7 @@ def settings_from_document(document: object) -> MeshSettings:
         fingerprint=Fingerprint(fields.text("fingerprint", NAME_CHARS)),
         alias=fields.text("alias", NAME_CHARS),
         digest=fields.digest("digest") if fields.has("digest") else "",
+        refined=fields.whole("refined", default=0),
         context=fields.whole("context", most=_TOKENS_MOST) if fields.has("context") else None,
         slots=fields.whole("slots", most=_SLOTS_MOST),
         cache_type_k=fields.text("cache_type_k", NAME_CHARS),

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mesh_llm.defaults import CLAIMS_MESSAGE_BYTES
-from mesh_llm.errors import Forged, MalformedMessage
+from mesh_llm.errors import CredentialRefused, Forged, MalformedMessage
 from mesh_llm.membership.fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
+from mesh_llm.transport import credential as credentials
+from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.network import Membership, Network, Peer
 from mesh_llm.types import Role, Signed
 
 log = logging.getLogger(__name__)
 
-KIND = "claims"
+KIND, PROMOTION = "claims", "promotion"
 _CLAIMS_LIMIT = 512
 """Of one kind in one message: more than fit into it."""
 
@@ -64,11 +66,31 @@ class ClaimsExchange:
             self._send(others, fresh, revoked)
             self._on_news()
 
+    def promoted(self, body: dict[str, Any]) -> bool:
+        """Whether this node is an owner from now on. Whoever brings it: it is worth what its signatures are."""
+        membership, me = self._membership, self._network.id
+        assert membership.mesh is not None
+        try:
+            credential = credentials.from_text(body.get("credential"))
+            role = credentials.check(credential, membership.mesh, me)
+        except CredentialRefused as error:
+            log.info("promotion left out: %s", error.message)
+            return False
+        news = role is Role.OWNER and credentials.role_of(membership.credential) is Role.NODE
+        if news and membership.revocations.strikes(credential) is None:
+            membership.credential = credential
+            return True
+        return False
+
     def _send(self, peers: Iterable[Peer], settings: list[Signed], revocations: list[Signed]) -> None:
         messages = list(_messages(settings, revocations))
         for peer in list(peers):
             for message in messages:
                 peer.send(message)
+
+
+def promotion(credential: Credential) -> dict[str, Any]:
+    return {"kind": PROMOTION, "credential": credentials.to_text(credential)}
 
 
 def _messages(settings: list[Signed], revocations: list[Signed]) -> Iterator[dict[str, Any]]:

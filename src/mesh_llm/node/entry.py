@@ -23,15 +23,10 @@ from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.shelf import file_stem
 from mesh_llm.planning.forced import misfit
 from mesh_llm.transport.credential import (
-    Credential,
-    check_may_invite,
-    extend,
-    is_invite_id,
-    issuers_of,
     role_of,
 )
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.invite import Invite, decode, encode
+from mesh_llm.transport.invite import Invite, decode
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Network, NetworkConfig
 from mesh_llm.types import Address, Draft, Fingerprint, MeshSettings, ModelFacts, NodeId, Role
@@ -60,10 +55,10 @@ class Entry:
         self._ports = (0, 0)
         self.epoch = 0
         """The highest one of a plan that this home has heard of."""
-        self._relay: tuple[str | None, str | None] = (config.relay, config.relay_token)
+        self.relay: tuple[str | None, str | None] = (config.relay, config.relay_token)
         """The mesh's own, and its token; None where the public ones serve."""
         if config.relay == PUBLIC_RELAYS:
-            self._relay = (None, None)
+            self.relay = (None, None)
         self._written: dict[str, Any] = {}
         self._left = False
 
@@ -99,7 +94,7 @@ class Entry:
         self.invite = invite
         if self._config.relay is None:
             # Where the inviter is to be found is no reason to give up the other public relays.
-            self._relay = (invite.address.relay, invite.relay_token) if invite.own_relay else (None, None)
+            self.relay = (invite.address.relay, invite.relay_token) if invite.own_relay else (None, None)
 
     def _check_role(self, role: Role) -> None:
         if role is Role.CLIENT and not self._config.client:
@@ -118,7 +113,7 @@ class Entry:
             ipv4, ipv6 = document["ports"]
             self._ports = (int(ipv4), int(ipv6))
             if self._config.relay is None:
-                self._relay = (document["relay"], document["relay_token"])
+                self.relay = (document["relay"], document["relay_token"])
         except (KeyError, TypeError, ValueError, MeshError) as error:
             raise MeshError(
                 f"{self._home.mesh_file} is damaged: {error}",
@@ -151,7 +146,7 @@ class Entry:
         return self.is_owner and (mine or bool(self._given()))
 
     def network_config(self) -> NetworkConfig:
-        relay, token = self._relay
+        relay, token = self.relay
         return NetworkConfig(
             identity=self._identity,
             bind_ip=self._config.bind_ip,
@@ -170,7 +165,7 @@ class Entry:
         if network.ports != self._ports:
             self._ports = network.ports
             if self.invite is None:
-                self._write()
+                self.write()
 
     async def join(self, mesh: Mesh) -> str:
         """By invite; raises with one sentence where that is refused. Returns the inviter's name."""
@@ -180,7 +175,7 @@ class Entry:
         self._check_options(self.settings)
         self._hints = {self.invite.inviter: self.invite.address}
         self.return_to(mesh)
-        self._write()
+        self.write()
         name = welcome.get("name")
         return clean(name, NAME_CHARS) if isinstance(name, str) and name else self.invite.inviter[:8]
 
@@ -217,7 +212,7 @@ class Entry:
             raise UsageError(wrong, hint=f"the model's layers are 0-{len(model.layers) - 1}")
         same_file = old is not None and old.fingerprint == model.fingerprint
         settings = MeshSettings(
-            version=old.version if old is not None else 1,
+            version=1,
             # A name and never a path: others look for it in their own folders.
             model=_common_name(model),
             fingerprint=model.fingerprint,
@@ -249,10 +244,10 @@ class Entry:
     def _set(self, settings: MeshSettings) -> MeshSettings:
         """Sign them, where they differ from those in force."""
         old = self.settings
-        if old is None or settings != old:
-            settings = replace(settings, version=old.version + 1 if old is not None else 1)
+        settings = _version_after(old, settings)
+        if settings != old:
             self.membership.set(settings, self._identity, now=time.time())
-        self._write()
+        self.write()
         return settings
 
     def _given(self) -> set[str]:
@@ -358,15 +353,15 @@ class Entry:
             del self._known[next(iter(self._known))]
         self.epoch = max(self.epoch, mesh.highest_epoch())
         try:
-            self._write(only_news=True)
+            self.write(only_news=True)
         except OSError as error:
             # A full disk is no reason to end a node that serves; the next change tries again.
             log.warning("membership not written file=%s cause=%s", self._home.mesh_file, error.strerror)
 
-    def _write(self, *, only_news: bool = False) -> None:
+    def write(self, *, only_news: bool = False) -> None:
         if self.membership.mesh is None or self._left:
             return  # not in yet, and what the home remembers may be of use; or out for good
-        relay, token = self._relay
+        relay, token = self.relay
         document = {
             "version": takeover.HOME_VERSION,
             "membership": self.membership.to_document(),
@@ -391,130 +386,6 @@ class Entry:
         self._left = True
         self._home.forget_mesh()
 
-    # -- invites -------------------------------------------------------------------------------
-
-    def invite_others(
-        self, role: Role, lifetime_s: float | None, *, limit: int | None = None, reuse: bool = False
-    ) -> dict[str, Any]:
-        """A token for `role`; with `reuse` that of an invite which is open and has most of its time left."""
-        if self.network is None or self.membership.mesh is None:
-            raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
-        check_may_invite(self.membership.role(self._identity.id), role)
-        now = time.time()
-        admissions = self.membership.admissions
-        open_ones = [
-            invite
-            for invite in admissions.invites()
-            if invite.role is role
-            and invite.limit is None
-            and invite.state(now) == "open"
-            and (invite.expires is None) == (lifetime_s is None)
-            and (invite.expires is None or lifetime_s is None or invite.expires - now > lifetime_s / 2)
-        ]
-        if reuse and open_ones:
-            issued = open_ones[-1]
-        else:
-            issued = admissions.issue(role=role, now=now, lifetime_s=lifetime_s, limit=limit)
-            self._write()
-        relay, token = self._relay
-        address = self.network.address
-        invite = Invite(
-            id=issued.id,
-            mesh=self.membership.mesh,
-            secret=issued.secret,
-            inviter=self._identity.id,
-            address=Address(direct=address.direct, relay=address.relay or relay),
-            own_relay=relay is not None,
-            relay_token=token if relay is not None else None,
-            role=role,
-            expires=issued.expires,
-        )
-        return {"id": issued.id, "token": encode(invite, self._identity)}
-
-    def list_invites(self) -> dict[str, Any]:
-        now = time.time()
-        return {
-            "invites": [
-                {
-                    "id": invite.id,
-                    "role": invite.role.value,
-                    "state": invite.state(now),
-                    "issued": invite.issued,
-                    "expires": invite.expires,
-                    "uses": invite.uses,
-                    "limit": invite.limit,
-                }
-                for invite in self.membership.admissions.invites()
-            ]
-        }
-
-    def revoke(self, what: str, mesh: Mesh) -> dict[str, Any]:
-        """Take back an invite, named by its id or by who came in by it; expel those who did."""
-        assert self.network is not None
-        names = {member.id: mesh.name_of(member.id) for member in mesh.members}
-        invite = self._invite_of(what, mesh)
-        before, settings = set(mesh.expelled), self.settings
-        self.network.revoke(invite)
-        if self.is_owner and self.settings is None and settings is not None:
-            # They were those of an owner who is out now, and nobody else has set any.
-            self.membership.set(settings, self._identity, now=time.time())
-        mesh.claim()
-        self._write()
-        out = mesh.expelled - before
-        return {"id": invite, "expelled": sorted(names.get(node, node[:8]) for node in out)}
-
-    def _invite_of(self, what: str, mesh: Mesh) -> str:
-        """The invite that somebody means, if this node may revoke it."""
-        found = [m.id for m in mesh.members if what in (m.id, m.facts.name) and m.id != mesh.me]
-        credentials = [credential for node in found if (credential := mesh.credential_of(node))]
-        if len(credentials) > 1:
-            raise MeshError(f"{len(found)} members are called {what}", hint="name one by its id")
-        invite = credentials[0][-1].invite if credentials else what
-        chains = credentials or [chain for node in mesh.members if (chain := mesh.credential_of(node.id))]
-        mine = self.membership.admissions.get(invite) is not None
-        above = any(self._is_above(invite, chain) for chain in chains)
-        if not (mine or above or (self.is_owner and is_invite_id(invite))):
-            raise MeshError(
-                f"this node neither made an invite {what!r} nor is above the one who did",
-                hint="`mesh-llm invite list` shows its own; owners of the mesh can revoke any",
-            )
-        return invite
-
-    def _is_above(self, invite: str, chain: Credential) -> bool:
-        """Whether this node's word would count against whoever came in by that invite."""
-        assert self.membership.mesh is not None
-        issuers = issuers_of(chain, self.membership.mesh)
-        at = next((index for index, grant in enumerate(chain) if grant.invite == invite), None)
-        return at is not None and self._identity.id in issuers[: at + 1]
-
-    def promote(self, name: str, mesh: Mesh) -> dict[str, Any]:
-        """Make a member an owner."""
-        if not self.is_owner:
-            raise MeshError(
-                "only an owner of the mesh can make another owner",
-                hint="do it on the machine that started the mesh, or on another owner's",
-            )
-        found = [m for m in mesh.alive() if name in (m.id, m.facts.name) and m.id != mesh.me]
-        if len(found) != 1:
-            raise MeshError(
-                f"{len(found) or 'no'} members are called {name!r}", hint="`mesh-llm status` lists them"
-            )
-        [member] = found
-        if member.facts.role is not Role.NODE:
-            raise MeshError(
-                f"{name} is {'a client' if member.facts.role is Role.CLIENT else 'an owner already'}"
-            )
-        assert self.membership.mesh is not None
-        admissions = self.membership.admissions
-        invite = admissions.issue(role=Role.OWNER, now=time.time(), lifetime_s=None, limit=1)
-        credential = extend(
-            self.membership.credential, self.membership.mesh, self._identity, member.id, Role.OWNER, invite.id
-        )
-        mesh.promote(member.id, credential)
-        admissions.use(invite.id, member.id)
-        self._write()
-        return {"id": member.id, "name": member.facts.name, "invite": invite.id}
-
 
 def _common_name(model: ModelFacts) -> str:
     """By which every node of the mesh can look for it: never a path, nor one person's own word."""
@@ -524,6 +395,16 @@ def _common_name(model: ModelFacts) -> str:
         return stem
     # A file that is called as somebody else's model: others must not download that one for it.
     return known.name if catalog.key_of(known.stem) == catalog.key_of(stem) else f"{stem}.gguf"
+
+
+def _version_after(old: MeshSettings | None, settings: MeshSettings) -> MeshSettings:
+    if old is None:
+        return replace(settings, version=1, refined=0)
+    same = replace(settings, version=old.version, refined=old.refined)
+    if same == old:
+        return old
+    only_refined = replace(same, digest=old.digest) == old
+    return replace(settings, version=old.version + 1, refined=old.refined + 1 if only_refined else 0)
 
 
 def _address_of(told: Told) -> Address:

@@ -6,24 +6,78 @@ pretend: the receiver sends a challenge first, and the opener signs it together 
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mesh_llm.errors import Forged, MalformedMessage, PeerLost
+from mesh_llm.defaults import FORWARD_PROOF_S
+from mesh_llm.errors import Forged, MalformedMessage, NodeUnreachable, PeerLost
 from mesh_llm.membership.fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
+from mesh_llm.node.trust import Origin
 from mesh_llm.tasks import task_group
 from mesh_llm.transport.claims import Claim, Signer, signer_of
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.membership import Membership
-from mesh_llm.transport.network import Stream
-from mesh_llm.types import NodeId
+from mesh_llm.transport.network import Peer, Stream
+from mesh_llm.types import NodeId, Role
+
+if TYPE_CHECKING:
+    from mesh_llm.node.mesh import Mesh
+
+log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 1 << 16
 _NONCE_BYTES = 16
 _KIND_CHARS = 64
+
+
+class Forwarding:
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    async def open(self, helper: Peer, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
+        """A stream to `node` through `helper`."""
+        mesh = self._mesh
+        stream = await helper.open("forward", {"to": node})
+        try:
+            async with asyncio.timeout(FORWARD_PROOF_S):
+                await _prove(stream, mesh.membership, mesh.identity, to=node, kind=kind, header=header)
+        except TimeoutError:
+            stream.reset()
+            names = f"{mesh.name_of(node)} does not answer through {mesh.name_of(helper.id)}"
+            raise NodeUnreachable(names) from None
+        except BaseException:
+            stream.reset()
+            raise
+        return stream
+
+    async def serve_middle(self, origin: Origin, header: dict[str, Any], stream: Stream) -> None:
+        """Join two streams: `origin` cannot reach whom it wants to speak to, and this node can."""
+        target = self._mesh.peer(NodeId(str(header.get("to"))))
+        if target is None or target.role is Role.CLIENT:
+            stream.reset()
+            return
+        await join_streams(stream, await target.open("forwarded", {}))
+
+    async def serve_end(self, between: Origin, header: dict[str, Any], stream: Stream) -> None:
+        """Somebody beyond another member: it has to prove who it is."""
+        try:
+            async with asyncio.timeout(FORWARD_PROOF_S):
+                asked = await _challenge(stream, self._mesh.membership, self._mesh.me)
+        except (Forged, MalformedMessage, TimeoutError) as error:
+            log.info("stream refused between=%s: %r", between.id[:8], error)
+            stream.reset()
+            return
+        opener = asked.opener
+        service = self._mesh.service(asked.kind, opener.role)
+        if service is None or asked.kind in ("forward", "forwarded"):
+            stream.reset()
+            return
+        await service(Origin.of(opener.node, opener.role, opener.credential), asked.header, stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +89,7 @@ class Forwarded:
     header: dict[str, Any]
 
 
-async def prove(
+async def _prove(
     stream: Stream,
     membership: Membership,
     identity: Identity,
@@ -52,7 +106,7 @@ async def prove(
     await stream.write_document(signed_to_document(membership.seal(identity, Claim.STREAM, text)))
 
 
-async def challenge(stream: Stream, membership: Membership, me: NodeId) -> Forwarded:
+async def _challenge(stream: Stream, membership: Membership, me: NodeId) -> Forwarded:
     """Who has opened it, and for what; raises `Forged` or `MalformedMessage`."""
     assert membership.mesh is not None
     nonce = secrets.token_hex(_NONCE_BYTES)

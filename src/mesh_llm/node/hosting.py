@@ -188,7 +188,7 @@ class Hosting:
         if plan.host != self._mesh.me:
             self._stand_back(plan, own_failure=self._attempts.barred(now=now).get(self._mesh.me))
         elif self.serving is not None and self._is_followed() and _still_good(self.serving, plan, settings):
-            if self.serving.settings.version != settings.version:
+            if self.serving.settings.plan_version != settings.plan_version:
                 self._publish_serving(self.serving, settings)
             self._drop_rising()
         elif self._rising is None or not _still_good(self._rising, plan, settings):
@@ -200,10 +200,14 @@ class Hosting:
         snapshot = self._mesh.snapshot()
         barred = {**self._attempts.barred(now=now), **self._mesh.unready()}
         rising = self._rising
-        if rising is not None and rising.settings.version == settings.version and not self._is_outdone():
+        if (
+            rising is not None
+            and rising.settings.plan_version == settings.plan_version
+            and not self._is_outdone()
+        ):
             # Given up for the reasons for which one that serves is: delays stray, most of all at first.
             begun = ServingPlan(
-                epoch=rising.epoch, plan=rising.plan, settings_version=rising.settings.version
+                epoch=rising.epoch, plan=rising.plan, settings_version=rising.settings.plan_version
             )
             plan = decide(snapshot, model, settings, current=begun, barred=barred)
             if plan.key == rising.plan.key:
@@ -243,9 +247,9 @@ class Hosting:
         published = self._mesh.serving()
         if published is not None and published[0] != self._mesh.me:
             # One that was made by other settings is no reason to stay with it: all decide anew, and alike.
-            return published[1] if published[1].settings_version == settings.version else None
-        if own is not None and own.broken is None and own.settings.version == settings.version:
-            return ServingPlan(epoch=own.epoch, plan=own.plan, settings_version=settings.version)
+            return published[1] if published[1].settings_version == settings.plan_version else None
+        if own is not None and own.broken is None and own.settings.plan_version == settings.plan_version:
+            return ServingPlan(epoch=own.epoch, plan=own.plan, settings_version=settings.plan_version)
         return None
 
     def _retire(self) -> None:
@@ -332,7 +336,7 @@ class Hosting:
     def _publish_serving(self, run: Run, settings: MeshSettings) -> None:
         run.settings = settings
         self._mesh.publish(
-            serving=ServingPlan(epoch=run.epoch, plan=run.plan, settings_version=settings.version)
+            serving=ServingPlan(epoch=run.epoch, plan=run.plan, settings_version=settings.plan_version)
         )
 
     def _on_failure(self, run: Run, error: MeshError, now: float) -> None:

@@ -36,13 +36,13 @@ class Management:
         return forecast.snapshot_document(self._node)
 
     def invite(self, role: Role, lifetime_s: float | None, limit: int | None = None) -> dict[str, Any]:
-        return self._node.entry.invite_others(role, lifetime_s, limit=limit)
+        return self._node.invites.make(role, lifetime_s, limit=limit)
 
     def promote(self, name: str) -> dict[str, Any]:
-        return self._node.entry.promote(name, self._node.mesh)
+        return self._node.invites.promote(name)
 
     def invites(self) -> dict[str, Any]:
-        return self._node.entry.list_invites()
+        return self._node.invites.listed()
 
     def revoke(self, id: str) -> dict[str, Any]:
-        return self._node.entry.revoke(id, self._node.mesh)
+        return self._node.invites.revoke(id)

@@ -11,11 +11,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mesh_llm.defaults import (
-    FORWARD_PROOF_S,
     MESH_CONNECT_S,
     MESH_LINKS_PUBLISH_S,
     MESH_TICK_S,
@@ -31,17 +30,18 @@ from mesh_llm.membership.messages import (
     to_document,
     told_to_document,
 )
-from mesh_llm.membership.record import Record, Told, read_record
+from mesh_llm.membership.record import Record, Told
 from mesh_llm.membership.view import View
 from mesh_llm.node import claims
 from mesh_llm.node.claims import ClaimsExchange
-from mesh_llm.node.forwarding import challenge, join_streams, prove
+from mesh_llm.node.forwarding import Forwarding
+from mesh_llm.node.trust import Origin, Trust
 from mesh_llm.node.ways import Ways
 from mesh_llm.planning.loan import usable_bytes
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.transport import credential as credentials
-from mesh_llm.transport.claims import Claim, signer_of
 from mesh_llm.transport.credential import Credential
+from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Membership, Network, Peer, Stream
 from mesh_llm.types import (
     Address,
@@ -50,28 +50,12 @@ from mesh_llm.types import (
     NodeId,
     Role,
     ServingPlan,
-    Signed,
     State,
 )
 
 log = logging.getLogger(__name__)
 
 _WELCOME_RECORDS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Who opened a stream, proven by its connection or by its signature."""
-
-    id: NodeId
-    role: Role
-    account: str
-    """Whose share of the engine it uses: all who came in by one client's invite have one together."""
-
-    @classmethod
-    def of(cls, node: NodeId, role: Role, credential: Credential) -> Origin:
-        account = f"client:{credential[-1].invite}" if role is Role.CLIENT else node
-        return cls(id=node, role=role, account=account)
 
 
 Service = Callable[[Origin, dict[str, Any], Stream], Awaitable[None]]
@@ -106,18 +90,23 @@ class Mesh:
         self.ways = Ways(self)
         self.on_refused = on_refused
         self._on_change = on_change
+        self._trust = Trust()
         self._view = View(
             me,
             incarnation=incarnation,
             facts=facts,
             now=_now(),
             seed=incarnation,
-            seal=self._seal,
-            open=self._verified,
+            seal=self._trust.seal,
+            open=self._trust.verified,
         )
         self._network: Network | None = None
         self._claims: ClaimsExchange | None = None
-        self._services: dict[str, Service] = {"forward": self._forward, "forwarded": self._forwarded}
+        self._forwarding = Forwarding(self)
+        self._services: dict[str, Service] = {
+            "forward": self._forwarding.serve_middle,
+            "forwarded": self._forwarding.serve_end,
+        }
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._met: set[NodeId] = set()
         """Whoever was connected since this node started."""
@@ -126,7 +115,7 @@ class Mesh:
         self._highest_epoch = 0
 
     def attach(self, network: Network, services: Mapping[str, Service]) -> None:
-        self._network = network
+        self._network = self._trust.network = network
         self._claims = ClaimsExchange(network, self._on_claims)
         self._services.update(services)
 
@@ -177,7 +166,7 @@ class Mesh:
         found = []
         for each in told:
             try:
-                record = self._verified(each) if each.signed is not None else None
+                record = self._trust.verified(each) if each.signed is not None else None
             except Forged as error:
                 log.warning("not remembered node=%s: %s", each.node[:8], error.message)
                 continue
@@ -279,8 +268,15 @@ class Mesh:
 
     @property
     def membership(self) -> Membership:
-        assert self._network is not None
-        return self._network.mesh
+        return self._trust.membership
+
+    @property
+    def identity(self) -> Identity:
+        return self._trust.identity
+
+    def service(self, kind: str, role: Role) -> Service | None:
+        """What serves a stream of that kind, if one of that role may open it."""
+        return self._services.get(kind) if kind in self.kinds_for(role) else None
 
     def _keep_partners(self) -> None:
         """Those with whom a plan is shared are watched closest, in however large a mesh."""
@@ -300,53 +296,12 @@ class Mesh:
             return await peer.open(kind, header)
         for between in self.ways.between(node):
             if (helper := self.peer(between)) is not None:
-                return await self._open_through(helper, node, kind, header)
+                return await self._forwarding.open(helper, node, kind, header)
         raise NodeUnreachable(f"there is no way to {self.name_of(node)}")
-
-    async def _open_through(self, helper: Peer, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
-        assert self._network is not None
-        stream = await helper.open("forward", {"to": node})
-        try:
-            async with asyncio.timeout(FORWARD_PROOF_S):
-                identity = self._network.config.identity
-                await prove(stream, self.membership, identity, to=node, kind=kind, header=header)
-        except TimeoutError:
-            stream.reset()
-            raise NodeUnreachable(
-                f"{self.name_of(node)} does not answer through {self.name_of(helper.id)}"
-            ) from None
-        except BaseException:
-            stream.reset()
-            raise
-        return stream
 
     def peer(self, node: NodeId) -> Peer | None:
         """The connection to it, if there is one."""
         return self._network.peers.get(node) if self._network is not None else None
-
-    async def _forward(self, origin: Origin, header: dict[str, Any], stream: Stream) -> None:
-        """Join two streams: `origin` cannot reach whom it wants to speak to, and this node can."""
-        target = self.peer(NodeId(str(header.get("to"))))
-        if target is None or target.role is Role.CLIENT:
-            stream.reset()
-            return
-        await join_streams(stream, await target.open("forwarded", {}))
-
-    async def _forwarded(self, between: Origin, header: dict[str, Any], stream: Stream) -> None:
-        """Somebody beyond another member: it has to prove who it is."""
-        try:
-            async with asyncio.timeout(FORWARD_PROOF_S):
-                asked = await challenge(stream, self.membership, self.me)
-        except (Forged, MalformedMessage, TimeoutError) as error:
-            log.info("stream refused between=%s: %r", between.id[:8], error)
-            stream.reset()
-            return
-        opener = asked.opener
-        service = self._services.get(asked.kind) if asked.kind not in ("forward", "forwarded") else None
-        if service is None or asked.kind not in self.kinds_for(opener.role):
-            stream.reset()
-            return
-        await service(Origin.of(opener.node, opener.role, opener.credential), asked.header, stream)
 
     # -- what the network reports (transport.network.Handler) -----------------------------------
 
@@ -376,8 +331,11 @@ class Mesh:
             assert self._claims is not None
             self._claims.receive(peer, body)
             return
-        if body.get("kind") == "promotion":
-            self._promoted(body.get("credential"))
+        if body.get("kind") == claims.PROMOTION:
+            assert self._claims is not None
+            if self._claims.promoted(body):
+                self.publish(role=Role.OWNER)
+                self._on_change()
             return
         try:
             message = from_document(body)
@@ -428,27 +386,6 @@ class Mesh:
 
     # -- who may say what ----------------------------------------------------------------------
 
-    def _seal(self, text: str) -> Signed:
-        assert self._network is not None
-        return self.membership.seal(self._network.config.identity, Claim.RECORD, text)
-
-    def _verified(self, told: Told) -> Record | None:
-        """What a node says about itself, if it has signed it and is a member; raises `Forged`."""
-        assert self._network is not None and self.membership.mesh is not None and told.signed is not None
-        signer = signer_of(told.signed, self.membership.mesh, Claim.RECORD)
-        if signer.node != told.node or signer.role is Role.CLIENT:
-            raise Forged("a record by somebody else than its node")
-        if self.membership.revocations.strikes(signer.credential) is not None:
-            return None
-        try:
-            record = read_record(told)
-        except MalformedMessage as error:
-            # Signed by its node: a newer version's, perhaps.
-            log.info("record left out node=%s: %s", told.node[:8], error.message)
-            return None
-        facts = replace(record.facts, role=signer.role, serving=_own_plan(record))
-        return replace(record, facts=facts)
-
     def claim(self) -> None:
         """Tell everybody what this node has set or revoked."""
         assert self._claims is not None
@@ -458,7 +395,8 @@ class Mesh:
     def _on_claims(self) -> None:
         """Settings or revocations have changed: those who are out go, this node itself included."""
         assert self._network is not None
-        out = {node for node, credential in self._credentials() if self._is_out(credential)}
+        strikes = self.membership.revocations.strikes
+        out = {node for node, credential in self._credentials() if strikes(credential) is not None}
         self.expelled |= out
         self._network.expel()
         for node in out:
@@ -468,9 +406,6 @@ class Mesh:
         except MeshError as error:
             self._fail(error)
         self._on_change()
-
-    def _is_out(self, credential: Credential) -> bool:
-        return self.membership.revocations.strikes(credential) is not None
 
     def _credentials(self) -> Iterator[tuple[NodeId, Credential]]:
         """By which others are members, or clients that are connected here, as they have shown."""
@@ -489,24 +424,7 @@ class Mesh:
         peer = self.peer(node)
         if peer is None:
             raise NodeUnreachable(f"{self.name_of(node)} is not connected", hint="try again when it is")
-        peer.send({"kind": "promotion", "credential": credentials.to_text(credential)})
-
-    def _promoted(self, text: object) -> None:
-        """Whoever brings it: it is worth what its signatures are."""
-        membership = self.membership
-        assert membership.mesh is not None
-        if credentials.role_of(membership.credential) is not Role.NODE:
-            return
-        try:
-            credential = credentials.from_text(text)
-            role = credentials.check(credential, membership.mesh, self.me)
-        except MeshError as error:
-            log.info("promotion left out: %s", error.message)
-            return
-        if role is Role.OWNER and membership.revocations.strikes(credential) is None:
-            membership.credential = credential
-            self.publish(role=Role.OWNER)
-            self._on_change()
+        peer.send(claims.promotion(credential))
 
     # -- effects -------------------------------------------------------------------------------
 
@@ -556,14 +474,6 @@ class Mesh:
         if (links := self.ways.news()) is not None:
             self._links_told = _now()
             self.publish(links=links)
-
-
-def _own_plan(record: Record) -> ServingPlan | None:
-    """The plan that a node publishes, if it is its own, and of an epoch that a mesh can have come to."""
-    serving = record.facts.serving
-    if serving is None or serving.plan.host != record.node or serving.epoch > counts_up_to(time.time()):
-        return None
-    return serving
 
 
 def serving_among(members: Iterable[Member]) -> tuple[NodeId, ServingPlan] | None:

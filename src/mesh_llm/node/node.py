@@ -42,6 +42,7 @@ from mesh_llm.node.abilities import described, held_bytes
 from mesh_llm.node.equipment import Equipment, equip
 from mesh_llm.node.farewell import drain
 from mesh_llm.node.hosting import Hosting
+from mesh_llm.node.invites import Invites
 from mesh_llm.node.launch import Launch
 from mesh_llm.node.lending import Lease, Lending
 from mesh_llm.node.management import Management
@@ -155,6 +156,7 @@ class Node:
             on_refused=self._on_refused,
         )
         self.entry = entry.Entry(self.home, config, self.identity, new_secret=self._new_secret)
+        self.invites = Invites(self.entry, self.mesh, self.identity)
         self.supply = Supply(
             config=config,
             shelf=self.shelf,
@@ -255,7 +257,7 @@ class Node:
             self._say("device", text)
         self._say(
             "invite",
-            f"Invite token: {self.entry.invite_others(Role.NODE, INVITE_DEFAULT_S, reuse=True)['token']}",
+            f"Invite token: {self.invites.make(Role.NODE, INVITE_DEFAULT_S, reuse=True)['token']}",
             secret=True,
         )
         self._progressing = (State.WAITING, "the plan is being made")

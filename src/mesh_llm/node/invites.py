@@ -1,0 +1,147 @@
+"""Invites that this node makes and takes back, and members that it makes owners."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mesh_llm.errors import MeshError
+from mesh_llm.node.entry import Entry
+from mesh_llm.node.mesh import Mesh
+from mesh_llm.transport.credential import Credential, check_may_invite, extend, is_invite_id, issuers_of
+from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.invite import Invite, encode
+from mesh_llm.transport.membership import Membership
+from mesh_llm.types import Address, Role
+
+
+class Invites:
+    def __init__(self, entry: Entry, mesh: Mesh, identity: Identity) -> None:
+        self._entry = entry
+        self._mesh = mesh
+        self._identity = identity
+
+    @property
+    def _membership(self) -> Membership:
+        return self._entry.membership
+
+    def make(
+        self, role: Role, lifetime_s: float | None, *, limit: int | None = None, reuse: bool = False
+    ) -> dict[str, Any]:
+        """A token for `role`; with `reuse` that of an invite which is open and has most of its time left."""
+        if self._entry.network is None or self._membership.mesh is None:
+            raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
+        check_may_invite(self._membership.role(self._identity.id), role)
+        now = time.time()
+        admissions = self._membership.admissions
+        open_ones = [
+            invite
+            for invite in admissions.invites()
+            if invite.role is role
+            and invite.limit is None
+            and invite.state(now) == "open"
+            and (invite.expires is None) == (lifetime_s is None)
+            and (invite.expires is None or lifetime_s is None or invite.expires - now > lifetime_s / 2)
+        ]
+        if reuse and open_ones:
+            issued = open_ones[-1]
+        else:
+            issued = admissions.issue(role=role, now=now, lifetime_s=lifetime_s, limit=limit)
+            self._entry.write()
+        relay, token = self._entry.relay
+        address = self._entry.network.address
+        invite = Invite(
+            id=issued.id,
+            mesh=self._membership.mesh,
+            secret=issued.secret,
+            inviter=self._identity.id,
+            address=Address(direct=address.direct, relay=address.relay or relay),
+            own_relay=relay is not None,
+            relay_token=token if relay is not None else None,
+            role=role,
+            expires=issued.expires,
+        )
+        return {"id": issued.id, "token": encode(invite, self._identity)}
+
+    def listed(self) -> dict[str, Any]:
+        now = time.time()
+        return {
+            "invites": [
+                {
+                    "id": invite.id,
+                    "role": invite.role.value,
+                    "state": invite.state(now),
+                    "issued": invite.issued,
+                    "expires": invite.expires,
+                    "uses": invite.uses,
+                    "limit": invite.limit,
+                }
+                for invite in self._membership.admissions.invites()
+            ]
+        }
+
+    def revoke(self, what: str) -> dict[str, Any]:
+        """Take back an invite, named by its id or by who came in by it; expel those who did."""
+        assert self._entry.network is not None
+        names = {member.id: self._mesh.name_of(member.id) for member in self._mesh.members}
+        invite = self._invite_of(what)
+        before, settings = set(self._mesh.expelled), self._entry.settings
+        self._entry.network.revoke(invite)
+        if self._entry.is_owner and self._entry.settings is None and settings is not None:
+            # They were those of an owner who is out now, and nobody else has set any.
+            self._membership.set(settings, self._identity, now=time.time())
+        self._mesh.claim()
+        self._entry.write()
+        out = self._mesh.expelled - before
+        return {"id": invite, "expelled": sorted(names.get(node, node[:8]) for node in out)}
+
+    def _invite_of(self, what: str) -> str:
+        """The invite that somebody means, if this node may revoke it."""
+        found = [m.id for m in self._mesh.members if what in (m.id, m.facts.name) and m.id != self._mesh.me]
+        credentials = [credential for node in found if (credential := self._mesh.credential_of(node))]
+        if len(credentials) > 1:
+            raise MeshError(f"{len(found)} members are called {what}", hint="name one by its id")
+        invite = credentials[0][-1].invite if credentials else what
+        everybody = (self._mesh.credential_of(member.id) for member in self._mesh.members)
+        chains = credentials or [chain for chain in everybody if chain]
+        mine = self._membership.admissions.get(invite) is not None
+        above = any(self._is_above(invite, chain) for chain in chains)
+        if not (mine or above or (self._entry.is_owner and is_invite_id(invite))):
+            raise MeshError(
+                f"this node neither made an invite {what!r} nor is above the one who did",
+                hint="`mesh-llm invite list` shows its own; owners of the mesh can revoke any",
+            )
+        return invite
+
+    def _is_above(self, invite: str, chain: Credential) -> bool:
+        """Whether this node's word would count against whoever came in by that invite."""
+        assert self._membership.mesh is not None
+        issuers = issuers_of(chain, self._membership.mesh)
+        at = next((index for index, grant in enumerate(chain) if grant.invite == invite), None)
+        return at is not None and self._identity.id in issuers[: at + 1]
+
+    def promote(self, name: str) -> dict[str, Any]:
+        """Make a member an owner."""
+        if not self._entry.is_owner:
+            raise MeshError(
+                "only an owner of the mesh can make another owner",
+                hint="do it on the machine that started the mesh, or on another owner's",
+            )
+        found = [m for m in self._mesh.alive() if name in (m.id, m.facts.name) and m.id != self._mesh.me]
+        if len(found) != 1:
+            raise MeshError(
+                f"{len(found) or 'no'} members are called {name!r}", hint="`mesh-llm status` lists them"
+            )
+        [member] = found
+        if member.facts.role is not Role.NODE:
+            what = "a client" if member.facts.role is Role.CLIENT else "an owner already"
+            raise MeshError(f"{name} is {what}")
+        assert self._membership.mesh is not None
+        admissions = self._membership.admissions
+        invite = admissions.issue(role=Role.OWNER, now=time.time(), lifetime_s=None, limit=1)
+        own, mesh = self._membership.credential, self._membership.mesh
+        credential = extend(own, mesh, self._identity, member.id, Role.OWNER, invite.id)
+        self._mesh.promote(member.id, credential)
+        admissions.use(invite.id, member.id)
+        self._entry.write()
+        return {"id": member.id, "name": member.facts.name, "invite": invite.id}

@@ -67,7 +67,7 @@ class ClaimsExchange:
             self._on_news()
 
     def promoted(self, body: dict[str, Any]) -> bool:
-        """Whether this node is an owner from now on. Whoever brings it: it is worth what its signatures are."""
+        """Whether this node is an owner from now on; whoever brings it, its signatures decide."""
         membership, me = self._membership, self._network.id
         assert membership.mesh is not None
         try:

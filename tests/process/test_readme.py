@@ -242,9 +242,10 @@ def leave_and_stop(walk: Walk, block: str, two: Running, one: Running) -> None:
     client = next(line.split() for line in listed.splitlines() if " client " in line)
     assert client[-1] == "2"
     walk.carry("ID", client[0])
-    revoke, leave, stop = walk.written(block)[2:]
-    assert len(rest) == 3
+    revoke, promote, leave, stop = walk.written(block)[2:]
+    assert len(rest) == 4
     assert checked(revoke, walk.folder).startswith(f"Revoked {client[0]}; expelled ")
+    assert checked(promote, walk.folder) == "two is an owner of the mesh now\n"
     assert checked(leave, walk.folder) == f"Left the mesh; the node with pid {two.pid} has ended\n"
     assert two.wait(within_s=WAIT_S).status == 0
     assert checked(stop, walk.folder) == f"Stopped the node with pid {one.pid}\n"

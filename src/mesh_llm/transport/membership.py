@@ -67,8 +67,8 @@ class Membership:
         if self.mesh is None:
             raise CredentialRefused("this node has joined no mesh", hint="mesh-llm --join TOKEN")
         role = credentials.check(self.credential, self.mesh, node)
-        if (hit := self.revocations.strikes(self.credential)) is not None:
-            raise expelled(hit)
+        if self.revocations.strikes(self.credential) is not None:
+            raise expelled()
         return role
 
     # -- what owners and inviters claim ------------------------------------------------------------
@@ -176,8 +176,8 @@ def _signed(document: Any) -> Signed:
     return signed_from_fields(Fields(document, "claim"))
 
 
-def expelled(revocation: Revocation) -> Expelled:
+def expelled() -> Expelled:
     return Expelled(
-        f"this node was expelled from its mesh: its invite {revocation.invite} was revoked",
+        "this node was expelled from its mesh: its invite was revoked",
         hint="join again with a new token, or start afresh with --new-mesh",
     )

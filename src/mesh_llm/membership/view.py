@@ -85,6 +85,13 @@ class View:
         ring = self._scene.ledger.ring
         return tuple(record for node in ring if (record := self._scene.ledger.get(node)) is not None)
 
+    @property
+    def all_records(self) -> tuple[Record, ...]:
+        """Of everybody that was ever heard of, the dead and the remembered included."""
+        scene = self._scene
+        known = [record for node in scene.ledger.nodes() if (record := scene.ledger.get(node)) is not None]
+        return (*known, *(kept.record for kept in scene.remembered.values()))
+
     def told(self, limit: int) -> tuple[Told, ...]:
         """The same as they travel, for one who is admitted: this node and those connected to it first."""
         scene = self._scene

@@ -8,7 +8,7 @@ from typing import Any
 from mesh_llm.errors import MeshError
 from mesh_llm.node.entry import Entry
 from mesh_llm.node.mesh import Mesh
-from mesh_llm.transport.credential import Credential, check_may_invite, extend, is_invite_id, issuers_of
+from mesh_llm.transport.credential import Credential, check_may_invite, extend, issuers_of
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
 from mesh_llm.transport.membership import Membership
@@ -97,28 +97,27 @@ class Invites:
 
     def _invite_of(self, what: str) -> str:
         """The invite that somebody means, if this node may revoke it."""
-        found = [m.id for m in self._mesh.members if what in (m.id, m.facts.name) and m.id != self._mesh.me]
-        credentials = [credential for node in found if (credential := self._mesh.credential_of(node))]
-        if len(credentials) > 1:
-            raise MeshError(f"{len(found)} members are called {what}", hint="name one by its id")
-        invite = credentials[0][-1].invite if credentials else what
-        everybody = (self._mesh.credential_of(member.id) for member in self._mesh.members)
-        chains = credentials or [chain for chain in everybody if chain]
-        mine = self._membership.admissions.get(invite) is not None
-        above = any(self._is_above(invite, chain) for chain in chains)
-        if not (mine or above or (self._entry.is_owner and is_invite_id(invite))):
+        mesh = self._mesh
+        named = [m.id for m in mesh.members if what in (m.id, m.facts.name) and m.id != mesh.me]
+        if len(named) > 1:
+            raise MeshError(f"{len(named)} members are called {what}", hint="name one by its id")
+        chains = [chain for chain in mesh.credentials_of(*named) if chain]
+        invite = chains[0][-1].invite if named and chains else what
+        if self._membership.admissions.get(invite) is None and not any(
+            self._counts_against(invite, chain) for chain in chains
+        ):
             raise MeshError(
-                f"this node neither made an invite {what!r} nor is above the one who did",
-                hint="`mesh-llm invite list` shows its own; owners of the mesh can revoke any",
+                f"this node made no invite {what!r}, nor is it above one who did",
+                hint="`mesh-llm invite list` shows its own; an owner can revoke anybody's, by a member's name",
             )
         return invite
 
-    def _is_above(self, invite: str, chain: Credential) -> bool:
-        """Whether this node's word would count against whoever came in by that invite."""
+    def _counts_against(self, invite: str, chain: Credential) -> bool:
+        """Whether this node's word would expel one who came in by that invite."""
         assert self._membership.mesh is not None
         issuers = issuers_of(chain, self._membership.mesh)
         at = next((index for index, grant in enumerate(chain) if grant.invite == invite), None)
-        return at is not None and self._identity.id in issuers[: at + 1]
+        return at is not None and (self._entry.is_owner or self._identity.id in issuers[: at + 1])
 
     def promote(self, name: str) -> dict[str, Any]:
         """Make a member an owner."""

@@ -408,16 +408,18 @@ class Mesh:
         self._on_change()
 
     def _credentials(self) -> Iterator[tuple[NodeId, Credential]]:
-        """By which others are members, or clients that are connected here, as they have shown."""
+        """By which others are or were members, or clients that are connected here, as they have shown."""
         assert self._network is not None
         for peer in self._network.peers.values():
             yield peer.id, peer.credential
-        for record in self._view.records:
+        for record in self._view.all_records:
             if record.node != self.me and record.signed is not None:
                 yield record.node, credentials.from_text(record.signed.credential)
 
-    def credential_of(self, node: NodeId) -> Credential | None:
-        return next((credential for each, credential in self._credentials() if each == node), None)
+    def credentials_of(self, *nodes: NodeId) -> list[Credential]:
+        """Of these, or of all that are known."""
+        found = {node: credential for node, credential in self._credentials() if not nodes or node in nodes}
+        return list(found.values())
 
     def promote(self, node: NodeId, credential: Credential) -> None:
         """Hand a member the credential that makes it an owner."""

@@ -108,7 +108,7 @@ class Invites:
         ):
             raise MeshError(
                 f"this node made no invite {what!r}, nor is it above one who did",
-                hint="`mesh-llm invite list` shows its own; an owner can revoke anybody's, by a member's name",
+                hint="`mesh-llm invite list` shows its own; an owner can revoke any, by a member's name",
             )
         return invite
 

@@ -92,11 +92,13 @@ void buffer_get_tensor(
     ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size
 ) {
     const remote_buffer & memory = remote(buffer);
-    if (memory.owner->get(memory, memory.offset_of(tensor) + offset, data, size)) {
+    const bool is_result = buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    if (memory.owner->get(memory, memory.offset_of(tensor) + offset, data, size) &&
+        (!is_result || memory.owner->vet(*tensor, offset, data, size))) {
         return;
     }
-    std::memset(data, 0, size);
-    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE && serving()) {
+    fill_harmless(*tensor, offset, data, size);
+    if (is_result && serving()) {
         // What is read from a compute buffer becomes a token. llama-server catches this and fails the request.
         // The cache and saved states are also read in destructors, where nothing may be thrown.
         throw std::runtime_error(memory.owner->failure());
@@ -144,6 +146,9 @@ class layout_plan {
             offsets_.push_back(size_);
             if (tensors[i]->data == nullptr && tensors[i]->view_src == nullptr) {
                 size_ += GGML_PAD(owner.size_of(tensors[i]), owner.facts().alignment);
+            }
+            if (size_ < offsets_.back()) {
+                owner.fail("it sent sizes that no memory has");
             }
         }
     }
@@ -340,7 +345,18 @@ bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
         // It runs the same code as this machine's own CPU device, which answers at once.
         return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
     }
-    return op_only_renames(op->op) || device_of(dev).supports(op);
+    if (op_only_renames(op->op) || device_of(dev).supports(op)) {
+        return true;
+    }
+    ggml_backend_buffer_t place = buffer_of(op);
+    if (place == nullptr || place->buft != &device_of(dev).buffer_type) {
+        return false;
+    }
+    // Its result cannot lie elsewhere: ggml ends the process over a no.
+    device_of(dev).fail(
+        std::string("it sent that it cannot compute ") + ggml_op_name(op->op) + " in its own memory"
+    );
+    return true;
 }
 
 bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t type) {

@@ -57,6 +57,11 @@ known_graph use_of(std::vector<wire::tensor> && table) {
     return use;
 }
 
+// Sums of what a worker tells stop at the largest number there is.
+void add_up(unsigned long long & sum, uint64_t more) {
+    sum = more > UINT64_MAX - sum ? UINT64_MAX : sum + more;
+}
+
 // One for all devices of this process: together they are one session.
 wire::session_id our_session() {
     static const wire::session_id id = [] {
@@ -129,6 +134,7 @@ std::vector<std::unique_ptr<device>> & devices() {
 // --- the device ---
 
 device::device(int fd, std::string name, const std::string & model) : name_(std::move(name)), link_(fd, name_) {
+    link_.bound_waits(host_patience().rest, host_patience().answer);
     const wire::hello self = our_hello(model);
     send(wire::command::hello, {{&self, sizeof self}});
 }
@@ -139,27 +145,23 @@ void device::be_greeted() {
         throw link_error("it does not speak ggml-mesh");
     }
     link_.receive(&facts_, sizeof facts_);
-    facts_.name[sizeof facts_.name - 1] = 0;
-    facts_.description[sizeof facts_.description - 1] = 0;
-    facts_.self.engine[sizeof facts_.self.engine - 1] = 0;
-    if (facts_.self.magic != wire::MAGIC || facts_.self.version != wire::VERSION ||
-        std::strcmp(facts_.self.engine, ggml_mesh_engine_version()) != 0) {
-        throw link_error(
-            "it runs engine " + std::string(facts_.self.engine) + ", this machine " + ggml_mesh_engine_version() +
-            "; links need the same one"
-        );
-    }
+    check_facts(facts_);
+    greeted_ = true;
 }
 
 void device::send(wire::command kind, std::initializer_list<bytes_view> parts) {
     link_.send(static_cast<uint8_t>(kind), ++last_ticket_, parts);
 }
 
-// Reads until the answer to `ticket` comes; its payload is left to the caller.
+// Reads until the answer to `ticket` comes; its payload is left to the caller. Commands are carried out in order, so
+// nothing that was sent before is left to be done then.
 wire::header device::await(wire::answer kind, uint32_t ticket) {
     for (;;) {
         const wire::header head = next_header();
         if (head.kind == static_cast<uint8_t>(kind) && head.ticket == ticket) {
+            if (!runs_.empty()) {
+                throw bad_answer("it sent an answer before it was done with a run");
+            }
             return head;
         }
         take_notice(head);
@@ -178,7 +180,8 @@ wire::header device::next_header() {
             others.push_back(other.get());
         }
     }
-    while (const size_t ready = link_.wait_readable(links)) {
+    const auto time = greeted_ ? host_patience().answer : host_patience().greeting;
+    while (const size_t ready = link_.wait_readable(links, time)) {
         device & other = *others[ready - 1];
         if (!other.read_notices()) {
             throw link_error("it was given up, since " + other.name() + " is gone");
@@ -199,28 +202,29 @@ bool device::read_notices() noexcept {
 
 // A DONE that nobody waited for, or an error.
 void device::take_notice(const wire::header & head) {
-    if (head.kind == static_cast<uint8_t>(wire::answer::done) && runs_in_flight_ > 0) {
-        const auto cost = receive_as<wire::telemetry>(head);
-        --runs_in_flight_;
-        ++counters_.runs;
-        counters_.compute_ns += cost.compute_ns;
-        counters_.wait_ns += cost.wait_ns;
-        counters_.worker_in_bytes += cost.bytes_in;
-        counters_.worker_out_bytes += cost.bytes_out;
-        counters_.queued = cost.queued;
-        return;
+    if (head.kind == static_cast<uint8_t>(wire::answer::error)) {
+        std::string text(std::min<uint64_t>(head.size, MAX_ERROR_BYTES), 0);
+        link_.receive(text.data(), text.size());
+        throw bad_answer(printable(text.data(), text.size()));
     }
-    std::string text(head.size, 0);
-    link_.receive(text.data(), text.size());
-    throw link_error(
-        head.kind == static_cast<uint8_t>(wire::answer::error) ? text : "it answered what was not asked"
-    );
+    if (head.kind != static_cast<uint8_t>(wire::answer::done) || runs_.empty() || head.ticket != runs_.front()) {
+        throw bad_answer("it answered what was not asked");
+    }
+    const auto cost = receive_as<wire::telemetry>(head);
+    check_cost(cost);
+    runs_.pop_front();
+    ++counters_.runs;
+    add_up(counters_.compute_ns, cost.compute_ns);
+    add_up(counters_.wait_ns, cost.wait_ns);
+    add_up(counters_.worker_in_bytes, cost.bytes_in);
+    add_up(counters_.worker_out_bytes, cost.bytes_out);
+    counters_.queued = cost.queued;
 }
 
 template <typename T> T device::receive_as(const wire::header & head) {
     T value;
     if (head.size != sizeof value) {
-        throw link_error("its answer has the wrong size");
+        throw bad_answer("its answer has the wrong size");
     }
     link_.receive(&value, sizeof value);
     return value;
@@ -238,7 +242,8 @@ std::string device::last_words(const std::string & otherwise) noexcept {
         while (link_.ended()) {  // so that reading cannot wait
             const frame message = link_.receive_frame();
             if (message.head.kind == static_cast<uint8_t>(wire::answer::error)) {
-                return {message.payload.begin(), message.payload.end()};
+                const std::string text(message.payload.begin(), message.payload.end());
+                return printable(text.data(), text.size());
             }
         }
     } catch (const std::exception &) {
@@ -258,7 +263,7 @@ ggml_mesh_stage device::counters() noexcept {
     const std::lock_guard lock(mutex_);
     counters_.sent_bytes = link_.sent_bytes();
     counters_.received_bytes = link_.received_bytes();
-    counters_.in_flight = runs_in_flight_;
+    counters_.in_flight = static_cast<unsigned int>(runs_.size());
     return counters_;
 }
 
@@ -269,17 +274,21 @@ void device::add_peer(const device * other, uint32_t number) {
 
 bool device::supports(const ggml_tensor * op) noexcept {
     bool yes = false;
-    attempt([&] {
+    const bool asked = attempt([&] {
         const std::vector<wire::tensor> question = question_about(op);
         if (const bool * known = supported_.find(question)) {
             yes = *known;
             return;
         }
         send(wire::command::supports, {{question.data(), question.size() * sizeof question[0]}});
-        yes = receive_as<uint32_t>(await(wire::answer::supports, last_ticket_)) != 0;
+        const auto said = receive_as<uint32_t>(await(wire::answer::supports, last_ticket_));
+        if (said > 1) {
+            throw bad_answer("it sent " + std::to_string(said) + " for whether it computes an op");
+        }
+        yes = said != 0;
         supported_.add(question, yes);
     });
-    return yes;
+    return yes || !asked;
 }
 
 uint64_t device::size_of(const ggml_tensor * tensor) noexcept {
@@ -294,7 +303,9 @@ uint64_t device::size_of(const ggml_tensor * tensor) noexcept {
             return;
         }
         send(wire::command::size, {{question.data(), question.size() * sizeof question[0]}});
-        bytes = std::max(bytes, receive_as<uint64_t>(await(wire::answer::size, last_ticket_)));
+        const auto said = receive_as<uint64_t>(await(wire::answer::size, last_ticket_));
+        check_size(said, bytes, facts_);
+        bytes = said;
         sizes_.add(question, bytes);
     });
     return bytes;
@@ -438,11 +449,15 @@ bool device::get(const remote_buffer & buffer, uint64_t offset, void * data, siz
             send(wire::command::get, {{&where, sizeof where}});
             const wire::header head = await(wire::answer::data, last_ticket_);
             if (head.size != count) {
-                throw link_error("its answer has the wrong size");
+                throw bad_answer("its answer has the wrong size");
             }
             link_.receive(static_cast<uint8_t *>(data) + done, count);
         }
     });
+}
+
+bool device::vet(const ggml_tensor & tensor, size_t offset, const void * data, size_t size) noexcept {
+    return attempt([&] { check_result(tensor, offset, data, size); });
 }
 
 void device::copy(const wire::copy & what) noexcept {
@@ -480,7 +495,7 @@ ggml_status device::compute(const ggml_cgraph * graph) noexcept {
     const bool sent = attempt([&] {
         // Depth is bounded by runs, not by blocking writes: a host that is stuck in a write to one worker
         // while that one waits for another would be a circle.
-        while (runs_in_flight_ >= wire::MAX_RUNS_IN_FLIGHT) {
+        while (runs_.size() >= wire::MAX_RUNS_IN_FLIGHT) {
             take_notice(next_header());
         }
         const known_graph * use = announce(graph);
@@ -500,7 +515,7 @@ ggml_status device::compute(const ggml_cgraph * graph) noexcept {
             entry = read || touches_any(place, use->writes) ? held_.erase(entry) : entry + 1;
         }
         send(wire::command::run, {{&last_key_, sizeof last_key_}, {inputs.data(), inputs.size()}});
-        ++runs_in_flight_;
+        runs_.push_back(last_ticket_);
     });
     return sent ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 }

@@ -6,6 +6,7 @@
 // goes wrong on a link is remembered as the device's failure: the graph under
 // way and every later one fail with it, and no process ends because of it.
 
+#include "answers.h"
 #include "ggml-mesh.h"
 #include "graph.h"
 #include "inputs.h"
@@ -121,6 +122,7 @@ class device {
         return facts_;
     }
 
+    // True where the device has failed: graphs fail then, while ggml ends the process over a no that it did not expect.
     bool supports(const ggml_tensor * op) noexcept;
 
     // Bytes that a tensor takes over there.
@@ -146,6 +148,10 @@ class device {
     set(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size, bool is_weight) noexcept;
     void hold(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept;
     bool get(const remote_buffer & buffer, uint64_t offset, void * data, size_t size) noexcept;
+
+    // Whether what was read of a graph's result may be used here; the device fails where not.
+    bool vet(const ggml_tensor & tensor, size_t offset, const void * data, size_t size) noexcept;
+
     void copy(const wire::copy & what) noexcept;
     // False where there is no link between the two.
     bool push(const wire::span & from, const device & to, uint64_t number) noexcept;
@@ -165,11 +171,12 @@ class device {
     link link_;
     std::string failure_;
     wire::hello_answer facts_{};
+    bool greeted_ = false;
     ggml_mesh_stage counters_{};
     uint32_t last_ticket_ = 0;
     uint32_t last_buffer_id_ = 0;
-    uint64_t allocated_ = 0;  // of the grant
-    uint32_t runs_in_flight_ = 0;
+    uint64_t allocated_ = 0;     // of the grant
+    std::deque<uint32_t> runs_;  // tickets of those that are not done, in their order
     uint64_t last_uid_ = 0;
     wire::graph_key last_key_{};
     const known_graph * last_graph_ = nullptr;
@@ -207,11 +214,13 @@ class device {
         try {
             work();
             return true;
+        } catch (const bad_answer & error) {
+            failure_ = name_ + ": " + error.what();
         } catch (const std::exception & error) {
             failure_ = name_ + ": " + last_words(error.what());
-            link_.shut();
-            return false;
         }
+        link_.shut();
+        return false;
     }
 };
 

@@ -54,17 +54,6 @@ bool is_far(const ggml_tensor & t) {
     return t.buffer != nullptr && !ggml_backend_buffer_is_host(t.buffer);
 }
 
-// Whether each row of `ids` lies within one row of `sorted`, side by side, so that no number comes twice.
-bool is_part_of_rows(const ggml_tensor & ids, const ggml_tensor & sorted) {
-    const size_t offset = byte_range(ids).begin - byte_range(sorted).begin;
-    const size_t row = sorted.nb[1];
-    if (ids.nb[0] != sizeof(int32_t) || row == 0 || (ids.ne[1] > 1 && ids.nb[1] % row != 0)) {
-        return false;
-    }
-    return offset % row + static_cast<size_t>(ids.ne[0]) * sizeof(int32_t) <=
-           static_cast<size_t>(sorted.ne[0]) * sizeof(int32_t);
-}
-
 bool is_bounded_by(const ggml_tensor & ids, const ggml_tensor & writer, const index_use & use) {
     const bool sorts = writer.op == GGML_OP_ARGSORT || writer.op == GGML_OP_TOP_K;
     const bool computed = (writer.flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
@@ -255,6 +244,16 @@ template <typename Number> void check_numbers(const index_check & check, const u
 }
 
 }  // namespace
+
+bool is_part_of_rows(const ggml_tensor & ids, const ggml_tensor & sorted) {
+    const size_t offset = byte_range(ids).begin - byte_range(sorted).begin;
+    const size_t row = sorted.nb[1];
+    if (ids.nb[0] != sizeof(int32_t) || row == 0 || (ids.ne[1] > 1 && ids.nb[1] % row != 0)) {
+        return false;
+    }
+    return offset % row + static_cast<size_t>(ids.ne[0]) * sizeof(int32_t) <=
+           static_cast<size_t>(sorted.ne[0]) * sizeof(int32_t);
+}
 
 std::vector<index_check> index_checks(const std::vector<placed_node> & nodes) {
     index_finder finder;

@@ -31,6 +31,9 @@ struct placed_node {
 // and only if nothing is written over them. Throws std::invalid_argument.
 std::vector<index_check> index_checks(const std::vector<placed_node> & nodes);
 
+// Whether each row of `ids` lies within one row of `sorted`, side by side, so that no number comes twice.
+bool is_part_of_rows(const ggml_tensor & ids, const ggml_tensor & sorted);
+
 // Bytes that have just been written to a graph's memory, or are on their way there.
 struct fresh_bytes {
     const uint8_t * address;

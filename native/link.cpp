@@ -9,6 +9,7 @@
 #include <cstring>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -34,8 +35,19 @@ constexpr short ENDED = POLLRDHUP;
 constexpr short ENDED = 0;
 #endif
 
-std::string reason(const char * what) {
-    return std::string(what) + ": " + std::strerror(errno);
+std::string lost() {
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        return "the other side stands still in the middle of a message";
+    }
+    return std::string("the link is lost: ") + std::strerror(errno);
+}
+
+timeval timeval_of(std::chrono::milliseconds time) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
+    timeval value{};
+    value.tv_sec = static_cast<decltype(value.tv_sec)>(seconds.count());
+    value.tv_usec = static_cast<decltype(value.tv_usec)>(std::chrono::microseconds(time - seconds).count());
+    return value;
 }
 
 }  // namespace
@@ -49,6 +61,13 @@ link::link(int fd, std::string name) : fd_(fd), name_(std::move(name)), buffer_(
 
 link::~link() {
     close(fd_);
+}
+
+void link::bound_waits(std::chrono::milliseconds reading, std::chrono::milliseconds writing) noexcept {
+    const timeval read_time = timeval_of(reading);
+    const timeval write_time = timeval_of(writing);
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &read_time, sizeof read_time);
+    setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &write_time, sizeof write_time);
 }
 
 void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts) {
@@ -79,7 +98,7 @@ void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view>
             if (errno == EINTR) {
                 continue;
             }
-            throw link_error(reason("the link is lost"));
+            throw link_error(lost());
         }
         sent_.fetch_add(static_cast<uint64_t>(written), std::memory_order_relaxed);
         auto left = static_cast<size_t>(written);
@@ -134,7 +153,7 @@ void link::receive(void * data, size_t size) {
                     continue;
                 }
                 if (count <= 0) {
-                    throw link_error(count == 0 ? "the other side closed the link" : reason("the link is lost"));
+                    throw link_error(count == 0 ? "the other side closed the link" : lost());
                 }
                 received_.fetch_add(static_cast<uint64_t>(count), std::memory_order_relaxed);
                 target += count;
@@ -164,7 +183,7 @@ void link::fill() {
             throw link_error("the other side closed the link");
         }
         if (errno != EINTR) {
-            throw link_error(reason("the link is lost"));
+            throw link_error(lost());
         }
     }
 }
@@ -187,7 +206,7 @@ bool link::ended() const noexcept {
     return poll(&self, 1, 0) > 0;
 }
 
-size_t link::wait_readable(const std::vector<const link *> & others) const {
+size_t link::wait_readable(const std::vector<const link *> & others, std::chrono::milliseconds time) const {
     if (begin_ != end_) {
         return 0;
     }
@@ -195,9 +214,19 @@ size_t link::wait_readable(const std::vector<const link *> & others) const {
     for (const link * other : others) {
         watched.push_back({other->fd_, POLLIN, 0});
     }
-    while (poll(watched.data(), static_cast<nfds_t>(watched.size()), -1) < 0) {
+    const auto end = std::chrono::steady_clock::now() + time;
+    for (;;) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+        const auto wait = static_cast<int>(std::max<int64_t>(left.count(), 0));
+        const int ready = poll(watched.data(), static_cast<nfds_t>(watched.size()), wait);
+        if (ready > 0) {
+            break;
+        }
+        if (ready == 0) {
+            throw link_error("it said nothing for " + std::to_string(time.count() / 1000) + " s");
+        }
         if (errno != EINTR) {
-            throw link_error(reason("the link is lost"));
+            throw link_error(lost());
         }
     }
     const auto ready =

@@ -5,6 +5,7 @@
 #include "wire.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <stdexcept>
@@ -40,6 +41,9 @@ class link {
     link(const link &) = delete;
     link & operator=(const link &) = delete;
 
+    // Reading and writing throw where nothing moves for so long. Without this they wait for ever.
+    void bound_waits(std::chrono::milliseconds reading, std::chrono::milliseconds writing) noexcept;
+
     void send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts);
 
     // As `send`, but the frame may wait for the next one: for small commands that mean nothing by themselves.
@@ -56,8 +60,9 @@ class link {
     // True if nothing more will arrive than what has.
     bool ended() const noexcept;
 
-    // Waits until it is readable, or one of `others` is: their number, counted from 1, or 0 for itself.
-    size_t wait_readable(const std::vector<const link *> & others) const;
+    // Waits until it is readable, or one of `others` is: their number, counted from 1, or 0 for itself. Throws when
+    // the time is over.
+    size_t wait_readable(const std::vector<const link *> & others, std::chrono::milliseconds time) const;
 
     // Lets the other side read all that was sent, and then the end.
     void end_sending() noexcept;

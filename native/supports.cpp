@@ -173,16 +173,26 @@ void support_cache::add(const std::vector<wire::tensor> & question, bool yes) {
     known_[kind_of(question)] = yes;
 }
 
-const uint64_t * size_cache::find(const std::vector<wire::tensor> & question) const {
-    const auto found = known_.find(exactly(question));
-    return found != known_.end() ? &found->second : nullptr;
+const uint64_t * size_cache::find(const std::vector<wire::tensor> & question) {
+    std::string exact = exactly(question);
+    const auto found = recent_.find(exact);
+    if (found != recent_.end()) {
+        return &found->second;
+    }
+    const auto before = older_.find(exact);
+    return before != older_.end() ? keep(std::move(exact), before->second) : nullptr;
 }
 
 void size_cache::add(const std::vector<wire::tensor> & question, uint64_t bytes) {
-    if (known_.size() == MAX_KNOWN_SIZES) {
-        known_.clear();
+    keep(exactly(question), bytes);
+}
+
+const uint64_t * size_cache::keep(std::string && question, uint64_t bytes) {
+    if (recent_.size() == MAX_KNOWN_SIZES) {
+        older_ = std::move(recent_);
+        recent_.clear();
     }
-    known_[exactly(question)] = bytes;
+    return &(recent_[std::move(question)] = bytes);
 }
 
 }  // namespace mesh

@@ -38,15 +38,19 @@ class support_cache {
     std::map<std::string, bool> known_;
 };
 
-// Sizes, for exactly the same question.
+// Sizes, for exactly the same question. One that was asked for lately is never asked for again: ggml ends the process
+// where a tensor has grown between two looks at it.
 class size_cache {
   public:
     // Null where nobody has asked yet.
-    const uint64_t * find(const std::vector<wire::tensor> & question) const;
+    const uint64_t * find(const std::vector<wire::tensor> & question);
     void add(const std::vector<wire::tensor> & question, uint64_t bytes);
 
   private:
-    std::map<std::string, uint64_t> known_;
+    std::map<std::string, uint64_t> recent_;
+    std::map<std::string, uint64_t> older_;
+
+    const uint64_t * keep(std::string && question, uint64_t bytes);
 };
 
 }  // namespace mesh

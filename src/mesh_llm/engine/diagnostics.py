@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from mesh_llm.membership.plans import clean
+
 _BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
 _STAMP = re.compile(r"^\d+\.\d{2}\.\d{3}\.\d{3} [A-Z] ")
 _SECRET = re.compile(r"(api_keys?: ).*")
+_SENTENCE_CHARS = 1000
+"""Of what a child says about itself or a worker: several workers' sentences, at most 400 characters each."""
 
 
 class Cause(StrEnum):
@@ -37,6 +41,16 @@ class Death:
     def hopeless(self) -> bool:
         """Trying again with the same model would end the same way."""
         return self.cause is Cause.BAD_MODEL
+
+
+def printable(line: str) -> str:
+    """A line of a child's, fit for logs and terminals: without what would move somebody's cursor."""
+    return line if line.isprintable() else clean(line.replace("\t", " "), len(line))
+
+
+def sentence(text: object) -> str:
+    """What a child reports, in which a worker of somebody else's may have had a say."""
+    return clean(str(text), _SENTENCE_CHARS)
 
 
 def redacted(line: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.defaults import WORKER_BEAT_S, WORKER_BEATS, WORKER_HAND_OVER_S, WORKER_READY_S
-from mesh_llm.engine.diagnostics import explain
+from mesh_llm.engine.diagnostics import explain, sentence
 from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.engine.spec import WorkerSpec
@@ -108,7 +108,7 @@ class Lender:
                     case {"done_bytes": done, "total_bytes": total}:
                         progress(done, total)
                     case {"fault": fault}:
-                        raise EngineFailed(f"the worker refused: {fault}")
+                        raise EngineFailed(f"the worker refused: {sentence(fault)}")
                     case {"resident_bytes": int(resident)}:
                         return resident
         raise EngineFailed("the worker ended in the middle of an answer")
@@ -146,10 +146,11 @@ async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
             case "ready" if not ready.done():
                 ready.set_result(None)
             case "failed":
-                failed.append(event["cause"])
+                failed.append(sentence(event["cause"]))
             case "ended" if lender is not None and event["fault"]:
-                log.warning("worker session ended: %s", event["fault"])
-                lender.faults.append(event["fault"])
+                fault = sentence(event["fault"])
+                log.warning("worker session ended: %s", fault)
+                lender.faults.append(fault)
 
     async with spawn(module("mesh_llm.engine.worker"), on_stdout=on_event, on_stderr=log.debug) as child:
         lender = Lender(child, Path(spec.socket))
@@ -187,6 +188,6 @@ async def _death(lender: Lender, failed: list[str]) -> str:
         lines=tuple(child.recent),
         oom_killed=oom_kills() > kills_before,
     )
-    sentence = death.sentence.replace("the engine", "the worker")
-    log.warning("worker died cause=%s: %s", death.cause, sentence)
-    return sentence
+    reason = death.sentence.replace("the engine", "the worker")
+    log.warning("worker died cause=%s: %s", death.cause, reason)
+    return reason

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
+from mesh_llm.engine.diagnostics import sentence
 from mesh_llm.errors import EngineFailed, EngineMissing
 from mesh_llm.types import Device, DeviceKind, SpeculationCounters, Speed, StageCounters
 
@@ -331,7 +332,7 @@ class _Reason:
 
     @property
     def text(self) -> str:
-        return self._buffer.value.decode(errors="replace")
+        return sentence(self._buffer.value.decode(errors="replace"))
 
 
 def _strings(values: Sequence[str]) -> tuple[ctypes.Array[ctypes.c_char_p], int]:

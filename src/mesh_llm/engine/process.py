@@ -29,6 +29,7 @@ from mesh_llm.defaults import (
     CHILD_STOP_POLL_S,
     CHILD_WRITE_TIMEOUT_S,
 )
+from mesh_llm.engine.diagnostics import printable
 from mesh_llm.errors import MeshError
 from mesh_llm.tasks import uninterrupted
 
@@ -103,7 +104,7 @@ async def spawn(
     """Start a program, with the descriptors in `pass_fds` open in it under the same numbers.
 
     With `own_session` off it stays in our group and is killed along with us. Lines of its standard
-    output are cut at `line_limit_bytes`.
+    output are cut at `line_limit_bytes`; those of its standard error, which go to logs, are made printable.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -121,6 +122,7 @@ async def spawn(
     child = Child(process, own_session=own_session)
 
     def keep(line: str) -> None:
+        line = printable(line)
         child.recent.append(line)
         on_stderr(line)
 

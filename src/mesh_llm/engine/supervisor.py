@@ -24,7 +24,7 @@ from mesh_llm.defaults import (
     ENGINE_HEALTHY_S,
     PLAN_READY_S,
 )
-from mesh_llm.engine.diagnostics import Cause, Death, buffer_bytes, explain, redacted
+from mesh_llm.engine.diagnostics import Cause, Death, buffer_bytes, explain, printable, redacted, sentence
 from mesh_llm.engine.log_file import LogFile
 from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
@@ -183,7 +183,7 @@ class EngineSupervisor:
         try:
             event = json.loads(line)
         except ValueError:
-            log.warning("engine said something that is not JSON: %.200s", line)
+            log.warning("engine said something that is not JSON: %.200s", printable(line))
             return
         if event.get("event") == "ready":
             ready_s = time.monotonic() - self._started
@@ -191,10 +191,11 @@ class EngineSupervisor:
             self._change(state=EngineState.READY, reason="", port=event["port"], ready_s=ready_s)
             self._ready.set()
         elif event.get("event") == "failed":
-            self._failed = str(event.get("cause"))
+            self._failed = sentence(event.get("cause"))
         elif event.get("event") == "link_failed":
-            log.warning("worker lost link=%s: %s", event["name"], event["cause"])
-            failed = {**self.report.failed_links, event["name"]: event["cause"]}
+            cause = sentence(event["cause"])
+            log.warning("worker lost link=%s: %s", event["name"], cause)
+            failed = {**self.report.failed_links, event["name"]: cause}
             self._change(failed_links=failed)
         elif event.get("event") == "stages":
             # No change of state: whoever wants the figures looks at the report.

@@ -275,6 +275,12 @@ async def test_bytes_that_are_no_text_do_no_harm() -> None:
     assert finished.output == ("�� ok",)
 
 
+async def test_lines_for_logs_are_printable() -> None:
+    code = "import sys; sys.stderr.buffer.write(b'one\\x1b[2J\\rtwo\\tthree\\n')"
+    finished = await run([sys.executable, "-c", code], timeout_s=30)
+    assert finished.errors == ("one?[2J?two three",)
+
+
 async def test_input_arrives_and_ends() -> None:
     finished = await run(
         python("print(len(input()), end='')"), timeout_s=WAIT_S, stdin=b"x" * 200_000 + b"\n"

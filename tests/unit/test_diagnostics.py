@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from mesh_llm.engine.diagnostics import Cause, buffer_bytes, explain, redacted
+from mesh_llm.engine.diagnostics import Cause, buffer_bytes, explain, printable, redacted, sentence
 
 UNKNOWN_ARCHITECTURE = """\
 0.00.003.742 I print_info: file type   = all F32
@@ -151,3 +151,11 @@ def test_the_key_is_taken_out_of_the_log() -> None:
 
     assert redacted(line) == "0.00.001.000 I srv          init: api_keys: …"
     assert redacted("0.00.001.000 I srv  init: listening") == "0.00.001.000 I srv  init: listening"
+
+
+def test_lines_and_sentences_for_logs() -> None:
+    assert printable("plain, and é") == "plain, and é"
+    assert printable("a\tb\x1b[2J\x9b\r") == "a b?[2J??"
+    assert sentence("MESH0: no\nroom\x00") == "MESH0: no?room?"
+    assert len(sentence("x" * 100_000)) == 1000
+    assert sentence(None) == "None"

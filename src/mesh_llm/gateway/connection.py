@@ -88,6 +88,8 @@ class EngineConnection(asyncio.Protocol):
             self._silence.heard()
             if self._transport.is_closing():
                 return
+            if not part:
+                continue  # an empty chunk would end the body
             self._transport.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
             await self._can_write.wait()
             self._silence.heard()

@@ -104,7 +104,8 @@ class Outlet:
 
     def take(self, payload: bytes) -> None:
         """Every payload of the answer passes here, in order; for an event stream, mostly one event each."""
-        if self._transport.is_closing():
+        if not payload or self._transport.is_closing():
+            # An empty chunk is how HTTP says that the body has ended.
             return
         self._transport.write(b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload)
         self._last = payload

@@ -122,8 +122,9 @@ class _Numbers:
             return event
         kind = str(data.get("type"))
         if kind in ("response.created", "response.in_progress"):
-            # Told again and again where the first token is no whole letter.
-            if kind in self._begun:
+            # Told again and again where the first token is no whole letter. A report on the prompt that the
+            # client has asked for comes as one of them, too.
+            if kind in self._begun and "prompt_progress" not in data:
                 return b""
             self._begun.add(kind)
         data["sequence_number"] = self._sequence

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from tests.support.lone_engine import LoneEngine
@@ -30,6 +31,11 @@ ASK_WEATHER: Any = [{"role": "user", "content": WEATHER}]
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "weather", "strict": True, "schema": SCHEMA}}
 FREE_S = 10.0
 """Left alone, an endless answer holds its slot for some twenty seconds."""
+
+
+class Weather(pydantic.BaseModel):
+    city: Literal["Paris", "Rome"]
+    unit: Literal["C", "F"]
 
 
 @pytest.fixture
@@ -294,6 +300,25 @@ def test_response_stream_helper(client: openai.OpenAI, chat_text: str) -> None:
         model="any", input=QUESTION, temperature=0, max_output_tokens=12, extra_body=EXACT
     ) as stream:
         assert stream.get_final_response().output_text == chat_text
+
+
+def test_response_of_a_given_form(client: openai.OpenAI) -> None:
+    answer = client.responses.parse(
+        model="any", input=WEATHER, temperature=0, max_output_tokens=96, text_format=Weather
+    )
+
+    assert answer.output_parsed is not None
+    check_weather(answer.output_parsed.model_dump())
+
+
+def test_response_stream_of_a_given_form(client: openai.OpenAI) -> None:
+    with client.responses.stream(
+        model="any", input=WEATHER, temperature=0, max_output_tokens=96, text_format=Weather
+    ) as stream:
+        parsed = stream.get_final_response().output_parsed
+
+    assert parsed is not None
+    check_weather(parsed.model_dump())
 
 
 # -- errors, headers, leaving ---------------------------------------------------------------------

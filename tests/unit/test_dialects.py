@@ -83,6 +83,21 @@ def test_a_named_function_is_the_only_one() -> None:
     assert (asked["tools"], asked["tool_choice"]) == ([flat[0]], "required")
 
 
+def test_the_form_of_a_response_is_asked_for_as_in_a_chat() -> None:
+    """The engine knows no `text.format`."""
+
+    def asked(form: dict[str, Any], **more: Any) -> Any:
+        return read("/v1/responses", {"input": "x", "text": {"format": form}, **more}).asked
+
+    schema = {"name": "weather", "strict": True, "schema": {"type": "object"}}
+    wanted = {"type": "json_schema", "json_schema": schema}
+    assert asked({"type": "json_schema", **schema})["response_format"] == wanted
+    assert asked({"type": "json_object"})["response_format"] == {"type": "json_object"}
+    assert "response_format" not in asked({"type": "text"})
+    own = {"type": "json_object", "schema": {"type": "array"}}
+    assert asked({"type": "json_schema", **schema}, response_format=own)["response_format"] == own
+
+
 @pytest.mark.parametrize(
     ("path", "body", "key", "value"),
     [

@@ -29,14 +29,7 @@ class Responses(Dialect):
     reports_progress = False
 
     def understood(self, body: Document) -> Document:
-        # The engine reads a word here, and would take a function's name for "auto".
-        match body.get("tool_choice"):
-            case {"type": "function", "name": str(name)} if isinstance(body.get("tools"), list):
-                named = [
-                    tool for tool in body["tools"] if isinstance(tool, dict) and tool.get("name") == name
-                ]
-                return {**body, "tools": named, "tool_choice": "required"} if named else body
-        return body
+        return _with_format(_with_choice(body))
 
     def polish(self) -> Polish:
         return _Numbers()
@@ -137,6 +130,27 @@ class _Numbers:
         if isinstance(response := data.get("response"), dict):
             data["response"] = {**_EMPTY, "created_at": int(time.time()), **response}
         return with_data(event, data)
+
+
+def _with_choice(body: Document) -> Document:
+    # The engine reads a word here, and would take a function's name for "auto".
+    match body.get("tool_choice"):
+        case {"type": "function", "name": str(name)} if isinstance(body.get("tools"), list):
+            named = [tool for tool in body["tools"] if isinstance(tool, dict) and tool.get("name") == name]
+            return {**body, "tools": named, "tool_choice": "required"} if named else body
+    return body
+
+
+def _with_format(body: Document) -> Document:
+    """The form of the text where the engine looks for it: as in a chat."""
+    if body.get("response_format") is not None:
+        return body
+    match body.get("text"):
+        case {"format": {"type": "json_schema", **schema}}:
+            return {**body, "response_format": {"type": "json_schema", "json_schema": schema}}
+        case {"format": {"type": "json_object"} as form}:
+            return {**body, "response_format": form}
+    return body
 
 
 def _kind_of_item(data: Document) -> str | None:

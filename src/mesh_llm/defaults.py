@@ -59,6 +59,8 @@ GATEWAY_SAME_ENGINE_S = 0.5
 """Before an engine that broke off is asked again, as long as the node believes in it."""
 GATEWAY_DOUBT_S = 0.5
 """To hear of a lost worker after the engine answered 500: it says that to some wrong questions, too."""
+GATEWAY_REFUSAL_BYTES = 64 << 10
+"""Of an engine's words against a request, read to be said in another way; they are a sentence or two."""
 GATEWAY_QUESTION_S = 20.0
 """For an engine to count or render a prompt, the longest one on the slowest machine."""
 GATEWAY_BEAT_S = 5.0

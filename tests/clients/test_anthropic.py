@@ -14,6 +14,7 @@ from tests.support.pairs import Pair
 from tests.support.questions import (
     CHAT,
     MESSAGES,
+    PIXEL,
     SCHEMA,
     WEATHER,
     check_weather,
@@ -147,6 +148,51 @@ def test_a_prompt_beyond_the_context_is_refused(client: anthropic.Anthropic) -> 
         client.messages.create(model="any", max_tokens=1, messages=turns)
 
     assert "2048" in caught.value.message
+
+
+def kind_of(error: anthropic.APIStatusError) -> str:
+    """Of an error that has Anthropic's shape, and nothing else in it."""
+    body: Any = error.body
+    assert sorted(body) == ["error", "type"]
+    assert sorted(body["error"]) == ["message", "type"]
+    assert body["type"] == "error"
+    return str(body["error"]["type"])
+
+
+def test_errors_have_anthropics_shape(client: anthropic.Anthropic) -> None:
+    wrong: Any = [{"role": "user"}]
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model="any", max_tokens=1, messages=wrong)
+    assert kind_of(refused.value) == refused.value.type == "invalid_request_error"
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model="any", max_tokens=1, messages=wrong, stream=True)
+    assert kind_of(refused.value) == "invalid_request_error"
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.count_tokens(model="any", messages=wrong)
+    assert kind_of(refused.value) == "invalid_request_error"
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.messages.batches.retrieve("any")
+    assert kind_of(missing.value) == "not_found_error"
+    with pytest.raises(anthropic.PermissionDeniedError) as denied:
+        client.messages.create(
+            model="any",
+            max_tokens=1,
+            messages=MESSAGES,
+            extra_headers={"Origin": "https://elsewhere.example"},
+        )
+    assert kind_of(denied.value) == "permission_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_image_for_a_model_that_sees_none(client: anthropic.Anthropic, stream: bool) -> None:
+    picture: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
+    turns: Any = [{"role": "user", "content": [picture]}]
+
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(model="any", max_tokens=1, messages=turns, stream=stream)
+
+    assert kind_of(caught.value) == "invalid_request_error"
+    assert "image input is not supported" in caught.value.message
 
 
 def test_leaving_a_stream_frees_the_slot(client: anthropic.Anthropic, pair: Pair) -> None:

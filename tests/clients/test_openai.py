@@ -17,6 +17,7 @@ from tests.support.questions import (
     CHAT,
     EXACT,
     MESSAGES,
+    PIXEL,
     QUESTION,
     SCHEMA,
     TEXT,
@@ -340,6 +341,27 @@ def test_a_prompt_beyond_the_context_is_refused(client: openai.OpenAI) -> None:
 
     assert "2048" in caught.value.message
     assert caught.value.type == "exceed_context_size_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("medium", "part"),
+    [
+        ("image", {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}),
+        ("audio", {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}),
+        ("content", {"type": "file", "file": {"file_data": "AAAA", "filename": "a.pdf"}}),
+    ],
+)
+def test_what_the_model_cannot_see_is_refused(
+    client: openai.OpenAI, medium: str, part: Any, stream: bool
+) -> None:
+    turns: Any = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}]
+
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="any", messages=turns, stream=stream)
+
+    assert medium in caught.value.message
+    assert caught.value.type == "invalid_request_error"
 
 
 def test_an_unknown_path_is_not_found(client: openai.OpenAI) -> None:

@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.raw_http import Answer, RawClient
-from tests.support.upstream import LAST_CHUNK, SSE_HEAD, FakeEngine, Script, Seen, Wire
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.server import GatewayConfig
+from mesh_llm.gateway.upstream import Health
+from mesh_llm.types import State
+from tests.net.conftest import StartGateway
+from tests.support.raw_http import Answer, RawClient, connect
+from tests.support.upstream import LAST_CHUNK, SSE_HEAD, FakeEngine, FakeNode, Script, Seen, Wire
 
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
+USER = [{"role": "user", "content": "Where did it run?"}]
 
 
 def event(data: dict[str, Any], name: str | None = None) -> bytes:
@@ -70,3 +78,119 @@ async def test_a_response_is_told_to_its_end(client: RawClient, engine: FakeEngi
     assert [data["sequence_number"] for data in told(answer)] == list(range(len(kinds)))
     # Nothing of it is left over for the next request on the same connection.
     assert (await client.request("GET", "/props")).status == 200
+
+
+# -- what is said against a request ----------------------------------------------------------------
+
+
+def refuses(status: int, body: bytes, kind: bytes = b"application/json; charset=utf-8") -> Script:
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(
+            b"HTTP/1.1 %d No\r\nContent-Type: %b\r\nServer: llama.cpp\r\nContent-Length: %d\r\n\r\n%b"
+            % (status, kind, len(body), body)
+        )
+
+    return script
+
+
+def complaint(status: int, message: str, kind: str) -> bytes:
+    return json.dumps({"error": {"code": status, "message": message, "type": kind}}).encode()
+
+
+def anthropic_error(kind: str, message: str) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (422, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (501, "api_error"),
+        (503, "overloaded_error"),
+        (529, "overloaded_error"),
+    ],
+)
+async def test_anthropics_clients_get_anthropics_errors(
+    client: RawClient, engine: FakeEngine, status: int, kind: str
+) -> None:
+    for path in (MESSAGES, f"{MESSAGES}/count_tokens", f"{MESSAGES}/batches"):
+        engine.on(path, refuses(status, complaint(status, "no", "some_error")))
+        answer = await ask(client, path, {"messages": USER, "stream": path == MESSAGES})
+        assert (answer.status, answer.json()) == (status, anthropic_error(kind, "no"))
+        assert answer.header("Content-Type") == ["application/json; charset=utf-8"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"), [(b"", "Bad Request"), (b"no\n", "no"), (b'{"error":"no"}', '{"error":"no"}')]
+)
+async def test_whatever_the_engine_says(
+    client: RawClient, engine: FakeEngine, body: bytes, message: str
+) -> None:
+    engine.on(MESSAGES, refuses(400, body, b"text/plain"))
+    answer = await ask(client, MESSAGES, {"messages": USER})
+    assert answer.json() == anthropic_error("invalid_request_error", message)
+
+
+async def test_our_own_errors_to_anthropics_clients(
+    start_gateway: StartGateway, client: RawClient, node: FakeNode
+) -> None:
+    keyed = await start_gateway(GatewayConfig(port=0, api_key="sesame", limits=Limits(body_bytes=10)))
+    for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+        async with connect(keyed.port) as stranger:
+            answer = await stranger.request("POST", path, body=b"{}")
+            assert answer.status == 401
+            assert answer.json()["error"]["type"] == "authentication_error"
+            answer = await stranger.request("POST", path, "x-api-key: sesame", body=b"{" + b" " * 20)
+            assert (answer.status, answer.json()["error"]["type"]) == (413, "request_too_large")
+        answer = await client.request("POST", path, "Origin: https://elsewhere.example", body=b"{}")
+        assert (answer.status, answer.json()["error"]["type"]) == (403, "permission_error")
+    node.where, node.state = None, Health(state=State.LOADING, reason="it loads", model="tiny")
+    answer = await client.request("POST", MESSAGES, body=b"{}")
+    assert (answer.status, answer.json()) == (503, anthropic_error("overloaded_error", "it loads"))
+    assert answer.header("Retry-After")
+    # Everybody else's clients know OpenAI's.
+    answer = await client.request("POST", CHAT, body=b"{}")
+    assert answer.json()["error"]["code"] == "not_serving"
+
+
+@pytest.mark.parametrize(("status", "kind"), [(500, "api_error"), (400, "invalid_request_error")])
+async def test_an_error_in_a_message(client: RawClient, engine: FakeEngine, status: int, kind: str) -> None:
+    start = named({"type": "message_start", "message": {"usage": {"output_tokens": 0}}})
+    error = event({"code": status, "message": "too much", "type": "exceed_context_size_error"}, "error")
+    engine.on(MESSAGES, streams(start, error))
+    answer = await ask(client, MESSAGES, {"messages": USER})
+    assert (answer.status, answer.json()) == (status, anthropic_error(kind, "too much"))
+    answer = await ask(client, MESSAGES, {"messages": USER, "stream": True})
+    assert not answer.whole
+    assert told(answer)[-1] == anthropic_error(kind, "too much")
+    assert b"event: error\n" in answer.body
+
+
+@pytest.mark.parametrize("medium", ["image", "audio", "video"])
+async def test_what_the_model_cannot_see_is_the_clients_mistake(
+    client: RawClient, engine: FakeEngine, medium: str
+) -> None:
+    message = f"{medium} input is not supported - hint: if this is unexpected, provide the mmproj"
+    for path in (CHAT, RESPONSES, MESSAGES, "/apply-template", f"{MESSAGES}/count_tokens"):
+        engine.on(path, refuses(500, complaint(500, message, "server_error")))
+        for streamed in (True, False):
+            answer = await ask(client, path, {"messages": USER, "input": "x", "stream": streamed})
+            assert (answer.status, answer.reason) == (400, "Bad Request")
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert answer.json()["error"]["message"] == message
+            assert answer.json()["error"].get("code") == (None if path.startswith(MESSAGES) else 400)
+
+
+async def test_an_engines_own_mistake_stays_one(client: RawClient, engine: FakeEngine) -> None:
+    said = complaint(500, "Compute error.", "server_error")
+    engine.on(CHAT, refuses(500, said, b"application/json"))
+    answer = await ask(client, CHAT, {"messages": USER})
+    assert (answer.status, answer.reason, answer.body) == (500, "No", said)
+    assert answer.header("Content-Type") == ["application/json"]

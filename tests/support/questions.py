@@ -24,6 +24,8 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "weather", "description": "Current weather of a city", "parameters": SCHEMA},
 }
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A PNG."""
 EXACT: dict[str, Any] = {"cache_prompt": False}
 """A prompt that is computed in other batches may end in another text."""
 CHAT: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": 12, **EXACT}

@@ -24,6 +24,7 @@ from mesh_llm.gateway.generation import Generation
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, Exchange
 from mesh_llm.gateway.outlet import Outlet
+from mesh_llm.gateway.refusal import Refusal
 from mesh_llm.gateway.seam import Continuing, Joint, Matching, Repeating
 
 Count = Callable[[str, Document], Awaitable[Document]]
@@ -241,14 +242,13 @@ class Answer:
         if self.outlet is not None:
             await self.outlet.finish()
             return self.outlet.response
-        return self._document(self._dialect.assembled(self._told, self._generation.body), 200)
+        return self._whole(dump(self._dialect.assembled(self._told, self._generation.body)), 200)
 
-    def _document(self, document: Document, status: int) -> web.Response:
+    def _whole(self, body: bytes, status: int) -> web.Response:
         headers = CIMultiDict(self._headers)
         for name in ("Content-Type", "X-Accel-Buffering"):
             headers.popall(name, None)
         headers["Content-Type"] = "application/json; charset=utf-8"
-        body = dump(document)
         self._exchange.answered(body)
         return web.Response(status=status, body=body, headers=headers)
 
@@ -264,7 +264,8 @@ class Answer:
         self._exchange.outcome = BROKEN
         code = error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        return self._document({"error": error}, status)
+        refusal = Refusal.of(self._request.path, status, error)
+        return self._whole(refusal.body, refusal.status)
 
     def last_words(self, failure: Failure) -> bytes:
         return self._dialect.failed(failure, self._told)

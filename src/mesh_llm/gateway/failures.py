@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: the only place that writes one for an API client."""
+"""Errors in OpenAI's shape, or in Anthropic's under its paths: the only place that writes one of our own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,27 @@ from mesh_llm.gateway.upstream import Health
 
 _CLOSE = {"Connection": "close"}
 _RETRY = {"Retry-After": str(GATEWAY_RETRY_AFTER_S)}
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether those who ask there expect errors in Anthropic's shape."""
+    return path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/")
+
+
+def anthropic_error(status: int, message: str) -> dict[str, object]:
+    other = "api_error" if status >= 500 else "invalid_request_error"
+    return {"type": "error", "error": {"type": _ANTHROPIC_KINDS.get(status, other), "message": message}}
 
 
 class Failure(Exception):
@@ -36,16 +57,20 @@ class Failure(Exception):
         self.headers = dict(headers or {})
         self.more = dict(more or {})
 
-    def document(self) -> dict[str, object]:
+    def document(self, path: str = "") -> dict[str, object]:
+        """As the API that `path` belongs to has it."""
+        if is_anthropic(path):
+            return anthropic_error(self.status, self.message)
         error = {"message": self.message, "type": self.kind, "code": self.code}
         return {"error": error, **self.more}
 
-    def body(self) -> bytes:
-        return json.dumps(self.document()).encode()
+    def body(self, path: str = "") -> bytes:
+        return json.dumps(self.document(path)).encode()
 
-    def event(self) -> bytes:
+    def event(self, path: str = "") -> bytes:
         """The same, for an event stream that is already open."""
-        return b"data: " + self.body() + b"\n\n"
+        name = b"event: error\n" if is_anthropic(path) else b""
+        return name + b"data: " + self.body(path) + b"\n\n"
 
     def wire(self) -> bytes:
         """A whole answer, for a connection that ends with it."""
@@ -61,10 +86,10 @@ class Failure(Exception):
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
-    def response(self) -> web.Response:
+    def response(self, path: str = "") -> web.Response:
         headers = {"Server": "mesh-llm", **self.headers}
         response = web.Response(
-            status=self.status, body=self.body(), content_type="application/json", headers=headers
+            status=self.status, body=self.body(path), content_type="application/json", headers=headers
         )
         if self.headers.get("Connection") == "close":
             response.force_close()
@@ -120,7 +145,7 @@ def engine_gave_up(error: Mapping[str, object]) -> Failure:
     """In the engine's own words."""
     message, kind, code = (error.get(name) for name in ("message", "type", "code"))
     return Failure(
-        502,
+        code if isinstance(code, int) and 400 <= code < 600 else 502,
         message if isinstance(message, str) and message else "the engine gave up",
         kind=kind if isinstance(kind, str) else "server_error",
         code=code if isinstance(code, str | int) else "engine_gave_up",

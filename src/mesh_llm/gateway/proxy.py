@@ -22,6 +22,7 @@ from mesh_llm.defaults import (
     GATEWAY_METRICS_S,
     GATEWAY_PREFER_WAIT_S,
     GATEWAY_QUESTION_S,
+    GATEWAY_REFUSAL_BYTES,
 )
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
@@ -38,6 +39,7 @@ from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.pool import Pool
+from mesh_llm.gateway.refusal import Refusal, is_worth_reading
 from mesh_llm.gateway.seam import Diverged
 from mesh_llm.gateway.turns import TurnLate, TurnRefused, Turns
 from mesh_llm.gateway.upstream import Serving, Turn, Upstream
@@ -213,12 +215,12 @@ class Relay:
         connection: EngineConnection,
         answer: Answer,
     ) -> web.StreamResponse:
-        head = await connection.head()
-        await self._check_failure(head, upstream)
         if answer.outlet is not None or answer.has_begun:
+            head = await connection.head()
+            await self._check_failure(head, upstream)
             answer.cannot_continue = answer.cannot_continue or head.status in (400, 422)
             raise EngineLost(f"the next engine answered {head.status}")
-        return await self._hand_back(request, exchange, upstream, connection)
+        return await self._hand_back(request, exchange, upstream, connection, repeatable=True)
 
     async def _check_failure(self, head: Head, upstream: Upstream) -> None:
         """A failure of an engine that the node gives up is none of the request's."""
@@ -306,8 +308,11 @@ class Relay:
         repeatable: bool = False,
     ) -> web.StreamResponse:
         head = await connection.head()
-        if repeatable:
+        refusal = await _refusal_in(request, head, connection)
+        if repeatable and not (refusal is not None and refusal.is_mistake):
             await self._check_failure(head, upstream)
+        if refusal is not None:
+            return _told(refusal, head, exchange, _headers(head, upstream, exchange))
         outlet = exchange.outlet = await Outlet.open(
             request,
             status=head.status,
@@ -398,6 +403,27 @@ async def _send_body(connection: EngineConnection, method: str, head: bytes, bod
         await connection.upload(method, head, body.parts(), chunked=body.chunked)
     except Failure as failure:
         connection.fail(EngineLost(f"the upload broke off: {failure.message}"))
+
+
+async def _refusal_in(request: web.BaseRequest, head: Head, connection: EngineConnection) -> Refusal | None:
+    """What the engine says against a request, where it may have to be said in another way."""
+    length = head.headers.get("Content-Length", "")
+    is_short = length.isdecimal() and int(length) <= GATEWAY_REFUSAL_BYTES
+    is_plain = is_short and "Content-Encoding" not in head.headers and request.method != "HEAD"
+    if not is_plain or not is_worth_reading(request.path, head.status):
+        return None
+    parts: list[bytes] = []
+    await connection.pour(parts.append)
+    return Refusal.read(request.path, head.status, b"".join(parts))
+
+
+def _told(refusal: Refusal, head: Head, exchange: Exchange, headers: CIMultiDict[str]) -> web.Response:
+    headers.popall("Content-Length", None)
+    if refusal.is_reworded:
+        headers["Content-Type"] = "application/json; charset=utf-8"
+    exchange.answered(refusal.body)
+    reason = head.reason if refusal.status == head.status else None
+    return web.Response(status=refusal.status, reason=reason, body=refusal.body, headers=headers)
 
 
 def _is_stream(head: Head) -> bool:

@@ -185,10 +185,11 @@ class Gateway:
             self._serving.remark("refused", f"A request was refused: {failure.message}")
         if exchange.outlet is not None:
             exchange.outcome = BROKEN
-            words = failure.event() if exchange.answer is None else exchange.answer.last_words(failure)
+            answer = exchange.answer
+            words = failure.event(request.path) if answer is None else answer.last_words(failure)
             await exchange.outlet.break_off(words)
             return exchange.outlet.response
-        return self._ours(request, exchange, failure.response())
+        return self._ours(request, exchange, failure.response(request.path))
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         check_head(request)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents, rendered_chat
 from mesh_llm.gateway.events import make
-from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.failures import Failure, anthropic_error
 
 _MAX_TOKENS = 4096
 
@@ -98,8 +98,7 @@ class Messages(Dialect):
         return {**message, "content": [blocks[index] for index in sorted(blocks)]}
 
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
-        error = {"type": "api_error", "message": failure.message}
-        return make({"type": "error", "error": error}, "error")
+        return make(anthropic_error(failure.status, failure.message), "error")
 
 
 class _Start:

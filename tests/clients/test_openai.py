@@ -57,6 +57,18 @@ def test_models(client: openai.OpenAI, pair: Pair) -> None:
     assert [(model.id, model.object) for model in models] == [(pair.model, "model")]
 
 
+def test_one_model(client: openai.OpenAI, pair: Pair) -> None:
+    (listed,) = client.models.list().data
+
+    model = client.models.retrieve(pair.model)
+
+    assert (model.id, model.object, model.owned_by) == (pair.model, "model", listed.owned_by)
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("gpt-4o")
+    assert (caught.value.code, caught.value.type) == ("model_not_found", "invalid_request_error")
+    assert "'gpt-4o'" in caught.value.message
+
+
 # -- chat -----------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from mesh_llm.gateway.upstream import Health
 from mesh_llm.types import State
 from tests.net.conftest import StartGateway
 from tests.support.raw_http import Answer, RawClient, connect
-from tests.support.upstream import LAST_CHUNK, SSE_HEAD, FakeEngine, FakeNode, Script, Seen, Wire
+from tests.support.upstream import LAST_CHUNK, SSE_HEAD, FakeEngine, FakeNode, Script, Seen, Wire, plain
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
@@ -194,3 +194,66 @@ async def test_an_engines_own_mistake_stays_one(client: RawClient, engine: FakeE
     answer = await ask(client, CHAT, {"messages": USER})
     assert (answer.status, answer.reason, answer.body) == (500, "No", said)
     assert answer.header("Content-Type") == ["application/json"]
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+LISTED = [
+    {"id": "tiny", "object": "model", "created": 5, "owned_by": "llamacpp", "aliases": ["tiny", "small"]},
+    {"id": "org/Large é", "object": "model", "created": 5, "owned_by": "llamacpp"},
+]
+
+
+def lists(document: Any) -> Script:
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(
+            plain(json.dumps(document).encode(), b"Content-Type: application/json; charset=utf-8")
+        )
+
+    return script
+
+
+@pytest.mark.parametrize("folder", ["/v1/models", "/models"])
+async def test_one_model(client: RawClient, engine: FakeEngine, folder: str) -> None:
+    engine.on("/v1/models", lists({"object": "list", "data": LISTED}))
+    for name, model in (("tiny", 0), ("small", 0), ("org/Large%20%C3%A9", 1), ("org%2FLarge%20%C3%A9", 1)):
+        answer = await client.request("GET", f"{folder}/{name}")
+        assert (answer.status, answer.json()) == (200, LISTED[model])
+        assert answer.header("Content-Type") == ["application/json; charset=utf-8"]
+    head = await client.request("HEAD", f"{folder}/tiny")
+    assert (head.status, head.body) == (200, b"")
+    for name in ("tin", "tiny/x", "x" * 1000):
+        answer = await client.request("GET", f"{folder}/{name}")
+        assert answer.status == 404
+        assert (answer.json()["error"]["code"], answer.json()["error"]["type"]) == (
+            "model_not_found",
+            "invalid_request_error",
+        )
+    # Others, and the list itself, are the engine's to answer.
+    assert (await client.request("GET", "/v1/models")).json()["data"] == LISTED
+    assert (await client.request("POST", f"{folder}/tiny", body=b"{}")).json()["target"] == f"{folder}/tiny"
+
+
+@pytest.mark.parametrize("document", [[], {}, {"data": None}, {"data": [None, {"id": 5}]}])
+async def test_a_list_that_is_none_names_no_model(
+    client: RawClient, engine: FakeEngine, document: Any
+) -> None:
+    engine.on("/v1/models", lists(document))
+    assert (await client.request("GET", "/v1/models/tiny")).status == 404
+
+
+async def test_a_model_is_asked_for_at_the_next_engine(client: RawClient, engine: FakeEngine) -> None:
+    deaths = []
+
+    async def dies_once(seen: Seen, wire: Wire) -> None:
+        if deaths:
+            await lists({"data": LISTED})(seen, wire)
+        else:
+            deaths.append(wire.abort())
+
+    engine.on("/v1/models", dies_once)
+    answer = await client.request("GET", "/v1/models/tiny")
+    assert (answer.status, answer.json()["id"]) == (200, "tiny")
+    engine.on("/v1/models", refuses(503, complaint(503, "Loading model", "unavailable_error")))
+    assert (await client.request("GET", "/v1/models/tiny")).json()["error"]["code"] == "engine_lost"

@@ -13,6 +13,7 @@ from mesh_llm.gateway.upstream import Health
 
 _CLOSE = {"Connection": "close"}
 _RETRY = {"Retry-After": str(GATEWAY_RETRY_AFTER_S)}
+_NAME_SHOWN = 200
 _ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
@@ -169,6 +170,11 @@ def body_late(silence_s: float) -> Failure:
 
 def bad_request(message: str, *, status: int = 400, code: str = "bad_request") -> Failure:
     return _refused(status, message, code=code)
+
+
+def no_such_model(name: str) -> Failure:
+    message = f"the model {name[:_NAME_SHOWN]!r} does not exist; GET /v1/models names those that do"
+    return Failure(404, message, kind="invalid_request_error", code="model_not_found")
 
 
 def wrong_key() -> Failure:

@@ -37,6 +37,7 @@ from mesh_llm.gateway.framing import Head
 from mesh_llm.gateway.generation import Generation
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
+from mesh_llm.gateway.models import MODELS_PATH, found, model_asked_for
 from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.pool import Pool
 from mesh_llm.gateway.refusal import Refusal, is_worth_reading
@@ -72,6 +73,8 @@ class Relay:
         try:
             if not body.complete:
                 return await self._upload(request, exchange, errand, body)
+            if (model := model_asked_for(request.method, request.path)) is not None:
+                return await self._model(exchange, model)
             generation = Generation.read(request.method, request.path, body.start)
             if generation is None:
                 return await self._pass_on(request, exchange, errand, body)
@@ -98,6 +101,31 @@ class Relay:
         except (EngineError, TimeoutError):
             return b"# the engine gave no metrics\n"
         return body if head.status == 200 else b""
+
+    async def _model(self, exchange: Exchange, name: str) -> web.Response:
+        """One of the list that the engine gives; it has no route of its own for that."""
+        async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
+            while True:
+                upstream = await attempts.next()
+                exchange.served_by = _elsewhere(upstream)
+                try:
+                    head, listed = await self._fetch(upstream, small("GET", MODELS_PATH), b"")
+                    break
+                except EngineSilent:
+                    raise
+                except EngineError as error:
+                    attempts.failed(upstream, error, told=False)
+                    exchange.resumed += 1
+        if head.status != 200:
+            raise failures.engine_lost("the engine does not say which models it has")
+        model = found(name, listed)
+        if model is None:
+            raise failures.no_such_model(name)
+        headers = _headers(head, upstream, exchange)
+        headers.popall("Content-Length", None)
+        body = dump(model)
+        exchange.answered(body)
+        return web.Response(body=body, headers=headers)
 
     async def _until_serving(self, request: web.BaseRequest) -> None:
         """A client that prefers to wait for the model may do so."""

@@ -283,6 +283,8 @@ def test_several_prompts_in_one_request(client: openai.OpenAI) -> None:
 
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.choices[0].text.startswith(" Paris")
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5 + 3, 2 + 2)
 
 
 def test_response(client: openai.OpenAI, chat_text: str) -> None:

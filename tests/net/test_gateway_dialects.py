@@ -80,6 +80,121 @@ async def test_a_response_is_told_to_its_end(client: RawClient, engine: FakeEngi
     assert (await client.request("GET", "/props")).status == 200
 
 
+# -- several choices -------------------------------------------------------------------------------
+
+
+HEAD = {"created": 5, "id": "chatcmpl-a", "model": "tiny"}
+REPORT = {"prompt_progress": {"total": 9, "cache": 2, "processed": 9}}
+
+
+def usage(tokens: int, *, prompt: int = 9) -> dict[str, Any]:
+    details = {"prompt_tokens_details": {"cached_tokens": 2}}
+    whole = {"prompt_tokens": prompt, "total_tokens": prompt + tokens, **details}
+    return {"usage": {"completion_tokens": tokens, **whole}}
+
+
+def chunk(index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
+    choice = {"finish_reason": reason, "index": index, "delta": delta}
+    return event({"choices": [choice], **HEAD, "object": "chat.completion.chunk", **more})
+
+
+def chat_events(*indices: int) -> list[bytes]:
+    """The engine reports on each choice's prompt, and counts each for itself."""
+    role = {"role": "assistant", "content": None}
+    events = []
+    for index in indices:
+        events += [chunk(index, role, **REPORT), chunk(index, role), chunk(index, {"content": f"{index}"})]
+    for index in indices:
+        events += [chunk(index, {"content": "!"}), chunk(index, {}, "stop")]
+        events += [event({"choices": [], **HEAD, "object": "chat.completion.chunk", **usage(2 + index)})]
+    return [*events, b"data: [DONE]\n\n"]
+
+
+TOTAL = usage(2 + 3)["usage"]
+
+
+def choices(answer: Answer) -> list[dict[str, Any]]:
+    return [choice for data in told(answer) for choice in data["choices"]]
+
+
+async def test_two_choices_of_a_chat(client: RawClient, engine: FakeEngine) -> None:
+    engine.on(CHAT, streams(*chat_events(1, 0)))
+    body = {"messages": USER, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    answer = await ask(client, CHAT, body)
+    assert answer.whole
+    assert b"prompt_progress" not in answer.body
+    assert [choice["index"] for choice in choices(answer) if "role" in choice["delta"]] == [1, 0]
+    assert [data["usage"] for data in told(answer) if "usage" in data] == [TOTAL]
+    assert told(answer)[-1]["choices"] == []
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    answer = await ask(client, CHAT, {**body, "stream_options": None})
+    assert [data for data in told(answer) if "usage" in data] == []
+    answer = await ask(client, CHAT, {**body, "return_progress": True})
+    assert answer.body.count(b"prompt_progress") == 2
+
+
+async def test_two_choices_of_a_chat_in_one_document(client: RawClient, engine: FakeEngine) -> None:
+    engine.on(CHAT, streams(*chat_events(1, 0)))
+    whole = (await ask(client, CHAT, {"messages": USER, "n": 2})).json()
+    assert [choice["message"]["content"] for choice in whole["choices"]] == ["0!", "1!"]
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1]
+    assert whole["usage"] == TOTAL
+
+
+async def test_two_choices_are_made_again_where_nobody_has_seen_them(
+    client: RawClient, engine: FakeEngine
+) -> None:
+    """In whichever order the second run tells them."""
+    runs = 0
+
+    async def dies_once(seen: Seen, wire: Wire) -> None:
+        nonlocal runs
+        runs += 1
+        if runs > 1:
+            await streams(*chat_events(0, 1))(seen, wire)
+            return
+        await wire.send(SSE_HEAD)
+        for one in chat_events(1, 0)[:6]:
+            await wire.send_chunk(one)
+        wire.abort()
+
+    engine.on(CHAT, dies_once)
+    whole = (await ask(client, CHAT, {"messages": USER, "n": 2})).json()
+    assert runs == 2
+    assert [choice["message"]["content"] for choice in whole["choices"]] == ["0!", "1!"]
+
+
+async def test_two_choices_for_each_of_two_prompts(client: RawClient, engine: FakeEngine) -> None:
+    def text(index: int, reason: str | None = None, **more: Any) -> bytes:
+        choice = {"text": "" if reason else f"{index}", "index": index, "finish_reason": reason}
+        return event({"choices": [choice], **HEAD, "object": "text_completion", **more})
+
+    ends = [text(index, "stop", **usage(4, prompt=10 + index // 2)) for index in range(4)]
+    events = [text(0, **REPORT), text(0), text(2, **REPORT), text(2), text(3), text(1)]
+    engine.on("/v1/completions", streams(*events, *ends, b"data: [DONE]\n\n"))
+    body = {"prompt": ["a", "b"], "n": 2}
+    total: dict[str, Any] = {"completion_tokens": 16, "prompt_tokens": 21, "total_tokens": 37}
+    total["prompt_tokens_details"] = {"cached_tokens": 4}
+    whole = (await ask(client, "/v1/completions", body)).json()
+    assert [choice["text"] for choice in whole["choices"]] == ["0", "1", "2", "3"]
+    assert whole["usage"] == total
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    answer = await ask(client, "/v1/completions", {**body, **options})
+    assert [data["usage"] for data in told(answer) if "usage" in data] == [total]
+    assert b"prompt_progress" not in answer.body
+
+
+async def test_a_chat_begins_with_its_role(client: RawClient, engine: FakeEngine) -> None:
+    """Which the engine leaves out where the first letter takes several tokens."""
+    events = [chunk(0, {"content": "狐"}), chunk(0, {"content": "!"}), chunk(0, {}, "stop")]
+    engine.on(CHAT, streams(*events, b"data: [DONE]\n\n"))
+    answer = await ask(client, CHAT, {"messages": USER, "stream": True})
+    first, *rest = told(answer)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert {name: first[name] for name in HEAD} == HEAD
+    assert rest == [json.loads(one.removeprefix(b"data: ")) for one in events]
+
+
 # -- what is said against a request ----------------------------------------------------------------
 
 

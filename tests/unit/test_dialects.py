@@ -52,14 +52,23 @@ def test_the_engine_is_always_asked_for_a_stream(path: str) -> None:
         b"[]",
         b"{",
         b'"x"',
-        b'{"n": 2}',
+        b'{"n": 2, "logprobs": true}',
+        b'{"n": 65}',
+        b'{"n": 33, "prompt": ["a", "b"]}',
         b'{"logprobs": true}',
         b'{"verbose": true}',
-        b'{"prompt": ["a", "b"]}',
     ],
 )
 def test_what_cannot_be_put_together_goes_through_as_it_came(body: bytes) -> None:
     assert Generation.read("POST", "/v1/completions", body) is None
+
+
+def test_several_choices_are_put_together() -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert read(path, {"n": 2, "messages": [], "prompt": "x"}).is_several
+    assert read("/v1/completions", {"n": 32, "prompt": ["a", "b"]}).is_several
+    # The engine's own form is a list of answers.
+    assert Generation.read("POST", "/completion", b'{"prompt": ["a", "b"]}') is None
 
 
 def test_other_requests_are_none() -> None:
@@ -360,7 +369,7 @@ def test_a_response_that_was_full_gets_no_word_more() -> None:
 
 
 def test_events_of_a_response_are_numbered() -> None:
-    polish = dialect("/v1/responses").polish()
+    polish = dialect("/v1/responses").polish({})
     assert polish is not None
     documents = [data_of(polish.feed(e)) or {} for e in response_events("a", ["One"], tokens=1)]
     assert [document["sequence_number"] for document in documents] == list(range(len(documents)))
@@ -466,7 +475,7 @@ def test_a_native_answer_has_tokens_if_they_were_asked_for() -> None:
 
 def test_a_message_without_a_start_gets_one() -> None:
     events = message_events("m1", ["é"], tokens=2)[1:]
-    polish = dialect("/v1/messages").polish()
+    polish = dialect("/v1/messages").polish({})
     assert polish is not None
     sent = b"".join(polish.feed(event) for event in events)
     kinds = [line for line in sent.decode().split("\n") if line.startswith("event: ")]
@@ -477,7 +486,7 @@ def test_a_message_without_a_start_gets_one() -> None:
 
 def test_a_response_begins_once() -> None:
     events = response_events("a", ["One"], tokens=1)
-    polish = dialect("/v1/responses").polish()
+    polish = dialect("/v1/responses").polish({})
     assert polish is not None
     sent = b"".join(polish.feed(event) for event in [*events[:2], *events])
     assert sent.count(b"event: response.created") == 1

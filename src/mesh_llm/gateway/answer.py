@@ -62,7 +62,7 @@ class Answer:
         self._joint: Joint | None = None
         self._has_differed = False
         """An engine was to say the end of what was told once more, and said something else."""
-        self._polish = generation.dialect.polish()
+        self._polish = generation.dialect.polish(generation.body)
         self._told: list[bytes] = []
         self._told_bytes = 0
         self._last = b""
@@ -130,9 +130,9 @@ class Answer:
             self.outlet.take(event if self._polish is None else self._polish.feed(event))
 
     def _is_progress(self, event: bytes) -> bool:
-        """A report on the prompt, which only comes before the text."""
+        """A report on the prompt, which only comes before the text; of several, before each of them."""
         if _PROGRESS not in event:
-            self._looks_for_progress = False
+            self._looks_for_progress = self._generation.is_several
             return False
         progress = (data_of(event) or {}).get("prompt_progress") or {}
         if self._prompt_tokens is None and isinstance(progress.get("total"), int):
@@ -170,6 +170,9 @@ class Answer:
         self._joint = None
         self._looks_for_progress = self._dialect.reports_progress
         self.doing = "waits for its turn"
+        if self._generation.is_several and not self._generation.streamed:
+            # Nobody has seen it, and in another run the choices' events come in another order.
+            self._forget()
         if not self._told:
             return self._generation.asked
         if self.is_too_long:
@@ -199,6 +202,10 @@ class Answer:
             self._joint = Repeating(self._joint, self._told[cut.events :])
         # An engine makes one token at least; that one is left out.
         return {**cut.body, **{name: max(1, limit) for name, limit in left.items()}}
+
+    def _forget(self) -> None:
+        self._told.clear()
+        self._told_bytes, self._last = 0, b""
 
     async def _is_continuation(self, ask: Count, body: Document, said: Said) -> bool:
         """Whether the prompt of `body` is the first one's and what was said, and no template added to it."""

@@ -12,6 +12,9 @@ from mesh_llm.gateway.failures import Failure
 
 Document = dict[str, Any]
 
+_CHOICES_LIMIT = 64
+"""Of one answer that is put together here: all their events at once, while everybody else waits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
@@ -32,7 +35,8 @@ class Said:
 
 
 class Polish(Protocol):
-    def feed(self, event: bytes) -> bytes: ...
+    def feed(self, event: bytes) -> bytes:
+        """What the client is told instead: any number of events, or nothing at all."""
 
 
 class Dialect(ABC):
@@ -40,6 +44,8 @@ class Dialect(ABC):
 
     reports_progress = True
     """The engine tells how far it is with the prompt in events that can be told from the others."""
+    assembles_several = False
+    """More than one choice can be put together from the events of one stream, too."""
 
     # -- the request ---------------------------------------------------------------------------
 
@@ -57,7 +63,13 @@ class Dialect(ABC):
     def can_assemble(self, body: Document) -> bool:
         """Whether a whole answer can be put together from the events of a stream."""
         extra = ("logprobs", "top_logprobs", "n_probs", "verbose", "response_fields", "timings_per_token")
-        return not any(body.get(name) for name in extra) and not is_several(body)
+        return not any(body.get(name) for name in extra) and self._can_assemble_all(body)
+
+    def _can_assemble_all(self, body: Document) -> bool:
+        if not is_several(body):
+            return True
+        prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+        return self.assembles_several and prompts * answers_for_each_prompt(body) <= _CHOICES_LIMIT
 
     @abstractmethod
     def continued(self, body: Document, said: Said) -> Document | None:
@@ -92,8 +104,8 @@ class Dialect(ABC):
         """Whether the engine gives up."""
         return event.startswith((b'data: {"error"', b"event: error"))
 
-    def polish(self) -> Polish | None:
-        """For one answer: adds what clients expect of its events and the engine leaves out."""
+    def polish(self, body: Document) -> Polish | None:
+        """For one answer to `body`: adds what clients expect of its events and the engine leaves out."""
         return None
 
     def ending(self, events: Sequence[bytes], body: Document) -> bytes | None:
@@ -156,6 +168,13 @@ def _is_count(value: Any) -> bool:
 
 def _is_shape(response_format: Any) -> bool:
     return isinstance(response_format, dict) and response_format.get("type") not in (None, "text")
+
+
+def answers_for_each_prompt(body: Document) -> int:
+    for name in ("n", "n_cmpl"):
+        if isinstance(asked := body.get(name), int) and asked > 0:
+            return asked
+    return 1
 
 
 def is_several(body: Document) -> bool:

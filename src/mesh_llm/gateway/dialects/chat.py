@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents, head_of
-from mesh_llm.gateway.events import make
+from mesh_llm.gateway.dialects.base import (
+    Dialect,
+    Document,
+    Polish,
+    Said,
+    Seam,
+    answers_for_each_prompt,
+    documents,
+    head_of,
+    is_several,
+)
+from mesh_llm.gateway.dialects.several import OneUsage, total_usage, usages_of
+from mesh_llm.gateway.events import data_of, make
 from mesh_llm.gateway.failures import Failure
 
 
 class Chat(Dialect):
+    assembles_several = True
+
     def understood(self, body: Document) -> Document:
         # The engine reads a word here, and would take a function's name for "auto".
         match body.get("tool_choice"):
@@ -65,6 +78,9 @@ class Chat(Dialect):
     def is_last(self, event: bytes) -> bool:
         return event.startswith(b"data: [DONE]")
 
+    def polish(self, body: Document) -> Polish:
+        return _Roles(body)
+
     def ending(self, events: Sequence[bytes], body: Document) -> bytes | None:
         wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         if wants_usage and not any("usage" in data for data in documents(events)):
@@ -86,28 +102,14 @@ class Chat(Dialect):
 
     def assembled(self, events: Sequence[bytes], body: Document) -> Document:
         told = documents(events)
-        message: Document = {"role": "assistant", "content": ""}
-        calls: list[Document] = []
-        finish_reason = None
-        for choice, delta in _deltas(events):
-            message["content"] += delta.get("content") or ""
-            if "reasoning_content" in delta:
-                message["reasoning_content"] = message.get("reasoning_content", "") + (
-                    delta["reasoning_content"] or ""
-                )
-            for part in delta.get("tool_calls", ()):
-                _add_call(calls, part)
-            finish_reason = choice.get("finish_reason") or finish_reason
-        if calls:
-            message["tool_calls"] = calls
         last = told[-1]
         answer = {
-            "choices": [{"finish_reason": finish_reason, "index": 0, "message": message}],
+            "choices": _choices(events),
             "created": last["created"],
             "model": last["model"],
             "system_fingerprint": last.get("system_fingerprint"),
             "object": "chat.completion",
-            "usage": last["usage"],
+            "usage": total_usage(usages_of(told), answers_for_each_prompt(body)),
             "id": last["id"],
         }
         return {**answer, "timings": last["timings"]} if "timings" in last else answer
@@ -115,6 +117,52 @@ class Chat(Dialect):
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
         choice = {"finish_reason": "error", "index": 0, "delta": {}}
         return make({**head_of(events), **failure.document(), "choices": [choice]})
+
+
+class _Roles:
+    """Each choice begins with its role; the engine leaves it out where the first token is no whole letter."""
+
+    def __init__(self, body: Document) -> None:
+        self._missing = answers_for_each_prompt(body)
+        self._seen: set[int] = set()
+        self._usage = OneUsage(body) if is_several(body) else None
+
+    def feed(self, event: bytes) -> bytes:
+        role = self._role_before(event) if self._missing > 0 else b""
+        return role + (event if self._usage is None else self._usage.feed(event))
+
+    def _role_before(self, event: bytes) -> bytes:
+        choices = (data_of(event) or {}).get("choices") or [None]
+        index = choices[0].get("index") if isinstance(choices[0], dict) else None
+        if not isinstance(index, int) or index in self._seen:
+            return b""
+        self._seen.add(index)
+        self._missing -= 1
+        if "role" in (choices[0].get("delta") or {}):
+            return b""
+        delta = {"role": "assistant", "content": None}
+        return make(
+            {**head_of([event]), "choices": [{"finish_reason": None, "index": index, "delta": delta}]}
+        )
+
+
+def _choices(events: Sequence[bytes]) -> list[Document]:
+    """What was told of each, put together."""
+    found: dict[int, Document] = {}
+    for choice, delta in _deltas(events):
+        index = choice["index"]
+        empty = {"finish_reason": None, "index": index, "message": {"role": "assistant", "content": ""}}
+        whole = found.setdefault(index, empty)
+        message = whole["message"]
+        message["content"] += delta.get("content") or ""
+        if "reasoning_content" in delta:
+            message["reasoning_content"] = message.get("reasoning_content", "") + (
+                delta["reasoning_content"] or ""
+            )
+        for part in delta.get("tool_calls", ()):
+            _add_call(message.setdefault("tool_calls", []), part)
+        whole["finish_reason"] = choice.get("finish_reason") or whole["finish_reason"]
+    return [found[index] for index in sorted(found)]
 
 
 def count(usage: Document, seam: Seam) -> None:

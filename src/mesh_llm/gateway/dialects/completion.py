@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents, head_of
+from mesh_llm.gateway.dialects.base import (
+    Dialect,
+    Document,
+    Polish,
+    Said,
+    Seam,
+    answers_for_each_prompt,
+    documents,
+    head_of,
+    is_several,
+)
 from mesh_llm.gateway.dialects.chat import count
+from mesh_llm.gateway.dialects.several import OneUsage, total_usage, usages_of
 from mesh_llm.gateway.events import data_of, make
 from mesh_llm.gateway.failures import Failure
 
@@ -37,6 +48,8 @@ class _Prompted(Dialect):
 
 
 class Completion(_Prompted):
+    assembles_several = True
+
     def said(self, events: Sequence[bytes]) -> Said:
         choices = [choice for data in documents(events) for choice in data.get("choices", ())]
         return Said(
@@ -60,10 +73,21 @@ class Completion(_Prompted):
                 choice.update(text="", finish_reason="length")
         return data
 
+    def polish(self, body: Document) -> Polish | None:
+        return OneUsage(body) if is_several(body) else None
+
     def assembled(self, events: Sequence[bytes], body: Document) -> Document:
-        last = documents(events)[-1]
-        last["choices"][0]["text"] = self.said(events).content
-        return last
+        told = documents(events)
+        texts: dict[int, list[str]] = {}
+        ends: dict[int, Document] = {}
+        for data in told:
+            for choice in data.get("choices", ()):
+                texts.setdefault(choice["index"], []).append(choice.get("text") or "")
+                if choice.get("finish_reason") is not None:
+                    ends[choice["index"]] = data
+        whole = [{**ends[index]["choices"][0], "text": "".join(texts[index])} for index in sorted(texts)]
+        usage = total_usage(usages_of(told), answers_for_each_prompt(body))
+        return {**ends[whole[0]["index"]], "choices": whole, "usage": usage}
 
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
         choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "error"}

@@ -19,7 +19,7 @@ class Messages(Dialect):
         # The engine's own limit where there is none, so that it goes for all parts of an answer together.
         return {"max_tokens": _MAX_TOKENS, **body}
 
-    def polish(self) -> Polish:
+    def polish(self, body: Document) -> Polish:
         return _Start()
 
     def is_plain(self, body: Document) -> bool:

@@ -31,7 +31,7 @@ class Responses(Dialect):
     def understood(self, body: Document) -> Document:
         return _with_format(_with_choice(body))
 
-    def polish(self) -> Polish:
+    def polish(self, body: Document) -> Polish:
         return _Numbers()
 
     def is_plain(self, body: Document) -> bool:

@@ -93,6 +93,22 @@ def test_events_of_a_stream(client: anthropic.Anthropic) -> None:
     assert set(kinds[2:-3]) == {"content_block_delta"}
 
 
+def test_a_first_letter_of_several_tokens(client: anthropic.Anthropic, pair: Pair) -> None:
+    """The engine tells the start of a message with its first token, and only if that is a letter."""
+    turns: Any = [{"role": "user", "content": "Write foxes."}, {"role": "assistant", "content": "狐" * 16}]
+    counted = client.messages.count_tokens(model="any", messages=turns).input_tokens
+
+    with client.messages.stream(model="any", max_tokens=6, messages=turns, extra_body=SURE) as stream:
+        kinds = [event.type for event in stream if event.type != "text"]
+        streamed = stream.get_final_message()
+    whole = client.messages.create(model="any", max_tokens=6, messages=turns, extra_body=SURE)
+
+    assert kinds[:3] == ["message_start", "content_block_start", "content_block_delta"]
+    for message in (streamed, whole):
+        assert (text_of(message), message.model) == ("狐狐", pair.model)
+        assert (message.usage.input_tokens, message.usage.output_tokens) == (counted, 6)
+
+
 def test_count_of_tokens(client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model="any", messages=MESSAGES).input_tokens
     longer = client.messages.count_tokens(model="any", messages=MESSAGES, system=SYSTEM).input_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -13,7 +14,17 @@ from mesh_llm.gateway.upstream import Health
 from mesh_llm.types import State
 from tests.net.conftest import StartGateway
 from tests.support.raw_http import Answer, RawClient, connect
-from tests.support.upstream import LAST_CHUNK, SSE_HEAD, FakeEngine, FakeNode, Script, Seen, Wire, plain
+from tests.support.upstream import (
+    LAST_CHUNK,
+    SSE_HEAD,
+    WAIT_S,
+    FakeEngine,
+    FakeNode,
+    Script,
+    Seen,
+    Wire,
+    plain,
+)
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
@@ -47,6 +58,21 @@ async def ask(client: RawClient, path: str, body: dict[str, Any]) -> Answer:
 def told(answer: Answer) -> list[dict[str, Any]]:
     lines = [line[6:] for line in answer.body.decode().split("\n") if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
+
+
+LISTED = [
+    {"id": "tiny", "object": "model", "created": 5, "owned_by": "llamacpp", "aliases": ["tiny", "small"]},
+    {"id": "org/Large é", "object": "model", "created": 5, "owned_by": "llamacpp"},
+]
+
+
+def lists(document: Any) -> Script:
+    async def script(_: Seen, wire: Wire) -> None:
+        await wire.send(
+            plain(json.dumps(document).encode(), b"Content-Type: application/json; charset=utf-8")
+        )
+
+    return script
 
 
 # -- OpenAI's responses ----------------------------------------------------------------------------
@@ -195,6 +221,76 @@ async def test_a_chat_begins_with_its_role(client: RawClient, engine: FakeEngine
     assert rest == [json.loads(one.removeprefix(b"data: ")) for one in events]
 
 
+# -- Anthropic's messages --------------------------------------------------------------------------
+
+
+TEXT = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "狐"}}
+STARTLESS = [
+    named({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+    named(TEXT),
+    named({"type": "content_block_stop", "index": 0}),
+    named({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}}),
+    named({"type": "message_stop"}),
+]
+"""Of an engine whose first token is no whole letter."""
+
+
+@pytest.fixture
+def startless(engine: FakeEngine) -> FakeEngine:
+    engine.on(MESSAGES, streams(*STARTLESS))
+    engine.on("/v1/models", lists({"object": "list", "data": LISTED}))
+    engine.on(f"{MESSAGES}/count_tokens", lists({"input_tokens": 17}))
+    return engine
+
+
+async def test_a_message_whose_start_the_engine_leaves_out(client: RawClient, startless: FakeEngine) -> None:
+    answer = await ask(client, MESSAGES, {"model": "any", "messages": USER, "stream": True})
+    assert answer.whole
+    start, *rest = told(answer)
+    assert start["type"] == "message_start"
+    assert start["message"]["model"] == "tiny"
+    assert start["message"]["usage"]["input_tokens"] == 17
+    assert b"".join(STARTLESS) == answer.body[answer.body.index(b"event: content_block_start") :]
+    assert len(rest) == len(STARTLESS)
+    whole = (await ask(client, MESSAGES, {"model": "any", "messages": USER})).json()
+    assert (whole["model"], whole["content"]) == ("tiny", [{"type": "text", "text": "狐"}])
+    assert (whole["usage"]["input_tokens"], whole["usage"]["output_tokens"]) == (17, 3)
+
+
+async def test_a_message_whose_start_nobody_can_tell(client: RawClient, startless: FakeEngine) -> None:
+    startless.on(f"{MESSAGES}/count_tokens", refuses(500, b"{}"))
+    answer = await ask(client, MESSAGES, {"messages": USER, "stream": True})
+    assert answer.whole
+    assert told(answer)[0]["message"]["model"] == "tiny"
+    assert [data["type"] for data in told(answer)][-1] == "message_stop"
+
+
+async def test_a_message_that_breaks_off_before_its_start_is_made(
+    client: RawClient, startless: FakeEngine
+) -> None:
+    asked = asyncio.Event()
+
+    async def never(_: Seen, wire: Wire) -> None:
+        asked.set()
+        await wire.gone()
+
+    async def gives_up(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        for one in STARTLESS[:2]:
+            await wire.send_chunk(one)
+        async with asyncio.timeout(WAIT_S):
+            await asked.wait()
+        await wire.send_chunk(event({"code": 500, "message": "Compute error."}, "error"))
+        await wire.send(LAST_CHUNK)
+
+    startless.on(f"{MESSAGES}/count_tokens", never)
+    startless.on(MESSAGES, gives_up)
+    answer = await ask(client, MESSAGES, {"messages": USER, "stream": True})
+    assert not answer.whole
+    kinds = [data["type"] for data in told(answer)]
+    assert kinds == ["message_start", "content_block_start", "content_block_delta", "error"]
+
+
 # -- what is said against a request ----------------------------------------------------------------
 
 
@@ -312,21 +408,6 @@ async def test_an_engines_own_mistake_stays_one(client: RawClient, engine: FakeE
 
 
 # -- models ----------------------------------------------------------------------------------------
-
-
-LISTED = [
-    {"id": "tiny", "object": "model", "created": 5, "owned_by": "llamacpp", "aliases": ["tiny", "small"]},
-    {"id": "org/Large é", "object": "model", "created": 5, "owned_by": "llamacpp"},
-]
-
-
-def lists(document: Any) -> Script:
-    async def script(_: Seen, wire: Wire) -> None:
-        await wire.send(
-            plain(json.dumps(document).encode(), b"Content-Type: application/json; charset=utf-8")
-        )
-
-    return script
 
 
 @pytest.mark.parametrize("folder", ["/v1/models", "/models"])

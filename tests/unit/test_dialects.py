@@ -474,14 +474,16 @@ def test_a_native_answer_has_tokens_if_they_were_asked_for() -> None:
 
 
 def test_a_message_without_a_start_gets_one() -> None:
-    events = message_events("m1", ["é"], tokens=2)[1:]
-    polish = dialect("/v1/messages").polish({})
-    assert polish is not None
-    sent = b"".join(polish.feed(event) for event in events)
-    kinds = [line for line in sent.decode().split("\n") if line.startswith("event: ")]
-    assert kinds[:2] == ["event: message_start", "event: content_block_start"]
-    assert kinds.count("event: message_start") == 1
-    assert dialect("/v1/messages").assembled(events, {"model": "x"})["content"][0]["text"] == "é"
+    messages = dialect("/v1/messages")
+    whole = message_events("m1", ["é"], tokens=2)
+    events = whole[1:]
+    assert messages.lacks_start(events[0])
+    assert not messages.lacks_start(whole[0])
+    start = messages.start(model="tiny", prompt_tokens=7)
+    assert start.startswith(b"event: message_start\n")
+    message = messages.assembled([start, *events], {"model": "x"})
+    assert (message["model"], message["content"][0]["text"]) == ("tiny", "é")
+    assert message["usage"] == {"cache_read_input_tokens": 0, "input_tokens": 7, "output_tokens": 2}
 
 
 def test_a_response_begins_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -23,12 +24,16 @@ from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.generation import Generation
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, Exchange
+from mesh_llm.gateway.models import MODELS_PATH, first_name
+from mesh_llm.gateway.opening import Opening
 from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.refusal import Refusal
 from mesh_llm.gateway.seam import Continuing, Joint, Matching, Repeating
 
-Count = Callable[[str, Document], Awaitable[Document]]
-"""Asks the next engine for something small."""
+Count = Callable[[str, Document | None], Awaitable[Document]]
+"""Asks the next engine for something small; without a document it is only to be shown."""
+
+log = logging.getLogger(__name__)
 
 _COLON = ord(":")
 _PROGRESS = b'"prompt_progress":{'
@@ -68,6 +73,9 @@ class Answer:
         self._last = b""
         self._prompt_tokens: int | None = None
         self._looks_for_progress = generation.dialect.reports_progress
+        self._ask: Count | None = None
+        self._opening: Opening | None = None
+        """Of an answer whose start the engine has left out."""
         self.doing = ""
         """What its client waits for, in a word or two."""
         self.cannot_continue = False
@@ -119,6 +127,8 @@ class Answer:
     def _tell(self, event: bytes) -> None:
         if not self._told:
             self._exchange.first_event_s = time.monotonic()
+            if self._opening is None and self._dialect.lacks_start(event):
+                self._opening = Opening(self._start(), self._send)
         if self._exchange.lost_s:
             self._exchange.found_again()
         self._told_bytes += len(event)
@@ -127,7 +137,23 @@ class Answer:
             self._told.append(event)
         self._exchange.events += 1
         if self.outlet is not None:
-            self.outlet.take(event if self._polish is None else self._polish.feed(event))
+            polished = event if self._polish is None else self._polish.feed(event)
+            (self._send if self._opening is None else self._opening.send)(polished)
+
+    def _send(self, event: bytes) -> None:
+        if self.outlet is not None:
+            self.outlet.take(event)
+
+    async def _start(self) -> bytes:
+        """What the engine's would have said, as far as the engine tells it otherwise."""
+        model, tokens = "", self._prompt_tokens
+        try:
+            if self._ask is not None:
+                model = first_name(await self._ask(MODELS_PATH, None))
+                tokens = await self._count(self._ask, self._generation.asked) if tokens is None else tokens
+        except EngineError as error:
+            log.warning("answer begins without a count of its prompt error=%r", error)
+        return self._dialect.start(model=model, prompt_tokens=tokens or 0)
 
     def _is_progress(self, event: bytes) -> bool:
         """A report on the prompt, which only comes before the text; of several, before each of them."""
@@ -166,6 +192,7 @@ class Answer:
 
     async def next_request(self, count: Count) -> Document:
         """What to ask the next engine for."""
+        self._ask = count
         self._has_differed |= isinstance(self._joint, Repeating) and self._joint.has_differed
         self._joint = None
         self._looks_for_progress = self._dialect.reports_progress
@@ -246,10 +273,15 @@ class Answer:
             self.outlet.take(comment(f"mesh-llm {text}"))
 
     async def finish(self) -> web.StreamResponse:
+        start = () if self._opening is None else (await self._opening.first(),)
         if self.outlet is not None:
             await self.outlet.finish()
             return self.outlet.response
-        return self._whole(dump(self._dialect.assembled(self._told, self._generation.body)), 200)
+        return self._whole(dump(self._dialect.assembled([*start, *self._told], self._generation.body)), 200)
+
+    async def close(self) -> None:
+        if self._opening is not None:
+            await self._opening.close()
 
     def _whole(self, body: bytes, status: int) -> web.Response:
         headers = CIMultiDict(self._headers)
@@ -275,6 +307,8 @@ class Answer:
         return self._whole(refusal.body, refusal.status)
 
     def last_words(self, failure: Failure) -> bytes:
+        if self._opening is not None:
+            self._opening.give_up(self._dialect.start(model="", prompt_tokens=self._prompt_tokens or 0))
         return self._dialect.failed(failure, self._told)
 
 

@@ -29,3 +29,11 @@ def found(name: str, listed: bytes) -> dict[str, Any] | None:
         if isinstance(model, dict) and (model.get("id") == name or name in (model.get("aliases") or ())):
             return model
     return None
+
+
+def first_name(listed: dict[str, Any]) -> str:
+    """What the model is called that the engine answers with."""
+    match listed:
+        case {"data": [{"id": str(name)}, *_]}:
+            return name
+    return ""

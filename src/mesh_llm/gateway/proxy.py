@@ -139,14 +139,12 @@ class Relay:
         self, request: web.BaseRequest, exchange: Exchange, errand: Errand, generation: Generation
     ) -> web.StreamResponse:
         answer = exchange.answer = Answer(request, generation, exchange, self._limits)
-        with answer.beating():
-            refusal = await self._complete(request, exchange, errand, answer)
-        if refusal is not None:
-            return refusal
         try:
-            return await answer.finish()
-        except (LookupError, TypeError, AttributeError) as error:
-            raise failures.engine_lost("the engine's answer makes no sense") from error
+            with answer.beating():
+                refusal = await self._complete(request, exchange, errand, answer)
+            return await _finished(answer) if refusal is None else refusal
+        finally:
+            await answer.close()
 
     async def _complete(
         self, request: web.BaseRequest, exchange: Exchange, errand: Errand, answer: Answer
@@ -208,7 +206,7 @@ class Relay:
         `left_s`: for it to begin. An engine that computes is waited for.
         """
 
-        async def count(target: str, document: Document) -> Document:
+        async def count(target: str, document: Document | None) -> Document:
             return await self._question(upstream, target, document)
 
         exchange.engine = exchange.engine if answer.has_begun else upstream.url
@@ -257,11 +255,13 @@ class Relay:
         if await is_given_up(self._serving, upstream, within_s=GATEWAY_DOUBT_S):
             raise EngineLost(f"the engine answered {head.status} in its last moments")
 
-    async def _question(self, upstream: Upstream, target: str, document: Document) -> Document:
+    async def _question(self, upstream: Upstream, target: str, document: Document | None) -> Document:
         """Something small that the engine knows."""
+        errand = small("GET" if document is None else "POST", target)
+        asked = b"" if document is None else dump(document)
         try:
             async with asyncio.timeout(GATEWAY_QUESTION_S):
-                head, body = await self._fetch(upstream, small("POST", target), dump(document))
+                head, body = await self._fetch(upstream, errand, asked)
             answer: Any = json.loads(body) if head.status == 200 else None
         except TimeoutError:
             raise EngineLost(f"the engine did not answer {target}") from None
@@ -414,6 +414,13 @@ class Relay:
                 if used.answered:
                     raise
         return await _send(await self._pool.connect(upstream), method, request)
+
+
+async def _finished(answer: Answer) -> web.StreamResponse:
+    try:
+        return await answer.finish()
+    except (LookupError, TypeError, AttributeError) as error:
+        raise failures.engine_lost("the engine's answer makes no sense") from error
 
 
 async def _send(connection: EngineConnection, method: str, request: bytes) -> EngineConnection:

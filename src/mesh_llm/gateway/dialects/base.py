@@ -100,6 +100,14 @@ class Dialect(ABC):
     def is_last(self, event: bytes) -> bool:
         """Whether a proper answer may end after it."""
 
+    def lacks_start(self, event: bytes) -> bool:
+        """Whether `event`, the first one of the engine's, should have come after another one."""
+        return False
+
+    def start(self, *, model: str, prompt_tokens: int) -> bytes:
+        """The event that an answer begins with, where the engine has left it out."""
+        raise NotImplementedError
+
     def is_error(self, event: bytes) -> bool:
         """Whether the engine gives up."""
         return event.startswith((b'data: {"error"', b"event: error"))

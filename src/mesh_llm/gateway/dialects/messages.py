@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents, rendered_chat
+from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents, rendered_chat
 from mesh_llm.gateway.events import make
 from mesh_llm.gateway.failures import Failure, anthropic_error
 
@@ -18,9 +18,6 @@ class Messages(Dialect):
     def understood(self, body: Document) -> Document:
         # The engine's own limit where there is none, so that it goes for all parts of an answer together.
         return {"max_tokens": _MAX_TOKENS, **body}
-
-    def polish(self, body: Document) -> Polish:
-        return _Start()
 
     def is_plain(self, body: Document) -> bool:
         choice = body.get("tool_choice")
@@ -60,6 +57,24 @@ class Messages(Dialect):
             ended=any(data.get("type") in ("content_block_stop", "message_delta") for data in told),
         )
 
+    def lacks_start(self, event: bytes) -> bool:
+        # The engine tells it with its first token, and only if that is a whole letter.
+        return not event.startswith(b"event: message_start")
+
+    def start(self, *, model: str, prompt_tokens: int) -> bytes:
+        usage = {"cache_read_input_tokens": 0, "input_tokens": prompt_tokens, "output_tokens": 0}
+        message: Document = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+            "model": model,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        return make({"type": "message_start", "message": message}, "message_start")
+
     def is_last(self, event: bytes) -> bool:
         return event.startswith(b"event: message_stop")
 
@@ -81,7 +96,7 @@ class Messages(Dialect):
     def assembled(self, events: Sequence[bytes], body: Document) -> Document:
         told = documents(events)
         starts = [data["message"] for data in told if data.get("type") == "message_start"]
-        message: Document = starts[0] if starts else _start(body)["message"]
+        message: Document = starts[0]
         blocks: dict[int, Document] = {}
         arguments: dict[int, str] = {}
         for data in told:
@@ -99,36 +114,6 @@ class Messages(Dialect):
 
     def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
         return make(anthropic_error(failure.status, failure.message), "error")
-
-
-class _Start:
-    """The engine leaves the start out where its first token is no whole letter."""
-
-    def __init__(self) -> None:
-        self._started = False
-
-    def feed(self, event: bytes) -> bytes:
-        if self._started:
-            return event
-        self._started = True
-        if event.startswith((b"event: message_start", b"event: error")):
-            return event
-        return make(_start({}), "message_start") + event
-
-
-def _start(body: Document) -> Document:
-    usage = {"cache_read_input_tokens": 0, "input_tokens": 0, "output_tokens": 0}
-    message: Document = {
-        "id": f"msg_{secrets.token_hex(12)}",
-        "type": "message",
-        "role": "assistant",
-        "content": [],
-        "model": str(body.get("model", "")),
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": usage,
-    }
-    return {"type": "message_start", "message": message}
 
 
 def _add(block: Document, arguments: dict[int, str], index: int, delta: Document) -> None:

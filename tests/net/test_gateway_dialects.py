@@ -110,7 +110,7 @@ async def test_a_response_is_told_to_its_end(client: RawClient, engine: FakeEngi
 
 
 HEAD = {"created": 5, "id": "chatcmpl-a", "model": "tiny"}
-REPORT = {"prompt_progress": {"total": 9, "cache": 2, "processed": 9}}
+REPORT: dict[str, Any] = {"prompt_progress": {"total": 9, "cache": 2, "processed": 9}}
 
 
 def usage(tokens: int, *, prompt: int = 9) -> dict[str, Any]:
@@ -440,13 +440,9 @@ async def test_a_list_that_is_none_names_no_model(
 
 
 async def test_a_model_is_asked_for_at_the_next_engine(client: RawClient, engine: FakeEngine) -> None:
-    deaths = []
-
-    async def dies_once(seen: Seen, wire: Wire) -> None:
-        if deaths:
-            await lists({"data": LISTED})(seen, wire)
-        else:
-            deaths.append(wire.abort())
+    async def dies_once(_: Seen, wire: Wire) -> None:
+        engine.on("/v1/models", lists({"data": LISTED}))
+        wire.abort()
 
     engine.on("/v1/models", dies_once)
     answer = await client.request("GET", "/v1/models/tiny")

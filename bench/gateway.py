@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import aiohttp
 import psutil
 
-from bench import servers
+from bench import guests, revision, servers
 from bench.client import Client, Stream, client, story
+from bench.guests import Guests
 from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, plain_row, ratio_row
+from bench.revision import Trees
 from bench.servers import ObservedServer, Server
 from bench.stats import Sample, at_least, at_most
 from mesh_llm.cli.control import call
@@ -35,19 +37,28 @@ _LEAVE_S = 0.2
 _POLL_S = 0.002
 _IDLE_S = 30.0
 _BODY = story(TOKENS)
+_OPTIONS = ("--parallel", str(STREAMS), "--ctx-size", "512", "--threads", "1")
+"""One thread: nodes and client need a core, too, and threads that wait for each other would all wait."""
+_TOGETHER = f"throughput of {STREAMS} streams at once"
+_LISTS = "lists of models for a second of CPU time"
+_FIRST_TOKENS = 8
+"""Of a stream of which only the first counts."""
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     with servers.fresh_home() as home, servers.fresh_home() as other_home:
-        # One thread: nodes and client need a core, too, and threads that wait for each other would all wait.
-        options = ("--parallel", str(STREAMS), "--ctx-size", "512", "--threads", "1")
-        async with servers.observed_node(home, *options) as observed, client() as asker:
+        async with servers.observed_node(home, *_OPTIONS) as observed, client() as asker:
             join = ("--client", "--join", await _invite(home))
             async with servers.node(other_home, *join) as elsewhere:
                 first, first_note = await _first_tokens(asker, observed.engine, elsewhere, plan)
                 left = await _cancelled(asker, observed, elsewhere, plan)
-            together, together_note = await _together(asker, observed.engine, observed.node, plan)
-            listed = await _lists(observed.node, plan)
+            sides = {GATEWAY: observed.node, ENGINE: observed.engine}
+            seen, together_note = await _together(asker, sides, plan)
+            rates = await _lists({GATEWAY: observed.node}, plan)
+    ours, theirs = (Side(name=name, sample=Sample.of(seen[name]), unit="tok/s") for name in sides)
+    together = ratio_row(_TOGETHER, (ours, theirs), at_least(0.97))
+    side = Side(name=GATEWAY, sample=Sample.of(rates[GATEWAY]), unit="requests/s", digits=0)
+    listed = plain_row(_LISTS, side, at_least(1000))
     notes = (
         f"first tokens, {first_note}; {STREAMS} streams at once, {together_note}",
         f"every stream has {TOKENS} tokens and a prompt that its slot already holds",
@@ -57,6 +68,57 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         "still listens with each token, and with each batch of a prompt",
     )
     return (first, together, listed, *left), notes
+
+
+async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """Nodes of two commits, asked the same by one client in turns."""
+    await trees.then.build()
+    async with AsyncExitStack() as stack:
+        meshes = {
+            tree.name: await stack.enter_async_context(guests.guests(tree, *_OPTIONS)) for tree in trees.both
+        }
+        asker = await stack.enter_async_context(client())
+        first, first_note = await _first_tokens_then(asker, meshes, plan)
+        hosts = {name: mesh.host.node for name, mesh in meshes.items()}
+        seen, together_note = await _together(asker, hosts, plan)
+        rates = await _lists(hosts, plan)
+    together = ratio_row(_TOGETHER, revision.sides(seen, "tok/s", digits=1), None)
+    listed = ratio_row(_LISTS, revision.sides(rates, "requests/s", digits=0), None)
+    notes = (
+        f"first tokens, {first_note}; {STREAMS} streams at once, {together_note}",
+        "each commit has a mesh of its own: a host, another node that computes nothing and a lite client; "
+        "one client asks all of them, one at a time, a new connection for each request",
+        "prompts are held by their slot already: a first token costs one step and the way to the engine",
+    )
+    return (*first, together, listed), notes
+
+
+async def _first_tokens_then(
+    asker: Client, meshes: dict[str, Guests], plan: Plan
+) -> tuple[tuple[Row, ...], str]:
+    body = story(_FIRST_TOKENS) | {"id_slot": 0}
+    seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    texts = {
+        (await asker.stream(server, "/completion", body)).text
+        for mesh in meshes.values()
+        for server in mesh.doors.values()
+    }
+    if len(texts) != 1:
+        raise MeshError("the two commits streamed different texts at temperature 0")
+    rounds = plan.rounds(full=100, quick=30, full_s=180.0, quick_s=40.0)
+    for number in rounds:
+        for door in guests.DOORS:
+            for name, mesh in turns(list(meshes.items()), number):
+                await asyncio.sleep(_PAUSE_S)
+                stream = await asker.stream(mesh.doors[door], "/completion", body)
+                seen[door][name].append(1e3 * stream.first_s)
+    rows: list[Row] = []
+    for door in guests.DOORS:
+        sides = revision.sides(seen[door], "ms")
+        target = None if door == guests.HOST else at_most(1.0)
+        rows.append(added_row(f"added to the first token through {door}", sides, target))
+        rows.append(ratio_row(f"first token through {door}", sides, None))
+    return tuple(rows), rounds.note()
 
 
 async def _invite(home: Path) -> str:
@@ -82,8 +144,10 @@ async def _first_tokens(asker: Client, engine: Server, elsewhere: Server, plan: 
     return added_row("added to the first token across nodes", (ours, theirs), at_most(6.0)), rounds.note()
 
 
-async def _together(asker: Client, engine: Server, node: Server, plan: Plan) -> tuple[Row, str]:
-    sides = {GATEWAY: node, ENGINE: engine}
+async def _together(
+    asker: Client, sides: dict[str, Server], plan: Plan
+) -> tuple[dict[str, list[float]], str]:
+    """Tokens per second of many streams at once, by side."""
     seen: dict[str, list[float]] = defaultdict(list)
     for server in sides.values():
         await _all_streams(asker, server)
@@ -92,10 +156,7 @@ async def _together(asker: Client, engine: Server, node: Server, plan: Plan) -> 
         for name, server in turns(list(sides.items()), number):
             await asyncio.sleep(_PAUSE_S)
             seen[name].append(STREAMS * TOKENS / await _all_streams(asker, server))
-    ours, theirs = (Side(name=name, sample=Sample.of(seen[name]), unit="tok/s") for name in (GATEWAY, ENGINE))
-    return ratio_row(
-        f"throughput of {STREAMS} streams at once", (ours, theirs), at_least(0.97)
-    ), rounds.note()
+    return seen, rounds.note()
 
 
 async def _all_streams(asker: Client, server: Server) -> float:
@@ -157,22 +218,24 @@ async def _until_idle(engine: Server) -> float:
             await asyncio.sleep(_POLL_S)
 
 
-async def _lists(node: Server, plan: Plan) -> Row:
-    process = psutil.Process(node.pid)
-    seen = []
+async def _lists(nodes: dict[str, Server], plan: Plan) -> dict[str, list[float]]:
+    """Requests for each second of a node's CPU time."""
+    seen: dict[str, list[float]] = defaultdict(list)
     connector = aiohttp.TCPConnector(limit=LIST_CONNECTIONS)
     async with aiohttp.ClientSession(connector=connector) as session:
 
-        async def ask(count: int) -> None:
+        async def ask(url: str, count: int) -> None:
             for _ in range(count):
-                async with session.get(node.url + "/v1/models") as reply:
+                async with session.get(url) as reply:
                     await reply.read()
                     if reply.status != 200:
                         raise MeshError(f"/v1/models was answered with {reply.status}")
 
-        for _ in range(plan.choose(full=8, quick=3)):
-            before = sum(process.cpu_times()[:2])
-            await asyncio.gather(*(ask(LIST_REQUESTS // LIST_CONNECTIONS) for _ in range(LIST_CONNECTIONS)))
-            seen.append(LIST_REQUESTS / (sum(process.cpu_times()[:2]) - before))
-    side = Side(name=GATEWAY, sample=Sample.of(seen), unit="requests/s", digits=0)
-    return plain_row("lists of models for a second of CPU time", side, at_least(1000))
+        each = LIST_REQUESTS // LIST_CONNECTIONS
+        for number in range(plan.choose(full=8, quick=3)):
+            for name, node in turns(list(nodes.items()), number):
+                process = psutil.Process(node.pid)
+                before = sum(process.cpu_times()[:2])
+                await asyncio.gather(*(ask(node.url + "/v1/models", each) for _ in range(LIST_CONNECTIONS)))
+                seen[name].append(LIST_REQUESTS / (sum(process.cpu_times()[:2]) - before))
+    return seen

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import chain
 
 import psutil
 
-from bench import servers
+from bench import revision, servers
 from bench.client import Client, Stream, client, story
 from bench.plan import Plan, turns
-from bench.report import Row, Side, added_row, added_share_row, plain_row
-from bench.servers import Server
-from bench.stats import Sample, at_most
+from bench.report import Row, Side, added_row, added_share_row, plain_row, ratio_row
+from bench.revision import Trees
+from bench.servers import ObservedServer, Server
+from bench.stats import Sample, at_most, differences
 from mesh_llm.errors import MeshError
 
 TITLE = "What gateway and node add to a stream"
@@ -44,20 +47,83 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
                     seen[name].append(stream)
             cpu_s = sum(gateway.cpu_times()[:2]) - cpu_before
             light = await _light(asker, sides, plan.choose(full=200, quick=60))
-    return (*_rows(seen), light), (f"streams, {rounds.note()}", *_notes(seen, 1000 * cpu_s / rounds.done))
+    ours, theirs = (
+        Side(name=name, sample=Sample.of(light[name]), unit="ms", digits=2) for name in (GATEWAY, ENGINE)
+    )
+    rows = (*_rows(seen), added_row("added to /tokenize, whole answer", (ours, theirs), None))
+    return rows, (f"streams, {rounds.note()}", *_notes(seen, 1000 * cpu_s / rounds.done))
 
 
-async def _light(asker: Client, sides: dict[str, Server], rounds: int) -> Row:
-    """A request that computes next to nothing: what is added to it is the way alone."""
+async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """Nodes of two commits, and the engines behind them, asked the same by one client in turns."""
+    await trees.then.build()
+    seen: dict[str, dict[str, list[Stream]]] = {GATEWAY: defaultdict(list), ENGINE: defaultdict(list)}
+    async with AsyncExitStack() as stack:
+        asker = await stack.enter_async_context(client())
+        nodes: dict[str, ObservedServer] = {}
+        for tree in trees.both:
+            home = stack.enter_context(servers.fresh_home())
+            observed = await stack.enter_async_context(servers.observed_node(home, tree=tree))
+            nodes[tree.name] = observed
+            for server in (observed.node, observed.engine):
+                await asker.stream(server, "/completion", _BODY)
+        rounds = plan.rounds(full=40, quick=12, full_s=300.0, quick_s=45.0)
+        for number in rounds:
+            # Each side goes first as often as the other, and gateways as often as engines.
+            for part in turns((GATEWAY, ENGINE), number // 2):
+                for name, observed in turns(list(nodes.items()), number):
+                    await asyncio.sleep(_PAUSE_S)
+                    server = observed.node if part == GATEWAY else observed.engine
+                    stream = await asker.stream(server, "/completion", _BODY)
+                    _check(stream, seen[GATEWAY])
+                    seen[part][name].append(stream)
+        gateways = {name: observed.node for name, observed in nodes.items()}
+        light = await _light(asker, gateways, plan.choose(full=200, quick=60))
+    rows = (*_rows_then(seen), ratio_row("/tokenize, whole answer", revision.sides(light, "ms"), None))
+    return rows, (
+        f"streams, {rounds.note()}",
+        "each commit has a node and an engine of its own; one client asks all of them, one at a time, a new "
+        "connection for each request; times are the client's",
+        "what the gateway adds: its first token less that of its own engine in the same round",
+    )
+
+
+def _rows_then(seen: Mapping[str, Mapping[str, Sequence[Stream]]]) -> tuple[Row, ...]:
+    def figures(part: str, figure_s: Callable[[Stream], float]) -> dict[str, list[float]]:
+        return {name: [1e3 * figure_s(s) for s in streams] for name, streams in seen[part].items()}
+
+    first, behind = (figures(part, lambda stream: stream.first_s) for part in (GATEWAY, ENGINE))
+    added = {name: differences(first[name], behind[name]).values for name in first}
+    firsts = revision.sides(first, "ms")
+    return (
+        ratio_row("first token", firsts, None),
+        replace(
+            added_row(
+                "what the gateway adds to it, more than then", revision.sides(added, "ms"), at_most(1.0)
+            ),
+            scale=firsts[1].sample.median,
+        ),
+        ratio_row(
+            f"a {TOKENS}-token stream",
+            revision.sides(figures(GATEWAY, lambda stream: stream.total_s), "ms", digits=0),
+            None,
+        ),
+        ratio_row(
+            "median gap between tokens",
+            revision.sides(figures(GATEWAY, lambda stream: Sample.of(stream.gaps_s).median), "ms", digits=3),
+            None,
+        ),
+    )
+
+
+async def _light(asker: Client, sides: dict[str, Server], rounds: int) -> dict[str, list[float]]:
+    """A request that computes next to nothing, in ms: what is added to it is the way alone."""
     seen: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds):
         for name, server in turns(list(sides.items()), number):
             answer = await asker.ask(server, "/tokenize", {"content": "The sea"})
             seen[name].append(1e3 * answer.wall_s)
-    ours, theirs = (
-        Side(name=name, sample=Sample.of(seen[name]), unit="ms", digits=2) for name in (GATEWAY, ENGINE)
-    )
-    return added_row("added to /tokenize, whole answer", (ours, theirs), None)
+    return seen
 
 
 def _check(stream: Stream, seen: dict[str, list[Stream]]) -> None:
@@ -65,7 +131,7 @@ def _check(stream: Stream, seen: dict[str, list[Stream]]) -> None:
         raise MeshError(f"a stream of {TOKENS} tokens had {len(stream.arrived_s)} events")
     texts = {stream.text, *(known.text for streams in seen.values() for known in streams[:1])}
     if len(texts) != 1:
-        raise MeshError("gateway and engine streamed different texts at temperature 0")
+        raise MeshError("two sides streamed different texts at temperature 0")
 
 
 def _rows(seen: dict[str, list[Stream]]) -> tuple[Row, ...]:

@@ -212,11 +212,13 @@ class Result:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     quick: bool = False
+    against: bool = False
+    """Whether it compares two commits."""
 
     @property
     def file_stem(self) -> str:
-        # Apart: a quick run must not write over the figures of a long one.
-        return f"{self.name}.quick" if self.quick else self.name
+        # Apart: a quick run must not write over the figures of a long one, nor now/then over the usual ones.
+        return self.name + (".against" if self.against else "") + (".quick" if self.quick else "")
 
     def markdown(self) -> str:
         lines = [f"# {self.title}", "", f"`{self.command}`", ""]

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -23,11 +23,13 @@ from bench import (
     gpu,
     idle,
     links,
+    members,
     mesh,
     meshrelay,
     overhead,
     relay,
     resume,
+    revision,
     solo,
     speculation,
     split,
@@ -36,15 +38,20 @@ from bench import (
 from bench.facts import Load
 from bench.plan import Plan
 from bench.report import Result, Row
+from bench.revision import Trees
 from mesh_llm.errors import MeshError
 
-Measure = Callable[[Plan], Awaitable[tuple[tuple[Row, ...], tuple[str, ...]]]]
+Measured = tuple[tuple[Row, ...], tuple[str, ...]]
+Measure = Callable[[Plan], Awaitable[Measured]]
+Compare = Callable[[Plan, Trees], Awaitable[Measured]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     title: str
     measure: Measure
+    compare: Compare | None = None
+    """Another commit beside this one; None where it has no way to set one up."""
 
 
 # Quiet ones first: a machine is never quieter than before the work starts.
@@ -54,8 +61,9 @@ BENCHES: dict[str, Bench] = {
     "download": Bench(title=download.TITLE, measure=download.measure),
     "relay": Bench(title=relay.TITLE, measure=relay.measure),
     "meshrelay": Bench(title=meshrelay.TITLE, measure=meshrelay.measure),
-    "overhead": Bench(title=overhead.TITLE, measure=overhead.measure),
-    "gateway": Bench(title=gateway.TITLE, measure=gateway.measure),
+    "members": Bench(title=members.TITLE, measure=members.measure, compare=members.compare),
+    "overhead": Bench(title=overhead.TITLE, measure=overhead.measure, compare=overhead.compare),
+    "gateway": Bench(title=gateway.TITLE, measure=gateway.measure, compare=gateway.compare),
     "solo": Bench(title=solo.TITLE, measure=solo.measure),
     "fairness": Bench(title=fairness.TITLE, measure=fairness.measure),
     "links": Bench(title=links.TITLE, measure=links.measure),
@@ -68,27 +76,54 @@ BENCHES: dict[str, Bench] = {
 }
 BY_NAME_ONLY = {"gpu"}
 """Not every machine can run them."""
+COMPARABLE = ", ".join(name for name, bench in BENCHES.items() if bench.compare is not None)
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
     parser.add_argument("--quick", action="store_true", help="fewer rounds: some ten minutes for all")
+    parser.add_argument("--against", metavar="REV", help=f"another commit as the other side: {COMPARABLE}")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(argv)
 
 
-async def run(names: list[str], plan: Plan, *, as_json: bool) -> None:
+def chosen(only: Sequence[str] | None, *, against: bool) -> list[str]:
+    """The benches to run, in their order."""
+    able = {name for name, bench in BENCHES.items() if bench.compare is not None}
+    default = able if against else BENCHES.keys() - BY_NAME_ONLY
+    names = [name for name in BENCHES if name in (only or default)]
+    unable = [name for name in names if name not in able]
+    if against and unable:
+        raise MeshError(
+            f"--against: {', '.join(unable)} cannot set up another commit; {COMPARABLE} can",
+            hint=f"--only {' '.join(name for name in BENCHES if name in able)}",
+        )
+    return names
+
+
+async def run(names: list[str], plan: Plan, *, against: str | None, as_json: bool) -> None:
     task = asyncio.current_task()
     assert task is not None
     # Ctrl-C cancels this task already; the other ways to be told so shall end the servers, too.
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     known = await facts.gather()
+    if against is None:
+        await _all(names, plan, known, None, as_json=as_json)
+        return
+    async with revision.pair(against, now=known["commit"]) as trees:
+        commits = {"commit": known["commit"], "against": f"{trees.then.commit} ({against})"}
+        await _all(names, plan, {**commits, **known}, trees, as_json=as_json)
+
+
+async def _all(
+    names: list[str], plan: Plan, known: dict[str, str], trees: Trees | None, *, as_json: bool
+) -> None:
     documents = []
     for name in names:
         print(f"{name} …", file=sys.stderr, flush=True)
-        result = await _one(name, plan, known)
+        result = await _one(name, plan, known, trees)
         result.write()
         documents.append(result.document())
         if not as_json:
@@ -97,28 +132,38 @@ async def run(names: list[str], plan: Plan, *, as_json: bool) -> None:
         print(json.dumps(documents, ensure_ascii=False))
 
 
-async def _one(name: str, plan: Plan, known: dict[str, str]) -> Result:
+async def _one(name: str, plan: Plan, known: dict[str, str], trees: Trees | None) -> Result:
     before, started = Load.now(), time.monotonic()
-    rows, notes = await BENCHES[name].measure(plan)
+    rows, notes = await _measured(BENCHES[name], plan, trees)
     took_s = time.monotonic() - started
     load = f"{before.text()} at the start, {Load.now().text()} at the end (the bench's own work included)"
     flags = ["--only", name, *(["--quick"] if plan.quick else [])]
+    flags += ["--against", trees.then.commit] if trees is not None else []
     return Result(
         name=name,
-        title=BENCHES[name].title,
+        title=BENCHES[name].title + ("" if trees is None else ", now and then"),
         command=shlex.join(["python", "-m", "bench.run", *flags]),
         facts={**known, "load average": load, "took": f"{took_s:.0f} s"},
         rows=rows,
         notes=notes,
         quick=plan.quick,
+        against=trees is not None,
     )
+
+
+async def _measured(bench: Bench, plan: Plan, trees: Trees | None) -> Measured:
+    if trees is None:
+        return await bench.measure(plan)
+    assert bench.compare is not None, "chosen by name"
+    return await bench.compare(plan, trees)
 
 
 def main() -> int:
     options = arguments(sys.argv[1:])
-    names = [name for name in BENCHES if name in (options.only or BENCHES.keys() - BY_NAME_ONLY)]
     try:
-        asyncio.run(run(names, Plan(quick=options.quick), as_json=options.json))
+        names = chosen(options.only, against=options.against is not None)
+        plan = Plan(quick=options.quick)
+        asyncio.run(run(names, plan, against=options.against, as_json=options.json))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     except MeshError as error:

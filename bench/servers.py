@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.observed_node import MARK
+from bench.revision import Tree
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import MeshError
@@ -38,6 +39,10 @@ def command() -> Path:
     return Path(sysconfig.get_path("scripts")) / "mesh-llm"
 
 
+def environment(tree: Tree | None) -> dict[str, str]:
+    return ENVIRONMENT if tree is None else ENVIRONMENT | tree.environment
+
+
 def following(argv: list[str]) -> list[str]:
     """`argv`, ended by the kernel if nobody else is left to do it."""
     return [sys.executable, "-P", str(_FOLDER / "lifeline.py"), *argv]
@@ -58,7 +63,13 @@ class ObservedServer:
 
     node: Server
     engine: Server
-    spec: EngineSpec
+    told: dict[str, Any]
+    """What it printed about them."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        # Read when asked for: another commit's may have other fields.
+        return EngineSpec.from_line(json.dumps(self.told["spec"]))
 
 
 @contextmanager
@@ -97,27 +108,28 @@ def _engine_event(line: str) -> dict[str, Any] | None:
 
 
 @asynccontextmanager
-async def node(home: Path, *options: str) -> AsyncIterator[Server]:
-    """The `mesh-llm` command, with the default model."""
+async def node(home: Path, *options: str, tree: Tree | None = None) -> AsyncIterator[Server]:
+    """The `mesh-llm` command, with the default model; the installed one, or that of `tree`."""
 
     def parse(line: str) -> dict[str, Any] | None:
         head, found, url = line.partition("API ready at ")
         return {"url": url.replace("//localhost:", "//127.0.0.1:")} if found and not head else None
 
-    argv = following([str(command()), "--port", "0", "--home", str(home), *options])
-    async with _ready(argv, parse) as (child, event, ready_s):
+    program = [str(command())] if tree is None else tree.command()
+    argv = following([*program, "--port", "0", "--home", str(home), *options])
+    async with _ready(argv, parse, env=environment(tree)) as (child, event, ready_s):
         yield Server(url=event["url"], key="", pid=child.pid, ready_s=ready_s)
 
 
 @asynccontextmanager
-async def observed_node(home: Path, *options: str) -> AsyncIterator[ObservedServer]:
+async def observed_node(home: Path, *options: str, tree: Tree | None = None) -> AsyncIterator[ObservedServer]:
     def parse(line: str) -> dict[str, Any] | None:
         document: dict[str, Any] | None = json.loads(line[len(MARK) :]) if line.startswith(MARK) else None
         return document
 
-    script = str(_FOLDER / "observed_node.py")
-    argv = following([sys.executable, "-P", script, "--port", "0", "--home", str(home), *options])
-    async with _ready(argv, parse) as (child, event, ready_s):
+    script = _FOLDER / "observed_node.py" if tree is None else tree.script("observed_node.py")
+    argv = following([sys.executable, "-P", str(script), "--port", "0", "--home", str(home), *options])
+    async with _ready(argv, parse, env=environment(tree)) as (child, event, ready_s):
         yield ObservedServer(
             node=Server(url=event["url"], key="", pid=child.pid, ready_s=ready_s),
             engine=Server(
@@ -126,7 +138,7 @@ async def observed_node(home: Path, *options: str) -> AsyncIterator[ObservedServ
                 pid=event["engine_pid"],
                 ready_s=ready_s,
             ),
-            spec=EngineSpec.from_line(json.dumps(event["spec"])),
+            told=event,
         )
 
 
@@ -137,6 +149,7 @@ async def _ready(
     *,
     stdin: bytes = b"",
     on_log: Callable[[str], None] = lambda _: None,
+    env: dict[str, str] = ENVIRONMENT,
 ) -> AsyncIterator[tuple[Child, dict[str, Any], float]]:
     """Start `argv` and wait until `parse` finds in a line of its output that it serves."""
     ready: asyncio.Future[tuple[dict[str, Any], float]] = asyncio.get_running_loop().create_future()
@@ -155,7 +168,7 @@ async def _ready(
             ready.set_result((event, time.perf_counter() - started))
 
     started = time.perf_counter()
-    async with spawn(argv, on_stdout=on_line, on_stderr=on_log, env=ENVIRONMENT) as child:
+    async with spawn(argv, on_stdout=on_line, on_stderr=on_log, env=env) as child:
         if stdin:
             await child.send(stdin, close=False)
         gone = asyncio.create_task(child.wait(), name=f"end of {child.pid}")

@@ -1,0 +1,123 @@
+"""Program: a simulated mesh in one process, which tells the CPU time that its members take.
+
+It runs in the tree that PYTHONPATH names and uses that tree's own world
+(`tests/support/membership_world.py`), so that members of any commit can be
+asked, as long as the world keeps these: `World(...)`, `start`, `warm`, `run`,
+`crash`, `perform`, `up`, and of a host `id`, `key`, `asleep` and its view's
+`publish`, `records` and `digest`. How a view is made is the world's business.
+
+Arguments: the number of nodes. Then one JSON document for each line of stdin,
+`{"phase": NAME, "seconds": S, "nodes": N}`, is answered by one line on stdout.
+Every message goes through JSON and back, once for each receiver, as between nodes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from typing import Any
+
+import mesh_llm
+from tests.support import membership_world
+from tests.support.membership_world import Host, World, facts
+
+TICK_S = 0.25
+"""As in a node."""
+SETTLE_S = 4.0
+"""Until nobody talks about the connections that `warm` has made."""
+# What a node with one small machine tells; longer facts would hide what else a record costs.
+_FACTS: dict[str, Any] = {
+    "engine": "2026.10.11549",
+    "machine": "5f2a9c0e7b1d4863a1c4e0f7d9b25836",
+    "memory_bytes": 15 << 30,
+    "machine_memory_bytes": 16 << 30,
+    "cores": 8,
+}
+
+
+class Members:
+    def __init__(self, count: int) -> None:
+        self._world = World(seed=1, tick_s=TICK_S, weigh_every=1)
+        self._count = count
+        self._changed = 0
+        self._crashed = 0
+        self._newcomers = 0
+        for key in range(count):
+            self._world.start(key)
+        self._world.warm()
+        self._world.run(SETTLE_S)
+        # A real node has one view to look through, not a thousand: keep them out of the collector's way.
+        gc.collect()
+        gc.freeze()
+
+    def idle(self, seconds: float, nodes: int) -> None:
+        self._world.run(seconds)
+
+    def facts(self, seconds: float, nodes: int) -> None:
+        """So many nodes change what they tell about themselves, one after the other."""
+        for _ in range(nodes):
+            host = self._host(self._changed)
+            self._changed += 1
+            told = facts(host.key, **_FACTS, lent_bytes=self._changed << 20)
+            self._world.perform(host, host.view.publish(told, self._world.now))
+            self._world.run(seconds / nodes)
+
+    def crash(self, seconds: float, nodes: int) -> None:
+        """They are killed, called dead, and come back as a home that remembers its mesh does."""
+        keys = [self._host(self._crashed + number).key for number in range(nodes)]
+        self._crashed += nodes
+        remembered = {key: self._world.hosts[key].view.records for key in keys}
+        for key in keys:
+            self._world.crash(key)
+        self._world.run(seconds / 2)
+        for key in keys:
+            self._world.start(key, know=remembered[key])
+        self._world.run(seconds / 2)
+
+    def newcomer(self, seconds: float, nodes: int) -> None:
+        """One learns of all others from a single member. The rest sleeps, now and for ever after."""
+        if not self._newcomers:
+            for host in self._world.up:
+                host.asleep = True
+        teacher = self._host(self._newcomers)
+        self._newcomers += 1
+        teacher.asleep = False
+        known = [record for record in teacher.view.records if record.node == teacher.id]
+        pupil = self._world.start(f"newcomer {self._newcomers}", know=known)
+        self._world.run(seconds)
+        if pupil.view.digest != teacher.view.digest:
+            raise SystemExit(f"a newcomer did not know the mesh after {seconds:g} s")
+        self._world.crash(pupil.key)
+        teacher.asleep = True
+
+    def _host(self, number: int) -> Host:
+        # Far apart on the ring, wherever it begins: ids are hashes of the keys.
+        return self._world.hosts[number % self._count]
+
+    def measured(self, phase: str, seconds: float, nodes: int) -> dict[str, Any]:
+        messages, begun, cpu_s = self._world.messages, self._world.now, time.process_time()
+        getattr(self, phase)(seconds, nodes)
+        return {
+            "cpu_s": time.process_time() - cpu_s,
+            "simulated_s": self._world.now - begun,
+            "messages": self._world.messages - messages,
+            "agreed": len({host.view.digest for host in self._world.up}) == 1,
+        }
+
+
+def say(document: dict[str, Any]) -> None:
+    print(json.dumps(document), flush=True)
+
+
+def main() -> None:
+    members = Members(int(sys.argv[1]))
+    say({"event": "ready", "files": [mesh_llm.__file__, membership_world.__file__]})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        say(members.measured(asked["phase"], asked["seconds"], asked["nodes"]))
+
+
+if __name__ == "__main__":
+    main()

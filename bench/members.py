@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import revision, servers
-from bench.plan import Plan, Rounds, turns
+from bench.plan import Plan, turns
 from bench.report import Row, Side, plain_row, ratio_row
 from bench.revision import Tree, Trees
 from bench.stats import Sample, at_most
@@ -22,7 +22,7 @@ from mesh_llm.errors import MeshError
 
 TITLE = "CPU time of a member in a large mesh"
 
-NODES, QUICK_NODES = 1000, 200
+NODES, QUICK_NODES = 1000, 100
 MOST = at_most(1.3)
 _PROGRAM = Path(__file__).parent / "members_program.py"
 _START_S = 300.0
@@ -33,11 +33,15 @@ _PHASE_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One thing that a mesh goes through; `nodes` of a thousand do it in each round."""
+    """One thing that a mesh goes through, over so many simulated seconds in each round."""
 
     name: str
     title: str
     seconds: float
+    full: int
+    quick: int
+    """Rounds."""
+    full_s: float
     per_thousand: int = 0
     whole: bool = False
     """CPU time of all who take part, not for each node and second."""
@@ -59,12 +63,29 @@ class Phase:
         return "ms" if self.whole else "ms/s"
 
 
+# In this order: each one starts from a mesh that is quiet, and none is after the last one.
 PHASES = (
-    Phase(name="idle", title="idle", seconds=2.0),
-    Phase(name="facts", title="facts change", seconds=2.0, per_thousand=2),
-    Phase(name="crash", title="nodes crash and return", seconds=10.0, per_thousand=3),
+    Phase(name="idle", title="idle", seconds=1.0, full=15, quick=15, full_s=60.0),
+    Phase(name="facts", title="facts change", seconds=1.0, per_thousand=1, full=9, quick=9, full_s=90.0),
+    Phase(
+        name="crash",
+        title="nodes crash and return",
+        seconds=10.0,
+        per_thousand=1,
+        full=3,
+        quick=5,
+        full_s=150.0,
+    ),
+    Phase(
+        name="newcomer",
+        title="a newcomer's first synchronisation",
+        seconds=1.5,
+        whole=True,
+        full=15,
+        quick=15,
+        full_s=30.0,
+    ),
 )
-NEWCOMER = Phase(name="newcomer", title="a newcomer's first synchronisation", seconds=1.5, whole=True)
 
 Seen = dict[str, dict[str, list[float]]]
 """Figures by phase and side."""
@@ -121,7 +142,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
             Side(name="members", sample=Sample.of(seen[phase.name][here.name]), unit=phase.unit, digits=3),
             None,
         )
-        for phase in (*PHASES, NEWCOMER)
+        for phase in PHASES
     )
     return tuple(rows), notes
 
@@ -130,7 +151,7 @@ async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str,
     seen, notes = await _rounds(trees.both, plan)
     rows = (
         ratio_row(_title(phase, plan), revision.sides(seen[phase.name], phase.unit, digits=3), MOST)
-        for phase in (*PHASES, NEWCOMER)
+        for phase in PHASES
     )
     return tuple(rows), notes
 
@@ -147,22 +168,20 @@ async def _rounds(trees: Sequence[Tree], plan: Plan) -> tuple[Seen, tuple[str, .
             for task in started:
                 task.cancel()
             await asyncio.gather(*started, return_exceptions=True)
-        rounds = plan.rounds(full=3, quick=5, full_s=240.0, quick_s=60.0)
-        await _turns(meshes, PHASES, rounds, seen)
-        newcomers = plan.rounds(full=9, quick=9, full_s=60.0, quick_s=20.0)
-        await _turns(meshes, (NEWCOMER,), newcomers, seen)
-    return seen, _notes(nodes, rounds, newcomers)
+        notes = [f"{phase.title}, {await _turns(meshes, phase, plan, seen)}" for phase in PHASES]
+    return seen, ("; ".join(notes), *_notes(nodes))
 
 
 async def _entered(stack: AsyncExitStack, tree: Tree, nodes: int) -> Simulation:
     return await stack.enter_async_context(simulation(tree, nodes))
 
 
-async def _turns(meshes: dict[str, Simulation], phases: Sequence[Phase], rounds: Rounds, seen: Seen) -> None:
+async def _turns(meshes: dict[str, Simulation], phase: Phase, plan: Plan, seen: Seen) -> str:
+    rounds = plan.rounds(full=phase.full, quick=phase.quick, full_s=phase.full_s, quick_s=phase.full_s / 4)
     for number in rounds:
-        for phase in phases:
-            for name, mesh in turns(list(meshes.items()), number):
-                seen[phase.name][name].append(await mesh.measure(phase))
+        for name, mesh in turns(list(meshes.items()), number):
+            seen[phase.name][name].append(await mesh.measure(phase))
+    return rounds.note()
 
 
 def _nodes(plan: Plan) -> int:
@@ -174,10 +193,9 @@ def _title(phase: Phase, plan: Plan) -> str:
     return f"{phase.title}, {nodes} in {phase.seconds:g} s" if nodes else phase.title
 
 
-def _notes(nodes: int, rounds: Rounds, newcomers: Rounds) -> tuple[str, ...]:
+def _notes(nodes: int) -> tuple[str, ...]:
     return (
-        f"{nodes} simulated members in one process, a tick each 0.25 s; {rounds.note()}; newcomers, "
-        + newcomers.note(),
+        f"{nodes} simulated members in one process, a tick each 0.25 s",
         "CPU time of that process for each node and simulated second (ms/s), idling included; the "
         "simulator's own is in it on both sides; every message goes through JSON and back for each receiver",
         "a newcomer: CPU time of it and of the one member that teaches it, until it knows everybody",

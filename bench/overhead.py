@@ -24,6 +24,10 @@ TITLE = "What gateway and node add to a stream"
 
 GATEWAY, ENGINE = "gateway", "engine"
 TOKENS = 200
+FEWER_TOKENS = 64
+"""With two commits, and so twice as many to ask: more rounds say more than longer ones."""
+_ONE_THREAD = ("--threads", "1")
+"""With two commits: what is measured is the way to the engine, and busy threads would wait for each other."""
 _PAUSE_S = 0.05
 # Always the slot that holds this prompt already: the first token then costs one step, no prefill.
 _BODY = {**story(TOKENS), "id_slot": 0}
@@ -57,25 +61,26 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
 async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     """Nodes of two commits, and the engines behind them, asked the same by one client in turns."""
     await trees.then.build()
+    body = _BODY | story(FEWER_TOKENS)
     seen: dict[str, dict[str, list[Stream]]] = {GATEWAY: defaultdict(list), ENGINE: defaultdict(list)}
     async with AsyncExitStack() as stack:
         asker = await stack.enter_async_context(client())
         nodes: dict[str, ObservedServer] = {}
         for tree in trees.both:
             home = stack.enter_context(servers.fresh_home())
-            observed = await stack.enter_async_context(servers.observed_node(home, tree=tree))
+            observed = await stack.enter_async_context(servers.observed_node(home, *_ONE_THREAD, tree=tree))
             nodes[tree.name] = observed
             for server in (observed.node, observed.engine):
-                await asker.stream(server, "/completion", _BODY)
-        rounds = plan.rounds(full=40, quick=12, full_s=300.0, quick_s=45.0)
+                await asker.stream(server, "/completion", body)
+        rounds = plan.rounds(full=60, quick=16, full_s=300.0, quick_s=45.0)
         for number in rounds:
             # Each side goes first as often as the other, and gateways as often as engines.
             for part in turns((GATEWAY, ENGINE), number // 2):
                 for name, observed in turns(list(nodes.items()), number):
                     await asyncio.sleep(_PAUSE_S)
                     server = observed.node if part == GATEWAY else observed.engine
-                    stream = await asker.stream(server, "/completion", _BODY)
-                    _check(stream, seen[GATEWAY])
+                    stream = await asker.stream(server, "/completion", body)
+                    _check(stream, seen[GATEWAY], FEWER_TOKENS)
                     seen[part][name].append(stream)
         gateways = {name: observed.node for name, observed in nodes.items()}
         light = await _light(asker, gateways, plan.choose(full=200, quick=60))
@@ -83,7 +88,7 @@ async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str,
     return rows, (
         f"streams, {rounds.note()}",
         "each commit has a node and an engine of its own; one client asks all of them, one at a time, a new "
-        "connection for each request; times are the client's",
+        "connection for each request; one thread in each engine; times are the client's",
         "what the gateway adds: its first token less that of its own engine in the same round",
     )
 
@@ -104,7 +109,7 @@ def _rows_then(seen: Mapping[str, Mapping[str, Sequence[Stream]]]) -> tuple[Row,
             scale=firsts[1].sample.median,
         ),
         ratio_row(
-            f"a {TOKENS}-token stream",
+            f"a {FEWER_TOKENS}-token stream",
             revision.sides(figures(GATEWAY, lambda stream: stream.total_s), "ms", digits=0),
             None,
         ),
@@ -126,9 +131,9 @@ async def _light(asker: Client, sides: dict[str, Server], rounds: int) -> dict[s
     return seen
 
 
-def _check(stream: Stream, seen: dict[str, list[Stream]]) -> None:
-    if len(stream.arrived_s) < TOKENS // 2:
-        raise MeshError(f"a stream of {TOKENS} tokens had {len(stream.arrived_s)} events")
+def _check(stream: Stream, seen: dict[str, list[Stream]], tokens: int = TOKENS) -> None:
+    if len(stream.arrived_s) < tokens // 2:
+        raise MeshError(f"a stream of {tokens} tokens had {len(stream.arrived_s)} events")
     texts = {stream.text, *(known.text for streams in seen.values() for known in streams[:1])}
     if len(texts) != 1:
         raise MeshError("two sides streamed different texts at temperature 0")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import meters
+from bench import members, meters, revision
+from bench import run as bench_run
 from bench.client import Answer, read_events
 from bench.plan import Plan, Rounds, turns
 from bench.report import Result, Row, Side, added_row, added_share_row, plain_row, ratio_row
+from bench.revision import NOW, THEN, Tree
 from bench.split_sides import LOCAL, agreement, passive_threads, shares
 from bench.stats import Sample, Target, Verdict, at_least, at_most, below, differences, judge, ratios
 from mesh_llm.errors import MeshError
@@ -276,3 +282,153 @@ def test_the_environment_of_the_sides_is_put_back(monkeypatch: pytest.MonkeyPatc
     with passive_threads():
         pass
     assert os.environ["OMP_WAIT_POLICY"] == "active"
+
+
+# -- two commits -----------------------------------------------------------------------------------
+
+
+def git(folder: Path, *arguments: str) -> str:
+    settings = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    argv = ["git", *settings, *arguments]
+    done = subprocess.run(argv, cwd=folder, check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two commits of a package named mesh_llm: the first says "old", the second "new"."""
+    folder = tmp_path / "repository"
+    package = folder / "src" / "mesh_llm"
+    package.mkdir(parents=True)
+    git(folder, "init", "--quiet")
+    for word in ("old", "new"):
+        (package / "__init__.py").write_text(f"word = {word!r}\n")
+        (package / "__main__.py").write_text("import mesh_llm, sys\nprint(mesh_llm.word, *sys.argv[1:])\n")
+        git(folder, "add", "--all")
+        git(folder, "commit", "--quiet", "--message", word)
+    return folder
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def test_another_commit_is_refused_for_a_bench_that_cannot_set_one_up() -> None:
+    assert bench_run.chosen(["gateway", "members"], against=True) == ["members", "gateway"]
+    with pytest.raises(MeshError, match=r"--against: idle, solo cannot .*; members, overhead, gateway can"):
+        bench_run.chosen(["solo", "idle", "overhead"], against=True)
+
+
+def test_without_names_every_bench_runs_that_can() -> None:
+    assert bench_run.chosen(None, against=True) == ["members", "overhead", "gateway"]
+    everything = bench_run.chosen(None, against=False)
+    assert {"members", "solo"} <= set(everything)
+    assert "gpu" not in everything
+
+
+def test_the_other_commit_is_an_argument() -> None:
+    options = bench_run.arguments(["--quick", "--only", "members", "--against", "HEAD~3"])
+    assert (options.against, options.only, options.quick) == ("HEAD~3", ["members"], True)
+    assert bench_run.arguments([]).against is None
+
+
+async def test_each_side_runs_its_own_code(repository: Path, scratch: Path) -> None:
+    async with revision.pair("HEAD~1", now="new-dirty", root=repository) as trees:
+        said = {tree.name: (await tree.run("x", "y")).output for tree in trees.both}
+        assert said == {NOW: ("new x y",), THEN: ("old x y",)}
+        assert not trees.then.root.is_relative_to(repository)
+        commit = git(repository, "rev-parse", "--short", "HEAD~1")
+        assert (trees.now.commit, trees.then.commit) == ("new-dirty", commit)
+    assert list(scratch.iterdir()) == []
+    assert git(repository, "status", "--porcelain") == ""
+
+
+async def test_what_is_no_commit_is_refused(repository: Path, scratch: Path) -> None:
+    with pytest.raises(MeshError, match="'nonsense': no commit"):
+        async with revision.pair("nonsense", now="new", root=repository):
+            pytest.fail("it was set up")
+    assert list(scratch.iterdir()) == []
+
+
+async def test_a_commit_that_would_run_another_ones_code_is_refused(repository: Path, scratch: Path) -> None:
+    git(repository, "mv", "src", "elsewhere")
+    git(repository, "commit", "--quiet", "--message", "moved")
+    git(repository, "mv", "elsewhere", "src")
+    # The installed package is imported instead: nothing would have failed.
+    with pytest.raises(MeshError, match=r"then \(.*\) would not run its own code: .* from /.*mesh_llm"):
+        async with revision.pair("HEAD", now="new", root=repository):
+            pytest.fail("it was set up")
+    assert list(scratch.iterdir()) == []
+
+
+async def test_the_tree_is_removed_when_the_bench_is_cancelled(repository: Path, scratch: Path) -> None:
+    inside = asyncio.Event()
+
+    async def bench() -> None:
+        async with revision.checkout("HEAD~1", root=repository) as then:
+            assert (then.root / "src" / "mesh_llm" / "__init__.py").read_text() == "word = 'old'\n"
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(bench(), name="bench")
+    async with asyncio.timeout(60):
+        await inside.wait()
+        assert len(list(scratch.iterdir())) == 1
+        task.cancel()
+        await asyncio.wait((task,))
+    assert task.cancelled()
+    assert list(scratch.iterdir()) == []
+
+
+def test_programs_of_a_tree_find_its_package_first(tmp_path: Path) -> None:
+    tree = Tree(name=THEN, root=tmp_path, commit="abc1234")
+    assert tree.environment == {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{tmp_path}"}
+    assert tree.command("--port", "0") == [sys.executable, "-P", "-m", "mesh_llm", "--port", "0"]
+    assert tree.holds(str(tmp_path / "src" / "mesh_llm" / "__init__.py"))
+    assert not tree.holds(str(tmp_path.parent / "mesh_llm" / "__init__.py"))
+
+
+def test_now_is_divided_by_then_round_by_round() -> None:
+    row = ratio_row(
+        "idle", revision.sides({THEN: [2.0, 4.0, 1.0], NOW: [2.4, 4.4, 1.3]}, "ms/s"), at_most(1.3)
+    )
+    assert row.figure.values == pytest.approx((1.2, 1.1, 1.3))
+    assert (row.ours.name, row.theirs and row.theirs.name) == (NOW, THEN)
+    assert row.cells()[:4] == ("idle", "now 2.40 (1.85–3.40) ms/s", "then 2.00 (1.50–3.00) ms/s", "1.200 ×")
+
+
+def test_results_of_two_commits_are_written_apart(tmp_path: Path) -> None:
+    for quick in (False, True):
+        dataclasses.replace(sample_result(quick=quick), against=True).write(tmp_path)
+    names = {f"sample.against{quick}.{kind}" for quick in ("", ".quick") for kind in ("md", "json")}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_cpu_time_is_told_for_each_node_and_simulated_second() -> None:
+    phases = {phase.name: phase for phase in members.PHASES}
+    answer = {"cpu_s": 6.0, "simulated_s": 2.0}
+    assert (phases["idle"].figure(answer, 1000), phases["idle"].unit) == (3.0, "ms/s")
+    assert (phases["newcomer"].figure(answer, 1000), phases["newcomer"].unit) == (6000.0, "ms")
+    assert json.loads(phases["crash"].request(2000)) == {"phase": "crash", "seconds": 10.0, "nodes": 2}
+    assert (phases["crash"].nodes(100), phases["idle"].nodes(100)) == (1, 0)
+
+
+async def test_a_simulated_mesh_answers_phase_by_phase() -> None:
+    here = Tree(name=NOW, root=revision.ROOT, commit="this tree")
+    async with members.simulation(here, 20) as mesh:
+        assert [await mesh.measure(phase) > 0 for phase in members.PHASES] == [True] * 4
+
+
+async def test_a_simulated_mesh_of_another_tree_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "tree"
+    link.mkdir()
+    for name in ("src", "tests"):
+        (link / name).symlink_to(revision.ROOT / name)
+    with pytest.raises(MeshError, match="would be those of"):
+        async with members.simulation(Tree(name=THEN, root=link, commit="abc1234"), 4):
+            pytest.fail("it was measured")

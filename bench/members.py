@@ -65,8 +65,8 @@ class Phase:
 
 # In this order: each one starts from a mesh that is quiet, and none is after the last one.
 PHASES = (
-    Phase(name="idle", title="idle", seconds=1.0, full=15, quick=15, full_s=60.0),
-    Phase(name="facts", title="facts change", seconds=1.0, per_thousand=1, full=9, quick=9, full_s=90.0),
+    Phase(name="idle", title="idle", seconds=1.0, full=9, quick=15, full_s=40.0),
+    Phase(name="facts", title="facts change", seconds=1.0, per_thousand=1, full=7, quick=9, full_s=80.0),
     Phase(
         name="crash",
         title="nodes crash and return",
@@ -74,7 +74,7 @@ PHASES = (
         per_thousand=1,
         full=3,
         quick=5,
-        full_s=150.0,
+        full_s=130.0,
     ),
     Phase(
         name="newcomer",

@@ -2,9 +2,10 @@
 
 It runs in the tree that PYTHONPATH names and uses that tree's own world
 (`tests/support/membership_world.py`), so that members of any commit can be
-asked, as long as the world keeps these: `World(...)`, `start`, `warm`, `run`,
-`crash`, `perform`, `up`, and of a host `id`, `key`, `asleep` and its view's
-`publish`, `records` and `digest`. How a view is made is the world's business.
+asked, as long as the world keeps these: `facts(key, ...)`, `World(...)` with
+`start`, `warm`, `run`, `crash`, `perform`, `hosts`, `up`, `now` and `messages`,
+and of a host `id`, `key`, `asleep` and its view's `publish`, `records` and
+`digest`. How a view is made is the world's business.
 
 Arguments: the number of nodes. Then one JSON document for each line of stdin,
 `{"phase": NAME, "seconds": S, "nodes": N}`, is answered by one line on stdout.
@@ -93,7 +94,7 @@ class Members:
         teacher.asleep = True
 
     def _host(self, number: int) -> Host:
-        # Far apart on the ring, wherever it begins: ids are hashes of the keys.
+        # Neighbours by number are far apart on the ring: ids are hashes of the keys.
         return self._world.hosts[number % self._count]
 
     def measured(self, phase: str, seconds: float, nodes: int) -> dict[str, Any]:

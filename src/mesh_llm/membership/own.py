@@ -70,7 +70,7 @@ class Own:
         claimed = (said.incarnation, said.sequence) > (mine.incarnation, mine.sequence)
         if self.left or not claimed:
             return Verdict.FINE
-        if said.standing is Standing.ALIVE and self._too_often(said, now):
+        if self._too_often(said, now):
             return Verdict.COPIED
         return self._refute(said.incarnation, now)
 

@@ -1,0 +1,355 @@
+"""A member that keeps to no rules, on the project's own transport.
+
+All that these tests know of the wire is in this file: the documents of messages, the headers of streams,
+the codes of closings. Where one of them changes, this is the place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mesh_llm import __version__
+from mesh_llm.defaults import ENGINE_VERSION
+from mesh_llm.errors import MeshError, PeerLost
+from mesh_llm.models.digests import Digests
+from mesh_llm.models.offer import Offers
+from mesh_llm.models.throttle import Throttle
+from mesh_llm.transport.closing import Code, close
+from mesh_llm.transport.endpoint import bind
+from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.invite import decode
+from mesh_llm.transport.network import Membership, Network, NetworkConfig, Peer, Stream
+from mesh_llm.transport.quic import iroh
+from mesh_llm.types import Address, Fingerprint, NodeId, Role
+from tests.support.background import WITHIN_S, Background
+from tests.support.members import new_identity
+from tests.support.waiting import until
+
+LARGEST = (1 << 53) - 1
+"""The largest number that a message may carry."""
+READ_BYTES = 1 << 16
+
+Serve = Callable[[NodeId, dict[str, Any], Stream], Awaitable[None]]
+
+
+class Adversary:
+    """Joins with a token, and says what it likes. Methods block; its answers to pings do not wait for them.
+
+    `to` is a node's id; where it is left out, the one that let it in.
+    """
+
+    def __init__(self, loop: Background, *, name: str = "mallory", identity: Identity | None = None) -> None:
+        self._loop = loop
+        self.name = name
+        self.identity = identity or new_identity()
+        self.id = self.identity.id
+        self.handler = _Handler(self)
+        self.incarnation = int(time.time() * 1000) * 1000
+        self.sequence = 0
+        self.role = Role.NODE
+        self.inviter = NodeId("")
+        self.membership = Membership()
+        self.network = Network(self._config(), self.membership, self.handler)
+        self._door: _Door | None = None
+        loop.run(self.network.start())
+
+    def _config(self, port: int = 0) -> NetworkConfig:
+        return NetworkConfig(identity=self.identity, bind_ip="127.0.0.1", bind_port=port, no_relay=True)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def join(self, token: str, *, timeout_s: float = WITHIN_S) -> Adversary:
+        """As whatever the token makes of it; JoinRefused where it is not let in."""
+        invite = decode(token)
+        self._loop.run(self.network.join(invite, timeout_s=timeout_s), within_s=timeout_s + WITHIN_S)
+        self.role, self.inviter = invite.role, invite.inviter
+        return self
+
+    def connect(self, node: NodeId, address: Address) -> None:
+        """To another member, by its credential."""
+        self._loop.run(self.network.connect(node, address))
+
+    def end(self) -> None:
+        """Says that it stops."""
+        if self._door is not None:
+            self._loop.run(self._door.close())
+        self._loop.run(self.network.close())
+
+    def refuse_all(self, code: Code) -> None:
+        """From now on everybody who dials it is told `code` in the handshake, at the address it had."""
+        port = self.network.ports[0]
+        self._loop.run(self.network.close())
+        self._door = _Door(self._config(port), code)
+        self._loop.run(self._door.open())
+
+    @property
+    def dialled(self) -> int:
+        """How often others came to be refused."""
+        return self._door.dialled if self._door is not None else 0
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.network.peers)
+
+    # -- what it says ----------------------------------------------------------------------------
+
+    def peer(self, to: NodeId | None = None) -> Peer:
+        return self.network.peers[to or self.inviter]
+
+    def send(self, *bodies: dict[str, Any], to: NodeId | None = None) -> None:
+        """Control messages, whatever is in them."""
+
+        def all_of_them() -> None:
+            for body in bodies:
+                self.peer(to).send(body)
+
+        self._loop.call(all_of_them)
+
+    def close(self, code: Code, *, to: NodeId | None = None) -> None:
+        self._loop.call(self.peer(to).end, code)
+
+    def open(self, kind: str, header: dict[str, Any], *, to: NodeId | None = None) -> Opened:
+        return Opened(self._loop, self._loop.run(self.peer(to).open(kind, header)))
+
+    def settle(self, to: NodeId | None = None) -> None:
+        """Until all that it sent before has been read over there: a ping goes the same way."""
+        number = secrets.randbelow(LARGEST)
+        self.send(self.ping(number), to=to)
+        answered = self.handler.acks
+        until(lambda: number in answered, within_s=WITHIN_S, what="its ping is answered")
+
+    def tell(self, *records: dict[str, Any], to: NodeId | None = None) -> None:
+        """As a member that passes on what it heard, and wait until it was read."""
+        self.send({"kind": "update", "records": list(records)}, to=to)
+        self.settle(to)
+
+    def introduce(self, *, to: NodeId | None = None, settle: bool = True, **facts: Any) -> None:
+        """Its own record, as every member has one."""
+        self.sequence += 1
+        self.send({"kind": "update", "records": [self.record(facts=self.facts(**facts))]}, to=to)
+        if settle:
+            self.settle(to)
+
+    # -- documents -------------------------------------------------------------------------------
+
+    def ping(self, number: int) -> dict[str, Any]:
+        return {"kind": "ping", "n": number, "i": self.incarnation, "d": 0, "h": 0, "k": True}
+
+    def ack(self, ping: dict[str, Any]) -> dict[str, Any]:
+        return {"kind": "ack", "n": ping.get("n"), "i": self.incarnation, "d": ping.get("d")}
+
+    def record(
+        self,
+        node: NodeId | None = None,
+        *,
+        facts: dict[str, Any] | None = None,
+        incarnation: int | None = None,
+        sequence: int | None = None,
+        standing: str | None = None,
+    ) -> dict[str, Any]:
+        """What is said about a node; about itself where none is named."""
+        document: dict[str, Any] = {
+            "id": node or self.id,
+            "i": self.incarnation if incarnation is None else incarnation,
+            "s": self.sequence if sequence is None else sequence,
+        }
+        document |= {"is": standing} if standing is not None else {}
+        return document | ({"facts": facts} if facts is not None else {})
+
+    def facts(self, **more: Any) -> dict[str, Any]:
+        """A member that lends nothing, unless `more` says otherwise."""
+        return {
+            "name": self.name,
+            "role": self.role.value,
+            "version": __version__,
+            "engine": ENGINE_VERSION,
+            "state": "waiting",
+            "address": {"direct": list(self.network.address.direct)},
+            **more,
+        }
+
+    def serving(self, *, epoch: int, layers: int, settings_version: int = 1) -> dict[str, Any]:
+        """A plan, as one that hosts all of it publishes it."""
+        stage = {
+            "node": self.id,
+            "first": 0,
+            "last": layers,
+            "weight_bytes": 1,
+            "need_bytes": 1,
+            "share": 1.0,
+        }
+        plan = {
+            "mode": "solo",
+            "host": self.id,
+            "stages": [stage],
+            "context": 512,
+            "slots": 1,
+            "head_on_worker": False,
+            "need_bytes": 1,
+            "have_bytes": 1,
+            "predicted": None,
+            "excluded": [],
+            "reason": "it says so",
+        }
+        return {"epoch": epoch, "plan": plan, "settings_version": settings_version}
+
+    @staticmethod
+    def revocations(invites: list[str], expelled: list[NodeId] | None = None) -> dict[str, Any]:
+        return {"revoked": invites, "expelled": expelled or []}
+
+    # -- what it hears ---------------------------------------------------------------------------
+
+    def heard(self) -> list[dict[str, Any]]:
+        """Every message so far."""
+        return [body for _, body in self.handler.messages]
+
+    def record_of(self, node: NodeId) -> dict[str, Any]:
+        """The last one that it was told about `node`; waits for the first."""
+        return until(lambda: self.handler.records.get(node), within_s=WITHIN_S, what="a record of it comes")
+
+    def settings_of(self, node: NodeId) -> dict[str, Any]:
+        settings = self.record_of(node)["facts"]["settings"]
+        assert isinstance(settings, dict)
+        return settings
+
+    def invites_of(self, node: NodeId) -> list[str]:
+        """By which a connected member got in: its credential shows them."""
+        return [grant.invite for grant in self.peer(node).credential]
+
+    def offer(self, fingerprint: Fingerprint, path: Path, cache: Path) -> None:
+        """Sends this model's file to whoever asks for it, as an honest node would."""
+        offers = Offers(
+            models=lambda: {fingerprint: (path,)},
+            digests=Digests(cache),
+            throttle=Throttle(busy=lambda: False),
+        )
+
+        async def serve(_: NodeId, header: dict[str, Any], stream: Stream) -> None:
+            await offers.answer(stream, header)
+
+        self.handler.services["file"] = serve
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A stream that an adversary opened."""
+
+    loop: Background
+    stream: Stream
+
+    def write(self, data: bytes) -> None:
+        self.loop.run(self.stream.write(data))
+
+    def document(self, *, within_s: float = WITHIN_S) -> dict[str, Any] | None:
+        """What it is answered; None where the stream is refused, or ends without a word."""
+        try:
+            return self.loop.run(self.stream.read_document(1 << 20), within_s=within_s)
+        except PeerLost:
+            return None
+
+    def all(self, *, within_s: float = WITHIN_S) -> bytes | None:
+        """All bytes that come back; None where the stream is refused."""
+
+        async def read() -> bytes:
+            parts = []
+            while part := await self.stream.read(READ_BYTES):
+                parts.append(part)
+            return b"".join(parts)
+
+        try:
+            return self.loop.run(read(), within_s=within_s)
+        except PeerLost:
+            return None
+
+    def reset(self) -> None:
+        self.loop.call(self.stream.reset)
+
+
+class _Handler:
+    """Writes down what it is told, and answers pings: who is silent is no member for long."""
+
+    def __init__(self, adversary: Adversary) -> None:
+        self._adversary = adversary
+        self.messages: list[tuple[NodeId, dict[str, Any]]] = []
+        self.records: dict[NodeId, dict[str, Any]] = {}
+        self.acks: set[int] = set()
+        self.streams: list[tuple[NodeId, str, dict[str, Any]]] = []
+        self.services: dict[str, Serve] = {}
+        self.silent = threading.Event()
+        """Set: pings are not answered."""
+
+    def on_peer(self, peer: Peer) -> None:
+        pass
+
+    def on_lost(self, peer: Peer, reason: str) -> None:
+        pass
+
+    def on_message(self, peer: Peer, body: dict[str, Any]) -> None:
+        self.messages.append((peer.id, body))
+        match body.get("kind"):
+            case "ping" if not self.silent.is_set():
+                peer.send(self._adversary.ack(body))
+            case "ack":
+                self.acks.add(body["n"])
+            case "update":
+                self.records |= {record["id"]: record for record in body["records"] if "facts" in record}
+
+    def on_duplicate(self) -> None:
+        pass
+
+    def on_refused(self, node: NodeId, reason: str) -> None:
+        pass
+
+    def on_address(self) -> None:
+        pass
+
+    def kinds_for(self, role: Role) -> list[str]:
+        return list(self.services)
+
+    def welcome(self, node: NodeId, role: Role) -> dict[str, Any]:
+        return {}
+
+    async def on_stream(self, peer: Peer, kind: str, header: dict[str, Any], stream: Stream) -> None:
+        self.streams.append((peer.id, kind, header))
+        with suppress(MeshError):
+            await self.services[kind](peer.id, header, stream)
+
+
+class _Door:
+    """An endpoint that takes every connection and closes it with one code, before a word is said."""
+
+    def __init__(self, config: NetworkConfig, code: Code) -> None:
+        self._config = config
+        self._code = code
+        self._endpoint: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self.dialled = 0
+
+    async def open(self) -> None:
+        self._endpoint = await bind(self._config)
+        self._task = asyncio.create_task(self._refuse(), name="refuse all")
+
+    async def _refuse(self) -> None:
+        while (incoming := await self._endpoint.accept_next()) is not None:
+            with suppress(iroh().IrohError):
+                connection = await (await incoming.accept()).connect()
+                # The one that dials is in its handshake when it has opened the first stream.
+                await connection.accept_bi()
+                close(connection, self._code)
+                self.dialled += 1
+
+    async def close(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+        with suppress(TimeoutError, iroh().IrohError):
+            async with asyncio.timeout(2.0):
+                await self._endpoint.close()

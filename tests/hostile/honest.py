@@ -1,0 +1,84 @@
+"""What an honest user sees of a node that was attacked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.types import Address, NodeId
+from tests.support.joining import TEXT, JoiningNode, Lab
+from tests.support.waiting import until
+
+QUICK_S = 15.0
+"""For what takes a second on a machine that has nothing else to do."""
+SOON_S = 6.0
+"""For an attack to show what it does; on a node that bears it, the wait is in vain."""
+MISTAKES = ("Traceback", "internal error", "failed to serve a stream", "the network failed to")
+"""In a log: a mistake of the node's own, which nobody may provoke."""
+
+
+def soon(condition: Callable[[], object], *, within_s: float = SOON_S) -> bool:
+    """Whether it comes to that."""
+    try:
+        until(condition, within_s=within_s, what="the attack")
+    except AssertionError:
+        return False
+    return True
+
+
+def id_of(node: JoiningNode) -> NodeId:
+    return NodeId(str(node.status()["node"]["id"]))
+
+
+def address_of(node: JoiningNode) -> Address:
+    """From the ports in its home: where a member would dial it."""
+    return Address(direct=(f"127.0.0.1:{remembered(node.home)['ports'][0]}",))
+
+
+def remembered(home: Path) -> dict[str, Any]:
+    """What a node knows of its mesh after a restart."""
+    document = json.loads((home / "mesh.json").read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def remembers(node: JoiningNode, other: NodeId) -> bool:
+    return any(entry[0] == other for entry in remembered(node.home)["members"])
+
+
+def is_expelled(home: Path) -> bool:
+    return bool(remembered(home).get("expelled"))
+
+
+def settings_kept(node: JoiningNode) -> tuple[Any, Any]:
+    """The model and the version of the settings that it goes by after a restart."""
+    settings = remembered(node.home)["settings"]
+    return settings["fingerprint"], settings["version"]
+
+
+def serves(node: JoiningNode, *, within_s: float = QUICK_S) -> str:
+    """The text that a person who asks this node is given."""
+    node.until(lambda: (node.status_or_none() or {}).get("api"), what="it has an API", within_s=within_s)
+    texts: list[str] = []
+
+    def answered() -> bool:
+        reply = node.ask("/v1/completions", TEXT)
+        if reply.status == 200:
+            texts.append(str(reply.json()["choices"][0]["text"]))
+        return reply.status == 200
+
+    node.until(answered, what="it answers a request", within_s=within_s)
+    return texts[-1]
+
+
+def restarted(nodes: Lab, node: JoiningNode, *arguments: str | Path) -> JoiningNode:
+    """On the home that it had, without a token."""
+    node.stop()
+    return nodes.start(node.name, *arguments).until_ready()
+
+
+def mistakes(node: JoiningNode) -> list[str]:
+    """Lines of its log that say so."""
+    return [line for line in node.logs().splitlines() if any(sign in line for sign in MISTAKES)]

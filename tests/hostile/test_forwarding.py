@@ -1,0 +1,43 @@
+"""Streams that come through a member: who sits at the other end is not for that member to say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.hostile.conftest import Villain
+from tests.hostile.honest import id_of, serves
+from tests.support.joining import Lab
+
+REQUEST = b"GET /health HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("kind", ["serving", "http", "file", "lease"])
+def test_a_member_does_not_speak_for_another(nodes: Lab, villain: Villain, kind: str) -> None:
+    """It opens a stream as if it forwarded one, of a member that has a connection of its own."""
+    one = nodes.create("one")
+    two = nodes.join("two", one)
+    one.until_nodes("one", "two")
+    status = one.until_state("serving")
+    epoch, fingerprint = status["plan"]["epoch"], status["model"]["fingerprint"]
+    bad = villain(one.token())
+    header: dict[str, Any] = {
+        "serving": {"epoch": epoch},
+        "http": {"epoch": epoch, "client": "x"},
+        "file": {"ask": "manifest", "fingerprint": fingerprint},
+        "lease": {"epoch": 1, "fingerprint": fingerprint, "first": 0, "last": 1, "need_bytes": 1},
+    }[kind]
+
+    stream = bad.open("forwarded", {"origin": id_of(two), "kind": kind, "header": header})
+    if kind == "http":
+        stream.write(REQUEST)
+        answer: object = stream.all()
+    elif kind == "file":
+        answer = stream.all()
+    else:
+        answer = stream.document()
+    stream.reset()
+
+    assert answer is None, f"it was served as two: {str(answer)[:200]}"
+    assert serves(two) == serves(one)

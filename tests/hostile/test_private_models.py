@@ -1,0 +1,66 @@
+"""Files on a machine that are not the mesh's model are nobody's business."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from mesh_llm.node.shelf import Shelf
+from tests.hostile.conftest import Villain
+from tests.hostile.honest import address_of, id_of, serves
+from tests.support.joining import Lab, write_model
+
+NAME = "diary-of-ann"
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """A folder with a model that has nothing to do with the mesh."""
+    return write_model(tmp_path / "own", name=f"{NAME}.gguf", seed=3, layers=4)
+
+
+def test_nobody_hears_of_a_joiners_other_models(nodes: Lab, villain: Villain, private: Path) -> None:
+    fingerprint = asyncio.run(Shelf().look(private)).fingerprint
+    one = nodes.create("one")
+    bad = villain(one.token())
+    client = villain(one.token(role="client"), name="client")
+    client.introduce(settle=False)
+    two = nodes.join("two", one, models=private.parent)
+    two_id = id_of(two)
+    held = [model["fingerprint"] for model in bad.record_of(two_id)["facts"].get("models", [])]
+    bad.connect(two_id, address_of(two))
+    bad.settle(two_id)
+
+    answer = bad.open("file", {"ask": "manifest", "fingerprint": fingerprint}, to=two_id).all()
+    part = {"file": 0, "size": private.stat().st_size, "offset": 0, "length": 16}
+    data = bad.open("file", {"ask": "bytes", "fingerprint": fingerprint, **part}, to=two_id).all()
+
+    heard = json.dumps([*bad.heard(), *client.heard(), one.status()])
+    assert NAME not in heard, "the mesh was told the name of a private file"
+    assert fingerprint not in [*held, heard]
+    assert fingerprint not in heard, "the mesh was told the fingerprint of a private file"
+    assert answer is None or b"refused" in answer, f"a private file was described: {answer!r}"
+    assert data is None or b"refused" in data, f"a private file was sent: {data!r}"
+    serves(two)
+
+
+def test_a_private_model_cannot_be_asked_for_by_its_fingerprint(
+    nodes: Lab, villain: Villain, private: Path
+) -> None:
+    fingerprint = asyncio.run(Shelf().look(private)).fingerprint
+    one = nodes.create("one")
+    two = nodes.join("two", one, models=private.parent)
+    bad = villain(one.token())
+    two_id = id_of(two)
+    bad.connect(two_id, address_of(two))
+
+    manifest = bad.open("file", {"ask": "manifest", "fingerprint": fingerprint}, to=two_id).all()
+    lease = {"epoch": 1, "fingerprint": fingerprint, "first": 0, "last": 1, "need_bytes": 1}
+    lent = bad.open("lease", lease, to=two_id)
+
+    assert manifest is None or b"refused" in manifest, f"a private file was described: {manifest!r}"
+    answer = lent.document()
+    assert answer is None or "refused" in answer, f"a private file was loaded: {answer}"

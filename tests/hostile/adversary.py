@@ -23,7 +23,7 @@ from mesh_llm.models.digests import Digests
 from mesh_llm.models.offer import Offers
 from mesh_llm.models.throttle import Throttle
 from mesh_llm.transport.closing import Code, close
-from mesh_llm.transport.endpoint import bind
+from mesh_llm.transport.endpoint import address_of, bind
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import decode
 from mesh_llm.transport.network import Membership, Network, NetworkConfig, Peer, Stream
@@ -61,8 +61,8 @@ class Adversary:
         self._door: _Door | None = None
         loop.run(self.network.start())
 
-    def _config(self, port: int = 0) -> NetworkConfig:
-        return NetworkConfig(identity=self.identity, bind_ip="127.0.0.1", bind_port=port, no_relay=True)
+    def _config(self) -> NetworkConfig:
+        return NetworkConfig(identity=self.identity, bind_ip="127.0.0.1", no_relay=True)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -83,12 +83,11 @@ class Adversary:
             self._loop.run(self._door.close())
         self._loop.run(self.network.close())
 
-    def refuse_all(self, code: Code) -> None:
-        """From now on everybody who dials it is told `code` in the handshake, at the address it had."""
-        port = self.network.ports[0]
-        self._loop.run(self.network.close())
-        self._door = _Door(self._config(port), code)
+    def open_door(self, code: Code) -> dict[str, Any]:
+        """A place, as a record names it, where everybody who dials it is told `code` in the handshake."""
+        self._door = _Door(self._config(), code)
         self._loop.run(self._door.open())
+        return {"direct": list(self._door.address.direct)}
 
     @property
     def dialled(self) -> int:
@@ -331,10 +330,12 @@ class _Door:
         self._code = code
         self._endpoint: Any = None
         self._task: asyncio.Task[None] | None = None
+        self.address = Address()
         self.dialled = 0
 
     async def open(self) -> None:
         self._endpoint = await bind(self._config)
+        self.address = address_of(self._endpoint, self._config)
         self._task = asyncio.create_task(self._refuse(), name="refuse all")
 
     async def _refuse(self) -> None:

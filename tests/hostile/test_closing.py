@@ -23,9 +23,8 @@ def test_a_token_does_not_end_the_mesh_of_its_creator(nodes: Lab, villain: Villa
     """The creator dials those whom it remembers; one of them says that it was expelled."""
     one = nodes.create("one")
     bad = villain(one.token(role=role))
-    bad.introduce(settle=False)
+    bad.introduce(settle=False, address=bad.open_door(Code.REVOKED))
     soon(lambda: remembers(one, bad.id))
-    bad.refuse_all(Code.REVOKED)
 
     one = restarted(nodes, one, "--model", nodes.model, *PLAN)
     soon(lambda: bad.dialled > 0 and not one.running)

@@ -17,13 +17,17 @@ WITHIN_S = 30.0
 class Background:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="background")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="background", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], *, within_s: float = WITHIN_S) -> T:
         """To its end, or TimeoutError."""
-        bounded = asyncio.wait_for(work, within_s)
-        return asyncio.run_coroutine_threadsafe(bounded, self._loop).result(within_s + WITHIN_S)
+
+        async def bounded() -> T:
+            async with asyncio.timeout(within_s):
+                return await work
+
+        return asyncio.run_coroutine_threadsafe(bounded(), self._loop).result(within_s + WITHIN_S)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """A plain function, on the loop's thread."""

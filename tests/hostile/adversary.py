@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from mesh_llm.models.offer import Offers
 from mesh_llm.models.throttle import Throttle
 from mesh_llm.transport.closing import Code, close
 from mesh_llm.transport.endpoint import address_of, bind
+from mesh_llm.transport.framing import FRAME_VERSION, HEAD, LENGTH, FrameType
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import decode
 from mesh_llm.transport.network import Membership, Network, NetworkConfig, Peer, Stream
@@ -118,12 +119,37 @@ class Adversary:
     def open(self, kind: str, header: dict[str, Any], *, to: NodeId | None = None) -> Opened:
         return Opened(self._loop, self._loop.run(self.peer(to).open(kind, header)))
 
-    def settle(self, to: NodeId | None = None) -> None:
+    def send_text(self, text: bytes, *, to: NodeId | None = None) -> None:
+        """A control message as it is, whether or not an honest node could have written it."""
+        frame = HEAD.pack(len(text), FRAME_VERSION, FrameType.MESSAGE) + text
+        # Behind what waits to be sent: the queue is the only way in between two frames.
+        self._loop.call(self.peer(to)._enqueue, frame)
+
+    def open_text(self, texts: Sequence[bytes], *, data: bytes = b"", within_s: float = 0.3) -> None:
+        """Streams that begin with these, all at once; their answers are read for so long, then they break."""
+        self._loop.run(self._open_text(texts, data, within_s))
+
+    async def _open_text(self, texts: Sequence[bytes], data: bytes, within_s: float) -> None:
+        peer = self.peer()
+
+        async def one(text: bytes) -> None:
+            stream = Stream(await peer._connection.open_bi(), peer._spawn)
+            with suppress(MeshError, TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await stream.write(LENGTH.pack(len(text)) + text + data)
+                    while await stream.read(READ_BYTES):
+                        pass
+            stream.reset()
+
+        with suppress(iroh().IrohError):
+            await asyncio.gather(*(one(text) for text in texts))
+
+    def settle(self, to: NodeId | None = None, *, within_s: float = WITHIN_S) -> None:
         """Until all that it sent before has been read over there: a ping goes the same way."""
         number = secrets.randbelow(LARGEST)
         self.send(self.ping(number), to=to)
         answered = self.handler.acks
-        until(lambda: number in answered, within_s=WITHIN_S, what="its ping is answered")
+        until(lambda: number in answered, within_s=within_s, what="its ping is answered")
 
     def tell(self, *records: dict[str, Any], to: NodeId | None = None) -> None:
         """As a member that passes on what it heard, and wait until it was read."""
@@ -203,6 +229,57 @@ class Adversary:
     @staticmethod
     def revocations(invites: list[str], expelled: list[NodeId] | None = None) -> dict[str, Any]:
         return {"revoked": invites, "expelled": expelled or []}
+
+    def messages(self, other: NodeId) -> dict[str, dict[str, Any]]:
+        """A message of each kind that an honest node could have sent, to begin with."""
+        entry = [self.id, self.incarnation, "alive", 1]
+        about = self.record(other, incarnation=1, sequence=1, standing="suspect")
+        return {
+            "ping": self.ping(7),
+            "ack": self.ack({"n": 7, "d": 1}) | {"ask": True},
+            "hears": {"kind": "hears", "nodes": [other]},
+            "update": {"kind": "update", "records": [self.record(facts=self._all_facts(other)), about]},
+            "compare": {"kind": "compare", "buckets": [[0, 1], [5, 77]]},
+            "summary": {"kind": "summary", "buckets": [0, 5], "entries": [entry, [other, 1, "dead", 1]]},
+            "want": {"kind": "want", "nodes": [self.id, other]},
+            "leave": {"kind": "leave", "i": self.incarnation},
+            "revocations": self.revocations(["00" * 8, "ab" * 8], [other]),
+        }
+
+    def _all_facts(self, other: NodeId) -> dict[str, Any]:
+        gpu = {"name": "g", "description": "d", "kind": "gpu", "free_bytes": 1, "total_bytes": 2}
+        return self.facts(
+            memory_bytes=1,
+            cores=1,
+            gpus=[gpu],
+            models=[{"fingerprint": "ab", "name": "other", "size_bytes": 1}],
+            part={"fingerprint": "ab", "spans": [[0, 2]]},
+            links=[{"node": other, "kind": "quic", "rtt_s": 0.001}],
+            speed={"read": 1.0, "flops": 1.0, "attention": 1.0},
+        )
+
+    def streams(self, other: NodeId, *, epoch: int, fingerprint: str) -> dict[str, dict[str, Any]]:
+        """The first document of a stream of each kind."""
+        session = {"kind": "session", "epoch": epoch}
+        headers: dict[str, dict[str, Any]] = {
+            "http": {"epoch": epoch, "client": "x", "name": "n", "resumed": False, "within_s": 1.0},
+            "serving": {"epoch": epoch, "samples_since": 0.0},
+            "introduce": {"epoch": epoch, "number": 1, "next": other},
+            "lease": {"epoch": epoch, "fingerprint": fingerprint, "first": 0, "last": 1, "need_bytes": 1},
+            "link": {"way": "quic", "purpose": session, "ticket": "00" * 32},
+            "file": {
+                "ask": "ranges",
+                "fingerprint": fingerprint,
+                "file": 0,
+                "size": 1,
+                "offset": 0,
+                "length": 1,
+                "ranges": [[0, 1]],
+            },
+        }
+        inner = {"kind": "serving", "header": {"epoch": epoch}}
+        headers |= {"forward": {"to": other, **inner}, "forwarded": {"origin": other, **inner}}
+        return {kind: {"kind": kind, "header": header} for kind, header in headers.items()}
 
     # -- what it hears ---------------------------------------------------------------------------
 

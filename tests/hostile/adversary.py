@@ -88,7 +88,7 @@ class Adversary:
         """A place, as a record names it, where everybody who dials it is told `code` in the handshake."""
         self._door = _Door(self._config(), code)
         self._loop.run(self._door.open())
-        return {"direct": list(self._door.address.direct)}
+        return self.place(self._door.address.direct[0])
 
     @property
     def dialled(self) -> int:
@@ -197,9 +197,26 @@ class Adversary:
             "version": __version__,
             "engine": ENGINE_VERSION,
             "state": "waiting",
-            "address": {"direct": list(self.network.address.direct)},
+            "address": self.place(self.network.address.direct[0]),
             **more,
         }
+
+    def altered(self, node: NodeId, *, ahead: int = 1000, **facts: Any) -> dict[str, Any]:
+        """Another one's last record, with other facts, as if that one had said so later."""
+        theirs = self.record_of(node)
+        incarnation, sequence = self.version_of(node)
+        changed = {**theirs["facts"], **facts}
+        return self.record(node, incarnation=incarnation, sequence=sequence + ahead, facts=changed)
+
+    @staticmethod
+    def place(address: str) -> dict[str, Any]:
+        """`IP:PORT`, as the address in a record."""
+        return {"direct": [address]}
+
+    @staticmethod
+    def held(fingerprint: str, name: str, size_bytes: int) -> dict[str, Any]:
+        """A model, as a record lists it."""
+        return {"fingerprint": fingerprint, "name": name, "size_bytes": size_bytes}
 
     def serving(self, *, epoch: int, layers: int, settings_version: int = 1) -> dict[str, Any]:
         """A plan, as one that hosts all of it publishes it."""
@@ -262,24 +279,44 @@ class Adversary:
         """The first document of a stream of each kind."""
         session = {"kind": "session", "epoch": epoch}
         headers: dict[str, dict[str, Any]] = {
-            "http": {"epoch": epoch, "client": "x", "name": "n", "resumed": False, "within_s": 1.0},
-            "serving": {"epoch": epoch, "samples_since": 0.0},
+            "http": self.to_http(epoch) | {"name": "n", "resumed": False, "within_s": 1.0},
+            "serving": self.to_serving(epoch) | {"samples_since": 0.0},
             "introduce": {"epoch": epoch, "number": 1, "next": other},
-            "lease": {"epoch": epoch, "fingerprint": fingerprint, "first": 0, "last": 1, "need_bytes": 1},
+            "lease": self.to_lease(fingerprint, epoch=epoch),
             "link": {"way": "quic", "purpose": session, "ticket": "00" * 32},
-            "file": {
-                "ask": "ranges",
-                "fingerprint": fingerprint,
-                "file": 0,
-                "size": 1,
-                "offset": 0,
-                "length": 1,
-                "ranges": [[0, 1]],
-            },
+            "file": self.to_bytes(fingerprint, size_bytes=1) | {"ask": "ranges", "ranges": [[0, 1]]},
         }
         inner = {"kind": "serving", "header": {"epoch": epoch}}
-        headers |= {"forward": {"to": other, **inner}, "forwarded": {"origin": other, **inner}}
+        headers |= {"forward": {"to": other, **inner}}
+        headers |= {"forwarded": self.to_forwarded(other, "serving", self.to_serving(epoch))}
         return {kind: {"kind": kind, "header": header} for kind, header in headers.items()}
+
+    # -- headers of streams ----------------------------------------------------------------------
+
+    @staticmethod
+    def to_http(epoch: int) -> dict[str, Any]:
+        return {"epoch": epoch, "client": "x"}
+
+    @staticmethod
+    def to_serving(epoch: int) -> dict[str, Any]:
+        return {"epoch": epoch}
+
+    @staticmethod
+    def to_lease(fingerprint: str, *, epoch: int = 1) -> dict[str, Any]:
+        return {"epoch": epoch, "fingerprint": fingerprint, "first": 0, "last": 1, "need_bytes": 1}
+
+    @staticmethod
+    def to_manifest(fingerprint: str) -> dict[str, Any]:
+        return {"ask": "manifest", "fingerprint": fingerprint}
+
+    @staticmethod
+    def to_bytes(fingerprint: str, *, size_bytes: int) -> dict[str, Any]:
+        part = {"file": 0, "size": size_bytes, "offset": 0, "length": 1}
+        return {"ask": "bytes", "fingerprint": fingerprint, **part}
+
+    @staticmethod
+    def to_forwarded(origin: NodeId, kind: str, header: dict[str, Any]) -> dict[str, Any]:
+        return {"origin": origin, "kind": kind, "header": header}
 
     # -- what it hears ---------------------------------------------------------------------------
 
@@ -290,6 +327,11 @@ class Adversary:
     def record_of(self, node: NodeId) -> dict[str, Any]:
         """The last one that it was told about `node`; waits for the first."""
         return until(lambda: self.handler.records.get(node), within_s=WITHIN_S, what="a record of it comes")
+
+    def version_of(self, node: NodeId) -> tuple[int, int]:
+        """Incarnation and sequence of the last record of `node`."""
+        record = self.record_of(node)
+        return int(record["i"]), int(record["s"])
 
     def settings_of(self, node: NodeId) -> dict[str, Any]:
         settings = self.record_of(node)["facts"]["settings"]

@@ -76,10 +76,10 @@ def serves(node: JoiningNode, *, within_s: float = QUICK_S) -> str:
     return texts[-1]
 
 
-def restarted(nodes: Lab, node: JoiningNode, *arguments: str | Path) -> JoiningNode:
+def restarted(nodes: Lab, node: JoiningNode, *arguments: str | Path, **options: Any) -> JoiningNode:
     """On the home that it had, without a token."""
     node.stop()
-    return nodes.start(node.name, *arguments).until_ready()
+    return nodes.start(node.name, *arguments, **options).until_ready()
 
 
 def mistakes(node: JoiningNode) -> list[str]:

@@ -45,7 +45,9 @@ class Mutations:
 
     def _mutate(self, document: dict[str, Any]) -> None:
         """Somewhere, but not the word that says what kind of document it is: there is a test for each."""
-        places = [place for place in _places(document) if place != (document, "kind")]
+        places = [
+            (holder, key) for holder, key in _places(document) if holder is not document or key != "kind"
+        ]
         if not places:
             return
         holder, key = self._dice.choice(places)

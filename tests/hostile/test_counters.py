@@ -86,8 +86,8 @@ def test_claims_of_a_node_by_another_do_not_end_it(nodes: Lab, villain: Villain)
     facts = bad.facts(name="one", address={})
 
     for number in range(1, 20):
-        theirs = bad.record_of(id_of(one))
-        bad.tell(bad.record(id_of(one), incarnation=theirs["i"] + number, sequence=0, facts=facts))
+        incarnation, _ = bad.version_of(id_of(one))
+        bad.tell(bad.record(id_of(one), incarnation=incarnation + number, sequence=0, facts=facts))
         if not one.running or COPIED in one.stderr:
             break
 

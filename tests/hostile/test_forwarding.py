@@ -34,13 +34,13 @@ def test_a_member_does_not_speak_for_another(pair: Pair, villain: Villain, kind:
     epoch, fingerprint = status["plan"]["epoch"], status["model"]["fingerprint"]
     bad = villain(one.token())
     header: dict[str, Any] = {
-        "serving": {"epoch": epoch},
-        "http": {"epoch": epoch, "client": "x"},
-        "file": {"ask": "manifest", "fingerprint": fingerprint},
-        "lease": {"epoch": 1, "fingerprint": fingerprint, "first": 0, "last": 1, "need_bytes": 1},
+        "serving": bad.to_serving(epoch),
+        "http": bad.to_http(epoch),
+        "file": bad.to_manifest(fingerprint),
+        "lease": bad.to_lease(fingerprint),
     }[kind]
 
-    stream = bad.open("forwarded", {"origin": id_of(two), "kind": kind, "header": header})
+    stream = bad.open("forwarded", bad.to_forwarded(id_of(two), kind, header))
     if kind == "http":
         stream.write(REQUEST)
         answer: object = stream.all()

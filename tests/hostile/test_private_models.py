@@ -34,9 +34,9 @@ def test_nobody_hears_of_a_joiners_other_models(nodes: Lab, villain: Villain, pr
     bad.connect(two_id, address_of(two))
     bad.settle(two_id)
 
-    answer = bad.open("file", {"ask": "manifest", "fingerprint": fingerprint}, to=two_id).all()
-    part = {"file": 0, "size": private.stat().st_size, "offset": 0, "length": 16}
-    data = bad.open("file", {"ask": "bytes", "fingerprint": fingerprint, **part}, to=two_id).all()
+    answer = bad.open("file", bad.to_manifest(fingerprint), to=two_id).all()
+    wanted = bad.to_bytes(fingerprint, size_bytes=private.stat().st_size)
+    data = bad.open("file", wanted, to=two_id).all()
 
     heard = json.dumps([*bad.heard(), *client.heard(), one.status()])
     assert NAME not in heard, "the mesh was told the name of a private file"
@@ -56,9 +56,8 @@ def test_a_private_model_cannot_be_asked_for_by_its_fingerprint(
     two_id = id_of(two)
     bad.connect(two_id, address_of(two))
 
-    manifest = bad.open("file", {"ask": "manifest", "fingerprint": fingerprint}, to=two_id).all()
-    lease = {"epoch": 1, "fingerprint": fingerprint, "first": 0, "last": 1, "need_bytes": 1}
-    lent = bad.open("lease", lease, to=two_id)
+    manifest = bad.open("file", bad.to_manifest(fingerprint), to=two_id).all()
+    lent = bad.open("lease", bad.to_lease(fingerprint), to=two_id)
 
     assert manifest is None or b"refused" in manifest, f"a private file was described: {manifest!r}"
     answer = lent.document()

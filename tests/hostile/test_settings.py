@@ -48,24 +48,24 @@ def overriding(bad: Adversary, creator: JoiningNode, other: Path, version: int =
 def test_a_member_does_not_choose_the_creators_model(
     nodes: Lab, villain: Villain, other: Path, tmp_path: Path
 ) -> None:
-    one = nodes.create("one")
+    folder = tmp_path / "models"
+    one = nodes.create("one", models=folder)
     before, text = settings_kept(one), serves(one)
     bad = villain(one.token())
     settings = overriding(bad, one, other)
     fingerprint = Fingerprint(settings["fingerprint"])
     bad.offer(fingerprint, other, tmp_path / "digests")
-    held = {"fingerprint": fingerprint, "name": "other", "size_bytes": other.stat().st_size}
 
-    bad.introduce(models=[held], settings=settings)
+    bad.introduce(models=[bad.held(fingerprint, "other", other.stat().st_size)], settings=settings)
     soon(lambda: one.status()["model"]["fingerprint"] == fingerprint)
 
     model = one.status()["model"]
     assert (model["name"], model["fingerprint"]) == (nodes.model.stem, before[0])
     assert settings_kept(one) == before
-    assert not (nodes.model.parent / "other.gguf").exists(), "it fetched a file that its user never asked for"
+    assert not any(folder.iterdir()), "it fetched a file that its user never asked for"
     assert serves(one) == text
     bad.end()
-    one = restarted(nodes, one, "--model", nodes.model, *PLAN)
+    one = restarted(nodes, one, "--model", nodes.model, *PLAN, models=folder)
     assert settings_kept(one) == before
     assert serves(one) == text
 
@@ -85,9 +85,7 @@ def test_a_member_does_not_choose_what_a_joiner_goes_by(
     if about == "itself":
         bad.introduce(to=id_of(two), settings=settings)
     else:
-        theirs = bad.record_of(id_of(one))
-        changed = {**theirs, "s": theirs["s"] + 1000, "facts": {**theirs["facts"], "settings": settings}}
-        bad.tell(changed, to=id_of(two))
+        bad.tell(bad.altered(id_of(one), settings=settings), to=id_of(two))
     soon(lambda: settings_kept(two) != before)
 
     assert settings_kept(two) == before

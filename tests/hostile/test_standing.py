@@ -32,9 +32,9 @@ def test_a_node_that_is_heard_stays_whatever_is_said_of_it(
     two_id = id_of(two)
 
     for _ in range(AGAIN):
-        theirs = bad.record_of(two_id)
+        incarnation, sequence = bad.version_of(two_id)
         bad.tell(
-            bad.record(two_id, incarnation=theirs["i"] + ahead, sequence=theirs["s"] + 1, standing=standing)
+            bad.record(two_id, incarnation=incarnation + ahead, sequence=sequence + 1, standing=standing)
         )
         # A little more than one look at the plan takes.
         time.sleep(PAUSE_S)

@@ -156,6 +156,10 @@ class Adversary:
         self.send({"kind": "update", "records": list(records)}, to=to)
         self.settle(to)
 
+    def claim(self, record: dict[str, Any], *, to: NodeId | None = None) -> None:
+        """The same, without a look at what becomes of it."""
+        self.send({"kind": "update", "records": [record]}, to=to)
+
     def introduce(self, *, to: NodeId | None = None, settle: bool = True, **facts: Any) -> None:
         """Its own record, as every member has one."""
         self.sequence += 1
@@ -324,9 +328,23 @@ class Adversary:
         """Every message so far."""
         return [body for _, body in self.handler.messages]
 
-    def record_of(self, node: NodeId) -> dict[str, Any]:
-        """The last one that it was told about `node`; waits for the first."""
-        return until(lambda: self.handler.records.get(node), within_s=WITHIN_S, what="a record of it comes")
+    def record_of(self, node: NodeId, *, needs: str | None = None) -> dict[str, Any]:
+        """The record of `node` as it is told when it asks; waits until the facts have what it `needs`."""
+
+        def told() -> dict[str, Any] | None:
+            self.handler.records.pop(node, None)
+            self.send({"kind": "want", "nodes": [node]})
+            until(lambda: node in self.handler.records, within_s=WITHIN_S, what="a record of it comes")
+            record = self.handler.records[node]
+            return record if needs is None or record.get("facts", {}).get(needs) else None
+
+        return until(told, within_s=WITHIN_S, what=f"its record has {needs}")
+
+    def models_of(self, node: NodeId) -> list[str]:
+        """Fingerprints of the models that `node` tells of, once it tells of any."""
+        return [
+            str(model["fingerprint"]) for model in self.record_of(node, needs="models")["facts"]["models"]
+        ]
 
     def version_of(self, node: NodeId) -> tuple[int, int]:
         """Incarnation and sequence of the last record of `node`."""
@@ -334,7 +352,7 @@ class Adversary:
         return int(record["i"]), int(record["s"])
 
     def settings_of(self, node: NodeId) -> dict[str, Any]:
-        settings = self.record_of(node)["facts"]["settings"]
+        settings = self.record_of(node, needs="settings")["facts"]["settings"]
         assert isinstance(settings, dict)
         return settings
 
@@ -418,7 +436,7 @@ class _Handler:
             case "ack":
                 self.acks.add(body["n"])
             case "update":
-                self.records |= {record["id"]: record for record in body["records"] if "facts" in record}
+                self.records |= {record["id"]: record for record in body["records"]}
 
     def on_duplicate(self) -> None:
         pass

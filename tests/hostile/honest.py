@@ -12,7 +12,7 @@ from mesh_llm.types import Address, NodeId
 from tests.support.joining import TEXT, JoiningNode, Lab
 from tests.support.waiting import until
 
-QUICK_S = 15.0
+QUICK_S = 30.0
 """For what takes a second on a machine that has nothing else to do."""
 SOON_S = 6.0
 """For an attack to show what it does; on a node that bears it, the wait is in vain."""

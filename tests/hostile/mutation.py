@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 _PLAIN = re.compile("[0-9a-zA-Z_-]+")
+_LENGTH_LIMIT = 60_000
 _DEEP: Any = 0
 for _ in range(60):
     _DEEP = [_DEEP]
@@ -34,8 +35,12 @@ class Mutations:
 
     def texts(self, count: int) -> Iterator[bytes]:
         """As JSON, in which also characters travel that Python would not encode."""
-        for _ in range(count):
-            yield json.dumps(self._next(), separators=(",", ":"), allow_nan=False).encode()
+        while count > 0:
+            text = json.dumps(self._next(), separators=(",", ":"), allow_nan=False).encode()
+            # A longer one ends the connection before it is looked at.
+            if len(text) <= _LENGTH_LIMIT:
+                count -= 1
+                yield text
 
     def _next(self) -> dict[str, Any]:
         document = copy.deepcopy(self._document)

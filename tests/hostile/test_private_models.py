@@ -30,7 +30,7 @@ def test_nobody_hears_of_a_joiners_other_models(nodes: Lab, villain: Villain, pr
     client.introduce(settle=False)
     two = nodes.join("two", one, models=private.parent)
     two_id = id_of(two)
-    bad.record_of(two_id)
+    told = bad.models_of(two_id)
     bad.connect(two_id, address_of(two))
     bad.settle(two_id)
 
@@ -38,6 +38,7 @@ def test_nobody_hears_of_a_joiners_other_models(nodes: Lab, villain: Villain, pr
     wanted = bad.to_bytes(fingerprint, size_bytes=private.stat().st_size)
     data = bad.open("file", wanted, to=two_id).all()
 
+    assert told == [one.status()["model"]["fingerprint"]], "the mesh was told of a private file"
     heard = json.dumps([*bad.heard(), *client.heard(), one.status()])
     assert NAME not in heard, "the mesh was told the name of a private file"
     assert fingerprint not in heard, "the mesh was told the fingerprint of a private file"
@@ -55,6 +56,8 @@ def test_a_private_model_cannot_be_asked_for_by_its_fingerprint(
     bad = villain(one.token())
     two_id = id_of(two)
     bad.connect(two_id, address_of(two))
+    # From then on it has read what is in its folder.
+    bad.models_of(two_id)
 
     manifest = bad.open("file", bad.to_manifest(fingerprint), to=two_id).all()
     lent = bad.open("lease", bad.to_lease(fingerprint), to=two_id)

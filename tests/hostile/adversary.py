@@ -252,16 +252,18 @@ class Adversary:
         return {"revoked": invites, "expelled": expelled or []}
 
     def messages(self, other: NodeId) -> dict[str, dict[str, Any]]:
-        """A message of each kind that an honest node could have sent, to begin with."""
-        entry = [self.id, self.incarnation, "alive", 1]
-        about = self.record(other, incarnation=1, sequence=1, standing="suspect")
+        """A message of each kind, as if from an honest node; those about others say what hurts `other`."""
+        incarnation, sequence = self.version_of(other)
+        dead = self.record(other, incarnation=incarnation, sequence=sequence, standing="dead")
+        records = [self.record(facts=self._all_facts(other)), dead, self.altered(other)]
+        entries = [[self.id, self.incarnation, "alive", 1], [other, incarnation, "dead", sequence]]
         return {
             "ping": self.ping(7),
             "ack": self.ack({"n": 7, "d": 1}) | {"ask": True},
             "hears": {"kind": "hears", "nodes": [other]},
-            "update": {"kind": "update", "records": [self.record(facts=self._all_facts(other)), about]},
+            "update": {"kind": "update", "records": records},
             "compare": {"kind": "compare", "buckets": [[0, 1], [5, 77]]},
-            "summary": {"kind": "summary", "buckets": [0, 5], "entries": [entry, [other, 1, "dead", 1]]},
+            "summary": {"kind": "summary", "buckets": [0, 5], "entries": entries},
             "want": {"kind": "want", "nodes": [self.id, other]},
             "leave": {"kind": "leave", "i": self.incarnation},
             "revocations": self.revocations(["00" * 8, "ab" * 8], [other]),

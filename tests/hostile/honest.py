@@ -83,5 +83,14 @@ def restarted(nodes: Lab, node: JoiningNode, *arguments: str | Path, **options: 
 
 
 def mistakes(node: JoiningNode) -> list[str]:
-    """Lines of its log that say so."""
-    return [line for line in node.logs().splitlines() if any(sign in line for sign in MISTAKES)]
+    """Lines of its log that tell of one, and the last line of each traceback."""
+    found: list[str] = []
+    within = False
+    for line in node.logs().splitlines():
+        if within and line and not line.startswith((" ", "\t")):
+            found.append(line)
+            within = False
+        within = within or line.startswith("Traceback")
+        if any(sign in line for sign in MISTAKES):
+            found.append(line)
+    return found

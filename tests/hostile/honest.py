@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ QUICK_S = 30.0
 """For what takes a second on a machine that has nothing else to do."""
 SOON_S = 6.0
 """For an attack to show what it does; on a node that bears it, the wait is in vain."""
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ ")
 MISTAKES = ("Traceback", "internal error", "failed to serve a stream", "the network failed to")
 """In a log: a mistake of the node's own, which nobody may provoke."""
 
@@ -83,7 +85,7 @@ def restarted(nodes: Lab, node: JoiningNode, *arguments: str | Path, **options: 
 
 
 def mistakes(node: JoiningNode) -> list[str]:
-    """Lines of its log that tell of one, and the last line of each traceback."""
+    """Lines of its log that tell of one, and the last line of each traceback; without time and place."""
     found: list[str] = []
     within = False
     for line in node.logs().splitlines():
@@ -92,5 +94,5 @@ def mistakes(node: JoiningNode) -> list[str]:
             within = False
         within = within or line.startswith("Traceback")
         if any(sign in line for sign in MISTAKES):
-            found.append(line)
+            found.append(_STAMP.sub("", line).partition(" peer=")[0])
     return found

@@ -84,11 +84,11 @@ def test_claims_of_a_node_by_another_do_not_end_it(nodes: Lab, villain: Villain)
     """As if a copy of its home were running: an incarnation above its own, again and again."""
     one = nodes.create("one")
     bad = villain(one.token())
-    facts = bad.facts(name="one", address={})
+    facts, node = bad.facts(name="one", address={}), id_of(one)
+    incarnation, _ = bad.version_of(node)
 
-    incarnation, _ = bad.version_of(id_of(one))
     for number in range(1, CLAIMS):
-        bad.claim(bad.record(id_of(one), incarnation=incarnation + 10 * number, sequence=0, facts=facts))
+        bad.claim(bad.record(node, incarnation=incarnation + 10 * number, sequence=0, facts=facts))
 
     assert not soon(lambda: not one.running), f"it ended: {one.stderr}"
     serves(one)

@@ -162,13 +162,15 @@ def seed_of(kind: str) -> int:
     return SEED + zlib.crc32(kind.encode())
 
 
-def mutations(bad: Adversary, mesh: Mesh, kind: str) -> Mutations:
+def texts_of(bad: Adversary, mesh: Mesh, kind: str, seed: int, count: int) -> list[bytes]:
+    """Of what is right at this moment: a number that is out of date is no attack."""
     status = mesh.one.status()
     one, client = id_of(mesh.one), id_of(mesh.client)
     documents = bad.messages(one) | bad.streams(
         client, epoch=status["plan"]["epoch"], fingerprint=status["model"]["fingerprint"]
     )
-    return Mutations(documents[kind], seed=seed_of(kind), ids=(one, client, bad.id, "0" * 64, "ab" * 32))
+    ids = (one, client, bad.id, "0" * 64, "ab" * 32)
+    return list(Mutations(documents[kind], seed=seed, ids=ids).texts(count))
 
 
 def is_back(bad: Adversary, one: JoiningNode) -> bool:
@@ -180,24 +182,22 @@ def is_back(bad: Adversary, one: JoiningNode) -> bool:
 
 
 def fuzz_messages(mesh: Mesh, bad: Adversary, kind: str, count: int) -> None:
-    texts = list(mutations(bad, mesh, kind).texts(count))
     for start in range(0, count, MESSAGES_AT_ONCE):
         if not is_back(bad, mesh.one):
             return
+        # It may be sent away meanwhile, and rightly so.
         with suppress(KeyError, AssertionError):
-            # It may be sent away meanwhile, and rightly so.
-            for text in texts[start : start + MESSAGES_AT_ONCE]:
+            for text in texts_of(bad, mesh, kind, seed_of(kind) + start, MESSAGES_AT_ONCE):
                 bad.send_text(text)
             bad.settle(within_s=QUICK_S)
 
 
 def fuzz_streams(mesh: Mesh, bad: Adversary, kind: str, count: int) -> None:
-    texts = list(mutations(bad, mesh, kind).texts(count))
     for start in range(0, count, STREAMS_AT_ONCE):
         if not is_back(bad, mesh.one):
             return
-        with suppress(KeyError):
-            bad.open_text(texts[start : start + STREAMS_AT_ONCE], data=JUNK)
+        with suppress(KeyError, AssertionError):
+            bad.open_text(texts_of(bad, mesh, kind, seed_of(kind) + start, STREAMS_AT_ONCE), data=JUNK)
 
 
 @pytest.mark.parametrize("kind", MESSAGES)

@@ -42,6 +42,7 @@ def test_a_member_that_closes_does_not_end_the_creator(nodes: Lab, villain: Vill
     one.until_nodes("mallory", "one")
 
     bad.close(code)
+    bad.end()
 
     one.until_nodes("one")
     serves(one)

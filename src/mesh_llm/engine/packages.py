@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import tempfile
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mesh_llm.defaults import PACKAGE_TIMEOUT_S
@@ -17,13 +20,71 @@ _OFFLINE = re.compile(
     r"NewConnectionError|Temporary failure in name resolution|Network is unreachable|ConnectTimeout|"
     r"Failed to establish a new connection|Connection refused|No matching distribution found",
 )
+_BACKEND = """\
+import pathlib
+
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    info = pathlib.Path(folder, "{name}-{version}.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    return info.name
+"""
 
 
-async def pip_download(
-    requirement: str, folder: Path, *, source: bool, what: str, progress: ProgressSink
-) -> Path:
-    """Download one package, as a wheel or as its sources, and return the file."""
+async def pip_download(requirement: str, folder: Path, *, what: str, progress: ProgressSink) -> Path:
+    """Download one package as a wheel and return it. No code in it runs; the caller checks what is in it."""
     name = requirement.split("==")[0]
+    return await _pip(requirement, ("--only-binary", name, requirement), folder, what=what, progress=progress)
+
+
+async def pip_download_source(
+    requirement: str, folder: Path, *, sha256: str, what: str, progress: ProgressSink
+) -> Path:
+    """Download the sources of one package (`name==version`) and return the archive.
+
+    pip asks every sdist for its metadata, and for that it runs the sdist's code and that of its
+    build requirements, which it takes from the index without any hash. Neither may happen:
+    - with --require-hashes pip checks the archive before it unpacks it, so an altered one never runs;
+    - with --no-build-isolation pip fetches no build requirements, and the build backend that it
+      finds is our own, which names the package and does nothing else. So the right one does not run either.
+    Reading the index ourselves would do without the backend, but also without a person's own index,
+    proxy, certificates and passwords: those are pip's to know.
+    """
+    name = requirement.split("==")[0]
+    with tempfile.TemporaryDirectory(prefix="mesh-llm-pip-") as scratch:
+        pinned = Path(scratch) / "requirements.txt"
+        pinned.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+        ours = _backend(requirement, Path(scratch) / "backend")
+        inherited = os.environ.get("PYTHONPATH")
+        return await _pip(
+            requirement,
+            ("--no-binary", name, "--no-build-isolation", "--require-hashes", "--requirement", str(pinned)),
+            folder,
+            env={"PYTHONPATH": os.pathsep.join([str(ours), *([inherited] if inherited else [])])},
+            what=what,
+            progress=progress,
+        )
+
+
+def _backend(requirement: str, folder: Path) -> Path:
+    """A build backend (PEP 517) in the place of the one that the engine's sdist names."""
+    name, _, version = requirement.partition("==")
+    package = folder / "setuptools"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "build_meta.py").write_text(_BACKEND.format(name=name, version=version))
+    return folder
+
+
+async def _pip(
+    requirement: str,
+    wanted: Sequence[str],
+    folder: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    what: str,
+    progress: ProgressSink,
+) -> Path:
     lines: deque[str] = deque(maxlen=40)
 
     def on_line(line: str) -> None:
@@ -36,11 +97,11 @@ async def pip_download(
     finished = await run(
         [
             *(sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "raw"),
-            *("--no-binary" if source else "--only-binary", name),
             *("--disable-pip-version-check", "--no-input", "--retries", "2"),
-            *("--dest", str(folder), requirement),
+            *("--dest", str(folder), *wanted),
         ],
         timeout_s=PACKAGE_TIMEOUT_S,
+        env=env,
         on_line=on_line,
     )
     arrived = [path for path in folder.iterdir() if path not in before]
@@ -53,6 +114,11 @@ def _failure(requirement: str, said: str) -> DownloadFailed:
     if "No space left on device" in said:
         return DownloadFailed(
             f"the disk filled up while downloading {requirement}", hint="free some space and run it again"
+        )
+    if "DO NOT MATCH THE HASHES" in said:
+        return DownloadFailed(
+            f"what the package index has as {requirement} is not the file that this version was made for",
+            hint="the package index, or a proxy before it, serves an altered file; do not use it",
         )
     if "No module named pip" in said:
         return DownloadFailed(

@@ -21,7 +21,7 @@ from mesh_llm.defaults import (
     ENGINE_VERSION,
 )
 from mesh_llm.engine.lock import file_lock
-from mesh_llm.engine.packages import pip_download
+from mesh_llm.engine.packages import pip_download_source
 from mesh_llm.errors import BuildFailed, MeshError
 from mesh_llm.home import cache_folder
 from mesh_llm.types import ProgressSink
@@ -56,10 +56,10 @@ async def engine_sources(progress: ProgressSink) -> Path:
             for left in folder.glob("incoming-*"):
                 shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder, prefix="incoming-") as scratch:
-                archive = await pip_download(
+                archive = await pip_download_source(
                     f"{ENGINE_PACKAGE}=={ENGINE_VERSION}",
                     Path(scratch),
-                    source=True,
+                    sha256=ENGINE_SDIST_SHA256,
                     what="Engine sources",
                     progress=progress,
                 )

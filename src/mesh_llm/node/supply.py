@@ -244,7 +244,7 @@ class Supply:
 
     async def _package(self, requirement: str, folder: Path) -> Path:
         return await pip_download(
-            requirement, folder, source=False, what=f"Downloading {requirement}", progress=self._progress
+            requirement, folder, what=f"Downloading {requirement}", progress=self._progress
         )
 
     # -- layers from peers ---------------------------------------------------------------------

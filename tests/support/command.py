@@ -22,7 +22,10 @@ from tests.support.waiting import LOOK_S, Patience, until
 
 MESH_LLM = (sys.executable, "-W", "error", "-m", "mesh_llm")
 MARKER = "MESH_LLM_TEST_RUN"
-QUIET = ("MESH_LLM_API_KEY", "MESH_LLM_RELAY_TOKEN", "MESH_LLM_HOME", "CXX", "PYTHONPATH")
+QUIET = (
+    *("MESH_LLM_JOIN", "MESH_LLM_API_KEY", "MESH_LLM_RELAY_TOKEN"),
+    *("MESH_LLM_HOME", "CXX", "PYTHONPATH"),
+)
 """Of the person who runs the tests: not for the processes under test."""
 ALONE = {"MESH_LLM_BIND_IP": "127.0.0.1", "MESH_LLM_NO_RELAY": "1"}
 """Nodes under test: no packet leaves this machine."""

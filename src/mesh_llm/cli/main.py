@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from mesh_llm import __version__
+from mesh_llm.cli import secret
 from mesh_llm.errors import MeshError
 
 _VERBS = {
@@ -89,6 +90,7 @@ def _group() -> click.Group:
 
 def main() -> None:
     """Entry point: every failure becomes one sentence and the right exit code."""
+    secret.hide()
     debug = "--debug" in sys.argv[1:]
     # By its default this signal would leave a compiler or pip running; a node drains on it instead.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

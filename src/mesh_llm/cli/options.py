@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mesh_llm.cli import secret
 from mesh_llm.defaults import (
     API_LISTEN,
     API_PORT,
@@ -39,7 +40,12 @@ _OPTIONS = [
         "hf:OWNER/REPO[:FILE|QUANT], ollama:NAME or a URL "
         f"(default: the mesh's model for one who joins, {DEFAULT_MODEL} otherwise)",
     ),
-    click.option("--join", metavar="TOKEN", help="join the mesh of this invite token"),
+    click.option(
+        "--join",
+        metavar="TOKEN|@FILE|-",
+        help="join the mesh of this invite token; @FILE and - read it from a file and from standard input "
+        "(also MESH_LLM_JOIN)",
+    ),
     click.option("--new-mesh", is_flag=True, help="start a new mesh (default: return to the one it was in)"),
     click.option("--client", is_flag=True, help="lite client: the API only; no model, no engine"),
     click.option(
@@ -55,7 +61,7 @@ _OPTIONS = [
         show_default=True,
         help="API address; beyond loopback it needs --api-key",
     ),
-    click.option("--api-key", metavar="KEY", help="asked of API clients; better set MESH_LLM_API_KEY"),
+    click.option("--api-key", metavar="KEY|@FILE|-", help="asked of API clients (also MESH_LLM_API_KEY)"),
     click.option("--tls-cert", type=_PATH, metavar="FILE", help="serve HTTPS with this certificate"),
     click.option("--tls-key", type=_PATH, metavar="FILE", help="and this key"),
     click.option("--bind-port", type=int, default=0, metavar="PORT", help="fixed UDP port for QUIC"),
@@ -201,18 +207,20 @@ def run_with_options(options: dict[str, Any]) -> None:
     for name in ("model", "join", "draft"):
         if options[name] == "":
             raise UsageError(f"--{name} is empty")
+    if options["join"] == options["api_key"] == "-":
+        raise UsageError("--join - and --api-key - cannot both read standard input")
     bin_dir = options["bin_dir"]
     config = NodeConfig(
         home=home_path(options["home"]),
         model=options["model"],
         alias=options["alias"],
-        join=options["join"],
+        join=secret.read("--join", options["join"]),
         new_mesh=options["new_mesh"],
         client=options["client"],
         bind_ip=options["bind_ip"] or os.environ.get("MESH_LLM_BIND_IP") or None,
         bind_port=options["bind_port"],
         relay=options["relay"],
-        relay_token=os.environ.get("MESH_LLM_RELAY_TOKEN") or None,
+        relay_token=secret.read("--token", None),
         no_relay=options["no_relay"] or _is_set("MESH_LLM_NO_RELAY"),
         plain_lan=options["plain_lan"],
         hosting=Hosting(options["hosting"]),
@@ -223,7 +231,7 @@ def run_with_options(options: dict[str, Any]) -> None:
         name=options["name"],
         listen=options["listen"],
         port=options["port"],
-        api_key=options["api_key"] or os.environ.get("MESH_LLM_API_KEY") or None,
+        api_key=secret.read("--api-key", options["api_key"] or None),
         tls_cert=options["tls_cert"],
         tls_key=options["tls_key"],
         context=options["ctx_size"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import resource
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 import click
 
+from mesh_llm.cli import secret
 from mesh_llm.cli.options import debug_option
 from mesh_llm.cli.output import Output, set_up_logging
 from mesh_llm.cli.run import run_loop
@@ -31,7 +31,7 @@ from mesh_llm.transport.relay_limits import RelayLimits
 from mesh_llm.transport.relay_server import RelayConfig, RelayServer
 from mesh_llm.types import Event
 
-TOKEN_VARIABLE = "MESH_LLM_RELAY_TOKEN"
+TOKEN_VARIABLE = secret.VARIABLES["--token"]
 
 _PATH = click.Path(path_type=Path)
 _LISTEN = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?")
@@ -45,7 +45,7 @@ _FILES_SPARE = 64
 )
 @click.option("--tls-cert", type=_PATH, metavar="FILE", help="serve HTTPS with this certificate")
 @click.option("--tls-key", type=_PATH, metavar="FILE", help="and this key")
-@click.option("--token", metavar="TOKEN", help=f"asked of every node; better set {TOKEN_VARIABLE}")
+@click.option("--token", metavar="TOKEN|@FILE|-", help=f"asked of every node (also {TOKEN_VARIABLE})")
 @click.option("--allow", multiple=True, metavar="NODE_ID", help="let in these nodes only; repeat it")
 @click.option(
     "--metrics", is_flag=True, help="figures for Prometheus at /metrics, for this machine or the token"
@@ -119,7 +119,7 @@ def _config(options: dict[str, Any]) -> RelayConfig:
         client_bytes_s=parse_size(options["rate"]),
     )
     return RelayConfig(
-        token=options["token"] or os.environ.get(TOKEN_VARIABLE) or None,
+        token=secret.read("--token", options["token"] or None),
         allowed=frozenset(map(_node_id, options["allow"])) if options["allow"] else None,
         metrics=options["metrics"],
         limits=limits,
@@ -148,8 +148,8 @@ def _on_signals(output: Output) -> asyncio.Future[signal.Signals]:
 
 def _introduce(url: str, config: RelayConfig, output: Output) -> None:
     output.event(Event(kind="relay", text=f"Relay: {url}"))
-    secret = f"{TOKEN_VARIABLE}=… " if config.token is not None else ""
-    output.event(Event(kind="use", text=f"Nodes use it with: {secret}mesh-llm --relay {url}"))
+    variable = f"{TOKEN_VARIABLE}=… " if config.token is not None else ""
+    output.event(Event(kind="use", text=f"Nodes use it with: {variable}mesh-llm --relay {url}"))
     if config.allowed is not None:
         output.note(f"It lets in {len(config.allowed)} nodes, by their ids")
     if config.metrics:

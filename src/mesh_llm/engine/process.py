@@ -35,6 +35,9 @@ from mesh_llm.tasks import uninterrupted
 
 LineSink = Callable[[str], None]
 
+WITHHELD = frozenset({"MESH_LLM_JOIN", "MESH_LLM_API_KEY", "MESH_LLM_RELAY_TOKEN"})
+"""Variables with secrets: for the node, and not for compilers, pip and engines that it starts."""
+
 
 class Child:
     """A running child and what it said. Made by `spawn` alone."""
@@ -114,7 +117,7 @@ async def spawn(
             stderr=subprocess.PIPE,
             start_new_session=own_session,
             pass_fds=pass_fds,
-            env={**os.environ, **(env or {})},
+            env={**_inherited(), **(env or {})},
             cwd=cwd,
         )
     except OSError as error:
@@ -143,6 +146,10 @@ async def spawn(
     finally:
         # A task of its own: cancelling the owner, even twice, must not leave a child behind.
         await uninterrupted(_end(child, process, readers), f"end of {process.pid}")
+
+
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in WITHHELD}
 
 
 async def _end(child: Child, process: asyncio.subprocess.Process, readers: list[asyncio.Task[None]]) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ from typing import Any
 from mesh_llm.defaults import UNIX_SOCKET_PATH_BYTES
 from mesh_llm.errors import HomeInUse, MeshError
 from mesh_llm.types import NodeId
+
+_RUNTIME = "/run/user/{user}"
+"""Made by systemd for each user who is logged in."""
+_LONGEST_SOCKET = f"{'0' * 16}-control.sock"
 
 
 def cache_folder() -> Path:
@@ -42,11 +47,53 @@ def default_home() -> Path:
 
 def link_door(node: NodeId) -> Path:
     """Where a node lets in links of its neighbours on this machine: known by its id, told by nobody."""
-    return _private_run_folder() / f"{node[:16]}-links.sock"
+    return _socket(f"{node[:16]}-links.sock")
+
+
+def _socket(name: str) -> Path:
+    """A socket outside of any home. Looked for in all folders: one that was taken may be free by now."""
+    private = (folder for folder in _run_folders() if _is_private(folder))
+    found = next((folder / name for folder in private if (folder / name).exists()), None)
+    return found or _private_run_folder() / name
+
+
+def _run_folders() -> tuple[Path, ...]:
+    """Where sockets may lie, the same for all nodes of a user whatever their homes.
+
+    Anybody can make the first one before we do, and then it is not private; nobody else can make
+    the others. It is the first all the same: a session's folder is removed when its user logs out,
+    and a node may run on; a cache folder may be on a network disk, or have too long a path.
+    """
+    user = os.getuid()
+    shared = Path(tempfile.gettempdir()) / f"mesh-llm-{user}"
+    # Not by XDG_RUNTIME_DIR: a service of the same user has none.
+    session = Path(_RUNTIME.format(user=user)) / "mesh-llm"
+    return shared, session, cache_folder() / "run"
 
 
 def _private_run_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"mesh-llm-{os.getuid()}"
+    """The first that is ours alone, made if need be."""
+    folders = _run_folders()
+    for folder in folders:
+        with suppress(OSError):
+            # With parents only in the cache: of the others these are the system's to make.
+            folder.mkdir(mode=0o700, parents=folder == folders[-1], exist_ok=True)
+        if _is_private(folder):
+            return folder
+    raise MeshError(
+        f"{folders[0]} is not a folder that is yours alone, and would hold sockets",
+        hint="remove it, or name a folder of your own in TMPDIR",
+    )
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        # Of the path itself: whoever made a symbolic link can lead it elsewhere.
+        found = folder.lstat()
+    except OSError:
+        return False
+    fits = len(os.fsencode(folder / _LONGEST_SOCKET)) <= UNIX_SOCKET_PATH_BYTES
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077 and fits
 
 
 class Home:
@@ -70,7 +117,7 @@ class Home:
         if len(os.fsencode(socket)) <= UNIX_SOCKET_PATH_BYTES:
             return socket
         short = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
-        return _private_run_folder() / f"{short}-control.sock"
+        return _socket(f"{short}-control.sock")
 
     @property
     def mesh_file(self) -> Path:
@@ -111,21 +158,20 @@ class Home:
 
     def create(self) -> None:
         try:
-            folders = (self.path, self.run_folder, self.log_folder, self.control_socket.parent)
-            for folder in (*folders, _private_run_folder()):
+            for folder in (self.path, self.run_folder, self.log_folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise MeshError(
                 f"cannot create {error.filename or self.path}: {error.strerror}",
                 hint="choose another folder with --home or MESH_LLM_HOME",
             ) from error
-        for folder in (self.control_socket.parent, _private_run_folder()):
-            owner = folder.stat()
-            if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
-                raise MeshError(
-                    f"{folder} is open to others, and would hold this node's sockets",
-                    hint=f"chmod 700 {folder}",
-                )
+        owner = self.run_folder.stat()
+        if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+            raise MeshError(
+                f"{self.run_folder} is open to others, and would hold this node's sockets",
+                hint=f"chmod 700 {self.run_folder}",
+            )
+        _private_run_folder()  # where others look for its door: it has to be there, or it is said now
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mesh_llm.errors import HomeInUse, MeshError
-from mesh_llm.home import Home, cache_folder, default_home, models_folder
+from mesh_llm.home import Home, cache_folder, default_home, link_door, models_folder
 from mesh_llm.transport.identity import Identity
+from mesh_llm.types import NodeId
 
 
 def test_identity_is_made_once_and_private(home: Path) -> None:
@@ -118,3 +120,102 @@ def test_folders_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
         Path("/person/b"),
         Path("/person/c"),
     ]
+
+
+# -- sockets outside the home ---------------------------------------------------------------------
+
+NODE = NodeId("ab" * 32)
+STRANGER = 12345
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder in another user's name")
+
+
+@pytest.fixture
+def shared(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the place of /tmp, with a cache folder beside it."""
+    folder = home / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr("mesh_llm.home._RUNTIME", str(home / "runtime"))
+    monkeypatch.setenv("MESH_LLM_CACHE", str(home / "cache"))
+    return folder / f"mesh-llm-{os.getuid()}"
+
+
+def is_private(folder: Path) -> bool:
+    return folder.stat().st_mode & 0o777 == 0o700 and folder.stat().st_uid == os.getuid()
+
+
+def test_sockets_lie_in_a_private_folder(home: Path, shared: Path) -> None:
+    assert link_door(NODE) == shared / f"{NODE[:16]}-links.sock"
+    assert is_private(shared)
+
+
+def occupied_by_a_stranger(shared: Path) -> None:
+    shared.mkdir(mode=0o700)
+    os.chown(shared, STRANGER, STRANGER)
+
+
+def occupied_by_a_link(shared: Path) -> None:
+    """It leads to a folder of ours, and whoever made it can lead it elsewhere."""
+    target = shared.parent / "target"
+    target.mkdir(mode=0o700)
+    shared.symlink_to(target)
+
+
+def occupied_by_a_file(shared: Path) -> None:
+    shared.touch()
+
+
+def open_to_all(shared: Path) -> None:
+    shared.mkdir()
+    shared.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "occupy",
+    [
+        pytest.param(occupied_by_a_stranger, marks=AS_ROOT),
+        occupied_by_a_link,
+        occupied_by_a_file,
+        open_to_all,
+    ],
+)
+def test_a_folder_that_is_not_ours_keeps_no_node_from_starting(
+    home: Path, shared: Path, occupy: Callable[[Path], None]
+) -> None:
+    occupy(shared)
+
+    deep = Home(home / ("x" * 120))
+    for place in (Home(home / "one"), Home(home / "two"), deep):
+        place.create()
+
+    door = link_door(NODE)
+    assert door.parent == deep.control_socket.parent == home / "cache" / "run"
+    assert is_private(door.parent)
+
+
+def test_the_sessions_folder_comes_before_the_cache(home: Path, shared: Path) -> None:
+    (home / "runtime").mkdir(mode=0o700)
+    occupied_by_a_file(shared)
+
+    assert link_door(NODE).parent == home / "runtime" / "mesh-llm"
+
+
+def test_a_node_that_started_before_is_found_where_it_is(home: Path, shared: Path) -> None:
+    occupied_by_a_file(shared)
+    door = link_door(NODE)
+    door.touch()
+    shared.unlink()
+
+    assert link_door(NODE) == door
+    assert link_door(NodeId("cd" * 32)).parent == shared
+
+
+def test_no_folder_at_all(home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    occupied_by_a_file(shared)
+    monkeypatch.setenv("MESH_LLM_CACHE", str(home / ("x" * 120)))
+
+    with pytest.raises(MeshError) as caught:
+        Home(home / "one").create()
+
+    assert caught.value.message == f"{shared} is not a folder that is yours alone, and would hold sockets"
+    assert caught.value.hint == "remove it, or name a folder of your own in TMPDIR"

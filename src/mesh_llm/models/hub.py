@@ -42,6 +42,7 @@ from mesh_llm.models.remote import (
     Unreachable,
     answered,
     cannot_reach,
+    check_redirect,
     host_of,
     passing_status,
     proxy_for,
@@ -50,6 +51,7 @@ from mesh_llm.models.remote import (
 )
 
 if TYPE_CHECKING:
+    import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
 T = TypeVar("T")
@@ -267,6 +269,7 @@ async def _in_a_thread(work: Callable[[], T]) -> T:
         result, failure = None, None
         try:
             _keep_to_the_point()
+            _guard_redirects()
             proxy_for(endpoint())
             result = work()
         except Exception as error:
@@ -285,6 +288,21 @@ def _keep_to_the_point() -> None:
     constants.HF_HUB_DISABLE_TELEMETRY = True
     if not os.environ.keys() & {"HF_HUB_VERBOSITY", "HF_DEBUG"}:
         logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+
+
+def _guard_redirects() -> None:
+    """The library follows any redirect, and takes any address of a file: both are checked as ours are."""
+    from huggingface_hub import get_session
+
+    client = get_session()
+    if _check_answer not in client.event_hooks["response"]:
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
+
+
+def _check_answer(answer: httpx2.Response) -> None:
+    if answer.has_redirect_location:
+        check_redirect(str(answer.request.url), answer.headers["Location"])
 
 
 def _explained(error: Exception, *, repo: str, revision: str, file: str | None) -> Exception:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -136,7 +136,10 @@ def open_session(trust: ssl.SSLContext) -> aiohttp.ClientSession:
     Nothing of the environment is taken but what `get` is told: the password that ~/.netrc has
     for a host, or for all, would go beside a token or a signature, and be refused with it.
     """
+    redirects = aiohttp.TraceConfig()
+    redirects.on_request_redirect.append(_on_redirect)
     return aiohttp.ClientSession(
+        trace_configs=[redirects],
         connector=aiohttp.TCPConnector(limit=0, ssl=trust),
         timeout=aiohttp.ClientTimeout(
             total=None,
@@ -150,6 +153,34 @@ def open_session(trust: ssl.SSLContext) -> aiohttp.ClientSession:
         trust_env=False,
         auto_decompress=False,
     )
+
+
+async def _on_redirect(
+    session: aiohttp.ClientSession, context: object, params: aiohttp.TraceRequestRedirectParams
+) -> None:
+    """Called before a redirect is followed."""
+    headers = params.response.headers
+    try:
+        check_redirect(str(params.url), headers.get("Location") or headers.get("URI") or "")
+    except DownloadFailed:
+        params.response.close()
+        raise
+
+
+def check_redirect(url: str, location: str) -> None:
+    """Refuse to leave encryption: whoever sits on the way could read the request and alter the file.
+
+    From http to http is a person's own choice of a mirror.
+    """
+    target = urljoin(url, location)
+    scheme = urlsplit(target).scheme
+    if scheme not in ("http", "https"):
+        raise DownloadFailed(f"{host_of(url)} redirects {file_of(url)} to {scheme}:, which is no web address")
+    if urlsplit(url).scheme == "https" and scheme == "http":
+        raise DownloadFailed(
+            f"{host_of(url)} redirects {file_of(url)} from https to {shown(target)}, which is not encrypted",
+            hint="download it from elsewhere: what arrives that way may have been altered",
+        )
 
 
 @asynccontextmanager

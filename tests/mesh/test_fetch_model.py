@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,12 +58,21 @@ def test_another_file_of_that_name_is_left_alone(nodes: Lab, tmp_path: Path) -> 
     one = nodes.create("one", "--split", "--hosting", "prefer")
     other = write_model(tmp_path / "two", seed=7)
     before = other.read_bytes()
+    private = write_model(tmp_path / "two", name="private.gguf", seed=8)
     two = nodes.join("two", one, models=tmp_path / "two")
     two.until_plan(("one", 0, 15), ("two", 15, 30))
 
+    # Both were looked at, and no member hears of them.
+    status = one.until_status(lambda s: models_of(s)["two"], what="it hears what two has")
+    assert len(models_of(status)["two"]) == 1
+    assert "private" not in json.dumps(status)
     assert other.read_bytes() == before
-    fetched = [path for path in (tmp_path / "two").glob("*.gguf") if path != other]
+    fetched = [path for path in (tmp_path / "two").glob("*.gguf") if path not in (other, private)]
     assert [path.read_bytes() for path in fetched] == [nodes.model.read_bytes()]
+
+
+def models_of(status: dict[str, Any]) -> dict[str, list[str]]:
+    return {entry["name"]: entry["models"] for entry in status["mesh"]["nodes"]}
 
 
 def test_a_source_that_dies_in_the_middle_is_replaced_and_answers_go_on(large: Path, tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def test_a_server_must_not_lead_from_https_to_http(
         "Hint: download it from elsewhere: what arrives that way may have been altered",
     ]
     assert person.hub.seen == []
-    assert person.part_bytes() == 0 and FILE not in person.left()
+    assert person.part_bytes() == 0
+    assert FILE not in person.left()
 
 
 @NEEDS_OPENSSL

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.errors import DownloadFailed, MeshError
 from mesh_llm.membership.member import Member, Standing
 from mesh_llm.models.catalog import CatalogEntry
+from mesh_llm.node import shelf as shelving
 from mesh_llm.node import supply as supplying
+from mesh_llm.node.shelf import Shelf as RealShelf
 from mesh_llm.node.supply import Supply
 from mesh_llm.types import Event, Fingerprint, MeshSettings, ModelFacts, NodeFacts, NodeId, Role
 from tests.support import planning
@@ -26,6 +30,10 @@ class Entry:
     settings: MeshSettings
     is_creator: bool = False
 
+    @property
+    def model(self) -> str:
+        return self.settings.model
+
     def check_model(self, model: ModelFacts) -> None:
         if not self.is_creator and model.fingerprint != self.settings.fingerprint:
             raise MeshError("another file")
@@ -36,9 +44,6 @@ class Shelf:
 
     async def find(self, settings: MeshSettings) -> ModelFacts:
         return NOW
-
-    def all_files(self) -> dict[Fingerprint, tuple[Path, ...]]:
-        return {}
 
 
 def supply(home: Path, *, creator: bool = False, model: str | None = None) -> Supply:
@@ -168,3 +173,135 @@ def test_who_is_connected_is_asked_before_one_who_is_reached_through_it(
     asking = supply(tmp_path)
     monkeypatch.setattr(asking, "_mesh", StillMesh())
     assert [source.name[0] for source in asking._sources(planning.FINGERPRINT)] == ["d", "b", "c", "a"]
+
+
+# -- what members hear of, and get ----------------------------------------------------------------
+
+OURS, PRIVATE, NEXT = (Fingerprint(name) for name in ("ours", "private", "next"))
+
+
+class Disk:
+    """A joiner whose models folder has the mesh's model and others."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, *, creator: bool = False) -> None:
+        self.paths = {home / f"{name}.gguf": Fingerprint(name) for name in (PRIVATE, OURS, NEXT)}
+        for path in self.paths:
+            path.write_bytes(b"bytes of " + path.name.encode())
+        self.shelf = RealShelf()
+        monkeypatch.setattr(self.shelf, "look", self._look)
+        monkeypatch.setattr(shelving, "_candidates", lambda settings: list(self.paths))
+        monkeypatch.setenv("MESH_LLM_MODELS", str(home))
+        self.entry = Entry(settings=planning.settings(fingerprint=OURS, model="ours"), is_creator=creator)
+        self.supply = supply(home)
+        self.published: list[dict[str, Any]] = []
+        for name, value in {"_entry": self.entry, "_shelf": self.shelf, "_mesh": self}.items():
+            monkeypatch.setattr(self.supply, name, value)
+
+    def publish(self, **facts: Any) -> None:
+        self.published.append(facts)
+
+    async def _look(self, path: Path) -> ModelFacts:
+        return planning.model(fingerprint=self.paths[path], files=(path,))
+
+    def told(self) -> list[Fingerprint]:
+        return [held.fingerprint for held in self.supply.told()["models"]]
+
+    async def gives(self, fingerprint: Fingerprint) -> bool:
+        """Whether a peer gets as much as a byte of it."""
+        requests: list[dict[str, Any]] = [
+            {"ask": "manifest"},
+            {"ask": "bytes", "file": 0, "size": 1, "offset": 0, "length": 1},
+            {"ask": "ranges", "file": 0, "size": 1, "ranges": [[0, 1]]},
+        ]
+        answers = []
+        for request in requests:
+            peer: Any = Peer()
+            await self.supply.serve_file(NodeId("peer"), {**request, "fingerprint": fingerprint}, peer)
+            answers.append(json.loads(peer.written.splitlines()[0]))
+        refused = [answer == {"refused": "it does not have the model"} for answer in answers]
+        assert len(set(refused)) == 1, answers
+        return not refused[0]
+
+
+class Peer:
+    def __init__(self) -> None:
+        self.written = b""
+
+    async def write(self, data: bytes) -> None:
+        self.written += data
+
+    async def finish(self) -> None: ...
+
+
+async def test_only_the_meshs_model_is_told_of_and_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, monkeypatch)
+    found = await disk.shelf.find(disk.entry.settings)
+
+    assert found is not None
+    assert found.fingerprint == OURS
+    assert disk.told() == [OURS]
+    assert [await disk.gives(name) for name in (OURS, PRIVATE, NEXT)] == [True, False, False]
+
+
+async def test_where_the_meshs_model_is_not_here_nothing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, monkeypatch)
+    disk.entry.settings = planning.settings(fingerprint=Fingerprint("elsewhere"), model="private")
+
+    assert await disk.shelf.find(disk.entry.settings) is None
+    assert await disk.supply.given() is None  # a file of that name is here, and is another
+    assert disk.supply.told() == {"models": (), "part": None}
+    assert not any([await disk.gives(name) for name in (OURS, PRIVATE, NEXT)])
+
+
+async def test_a_model_that_the_mesh_had_before_is_no_longer_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, monkeypatch)
+    await disk.shelf.find(disk.entry.settings)
+    disk.entry.settings = planning.settings(fingerprint=NEXT, model="next")
+
+    assert disk.told() == []
+    assert not await disk.gives(OURS)
+    await disk.shelf.find(disk.entry.settings)
+    assert disk.told() == [NEXT]
+    assert [await disk.gives(name) for name in (OURS, NEXT)] == [False, True]
+
+
+async def test_members_hear_at_once_that_it_is_no_longer_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when the next one has come, which may take hours."""
+    disk = Disk(tmp_path, monkeypatch)
+    await disk.shelf.find(disk.entry.settings)
+    disk.entry.settings = planning.settings(fingerprint=Fingerprint("elsewhere"), model="elsewhere")
+    brought = asyncio.Event()
+
+    async def bring(given: ModelFacts | None) -> None:
+        brought.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(disk.supply, "bring", bring)
+    following = asyncio.create_task(disk.supply.follow(lambda: None))
+    disk.supply.wake()
+    async with asyncio.timeout(30):
+        await brought.wait()
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+    assert disk.published == [{"models": (), "part": None}]
+
+
+async def test_a_creator_that_has_not_settled_gives_nothing_but_what_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, monkeypatch, creator=True)
+    unsettled: Any = None
+    disk.entry.settings = unsettled
+    await disk.shelf.read(tmp_path / "ours.gguf")
+
+    assert disk.supply.told() == {"models": (), "part": None}
+    assert not await disk.gives(PRIVATE)

@@ -249,7 +249,7 @@ class Node:
         self.passage.splicer = load_native(equipment.splice)
         self.mesh.publish(
             splits=self.config.bin_dir is None,
-            **self.shelf.told(),
+            **self.supply.told(),
             state=State.WAITING,
             **equipment.facts(),
         )
@@ -271,7 +271,7 @@ class Node:
 
     def _on_other_model(self) -> None:
         """The mesh's creator has chosen another one, or it has come at last."""
-        self.mesh.publish(**self.shelf.told())
+        self.mesh.publish(**self.supply.told())
         self.hosting.wake()
         self._reflect()
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Shelf:
-    """Models that this node has read."""
+    """Models that this node has for its mesh. Others on its disks are its owner's alone: never kept here."""
 
     def __init__(self, *, any_architecture: bool = False) -> None:
         """`any_architecture`: another engine than ours is going to run them."""
@@ -43,9 +43,20 @@ class Shelf:
     async def read(self, path: Path) -> ModelFacts:
         """The same, and this node has it from now on."""
         facts = await self.look(path)
+        self._keep(facts)
+        return facts
+
+    async def read_if(self, path: Path, fingerprint: Fingerprint) -> ModelFacts | None:
+        """The same, of the model `fingerprint` alone: any other is forgotten again."""
+        facts = await self.look(path)
+        if facts.fingerprint != fingerprint:
+            return None
+        self._keep(facts)
+        return facts
+
+    def _keep(self, facts: ModelFacts) -> None:
         self._known[facts.fingerprint] = facts
         self._parts.pop(facts.fingerprint, None)
-        return facts
 
     def keep_part(self, held: Held) -> ModelFacts:
         """This node has these layers from now on."""
@@ -67,22 +78,16 @@ class Shelf:
         facts = self._known.get(fingerprint)
         return facts.files if facts is not None else None
 
-    def all_files(self) -> dict[Fingerprint, tuple[Path, ...]]:
-        return {fingerprint: facts.files for fingerprint, facts in self._known.items()}
-
-    def told(self) -> dict[str, Any]:
-        """What a node tells of its models, as fields of `NodeFacts`."""
-        parts = [
-            HeldPart(fingerprint=fingerprint, spans=tuple(_spans(held.layers)))
-            for fingerprint, (_, held) in self._parts.items()
-        ]
-        return {"models": self.held(), "part": parts[-1] if parts else None}
-
-    def held(self) -> tuple[HeldModel, ...]:
-        return tuple(
-            HeldModel(fingerprint=facts.fingerprint, name=file_stem(facts), size_bytes=facts.size_bytes)
-            for facts in self._known.values()
-        )
+    def told(self, fingerprint: Fingerprint | None) -> dict[str, Any]:
+        """What a node tells of the mesh's model, as fields of `NodeFacts`."""
+        facts = self._known.get(fingerprint) if fingerprint is not None else None
+        held = self.part(fingerprint) if fingerprint is not None else None
+        return {
+            "models": () if facts is None else (_held(facts),),
+            "part": None
+            if fingerprint is None or held is None
+            else HeldPart(fingerprint=fingerprint, spans=tuple(_spans(held.layers))),
+        }
 
     async def find(self, settings: MeshSettings) -> ModelFacts | None:
         """The mesh's model, if its files are in the models folder, or by its name in another store."""
@@ -90,10 +95,14 @@ class Shelf:
             if settings.fingerprint in self._known:
                 break
             try:
-                await self.read(path)
+                await self.read_if(path, settings.fingerprint)
             except MeshError as error:
                 log.info("not the mesh's model file=%s: %s", path, error.message)
         return self._known.get(settings.fingerprint)
+
+
+def _held(facts: ModelFacts) -> HeldModel:
+    return HeldModel(fingerprint=facts.fingerprint, name=file_stem(facts), size_bytes=facts.size_bytes)
 
 
 def _spans(layers: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -82,9 +82,7 @@ class Supply:
         self.drafts = Drafts(config=config, shelf=shelf, tell=tell)
         self._wake = asyncio.Event()
         self._digests = Digests(cache_folder() / "digests")
-        self._offers = Offers(
-            models=self._shelf.all_files, digests=self._digests, throttle=Throttle(busy=busy)
-        )
+        self._offers = Offers(models=self._offered, digests=self._digests, throttle=Throttle(busy=busy))
 
     # -- what the mesh serves ------------------------------------------------------------------
 
@@ -143,6 +141,8 @@ class Supply:
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
             self._wake.clear()
+            # At once: the model that the mesh had before is no longer its business.
+            self._mesh.publish(**self.told())
             await self.drafts.find(self._entry.settings)
             wanted = self._wanted()
             if wanted is None or wanted.fingerprint == refused:
@@ -184,8 +184,13 @@ class Supply:
             return None
         path = models_folder() / f"{self._entry.model.removesuffix('.gguf')}.gguf"
         # The name is its creator's word: a path to elsewhere is none.
-        here = path.parent == models_folder() and path.is_file()
-        return await self._shelf.read(path) if here else None
+        if path.parent != models_folder() or not path.is_file():
+            return None
+        # To a member another file of that name is none of the mesh's; its creator may have replaced it.
+        settings, creator = self._entry.settings, self._entry.is_creator
+        if creator or settings is None:
+            return await self._shelf.read(path)
+        return await self._shelf.read_if(path, settings.fingerprint)
 
     async def obtain(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model; None where this node has to do without it."""
@@ -314,7 +319,7 @@ class Supply:
         name = self._entry.settings.alias if self._entry.settings is not None else "the model"
         held = await self._fetch_layers(name, fingerprint, share, progress)
         self._shelf.keep_part(held)
-        self._mesh.publish(**self._shelf.told())
+        self._mesh.publish(**self.told())
         return held
 
     async def _fetch_layers(
@@ -385,6 +390,19 @@ class Supply:
                 stream.reset()
 
         return open_stream
+
+    # -- to peers ------------------------------------------------------------------------------
+
+    def told(self) -> dict[str, Any]:
+        """What members are told of this node's models: the mesh's own, and no other on its disks."""
+        settings = self._entry.settings
+        return self._shelf.told(settings.fingerprint if settings is not None else None)
+
+    def _offered(self) -> dict[Fingerprint, tuple[Path, ...]]:
+        """What members are given. The same rule: whoever guesses another fingerprint gets nothing by it."""
+        settings = self._entry.settings
+        files = self._shelf.files(settings.fingerprint) if settings is not None else None
+        return {settings.fingerprint: tuple(files)} if settings is not None and files is not None else {}
 
     async def serve_file(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
         await self._offers.answer(stream, header)

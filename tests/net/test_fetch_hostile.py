@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from mesh_llm.models.fetch import FetchTimes, Source, Wanted, fetch
 from mesh_llm.models.stream import ByteStream
 from mesh_llm.types import Fingerprint
 from tests.support.fetching import QUICK, Model, digest_of
-from tests.support.file_peer import PIECE_BYTES, Answer, meddling, peer
+from tests.support.file_peer import PIECE_BYTES, Answer, honest, meddling, peer
 
 # -- hostile sources ------------------------------------------------------------------------------
 
@@ -91,6 +92,23 @@ async def test_an_impossible_manifest_is_refused(model: Model, case: str) -> Non
     assert paths[0].read_bytes() == model.content[0]
     assert reason in model.said()[0]
     assert model.names() == ["tiny.gguf"]
+
+
+async def test_no_byte_is_fetched_of_a_copy_that_the_owner_did_not_choose(model: Model) -> None:
+    """Whatever it says of its fingerprint, which a forger can keep."""
+
+    async def any_will_do(paths: tuple[Path, ...]) -> Fingerprint:
+        return model.fingerprint
+
+    forged = model.cache.with_name("forged.gguf")
+    forged.write_bytes(model.content[0][:-1] + b"?")
+    async with peer("mallory", honest(model.cache, model.fingerprint, (forged,))) as mallory:
+        with pytest.raises(DownloadFailed, match="its copy is not the one that the mesh's owner chose"):
+            await model.fetch(mallory, digest=model.digest, verify=any_will_do)
+        assert {request["ask"] for request in mallory.requests} == {"manifest"}
+        async with peer("anna", model.honest()) as anna:
+            (path,) = await model.fetch(mallory, anna, digest=model.digest, verify=any_will_do)
+    assert path.read_bytes() == model.content[0]
 
 
 async def test_a_size_that_is_not_the_known_one_is_refused(model: Model) -> None:

@@ -23,6 +23,7 @@ from mesh_llm.transport.network import Stream
 from mesh_llm.transport.peer import Peer as Connection
 from mesh_llm.types import Event, Fingerprint, Progress
 from tests.support import tiny_gguf
+from tests.support.fetching import manifest_digest
 from tests.support.file_peer import PIECE_BYTES, Answer, Peer, honest, meddling, only_once, peer
 from tests.support.members import mesh_of_members
 
@@ -76,10 +77,14 @@ class Model:
         return {**self.document, "files": listed, "fingerprint": self.fingerprint if right else "0" * 32}
 
     async def fetch(
-        self, share: Share | None, *sources: Peer | Source, read: layers.Read | None = None
+        self,
+        share: Share | None,
+        *sources: Peer | Source,
+        digest: str = "",
+        read: layers.Read | None = None,
     ) -> Held:
         return await fetch_layers(
-            Wanted(fingerprint=self.fingerprint, name="tiny"),
+            Wanted(fingerprint=self.fingerprint, name="tiny", digest=digest),
             share,
             self.folder,
             sources=lambda: [each.source if isinstance(each, Peer) else each for each in sources],
@@ -447,18 +452,48 @@ async def test_a_header_without_an_end_is_given_up(
     assert list(model.own.iterdir()) == []
 
 
-async def test_another_version_is_refused_and_gives_way_when_nobody_has_it(
-    model: Model, tmp_path: Path
-) -> None:
+async def forge(model: Model, folder: Path) -> Path:
     """Right where the fingerprint looks, wrong elsewhere: such a one can be told by its hashes alone."""
-    forged = tmp_path / "forged.gguf"
+    forged = folder / "forged.gguf"
     where = model.table.tensors["blk.8.ffn_up.weight"]
     assert where.size_bytes > 8192
     content = bytearray(model.content[0])
     content[where.offset + 5000] ^= 1
     forged.write_bytes(content)
     assert (await read_gguf(forged))["fingerprint"] == model.fingerprint
+    return forged
 
+
+async def test_no_byte_is_fetched_of_a_copy_that_the_owner_did_not_choose(
+    model: Model, tmp_path: Path
+) -> None:
+    forged, digest = await forge(model, tmp_path), manifest_digest(model.content)
+    async with peer("mallory", honest(model.cache, model.fingerprint, (forged,))) as mallory:
+        with pytest.raises(DownloadFailed, match="its copy is not the one that the mesh's owner chose"):
+            await model.fetch(MIDDLE, mallory, digest=digest)
+        assert {request["ask"] for request in mallory.requests} == {"manifest"}
+        async with peer("anna", model.honest()) as anna:
+            held = await model.fetch(MIDDLE, mallory, anna, digest=digest)
+    model.check(held, MIDDLE)
+
+
+async def test_layers_that_came_before_the_digest_was_known_give_way(model: Model, tmp_path: Path) -> None:
+    forged, digest = await forge(model, tmp_path), manifest_digest(model.content)
+    async with peer("mallory", honest(model.cache, model.fingerprint, (forged,))) as mallory:
+        await model.fetch(MIDDLE, mallory)
+    assert await layers.find(model.folder, model.fingerprint, read=model.read) is not None
+    assert await layers.find(model.folder, model.fingerprint, digest=digest, read=model.read) is None
+
+    async with peer("anna", model.honest()) as anna:
+        held = await model.fetch(MIDDLE, anna, digest=digest)
+    model.check(held, MIDDLE)
+    assert await layers.find(model.folder, model.fingerprint, digest=digest, read=model.read) == held
+
+
+async def test_another_version_is_refused_and_gives_way_when_nobody_has_it(
+    model: Model, tmp_path: Path
+) -> None:
+    forged = await forge(model, tmp_path)
     async with peer("mallory", honest(model.cache, model.fingerprint, (forged,))) as mallory:
         await model.fetch(MIDDLE, mallory)
         async with peer("bert", model.honest()) as bert:

@@ -9,8 +9,9 @@ from typing import Any
 
 from mesh_llm.models.digests import Digests
 from mesh_llm.models.fetch import FetchTimes, Verify, Wanted, fetch
+from mesh_llm.models.manifest import FilePieces, Manifest
 from mesh_llm.types import Event, Fingerprint, Progress
-from tests.support.file_peer import Answer, Peer, honest
+from tests.support.file_peer import PIECE_BYTES, Answer, Peer, honest
 
 QUICK = FetchTimes(stall_s=30.0, pause_s=0.0)
 
@@ -21,6 +22,20 @@ async def digest_of(paths: tuple[Path, ...]) -> Fingerprint:
     for path in paths:
         whole.update(path.read_bytes())
     return Fingerprint(whole.hexdigest())
+
+
+def manifest_digest(contents: Sequence[bytes]) -> str:
+    files = tuple(
+        FilePieces(
+            size_bytes=len(data),
+            pieces=tuple(
+                hashlib.sha256(data[start : start + PIECE_BYTES]).hexdigest()
+                for start in range(0, len(data), PIECE_BYTES)
+            ),
+        )
+        for data in contents
+    )
+    return Manifest(stem="any", piece_bytes=PIECE_BYTES, files=files).digest
 
 
 class Model:
@@ -39,6 +54,11 @@ class Model:
     def size_bytes(self) -> int:
         return sum(map(len, self.content))
 
+    @property
+    def digest(self) -> str:
+        """Of all its bytes, as the mesh's owner would publish it."""
+        return manifest_digest(self.content)
+
     def honest(self, **options: Any) -> Answer:
         return honest(self.cache, self.fingerprint, self.files, **options)
 
@@ -49,10 +69,13 @@ class Model:
         verify: Verify = digest_of,
         size_bytes: int | None = None,
         shards: frozenset[int] | None = None,
+        digest: str = "",
         digests: Digests | None = None,
     ) -> tuple[Path, ...]:
         return await fetch(
-            Wanted(fingerprint=self.fingerprint, name="tiny", size_bytes=size_bytes, shards=shards),
+            Wanted(
+                fingerprint=self.fingerprint, name="tiny", digest=digest, size_bytes=size_bytes, shards=shards
+            ),
             self.folder,
             sources=lambda: [each.source for each in peers],
             verify=verify,

@@ -197,7 +197,7 @@ def test_plans_and_settings_come_back_as_they_went() -> None:
     for plan in (PLAN, waiting):
         assert plan_from_document(through_json(plan_to_document(plan))) == plan
     bare = replace(SETTINGS, context=None, tensor_split=None, layers=None)
-    for settings in (SETTINGS, bare):
+    for settings in (SETTINGS, bare, replace(bare, digest="0f" * 32)):
         assert settings_from_document(through_json(settings_to_document(settings))) == settings
 
 
@@ -426,6 +426,10 @@ def test_bad_plans_are_refused(wrong: dict[str, object]) -> None:
         {"layers": [["ann", 5]]},
         {"layers": [[5, 0, 1]]},
         {"layers": "all"},
+        {"digest": ""},
+        {"digest": "0f" * 31},
+        {"digest": "0F" * 32},
+        {"digest": 7},
     ],
 )
 def test_bad_settings_are_refused(wrong: dict[str, object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,15 @@ from typing import Any
 import pytest
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.errors import DownloadFailed, MeshError
+from mesh_llm.defaults import FETCH_PIECE_BYTES
+from mesh_llm.errors import DownloadFailed, MeshError, ModelError
 from mesh_llm.membership.member import Member, Standing
+from mesh_llm.models import layers
 from mesh_llm.models.catalog import CatalogEntry
+from mesh_llm.models.digests import Digests
+from mesh_llm.models.fetch import Wanted
+from mesh_llm.models.manifest import FilePieces, Manifest
+from mesh_llm.models.ranges import Share
 from mesh_llm.node import shelf as shelving
 from mesh_llm.node import supply as supplying
 from mesh_llm.node.shelf import Shelf as RealShelf
@@ -305,3 +312,63 @@ async def test_a_creator_that_has_not_settled_gives_nothing_but_what_it_serves(
 
     assert disk.supply.told() == {"models": (), "part": None}
     assert not await disk.gives(PRIVATE)
+
+
+# -- which copy -----------------------------------------------------------------------------------
+
+
+async def test_a_digest_is_of_all_bytes_and_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESH_LLM_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "ours.gguf"
+    path.write_bytes(b"some bytes")
+    model = planning.model(files=(path,))
+    ours = supply(tmp_path)
+
+    digest = await ours.digest_of(model)
+
+    pieces = FilePieces(size_bytes=10, pieces=(hashlib.sha256(b"some bytes").hexdigest(),))
+    assert digest == Manifest(stem="", piece_bytes=FETCH_PIECE_BYTES, files=(pieces,)).digest
+    assert await ours.digest_of(model) == digest
+    assert Digests(tmp_path / "cache" / "digests").known(path) == pieces
+    path.write_bytes(b"other bytes")
+    assert await ours.digest_of(model) != digest
+    path.unlink()
+    with pytest.raises(ModelError, match=r"cannot read .*ours\.gguf: No such file"):
+        await ours.digest_of(model)
+
+
+@pytest.mark.parametrize("digest", ["", "0f" * 32])
+async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str
+) -> None:
+    monkeypatch.setenv("MESH_LLM_MODELS", str(tmp_path))
+    ours = supply(tmp_path)
+    settings = planning.settings(fingerprint=OURS, alias="ours", digest=digest)
+    wanted: list[Wanted] = []
+    said: list[str] = []
+
+    async def fails(wish: Wanted, *arguments: Any, **options: Any) -> None:
+        wanted.append(wish)
+        raise DownloadFailed("nobody has it")
+
+    async def nothing(*arguments: Any) -> None: ...
+
+    monkeypatch.setattr(supplying, "fetch", fails)
+    monkeypatch.setattr(layers, "fetch_layers", fails)
+    for name, value in {
+        "_entry": Entry(settings=settings),
+        "_tell": lambda event: said.append(event.text),
+        "_doing": str,
+        "_source_known": nothing,
+    }.items():
+        monkeypatch.setattr(ours, name, value)
+    with pytest.raises(DownloadFailed):
+        await ours.fetch(settings)
+    with pytest.raises(DownloadFailed):
+        await ours._grow(Share(first=0, last=1, head=False), OURS, lambda done, total: None)
+
+    assert [(wish.fingerprint, wish.digest) for wish in wanted] == [(OURS, digest)] * 2
+    once = ["ours is fetched unverified: its owner has not published a digest yet"]
+    assert said == ([] if digest else once)

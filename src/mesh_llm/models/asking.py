@@ -70,6 +70,8 @@ class Wanted:
     fingerprint: Fingerprint
     name: str
     """For people."""
+    digest: str = ""
+    """Of the copy that its owner chose (`Manifest.digest`): no other is taken. Empty: not known."""
     size_bytes: int | None = None
     """Of all its files, where that is known: a source that claims another size is not believed."""
     shards: frozenset[int] | None = None
@@ -155,6 +157,9 @@ class Asking:
             raise SourceLost("it never came to tell what it has") from None
         if self.wanted.size_bytes not in (None, told.size_bytes):
             raise SourceWrong(f"its copy has {told.size_bytes:,} bytes, not {self.wanted.size_bytes:,}")
+        if self.wanted.digest not in ("", told.digest):
+            # Fingerprints are made of samples: of two copies with the same one, only this tells them apart.
+            raise SourceWrong("its copy is not the one that the mesh's owner chose")
         if self.wanted.shards is not None and not self.wanted.shards <= set(range(len(told.files))):
             raise SourceWrong("its copy has fewer files")
         return told

@@ -76,11 +76,11 @@ class Held:
         return set(wanted) <= set(self.tensors) and all(path.exists() for path in self.paths)
 
 
-async def find(folder: Path, fingerprint: Fingerprint, *, read: Read) -> Held | None:
-    """What earlier runs have brought to the models folder; nobody is asked."""
+async def find(folder: Path, fingerprint: Fingerprint, *, digest: str = "", read: Read) -> Held | None:
+    """What earlier runs have brought to the models folder: of the copy with this digest, if one is known."""
     place = folder / _FOLDER / incoming.resumable_name(_key(fingerprint))
     holding = await asyncio.to_thread(Holding.load, place, fingerprint)
-    if holding is None or not holding.proven:
+    if holding is None or not holding.proven or digest not in ("", holding.digest):
         return None
     try:
         return await _look(holding, read)
@@ -161,6 +161,9 @@ class _LayerFetch(Asking):
 
     async def run(self) -> Held:
         self.holding = await self.disk.run(Holding.load, self.folder, self.wanted.fingerprint)
+        if self.holding is not None and self.wanted.digest not in ("", self.holding.digest):
+            # It came before anybody knew which copy is the right one.
+            await self._throw_away()
         if self.holding is not None and self.holding.proven:
             try:
                 held = await _look(self.holding, self.read)

@@ -13,7 +13,7 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, FOLLOW_RETRY_S, SOURCE_KNOWN_S
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError
+from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError, ModelError
 from mesh_llm.home import Home, cache_folder, models_folder
 from mesh_llm.models import catalog, hub, layers
 from mesh_llm.models.catalog import CatalogEntry, HubName
@@ -21,6 +21,7 @@ from mesh_llm.models.digests import Digests
 from mesh_llm.models.download import download
 from mesh_llm.models.fetch import Source, Wanted, fetch
 from mesh_llm.models.layers import Held
+from mesh_llm.models.manifest import Manifest
 from mesh_llm.models.names import Here, means
 from mesh_llm.models.offer import Offers
 from mesh_llm.models.ranges import Share
@@ -81,6 +82,9 @@ class Supply:
         self._progress = progress
         self.drafts = Drafts(config=config, shelf=shelf, tell=tell)
         self._wake = asyncio.Event()
+        self._busy = busy
+        self._unverified: Fingerprint | None = None
+        """Of the model that people were told is fetched without a digest: once is enough."""
         self._digests = Digests(cache_folder() / "digests")
         self._offers = Offers(models=self._offered, digests=self._digests, throttle=Throttle(busy=busy))
 
@@ -257,7 +261,7 @@ class Supply:
     async def _layers_alone(self, settings: MeshSettings) -> ModelFacts | None:
         """What a worker has to know of the model, its layers to follow; None where it takes all of it."""
         fingerprint = settings.fingerprint
-        held = await layers.find(models_folder(), fingerprint, read=read_gguf)
+        held = await layers.find(models_folder(), fingerprint, digest=settings.digest, read=read_gguf)
         await self._source_known(fingerprint)
         size_bytes = self._hosted_bytes(fingerprint) or (held.size_bytes if held is not None else 0)
         if size_bytes < LAYERS_LEAST_BYTES or not await self._only_works(settings, size_bytes):
@@ -265,7 +269,7 @@ class Supply:
         if held is None:
             self._doing(f"{settings.alias} is being looked at in the mesh")
             try:
-                held = await self._fetch_layers(settings.alias, fingerprint, None, self._progress)
+                held = await self._fetch_layers(self._wish(settings), None, self._progress)
             except DownloadFailed as error:
                 self._tell(Event(kind="model", text=f"{error.message}; all of {settings.alias} is fetched"))
                 return None
@@ -316,20 +320,21 @@ class Supply:
             self._progress(made)
             step(made.done, made.total)
 
-        name = self._entry.settings.alias if self._entry.settings is not None else "the model"
-        held = await self._fetch_layers(name, fingerprint, share, progress)
+        settings = self._entry.settings
+        # A host may be behind: of a model that is no longer the mesh's there is no digest.
+        own = settings is not None and settings.fingerprint == fingerprint
+        wish = self._wish(settings) if settings and own else Wanted(fingerprint=fingerprint, name="the model")
+        held = await self._fetch_layers(wish, share, progress)
         self._shelf.keep_part(held)
         self._mesh.publish(**self.told())
         return held
 
-    async def _fetch_layers(
-        self, name: str, fingerprint: Fingerprint, share: Share | None, progress: ProgressSink
-    ) -> Held:
+    async def _fetch_layers(self, wish: Wanted, share: Share | None, progress: ProgressSink) -> Held:
         return await layers.fetch_layers(
-            Wanted(fingerprint=fingerprint, name=name),
+            wish,
             share,
             models_folder(),
-            sources=lambda: self._sources(fingerprint),
+            sources=lambda: self._sources(wish.fingerprint),
             read=read_gguf,
             progress=progress,
             events=self._tell,
@@ -342,7 +347,7 @@ class Supply:
         self._doing(f"{settings.alias} is being fetched from the mesh")
         await self._source_known(settings.fingerprint)
         paths = await fetch(
-            Wanted(fingerprint=settings.fingerprint, name=settings.alias),
+            self._wish(settings),
             models_folder(),
             sources=lambda: self._sources(settings.fingerprint),
             verify=self._fingerprint,
@@ -351,6 +356,25 @@ class Supply:
             digests=self._digests,
         )
         return await self._shelf.read(paths[0])
+
+    def _wish(self, settings: MeshSettings) -> Wanted:
+        """The mesh's model, in the copy that its owner chose, as far as that is known."""
+        if not settings.digest and self._unverified != settings.fingerprint:
+            self._unverified = settings.fingerprint
+            text = f"{settings.alias} is fetched unverified: its owner has not published a digest yet"
+            self._tell(Event(kind="fetch", text=text))
+        return Wanted(fingerprint=settings.fingerprint, name=settings.alias, digest=settings.digest)
+
+    async def digest_of(self, model: ModelFacts) -> str:
+        """Of all bytes of a model's files, for the mesh's settings. They are read once, and it is kept."""
+
+        async def quiet(hashed_bytes: int) -> None: ...
+
+        try:
+            files = [await self._digests.of(path, busy=self._busy, beat=quiet) for path in model.files]
+        except OSError as error:
+            raise ModelError(f"cannot read {error.filename}: {error.strerror}") from error
+        return Manifest(stem="", piece_bytes=self._digests.piece_bytes, files=tuple(files)).digest
 
     async def _source_known(self, fingerprint: Fingerprint) -> None:
         """One who has just come in has yet to hear what the others have."""

@@ -35,14 +35,14 @@ NOW = planning.model(fingerprint=Fingerprint("another"))
 @dataclass(kw_only=True)
 class Entry:
     settings: MeshSettings
-    is_creator: bool = False
+    sets_plan: bool = False
 
     @property
     def model(self) -> str:
         return self.settings.model
 
     def check_model(self, model: ModelFacts) -> None:
-        if not self.is_creator and model.fingerprint != self.settings.fingerprint:
+        if not self.sets_plan and model.fingerprint != self.settings.fingerprint:
             raise MeshError("another file")
 
 
@@ -55,7 +55,7 @@ class Shelf:
 
 def supply(home: Path, *, creator: bool = False, model: str | None = None) -> Supply:
     unused: Any = None
-    entry: Any = Entry(settings=planning.settings(fingerprint=NOW.fingerprint), is_creator=creator)
+    entry: Any = Entry(settings=planning.settings(fingerprint=NOW.fingerprint), sets_plan=creator)
     shelf: Any = Shelf()
     return Supply(
         config=NodeConfig(home=home, model=model),
@@ -198,7 +198,7 @@ class Disk:
         monkeypatch.setattr(self.shelf, "look", self._look)
         monkeypatch.setattr(shelving, "_candidates", lambda settings: list(self.paths))
         monkeypatch.setenv("MESH_LLM_MODELS", str(home))
-        self.entry = Entry(settings=planning.settings(fingerprint=OURS, model="ours"), is_creator=creator)
+        self.entry = Entry(settings=planning.settings(fingerprint=OURS, model="ours"), sets_plan=creator)
         self.supply = supply(home)
         self.published: list[dict[str, Any]] = []
         for name, value in {"_entry": self.entry, "_shelf": self.shelf, "_mesh": self}.items():

@@ -237,8 +237,10 @@ class Entry:
 
     def set_digest(self, fingerprint: Fingerprint, digest: str) -> None:
         """All bytes of the model's files are known by now: fetches can be checked by them."""
+        chosen = self.membership.in_force
+        mine = chosen is not None and chosen.signer.node == self._identity.id
         old = self.settings
-        if self.is_owner and old is not None and old.fingerprint == fingerprint and old.digest != digest:
+        if mine and old is not None and old.fingerprint == fingerprint and old.digest != digest:
             self._set(replace(old, digest=digest))
 
     def _set(self, settings: MeshSettings) -> MeshSettings:

@@ -191,7 +191,7 @@ class Supply:
         if path.parent != models_folder() or not path.is_file():
             return None
         # To a member another file of that name is none of the mesh's; its creator may have replaced it.
-        settings, creator = self._entry.settings, self._entry.is_creator
+        settings, creator = self._entry.settings, self._entry.sets_plan
         if creator or settings is None:
             return await self._shelf.read(path)
         return await self._shelf.read_if(path, settings.fingerprint)

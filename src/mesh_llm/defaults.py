@@ -73,6 +73,8 @@ GATEWAY_ANSWER_HEAD_LIMIT_BYTES = 64 << 10
 """Of the engine's answers, all headers together; llama-server's take less than 1 KB."""
 GATEWAY_CHUNK_HEAD_LIMIT_BYTES = 4 << 10
 """A chunk's length and extensions that nobody uses."""
+GATEWAY_REDACTED_LIMIT_BYTES = 16 << 20
+"""Of what the engine tells of itself, read here before it is passed on; a long chat template is 100 KB."""
 GATEWAY_HELD_BYTES = 64 << 10
 """Of an answer's body, while its head is on its way to the client; as much as a transport buffers."""
 GATEWAY_CONNECT_S = 5.0
@@ -95,6 +97,8 @@ GATEWAY_RETRY_AFTER_S = 1
 """Engines come back in seconds: a client that asks once a second costs nothing and loses little."""
 GATEWAY_QUEUE_LIMIT = 256
 """Requests that wait for one of the engine's slots: those at the end wait for minutes already."""
+GATEWAY_QUEUE_PER_ACCOUNT = 128
+"""Of them from one node, or from all who came in by one client's token: nobody fills the queue alone."""
 GATEWAY_QUEUE_PER_CLIENT = 64
 """Of them from one client: a swarm of agents fits in, and three others like it find room beside them."""
 GATEWAY_TURN_WAIT_S = 300.0
@@ -107,6 +111,10 @@ GATEWAY_HEAD_LIMIT_BYTES = 64 << 10
 """Of a request, all headers together: four headers at their limit, a hundred of the usual ones."""
 GATEWAY_HEAD_S = 20.0
 """From the first byte of a request's head to its last: it fits into a few packets, on the slowest line."""
+GATEWAY_BODY_BYTES_PER_S = 16 << 10
+"""The slowest that a body may arrive while others find no room: an old telephone line is faster."""
+GATEWAY_BODY_LATE_S = 2.0
+"""Behind that pace, before such a connection makes room: a lost packet or two cost less."""
 GATEWAY_CONNECTIONS = 512
 """Of clients: all who wait in the queue and as many again; half of the descriptors that a process has."""
 GATEWAY_IDLE_CONNECTIONS = 128
@@ -280,19 +288,31 @@ REMOTE_RETRY_S = 0.5
 REMOTE_EXPLAIN_POLL_S = 0.1
 REMOTE_REMEMBERED = 4
 """Engines of other nodes that requests may still hang on: the one that serves, and those it replaced."""
-GUESTS_PER_NODE = 128
+GUESTS_PER_ACCOUNT = 128
 GUESTS_LIMIT = 512
 """Connections to an engine from one other node's gateway, and from all: each has two threads of its own."""
 GUEST_CLIENT_CHARACTERS = 64
 """Of the name under which another node's client waits for its turn; they come as 32."""
-GUEST_HELD_BYTES = 512 << 10
-"""Of a request that waits for its turn, read ahead so that its end is noticed; 128 MB for a full queue."""
 CLAIMS_MESSAGE_BYTES = 64 << 10
 """Of settings and revocations in one message; JSON takes some more."""
 FORWARD_PROOF_S = 10.0
 """For the opener of a forwarded stream to prove who it is: one round trip through a third node."""
 REMEMBERED_LIMIT = 64
 """Members whose signed records a home keeps: one of them that answers leads to all others."""
+GUEST_IDLE_S = 15.0
+"""For another node's gateway to send a request: it asks for a connection when it has one, and keeps one
+for GATEWAY_ENGINE_IDLE_S."""
+GUEST_BODY_SILENCE_S = 30.0
+"""For more of its body: that gateway has most of it, or passes it on as it comes."""
+GUEST_BODY_S = 300.0
+"""For all of it: the longest body over a slow line."""
+GUEST_BODY_LIMIT_BYTES = 64 << 20
+"""Of one request, kept until its turn has come: a dozen photographs."""
+GUEST_KEPT_BYTES = 256 << 20
+GUEST_KEPT_PER_ACCOUNT_BYTES = 128 << 20
+"""Of all of them, and of one node's or one token's: half, so that nobody takes all the room."""
+GUEST_STUCK_S = 120.0
+"""Without reading, before its slot is somebody else's: its gateway takes thousands of tokens ahead."""
 HAND_OVER_S = 15.0
 """For others to take over from a node that was told to go: weights are resident, links open in a second."""
 INVITE_DEFAULT_S = 7 * 86400.0

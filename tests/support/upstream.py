@@ -179,6 +179,9 @@ class FakeNode:
     def upstream(self) -> Upstream | None:
         return self.where
 
+    def engine(self, epoch: int) -> Upstream | None:
+        return self.where
+
     def health(self) -> Health:
         return self.state
 

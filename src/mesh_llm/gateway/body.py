@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError, HttpVersion11
@@ -20,7 +20,14 @@ _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 class Body:
     """All of what the client sends where it is small, else its start and the way to its rest."""
 
-    def __init__(self, request: web.BaseRequest, exchange: Exchange, limits: Limits) -> None:
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        limits: Limits,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> None:
+        self._on_bytes = on_bytes
         self._content = request.content
         self._exchange = exchange
         self._limits = limits
@@ -36,9 +43,19 @@ class Body:
         """It is the client that everybody waits for."""
 
     @classmethod
-    async def receive(cls, request: web.BaseRequest, exchange: Exchange, limits: Limits) -> Body:
-        """Let the client begin, and take in what may have to be sent a second time."""
-        body = cls(request, exchange, limits)
+    async def receive(
+        cls,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        limits: Limits,
+        *,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> Body:
+        """Let the client begin, and take in what may have to be sent a second time.
+
+        `on_bytes` is told how many have come, and may refuse to take them.
+        """
+        body = cls(request, exchange, limits, on_bytes)
         if body._length is not None and body._length > limits.body_bytes:
             raise failures.body_too_large(limits.body_bytes)
         await body._let_begin(request)
@@ -113,4 +130,6 @@ class Body:
         self._exchange.received_bytes += len(chunk)
         if self._exchange.received_bytes > self._limits.body_bytes:
             raise failures.body_too_large(self._limits.body_bytes)
+        if self._on_bytes is not None:
+            self._on_bytes(len(chunk))
         return chunk

@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
 
 from mesh_llm.defaults import (
-    GATEWAY_CLIENT_IDLE_S,
+    GATEWAY_BODY_BYTES_PER_S,
     GATEWAY_HEAD_LIMIT_BYTES,
     GATEWAY_HEADER_LIMIT_BYTES,
     GATEWAY_LINGER_S,
@@ -21,6 +24,7 @@ from mesh_llm.defaults import (
 )
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -29,10 +33,14 @@ ALL_HEADERS = f"the request's headers are longer than {GATEWAY_HEAD_LIMIT_BYTES 
 
 
 class ClientConnection(web.RequestHandler):
-    def __init__(self, server: ClientServer, limits: Limits, **options: Any) -> None:
+    def __init__(
+        self, server: ClientServer, limits: Limits, guest: Guest | None = None, **options: Any
+    ) -> None:
         super().__init__(server, **options)
         self._server = server
         self._limits = limits
+        self.guest = guest
+        """The other node at the end of it; None for a client of this one."""
         self._is_full = False
         self._on_full: Callable[[], None] | None = None
         self._on_room: Callable[[], None] | None = None
@@ -41,15 +49,22 @@ class ClientConnection(web.RequestHandler):
         self._head_bytes = 0
         """Of a request's head that has begun to arrive."""
         self._head_timer: asyncio.TimerHandle | None = None
+        self._payload: StreamReader | None = None
+        """The body of its last request."""
+        self._paid_s = 0.0
+        """Up to when what has come of the body would have taken, at the slowest that it may come."""
+        self._paused_s = 0.0
+        """When its reading was paused."""
 
     # -- who gets in ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._server.make_room():
+        refusal = self._server.refusal(self)
+        if refusal is None:
             super().connection_made(transport)
         else:
             self._refused = True
-            self._server.turn_away(self, cast(asyncio.Transport, transport), failures.crowded())
+            self._server.turn_away(self, cast(asyncio.Transport, transport), refusal)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._head_ended()
@@ -72,9 +87,31 @@ class ClientConnection(web.RequestHandler):
         """When it will be closed for it; the smaller, the longer it has been idle."""
         return self._next_keepalive_close_time
 
+    def begin(self, payload: StreamReader) -> None:
+        """A request has begun."""
+        self._payload = payload
+        self._paid_s = self._loop.time()
+
+    @property
+    def late_s(self) -> float:
+        """How far the body of its request is behind the slowest pace; 0 where nobody waits for the client."""
+        if self.is_leaving or self._payload is None or self._payload.is_eof() or self._reading_paused:
+            return 0.0
+        return self._loop.time() - self._paid_s
+
+    def pause_reading(self) -> None:
+        self._paused_s = self._loop.time()
+        super().pause_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._reading_paused:
+            self._paid_s += self._loop.time() - self._paused_s
+        super().resume_reading(resume_parser)
+
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        self._paid_s = min(self._paid_s + len(data) / GATEWAY_BODY_BYTES_PER_S, self._loop.time())
         was_idle = self.is_idle
         super().data_received(data)
         if not was_idle:
@@ -167,30 +204,60 @@ class ClientServer(web.Server):
         self._turned_away: dict[ClientConnection, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
 
     def __call__(self) -> web.RequestHandler:
+        return self.connection()
+
+    def connection(self, guest: Guest | None = None) -> ClientConnection:
         return ClientConnection(
             self,
             self._limits,
+            guest,
             loop=asyncio.get_running_loop(),
             # The gateway logs for itself, the requests that were cancelled as well.
             access_log=None,
-            keepalive_timeout=GATEWAY_CLIENT_IDLE_S,
+            keepalive_timeout=self._limits.idle_s,
             lingering_time=GATEWAY_LINGER_S,
             max_line_size=GATEWAY_HEADER_LIMIT_BYTES,
             max_field_size=GATEWAY_HEADER_LIMIT_BYTES,
             auto_decompress=False,
         )
 
-    def make_room(self) -> bool:
-        """For one more connection; idle ones go first, the longest idle before the others."""
+    def _make_request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        if isinstance(protocol, ClientConnection):
+            protocol.begin(payload)
+        return super()._make_request(message, payload, protocol, writer, task)
+
+    def refusal(self, newcomer: ClientConnection) -> Failure | None:
+        """Why there is no room for one more connection; others may have to go for it."""
         connections = [
             each for each in self.connections if isinstance(each, ClientConnection) and not each.is_leaving
         ]
+        if newcomer.guest is not None:
+            account = newcomer.guest.account
+            of_account = [each for each in connections if each.guest and each.guest.account == account]
+            if not self._make_room(of_account, self._limits.connections_per_account):
+                return failures.busy(1)
+        return None if self._make_room(connections, self._limits.connections) else failures.crowded()
+
+    def _make_room(self, connections: list[ClientConnection], limit: int) -> bool:
+        """Idle ones go first, the longest idle before the others; then those whose bodies do not come."""
         idle = [each for each in connections if each.is_idle]
-        if len(connections) < self._limits.connections and len(idle) < self._limits.idle_connections:
+        if len(connections) < limit and len(idle) < self._limits.idle_connections:
             return True
-        if not idle:
+        if idle:
+            min(idle, key=lambda each: each.idle_until_s).force_close()
+            return True
+        latest = max(connections, key=lambda each: each.late_s)
+        if latest.late_s < self._limits.body_late_s:
             return False
-        min(idle, key=lambda each: each.idle_until_s).force_close()
+        log.info("a body that does not come makes room late_s=%.1f", latest.late_s)
+        latest.force_close()
         return True
 
     def turn_away(self, client: ClientConnection, transport: asyncio.Transport, failure: Failure) -> None:

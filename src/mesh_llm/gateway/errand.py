@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
 from mesh_llm.gateway import failures
-from mesh_llm.gateway.dialects import PATHS as DIALECT_PATHS
+from mesh_llm.gateway.headers import to_engine
+from mesh_llm.gateway.routes import PLAIN, Route, route_of
 from mesh_llm.gateway.upstream import Turn, Upstream
 
-# RFC 9110, 7.6.1: these speak of one connection, not of the message. Proxy-* go the same way, below.
-_HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
-# Ours to say towards the engine: its name, its key, and the framing of the body. And what is for us to heed.
-_REPLACED = frozenset({"host", "authorization", "x-api-key", "content-length", "expect", "prefer"}) | {
-    # With it the engine goes on for a client that has left, in a slot that nobody counts.
-    "x-conversation-id"
-}
 _TRAITS = ("Authorization", "x-api-key", "User-Agent")
 _NAME = "x-mesh-llm-client"
-_COMPUTES = DIALECT_PATHS | {
-    "/v1/embeddings",
-    "/embeddings",
-    "/embedding",
-    "/v1/rerank",
-    "/rerank",
-    "/v1/reranking",
-    "/reranking",
-    "/v1/audio/transcriptions",
-    "/audio/transcriptions",
-}
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-
-
-def end_to_end(headers: CIMultiDictProxy[str], *, without: Iterable[str] = ()) -> CIMultiDict[str]:
-    named = {name.strip().lower() for value in headers.getall("Connection", ()) for name in value.split(",")}
-    dropped = _HOP_BY_HOP.union(named, without)
-    return CIMultiDict(
-        (name, value)
-        for name, value in headers.items()
-        if name.lower() not in dropped and not name.lower().startswith("proxy-")
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +26,7 @@ class Errand:
     target: str
     """Path and query."""
     headers: CIMultiDict[str]
-    path: str = ""
-    """Decoded, without the query."""
+    route: Route = PLAIN
     client: str = ""
     """Who asks, as well as it can be told; a key is not to be read from it."""
     name: str = ""
@@ -65,20 +37,15 @@ class Errand:
         return cls(
             method=request.method,
             target=_target(request),
-            headers=end_to_end(request.headers, without=_REPLACED),
-            path=request.path,
+            headers=to_engine(request.headers),
+            route=route_of(request.method, request.path),
             client=_client(request),
             name=_digest(request.headers[_NAME]) if request.headers.get(_NAME) else "",
         )
 
-    @property
-    def takes_slot(self) -> bool:
-        """It makes the engine compute."""
-        return self.method == "POST" and self.path in _COMPUTES
-
     def turn(self, *, resumed: bool = False, within_s: float | None = None) -> Turn | None:
         """That it has to wait for, if it does."""
-        if not self.takes_slot:
+        if not self.route.computes:
             return None
         return Turn(client=self.client, name=self.name, resumed=resumed, within_s=within_s)
 
@@ -86,7 +53,8 @@ class Errand:
         lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {upstream.authority}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         lines += [f"{name}: {value}" for name, value in framing.items()]
-        lines += [f"Authorization: Bearer {upstream.key}"]
+        if upstream.key:
+            lines += [f"Authorization: Bearer {upstream.key}"]
         if _CONTROL.search("".join(lines)):
             # A line end among them would be a header of its own, or a second request.
             raise failures.bad_request("the request's path and headers may hold no control characters")
@@ -114,12 +82,9 @@ def _digest(*traits: str) -> str:
 
 
 def _target(request: web.BaseRequest) -> str:
-    """The path and query as the client wrote them.
+    """The path that was looked up in the table of routes, and the query as the client wrote it.
 
-    Always with a leading slash: appended to the engine's address, `@elsewhere/` would
-    send the request, and the engine's key, elsewhere.
+    Never the target as it came: an engine that reads it in another way would be asked for another route.
     """
-    target = request.raw_path if request.raw_path.startswith("/") else request.rel_url.raw_path_qs
-    if not target.startswith("/") or request.method == "CONNECT":
-        raise failures.bad_request("the request names no path of this API")
-    return target
+    query = request.raw_path.partition("#")[0].partition("?")
+    return quote(request.path, errors="replace") + query[1] + query[2]

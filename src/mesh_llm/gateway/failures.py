@@ -9,6 +9,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from mesh_llm.defaults import GATEWAY_RETRY_AFTER_S
+from mesh_llm.gateway.headers import OURS
 from mesh_llm.gateway.upstream import Health
 
 _CLOSE = {"Connection": "close"}
@@ -77,7 +78,7 @@ class Failure(Exception):
         """A whole answer, for a connection that ends with it."""
         body = self.body()
         headers = {
-            "Server": "mesh-llm",
+            **OURS,
             "Content-Type": "application/json; charset=utf-8",
             "Content-Length": str(len(body)),
             **self.headers,
@@ -88,7 +89,7 @@ class Failure(Exception):
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     def response(self, path: str = "") -> web.Response:
-        headers = {"Server": "mesh-llm", **self.headers}
+        headers = {**OURS, **self.headers}
         response = web.Response(
             status=self.status, body=self.body(path), content_type="application/json", headers=headers
         )
@@ -175,6 +176,15 @@ def bad_request(message: str, *, status: int = 400, code: str = "bad_request") -
 def no_such_model(name: str) -> Failure:
     message = f"the model {name[:_NAME_SHOWN]!r} does not exist; GET /v1/models names those that do"
     return Failure(404, message, kind="invalid_request_error", code="model_not_found")
+
+
+def not_found(method: str, path: str) -> Failure:
+    message = f"{method[:20]} {path[:100]} is not a route of this API"
+    return Failure(404, message, kind="invalid_request_error", code="not_found")
+
+
+def not_offered(message: str) -> Failure:
+    return Failure(400, message, kind="invalid_request_error", code="not_offered")
 
 
 def wrong_key() -> Failure:

@@ -28,6 +28,10 @@ class Guard:
         elif not (request.path in HEALTH_PATHS or _is_preflight(request) or self._has_key(request)):
             raise failures.wrong_key()
 
+    def knows(self, request: web.BaseRequest) -> bool:
+        """Whether who asks may be told names; where there is a key, its holders may."""
+        return self._key is None or self._has_key(request)
+
     def page(self, request: web.BaseRequest) -> str | None:
         """The origin of the page that asks, if there is one that may read an answer of ours.
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from mesh_llm.defaults import (
     GATEWAY_BEAT_S,
+    GATEWAY_BODY_LATE_S,
     GATEWAY_BODY_LIMIT_BYTES,
+    GATEWAY_CLIENT_IDLE_S,
     GATEWAY_CONNECTIONS,
     GATEWAY_HEAD_S,
     GATEWAY_IDLE_CONNECTIONS,
@@ -14,6 +16,7 @@ from mesh_llm.defaults import (
     GATEWAY_REPLAY_BYTES,
     GATEWAY_RESUME_S,
     GATEWAY_SILENCE_S,
+    GUESTS_PER_ACCOUNT,
 )
 
 
@@ -26,5 +29,8 @@ class Limits:
     resume_s: float = GATEWAY_RESUME_S
     beat_s: float = GATEWAY_BEAT_S
     connections: int = GATEWAY_CONNECTIONS
+    connections_per_account: int = GUESTS_PER_ACCOUNT
     idle_connections: int = GATEWAY_IDLE_CONNECTIONS
+    idle_s: float = GATEWAY_CLIENT_IDLE_S
+    body_late_s: float = GATEWAY_BODY_LATE_S
     head_s: float = GATEWAY_HEAD_S

@@ -101,6 +101,8 @@ class Exchange:
     """When an engine was lost, as long as none has said anything since, by the monotonic clock."""
     pauses_s: list[float] = field(default_factory=list)
     """From a loss to what the next engine said."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Ours, on whatever is answered."""
     served_by: str = ""
     """The other node whose engine was asked last; empty for the engine here."""
     outcome: str = ""
@@ -149,6 +151,12 @@ class Meters:
             "mesh_llm_gateway_requests",
             "Requests answered, by route and by status or other end.",
             ("route", "status"),
+            registry=self._registry,
+        )
+        self._guests = Counter(
+            "mesh_llm_gateway_guest_requests",
+            "Requests of other nodes' gateways to the engine here, by status or other end.",
+            ("status",),
             registry=self._registry,
         )
         self._in_flight = Gauge("mesh_llm_gateway_in_flight", "Requests under way.", registry=self._registry)
@@ -204,6 +212,10 @@ class Meters:
         self._under_way: set[Exchange] = set()
         self._first_tokens_s: deque[float] = deque(maxlen=_FIRST_TOKENS_KEPT)
         self._last_first: FirstToken | None = None
+
+    def count_guest(self, status: str) -> None:
+        """A request of another node's gateway has ended; its client is that one's to count."""
+        self._guests.labels(status).inc()
 
     def watch_queue(self, turns: Turns) -> None:
         """Tell of the queue in front of the engine here, whichever node its requests come from."""

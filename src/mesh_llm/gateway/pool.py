@@ -50,6 +50,23 @@ class Pool:
             self._single.add(connection)
         return connection
 
+    async def ask(
+        self, upstream: Upstream, method: str, request: bytes, turn: Turn | None = None
+    ) -> EngineConnection:
+        """Send a request that can be sent again; the head of its answer has come."""
+        if turn is not None and upstream.connect is not None:
+            return await _send(await self.connect(upstream, turn), method, request)
+        used = self.take(upstream)
+        if used is not None:
+            try:
+                return await _send(used, method, request)
+            except EngineLost:
+                # The engine closes idle connections, perhaps in the moment in which we chose one, and
+                # each one that it has streamed on, although it promises to keep it.
+                if used.answered:
+                    raise
+        return await _send(await self.connect(upstream), method, request)
+
     def give_back(self, upstream: Upstream, connection: EngineConnection) -> None:
         """Keep it, or close it: after part of an answer that makes the engine stop."""
         if not connection.reusable or connection in self._single:
@@ -74,6 +91,16 @@ class Pool:
             idle.remove(connection)
             if not idle:
                 del self._idle[upstream]
+
+
+async def _send(connection: EngineConnection, method: str, request: bytes) -> EngineConnection:
+    try:
+        connection.send(method, request)
+        await connection.head()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _is_old(connection: EngineConnection) -> bool:

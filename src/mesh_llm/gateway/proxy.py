@@ -29,18 +29,20 @@ from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
 from mesh_llm.gateway.attempts import Attempts, EngineUntried, is_given_up, until_serving
 from mesh_llm.gateway.body import Body
 from mesh_llm.gateway.connection import EngineConnection, EngineError, EngineLost, EngineSilent
+from mesh_llm.gateway.delivery import deliver
 from mesh_llm.gateway.dialects.base import Document
-from mesh_llm.gateway.errand import Errand, end_to_end, small
+from mesh_llm.gateway.errand import Errand, small
 from mesh_llm.gateway.events import dump
 from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.framing import Head
 from mesh_llm.gateway.generation import Generation
+from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.models import MODELS_PATH, found, model_asked_for
-from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.pool import Pool
 from mesh_llm.gateway.refusal import Refusal, is_worth_reading
+from mesh_llm.gateway.routes import PLAIN, Route
 from mesh_llm.gateway.seam import Diverged
 from mesh_llm.gateway.turns import TurnLate, TurnRefused, Turns
 from mesh_llm.gateway.upstream import Serving, Turn, Upstream
@@ -71,19 +73,28 @@ class Relay:
         body = await Body.receive(request, exchange, self._within_budget())
         self._kept_bytes += len(body.start)
         try:
-            if not body.complete:
-                return await self._upload(request, exchange, errand, body)
-            if (model := model_asked_for(request.method, request.path)) is not None:
-                return await self._model(exchange, model)
-            generation = Generation.read(request.method, request.path, body.start)
-            if generation is None:
-                return await self._pass_on(request, exchange, errand, body)
-            return await self._generate(request, exchange, errand, generation)
+            response = await self._answer(request, exchange, errand, body)
+            if exchange.outlet is not None:
+                # Out of turn: the engine is done with it, however slowly its client reads.
+                await exchange.outlet.finish()
+            return response
         except EngineSilent as error:
             late = failures.body_late if body.waiting else failures.engine_silent
             raise (body.failure or late(self._limits.silence_s)) from error
         finally:
             self._kept_bytes -= len(body.start)
+
+    async def _answer(
+        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, body: Body
+    ) -> web.StreamResponse:
+        if not body.complete:
+            return await self._upload(request, exchange, errand, body)
+        if (model := model_asked_for(request.method, request.path)) is not None:
+            return await self._model(exchange, model)
+        generation = Generation.read(request.method, request.path, body.start)
+        if generation is None:
+            return await self._pass_on(request, exchange, errand, body)
+        return await self._generate(request, exchange, errand, generation)
 
     def _within_budget(self) -> Limits:
         """Of all requests together only so much is kept to be sent again; more just goes through."""
@@ -284,9 +295,7 @@ class Relay:
                 asked = errand.head(upstream, body.headers()) + body.start
                 try:
                     async with self._asked(upstream, exchange, turn, request.method, asked) as connection:
-                        return await self._hand_back(
-                            request, exchange, upstream, connection, repeatable=errand.takes_slot
-                        )
+                        return await self._hand_back(request, exchange, upstream, connection, errand.route)
                 except EngineSilent:
                     raise
                 except EngineError as error:
@@ -332,25 +341,23 @@ class Relay:
         exchange: Exchange,
         upstream: Upstream,
         connection: EngineConnection,
-        *,
-        repeatable: bool = False,
+        route: Route = PLAIN,
     ) -> web.StreamResponse:
+        """`route`: of a request that can be sent again."""
         head = await connection.head()
         refusal = await _refusal_in(request, head, connection)
-        if repeatable and not (refusal is not None and refusal.is_mistake):
+        if route.computes and not (refusal is not None and refusal.is_mistake):
             await self._check_failure(head, upstream)
         if refusal is not None:
             return _told(refusal, head, exchange, _headers(head, upstream, exchange))
-        outlet = exchange.outlet = await Outlet.open(
+        return await deliver(
             request,
-            status=head.status,
-            reason=head.reason,
+            exchange,
+            connection,
             headers=_headers(head, upstream, exchange),
+            redact=route.redacted,
             silence_s=self._limits.silence_s,
         )
-        await outlet.pour_from(connection)
-        await outlet.finish()
-        return outlet.response
 
     # -- connections -----------------------------------------------------------------------------
 
@@ -358,7 +365,7 @@ class Relay:
         """Something small, out of turn."""
         parts: list[bytes] = []
         request = errand.with_body(upstream, body) if body else errand.head(upstream, {})
-        connection = await self._ask(upstream, errand.method, request)
+        connection = await self._pool.ask(upstream, errand.method, request)
         try:
             await connection.pour(parts.append)
             return await connection.head(), b"".join(parts)
@@ -374,7 +381,7 @@ class Relay:
         async with self._in_turn(upstream, turn):
             if turn is not None and self._serving.upstream() != upstream:
                 raise EngineUntried("the engine was replaced while the request waited for its turn")
-            connection = await self._ask(upstream, method, request, turn=turn)
+            connection = await self._pool.ask(upstream, method, request, turn)
             try:
                 yield connection
             finally:
@@ -398,39 +405,12 @@ class Relay:
                 raise EngineUntried(str(late)) from None
             raise failures.queue_late(late.waited_s) from None
 
-    async def _ask(
-        self, upstream: Upstream, method: str, request: bytes, *, turn: Turn | None = None
-    ) -> EngineConnection:
-        if turn is not None and upstream.connect is not None:
-            made = await self._pool.connect(upstream, turn)
-            return await _send(made, method, request)
-        used = self._pool.take(upstream)
-        if used is not None:
-            try:
-                return await _send(used, method, request)
-            except EngineLost:
-                # The engine closes idle connections, perhaps in the moment in which we chose one, and
-                # each one that it has streamed on, although it promises to keep it.
-                if used.answered:
-                    raise
-        return await _send(await self._pool.connect(upstream), method, request)
-
 
 async def _finished(answer: Answer) -> web.StreamResponse:
     try:
         return await answer.finish()
     except (LookupError, TypeError, AttributeError) as error:
         raise failures.engine_lost("the engine's answer makes no sense") from error
-
-
-async def _send(connection: EngineConnection, method: str, request: bytes) -> EngineConnection:
-    try:
-        connection.send(method, request)
-        await connection.head()
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 async def _send_body(connection: EngineConnection, method: str, head: bytes, body: Body) -> None:
@@ -470,7 +450,8 @@ def _elsewhere(upstream: Upstream) -> str:
 
 
 def _headers(head: Head, upstream: Upstream, exchange: Exchange) -> CIMultiDict[str]:
-    headers = end_to_end(head.headers)
+    headers = from_engine(head.headers)
+    headers.update(exchange.headers)
     if upstream.served_by:
         headers["x-mesh-llm-served-by"] = quote(upstream.served_by, safe=" ")
     if exchange.resumed:

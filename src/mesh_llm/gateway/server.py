@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+import socket
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aiohttp import web
@@ -15,6 +16,9 @@ from mesh_llm.gateway import failures, listen
 from mesh_llm.gateway.client import ClientServer, check_head
 from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.guard import HEALTH_PATHS, Guard
+from mesh_llm.gateway.guest import Guest
+from mesh_llm.gateway.guests import Guests
+from mesh_llm.gateway.headers import OURS, SAFE
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Relay
@@ -60,6 +64,7 @@ class Gateway:
         if turns is not None:
             self._meters.watch_queue(turns)
         self._relay: Relay | None = None
+        self._guests: Guests | None = None
         self._runner: web.ServerRunner | None = None
         self._site: web.SockSite | None = None
         self._port = 0
@@ -86,6 +91,7 @@ class Gateway:
         taken = await asyncio.to_thread(listen.bind, config.listen, config.port)
         self._port = taken.getsockname()[1]
         self._relay = Relay(self._serving, config.limits, self._turns)
+        self._guests = Guests(self._serving, config.limits, self._turns, self._meters.count_guest)
         # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
         self._runner = web.ServerRunner(
             ClientServer(self._handle, config.limits), shutdown_timeout=GATEWAY_STOP_S
@@ -95,10 +101,20 @@ class Gateway:
         await self._site.start()
         log.info("gateway listening url=%s", self.url)
 
+    async def serve_guest(self, link: socket.socket, guest: Guest) -> None:
+        """Answer another node's gateway on `link`, for the engine here, until the connection ends."""
+        if self._guests is None:
+            link.close()
+            return
+        await self._guests.serve(link, guest)
+
     @property
     def active(self) -> int:
-        """Requests under way."""
-        return len(self._under_way)
+        """Requests under way, those of other nodes at the engine here included."""
+        return len(self._all_under_way())
+
+    def _all_under_way(self) -> set[asyncio.Task[object]]:
+        return self._under_way | (self._guests.under_way if self._guests is not None else set())
 
     def take_first_tokens_s(self) -> list[float]:
         """What clients waited for first tokens, since this was last asked."""
@@ -114,12 +130,12 @@ class Gateway:
         await self._close_port()
         # Idle connections stay until `stop`: closing them here would cut off uploads as well.
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self._under_way:
+        while under_way := self._all_under_way():
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
-                log.warning("drain ended with requests under way count=%d", len(self._under_way))
+                log.warning("drain ended with requests under way count=%d", len(under_way))
                 return
-            await asyncio.wait(self._under_way, timeout=left_s)
+            await asyncio.wait(under_way, timeout=left_s)
 
     async def stop(self) -> None:
         """End everything: requests still under way are told so, and their connections closed."""
@@ -129,6 +145,9 @@ class Gateway:
             task.cancel()
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=GATEWAY_STOP_S)
+        if self._guests is not None:
+            await self._guests.close()
+            self._guests = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -148,6 +167,7 @@ class Gateway:
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         exchange = self._meters.begin(request)
+        exchange.headers = {**SAFE, **self._page_header(request)}
         status = 0
         try:
             response = await self._answer_or_fail(request, exchange, task)
@@ -197,20 +217,29 @@ class Gateway:
         assert self._relay is not None
         if request.method in ("GET", "HEAD"):
             if request.path in HEALTH_PATHS:
-                return self._ours(request, exchange, self._health())
+                return self._ours(request, exchange, self._health(request))
             if request.path == "/metrics":
                 return self._ours(request, exchange, await self._metrics())
         if request.method == "OPTIONS" and request.path.startswith("/"):
             return self._ours(request, exchange, web.Response(body=b"", headers=_PREFLIGHT))
         if self._draining:
             raise failures.leaving("this node is leaving; requests under way are being finished")
-        return await self._relay.answer(request, exchange)
+        response = await self._relay.answer(request, exchange)
+        if not response.prepared:
+            response.headers.update(exchange.headers)
+        return response
 
-    def _health(self) -> web.Response:
+    def _health(self, request: web.BaseRequest) -> web.Response:
         health = self._serving.health()
+        told: dict[str, str | None] = {"status": "ok", "state": health.state.value}
+        if self._guard.knows(request):
+            told["model"] = health.model
+        else:
+            # Whoever has no key may know that the API is there, and no names of models or nodes.
+            health = replace(health, reason="", model=None)
         if health.state is not State.SERVING:
             raise failures.not_serving(health)
-        return web.json_response({"status": "ok", "state": health.state.value, "model": health.model})
+        return web.json_response(told)
 
     async def _metrics(self) -> web.Response:
         assert self._relay is not None
@@ -222,13 +251,14 @@ class Gateway:
         self, request: web.BaseRequest, exchange: Exchange, response: web.Response
     ) -> web.StreamResponse:
         """An answer that is not the engine's, with what the engine adds to each of its own."""
-        response.headers["Server"] = "mesh-llm"
-        page = self._guard.page(request)
-        if page is not None:
-            response.headers["Access-Control-Allow-Origin"] = page
+        response.headers.update({**OURS, **exchange.headers})
         if isinstance(response.body, bytes):
             exchange.answered(response.body)
         return response
+
+    def _page_header(self, request: web.BaseRequest) -> dict[str, str]:
+        page = self._guard.page(request)
+        return {} if page is None else {"Access-Control-Allow-Origin": page}
 
 
 def _check(config: GatewayConfig) -> None:

@@ -3,12 +3,13 @@
     async with turns.take("10.0.0.7", name="nightly"):
         ...        # one of the engine's slots is ours until the end of the block
 
-A free slot goes to the client that holds the fewest; among equals round robin, within one client
-first come, first served. So whoever has sixty requests waiting delays another client's only one
-by no more than the turn that ends next. A client that gives its requests names divides its own turns
-between them in the same way; however many it invents, they are no more turns. Requests whose
-answers have begun already go before all others; there are at most as many as slots, and whoever
-pretends to have more gets no more.
+A free slot goes to the account (a node, or all who came in by one client's token) that holds the
+fewest; among equals round robin. Within an account it goes to the client that holds the fewest, in the
+same way, and within a client to one of the names that it gives its requests; within one name first
+come, first served. So whoever has sixty requests waiting delays another's only one by no more than the
+turn that ends next, and however many clients or names somebody invents, they are no more turns.
+Requests whose answers have begun already go before all others; there are at most as many as slots, and
+whoever pretends to have more gets no more.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 from mesh_llm.defaults import (
     GATEWAY_QUEUE_LIMIT,
+    GATEWAY_QUEUE_PER_ACCOUNT,
     GATEWAY_QUEUE_PER_CLIENT,
     GATEWAY_RETRY_AFTER_LIMIT_S,
     GATEWAY_TURN_GUESS_S,
@@ -48,90 +49,94 @@ class TurnLate(Exception):
         self.waited_s = waited_s
 
 
-_T = TypeVar("_T")
 _Waiter = asyncio.Future[None]
-_Line = dict[_Waiter, None]
-_Who = tuple[str, str]
-"""A client, and which of its own names."""
+_Who = tuple[str, ...]
+"""An account, one of its clients, and which of that one's names; or the first of these."""
 
 
 class _Held:
     """Turns that are taken."""
 
     def __init__(self) -> None:
-        self._clients: Counter[str] = Counter()
-        self._names: Counter[_Who] = Counter()
+        self._counts: Counter[_Who] = Counter()
 
     def add(self, who: _Who) -> None:
-        self._clients[who[0]] += 1
-        self._names[who] += 1
+        self._counts.update(_levels(who))
 
     def remove(self, who: _Who) -> None:
-        # What has come to nothing must not stay: names are the clients' to choose.
-        self._clients -= Counter((who[0],))
-        self._names -= Counter((who,))
+        for level in _levels(who):
+            self._counts[level] -= 1
+            if not self._counts[level]:
+                # What has come to nothing must not stay: names are the clients' to choose.
+                del self._counts[level]
 
-    def by_client(self, client: str) -> int:
-        return self._clients[client]
+    def by(self, who: _Who) -> int:
+        return self._counts[who]
 
-    def by_name(self, client: str) -> Callable[[str], int]:
-        return lambda name: self._names[client, name]
+
+def _levels(who: _Who) -> Iterator[_Who]:
+    return (who[:depth] for depth in range(1, len(who) + 1))
 
 
 class _Lane:
-    """Waiting requests by client and name. The first of each is the one whose last turn is longest ago."""
+    """Waiting requests by who wants them: lanes in lanes, and in the innermost the requests themselves.
+
+    The first of each is the one whose last turn is longest ago.
+    """
 
     def __init__(self) -> None:
-        self._clients: dict[str, dict[str, _Line]] = {}
+        self._parts: dict[str, _Lane] = {}
+        self._waiters: dict[_Waiter, None] = {}
         self.size = 0
 
-    def count(self, client: str) -> int:
-        return sum(map(len, self._clients.get(client, {}).values()))
+    def count(self, who: _Who) -> int:
+        """Of those who wait, all of `who`'s."""
+        if not who:
+            return self.size
+        part = self._parts.get(who[0])
+        return 0 if part is None else part.count(who[1:])
 
     def add(self, who: _Who, waiter: _Waiter, *, last: _Who) -> None:
         """`last`: who had the last turn, and comes after one who has just arrived.
 
         Only that one does: who comes anew after each turn would otherwise always be next.
         """
-        client, name = who
-        names = _enter(self._clients, client, {}, last[0])
-        _enter(names, name, {}, last[1] if last[0] == client else None)[waiter] = None
         self.size += 1
-
-    def remove(self, who: _Who, waiter: _Waiter) -> None:
-        client, name = who
-        names = self._clients.get(client, {})
-        if waiter not in names.get(name, {}):
+        if not who:
+            self._waiters[waiter] = None
             return
-        del names[name][waiter]
-        if not names[name]:
-            del names[name]
-        if not names:
-            del self._clients[client]
-        self.size -= 1
+        if who[0] not in self._parts:
+            self._parts[who[0]] = _Lane()
+            if last and last[0] in self._parts:
+                self._parts[last[0]] = self._parts.pop(last[0])
+        self._parts[who[0]].add(who[1:], waiter, last=last[1:] if last[:1] == who[:1] else ())
 
-    def next(self, held: _Held) -> tuple[_Who, _Waiter]:
+    def remove(self, who: _Who, waiter: _Waiter) -> bool:
+        """Whether it was there."""
+        if not who:
+            found = waiter in self._waiters
+            self._waiters.pop(waiter, None)
+        else:
+            part = self._parts.get(who[0])
+            found = part is not None and part.remove(who[1:], waiter)
+            if part is not None and not part.size:
+                del self._parts[who[0]]
+        self.size -= 1 if found else 0
+        return found
+
+    def next(self, held: _Held, above: _Who = ()) -> tuple[_Who, _Waiter]:
         """Takes out whose turn it is; the lane must not be empty."""
-        client = min(self._clients, key=held.by_client)
-        names = self._clients.pop(client)
-        name = min(names, key=held.by_name(client))
-        line = names.pop(name)
-        waiter = next(iter(line))
-        del line[waiter]
-        if line:
-            names[name] = line
-        if names:
-            self._clients[client] = names
         self.size -= 1
-        return (client, name), waiter
-
-
-def _enter(ring: dict[str, _T], key: str, empty: _T, last: str | None) -> _T:
-    if key not in ring:
-        ring[key] = empty
-        if last in ring:
-            ring[last] = ring.pop(last)
-    return ring[key]
+        if self._waiters:
+            waiter = next(iter(self._waiters))
+            del self._waiters[waiter]
+            return above, waiter
+        key = min(self._parts, key=lambda key: held.by((*above, key)))
+        part = self._parts.pop(key)
+        found = part.next(held, (*above, key))
+        if part.size:
+            self._parts[key] = part
+        return found
 
 
 class Turns:
@@ -140,16 +145,18 @@ class Turns:
         slots: int,
         *,
         limit: int = GATEWAY_QUEUE_LIMIT,
+        per_account: int = GATEWAY_QUEUE_PER_ACCOUNT,
         per_client: int = GATEWAY_QUEUE_PER_CLIENT,
         wait_s: float = GATEWAY_TURN_WAIT_S,
     ) -> None:
         self._slots = max(1, slots)
         self._limit = limit
+        self._per_account = per_account
         self._per_client = per_client
         self._wait_s = wait_s
         self._held = _Held()
         self._taken = 0
-        self._last: _Who = "", ""
+        self._last: _Who = ()
         """Whose turn came last."""
         self._fresh = _Lane()
         self._resumed = _Lane()
@@ -183,13 +190,20 @@ class Turns:
 
     @asynccontextmanager
     async def take(
-        self, client: str, *, name: str = "", resumed: bool = False, within_s: float | None = None
+        self,
+        client: str,
+        *,
+        account: str = "",
+        name: str = "",
+        resumed: bool = False,
+        within_s: float | None = None,
     ) -> AsyncIterator[None]:
         """Wait for a turn, and keep it until the end of the block. Raises `TurnRefused` or `TurnLate`.
 
-        `within_s`: where it has less time than the queue gives.
+        `account`: empty for this node's own clients. `within_s`: where it has less time than the queue
+        gives.
         """
-        who = client, name
+        who = account, client, name
         if self.free:
             # Nobody waits then.
             self._grant(who)
@@ -206,7 +220,11 @@ class Turns:
             self._give_back(who)
 
     async def _wait(self, who: _Who, lane: _Lane, wait_s: float) -> None:
-        if lane.size >= self._limit or lane.count(who[0]) >= self._per_client:
+        if (
+            lane.size >= self._limit
+            or lane.count(who[:1]) >= self._per_account
+            or lane.count(who[:2]) >= self._per_client
+        ):
             raise TurnRefused(self.retry_after_s)
         loop = asyncio.get_running_loop()
         since_s = loop.time()

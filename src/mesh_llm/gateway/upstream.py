@@ -16,6 +16,8 @@ class Turn:
 
     client: str
     """On whose behalf."""
+    account: str = ""
+    """Which other node asks; empty for this node's own clients."""
     name: str = ""
     """Which of that client's own: it divides its turns between them."""
     resumed: bool = False
@@ -27,8 +29,7 @@ class Turn:
 class Connect(Protocol):
     """Makes a connection to an engine on another node. Raises `OSError`.
 
-    One with a `turn` carries one request, which waits for it at the engine, and has it until the
-    connection ends.
+    One with a `turn` carries one request, which waits for it at the engine.
     """
 
     def __call__(self, turn: Turn | None = None, /) -> Awaitable[socket.socket]: ...
@@ -40,8 +41,9 @@ class Upstream:
 
     url: str
     """`http://127.0.0.1:PORT`, without a path."""
-    key: str = field(repr=False)
-    """The engine's own random key; never the client's, and never in a log."""
+    key: str = field(default="", repr=False)
+    """The engine's own random key; never the client's, and never in a log. It stays on the engine's node:
+    empty for an engine elsewhere."""
     served_by: str = field(default="", compare=False)
     """The name of the node on which it runs."""
     connect: Connect | None = field(default=None, repr=False, compare=False)
@@ -66,6 +68,9 @@ class Serving(Protocol):
 
     def upstream(self) -> Upstream | None:
         """Where to send a request now; None while there is nothing to serve with."""
+
+    def engine(self, epoch: int) -> Upstream | None:
+        """The engine of this node that serves the plan of that number; None where it does not."""
 
     def health(self) -> Health: ...
 

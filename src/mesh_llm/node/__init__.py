@@ -10,7 +10,7 @@ hosting     drives the plans that this node hosts; run: one plan, brought up
 abilities   what a model does beside text
 launch      from a plan to what the children are told
 lending     this machine's device, lent to the hosts of plans
-passage     links and HTTP to other nodes, over whatever way there is; guests: their gateways here
+passage     links and HTTP to other nodes, over whatever way there is
 remote      the engine of another node, as this one's gateway uses it; hearsay: what others say
 desk        the streams that other members open; forwarding: those that only pass through
 words       what a run says of itself; herald: to whom it says what

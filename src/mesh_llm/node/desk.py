@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_llm.errors import LinkRefused, MeshError
 from mesh_llm.node import status
 from mesh_llm.node.mesh import Service
+from mesh_llm.node.trust import Origin
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import NodeId
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def services(node: Node) -> dict[str, Service]:
     lending, passage, supply = node.lending, node.passage, node.supply
     return {
-        "http": lambda origin, header, stream: _http(node, origin.id, header, stream),
+        "http": lambda origin, header, stream: _http(node, origin, header, stream),
         "serving": lambda origin, header, stream: _serving(node, header, stream),
         "introduce": lambda origin, header, stream: _introduce(node, origin.id, header, stream),
         "lease": lambda origin, header, stream: lending.serve_lease(origin.id, header, stream),
@@ -26,21 +27,17 @@ def services(node: Node) -> dict[str, Service]:
     }
 
 
-async def _http(node: Node, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
+async def _http(node: Node, origin: Origin, header: dict[str, Any], stream: Stream) -> None:
     """A connection to the engine, for the gateway of another node."""
-
-    def port() -> int | None:
-        run = node.hosting.find(header.get("epoch"))
-        return None if run is None else run.port
-
-    if port() is None:
+    epoch = header.get("epoch")
+    if not isinstance(epoch, int) or node.engine(epoch) is None:
         stream.reset()
         return
-    await node.passage.serve_http(origin, header, stream, port)
+    await node.passage.serve_http(origin.account, header, stream)
 
 
 async def _serving(node: Node, header: dict[str, Any], stream: Stream) -> None:
-    """What is served here, and the key that the engine asks for."""
+    """What is served here."""
     run = node.hosting.serving
     if run is None or run.port is None or header.get("epoch") != run.epoch:
         await stream.write_document({})
@@ -48,7 +45,7 @@ async def _serving(node: Node, header: dict[str, Any], stream: Stream) -> None:
         await stream.write_document({"samples": node.window.history.since(header["samples_since"])})
     else:
         document = await status.serving(node)
-        await stream.write_document({**document, "epoch": run.epoch, "key": run.engine_address()[1]})
+        await stream.write_document({**document, "epoch": run.epoch})
     await stream.finish()
 
 

@@ -162,7 +162,7 @@ class Node:
             shelf=self.shelf,
             entry=self.entry,
             mesh=self.mesh,
-            busy=lambda: self._gateway.active > 0 or self.passage.guests > 0,
+            busy=lambda: self._gateway.active > 0,
             tell=self.window.herald.tell,
             doing=lambda what: self._change(State.STARTING, what),
             progress=self.metering.progress,
@@ -176,7 +176,10 @@ class Node:
             progress=self.metering.progress,
         )
         self.passage = Passage(
-            self.mesh, receive=self.lending.receive, turns=self.turns, bind_ip=config.bind_ip
+            self.mesh,
+            receive=self.lending.receive,
+            answer=self._gateway.serve_guest,
+            bind_ip=config.bind_ip,
         )
         self.remote = Remote(self.mesh, self.passage)
         self.rest = Rest(self)
@@ -319,9 +322,13 @@ class Node:
         return self.remote.upstream() or self._replaced()
 
     def _replaced(self) -> Upstream | None:
-        """The engine here that was replaced by one elsewhere, until the key of that one is known."""
+        """The engine here that was replaced by one elsewhere, until that one's host has answered."""
         useful = self.state is State.DRAINING or self.mesh.serving() is not None
         run = self.hosting.last() if useful else None
+        return self._upstream_of(run) if run is not None else None
+
+    def engine(self, epoch: int) -> Upstream | None:
+        run = self.hosting.find(epoch)
         return self._upstream_of(run) if run is not None else None
 
     def _upstream_of(self, run: Run) -> Upstream:

@@ -19,15 +19,15 @@ from typing import Any
 
 from mesh_llm.defaults import LINK_OPEN_S, LINK_TICKET_BYTES
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, PeerLost
-from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.upstream import Turn
 from mesh_llm.home import link_door
 from mesh_llm.node import hearsay
-from mesh_llm.node.guests import Guests
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.transport.links import LinkDoor, facing, knock_local, knock_tcp, new_ticket
 from mesh_llm.transport.network import Stream
 from mesh_llm.transport.splice import Splicer, SpliceReport, splice
+from mesh_llm.transport.stream import StreamCode
 from mesh_llm.types import LinkKind, NodeId
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 Purpose = dict[str, Any]
 Receive = Callable[[NodeId, Purpose, socket.socket], Awaitable[None]]
 """Takes a link that another node has opened; refuses it by raising a `MeshError`."""
+Answer = Callable[[socket.socket, Guest], Awaitable[None]]
+"""Answers HTTP requests of another node that come on a socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,10 @@ class Link:
 class Passage:
     """Opens links to other nodes, and takes theirs."""
 
-    def __init__(self, mesh: Mesh, *, receive: Receive, turns: Turns, bind_ip: str | None) -> None:
+    def __init__(self, mesh: Mesh, *, receive: Receive, answer: Answer, bind_ip: str | None) -> None:
         self._mesh = mesh
         self._receive = receive
+        self._answer = answer
         self._bind_ip = bind_ip
         """Where plain links arrive; None: at the address that faces the other node."""
         self.door: LinkDoor | None = None
@@ -60,14 +63,8 @@ class Passage:
         """A native one, where there is one."""
         self.through: Callable[[NodeId, socket.socket], socket.socket] = lambda _, link: link
         """Every data link that is opened goes through it: where a laboratory makes links longer."""
-        self._guests = Guests(turns, self._splice)
         self._salt = secrets.token_bytes(16)
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def guests(self) -> int:
-        """Connections of other nodes to the engine here."""
-        return self._guests.count
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -229,11 +226,17 @@ class Passage:
             log.info("no door for plain links node=%s: %s", origin[:8], error.message)
             return None
 
-    async def serve_http(
-        self, origin: NodeId, header: dict[str, Any], stream: Stream, port: Callable[[], int | None]
-    ) -> None:
-        """Copy between a stream and the engine on this machine, in its turn."""
-        await self._guests.serve(origin, header, stream, port)
+    async def serve_http(self, account: str, header: dict[str, Any], stream: Stream) -> None:
+        """The stream's task: requests of another node's gateway, until the connection ends."""
+        try:
+            guest = Guest.of(account, header)
+        except ValueError:
+            stream.reset(StreamCode.REFUSED)
+            return
+        ours, theirs = socket.socketpair()
+        with ours:
+            await self._answer(theirs, guest)
+            await self._splice(ours, stream)
 
 
 class _bounded:

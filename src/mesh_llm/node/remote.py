@@ -36,7 +36,6 @@ class _Engine:
 
     host: NodeId
     epoch: int
-    key: str
     plan: Plan
 
     @property
@@ -46,7 +45,7 @@ class _Engine:
 
 
 class Remote:
-    """Follows whoever serves, and learns the key of its engine."""
+    """Follows whoever serves, and asks whether it takes requests."""
 
     def __init__(self, mesh: Mesh, passage: Passage) -> None:
         self._mesh = mesh
@@ -77,16 +76,15 @@ class Remote:
                 on_change()
 
     def upstream(self) -> Upstream | None:
-        """The serving engine on another node; None while there is none, or its key is not known.
+        """The serving engine on another node; None while there is none, or its host has not answered yet.
 
-        One that was replaced serves until the key of its successor is here: its host lets it.
+        One that was replaced serves until the host of its successor has answered: its own host lets it.
         """
         if self._known is None or self._target() is None:
             return None
         known = self._known
         return Upstream(
             url=known.url,
-            key=known.key,
             served_by=self._mesh.name_of(known.host),
             connect=partial(self._connect, known.host, known.epoch),
         )
@@ -166,10 +164,9 @@ class Remote:
         except (MeshError, TimeoutError) as error:
             log.info("host does not answer node=%s: %r", host[:8], error)
             return False
-        key = document.get("key")
-        if document.get("epoch") != serving.epoch or not isinstance(key, str):
+        if document.get("epoch") != serving.epoch:
             return False
-        self._known = _Engine(host=host, epoch=serving.epoch, key=key, plan=serving.plan)
+        self._known = _Engine(host=host, epoch=serving.epoch, plan=serving.plan)
         self._last.append(self._known)
         return True
 

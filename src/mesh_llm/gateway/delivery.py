@@ -1,0 +1,54 @@
+"""An engine's answer on its way to the client, as it is or without what is nobody's business."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from mesh_llm.defaults import GATEWAY_REDACTED_LIMIT_BYTES
+from mesh_llm.gateway.connection import EngineConnection, EngineGarbled
+from mesh_llm.gateway.metrics import Exchange
+from mesh_llm.gateway.outlet import Outlet
+from mesh_llm.gateway.redaction import redacted
+
+
+async def deliver(
+    request: web.BaseRequest,
+    exchange: Exchange,
+    connection: EngineConnection,
+    *,
+    headers: CIMultiDict[str],
+    redact: bool,
+    silence_s: float,
+) -> web.StreamResponse:
+    """Returns when the engine has sent all of it; the client's end is left to `exchange.outlet.finish`."""
+    head = await connection.head()
+    if redact and head.status == 200 and request.method != "HEAD":
+        return await _redacted(request, exchange, connection, headers)
+    outlet = exchange.outlet = await Outlet.open(
+        request, status=head.status, reason=head.reason, headers=headers, silence_s=silence_s
+    )
+    await outlet.pour_from(connection)
+    return outlet.response
+
+
+async def _redacted(
+    request: web.BaseRequest, exchange: Exchange, connection: EngineConnection, headers: CIMultiDict[str]
+) -> web.Response:
+    whole = bytearray()
+
+    def take(payload: bytes) -> None:
+        whole.extend(payload)
+        if len(whole) > GATEWAY_REDACTED_LIMIT_BYTES:
+            raise EngineGarbled("the answer is too long")
+
+    await connection.pour(take)
+    try:
+        body = redacted(request.path, bytes(whole))
+    except (ValueError, RecursionError) as error:
+        raise EngineGarbled("the answer makes no sense") from error
+    for name in ("Content-Length", "Content-Encoding", "Content-Type"):
+        headers.popall(name, None)
+    headers["Content-Type"] = "application/json; charset=utf-8"
+    exchange.answered(body)
+    return web.Response(body=body, headers=headers)

@@ -1,0 +1,199 @@
+"""Requests of other nodes' gateways, for the engine here.
+
+They are read, bounded and queued as those of this node's own clients are. What they ask is not
+rewritten and not asked again elsewhere: the gateway they come from does both, and takes a connection
+that ends early for a lost engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+
+from aiohttp import web
+
+from mesh_llm.defaults import (
+    GATEWAY_STOP_S,
+    GUEST_BODY_LIMIT_BYTES,
+    GUEST_BODY_S,
+    GUEST_BODY_SILENCE_S,
+    GUEST_IDLE_S,
+    GUEST_KEPT_BYTES,
+    GUEST_KEPT_PER_ACCOUNT_BYTES,
+    GUEST_STUCK_S,
+    GUESTS_LIMIT,
+)
+from mesh_llm.gateway import failures
+from mesh_llm.gateway.body import Body
+from mesh_llm.gateway.client import ClientConnection, ClientServer, check_head
+from mesh_llm.gateway.connection import EngineError, EngineLost
+from mesh_llm.gateway.delivery import deliver
+from mesh_llm.gateway.errand import Errand
+from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.guest import Guest
+from mesh_llm.gateway.headers import from_engine
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.metrics import Exchange
+from mesh_llm.gateway.pool import Pool
+from mesh_llm.gateway.routes import Route
+from mesh_llm.gateway.turns import TurnLate, TurnRefused, Turns
+from mesh_llm.gateway.upstream import Serving
+
+log = logging.getLogger(__name__)
+
+_BROKEN = "broken"
+
+
+class Guests:
+    def __init__(
+        self, serving: Serving, limits: Limits, turns: Turns | None, count: Callable[[str], None]
+    ) -> None:
+        """`count` is told how each request ended."""
+        self._serving = serving
+        self._turns = turns
+        self._count = count
+        self._pool = Pool(limits)
+        self._limits = replace(
+            limits,
+            connections=GUESTS_LIMIT,
+            idle_s=GUEST_IDLE_S,
+            silence_s=min(limits.silence_s, GUEST_BODY_SILENCE_S),
+            body_bytes=min(limits.body_bytes, GUEST_BODY_LIMIT_BYTES),
+            replay_bytes=min(limits.body_bytes, GUEST_BODY_LIMIT_BYTES),
+        )
+        self._server = ClientServer(self._handle, self._limits)
+        self._kept: Counter[str] = Counter()
+        """Bytes of bodies, by account."""
+        self.under_way: set[asyncio.Task[object]] = set()
+
+    async def serve(self, link: socket.socket, guest: Guest) -> None:
+        """Answer on `link`, whose other end is the guest's, from now on and until it closes."""
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: self._server.connection(guest), sock=link)
+
+    async def close(self) -> None:
+        for task in self.under_way:
+            task.cancel()
+        self._server.pre_shutdown()
+        await self._server.shutdown(GATEWAY_STOP_S)
+        self._pool.close()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The top of every request: it gets an answer, or its connection ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+        exchange = Exchange(method=request.method, path=request.path)
+        status = _BROKEN
+        try:
+            response = await self._answer_or_fail(request, exchange)
+            status = str(response.status)
+            return response
+        finally:
+            self._count(status)
+
+    async def _answer_or_fail(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        assert isinstance(request.protocol, ClientConnection)
+        guest = request.protocol.guest
+        assert guest is not None
+        try:
+            return await self._answer(request, exchange, guest)
+        except Failure as failure:
+            if exchange.outlet is None:
+                return failure.response()
+        except EngineError as error:
+            log.info("no answer for a guest epoch=%d error=%r", guest.epoch, error)
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("request of a guest failed method=%s path=%r", exchange.method, exchange.path)
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the answer broke off")
+
+    async def _answer(self, request: web.BaseRequest, exchange: Exchange, guest: Guest) -> web.StreamResponse:
+        check_head(request)
+        errand = Errand.of(request)
+        with self._keeping(guest.account) as keep:
+            # All of it before its turn: what does not come holds nobody up.
+            body = await self._receive(request, exchange, keep)
+            async with self._in_turn(errand.route, guest):
+                response = await self._ask(request, exchange, guest, errand, body)
+        if exchange.outlet is not None:
+            await exchange.outlet.finish()
+        return response
+
+    async def _receive(
+        self, request: web.BaseRequest, exchange: Exchange, keep: Callable[[int], None]
+    ) -> Body:
+        try:
+            async with asyncio.timeout(GUEST_BODY_S):
+                return await Body.receive(request, exchange, self._limits, on_bytes=keep)
+        except TimeoutError:
+            raise failures.body_late(GUEST_BODY_S) from None
+
+    @contextmanager
+    def _keeping(self, account: str) -> Iterator[Callable[[int], None]]:
+        """Within the block, count bytes that are kept; raises the refusal where there is no more room."""
+        kept = 0
+
+        def keep(size: int) -> None:
+            nonlocal kept
+            kept += size
+            self._kept[account] += size
+            if self._kept[account] > GUEST_KEPT_PER_ACCOUNT_BYTES or self._kept.total() > GUEST_KEPT_BYTES:
+                raise failures.busy(self._turns.retry_after_s if self._turns is not None else 1)
+
+        try:
+            yield keep
+        finally:
+            self._kept[account] -= kept
+            if not self._kept[account]:
+                del self._kept[account]
+
+    @asynccontextmanager
+    async def _in_turn(self, route: Route, guest: Guest) -> AsyncIterator[None]:
+        """By what is asked for, whatever the guest says about it."""
+        if not route.computes or self._turns is None:
+            yield
+            return
+        try:
+            async with self._turns.take(
+                guest.client,
+                account=guest.account,
+                name=guest.name,
+                resumed=guest.resumed,
+                within_s=guest.within_s,
+            ):
+                yield
+        except TurnRefused as refused:
+            raise failures.busy(refused.retry_after_s) from None
+        except TurnLate as late:
+            raise failures.queue_late(late.waited_s) from None
+
+    async def _ask(
+        self, request: web.BaseRequest, exchange: Exchange, guest: Guest, errand: Errand, body: Body
+    ) -> web.StreamResponse:
+        # Only now: it may have ended while the request waited.
+        upstream = self._serving.engine(guest.epoch)
+        if upstream is None:
+            raise EngineLost("the engine of that plan has ended")
+        asked = errand.head(upstream, body.headers()) + body.start
+        connection = await self._pool.ask(upstream, request.method, asked)
+        try:
+            return await deliver(
+                request,
+                exchange,
+                connection,
+                headers=from_engine((await connection.head()).headers),
+                redact=errand.route.redacted,
+                silence_s=GUEST_STUCK_S,
+            )
+        finally:
+            self._pool.give_back(upstream, connection)

@@ -1,0 +1,91 @@
+"""What of the engine's API is offered, to this node's clients and to other nodes' gateways alike.
+
+Whatever is not listed is not sent on: an engine serves everybody, and some of its routes change it for
+everybody, or hand out what is somebody else's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mesh_llm.gateway import failures
+from mesh_llm.gateway.dialects import PATHS as DIALECT_PATHS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    computes: bool = False
+    """It takes one of the engine's slots."""
+    redacted: bool = False
+    """The engine's answer holds what is its own machine's business; `redaction` takes it out."""
+
+
+PLAIN = Route()
+"""Costs an engine next to nothing, and tells nothing that is not meant for everybody."""
+_COMPUTES = Route(computes=True)
+_REDACTED = Route(redacted=True)
+
+_GET = {
+    "/health": PLAIN,
+    "/v1/health": PLAIN,
+    "/metrics": PLAIN,
+    "/models": PLAIN,
+    "/v1/models": PLAIN,
+    "/props": _REDACTED,
+    "/slots": _REDACTED,
+    "/lora-adapters": _REDACTED,
+}
+_POST = dict.fromkeys(DIALECT_PATHS, _COMPUTES) | {
+    "/v1/embeddings": _COMPUTES,
+    "/embeddings": _COMPUTES,
+    "/embedding": _COMPUTES,
+    "/v1/rerank": _COMPUTES,
+    "/rerank": _COMPUTES,
+    "/v1/reranking": _COMPUTES,
+    "/reranking": _COMPUTES,
+    "/v1/audio/transcriptions": _COMPUTES,
+    "/audio/transcriptions": _COMPUTES,
+    "/v1/systemone": _COMPUTES,
+    "/v1/chat/completions/input_tokens": PLAIN,
+    "/chat/completions/input_tokens": PLAIN,
+    "/v1/responses/input_tokens": PLAIN,
+    "/responses/input_tokens": PLAIN,
+    "/v1/messages/count_tokens": PLAIN,
+    "/apply-template": PLAIN,
+    "/tokenize": PLAIN,
+    "/detokenize": PLAIN,
+    # By the id of an answer under way, which only its own client knows.
+    "/v1/chat/completions/control": PLAIN,
+}
+_OFFERED = {"GET": _GET, "HEAD": _GET, "POST": _POST}
+_MODEL = "/v1/models/"
+
+_FOR_EVERYBODY = "this would change the engine for everybody who uses it; options are set where a node starts"
+_CHOSEN = "the model of a mesh is chosen where its nodes are started"
+_RESUMED = "answers are not kept for a second connection; a node goes on with a broken one by itself"
+_OFF = "the engine's tools and its proxy are not part of this API"
+_REFUSED = {
+    "/props": _FOR_EVERYBODY,
+    "/lora-adapters": _FOR_EVERYBODY,
+    "/models/load": _CHOSEN,
+    "/models/unload": _CHOSEN,
+    "/models/sse": _CHOSEN,
+    "/tools": _OFF,
+    "/cors-proxy": _OFF,
+    "/v1/stream": _RESUMED,
+}
+_REFUSED_BELOW = {"/slots/": _FOR_EVERYBODY, "/v1/stream/": _RESUMED, "/v1/streams/": _RESUMED}
+
+
+def route_of(method: str, path: str) -> Route:
+    """Raises the refusal where there is none; `path` is decoded, without the query."""
+    offered = _OFFERED.get(method, {})
+    if path in offered:
+        return offered[path]
+    if path.startswith(_MODEL) and offered is _GET and ".." not in path:
+        return PLAIN
+    below = (sentence for start, sentence in _REFUSED_BELOW.items() if path.startswith(start))
+    sentence = _REFUSED.get(path) or next(below, None)
+    if sentence is not None:
+        raise failures.not_offered(sentence)
+    raise failures.not_found(method, path)

@@ -58,9 +58,9 @@ async def busy(open_one: Open, engine: FakeEngine) -> RawClient:
         await wire.send_chunk(b": on\n\n")
         await wire.gone()
 
-    engine.on("/endless", endless)
+    engine.on("/v1/models", endless)
     client = await open_one()
-    await client.send(request_bytes("GET", "/endless"))
+    await client.send(request_bytes("GET", "/v1/models"))
     assert (await client.head()).status == 200
     return client
 
@@ -74,7 +74,7 @@ async def closed(client: RawClient) -> None:
 async def one_more(open_one: Open) -> Answer:
     """What the next connection gets to hear, unasked; its request must not undo it."""
     client = await open_one()
-    await client.send(request_bytes("POST", "/x", "Connection: close", body=bytes(10_000)))
+    await client.send(request_bytes("POST", "/tokenize", "Connection: close", body=bytes(10_000)))
     answer = await client.answer()
     await closed(client)
     return answer
@@ -93,7 +93,7 @@ async def test_beyond_the_limit_503(another: Open, engine: FakeEngine) -> None:
     async with asyncio.timeout(WAIT_S):
         while (await one_more(another)).status == 503:
             pass
-    assert [seen.target for seen in engine.seen].count("/x") == 1
+    assert [seen.target for seen in engine.seen].count("/tokenize") == 1
 
 
 async def test_idle_ones_make_room(another: Open, engine: FakeEngine) -> None:
@@ -185,7 +185,7 @@ async def test_time_to_think_between_requests(another: Open, limits: Limits) -> 
     """The limit is on a head that has begun, not on connections that say nothing, nor on bodies."""
     client, slow = await another(), await another()
     assert (await client.request("GET", "/props")).status == 200
-    await slow.send(request_bytes("POST", "/x", "Content-Length: 4"))
+    await slow.send(request_bytes("POST", "/tokenize", "Content-Length: 4"))
     await asyncio.sleep(2 * limits.head_s)
     await slow.send(b"late")
     assert (await slow.answer()).json()["size"] == 4
@@ -223,5 +223,5 @@ async def test_headers_just_below_the_limit(another: Open, engine: FakeEngine) -
     size = (GATEWAY_HEAD_LIMIT_BYTES - 2000) // 100
     client = await another()
     headers = [f"X-{number:02}: {'y' * (size - 8)}" for number in range(100)]
-    assert (await client.request("GET", "/", *headers)).status == 200
-    assert len(engine.seen[0].headers) > 100
+    assert (await client.request("GET", "/v1/models", *headers)).status == 200
+    assert len(engine.seen) == 1

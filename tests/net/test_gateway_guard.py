@@ -144,7 +144,7 @@ async def test_no_name_and_two_names_are_refused(client: RawClient, engine: Fake
     "origin", ["http://localhost", "https://localhost:5173", "http://127.0.0.1:9337", "http://[::1]:80"]
 )
 async def test_pages_of_this_machine(client: RawClient, origin: str) -> None:
-    assert (await client.request("POST", "/props", f"Origin: {origin}", body=b"{}")).status == 200
+    assert (await client.request("POST", "/tokenize", f"Origin: {origin}", body=b"{}")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -237,14 +237,14 @@ async def test_a_local_page_that_calls_us_by_another_name_reads_nothing(client: 
         b"GET /props HTTP/1.1\r\nHost: localhost\r\nX A: 1\r\n\r\n",
         b"GET /props HTTP/1.1\r\nHost: localhost\r\n folded: 1\r\n\r\n",
         b"GET /pro\x01ps HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET /props HTTP/1.1\r\nHost: localhost\r\nX-A: \xff\xfe\r\n\r\n",
-        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"GET /props HTTP/1.1\r\nHost: localhost\r\nAccept: \xff\xfe\r\n\r\n",
+        b"POST /infill HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"0\r\n\r\n",
-        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: +3\r\n\r\nabc",
-        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: -3\r\n\r\nabc",
-        b"POST /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\nabc",
-        b"POST /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        b"POST /infill HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"POST /infill HTTP/1.1\r\nHost: localhost\r\nContent-Length: +3\r\n\r\nabc",
+        b"POST /infill HTTP/1.1\r\nHost: localhost\r\nContent-Length: -3\r\n\r\nabc",
+        b"POST /infill HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\nabc",
+        b"POST /infill HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
     ],
 )
 async def test_unreadable_requests(client: RawClient, engine: FakeEngine, raw: bytes) -> None:
@@ -259,7 +259,8 @@ async def test_unreadable_requests(client: RawClient, engine: FakeEngine, raw: b
 
 
 async def test_percent_encoded_line_breaks_stay_encoded(client: RawClient, engine: FakeEngine) -> None:
-    target = "/props%0d%0aX-Injected:%201?a=%0d%0ab"
+    assert (await client.request("GET", "/props%0d%0aX-Injected:%201?a=%0d%0ab")).status == 404
+    target = "/v1/models/x%0D%0AX-Injected%3A%201?a=%0d%0ab"
     assert (await client.request("GET", target)).status == 200
     assert engine.seen[0].target == target
     assert engine.seen[0].header("X-Injected") == []
@@ -281,7 +282,7 @@ async def test_overlong_headers(client: RawClient, engine: FakeEngine, raw: byte
 
 
 async def test_unknown_expectation(client: RawClient, engine: FakeEngine) -> None:
-    answer = await client.request("POST", "/x", "Expect: the-unexpected", body=b"{}")
+    answer = await client.request("POST", "/tokenize", "Expect: the-unexpected", body=b"{}")
     assert answer.status == 417
     assert engine.seen == []
 

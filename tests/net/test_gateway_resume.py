@@ -668,16 +668,16 @@ async def test_what_is_kept_of_all_requests_is_bounded(
         await release.wait()
         await wire.send(plain(b"{}"))
 
-    engine.on("/slow", script)
+    engine.on("/detokenize", script)
     async with connect(gateway.port) as first, connect(gateway.port) as second:
-        waiting = asyncio.create_task(first.request("POST", "/slow", body=bytes(900)))
+        waiting = asyncio.create_task(first.request("POST", "/detokenize", body=bytes(900)))
         await asyncio.wait_for(held.wait(), WAIT_S)
         # There is no room for it beside the other one: it goes through, on a connection of its own.
-        assert (await second.request("POST", "/x", body=bytes(500))).json()["size"] == 500
+        assert (await second.request("POST", "/tokenize", body=bytes(500))).json()["size"] == 500
         release.set()
         assert (await asyncio.wait_for(waiting, WAIT_S)).status == 200
-        await second.request("POST", "/x", body=bytes(500))
-    assert [seen.target for seen in engine.seen] == ["/slow", "/x", "/x"]
+        await second.request("POST", "/tokenize", body=bytes(500))
+    assert [seen.target for seen in engine.seen] == ["/detokenize", "/tokenize", "/tokenize"]
     # What is not kept cannot be sent again, and needs a connection that nobody has used.
     assert engine.seen[1].connection == 2
 

@@ -74,6 +74,8 @@ class FakeEngine:
     port: int = 0
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
+    open: int = 0
+    """Of them, those that have not ended."""
     scripts: dict[str, Script] = field(default_factory=dict)
     """By path; a script may leave the connection open or close it."""
 
@@ -86,6 +88,7 @@ class FakeEngine:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.open += 1
         connection = self.connections
         wire = Wire(reader=reader, writer=writer)
         try:
@@ -98,6 +101,7 @@ class FakeEngine:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
+            self.open -= 1
             writer.close()
 
 

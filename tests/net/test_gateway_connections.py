@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from mesh_llm.defaults import GATEWAY_HEAD_LIMIT_BYTES, GATEWAY_TURNED_AWAY
+from mesh_llm.defaults import GATEWAY_HEAD_LIMIT_BYTES, GATEWAY_LINGER_S, GATEWAY_TURNED_AWAY
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.upstream import Upstream
 from tests.support.raw_http import Answer, RawClient, connect, request_bytes
-from tests.support.upstream import SSE_HEAD, WAIT_S, FakeEngine, Seen, Wire
+from tests.support.upstream import SSE_HEAD, WAIT_S, FakeEngine, FakeNode, Seen, Wire
 
 StartGateway = Callable[[GatewayConfig], Awaitable[Gateway]]
 Open = Callable[[], Awaitable[RawClient]]
@@ -225,3 +226,87 @@ async def test_headers_just_below_the_limit(another: Open, engine: FakeEngine) -
     headers = [f"X-{number:02}: {'y' * (size - 8)}" for number in range(100)]
     assert (await client.request("GET", "/v1/models", *headers)).status == 200
     assert len(engine.seen) == 1
+
+
+# -- bodies that do not come --------------------------------------------------------------------
+
+LATE = Limits(connections=4, body_late_s=0.2)
+
+
+async def soon(open_one: Open) -> Answer:
+    """Of an honest client that comes again as it is told."""
+    async with asyncio.timeout(WAIT_S):
+        while (answer := await one_more(open_one)).status == 503:
+            await asyncio.sleep(0.05)
+        return answer
+
+
+@pytest.mark.parametrize("limits", [LATE])
+@pytest.mark.parametrize("begun", [b"", b"half"])
+async def test_bodies_that_do_not_come_make_room(another: Open, engine: FakeEngine, begun: bytes) -> None:
+    silent = [await another() for _ in range(4)]
+    for client in silent:
+        await client.send(request_bytes("POST", "/tokenize", "Content-Length: 999999") + begun)
+    for gone in silent[:2]:
+        assert (await soon(another)).status == 200
+        busy_one = await another()
+        await busy_one.send(request_bytes("POST", "/tokenize", "Content-Length: 9"))
+        await closed(gone)
+    # The longest without a byte has gone, and no more than had to.
+    assert not any(client.reader.at_eof() for client in silent[2:])
+
+
+@pytest.mark.parametrize("limits", [LATE])
+async def test_a_drop_now_and_then_is_no_body(another: Open) -> None:
+    dripping = [await another() for _ in range(4)]
+    for client in dripping:
+        await client.send(request_bytes("POST", "/tokenize", "Content-Length: 999999"))
+    tasks = [asyncio.create_task(_drip(client)) for client in dripping]
+    assert (await soon(another)).status == 200
+    for client in dripping:
+        client.writer.transport.abort()
+    await asyncio.wait(tasks)
+
+
+@pytest.mark.parametrize("limits", [LATE])
+async def test_bodies_that_the_engine_does_not_take_are_not_late(
+    another: Open, node: FakeNode, limits: Limits
+) -> None:
+    read = asyncio.Event()
+
+    async def stuck(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(stuck, "127.0.0.1", 0, limit=1)
+    node.where = Upstream(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    clients = [await another() for _ in range(4)]
+    sending = [
+        asyncio.create_task(client.send(request_bytes("POST", "/tokenize", body=bytes(40 << 20))))
+        for client in clients
+    ]
+    # For longer than a body may be late.
+    await asyncio.sleep(5 * limits.body_late_s)
+    assert (await one_more(another)).status == 503
+    assert not any(client.reader.at_eof() for client in clients)
+    read.set()
+    for client in clients:
+        client.writer.transport.abort()
+    await asyncio.wait(sending)
+    server.close()
+
+
+async def test_refused_bodies_make_room_too(start_gateway: StartGateway, engine: FakeEngine) -> None:
+    """After a refusal the rest of a request is read for a while: not while others find no room."""
+    gateway = await start_gateway(GatewayConfig(port=0, api_key="sk-1", limits=LATE))
+    async with AsyncExitStack() as stack:
+        for _ in range(4):
+            stranger = await stack.enter_async_context(connect(gateway.port))
+            await stranger.send(request_bytes("POST", "/tokenize", "Content-Length: 999999"))
+            assert (await stranger.answer()).status == 401
+
+        async def open_one() -> RawClient:
+            return await stack.enter_async_context(connect(gateway.port))
+
+        async with asyncio.timeout(GATEWAY_LINGER_S - 1):
+            assert (await soon(open_one)).status == 401

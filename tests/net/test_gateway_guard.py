@@ -81,7 +81,7 @@ async def test_without_the_key_nothing_opens(
 
 async def test_health_and_preflights_need_no_key(keyed: Gateway, engine: FakeEngine) -> None:
     async with connect(keyed.port) as client:
-        assert (await client.request("GET", "/health")).status == 200
+        assert (await client.request("GET", "/health")).json() == {"status": "ok", "state": "serving"}
         assert (await client.request("GET", "/v1/health")).status == 200
         asks = ["Origin: http://a.example", "Access-Control-Request-Method: POST"]
         assert (await client.request("OPTIONS", "/v1/models", *asks)).status == 200
@@ -97,6 +97,19 @@ async def test_empty_key_is_refused(node: FakeNode) -> None:
 def test_keys_are_not_shown() -> None:
     assert SECRET not in repr(GatewayConfig(api_key=SECRET))
     assert KEY not in repr(FakeEngine().upstream)
+
+
+async def test_health_tells_names_to_holders_of_the_key(keyed: Gateway, node: FakeNode) -> None:
+    with_key = f"x-api-key: {SECRET}"
+    async with connect(keyed.port) as client:
+        assert (await client.request("GET", "/health", with_key)).json()["model"] == "tiny"
+        node.state = Health(state=State.LOADING, reason="attic loads tiny", model="tiny")
+        assert (await client.request("GET", "/health", with_key)).json()["reason"] == "attic loads tiny"
+        for header in ("x-api-key: wrong", "X: 1"):
+            answer = await client.request("GET", "/health", header)
+            assert (answer.status, answer.json()["state"]) == (503, "loading")
+            assert b"tiny" not in answer.body
+            assert b"attic" not in answer.body
 
 
 # -- without one --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from mesh_llm.gateway.errand import small
 from mesh_llm.gateway.upstream import Upstream
 from mesh_llm.node.mesh import Mesh
 from mesh_llm.node.passage import Passage
@@ -50,7 +51,7 @@ class TwoOthers:
         return NAMES[node]
 
     async def open(self, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
-        return Stream({"epoch": header["epoch"], "key": f"key of {header['epoch']}"})
+        return Stream({"epoch": header["epoch"]})
 
 
 class Asked:
@@ -74,6 +75,13 @@ class Asked:
 @pytest.fixture
 def asked() -> Asked:
     return Asked()
+
+
+async def test_there_is_no_key_to_an_engine_elsewhere(asked: Asked) -> None:
+    upstream = await asked.until_known()
+
+    assert (upstream.key, upstream.served_by) == ("", "attic")
+    assert b"Authorization" not in small("GET", "/v1/models").head(upstream, {})
 
 
 async def test_a_lost_worker_is_named_with_its_layers(asked: Asked) -> None:

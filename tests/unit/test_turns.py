@@ -23,7 +23,10 @@ class Crowd:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def ask(self, name: str, *, client: str | None = None, resumed: bool = False) -> None:
-        """`name` is the request's: `client`, `client.number` or `client.its own name.number`."""
+        """`name` is the request's: `client`, `client.number` or `client.its own name.number`.
+
+        A client `node/client` comes from another node.
+        """
         self.ends[name] = asyncio.Event()
         self.tasks[name] = asyncio.create_task(
             self._one(name, client or name.split(".")[0], resumed=resumed), name=name
@@ -32,7 +35,8 @@ class Crowd:
 
     async def _one(self, name: str, client: str, *, resumed: bool) -> None:
         own = ".".join(name.split(".")[1:-1])
-        async with self.turns.take(client, name=own, resumed=resumed):
+        account, _, client = client.rpartition("/")
+        async with self.turns.take(client, account=account, name=own, resumed=resumed):
             self.order.append(name)
             await self.ends[name].wait()
 
@@ -166,6 +170,57 @@ async def test_names_find_no_more_room_than_their_client() -> None:
     await crowd.leave("a.p.0")
     await crowd.ask("a.r.0")
     assert await crowd.play_out() == ["x", "a.q.0", "a.r.0"]
+
+
+async def test_between_nodes_before_between_their_clients() -> None:
+    crowd = Crowd(Turns(1))
+    await crowd.ask("x")
+    for number in range(4):
+        await crowd.ask(f"node/client{number}.0")
+    for number in range(2):
+        await crowd.ask(f"other/only.{number}")
+    await crowd.ask("here.0")
+    order = await crowd.play_out()
+    assert order[1:] == [
+        "node/client0.0",
+        "other/only.0",
+        "here.0",
+        "node/client1.0",
+        "other/only.1",
+        "node/client2.0",
+        "node/client3.0",
+    ]
+
+
+async def test_the_node_that_holds_most_waits_longest() -> None:
+    crowd = Crowd(Turns(4))
+    for number in range(8):
+        await crowd.ask(f"node/client{number}.0")
+    for number in range(4):
+        await crowd.ask(f"here{number}.0")
+    for number in range(4):
+        await crowd.end(f"node/client{number}.0")
+    assert Counter(name[:4] for name in crowd.order[4:]) == {"node": 2, "here": 2}
+
+
+async def test_clients_of_the_same_name_on_two_nodes_are_two() -> None:
+    crowd = Crowd(Turns(1, per_client=1))
+    for name in ("x", "one/a", "two/a", "a"):
+        await crowd.ask(name)
+    assert crowd.turns.waiting == 3
+    assert await crowd.play_out() == ["x", "one/a", "two/a", "a"]
+
+
+async def test_full_per_account() -> None:
+    crowd = Crowd(Turns(1, per_account=2))
+    for name in ("x", "node/a", "node/b"):
+        await crowd.ask(name)
+    with pytest.raises(TurnRefused):
+        async with crowd.turns.take("c", account="node"):
+            pass
+    await crowd.ask("c")
+    await crowd.ask("other/c")
+    assert await crowd.play_out() == ["x", "node/a", "other/c", "c", "node/b"]
 
 
 async def test_resumed_before_everybody() -> None:
@@ -334,7 +389,9 @@ async def test_no_turn_is_lost_or_doubled(seed: int) -> None:
 
     async def one(client: str, *, resumed: bool, steps: int) -> None:
         try:
-            async with turns.take(client, name=dice.choice(("", "p", "q")), resumed=resumed):
+            async with turns.take(
+                client, account=dice.choice(("", "n")), name=dice.choice(("", "p")), resumed=resumed
+            ):
                 inside[client] += 1
                 try:
                     assert inside.total() <= biggest

@@ -88,15 +88,14 @@ async def test_it_learns_no_key_and_no_path(one: JoiningNode) -> None:
 
 
 async def test_silence_keeps_nobody_waiting(one: JoiningNode) -> None:
+    half = completion()[:-10]
     async with client_of(one) as peer:
-        epoch = (await asyncio.to_thread(one.status))["plan"]["epoch"]
-        serving = await peer.open("serving", {"epoch": epoch})
-        # With whatever opens the engine, if it is told.
-        told = (await serving.read_document(1 << 20)).get("key", "")
-        half = completion(f"Authorization: Bearer {told}")[:-10]
         streams = [await sent(one, peer, begun, client="x") for begun in (b"", b"POST", half) * 3]
-        assert await ask_honestly(one) < SOON_S
+        # They are all there when this one is answered.
+        listed = await sent(one, peer, request_bytes("GET", "/v1/models", "Connection: close"))
+        assert (await answer_of(listed)).startswith(b"HTTP/1.1 ")
         assert await asyncio.to_thread(taken, one) == 0
+        assert await ask_honestly(one) < SOON_S
         assert not any(stream.was_reset() for stream in streams)
 
 

@@ -234,7 +234,7 @@ class Relay:
         async with self._asked(upstream, exchange, turn, "POST", body) as connection:
             head = await connection.head()
             if head.status != 200 or not _is_stream(head):
-                return await self._refusal(request, exchange, upstream, connection, answer)
+                return await self._refusal(request, exchange, errand, upstream, connection, answer)
             await answer.open(_headers(head, upstream, exchange))
             if answer.outlet is not None:
                 await answer.outlet.pour_from(connection, answer.take)
@@ -248,6 +248,7 @@ class Relay:
         self,
         request: web.BaseRequest,
         exchange: Exchange,
+        errand: Errand,
         upstream: Upstream,
         connection: EngineConnection,
         answer: Answer,
@@ -257,7 +258,7 @@ class Relay:
             await self._check_failure(head, upstream)
             answer.cannot_continue = answer.cannot_continue or head.status in (400, 422)
             raise EngineLost(f"the next engine answered {head.status}")
-        return await self._hand_back(request, exchange, upstream, connection, repeatable=True)
+        return await self._hand_back(request, exchange, upstream, connection, errand.route)
 
     async def _check_failure(self, head: Head, upstream: Upstream) -> None:
         """A failure of an engine that the node gives up is none of the request's."""

@@ -79,7 +79,7 @@ PHASES = (
     Phase(
         name="newcomer",
         title="a newcomer's first synchronisation",
-        seconds=1.5,
+        seconds=8.0,
         whole=True,
         full=15,
         quick=15,

@@ -4,7 +4,8 @@ It runs in the tree that PYTHONPATH names and uses that tree's own world
 (`tests/support/membership_world.py`), so that members of any commit can be
 asked, as long as the world keeps these: `facts(key, ...)`, `World(...)` with
 `start`, `warm`, `run`, `crash`, `perform`, `hosts`, `up` and `now`, and of a host
-`id`, `key`, `asleep` and its view's `publish`, `records` and `digest`. How a view is made is the world's business.
+`id`, `key`, `asleep` and its view's `publish`, `records` and `digest`. How a view
+is made is the world's business.
 
 Arguments: the number of nodes. Then one JSON document for each line of stdin,
 `{"phase": NAME, "seconds": S, "nodes": N}`, is answered by one line on stdout.

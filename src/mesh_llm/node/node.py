@@ -201,7 +201,7 @@ class Node:
                 if not self.config.client:
                     await self._take_part(given)
                     group.create_task(self.supply.follow(self._on_other_model), name="model")
-                    group.create_task(self._publish_digest(), name="digest")
+                    group.create_task(self.supply.publish_digest(), name="digest")
                     await self.hosting.run()
                 else:
                     self._reflect()
@@ -266,19 +266,6 @@ class Node:
         )
         self._progressing = (State.WAITING, "the plan is being made")
         self._reflect()
-
-    async def _publish_digest(self) -> None:
-        """The owner who set the model reads all of it once, so that others can check what they fetch."""
-        settings = self.entry.settings
-        facts = self.shelf.facts(settings.fingerprint) if settings is not None else None
-        if facts is None or not self.entry.sets_plan:
-            return
-        try:
-            self.entry.set_digest(facts.fingerprint, await self.supply.digest_of(facts))
-        except MeshError as error:
-            log.warning("no digest model=%s: %s", facts.name, error.message)
-            return
-        self.mesh.claim()
 
     def _tell_model(self, facts: ModelFacts | None) -> None:
         if facts is None:

@@ -365,6 +365,19 @@ class Supply:
             self._tell(Event(kind="fetch", text=text))
         return Wanted(fingerprint=settings.fingerprint, name=settings.alias, digest=settings.digest)
 
+    async def publish_digest(self) -> None:
+        """The owner who set the model reads all of it once, so that others can check what they fetch."""
+        settings = self._entry.settings
+        facts = self._shelf.facts(settings.fingerprint) if settings is not None else None
+        if facts is None or not self._entry.sets_plan:
+            return
+        try:
+            self._entry.set_digest(facts.fingerprint, await self.digest_of(facts))
+        except MeshError as error:
+            log.warning("no digest model=%s: %s", facts.name, error.message)
+            return
+        self._mesh.claim()
+
     async def digest_of(self, model: ModelFacts) -> str:
         """Of all bytes of a model's files, for the mesh's settings. They are read once, and it is kept."""
 

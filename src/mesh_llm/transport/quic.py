@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import importlib
 import importlib.metadata
+import os
 import re
 from functools import cache
 from typing import Any
@@ -23,6 +24,8 @@ _PLACE = re.compile(r" \(/\S+:\d+:\d+\)$")
 @cache
 def iroh() -> Any:
     """The module of iroh's generated interface."""
+    # With RUST_BACKTRACE, as developers have it, each wrong signature would cost a tenth of a second.
+    os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
     try:
         version = importlib.metadata.version("iroh")
         module = importlib.import_module("iroh.iroh_ffi")

@@ -58,7 +58,8 @@ def read_revocation(signed: Signed, mesh: MeshId) -> Revocation:
 class Revocations:
     def __init__(self, mesh: MeshId) -> None:
         self._mesh = mesh
-        self._all: dict[tuple[NodeId, str], Revocation] = {}
+        self._all: dict[tuple[str, str], Revocation] = {}
+        """By the right that the signer had, and by invite: one who became an owner may say it again."""
         self._signed: set[Signed] = set()
         self._by_signer: Counter[NodeId] = Counter()
         self._by_branch: Counter[NodeId | None] = Counter()
@@ -84,7 +85,7 @@ class Revocations:
                 if signed in self._signed:
                     continue
                 revocation = read_revocation(signed, self._mesh)
-                key = revocation.signer, revocation.invite
+                key = signed.credential, revocation.invite
                 if key not in self._all and self.has_room(revocation.signer, revocation.credential):
                     self._keep(key, revocation)
                     news.append(revocation)
@@ -110,7 +111,7 @@ class Revocations:
                     return revocation
         return None
 
-    def _keep(self, key: tuple[NodeId, str], revocation: Revocation) -> None:
+    def _keep(self, key: tuple[str, str], revocation: Revocation) -> None:
         self._all[key] = revocation
         self._signed.add(revocation.signed)
         self._by_signer[revocation.signer] += 1

@@ -32,8 +32,9 @@ class OwnersSettings:
     signed: Signed
 
     @property
-    def rank(self) -> tuple[int, NodeId]:
-        return self.settings.version, self.signer.node
+    def rank(self) -> tuple[int, NodeId, str, str]:
+        """One version twice: all nodes have to choose the same one of them."""
+        return self.settings.version, self.signer.node, self.signed.text, self.signed.credential
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,8 +45,8 @@ class Membership:
     """None until the node has joined one: until then it admits nobody."""
     credential: Credential = ()
     revocations: Revocations = field(default_factory=lambda: Revocations(MeshId("")))
-    owners: dict[NodeId, OwnersSettings] = field(default_factory=dict)
-    """The last word of each owner."""
+    owners: dict[str, OwnersSettings] = field(default_factory=dict)
+    """The last word of each owner, by its credential: let in again, it starts anew."""
     admissions: Admissions = field(default_factory=Admissions)
 
     @classmethod
@@ -108,16 +109,13 @@ class Membership:
             settings = settings_from_document(Fields(json.loads(signed.text), "claim").get("settings"))
         except (ValueError, RecursionError, MalformedMessage):
             raise Forged("settings that make no sense") from None
-        known = self.owners.get(signer.node)
+        known = self.owners.get(signed.credential)
         is_full = known is None and len(self.owners) >= OWNERS_LIMIT
-        # One version twice: all nodes have to choose the same one of them.
-        is_old = known is not None and (settings.version, signed.text) <= (
-            known.settings.version,
-            known.signed.text,
-        )
+        new = OwnersSettings(settings=settings, signer=signer, signed=signed)
+        is_old = known is not None and new.rank <= known.rank
         if is_full or is_old or settings.version > counts_up_to(now):
             return False
-        self.owners[signer.node] = OwnersSettings(settings=settings, signer=signer, signed=signed)
+        self.owners[signed.credential] = new
         return True
 
     def revoke(self, invite: str, identity: Identity) -> None:

@@ -13,6 +13,7 @@ from mesh_llm.membership.record import Record, read_record, record_text, told
 from mesh_llm.node.mesh import _now
 from mesh_llm.node.node import Node
 from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.network import Membership, Network, NetworkConfig
 from mesh_llm.types import NodeFacts, NodeId, Role
 from tests.support.membership_world import seal
 
@@ -24,6 +25,9 @@ def a_node(folder: Path, **options: Any) -> Node:
     node.identity = Identity.from_secret(b"\1" * 32)
     node._new_secret = None
     node._compose()
+    # Bound to nothing: it has no peers, and signs what the node says.
+    config = NetworkConfig(identity=node.identity, bind_ip="127.0.0.1", no_relay=True)
+    node.mesh.attach(Network(config, Membership.create(node.identity), node.mesh), {})
     return node
 
 

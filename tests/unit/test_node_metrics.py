@@ -20,7 +20,7 @@ from mesh_llm.node.node import Node
 from mesh_llm.node.run import Run
 from mesh_llm.node.status import document
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.network import Network, Peer
+from mesh_llm.transport.network import Peer
 from mesh_llm.types import (
     Mode,
     NodeId,
@@ -234,7 +234,7 @@ async def test_links_are_those_to_peers(node: Node) -> None:
 
     seen = scrape(node)
 
-    assert seen.of("mesh_llm_peers", "role") == {"node": 1, "client": 1}
+    assert seen.of("mesh_llm_peers", "role") == {"owner": 0, "node": 1, "client": 1}
     assert seen.of("mesh_llm_members", "standing")["alive"] == 4
     assert seen.value("mesh_llm_link_round_trip_seconds", id=ANN[:16]) == 0.004
     assert seen.of("mesh_llm_link_sent_bytes_total", "id") == {ANN[:16]: 2000, BEN[:16]: 0}
@@ -278,11 +278,9 @@ async def test_deaths_starts_and_plans_are_counted(node: Node) -> None:
 
 
 async def test_connections_are_counted_as_they_come_and_go(node: Node) -> None:
-    network = SimpleNamespace(peers={}, mesh=SimpleNamespace(revoked=set()))
-    node.mesh.attach(cast(Network, network), {})
     ends: tuple[dict[str, bool], ...] = ({"left": True}, {"ended_here": True}, {})
     for end in ends:
-        peer = SimpleNamespace(id=ANN, role=Role.NODE, credential=(), was_expelled_by=False)
+        peer = SimpleNamespace(id=ANN, role=Role.NODE, credential=(), send=list)
         peer.left = peer.ended_here = False
         peer.__dict__.update(end)
         node.mesh.on_peer(cast(Peer, peer))
@@ -355,7 +353,7 @@ async def test_a_large_mesh_costs_little(node: Node) -> None:
 
     seen = Scrape(text)
     assert seen.of("mesh_llm_members", "standing")["alive"] == 1001
-    assert seen.of("mesh_llm_peers", "role") == {"node": 100, "client": 100}
+    assert seen.of("mesh_llm_peers", "role") == {"owner": 0, "node": 100, "client": 100}
     shown = seen.of("mesh_llm_link_sent_bytes_total", "id")
     assert len(shown) == 64
     assert {id[:16] for id in partners} <= shown.keys()

@@ -53,9 +53,9 @@ class Shelf:
         return NOW
 
 
-def supply(home: Path, *, creator: bool = False, model: str | None = None) -> Supply:
+def supply(home: Path, *, owner: bool = False, model: str | None = None) -> Supply:
     unused: Any = None
-    entry: Any = Entry(settings=planning.settings(fingerprint=NOW.fingerprint), sets_plan=creator)
+    entry: Any = Entry(settings=planning.settings(fingerprint=NOW.fingerprint), sets_plan=owner)
     shelf: Any = Shelf()
     return Supply(
         config=NodeConfig(home=home, model=model),
@@ -79,8 +79,8 @@ async def test_what_a_member_was_given_has_to_be_the_meshs(tmp_path: Path) -> No
         await supply(tmp_path, model="mine.gguf").obtain(THEN)
 
 
-async def test_a_creators_file_is_the_meshs(tmp_path: Path) -> None:
-    assert await supply(tmp_path, creator=True).obtain(THEN) is THEN
+async def test_an_owners_file_is_the_meshs(tmp_path: Path) -> None:
+    assert await supply(tmp_path, owner=True).obtain(THEN) is THEN
 
 
 class Away:

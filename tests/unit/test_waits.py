@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,8 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
         machine_memory_bytes=64 * GB,
         speed=speed(40),
         models=(HELD,),
-        settings=agreed,
     )
+    node.mesh.membership.set(agreed, node.identity, now=time.time())
     plan = decide(node.mesh.snapshot(), facts, agreed, current=None)
     node.mesh.publish(serving=ServingPlan(epoch=1, plan=plan))
     monkeypatch.setattr(node, "upstream", lambda: Upstream(url=HERE, key=""))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.defaults import FAILED_OVERALL, FAILED_OVERALL_REFILL_S, HANDSHAKES_LIMIT
+from mesh_llm.defaults import FAILED_OVERALL, FAILED_OVERALL_REFILL_S, HANDSHAKES_LIMIT, PROTOCOL_VERSION
 from mesh_llm.errors import InviteRefused, JoinRefused
 from mesh_llm.transport import attempts, handshake, invite
 from mesh_llm.transport.closing import Closing, Code, closing_of
@@ -127,10 +127,11 @@ async def test_an_inviter_that_has_left_its_mesh(mesh: Mesh) -> None:
 
 
 async def test_an_inviter_that_was_expelled_grants_nothing(mesh: Mesh) -> None:
-    _, second = await mesh.pair()
+    first, second = await mesh.pair()
     joiner = await mesh.member()
     token = second.token()
-    second.network.expel([second.network.mesh.credential[0].invite])
+    first.network.mesh.revoke(second.network.mesh.credential[0].invite, first.identity)
+    second.network.mesh.take_revocations(first.network.mesh.revocations.signed)
 
     assert await refusal(joiner, token) == "the token was revoked"
 
@@ -163,9 +164,9 @@ async def test_an_inviter_that_does_not_know_the_secret(mesh: Mesh) -> None:
         connection = await (await (await liar.endpoint.accept_next()).accept()).connect()
         control = Control(await connection.accept_bi())
         await control.expect(FrameType.HELLO)
-        await control.write(FrameType.HELLO, {"version": 1, "nonce": "00" * 16})
+        await control.write(FrameType.HELLO, {"version": PROTOCOL_VERSION, "nonce": "00" * 16})
         await control.expect(FrameType.PROVE)
-        body = {"proof": "00" * 32, "granted": [], "welcome": {}, "credential": []}
+        body = {"proof": "00" * 32, "granted": "", "welcome": {}, "credential": ""}
         await control.write(FrameType.ADMITTED, {**body, "instance": "00" * 8, "gone": []})
         return connection
 
@@ -197,7 +198,7 @@ async def test_another_protocol_altogether(mesh: Mesh) -> None:
     assert caught.value.hint == "update mesh-llm on both machines"
 
 
-@pytest.mark.parametrize(("version", "code"), [(0, Code.TOO_OLD), (2, Code.TOO_NEW)])
+@pytest.mark.parametrize(("version", "code"), [(0, Code.TOO_OLD), (1, Code.TOO_OLD), (3, Code.TOO_NEW)])
 async def test_another_version_is_told_and_nothing_else(mesh: Mesh, version: int, code: Code) -> None:
     first, stranger = await mesh.creator(), await mesh.stranger()
 
@@ -257,7 +258,7 @@ async def say(stranger: Stranger, member: Member, data: bytes) -> tuple[bytes, C
 
 
 def hello() -> bytes:
-    return encode_frame(FrameType.HELLO, {"version": 1, "nonce": "00" * 16})
+    return encode_frame(FrameType.HELLO, {"version": PROTOCOL_VERSION, "nonce": "00" * 16})
 
 
 @pytest.mark.parametrize(
@@ -273,9 +274,13 @@ def hello() -> bytes:
         pytest.param(
             encode_frame(FrameType.HELLO, {"version": True, "nonce": "00" * 16}), id="a strange version"
         ),
-        pytest.param(encode_frame(FrameType.HELLO, {"version": 1, "nonce": "0"}), id="a short nonce"),
         pytest.param(
-            encode_frame(FrameType.HELLO, {"version": 1, "nonce": ["x"] * 32}), id="a strange nonce"
+            encode_frame(FrameType.HELLO, {"version": 2, "oldest": "1", "nonce": "00" * 16}),
+            id="a strange oldest version",
+        ),
+        pytest.param(encode_frame(FrameType.HELLO, {"version": 2, "nonce": "0"}), id="a short nonce"),
+        pytest.param(
+            encode_frame(FrameType.HELLO, {"version": 2, "nonce": ["x"] * 32}), id="a strange nonce"
         ),
     ],
 )
@@ -293,14 +298,14 @@ async def test_garbage_before_the_hello(mesh: Mesh, data: bytes) -> None:
     ("data", "code"),
     [
         (encode_frame(FrameType.PROVE, {}), Code.WRONG),
-        (encode_frame(FrameType.PROVE, {"credential": [], "instance": "00" * 8, "gone": []}), Code.WRONG),
+        (encode_frame(FrameType.PROVE, {"credential": "", "instance": "00" * 8, "gone": []}), Code.WRONG),
         (encode_frame(FrameType.PROVE, {"credential": [{"node": 1}]}), Code.WRONG),
         (encode_frame(FrameType.PROVE, {"credential": {"a": [[[]]]}}), Code.WRONG),
         (encode_frame(FrameType.PROVE, {"invite": "00" * 8}), Code.MALFORMED),
         (encode_frame(FrameType.PROVE, {"invite": 5, "proof": "00" * 32}), Code.MALFORMED),
         (encode_frame(FrameType.PROVE, {"invite": "00" * 8, "proof": "00" * 32}), Code.WRONG),
         (encode_frame(FrameType.MESSAGE, {}), Code.MALFORMED),
-        (encode_frame(FrameType.HELLO, {"version": 1, "nonce": "00" * 16}), Code.MALFORMED),
+        (hello(), Code.MALFORMED),
         (HEAD.pack(2, 1, 99) + b"{}", Code.MALFORMED),
     ],
 )
@@ -310,8 +315,8 @@ async def test_garbage_after_the_hello(mesh: Mesh, data: bytes, code: Code) -> N
     received, end = await say(stranger, first, hello() + data)
 
     assert end.code is code
-    # A version and a nonce is all that one learns, if that.
-    assert received == b"" or set(decoded(received)) == {"version", "nonce"}
+    # Versions and a nonce is all that one learns, if that.
+    assert received == b"" or set(decoded(received)) == {"version", "oldest", "nonce"}
     assert first.id not in end.reason
     await nothing_happened(first)
 

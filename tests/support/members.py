@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -58,7 +59,7 @@ class Recorder:
         self.note("address")
 
     def kinds_for(self, role: Role) -> Collection[str]:
-        return NODE_KINDS if role is Role.NODE else CLIENT_KINDS
+        return CLIENT_KINDS if role is Role.CLIENT else NODE_KINDS
 
     def welcome(self, node: NodeId, role: Role) -> dict[str, Any]:
         return {"welcome": node, "as": role.value}
@@ -119,7 +120,8 @@ class Member:
 
     def written(self) -> Membership:
         """The membership as it comes back from a file."""
-        return Membership.from_document(json.loads(json.dumps(self.network.mesh.to_document())))
+        document = json.loads(json.dumps(self.network.mesh.to_document()))
+        return Membership.from_document(document, now=time.time())
 
 
 class Mesh:

@@ -145,13 +145,17 @@ class Network:
     # -- invites ---------------------------------------------------------------------------------
 
     def invite(
-        self, *, role: Role = Role.NODE, lifetime_s: float | None = INVITE_LIFETIME_S
+        self,
+        *,
+        role: Role = Role.NODE,
+        lifetime_s: float | None = INVITE_LIFETIME_S,
+        limit: int | None = None,
     ) -> tuple[IssuedInvite, str]:
         """A new invite and its token."""
         check_may_invite(self.mesh.role(self.id), role)
         mesh = self.mesh.mesh
         assert mesh is not None
-        issued = self.mesh.admissions.issue(role=role, now=time.time(), lifetime_s=lifetime_s)
+        issued = self.mesh.admissions.issue(role=role, now=time.time(), lifetime_s=lifetime_s, limit=limit)
         content = Invite(
             id=issued.id,
             mesh=mesh,

@@ -109,8 +109,6 @@ class Introduction:
     link: str
     """The connection's name, the same on both sides."""
     gone: frozenset[str]
-    invite: str | None = None
-    """By which it comes in, at this moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,12 +207,16 @@ def _admit_by_invite(
     except (CredentialRefused, Expelled):
         # Expelled ourselves, or become a client since: our grants are worth nothing.
         raise Refusal(Code.REVOKED) from None
+    introduction = _introduction(prove, node, invite.role, granted, transcript)
+    # Counted here, not when it has confirmed: whoever has the credential is a member wherever it shows it.
+    if not membership.admissions.use(id, node):
+        raise Refusal(Code.USED)
     body = {
         "proof": proof(invite.secret, _INVITER, transcript).hex(),
         "granted": credentials.to_text(granted),
         "welcome": me.welcome(node, invite.role),
     }
-    return body, _introduction(prove, node, invite.role, granted, transcript, invite=id)
+    return body, introduction
 
 
 def _admit_by_credential(
@@ -332,13 +334,7 @@ def _check(membership: Membership, node: NodeId, body: dict[str, Any]) -> tuple[
 
 
 def _introduction(
-    body: dict[str, Any],
-    node: NodeId,
-    role: Role,
-    credential: Credential,
-    transcript: bytes,
-    *,
-    invite: str | None = None,
+    body: dict[str, Any], node: NodeId, role: Role, credential: Credential, transcript: bytes
 ) -> Introduction:
     gone = body.get("gone")
     if not isinstance(gone, list) or len(gone) > GONE_LIMIT or not all(isinstance(id, str) for id in gone):
@@ -350,7 +346,6 @@ def _introduction(
         instance=_matching(body, "instance", _SHORT),
         link=hashlib.sha256(b"mesh-llm link 1\0" + transcript).hexdigest()[:16],
         gone=frozenset(gone),
-        invite=invite,
     )
 
 

@@ -73,8 +73,6 @@ class Roster:
             raise Refusal(Code.BUSY)
         if old is None and self._is_crowd(introduction):
             raise Refusal(Code.CROWDED)
-        if introduction.invite is not None and not self._membership.admissions.use(introduction.invite, node):
-            raise Refusal(Code.USED)
         if old is not None:
             self.drop(old, Code.REPLACED if old.instance == introduction.instance else Code.OWN_ID)
         peer = Peer(

@@ -51,7 +51,7 @@ class Entry:
         self._known: dict[NodeId, Told] = {}
         """Members by what they have signed, to be found again."""
         self._hints: dict[NodeId, Address] = {}
-        """Where others may be, by a token or a home of before: tried once, and not kept."""
+        """Where others may be, by a token or a home of before: kept until they have signed it themselves."""
         self._ports = (0, 0)
         self.epoch = 0
         """The highest one of a plan that this home has heard of."""
@@ -349,8 +349,9 @@ class Entry:
             if new and (old is None or _address_of(old) != record.facts.address):
                 self._known.pop(record.node, None)
                 self._known[record.node] = told(record)
-        for node in [node for node in self._known if node in mesh.expelled]:
-            del self._known[node]
+        for node in mesh.expelled:
+            self._known.pop(node, None)
+            self._hints.pop(node, None)
         while len(self._known) > REMEMBERED_LIMIT:
             del self._known[next(iter(self._known))]
         self.epoch = max(self.epoch, mesh.highest_epoch())
@@ -368,7 +369,11 @@ class Entry:
             "version": takeover.HOME_VERSION,
             "membership": self.membership.to_document(),
             "members": [told_to_document(each) for each in self._known.values()],
-            "hints": [],
+            "hints": [
+                [node, list(address.direct), address.relay]
+                for node, address in self._hints.items()
+                if node not in self._known
+            ],
             "epoch": self.epoch,
             "ports": list(self._ports),
             "relay": relay,

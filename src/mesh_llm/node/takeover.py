@@ -33,7 +33,7 @@ def current(document: dict[str, Any], identity: Identity) -> dict[str, Any]:
         revocations=Revocations(MeshId(old["mesh"])),
     )
     for invite in invites:
-        if invite["revoked"]:
+        if invite["revoked"] and membership.revocations.has_room(identity.id, membership.credential):
             membership.revoke(invite["id"], identity)
     if document["settings"] is not None and old["mesh"] == identity.id:
         membership.set(settings_from_document(document["settings"]), identity, now=time.time())

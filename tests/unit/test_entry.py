@@ -10,6 +10,7 @@ import pytest
 from mesh_llm.config import PUBLIC_RELAYS, NodeConfig
 from mesh_llm.home import Home
 from mesh_llm.node.entry import Entry
+from mesh_llm.node.takeover import HOME_VERSION
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
 from mesh_llm.transport.membership import Membership
@@ -66,9 +67,12 @@ def test_a_relay_that_was_asked_for_comes_first(home: Home) -> None:
 def test_a_remembered_relay_can_be_left(home: Home) -> None:
     home.write_mesh(
         {
+            "version": HOME_VERSION,
             "membership": Membership.create(JOINER).to_document(),
-            "settings": None,
             "members": [],
+            "hints": [],
+            "epoch": 0,
+            "ports": [0, 0],
             "relay": OWN,
             "relay_token": "secret",
         }

@@ -42,8 +42,9 @@ class FakeManaged:
     document: dict[str, Any] = field(default_factory=lambda: {"node": {"name": "desk"}, "epoch": 1})
     looks: int = 0
     stopped: list[bool] = field(default_factory=list)
-    invited: list[tuple[Role, float | None]] = field(default_factory=list)
+    invited: list[tuple[Role, float | None, int | None]] = field(default_factory=list)
     revoked: list[str] = field(default_factory=list)
+    promoted: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
     async def status(self) -> dict[str, Any]:
@@ -65,8 +66,8 @@ class FakeManaged:
     def snapshot(self) -> dict[str, Any]:
         return {}
 
-    def invite(self, role: Role, lifetime_s: float | None) -> dict[str, Any]:
-        self.invited.append((role, lifetime_s))
+    def invite(self, role: Role, lifetime_s: float | None, limit: int | None = None) -> dict[str, Any]:
+        self.invited.append((role, lifetime_s, limit))
         return {"id": "1", "token": "mesh1-secret"}
 
     def invites(self) -> dict[str, Any]:
@@ -75,6 +76,10 @@ class FakeManaged:
     def revoke(self, id: str) -> dict[str, Any]:
         self.revoked.append(id)
         return {"revoked": id}
+
+    def promote(self, name: str) -> dict[str, Any]:
+        self.promoted.append(name)
+        return {"name": name}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -232,7 +237,7 @@ async def test_one_connection_too_many_is_closed(console: Bench, monkeypatch: py
 
 # -- the page's token ---------------------------------------------------------------------------
 
-CALLS = ("stop", "leave", "unload", "load", "invite", "revoke", "plan")
+CALLS = ("stop", "leave", "unload", "load", "invite", "revoke", "promote", "plan")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -243,6 +248,7 @@ async def test_management_needs_the_pages_token(console: Bench, call: str, token
     assert answer.status == 403
     assert (await answer.json())["error"] == "this needs the page's token"
     assert (console.node.stopped, console.node.invited, console.node.revoked) == ([], [], [])
+    assert console.node.promoted == []
 
 
 async def test_what_shows_secrets_or_plans_needs_it_as_well(console: Bench) -> None:
@@ -255,8 +261,10 @@ async def test_the_page_may_manage(console: Bench) -> None:
         200,
         {"id": "1", "token": "mesh1-secret"},
     )
+    assert (await console.call("/api/invite", {"role": "owner", "uses": 1}))[0] == 200
     assert await console.call("/api/invites", method="GET") == (200, {"invites": []})
     assert await console.call("/api/revoke", {"id": "1"}) == (200, {"revoked": "1"})
+    assert await console.call("/api/promote", {"name": "two"}) == (200, {"name": "two"})
     assert await console.call("/api/plan", {"split": True}) == (200, {"wishes": {"split": True}})
     assert await console.call("/api/unload") == (200, {"unloading": True})
     assert await console.call("/api/load") == (200, {"loading": True})
@@ -266,8 +274,9 @@ async def test_the_page_may_manage(console: Bench) -> None:
         200,
         {"stopping": True, "pid": os.getpid(), "parent_pid": os.getppid()},
     )
-    assert console.node.invited == [(Role.CLIENT, 60)]
-    assert (console.node.revoked, console.node.stopped) == (["1"], [True, False])
+    assert console.node.invited == [(Role.CLIENT, 60, None), (Role.OWNER, None, 1)]
+    assert (console.node.revoked, console.node.promoted) == (["1"], ["two"])
+    assert console.node.stopped == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -276,11 +285,15 @@ async def test_the_page_may_manage(console: Bench) -> None:
         ("[", "a call's body is a JSON object"),
         ("[]", "a call's body is a JSON object"),
         ("[" * 10_000, "a call's body is a JSON object"),
-        ('{"role": "king"}', "an invite is for a node or for a client"),
-        ('{"role": ["node"]}', "an invite is for a node or for a client"),
+        ('{"role": "king"}', "an invite is for an owner, a node or a client"),
+        ('{"role": ["node"]}', "an invite is for an owner, a node or a client"),
         ('{"lifetime_s": "long"}', "an invite lives for a second at least, and for ten years at most"),
         ('{"lifetime_s": true}', "an invite lives for a second at least, and for ten years at most"),
         ('{"lifetime_s": NaN}', "an invite lives for a second at least, and for ten years at most"),
+        *(
+            (f'{{"uses": {uses}}}', "an invite can be limited to 1 to 1000000 uses")
+            for uses in ("0", "-1", "1.5", "true", '"2"', "1000001")
+        ),
         (" " * (CONSOLE_BODY_LIMIT_BYTES + 1), "a call is no longer than 64 KiB"),
     ],
 )

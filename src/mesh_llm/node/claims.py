@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 KIND, PROMOTION = "claims", "promotion"
 _CLAIMS_LIMIT = 512
-"""Of one kind in one message: more than fit into it."""
+"""Of one kind in one message: the shortest are the creator's, whose credential is empty."""
 
 
 class ClaimsExchange:
@@ -51,16 +51,17 @@ class ClaimsExchange:
         if peer.role is Role.CLIENT:
             return
         settings, revocations = _read(body)
+        fresh: list[Signed] = []
         before = len(self._membership.revocations)
         try:
-            fresh = [each for each in settings if self._membership.take_settings(each, now=time.time())]
-            revoked = [each.signed for each in self._membership.take_revocations(revocations)]
+            for each in settings:
+                fresh += [each] if self._membership.take_settings(each, now=time.time()) else []
+            self._membership.take_revocations(revocations)
         except Forged as error:
             log.warning("closing peer=%s: it sent %s", peer.id[:8], error.message)
             peer.close(f"it sent {error.message}")
-            if len(self._membership.revocations) > before:
-                self._on_news()
-            return
+        # Also what was good beside something forged: known here by now, it would be news to nobody later.
+        revoked = self._membership.revocations.signed[before:]
         if fresh or revoked:
             others = [other for other in self._network.peers.values() if other is not peer]
             self._send(others, fresh, revoked)
@@ -99,7 +100,8 @@ def _messages(settings: list[Signed], revocations: list[Signed]) -> Iterator[dic
         batch: list[dict[str, object]] = []
         size_bytes = 0
         for signed in claims:
-            if batch and size_bytes + signed.size_bytes > CLAIMS_MESSAGE_BYTES:
+            full = len(batch) >= _CLAIMS_LIMIT or size_bytes + signed.size_bytes > CLAIMS_MESSAGE_BYTES
+            if batch and full:
                 yield {"kind": KIND, name: batch}
                 batch, size_bytes = [], 0
             batch.append(signed_to_document(signed))

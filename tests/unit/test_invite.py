@@ -50,7 +50,14 @@ def refusal(text: str) -> str:
 
 @pytest.mark.parametrize(
     "invite",
-    [SMALL, LARGE, replace(LARGE, own_relay=False), replace(SMALL, role=Role.CLIENT, address=Address())],
+    [
+        SMALL,
+        LARGE,
+        replace(LARGE, own_relay=False),
+        replace(LARGE, role=Role.OWNER),
+        replace(SMALL, role=Role.OWNER),
+        replace(SMALL, role=Role.CLIENT, address=Address()),
+    ],
 )
 def test_an_invite_comes_back_as_it_was(invite: Invite) -> None:
     token = encode(invite, INVITER)
@@ -158,6 +165,7 @@ def test_the_signature_must_be_the_inviters() -> None:
         pytest.param(invites._pack(SMALL) + b"\0", id="more than it needs"),
         pytest.param(invites._pack(SMALL)[:-1], id="less than it needs"),
         pytest.param(b"\x80" + invites._pack(SMALL)[1:], id="unknown flags"),
+        pytest.param(b"\x41" + invites._pack(SMALL)[1:], id="an owner and a client"),
         pytest.param(
             b"\x02" + invites._pack(SMALL)[1:41] + bytes.fromhex(INVITER.id) + invites._pack(SMALL)[41:],
             id="a foreign mesh that is the inviter's",

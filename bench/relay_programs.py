@@ -84,6 +84,9 @@ class _Node:
     def upstream(self) -> Upstream:
         return self._upstream
 
+    def engine(self, epoch: int) -> Upstream | None:
+        return None
+
     def health(self) -> Health:
         return Health(state=State.SERVING, reason="", model="none")
 

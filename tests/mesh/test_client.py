@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.errors import PeerLost, UsageError
 from mesh_llm.membership.member import Standing
-from mesh_llm.membership.messages import Update, to_document
-from mesh_llm.membership.record import Record
+from mesh_llm.membership.messages import Guest, Update, signed_to_document, to_document
+from mesh_llm.membership.record import Record, record_text, told
+from mesh_llm.transport.claims import Claim
 from mesh_llm.transport.invite import decode
+from mesh_llm.transport.revocations import revocation_text
 from mesh_llm.types import HeldModel, Hosting, NodeFacts, Role, State
 from tests.support.command import Running, mesh_llm
 from tests.support.joining import TEXT, JoiningNode, Lab, lab, left_out, names_of, refused, write_model
@@ -178,7 +181,11 @@ async def test_no_hand_made_stream_of_a_clients_is_served(mesh: tuple[Lab, Joini
             with pytest.raises(PeerLost):
                 await stream.read_document()
         # Nor may it tell who is expelled, or that it is something better.
-        peer.send({"revoked": [grant.invite for grant in client.network.mesh.credential]})
+        membership = client.network.mesh
+        revocation = membership.seal(
+            client.identity, Claim.REVOCATION, revocation_text(membership.credential[-1].invite)
+        )
+        peer.send({"kind": "claims", "revocations": [signed_to_document(revocation)]})
         liar = NodeFacts(
             name="liar",
             role=Role.NODE,
@@ -189,7 +196,9 @@ async def test_no_hand_made_stream_of_a_clients_is_served(mesh: tuple[Lab, Joini
             state=State.SERVING,
         )
         record = Record(node=client.id, incarnation=1, sequence=1, standing=Standing.ALIVE, facts=liar)
-        peer.send(to_document(Update(records=(record,))))
+        signed = membership.seal(client.identity, Claim.RECORD, record_text(record))
+        peer.send(to_document(Update(records=(told(replace(record, signed=signed)),))))
+        peer.send(to_document(Guest(name="liar", version=__version__, state=State.SERVING, reason="")))
         await asyncio.to_thread(
             one.until_status,
             lambda status: left_out(status).get("liar") == "is a client",

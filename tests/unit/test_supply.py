@@ -190,7 +190,7 @@ OURS, PRIVATE, NEXT = (Fingerprint(name) for name in ("ours", "private", "next")
 class Disk:
     """A joiner whose models folder has the mesh's model and others."""
 
-    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, *, creator: bool = False) -> None:
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, *, owner: bool = False) -> None:
         self.paths = {home / f"{name}.gguf": Fingerprint(name) for name in (PRIVATE, OURS, NEXT)}
         for path in self.paths:
             path.write_bytes(b"bytes of " + path.name.encode())
@@ -198,7 +198,7 @@ class Disk:
         monkeypatch.setattr(self.shelf, "look", self._look)
         monkeypatch.setattr(shelving, "_candidates", lambda settings: list(self.paths))
         monkeypatch.setenv("MESH_LLM_MODELS", str(home))
-        self.entry = Entry(settings=planning.settings(fingerprint=OURS, model="ours"), sets_plan=creator)
+        self.entry = Entry(settings=planning.settings(fingerprint=OURS, model="ours"), sets_plan=owner)
         self.supply = supply(home)
         self.published: list[dict[str, Any]] = []
         for name, value in {"_entry": self.entry, "_shelf": self.shelf, "_mesh": self}.items():
@@ -305,7 +305,7 @@ async def test_members_hear_at_once_that_it_is_no_longer_given(
 async def test_a_creator_that_has_not_settled_gives_nothing_but_what_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = Disk(tmp_path, monkeypatch, creator=True)
+    disk = Disk(tmp_path, monkeypatch, owner=True)
     unsettled: Any = None
     disk.entry.settings = unsettled
     await disk.shelf.read(tmp_path / "ours.gguf")

@@ -180,7 +180,7 @@ def test_hints_are_kept_until_somebody_is_found(home: Home) -> None:
     """Machines are updated one after the other: the first ones find nobody, and are started again."""
     home.write_mesh(written("creator-0.1.json"))
 
-    started(home, CREATOR)._write()
+    started(home, CREATOR).write()
 
     document = home.read_mesh()
     assert document is not None
@@ -192,7 +192,7 @@ def test_what_was_taken_over_is_written_as_this_version_does(home: Home) -> None
     home.write_mesh(written("creator-0.1.json"))
     before = started(home, CREATOR)
 
-    before._write()
+    before.write()
 
     after = started(home, CREATOR)
     assert after.membership.to_document() == before.membership.to_document()

@@ -45,7 +45,7 @@ class Forwarding:
         stream = await helper.open("forward", {"to": node})
         try:
             async with asyncio.timeout(FORWARD_PROOF_S):
-                await _prove(stream, mesh.membership, mesh.identity, to=node, kind=kind, header=header)
+                await prove(stream, mesh.membership, mesh.identity, to=node, kind=kind, header=header)
         except TimeoutError:
             stream.reset()
             names = f"{mesh.name_of(node)} does not answer through {mesh.name_of(helper.id)}"
@@ -67,7 +67,7 @@ class Forwarding:
         """Somebody beyond another member: it has to prove who it is."""
         try:
             async with asyncio.timeout(FORWARD_PROOF_S):
-                asked = await _challenge(stream, self._mesh.membership, self._mesh.me)
+                asked = await challenge(stream, self._mesh.membership, self._mesh.me)
         except (Forged, MalformedMessage, TimeoutError) as error:
             log.info("stream refused between=%s: %r", between.id[:8], error)
             stream.reset()
@@ -89,7 +89,7 @@ class Forwarded:
     header: dict[str, Any]
 
 
-async def _prove(
+async def prove(
     stream: Stream,
     membership: Membership,
     identity: Identity,
@@ -106,7 +106,7 @@ async def _prove(
     await stream.write_document(signed_to_document(membership.seal(identity, Claim.STREAM, text)))
 
 
-async def _challenge(stream: Stream, membership: Membership, me: NodeId) -> Forwarded:
+async def challenge(stream: Stream, membership: Membership, me: NodeId) -> Forwarded:
     """Who has opened it, and for what; raises `Forged` or `MalformedMessage`."""
     assert membership.mesh is not None
     nonce = secrets.token_hex(_NONCE_BYTES)

@@ -268,13 +268,11 @@ class Node:
         self._reflect()
 
     def _tell_model(self, facts: ModelFacts | None) -> None:
-        if facts is None:
-            self._say("model", f"There is no {self.model_name} here, and --no-fetch: nothing is lent")
-            return
-        self._say("model", described(self.config, facts))
+        missing = f"There is no {self.model_name} here, and --no-fetch: nothing is lent"
+        self._say("model", missing if facts is None else described(self.config, facts))
 
     def _on_other_model(self) -> None:
-        """The mesh's creator has chosen another one, or it has come at last."""
+        """An owner of the mesh has chosen another one, or it has come at last."""
         self.mesh.publish(**self.supply.told())
         self.hosting.wake()
         self._reflect()
@@ -293,8 +291,7 @@ class Node:
 
     @property
     def model_name(self) -> str:
-        settings = self.mesh.settings() or self.entry.settings
-        if settings is not None:
+        if (settings := self.entry.settings) is not None:
             return settings.alias
         return self.config.alias or self.config.model or DEFAULT_MODEL
 

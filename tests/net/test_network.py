@@ -264,12 +264,8 @@ async def test_revoking_expels(mesh: Mesh) -> None:
     # Until it hears of it, it would take the old connection for a good one.
     await third.handler.until(lambda: first.id not in third.network.peers, "third hears of it, too")
     for expelled in (second, third):
-        with pytest.raises(Expelled) as caught:
+        with pytest.raises(Expelled, match=r"^this node was expelled from its mesh: "):
             await expelled.connect(first)
-        invite = second.network.mesh.credential[0].invite
-        assert (
-            caught.value.message == f"this node was expelled from its mesh: its invite {invite} was revoked"
-        )
 
 
 async def test_news_of_revoked_invites(mesh: Mesh) -> None:

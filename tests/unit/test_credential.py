@@ -245,7 +245,7 @@ def test_who_has_joined_nothing_is_nobody() -> None:
         Membership().role(ANNE.id)
 
 
-def test_who_was_expelled_is_told_by_which_invite() -> None:
+def test_who_was_expelled_is_told() -> None:
     creator = Membership.create(CREATOR)
     creator.revoke(FIRST, CREATOR)
     membership = Membership(mesh=MESH, credential=BERTS, revocations=Revocations(MESH))
@@ -253,7 +253,7 @@ def test_who_was_expelled_is_told_by_which_invite() -> None:
 
     membership.take_revocations(creator.revocations.signed)
 
-    with pytest.raises(Expelled, match=rf"^this node was expelled .* its invite {FIRST} was revoked$"):
+    with pytest.raises(Expelled, match=r"^this node was expelled from its mesh: "):
         membership.role(BERT.id)
 
 

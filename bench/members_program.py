@@ -18,6 +18,7 @@ import gc
 import json
 import sys
 import time
+from inspect import signature
 from typing import Any
 
 import mesh_llm
@@ -40,7 +41,9 @@ _FACTS: dict[str, Any] = {
 
 class Members:
     def __init__(self, count: int) -> None:
-        self._world = World(seed=1, tick_s=TICK_S, weigh_every=1)
+        # Where members sign what they say, it is verified, too: that is part of what they cost.
+        verifies = "verify" in signature(World).parameters
+        self._world = World(seed=1, tick_s=TICK_S, weigh_every=1, **({"verify": True} if verifies else {}))
         self._count = count
         self._changed = 0
         self._crashed = 0

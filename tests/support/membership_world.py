@@ -22,7 +22,7 @@ from mesh_llm.membership.record import Record, Told, read_record
 from mesh_llm.membership.ring import chosen
 from mesh_llm.membership.view import View
 from mesh_llm.transport.claims import Claim, sign, signer_of
-from mesh_llm.transport.credential import extend
+from mesh_llm.transport.credential import check, extend, from_text
 from mesh_llm.transport.identity import Identity
 from mesh_llm.types import Address, MeshId, NodeFacts, NodeId, Role, Signed
 
@@ -51,12 +51,13 @@ class Trust:
     def seal(self, name: object) -> Callable[[str], Signed]:
         return seal
 
-    def open(self, told: Told) -> Record | None:
-        return opened(told)
+    def open(self) -> Callable[[Told], Record | None]:
+        """For one node."""
+        return opened
 
 
 class RealTrust(Trust):
-    """As real nodes do: each with a key and an invite of the first one's, every record read and verified."""
+    """As real nodes do: each with a key and an invite of the creator's, every record read and verified."""
 
     def __init__(self) -> None:
         self._creator = _identity("creator")
@@ -67,15 +68,23 @@ class RealTrust(Trust):
 
     def seal(self, name: object) -> Callable[[str], Signed]:
         identity = _identity(name)
-        credential = extend(
-            (), self.mesh, self._creator, identity.id, Role.NODE, f"{hash(name) % 2**64:016x}"
-        )
+        invite = identity.id[:16]
+        credential = extend((), self.mesh, self._creator, identity.id, Role.NODE, invite)
         return lambda text: sign(identity, self.mesh, credential, Claim.RECORD, text)
 
-    def open(self, told: Told) -> Record | None:
-        assert told.signed is not None
-        assert signer_of(told.signed, self.mesh, Claim.RECORD).node == told.node
-        return read_record(told)
+    def open(self) -> Callable[[Told], Record | None]:
+        checked: set[str] = set()
+
+        def verified(told: Told) -> Record | None:
+            assert told.signed is not None
+            if told.signed.credential not in checked:
+                # Checked once by every node; those of this process would find it checked by another one.
+                checked.add(told.signed.credential)
+                check(from_text(told.signed.credential), self.mesh, told.node)
+            assert signer_of(told.signed, self.mesh, Claim.RECORD).node == told.node
+            return read_record(told)
+
+        return verified
 
 
 @cache
@@ -163,7 +172,7 @@ class World:
             now=self.now,
             seed=self.random.getrandbits(64),
             seal=self.trust.seal(key),
-            open=self.trust.open,
+            open=self.trust.open(),
         )
         host = self.hosts[key] = Host(key=key, id=me, view=view, born=self.now)
         self._keys.setdefault(me, {})[key] = None

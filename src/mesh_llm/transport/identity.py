@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
+from mesh_llm.defaults import CLAIMS_CHECKED
 from mesh_llm.transport.quic import iroh
 from mesh_llm.types import NodeId
 
@@ -37,11 +40,16 @@ def verify(node: NodeId, message: bytes, signature: bytes) -> bool:
         return False
     ffi = iroh()
     try:
-        key = ffi.EndpointId.from_bytes(bytes.fromhex(node))
-        key.verify(message, ffi.Signature.from_bytes(signature))
+        _key(node).verify(message, ffi.Signature.from_bytes(signature))
     except ffi.IrohError:
         return False
     return True
+
+
+@lru_cache(maxsize=CLAIMS_CHECKED)
+def _key(node: NodeId) -> Any:
+    """Members sign again and again; to read a key takes a sixth of a verification."""
+    return iroh().EndpointId.from_bytes(bytes.fromhex(node))
 
 
 def is_node_id(value: object) -> bool:

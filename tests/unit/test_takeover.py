@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,12 @@ def started(home: Home, identity: Identity, **options: Any) -> Entry:
     entry = Entry(home, NodeConfig(home=home.path, **options), identity)
     entry.read()
     return entry
+
+
+def bound(entry: Entry) -> None:
+    """On other ports than the last time, which the home is to remember."""
+    network: Any = SimpleNamespace(ports=(40003, 40004))
+    entry.opened(network)
 
 
 def test_a_creator_and_what_it_claimed(home: Home) -> None:
@@ -180,7 +187,7 @@ def test_hints_are_kept_until_somebody_is_found(home: Home) -> None:
     """Machines are updated one after the other: the first ones find nobody, and are started again."""
     home.write_mesh(written("creator-0.1.json"))
 
-    started(home, CREATOR).write()
+    bound(started(home, CREATOR))
 
     document = home.read_mesh()
     assert document is not None
@@ -192,7 +199,7 @@ def test_what_was_taken_over_is_written_as_this_version_does(home: Home) -> None
     home.write_mesh(written("creator-0.1.json"))
     before = started(home, CREATOR)
 
-    before.write()
+    bound(before)
 
     after = started(home, CREATOR)
     assert after.membership.to_document() == before.membership.to_document()

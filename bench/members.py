@@ -150,7 +150,11 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
 async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     seen, notes = await _rounds(trees.both, plan)
     rows = (
-        ratio_row(_title(phase, plan), revision.sides(seen[phase.name], phase.unit, digits=3), MOST)
+        ratio_row(
+            _title(phase, plan),
+            revision.sides(seen[phase.name], phase.unit, digits=3),
+            None if phase.whole else MOST,
+        )
         for phase in PHASES
     )
     return tuple(rows), notes
@@ -198,7 +202,8 @@ def _notes(nodes: int) -> tuple[str, ...]:
         f"{nodes} simulated members in one process, a tick each 0.25 s",
         "CPU time of that process for each node and simulated second (ms/s), idling included; the "
         "simulator's own is in it on both sides; every message goes through JSON and back for each receiver",
-        "a newcomer: CPU time of it and of the one member that teaches it, until it knows everybody",
+        "a newcomer: CPU time of it and of the one member that teaches it, until it knows everybody; without "
+        "a target: it happens once, and a newcomer has two signatures of everybody to verify",
     )
 
 

@@ -225,7 +225,7 @@ class World:
 
     def warm(self) -> None:
         """Everybody knows everybody and has its connections: a mesh that has been up for a while."""
-        records = [host.view.told(1)[0] for host in self.hosts.values()]
+        records = [host.view.told(1, size_bytes=1)[0] for host in self.hosts.values()]
         batches = updates(records)
         ring = sorted(host.id for host in self.hosts.values())
         by_id = {host.id: host for host in self.hosts.values()}

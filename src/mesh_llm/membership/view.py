@@ -92,11 +92,14 @@ class View:
         known = [record for node in scene.ledger.nodes() if (record := scene.ledger.get(node)) is not None]
         return (*known, *(kept.record for kept in scene.remembered.values()))
 
-    def told(self, limit: int) -> tuple[Told, ...]:
+    def told(self, most: int, *, size_bytes: int) -> list[Told]:
         """The same as they travel, for one who is admitted: this node and those connected to it first."""
         scene = self._scene
         near = sorted(self.records, key=lambda r: (r.node != scene.me, r.node not in scene.links))
-        return tuple(scene.told(record) for record in near[:limit])
+        found = [scene.told(record) for record in near[:most]]
+        while len(found) > 1 and sum(told.size_bytes for told in found) > size_bytes:
+            found.pop()
+        return found
 
     @property
     def digest(self) -> int:

@@ -18,6 +18,7 @@ from mesh_llm.defaults import (
     MESH_CONNECT_S,
     MESH_LINKS_PUBLISH_S,
     MESH_TICK_S,
+    REMEMBERED_LIMIT,
     WELCOME_BYTES,
 )
 from mesh_llm.errors import Expelled, Forged, MalformedMessage, MeshError, NodeUnreachable
@@ -54,8 +55,6 @@ from mesh_llm.types import (
 )
 
 log = logging.getLogger(__name__)
-
-_WELCOME_RECORDS = 64
 
 
 Service = Callable[[Origin, dict[str, Any], Stream], Awaitable[None]]
@@ -371,17 +370,14 @@ class Mesh:
 
     def welcome(self, node: NodeId, role: Role) -> dict[str, Any]:
         settings = self.membership.in_force
-        members: list[dict[str, object]] = []
-        size_bytes = 0
-        for told in self._view.told(_WELCOME_RECORDS):
-            size_bytes += told.size_bytes
-            if size_bytes > WELCOME_BYTES:
-                break
-            members.append(told_to_document(told))
+        # A use of the invite is written down before it is given.
+        self._on_change()
         return {
             "name": self.facts.name,
             "settings": signed_to_document(settings.signed) if settings is not None else None,
-            "members": members,
+            "members": [
+                told_to_document(told) for told in self._view.told(REMEMBERED_LIMIT, size_bytes=WELCOME_BYTES)
+            ],
         }
 
     # -- who may say what ----------------------------------------------------------------------

@@ -35,6 +35,14 @@ class Claim(StrEnum):
     STREAM = "stream"
 
 
+_NOUNS = {
+    Claim.RECORD: "a record",
+    Claim.SETTINGS: "settings",
+    Claim.REVOCATION: "a revocation",
+    Claim.STREAM: "a stream",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signer:
     node: NodeId
@@ -59,13 +67,13 @@ def signer_of(signed: Signed, mesh: MeshId, claim: Claim) -> Signer:
     try:
         signer = _holder(signed.credential, mesh)
     except CredentialRefused as error:
-        raise Forged(f"a {claim} of somebody who is no member: {error.message}") from None
+        raise Forged(f"{_NOUNS[claim]} of somebody who is no member: {error.message}") from None
     try:
         signature = base64.b64decode(signed.signature, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         signature = b""
     if not verify(signer.node, _message(mesh, claim, signed.text), signature):
-        raise Forged(f"a {claim} whose signature does not hold")
+        raise Forged(f"{_NOUNS[claim]} whose signature does not hold")
     return signer
 
 

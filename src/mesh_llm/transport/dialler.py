@@ -103,6 +103,7 @@ def join_refused(dropped: Dropped) -> JoinRefused:
         Code.EXPIRED: ("the token has expired", _NEW_TOKEN),
         Code.REVOKED: ("the token was revoked", _NEW_TOKEN),
         Code.USED: ("the token has been used as often as it may", _NEW_TOKEN),
+        Code.CROWDED: ("too many clients with this token are connected", "end one, or ask for another token"),
         Code.OWN_ID: ("the inviter runs with this node's identity", "give each node a home of its own"),
     }
     found = {Code.WRONG: ("the inviter could not prove that it made the token", _NEW_TOKEN)}

@@ -96,6 +96,8 @@ class Self:
     gone: Callable[[NodeId], list[str]]
     """Connections with a node that have ended here: it may not have noticed."""
     welcome: Callable[[NodeId, Role], dict[str, Any]]
+    is_crowd: Callable[[NodeId, Credential], bool] = lambda node, credential: False
+    """Whether as many clients with the same invite are connected as one node serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,8 @@ def _admit_by_invite(
         # Expelled ourselves, or become a client since: our grants are worth nothing.
         raise Refusal(Code.REVOKED) from None
     introduction = _introduction(prove, node, invite.role, granted, transcript)
+    if me.is_crowd(node, granted):
+        raise Refusal(Code.CROWDED)
     # Counted here, not when it has confirmed: whoever has the credential is a member wherever it shows it.
     if not membership.admissions.use(id, node):
         raise Refusal(Code.USED)
@@ -223,6 +227,8 @@ def _admit_by_credential(
     me: Self, node: NodeId, prove: dict[str, Any], transcript: bytes
 ) -> tuple[dict[str, Any], Introduction]:
     role, credential = _check(me.membership, node, prove)
+    if me.is_crowd(node, credential):
+        raise Refusal(Code.CROWDED)
     return {}, _introduction(prove, node, role, credential, transcript)
 
 

@@ -110,6 +110,8 @@ class Membership:
         except (ValueError, RecursionError, MalformedMessage):
             raise Forged("settings that make no sense") from None
         known = self.owners.get(signed.credential)
+        if known is None and len(self.owners) >= OWNERS_LIMIT:
+            self._forget_owners()
         is_full = known is None and len(self.owners) >= OWNERS_LIMIT
         new = OwnersSettings(settings=settings, signer=signer, signed=signed)
         is_old = known is not None and new.rank <= known.rank
@@ -117,6 +119,13 @@ class Membership:
             return False
         self.owners[signed.credential] = new
         return True
+
+    def _forget_owners(self) -> None:
+        """Those who are out: others need the room."""
+        strikes = self.revocations.strikes
+        self.owners = {
+            key: each for key, each in self.owners.items() if strikes(each.signer.credential) is None
+        }
 
     def revoke(self, invite: str, identity: Identity) -> None:
         """Sign that an invite is taken back; raises where this node's word would not be kept."""

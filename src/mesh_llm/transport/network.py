@@ -67,6 +67,7 @@ class Network:
             membership=mesh,
             gone=self._roster.gone,
             welcome=handler.welcome,
+            is_crowd=self._roster.is_crowd,
         )
         self.porch = Porch(me=self._self, roster=self._roster, spawn=self._spawn, handler=handler)
 
@@ -220,7 +221,7 @@ class Network:
             except TimeoutError:
                 log.info("could not join yet reason=no answer")
             except Dropped as error:
-                if not may_pass(error):
+                if not may_pass(error) or error.closing.code is Code.CROWDED:
                     raise join_refused(error) from None
                 log.info("could not join yet reason=%s", error)
             except handshake.SaidExpelled:

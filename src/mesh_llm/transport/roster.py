@@ -11,6 +11,7 @@ from typing import Any
 from mesh_llm.defaults import CLIENTS_PER_INVITE, PEERS_LIMIT
 from mesh_llm.transport.closing import Code
 from mesh_llm.transport.control import Control
+from mesh_llm.transport.credential import Credential, role_of
 from mesh_llm.transport.gate import Gate
 from mesh_llm.transport.handshake import GONE_LIMIT, Introduction, Refusal, is_arbiter
 from mesh_llm.transport.membership import Membership
@@ -71,7 +72,7 @@ class Roster:
         old = self.peers.get(node)
         if self._silent or (old is None and len(self.peers) >= PEERS_LIMIT):
             raise Refusal(Code.BUSY)
-        if old is None and self._is_crowd(introduction):
+        if self.is_crowd(node, introduction.credential):
             raise Refusal(Code.CROWDED)
         if old is not None:
             self.drop(old, Code.REPLACED if old.instance == introduction.instance else Code.OWN_ID)
@@ -90,13 +91,12 @@ class Roster:
         self._handler.on_peer(peer)
         return peer
 
-    def _is_crowd(self, introduction: Introduction) -> bool:
+    def is_crowd(self, node: NodeId, credential: Credential) -> bool:
         """Ids cost nothing: all that come by one client's token are one client, with so many connections."""
-        if introduction.role is not Role.CLIENT:
+        if node in self.peers or role_of(credential) is not Role.CLIENT:
             return False
-        invite = introduction.credential[-1].invite
-        same = (p for p in self.peers.values() if p.role is Role.CLIENT and p.credential[-1].invite == invite)
-        return sum(1 for _ in same) >= CLIENTS_PER_INVITE
+        clients = [peer.credential[-1] for peer in self.peers.values() if peer.role is Role.CLIENT]
+        return sum(grant.invite == credential[-1].invite for grant in clients) >= CLIENTS_PER_INVITE
 
     async def _run(self, peer: Peer) -> None:
         closing = await peer.run()

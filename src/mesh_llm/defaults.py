@@ -115,6 +115,8 @@ GATEWAY_BODY_BYTES_PER_S = 16 << 10
 """The slowest that a body may arrive while others find no room: an old telephone line is faster."""
 GATEWAY_BODY_LATE_S = 2.0
 """Behind that pace, before such a connection makes room: a lost packet or two cost less."""
+GATEWAY_UPLOAD_LATE_S = 20.0
+"""Behind that pace, for a body too large to be read before its turn: a slot waits for it."""
 GATEWAY_CONNECTIONS = 512
 """Of clients: all who wait in the queue and as many again; half of the descriptors that a process has."""
 GATEWAY_IDLE_CONNECTIONS = 128

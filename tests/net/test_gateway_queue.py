@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.turns import Turns
 from tests.support.raw_http import Answer, RawClient, connect, request_bytes
@@ -173,3 +174,22 @@ async def test_late(ask: Ask, send: Ask, slot: Slot, turns: Turns) -> None:
     assert late.header("Retry-After") == ["1"]
     slot.finish()
     assert await body_of(first) == "done a.0"
+
+
+async def test_a_large_body_that_stops_coming_gives_its_turn_back(
+    node: FakeNode, turns: Turns, slot: Slot
+) -> None:
+    """It is too large to be read before its turn."""
+    limits = Limits(replay_bytes=1000, upload_late_s=0.3)
+    gateway = Gateway(GatewayConfig(port=0, limits=limits), node, turns)
+    await gateway.start()
+    async with connect(gateway.port) as silent, connect(gateway.port) as honest:
+        await silent.send(request_bytes("POST", PATH, "Content-Length: 5000") + b"half")
+        await until(lambda: turns.taken == 1)
+        await honest.send(request_bytes("POST", PATH, body=b"hello"))
+        await until(lambda: slot.began == ["hello"])
+        answer = await silent.answer()
+        assert (answer.status, answer.json()["error"]["code"]) == (408, "body_late")
+        slot.finish()
+        assert await body_of(honest) == "done hello"
+    await gateway.stop()

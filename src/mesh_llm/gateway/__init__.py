@@ -3,9 +3,11 @@
 The life of a request:
 
 1. `server` takes the connection (`client`) and reads the headers; `guard` refuses strangers.
-2. `/health` and `/metrics` are answered here, from `upstream.Serving` and `metrics`.
+2. `/health` and `/metrics` are answered here, from `upstream.Serving` and `metrics`. What else is
+   offered is the table in `routes`; `headers` lists what passes either way.
 3. A request for text (`generation`, in one of the `dialects`) is asked for as a stream;
-   anything else goes to the engine as it came. What makes the engine compute waits for its
+   anything else goes to the engine as it came (`delivery`, and `redaction` where the engine tells of
+   itself). What makes the engine compute waits for its
    turn first (`turns`), here or, if the engine is elsewhere, there. `attempts` asks `Serving`
    where the engine listens, `proxy` takes a `connection` to it from the `pool`.
 4. The answer's body goes from the engine's socket to the client's within one callback:
@@ -17,6 +19,9 @@ The life of a request:
    nothing, the request is sent again; an answer under way goes on there, joined by `seam`.
    What cannot go on is explained: an error body where nothing was sent yet, an error event
    in an open event stream, a broken connection otherwise. Never a clean end.
+
+Other nodes' gateways (`guest`) ask for the engine here by `guests`: the same reading of requests, the
+same bounds, the same routes and the same queue, and no step 3 or 6, which are theirs.
 
 `failures` is the only place that writes an error for a client to read.
 """

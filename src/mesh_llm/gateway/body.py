@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError, HttpVersion11
 
 from mesh_llm.gateway import failures
+from mesh_llm.gateway.client import ClientConnection
 from mesh_llm.gateway.failures import Failure
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
@@ -27,6 +28,8 @@ class Body:
         limits: Limits,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
+        assert isinstance(request.protocol, ClientConnection)
+        self._connection = request.protocol
         self._on_bytes = on_bytes
         self._content = request.content
         self._exchange = exchange
@@ -82,7 +85,7 @@ class Body:
             yield self.start
         while not self.complete:
             try:
-                chunk = await self._next()
+                chunk = await self._next_in_time()
             except Failure as failure:
                 self.failure = failure
                 raise
@@ -114,6 +117,18 @@ class Body:
             except TimeoutError:
                 raise failures.body_late(self._limits.silence_s) from None
         self.start = b"".join(parts)
+
+    async def _next_in_time(self) -> bytes:
+        """An engine, and perhaps one of its slots, waits for it: it may not come by drops."""
+        limit_s = min(self._limits.upload_late_s, self._limits.silence_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                chunk = await self._next()
+        except TimeoutError:
+            raise failures.body_late(limit_s) from None
+        if self._connection.late_s > limit_s:
+            raise failures.body_late(limit_s)
+        return chunk
 
     async def _next(self) -> bytes:
         # Stays true when a time limit cuts the wait short: that is how its cause is known.

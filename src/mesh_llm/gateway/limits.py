@@ -16,6 +16,7 @@ from mesh_llm.defaults import (
     GATEWAY_REPLAY_BYTES,
     GATEWAY_RESUME_S,
     GATEWAY_SILENCE_S,
+    GATEWAY_UPLOAD_LATE_S,
     GUESTS_PER_ACCOUNT,
 )
 
@@ -33,4 +34,5 @@ class Limits:
     idle_connections: int = GATEWAY_IDLE_CONNECTIONS
     idle_s: float = GATEWAY_CLIENT_IDLE_S
     body_late_s: float = GATEWAY_BODY_LATE_S
+    upload_late_s: float = GATEWAY_UPLOAD_LATE_S
     head_s: float = GATEWAY_HEAD_S

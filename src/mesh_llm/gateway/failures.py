@@ -180,7 +180,7 @@ def no_such_model(name: str) -> Failure:
 
 def not_found(method: str, path: str) -> Failure:
     message = f"{method[:20]} {path[:100]} is not a route of this API"
-    return Failure(404, message, kind="invalid_request_error", code="not_found")
+    return Failure(404, message, kind="not_found_error", code="not_found")
 
 
 def not_offered(message: str) -> Failure:

@@ -179,7 +179,9 @@ def test_errors_have_the_shape_of_openais(
     reply = node.ask(path, body)
 
     error = reply.json()["error"]
-    assert (reply.status, error["type"], error["code"]) == (status, kind, status)
+    assert (reply.status, error["type"]) == (status, kind)
+    # The engine says its status once more; what the gateway refuses itself has a word.
+    assert error["code"] == ("not_found" if status == 404 else status)
     assert error["message"]
 
 

@@ -273,7 +273,7 @@ async def test_unreadable_requests(client: RawClient, engine: FakeEngine, raw: b
 
 async def test_percent_encoded_line_breaks_stay_encoded(client: RawClient, engine: FakeEngine) -> None:
     assert (await client.request("GET", "/props%0d%0aX-Injected:%201?a=%0d%0ab")).status == 404
-    target = "/v1/models/x%0D%0AX-Injected%3A%201?a=%0d%0ab"
+    target = "/v1/models?x%0D%0AX-Injected%3A%201&a=%0d%0ab"
     assert (await client.request("GET", target)).status == 200
     assert engine.seen[0].target == target
     assert engine.seen[0].header("X-Injected") == []

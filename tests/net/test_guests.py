@@ -33,19 +33,14 @@ PATH = "/v1/embeddings"
 
 
 class Ways:
-    """What a passage needs of the node's mesh here: streams to the other one, and whose they are."""
+    """What a passage needs of the node's mesh here: streams to the other one."""
 
     def __init__(self, me: Member) -> None:
         self._me = me
-        self.account = ""
-        """Of the next stream; empty: its node's."""
 
     async def open(self, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
         assert kind == "http"
         return await self._me.network.peers[node].open(HTTP, header)
-
-    def account_of(self, node: NodeId) -> str:
-        return self.account or node
 
 
 async def _no_link(node: NodeId, purpose: dict[str, Any], link: socket.socket) -> None:
@@ -67,12 +62,13 @@ class Host:
         self.headers: list[dict[str, Any]] = []
         self.streams = 0
         """That are served."""
-        self.ways = Ways(me)
+        self.account = ""
+        """Of the next stream; empty: its node's."""
         self.began: list[str] = []
         """Bodies of requests that the engine computes, in order."""
         self._may_end = asyncio.Semaphore(0)
         self.here = Passage(
-            cast(NodeMesh, self.ways), receive=_no_link, answer=gateway.serve_guest, bind_ip=None
+            cast(NodeMesh, Ways(me)), receive=_no_link, answer=gateway.serve_guest, bind_ip=None
         )
         self.passage = Passage(cast(NodeMesh, Ways(other)), receive=_no_link, answer=_no_guest, bind_ip=None)
         me.handler.on_stream = self._serve  # type: ignore[method-assign]
@@ -82,7 +78,7 @@ class Host:
         self.headers.append(header)
         self.streams += 1
         try:
-            await self.here.serve_http(peer.id, header, stream)
+            await self.here.serve_http(self.account or peer.id, header, stream)
         finally:
             self.streams -= 1
 
@@ -231,11 +227,11 @@ async def test_full(host: Host) -> None:
 
 @pytest.mark.parametrize("turns", [Turns(1, per_account=2)])
 async def test_one_account_does_not_fill_the_queue(host: Host, turns: Turns) -> None:
-    host.ways.account = "client:one"
+    host.account = "client:one"
     async with host.ask("a"), host.ask("b"), host.ask("c"):
         async with host.connect("d") as refused:
             assert (await refused.request("POST", PATH, body=b"x")).status == 429
-        host.ways.account = "client:two"
+        host.account = "client:two"
         async with host.ask("d"), connect(host.gateway.port) as here:
             await here.send(request_bytes("POST", PATH, body=b"x"))
             await host.until(waiting=4)
@@ -245,10 +241,10 @@ async def test_one_account_does_not_fill_the_queue(host: Host, turns: Turns) -> 
 async def test_fair_between_accounts_first(host: Host, turns: Turns) -> None:
     """However many clients one node has, or invents."""
     async with AsyncExitStack() as stack:
-        host.ways.account = "client:many"
+        host.account = "client:many"
         for number in range(6):
             await stack.enter_async_context(host.ask(f"client {number}", b"many"))
-        host.ways.account = "client:one"
+        host.account = "client:one"
         await stack.enter_async_context(host.ask("single", b"one"))
         async with connect(host.gateway.port) as here:
             await here.send(request_bytes("POST", PATH, body=b"here"))
@@ -428,7 +424,7 @@ async def test_bodies_that_are_kept_are_bounded(host: Host, monkeypatch: pytest.
     async with host.ask("a", bytes(60_000)) as first:
         async with host.connect("b") as second:
             assert (await second.request("POST", PATH, body=bytes(60_000))).status == 429
-        host.ways.account = "client:other"
+        host.account = "client:other"
         async with host.ask("c", bytes(60_000)):
             pass
         host.finish(2)
@@ -466,7 +462,7 @@ async def test_too_many_from_one_account(host: Host, monkeypatch: pytest.MonkeyP
     async with host.ask("a"), host.ask("b"):
         async with host.connect("c") as refused:
             assert (await refused.answer()).status == 429
-        host.ways.account = "client:other"
+        host.account = "client:other"
         async with host.connect("c") as client:
             assert (await client.request("GET", "/v1/models")).status == 200
     await host.until(taken=0, waiting=0)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from mesh_llm.node.trust import Origin
+from mesh_llm.transport.credential import Credential, Grant
+from mesh_llm.types import NodeId, Role
 
-from mesh_llm.node.mesh import Mesh
-from mesh_llm.transport.network import Network
-from mesh_llm.types import NodeFacts, NodeId, Role
-
-ME, NODE, CLIENT, TWIN, OTHER = (NodeId(letter * 64) for letter in "abcde")
+NODE, CLIENT, TWIN, OTHER = (NodeId(letter * 64) for letter in "bcde")
 
 
-def peer(role: Role, *invites: str) -> Any:
-    return SimpleNamespace(role=role, credential=tuple(SimpleNamespace(invite=invite) for invite in invites))
+def credential(node: NodeId, role: Role, *invites: str) -> Credential:
+    return tuple(Grant(node=node, role=role, invite=invite, signature=b"") for invite in invites)
+
+
+def account(node: NodeId, role: Role, *invites: str) -> str:
+    return Origin.of(node, role, credential(node, role, *invites)).account
 
 
 def test_all_who_came_in_by_one_clients_token_are_one() -> None:
-    facts = NodeFacts(name="me", role=Role.NODE, version="1")
-    mesh = Mesh(ME, facts, incarnation=1, on_change=lambda: None, on_refused=lambda node, reason: None)
-    peers = {
-        NODE: peer(Role.NODE, "first", "second"),
-        CLIENT: peer(Role.CLIENT, "first", "third"),
-        TWIN: peer(Role.CLIENT, "first", "third"),
-        OTHER: peer(Role.CLIENT, "first", "fourth"),
-    }
-    mesh.attach(cast(Network, SimpleNamespace(peers=peers)), {})
-    assert mesh.account_of(NODE) == NODE
-    assert mesh.account_of(CLIENT) == mesh.account_of(TWIN) == "client:third"
-    assert mesh.account_of(OTHER) == "client:fourth"
-    # Behind another node, and not known better than by its id.
-    assert mesh.account_of(NodeId("f" * 64)) == "f" * 64
+    first, second = (account(node, Role.CLIENT, "first", "third") for node in (CLIENT, TWIN))
+    assert first == second
+    assert account(OTHER, Role.CLIENT, "first", "fourth") != first
+
+
+def test_nodes_are_themselves() -> None:
+    assert account(NODE, Role.NODE, "first", "second") == NODE
+    assert account(NODE, Role.OWNER) == NODE

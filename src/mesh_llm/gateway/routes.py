@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.dialects import PATHS as DIALECT_PATHS
+from mesh_llm.gateway.models import model_asked_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,6 @@ _POST = dict.fromkeys(DIALECT_PATHS, _COMPUTES) | {
     "/v1/chat/completions/control": PLAIN,
 }
 _OFFERED = {"GET": _GET, "HEAD": _GET, "POST": _POST}
-_MODEL = "/v1/models/"
 
 _FOR_EVERYBODY = "this would change the engine for everybody who uses it; options are set where a node starts"
 _CHOSEN = "the model of a mesh is chosen where its nodes are started"
@@ -82,7 +82,8 @@ def route_of(method: str, path: str) -> Route:
     offered = _OFFERED.get(method, {})
     if path in offered:
         return offered[path]
-    if path.startswith(_MODEL) and offered is _GET and ".." not in path:
+    names_model = offered is _GET and path not in _REFUSED and model_asked_for(method, path) is not None
+    if names_model and ".." not in path:
         return PLAIN
     below = (sentence for start, sentence in _REFUSED_BELOW.items() if path.startswith(start))
     sentence = _REFUSED.get(path) or next(below, None)

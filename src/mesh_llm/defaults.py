@@ -384,7 +384,9 @@ MEMBER_RTT_SAMPLES = 9
 MEMBER_RTT_LEAST = 3
 """Before that nothing is said: the first samples of a connection are its handshake's."""
 MEMBER_REFUTE_S = 0.5
-"""Between two answers to those who call this node dead: whoever repeats it costs no more than that."""
+"""Between two answers to those who call this node dead, in the long run."""
+MEMBER_REFUTATIONS = 32
+"""At once: after a restart each of 28 neighbours may doubt it for itself."""
 MEMBER_VISITOR_S = 30.0
 """Of silence after which a lite client's connection is closed; a closed lid may open again."""
 MEMBER_CLAIMS = 3

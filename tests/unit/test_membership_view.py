@@ -10,6 +10,7 @@ import pytest
 from mesh_llm.defaults import (
     MEMBER_DIAL_FIRST_S,
     MEMBER_KNOWN_LIMIT,
+    MEMBER_REFUTATIONS,
     MEMBER_REMEMBER_S,
     MEMBER_TOMBSTONE_S,
 )
@@ -501,11 +502,11 @@ def test_a_closed_goodbye_is_told_to_nobody() -> None:
 def test_hints_are_refuted_now_and_then_and_not_each_time() -> None:
     view = a_view()
     join(view, ANN)
-    for count in range(100):
+    for count in range(1000):
         mine = seen(view, ME).incarnation
         said = a_record(ME, incarnation=mine, standing=Standing.SUSPECT)
-        view.on_message(ANN, hint(said), START + 1 + count / 100)
-    assert seen(view, ME).incarnation <= 1003
+        view.on_message(ANN, hint(said), START + 1 + count / 1000)
+    assert 1000 + MEMBER_REFUTATIONS <= seen(view, ME).incarnation <= 1000 + MEMBER_REFUTATIONS + 3
 
 
 # -- clients ---------------------------------------------------------------------------------------

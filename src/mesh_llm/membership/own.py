@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
-from mesh_llm.defaults import MEMBER_CLAIMS, MEMBER_CLAIMS_S, MEMBER_CLAIMS_SENIOR, MEMBER_REFUTE_S
+from mesh_llm.defaults import (
+    MEMBER_CLAIMS,
+    MEMBER_CLAIMS_S,
+    MEMBER_CLAIMS_SENIOR,
+    MEMBER_REFUTATIONS,
+    MEMBER_REFUTE_S,
+)
 from mesh_llm.membership.fields import WHOLE_LIMIT
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.record import Record, record_text
@@ -28,6 +34,7 @@ class Own:
     def __init__(self, record: Record, seal: Seal) -> None:
         self.record = record
         self._seal = seal
+        self._refutations = 0.0
         self._refuted_at = float("-inf")
         self._claims = 0
         self._claims_limit = MEMBER_CLAIMS
@@ -59,10 +66,19 @@ class Own:
     def hinted(self, standing: Standing, incarnation: int, now: float) -> Verdict:
         """Somebody takes this node for suspect or dead."""
         wronged = standing is not Standing.ALIVE and incarnation == self.record.incarnation
-        # A moment later they say it again, if they still mean it; nobody makes this node shout without pause.
-        if self.left or not wronged or 0 <= now - self._refuted_at < MEMBER_REFUTE_S:
+        if self.left or not wronged or not self._may_refute(now):
             return Verdict.FINE
-        return self._refute(incarnation, now)
+        return self._refute(incarnation)
+
+    def _may_refute(self, now: float) -> bool:
+        """Many may doubt this node at once, after its restart, say; but nobody makes it shout without end."""
+        gained = max(0.0, now - self._refuted_at) / MEMBER_REFUTE_S
+        self._refutations = max(0.0, self._refutations - gained)
+        self._refuted_at = now
+        if self._refutations >= MEMBER_REFUTATIONS:
+            return False
+        self._refutations += 1
+        return True
 
     def heard(self, said: Record, now: float) -> Verdict:
         """Something that was signed with this node's own key: by an earlier run, or by a copy of its home."""
@@ -72,13 +88,12 @@ class Own:
             return Verdict.FINE
         if self._too_often(said, now):
             return Verdict.COPIED
-        return self._refute(said.incarnation, now)
+        return self._refute(said.incarnation)
 
-    def _refute(self, incarnation: int, now: float) -> Verdict:
+    def _refute(self, incarnation: int) -> Verdict:
         if incarnation >= WHOLE_LIMIT:
             # Nobody counts that far: there is no way to be heard again under this id.
             return Verdict.COPIED
-        self._refuted_at = now
         self.record = replace(self.record, incarnation=incarnation + 1, signed=None)
         return Verdict.REFUTED
 

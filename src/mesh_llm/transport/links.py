@@ -83,7 +83,7 @@ class LinkDoor:
             raise LinkFailed(f"{LINK_EXPECTED_LIMIT} links are being waited for already")
         name = _name(ticket)
         if name in self._expected:
-            raise ValueError("a ticket is good for one link")
+            raise LinkFailed("a link with this ticket is being waited for already")
         loop = asyncio.get_running_loop()
         expected = _Expected(ticket, loop.create_future())
         timer = loop.call_later(LINK_EXPECT_S, expected.give_up)

@@ -320,6 +320,12 @@ HOSTILE: list[Any] = [
     {"kind": "update", "records": [{"id": "a" * 64, "i": 1, "s": 0, "text": deep(100)}]},
     {"kind": "update", "records": [{"id": "a" * 64, "i": 1, "s": 0, "is": "left"}]},
     {"kind": "update", "records": [{"id": "a" * 64, "i": 1, "s": 0, "text": "{}", "signature": ""}]},
+    {
+        "kind": "update",
+        "records": [
+            {"id": "a" * 64, "i": 1, "s": 0, "text": '{"x":"\ud800"}', "signature": "", "credential": ""}
+        ],
+    },
     {"kind": "leave", "record": {"id": "a" * 64, "i": 1, "s": 0}},
     {"kind": "guest", "name": "\x1b[2J", "version": "1", "state": "serving", "reason": ""},
     {"kind": "update", "records": [{"id": 5, "i": 1, "s": 0, "is": "dead"}]},

@@ -51,7 +51,8 @@ class Fields:
     def raw(self, name: str, limit: int) -> str:
         """A text that is read again before anybody sees it."""
         value = self._document.get(name)
-        if not isinstance(value, str) or len(value) > limit:
+        # Half of a surrogate pair can be escaped in JSON, and be sent on to nobody.
+        if not isinstance(value, str) or len(value) > limit or not _is_unicode(value):
             self._fail(name, f"a text of at most {limit} characters")
         return value
 
@@ -94,6 +95,14 @@ class Fields:
         if not isinstance(value, list) or len(value) > limit:
             self._fail(name, f"a list of at most {limit}")
         return tuple(read(item) for item in value)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def counts_up_to(unix_s: float) -> int:

@@ -590,6 +590,23 @@ def test_a_client_that_took_a_node_for_dead_hears_it_again() -> None:
     assert seen(client, ANN).standing is Standing.ALIVE
 
 
+def test_a_client_looks_for_a_node_that_left() -> None:
+    """Nobody dials a client: a node that is back after a restart would never be heard of."""
+    client = a_client()
+    client.on_connected(ANN, START)
+    client.on_message(ANN, update(a_record(ANN)), START)
+    client.on_message(ANN, a_leave(ANN), START + 1)
+    client.on_left(ANN, START + 1.1)
+    client.on_disconnected(ANN, START + 1.1)
+    assert seen(client, ANN).standing is Standing.LEFT
+    dialled = [effect for effect in ticks(client, START + 1.25, START + 10) if isinstance(effect, Connect)]
+    assert {effect.node for effect in dialled} == {ANN}
+    client.on_connected(ANN, START + 11)
+    client.on_message(ANN, update(a_record(ANN, incarnation=2000)), START + 11)
+    assert seen(client, ANN).standing is Standing.ALIVE
+    assert not [each for each in ticks(client, START + 11.25, START + 13) if isinstance(each, Connect)]
+
+
 def test_a_silent_client_is_let_go() -> None:
     view = a_view()
     view.on_visitor(CAT, START)

@@ -122,7 +122,7 @@ class Gossip:
         scene, node = self._scene, record.node
         self._judge.gone(node)
         scene.remembered.pop(node, None)
-        if record.standing is Standing.LEFT:
+        if record.standing is Standing.LEFT and not scene.observes:
             scene.dialling.end(node)
         elif node not in scene.links:
             scene.dialling.begin(node, scene.now)
@@ -144,7 +144,7 @@ class Gossip:
         record = scene.ledger.get(node)
         scene.ledger.remove(node)
         scene.touched.add(node)
-        if record is not None and record.standing is Standing.DEAD:
+        if record is not None and (record.standing is Standing.DEAD or scene.observes):
             self.remember(record)
         else:
             scene.dialling.end(node)

@@ -67,6 +67,9 @@ class Judge:
         scene.touched.add(node)
         scene.touched |= link.hears
         if scene.living(node) is None:
+            if scene.observes:
+                # Nobody dials a client: it has to notice itself when one that left is back.
+                scene.dialling.begin(node, scene.now)
             return
         if node in scene.wanted:
             scene.dialling.begin(node, scene.now, again=True)

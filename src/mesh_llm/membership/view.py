@@ -409,7 +409,8 @@ class View:
             kept = scene.remembered.get(node)
             if record is None and kept is not None:
                 record = kept.record
-            useless = record is None or record.standing is Standing.LEFT or node in scene.links
+            left = record is not None and record.standing is Standing.LEFT and not scene.observes
+            useless = record is None or left or node in scene.links
             far = scene.living(node) is not None and node not in scene.wanted
             if useless or far or record is None:
                 scene.dialling.end(node)

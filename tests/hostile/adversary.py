@@ -1,44 +1,51 @@
 """A member that keeps to no rules, on the project's own transport.
 
 All that these tests know of the wire is in this file: the documents of messages, the headers of streams,
-the codes of closings. Where one of them changes, this is the place.
+what is signed; `templates` puts them together. Where one of them changes, this is the place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.defaults import ENGINE_VERSION
-from mesh_llm.errors import MeshError, PeerLost
+from mesh_llm.errors import MeshError
+from mesh_llm.membership.messages import signed_to_document
 from mesh_llm.models.digests import Digests
 from mesh_llm.models.offer import Offers
 from mesh_llm.models.throttle import Throttle
-from mesh_llm.transport.closing import Code, close
-from mesh_llm.transport.endpoint import address_of, bind
+from mesh_llm.transport import credential as credentials
+from mesh_llm.transport.claims import Claim, sign
+from mesh_llm.transport.closing import Code
+from mesh_llm.transport.credential import Credential, extend
 from mesh_llm.transport.framing import FRAME_VERSION, HEAD, LENGTH, FrameType
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import decode
 from mesh_llm.transport.network import Membership, Network, NetworkConfig, Peer, Stream
 from mesh_llm.transport.quic import iroh
-from mesh_llm.types import Address, Fingerprint, NodeId, Role
+from mesh_llm.types import Address, Fingerprint, MeshId, NodeId, Role
+from tests.hostile.ends import READ_BYTES, Door, Ear, Opened
 from tests.support.background import WITHIN_S, Background
 from tests.support.members import new_identity
 from tests.support.waiting import until
 
 LARGEST = (1 << 53) - 1
 """The largest number that a message may carry."""
-READ_BYTES = 1 << 16
 
-Serve = Callable[[NodeId, dict[str, Any], Stream], Awaitable[None]]
+FORGERIES = ("their signature", "their credential", "its own name")
+"""Of what another one has signed: its text changed, signed by the adversary under the other one's
+credential, and signed by the adversary as itself."""
+
+Data = bytes | Callable[[dict[str, Any]], bytes]
+"""What follows on a stream; where it is a function, once the other side has sent a challenge."""
 
 
 class Adversary:
@@ -52,14 +59,14 @@ class Adversary:
         self.name = name
         self.identity = identity or new_identity()
         self.id = self.identity.id
-        self.handler = _Handler(self)
+        self.handler = Ear(self.ack)
         self.incarnation = int(time.time() * 1000) * 1000
         self.sequence = 0
         self.role = Role.NODE
         self.inviter = NodeId("")
         self.membership = Membership()
         self.network = Network(self._config(), self.membership, self.handler)
-        self._door: _Door | None = None
+        self._door: Door | None = None
         loop.run(self.network.start())
 
     def _config(self) -> NetworkConfig:
@@ -84,9 +91,12 @@ class Adversary:
             self._loop.run(self._door.close())
         self._loop.run(self.network.close())
 
-    def open_door(self, code: Code) -> dict[str, Any]:
-        """A place, as a record names it, where everybody who dials it is told `code` in the handshake."""
-        self._door = _Door(self._config(), code)
+    def open_door(self, code: Code, show: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """A place, as a record names it, where everybody who dials it is told `code` in the handshake.
+
+        And before, that it was expelled, where there is something to `show` for it.
+        """
+        self._door = Door(self._config(), code, show)
         self._loop.run(self._door.open())
         return self.place(self._door.address.direct[0])
 
@@ -125,47 +135,110 @@ class Adversary:
         # Behind what waits to be sent: the queue is the only way in between two frames.
         self._loop.call(self.peer(to)._enqueue, frame)
 
-    def open_text(self, texts: Sequence[bytes], *, data: bytes = b"", within_s: float = 0.3) -> None:
+    def open_text(self, streams: Sequence[tuple[bytes, Data]], *, within_s: float = 0.3) -> None:
         """Streams that begin with these, all at once; their answers are read for so long, then they break."""
-        self._loop.run(self._open_text(texts, data, within_s))
+        self._loop.run(self._open_text(streams, within_s))
 
-    async def _open_text(self, texts: Sequence[bytes], data: bytes, within_s: float) -> None:
+    async def _open_text(self, streams: Sequence[tuple[bytes, Data]], within_s: float) -> None:
         peer = self.peer()
 
-        async def one(text: bytes) -> None:
+        async def one(text: bytes, data: Data) -> None:
             stream = Stream(await peer._connection.open_bi(), peer._spawn)
             with suppress(MeshError, TimeoutError):
                 async with asyncio.timeout(within_s):
-                    await stream.write(LENGTH.pack(len(text)) + text + data)
+                    await stream.write(LENGTH.pack(len(text)) + text)
+                    if not isinstance(data, bytes):
+                        answer = data(await stream.read_document())
+                        data = LENGTH.pack(len(answer)) + answer
+                    await stream.write(data)
                     while await stream.read(READ_BYTES):
                         pass
             stream.reset()
 
         with suppress(iroh().IrohError):
-            await asyncio.gather(*(one(text) for text in texts))
+            await asyncio.gather(*(one(text, data) for text, data in streams))
 
-    def settle(self, to: NodeId | None = None, *, within_s: float = WITHIN_S) -> None:
-        """Until all that it sent before has been read over there: a ping goes the same way."""
-        number = secrets.randbelow(LARGEST)
-        self.send(self.ping(number), to=to)
+    def settle(self, to: NodeId | None = None, *, within_s: float = WITHIN_S) -> bool:
+        """Until all that it sent before has been read over there: a ping goes the same way.
+
+        False where the other side has closed the connection instead of an answer.
+        """
+        return self.said(to=to, within_s=within_s)
+
+    def said(self, *bodies: dict[str, Any], to: NodeId | None = None, within_s: float = WITHIN_S) -> bool:
+        """Send these, and settle."""
+        peer, number = self.peer(to), secrets.randbelow(LARGEST)
+        # At once: the first may be the last that is listened to.
+        self.send(*bodies, self.ping(number), to=to)
         answered = self.handler.acks
-        until(lambda: number in answered, within_s=within_s, what="its ping is answered")
+        until(
+            lambda: number in answered or peer.closing is not None,
+            within_s=within_s,
+            what="its ping is answered",
+        )
+        return number in answered
 
-    def tell(self, *records: dict[str, Any], to: NodeId | None = None) -> None:
-        """As a member that passes on what it heard, and wait until it was read."""
-        self.send({"kind": "update", "records": list(records)}, to=to)
-        self.settle(to)
-
-    def claim(self, record: dict[str, Any], *, to: NodeId | None = None) -> None:
-        """The same, without a look at what becomes of it."""
-        self.send({"kind": "update", "records": [record]}, to=to)
+    def tell(self, *records: dict[str, Any], to: NodeId | None = None) -> bool:
+        """As a member that passes on what it heard, and wait until it was read; see `settle`."""
+        return self.said(self.update(*records), to=to)
 
     def introduce(self, *, to: NodeId | None = None, settle: bool = True, **facts: Any) -> None:
         """Its own record, as every member has one."""
         self.sequence += 1
-        self.send({"kind": "update", "records": [self.record(facts=self.facts(**facts))]}, to=to)
+        self.send(self.update(self.record(facts=self.facts(**facts))), to=to)
         if settle:
-            self.settle(to)
+            assert self.settle(to), self.refusal(to)
+
+    # -- what it signs ---------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> MeshId:
+        assert self.membership.mesh is not None
+        return self.membership.mesh
+
+    @property
+    def credential(self) -> str:
+        return credentials.to_text(self.membership.credential)
+
+    def seal(self, claim: Claim, text: str) -> dict[str, Any]:
+        """By its own key and credential, whatever the text says."""
+        return self._sealed(self.identity, self.membership.credential, claim, text)
+
+    def _sealed(self, who: Identity, credential: Credential, claim: Claim, text: str) -> dict[str, Any]:
+        return signed_to_document(sign(who, self.mesh, credential, claim, text))
+
+    def forge(self, theirs: dict[str, Any], claim: Claim, text: str, way: str) -> dict[str, Any]:
+        """As if the one who has signed `theirs` had signed `text`; or, `its own name`, as itself."""
+        signed = self.seal(claim, text)
+        match way:
+            case "their signature":
+                return signed | {"signature": theirs["signature"], "credential": theirs["credential"]}
+            case "their credential":
+                return signed | {"credential": theirs["credential"]}
+        return signed
+
+    def below(self, count: int) -> list[tuple[Identity, Credential]]:
+        """Nodes that it has let in, as many as it likes."""
+        found = []
+        for _ in range(count):
+            identity = new_identity()
+            own = self.membership.credential
+            invite = secrets.token_hex(8)
+            found.append((identity, extend(own, self.mesh, self.identity, identity.id, Role.NODE, invite)))
+        return found
+
+    def sealed(self, document: Any) -> Any:
+        """The document with everything in it signed that has a `claim` and a `text`."""
+        if isinstance(document, list):
+            return [self.sealed(each) for each in document]
+        if not isinstance(document, dict):
+            return document
+        claim, text = document.get("claim"), document.get("text")
+        rest = {key: self.sealed(value) for key, value in document.items() if key not in ("claim", "text")}
+        if isinstance(claim, str) and claim in list(Claim):
+            words = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+            return rest | self.seal(Claim(claim), words)
+        return rest | {key: document[key] for key in ("claim", "text") if key in document}
 
     # -- documents -------------------------------------------------------------------------------
 
@@ -175,23 +248,29 @@ class Adversary:
     def ack(self, ping: dict[str, Any]) -> dict[str, Any]:
         return {"kind": "ack", "n": ping.get("n"), "i": self.incarnation, "d": ping.get("d")}
 
+    @staticmethod
+    def update(*records: dict[str, Any]) -> dict[str, Any]:
+        return {"kind": "update", "records": list(records)}
+
     def record(
-        self,
-        node: NodeId | None = None,
-        *,
-        facts: dict[str, Any] | None = None,
-        incarnation: int | None = None,
-        sequence: int | None = None,
-        standing: str | None = None,
+        self, *, facts: dict[str, Any], incarnation: int | None = None, sequence: int | None = None
     ) -> dict[str, Any]:
-        """What is said about a node; about itself where none is named."""
-        document: dict[str, Any] = {
-            "id": node or self.id,
+        """What it says about itself, signed."""
+        numbers = self.numbers(self.id, incarnation, sequence)
+        return numbers | self.seal(Claim.RECORD, json.dumps(numbers | {"facts": facts}))
+
+    def numbers(
+        self, node: NodeId, incarnation: int | None = None, sequence: int | None = None
+    ) -> dict[str, Any]:
+        return {
+            "id": node,
             "i": self.incarnation if incarnation is None else incarnation,
             "s": self.sequence if sequence is None else sequence,
         }
-        document |= {"is": standing} if standing is not None else {}
-        return document | ({"facts": facts} if facts is not None else {})
+
+    def hint(self, node: NodeId, standing: str, *, incarnation: int, sequence: int) -> dict[str, Any]:
+        """What it takes a node for; that needs no signature."""
+        return self.numbers(node, incarnation, sequence) | {"is": standing}
 
     def facts(self, **more: Any) -> dict[str, Any]:
         """A member that lends nothing, unless `more` says otherwise."""
@@ -205,12 +284,24 @@ class Adversary:
             **more,
         }
 
-    def altered(self, node: NodeId, *, ahead: int = 1000, **facts: Any) -> dict[str, Any]:
+    def altered(
+        self,
+        node: NodeId,
+        way: str,
+        *,
+        incarnation: int | None = None,
+        ahead: int = 1000,
+        left: bool = False,
+        **facts: Any,
+    ) -> dict[str, Any]:
         """Another one's last record, with other facts, as if that one had said so later."""
         theirs = self.record_of(node)
-        incarnation, sequence = self.version_of(node)
-        changed = {**theirs["facts"], **facts}
-        return self.record(node, incarnation=incarnation, sequence=sequence + ahead, facts=changed)
+        numbers = self.numbers(
+            node, theirs["i"] if incarnation is None else incarnation, int(theirs["s"]) + ahead
+        )
+        document = numbers | {"facts": {**facts_in(theirs), **facts}} | ({"left": True} if left else {})
+        signed = self.forge(theirs, Claim.RECORD, json.dumps(document), way)
+        return numbers | signed | ({"is": "left"} if left else {})
 
     @staticmethod
     def place(address: str) -> dict[str, Any]:
@@ -222,10 +313,12 @@ class Adversary:
         """A model, as a record lists it."""
         return {"fingerprint": fingerprint, "name": name, "size_bytes": size_bytes}
 
-    def serving(self, *, epoch: int, layers: int, settings_version: int = 1) -> dict[str, Any]:
+    def serving(
+        self, *, epoch: int, layers: int, settings_version: int = 1, host: NodeId | None = None
+    ) -> dict[str, Any]:
         """A plan, as one that hosts all of it publishes it."""
         stage = {
-            "node": self.id,
+            "node": host or self.id,
             "first": 0,
             "last": layers,
             "weight_bytes": 1,
@@ -234,7 +327,7 @@ class Adversary:
         }
         plan = {
             "mode": "solo",
-            "host": self.id,
+            "host": host or self.id,
             "stages": [stage],
             "context": 512,
             "slots": 1,
@@ -248,54 +341,41 @@ class Adversary:
         return {"epoch": epoch, "plan": plan, "settings_version": settings_version}
 
     @staticmethod
-    def revocations(invites: list[str], expelled: list[NodeId] | None = None) -> dict[str, Any]:
-        return {"revoked": invites, "expelled": expelled or []}
+    def claims(
+        *, settings: Sequence[dict[str, Any]] = (), revocations: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        return {"kind": "claims", "settings": list(settings), "revocations": list(revocations)}
 
-    def messages(self, other: NodeId) -> dict[str, dict[str, Any]]:
-        """A message of each kind, as if from an honest node; those about others say what hurts `other`."""
-        incarnation, sequence = self.version_of(other)
-        dead = self.record(other, incarnation=incarnation, sequence=sequence, standing="dead")
-        records = [self.record(facts=self._all_facts(other)), dead, self.altered(other)]
-        entries = [[self.id, self.incarnation, "alive", 1], [other, incarnation, "dead", sequence]]
-        return {
-            "ping": self.ping(7),
-            "ack": self.ack({"n": 7, "d": 1}) | {"ask": True},
-            "hears": {"kind": "hears", "nodes": [other]},
-            "update": {"kind": "update", "records": records},
-            "compare": {"kind": "compare", "buckets": [[0, 1], [5, 77]]},
-            "summary": {"kind": "summary", "buckets": [0, 5], "entries": entries},
-            "want": {"kind": "want", "nodes": [self.id, other]},
-            "leave": {"kind": "leave", "i": self.incarnation},
-            "revocations": self.revocations(["00" * 8, "ab" * 8], [other]),
-        }
+    def settings_claim(self, settings: dict[str, Any], way: str = "its own name") -> dict[str, Any]:
+        """Settings for the mesh, as if its creator had set them; or in its own name."""
+        text = json.dumps({"settings": settings})
+        return self.claims(settings=[self.forge(self.creators, Claim.SETTINGS, text, way)])
 
-    def _all_facts(self, other: NodeId) -> dict[str, Any]:
-        gpu = {"name": "g", "description": "d", "kind": "gpu", "free_bytes": 1, "total_bytes": 2}
-        return self.facts(
-            memory_bytes=1,
-            cores=1,
-            gpus=[gpu],
-            models=[{"fingerprint": "ab", "name": "other", "size_bytes": 1}],
-            part={"fingerprint": "ab", "spans": [[0, 2]]},
-            links=[{"node": other, "kind": "quic", "rtt_s": 0.001}],
-            speed={"read": 1.0, "flops": 1.0, "attention": 1.0},
-        )
+    def revoked(self, invite: str, way: str = "its own name") -> dict[str, Any]:
+        """A revocation, as if the mesh's creator had signed it; or in its own name."""
+        text = json.dumps({"revoke": invite})
+        if way == "its own name":
+            return self.seal(Claim.REVOCATION, text)
+        return self.forge(self.creators, Claim.REVOCATION, text, way)
 
-    def streams(self, other: NodeId, *, epoch: int, fingerprint: str) -> dict[str, dict[str, Any]]:
-        """The first document of a stream of each kind."""
-        session = {"kind": "session", "epoch": epoch}
-        headers: dict[str, dict[str, Any]] = {
-            "http": self.to_http(epoch) | {"name": "n", "resumed": False, "within_s": 1.0},
-            "serving": self.to_serving(epoch) | {"samples_since": 0.0},
-            "introduce": {"epoch": epoch, "number": 1, "next": other},
-            "lease": self.to_lease(fingerprint, epoch=epoch),
-            "link": {"way": "quic", "purpose": session, "ticket": "00" * 32},
-            "file": self.to_bytes(fingerprint, size_bytes=1) | {"ask": "ranges", "ranges": [[0, 1]]},
-        }
-        inner = {"kind": "serving", "header": {"epoch": epoch}}
-        headers |= {"forward": {"to": other, **inner}}
-        headers |= {"forwarded": self.to_forwarded(other, "serving", self.to_serving(epoch))}
-        return {kind: {"kind": kind, "header": header} for kind, header in headers.items()}
+    def revoked_by(self, who: tuple[Identity, Credential], invite: str) -> dict[str, Any]:
+        """The word of one of those `below`."""
+        return self._sealed(*who, Claim.REVOCATION, json.dumps({"revoke": invite}))
+
+    @property
+    def creators(self) -> dict[str, Any]:
+        """What the creator has signed for all to see: its settings. Its credential is empty."""
+        signed = self.handler.settings
+        until(lambda: "" in signed, within_s=WITHIN_S, what="the creator's settings come")
+        return signed[""]
+
+    @staticmethod
+    def promotion(credential: str) -> dict[str, Any]:
+        return {"kind": "promotion", "credential": credential}
+
+    def guest(self) -> dict[str, Any]:
+        """What a client says of itself."""
+        return {"kind": "guest", "name": self.name, "version": __version__, "state": "serving", "reason": ""}
 
     # -- headers of streams ----------------------------------------------------------------------
 
@@ -320,9 +400,12 @@ class Adversary:
         part = {"file": 0, "size": size_bytes, "offset": 0, "length": 1}
         return {"ask": "bytes", "fingerprint": fingerprint, **part}
 
-    @staticmethod
-    def to_forwarded(origin: NodeId, kind: str, header: dict[str, Any]) -> dict[str, Any]:
-        return {"origin": origin, "kind": kind, "header": header}
+    def proof(
+        self, challenge: dict[str, Any], to: NodeId, kind: str, header: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The answer to a `forwarded` stream's challenge, to be `sealed`."""
+        text = {"to": to, "nonce": challenge.get("nonce"), "kind": kind, "header": header}
+        return {"claim": "stream", "text": text}
 
     # -- what it hears ---------------------------------------------------------------------------
 
@@ -338,14 +421,14 @@ class Adversary:
             self.send({"kind": "want", "nodes": [node]})
             until(lambda: node in self.handler.records, within_s=WITHIN_S, what="a record of it comes")
             record = self.handler.records[node]
-            return record if needs is None or record.get("facts", {}).get(needs) else None
+            return record if needs is None or facts_in(record).get(needs) else None
 
         return until(told, within_s=WITHIN_S, what=f"its record has {needs}")
 
     def models_of(self, node: NodeId) -> list[str]:
         """Fingerprints of the models that `node` tells of, once it tells of any."""
         return [
-            str(model["fingerprint"]) for model in self.record_of(node, needs="models")["facts"]["models"]
+            str(model["fingerprint"]) for model in facts_in(self.record_of(node, needs="models"))["models"]
         ]
 
     def version_of(self, node: NodeId) -> tuple[int, int]:
@@ -353,10 +436,14 @@ class Adversary:
         record = self.record_of(node)
         return int(record["i"]), int(record["s"])
 
-    def settings_of(self, node: NodeId) -> dict[str, Any]:
-        settings = self.record_of(node, needs="settings")["facts"]["settings"]
+    def settings_of_creator(self) -> dict[str, Any]:
+        settings = json.loads(self.creators["text"])["settings"]
         assert isinstance(settings, dict)
         return settings
+
+    def refusal(self, by: NodeId | None = None) -> str:
+        """Why `by` has closed the connection the last time."""
+        return next((why for node, why in reversed(self.handler.lost) if node == (by or self.inviter)), "")
 
     def invites_of(self, node: NodeId) -> list[str]:
         """By which a connected member got in: its credential shows them."""
@@ -376,120 +463,8 @@ class Adversary:
         self.handler.services["file"] = serve
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A stream that an adversary opened."""
-
-    loop: Background
-    stream: Stream
-
-    def write(self, data: bytes) -> None:
-        self.loop.run(self.stream.write(data))
-
-    def document(self, *, within_s: float = WITHIN_S) -> dict[str, Any] | None:
-        """What it is answered; None where the stream is refused, or ends without a word."""
-        try:
-            return self.loop.run(self.stream.read_document(1 << 20), within_s=within_s)
-        except PeerLost:
-            return None
-
-    def all(self, *, within_s: float = WITHIN_S) -> bytes | None:
-        """All bytes that come back; None where the stream is refused."""
-
-        async def read() -> bytes:
-            parts = []
-            while part := await self.stream.read(READ_BYTES):
-                parts.append(part)
-            return b"".join(parts)
-
-        try:
-            return self.loop.run(read(), within_s=within_s)
-        except PeerLost:
-            return None
-
-    def reset(self) -> None:
-        self.loop.call(self.stream.reset)
-
-
-class _Handler:
-    """Writes down what it is told, and answers pings: who is silent is no member for long."""
-
-    def __init__(self, adversary: Adversary) -> None:
-        self._adversary = adversary
-        self.messages: list[tuple[NodeId, dict[str, Any]]] = []
-        self.records: dict[NodeId, dict[str, Any]] = {}
-        self.acks: set[int] = set()
-        self.streams: list[tuple[NodeId, str, dict[str, Any]]] = []
-        self.services: dict[str, Serve] = {}
-        self.silent = threading.Event()
-        """Set: pings are not answered."""
-
-    def on_peer(self, peer: Peer) -> None:
-        pass
-
-    def on_lost(self, peer: Peer, reason: str) -> None:
-        pass
-
-    def on_message(self, peer: Peer, body: dict[str, Any]) -> None:
-        self.messages.append((peer.id, body))
-        match body.get("kind"):
-            case "ping" if not self.silent.is_set():
-                peer.send(self._adversary.ack(body))
-            case "ack":
-                self.acks.add(body["n"])
-            case "update":
-                self.records |= {record["id"]: record for record in body["records"]}
-
-    def on_duplicate(self) -> None:
-        pass
-
-    def on_refused(self, node: NodeId, reason: str) -> None:
-        pass
-
-    def on_address(self) -> None:
-        pass
-
-    def kinds_for(self, role: Role) -> list[str]:
-        return list(self.services)
-
-    def welcome(self, node: NodeId, role: Role) -> dict[str, Any]:
-        return {}
-
-    async def on_stream(self, peer: Peer, kind: str, header: dict[str, Any], stream: Stream) -> None:
-        self.streams.append((peer.id, kind, header))
-        with suppress(MeshError):
-            await self.services[kind](peer.id, header, stream)
-
-
-class _Door:
-    """An endpoint that takes every connection and closes it with one code, before a word is said."""
-
-    def __init__(self, config: NetworkConfig, code: Code) -> None:
-        self._config = config
-        self._code = code
-        self._endpoint: Any = None
-        self._task: asyncio.Task[None] | None = None
-        self.address = Address()
-        self.dialled = 0
-
-    async def open(self) -> None:
-        self._endpoint = await bind(self._config)
-        self.address = address_of(self._endpoint, self._config)
-        self._task = asyncio.create_task(self._refuse(), name="refuse all")
-
-    async def _refuse(self) -> None:
-        while (incoming := await self._endpoint.accept_next()) is not None:
-            with suppress(iroh().IrohError):
-                connection = await (await incoming.accept()).connect()
-                # The one that dials is in its handshake when it has opened the first stream.
-                await connection.accept_bi()
-                close(connection, self._code)
-                self.dialled += 1
-
-    async def close(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait((self._task,))
-        with suppress(TimeoutError, iroh().IrohError):
-            async with asyncio.timeout(2.0):
-                await self._endpoint.close()
+def facts_in(record: dict[str, Any]) -> dict[str, Any]:
+    """What a node has signed about itself."""
+    facts = json.loads(record["text"])["facts"]
+    assert isinstance(facts, dict)
+    return facts

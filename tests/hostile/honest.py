@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.types import Address, NodeId
+from mesh_llm.transport.membership import Membership
+from mesh_llm.types import Address, MeshSettings, NodeId
 from tests.support.joining import TEXT, JoiningNode, Lab
 from tests.support.waiting import until
 
@@ -48,17 +50,25 @@ def remembered(home: Path) -> dict[str, Any]:
 
 
 def remembers(node: JoiningNode, other: NodeId) -> bool:
-    return any(entry[0] == other for entry in remembered(node.home)["members"])
+    return any(record["id"] == other for record in remembered(node.home)["members"])
+
+
+def membership(home: Path) -> Membership:
+    return Membership.from_document(remembered(home)["membership"], now=time.time())
 
 
 def is_expelled(home: Path) -> bool:
-    return bool(remembered(home).get("expelled"))
+    """Whether it would say so at its next start."""
+    kept = membership(home)
+    return kept.revocations.strikes(kept.credential) is not None
 
 
-def settings_kept(node: JoiningNode) -> tuple[Any, Any]:
-    """The model and the version of the settings that it goes by after a restart."""
-    settings = remembered(node.home)["settings"]
-    return settings["fingerprint"], settings["version"]
+def settings_kept(node: JoiningNode) -> MeshSettings:
+    """The settings that it goes by after a restart, once they have all that the creator adds to them."""
+    node.until(lambda: (found := membership(node.home).settings) and found.digest, what="it has a digest")
+    settings = membership(node.home).settings
+    assert settings is not None
+    return settings
 
 
 def serves(node: JoiningNode, *, within_s: float = QUICK_S) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -25,28 +25,34 @@ STRANGE: tuple[Any, ...] = (
 """No addresses, and none is altered: nodes dial them, and no packet may leave this machine."""
 
 
+Seal = Callable[[Any], Any]
+"""Signs what is to be signed in a document."""
+
+
 class Mutations:
-    """Of one document; `ids` are those of nodes, which mean something where they are put."""
+    """`ids` are those of nodes, which mean something where they are put."""
 
-    def __init__(self, document: dict[str, Any], *, seed: int, ids: tuple[str, ...]) -> None:
-        self._document = document
-        self._dice = Random(seed)
+    def __init__(self, *, seed: int, ids: tuple[str, ...], seal: Seal = lambda document: document) -> None:
+        self.dice = Random(seed)
         self._ids = ids
+        self._seal = seal
 
-    def texts(self, count: int) -> Iterator[bytes]:
-        """As JSON, in which also characters travel that Python would not encode."""
-        while count > 0:
-            text = json.dumps(self._next(), separators=(",", ":"), allow_nan=False).encode()
+    def text(self, document: dict[str, Any]) -> bytes:
+        """One of that document, as JSON, in which also characters travel that Python would not encode."""
+        while True:
+            text = json.dumps(self._next(document), separators=(",", ":"), allow_nan=False).encode()
             # A longer one ends the connection before it is looked at.
             if len(text) <= _LENGTH_LIMIT:
-                count -= 1
-                yield text
+                return text
 
-    def _next(self) -> dict[str, Any]:
-        document = copy.deepcopy(self._document)
-        for _ in range(self._dice.choice((1, 1, 1, 2, 3, 5))):
+    def _next(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Before it is signed, so that every signature is right; or afterwards, so that one may not be."""
+        before = self.dice.random() < 0.6
+        document = copy.deepcopy(document if before else self._seal(document))
+        for _ in range(self.dice.choice((1, 1, 1, 2, 3, 5))):
             self._mutate(document)
-        return document
+        changed: dict[str, Any] = self._seal(document) if before else document
+        return changed
 
     def _mutate(self, document: dict[str, Any]) -> None:
         """Somewhere, but not the word that says what kind of document it is: there is a test for each."""
@@ -55,16 +61,16 @@ class Mutations:
         ]
         if not places:
             return
-        holder, key = self._dice.choice(places)
-        match self._dice.randrange(8):
+        holder, key = self.dice.choice(places)
+        match self.dice.randrange(8):
             case 0:
                 del holder[key]
             case 1 if isinstance(holder, list):
-                holder.extend([copy.deepcopy(holder[key])] * self._dice.choice((1, 2, 300)))
+                holder.extend([copy.deepcopy(holder[key])] * self.dice.choice((1, 2, 300)))
             case 1 | 2 if isinstance(holder, dict):
-                holder[self._dice.choice(("", "kind", "x" * 100, "\0", "records"))] = self._strange()
+                holder[self.dice.choice(("", "kind", "x" * 100, "\0", "records", "\ud800"))] = self._strange()
             case 3:
-                holder[key] = self._dice.choice(self._ids)
+                holder[key] = self.dice.choice(self._ids)
             case 4:
                 holder[key] = self._altered(holder[key])
             case 5:
@@ -73,19 +79,19 @@ class Mutations:
                 holder[key] = self._strange()
 
     def _strange(self) -> Any:
-        return copy.deepcopy(self._dice.choice(STRANGE))
+        return copy.deepcopy(self.dice.choice(STRANGE))
 
     def _altered(self, value: Any) -> Any:
         match value:
             case bool():
                 return not value
             case int():
-                return value + self._dice.choice((-1, 1, 1 << 20, -(1 << 20), (1 << 53) - 1 - value))
+                return value + self.dice.choice((-1, 1, 1 << 20, -(1 << 20), (1 << 53) - 1 - value))
             case float():
                 return -value
             case str() if _PLAIN.fullmatch(value):
-                place = self._dice.randrange(len(value))
-                return value[:place] + self._dice.choice("0fgZ-") + value[place + 1 :]
+                place = self.dice.randrange(len(value))
+                return value[:place] + self.dice.choice("0fgZ-") + value[place + 1 :]
         return self._strange()
 
 

@@ -41,9 +41,7 @@ def test_a_client_does_not_send_nodes_anywhere(nodes: Lab, villain: Villain, ear
     one = nodes.create("one")
     bad = villain(one.token(role="client"))
     place = f"127.0.0.1:{ear.getsockname()[1]}"
-    bad.introduce(settle=False, address=bad.place(place))
-    # It answers until its record has been read; what is said on a stream of its own comes later.
-    bad.open("serving", bad.to_serving(0)).document()
+    bad.introduce(address=bad.place(place))
 
     assert not soon(lambda: rings(ear)), "a packet went to where a client said, while it was there"
     bad.end()
@@ -60,7 +58,12 @@ def test_a_client_that_is_lost_is_not_dialled(nodes: Lab, villain: Villain, ear:
     one.until_nodes("one", "two")
     bad = villain(one.token(role="client"))
     place = f"127.0.0.1:{ear.getsockname()[1]}"
-    bad.introduce(settle=False, address=bad.place(place))
+    bad.introduce(address=bad.place(place))
+    # A member may not pass that on, either.
+    other = villain(one.token())
+    bad.sequence += 1
+    assert not other.tell(bad.record(facts=bad.facts(address=bad.place(place))))
+    assert "by somebody else than its node" in other.refusal()
 
     assert not soon(lambda: rings(ear)), "a packet went to where a client said"
     bad.handler.silent.set()

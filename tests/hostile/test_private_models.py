@@ -27,7 +27,7 @@ def test_nobody_hears_of_a_joiners_other_models(nodes: Lab, villain: Villain, pr
     one = nodes.create("one")
     bad = villain(one.token())
     client = villain(one.token(role="client"), name="client")
-    client.introduce(settle=False)
+    client.introduce()
     two = nodes.join("two", one, models=private.parent)
     two_id = id_of(two)
     told = bad.models_of(two_id)

@@ -1,28 +1,32 @@
-"""The mesh's settings are its creator's, whoever publishes others."""
+"""The mesh's settings are its owners', whoever publishes others."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mesh_llm.membership.fields import counts_up_to
 from mesh_llm.node.shelf import Shelf
-from mesh_llm.types import Fingerprint
-from tests.hostile.adversary import LARGEST, Adversary
+from mesh_llm.types import Fingerprint, MeshSettings
+from tests.hostile.adversary import FORGERIES, LARGEST, Adversary
 from tests.hostile.conftest import Villain
 from tests.hostile.honest import (
     QUICK_S,
     address_of,
     id_of,
-    remembered,
+    membership,
     restarted,
     serves,
     settings_kept,
     soon,
 )
 from tests.support.joining import PLAN, JoiningNode, Lab, write_model
+
+REFUSALS = ("signature does not hold", "by a node that is no owner of the mesh")
 
 
 @pytest.fixture
@@ -35,9 +39,9 @@ def fingerprint_of(path: Path) -> Fingerprint:
     return asyncio.run(Shelf().look(path)).fingerprint
 
 
-def overriding(bad: Adversary, creator: JoiningNode, other: Path, version: int = 1000) -> dict[str, Any]:
+def overriding(bad: Adversary, other: Path, version: int = 1000) -> dict[str, Any]:
     """The creator's settings, but for the model."""
-    return bad.settings_of(id_of(creator)) | {
+    return bad.settings_of_creator() | {
         "version": version,
         "model": "other",
         "alias": "other",
@@ -52,15 +56,20 @@ def test_a_member_does_not_choose_the_creators_model(
     one = nodes.create("one", models=folder)
     before, text = settings_kept(one), serves(one)
     bad = villain(one.token())
-    settings = overriding(bad, one, other)
+    settings = overriding(bad, other)
     fingerprint = Fingerprint(settings["fingerprint"])
     bad.offer(fingerprint, other, tmp_path / "digests")
-
+    # As 0.1 published them, and as they are claimed today.
     bad.introduce(models=[bad.held(fingerprint, "other", other.stat().st_size)], settings=settings)
+
+    for way in FORGERIES:
+        assert not bad.said(bad.settings_claim(settings, way)), "it may stay, whatever it claims"
+        assert any(words in bad.refusal() for words in REFUSALS)
+        bad.connect(bad.inviter, address_of(one))
     soon(lambda: one.status()["model"]["fingerprint"] == fingerprint)
 
     model = one.status()["model"]
-    assert (model["name"], model["fingerprint"]) == (nodes.model.stem, before[0])
+    assert (model["name"], model["fingerprint"]) == (nodes.model.stem, before.fingerprint)
     assert settings_kept(one) == before
     assert not any(folder.iterdir()), "it fetched a file that its user never asked for"
     assert serves(one) == text
@@ -70,23 +79,19 @@ def test_a_member_does_not_choose_the_creators_model(
     assert serves(one) == text
 
 
-@pytest.mark.parametrize("about", ["itself", "the creator"])
-def test_a_member_does_not_choose_what_a_joiner_goes_by(
-    nodes: Lab, villain: Villain, other: Path, about: str
-) -> None:
-    """By a record of its own, or by one of the creator's that it has changed."""
+def test_a_member_does_not_choose_what_a_joiner_goes_by(nodes: Lab, villain: Villain, other: Path) -> None:
     one = nodes.create("one")
     two = nodes.join("two", one)
     before, text = settings_kept(two), serves(two)
     bad = villain(one.token())
-    settings = overriding(bad, one, other)
-    bad.connect(id_of(two), address_of(two))
+    settings = overriding(bad, other)
+    two_id, address = id_of(two), address_of(two)
 
-    if about == "itself":
-        bad.introduce(to=id_of(two), settings=settings)
-    else:
-        bad.tell(bad.altered(id_of(one), settings=settings), to=id_of(two))
-    soon(lambda: settings_kept(two) != before)
+    for way in FORGERIES:
+        bad.connect(two_id, address)
+        assert not bad.said(bad.settings_claim(settings, way), to=two_id)
+        assert any(words in bad.refusal(two_id) for words in REFUSALS)
+    soon(lambda: settings_kept(two) != before, within_s=3.0)
 
     assert settings_kept(two) == before
     assert serves(two) == text
@@ -95,19 +100,32 @@ def test_a_member_does_not_choose_what_a_joiner_goes_by(
 def test_the_creator_can_change_settings_after_somebody_counted_to_the_end(
     nodes: Lab, villain: Villain
 ) -> None:
+    """A node, which has no say; an owner, which has one."""
     one = nodes.create("one")
     two = nodes.join("two", one)
-    bad = villain(one.token())
-    settings = bad.settings_of(id_of(one)) | {"version": LARGEST}
-    bad.introduce(settings=settings)
-    soon(lambda: remembered(two.home)["settings"]["version"] == LARGEST)
-    bad.end()
+    settings_kept(two)
+    for role, version in (
+        ("node", LARGEST),
+        ("owner", LARGEST),
+        ("owner", counts_up_to(time.time())),
+    ):
+        bad = villain(one.token(role=role))
+        mine = bad.settings_of_creator() | {"version": version, "alias": "mine"}
+        assert bad.said(bad.settings_claim(mine)) == (role == "owner"), bad.refusal()
+        believed = soon(lambda: settings_of(two).alias == "mine", within_s=3.0)
+        assert believed == (role == "owner" and version != LARGEST)
+        bad.end()
 
     one = restarted(nodes, one, "--model", nodes.model, "--ctx-size", "256", "--parallel", "1")
-
     two.until(
-        lambda: remembered(two.home)["settings"]["context"] == 256,
+        lambda: settings_of(two).context == 256,
         what="it goes by the creator's new settings",
         within_s=QUICK_S,
     )
     assert serves(two) == serves(one)
+
+
+def settings_of(node: JoiningNode) -> MeshSettings:
+    settings = membership(node.home).settings
+    assert settings is not None
+    return settings

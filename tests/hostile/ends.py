@@ -52,6 +52,10 @@ class Opened:
         except PeerLost:
             return None
 
+    def some(self, *, within_s: float = WITHIN_S) -> bytes:
+        """The next bytes."""
+        return self.loop.run(self.stream.read(READ_BYTES), within_s=within_s)
+
     def all(self, *, within_s: float = WITHIN_S) -> bytes | None:
         """All bytes that come back; None where the stream is refused."""
 

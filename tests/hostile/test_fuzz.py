@@ -9,41 +9,72 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from mesh_llm.errors import MeshError
-from tests.hostile.adversary import Adversary
+from mesh_llm.errors import Forged, MeshError
+from mesh_llm.membership.plans import settings_to_document
+from mesh_llm.transport.claims import Claim, sign
+from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.revocations import Revocations
+from mesh_llm.types import Draft, Fingerprint, MeshId, MeshSettings
+from tests.hostile import templates
+from tests.hostile.adversary import Adversary, Data
 from tests.hostile.conftest import Villain
 from tests.hostile.honest import (
     QUICK_S,
     address_of,
     id_of,
     is_expelled,
+    membership,
     mistakes,
-    remembered,
     serves,
     settings_kept,
 )
 from tests.hostile.mutation import Mutations
 from tests.support.joining import TEXT, JoiningNode, Lab, lab
+from tests.support.members import new_identity
 
-MESSAGES = ("ping", "ack", "hears", "update", "compare", "summary", "want", "leave", "revocations")
+SIGNED = ("update", "leave", "claims")
+"""Who sends a wrong one is disconnected."""
+MESSAGES = ("ping", "ack", "hears", "compare", "summary", "want", "promotion", "guest", *SIGNED)
 STREAMS = ("http", "serving", "forward", "forwarded", "introduce", "lease", "link", "file")
 QUICK, FULL = 200, 10_000
 SEED = 1
 MESSAGES_AT_ONCE = 50
 """Then it waits until they are read: a sender's queue has a bound."""
 STREAMS_AT_ONCE = 25
+RETURNS = 20
 REQUEST_S = 1.0
 """Between two requests of the honest client."""
 ANSWER_S = 20.0
 """For each, on a machine that is busy with something else: a tenth of a second otherwise."""
-JUNK = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"x": \xff\x00'
+JUNK = (
+    b"",
+    b"\0" * 200,
+    b"\xff\xfe\r\n\r\n",
+    b"GET",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET /v1/models HTTP/1.1\r\n" + b"x: y\r\n" * 5000 + b"\r\n",
+    b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+    b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost:22\r\n\r\n",
+    b'POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"x": \xff\x00',
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n{",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Length: 5\r\n\r\n0\r\n\r\nGET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+)
+"""What follows on a stream; most of it is no HTTP."""
 
 
 class Mesh:
@@ -141,7 +172,7 @@ class Asking:
 def attack(mesh: Mesh) -> Iterator[None]:
     """Around all that is sent; the oracle of every test here."""
     one = mesh.one
-    before = settings_kept(one), remembered(one.home)["membership"]["mesh"]
+    before = settings_kept(one), membership(one.home).mesh
     known = Counter(mistakes(one))
     with Asking(mesh.client) as asking:
         yield
@@ -153,68 +184,142 @@ def attack(mesh: Mesh) -> Iterator[None]:
     made = Counter(mistakes(one)) - known
     assert not made, f"in its log: {made.most_common(8)}"
     mesh.restart()
-    assert (settings_kept(one), remembered(one.home)["membership"]["mesh"]) == before
+    assert (settings_kept(one), membership(one.home).mesh) == before
     assert not is_expelled(one.home)
     assert serves(mesh.one) == serves(mesh.client, within_s=QUICK_S)
 
 
-def seed_of(kind: str) -> int:
-    return SEED + zlib.crc32(kind.encode())
+class Fuzz:
+    """An adversary that sends mutations of one kind, and comes back whenever it is sent away."""
+
+    def __init__(self, mesh: Mesh, bad: Adversary, kind: str) -> None:
+        self._mesh = mesh
+        self._bad = bad
+        self._kind = kind
+        self._one, self._client = id_of(mesh.one), id_of(mesh.client)
+        ids = (self._one, self._client, bad.id, "0" * 64, "ab" * 32)
+        self._mutations = Mutations(seed=SEED + zlib.crc32(kind.encode()), ids=ids, seal=bad.sealed)
+        self._address = address_of(mesh.one)
+        self.arrived = 0
+        """Messages that were read over there, or for which it was sent away."""
+
+    def messages(self, count: int) -> None:
+        """In batches; where one of them may close the connection, each for itself."""
+        at_once = 1 if self._kind in SIGNED else MESSAGES_AT_ONCE
+        theirs: dict[str, Any] = {}
+        while self.arrived < count and self._is_back():
+            if self.arrived % MESSAGES_AT_ONCE == 0 or not theirs:
+                # What is right at this moment: a number that is out of date is no attack.
+                with suppress(KeyError, AssertionError):
+                    theirs = self._bad.record_of(self._one)
+                    self._bad.handler.messages.clear()
+            # It may be sent away meanwhile, and rightly so.
+            with suppress(KeyError):
+                for _ in range(at_once):
+                    document = templates.messages(self._bad, theirs)[self._kind]
+                    self._bad.send_text(self._mutations.text(document))
+                self._bad.settle(within_s=QUICK_S)
+            self.arrived += at_once
+
+    def streams(self, count: int) -> None:
+        status = self._mesh.one.status()
+        epoch, fingerprint = status["plan"]["epoch"], status["model"]["fingerprint"]
+        begin = templates.streams(self._bad, self._client, epoch=epoch, fingerprint=fingerprint)[self._kind]
+        while self.arrived < count and self._is_back():
+            with suppress(KeyError):
+                self._bad.open_text([self._stream(begin) for _ in range(STREAMS_AT_ONCE)])
+            self.arrived += STREAMS_AT_ONCE
+
+    def _stream(self, begin: dict[str, Any]) -> tuple[bytes, Data]:
+        """A wrong beginning, or a right one with something wrong behind."""
+        dice = self._mutations.dice
+        behind = self._kind in ("http", "forwarded") and dice.random() < 0.7
+        text = json.dumps(begin).encode() if behind else self._mutations.text(begin)
+        if self._kind == "forwarded":
+            return text, self._answer
+        return text, dice.choice(JUNK)
+
+    def _answer(self, challenge: dict[str, Any]) -> bytes:
+        kind = self._mutations.dice.choice(STREAMS)
+        return self._mutations.text(self._bad.proof(challenge, self._one, kind, {"epoch": 1}))
+
+    def _is_back(self) -> bool:
+        """Connected, again where it was sent away; not where nobody is left to be connected to."""
+        bad = self._bad
+        for _ in range(RETURNS):
+            if bad.inviter in bad.network.peers:
+                return True
+            if not self._mesh.one.running:
+                return False
+            with suppress(MeshError, TimeoutError):
+                bad.connect(bad.inviter, self._address)
+        raise AssertionError(f"it is not let in again: {bad.refusal()}")
 
 
-def texts_of(bad: Adversary, mesh: Mesh, kind: str, seed: int, count: int) -> list[bytes]:
-    """Of what is right at this moment: a number that is out of date is no attack."""
-    status = mesh.one.status()
-    one, client = id_of(mesh.one), id_of(mesh.client)
-    documents = bad.messages(one) | bad.streams(
-        client, epoch=status["plan"]["epoch"], fingerprint=status["model"]["fingerprint"]
+def run(mesh: Mesh, bad: Adversary, kind: str, count: int) -> None:
+    """All of it arrived, as far as a node was there to receive it."""
+    fuzz = Fuzz(mesh, bad, kind)
+    (fuzz.messages if kind in MESSAGES else fuzz.streams)(count)
+    assert fuzz.arrived >= count or not mesh.one.running
+
+
+@pytest.mark.parametrize("role", ["node", "client"])
+def test_messages(mesh: Mesh, villain: Villain, role: str) -> None:
+    bad = villain(mesh.one.token(role=role))
+    bad.introduce()
+    with attack(mesh):
+        for kind in MESSAGES:
+            run(mesh, bad, kind, QUICK)
+        bad.end()
+
+
+@pytest.mark.parametrize("role", ["node", "client"])
+def test_streams(mesh: Mesh, villain: Villain, role: str) -> None:
+    bad = villain(mesh.one.token(role=role))
+    bad.introduce()
+    with attack(mesh):
+        for kind in STREAMS:
+            run(mesh, bad, kind, QUICK)
+        bad.end()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", [*MESSAGES, *STREAMS])
+def test_one_kind_for_long(mesh: Mesh, villain: Villain, kind: str) -> None:
+    bad = villain(mesh.one.token(role="client" if kind == "guest" else "node"))
+    bad.introduce()
+    with attack(mesh):
+        run(mesh, bad, kind, FULL)
+        bad.end()
+
+
+@pytest.mark.parametrize("count", [QUICK, pytest.param(FULL, marks=pytest.mark.full)])
+def test_an_owners_settings(count: int) -> None:
+    """They are read from an owner alone, which may set what it likes: only that they are read is tried."""
+    owner = new_identity()
+    mesh = MeshId(owner.id)
+    kept = Membership(mesh=mesh, revocations=Revocations(mesh))
+    settings = MeshSettings(
+        version=1,
+        model="m",
+        fingerprint=Fingerprint("ab"),
+        alias="m",
+        digest="ab" * 32,
+        context=512,
+        slots=1,
+        tensor_split=(1.0, 2.0),
+        layers=(("one", 0, 1),),
+        draft=Draft(name="d", fingerprint=Fingerprint("cd"), weight_bytes=1, cache_bytes=1, compute_bytes=1),
     )
-    ids = (one, client, bad.id, "0" * 64, "ab" * 32)
-    return list(Mutations(documents[kind], seed=seed, ids=ids).texts(count))
-
-
-def is_back(bad: Adversary, one: JoiningNode) -> bool:
-    """Connected, again where it was sent away; not where nobody is left to be connected to."""
-    if bad.inviter not in bad.network.peers and one.running:
-        with suppress(MeshError, TimeoutError):
-            bad.connect(bad.inviter, address_of(one))
-    return bad.inviter in bad.network.peers
-
-
-def fuzz_messages(mesh: Mesh, bad: Adversary, kind: str, count: int) -> None:
-    for start in range(0, count, MESSAGES_AT_ONCE):
-        if not is_back(bad, mesh.one):
-            return
-        # It may be sent away meanwhile, and rightly so.
-        with suppress(KeyError, AssertionError):
-            for text in texts_of(bad, mesh, kind, seed_of(kind) + start, MESSAGES_AT_ONCE):
-                bad.send_text(text)
-            bad.settle(within_s=QUICK_S)
-
-
-def fuzz_streams(mesh: Mesh, bad: Adversary, kind: str, count: int) -> None:
-    for start in range(0, count, STREAMS_AT_ONCE):
-        if not is_back(bad, mesh.one):
-            return
-        with suppress(KeyError, AssertionError):
-            bad.open_text(texts_of(bad, mesh, kind, seed_of(kind) + start, STREAMS_AT_ONCE), data=JUNK)
-
-
-@pytest.mark.parametrize("kind", MESSAGES)
-@pytest.mark.parametrize("count", [QUICK, pytest.param(FULL, marks=pytest.mark.full)])
-def test_messages(mesh: Mesh, villain: Villain, kind: str, count: int) -> None:
-    bad = villain(mesh.one.token())
-    bad.introduce()
-    with attack(mesh):
-        fuzz_messages(mesh, bad, kind, count)
-        bad.end()
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("count", [QUICK, pytest.param(FULL, marks=pytest.mark.full)])
-def test_streams(mesh: Mesh, villain: Villain, kind: str, count: int) -> None:
-    bad = villain(mesh.one.token())
-    bad.introduce()
-    with attack(mesh):
-        fuzz_streams(mesh, bad, kind, count)
-        bad.end()
+    mutations = Mutations(seed=SEED, ids=(owner.id, "0" * 64))
+    taken = 0
+    for number in range(count):
+        document = settings_to_document(replace(settings, version=number + 1))
+        text = mutations.text({"settings": document}).decode()
+        try:
+            taken += kept.take_settings(sign(owner, mesh, (), Claim.SETTINGS, text), now=time.time())
+        except Forged:
+            continue
+        assert Membership.from_document(kept.to_document(), now=time.time()).settings == kept.settings
+    assert taken > 0

@@ -54,14 +54,14 @@ def text_of(node: JoiningNode) -> str:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--ctx-size", "1024"), "--ctx-size belongs to the mesh, where it is 512; its creator sets it"),
-        (("--parallel", "3"), "--parallel belongs to the mesh, where it is 1; its creator sets it"),
-        (("--alias", "mine"), "--alias belongs to the mesh, where it is tiny; its creator sets it"),
-        (("--split",), "--split belongs to the mesh, where it is not set; its creator sets it"),
+        (("--ctx-size", "1024"), "--ctx-size belongs to the mesh, where it is 512; its owners set it"),
+        (("--parallel", "3"), "--parallel belongs to the mesh, where it is 1; its owners set it"),
+        (("--alias", "mine"), "--alias belongs to the mesh, where it is tiny; its owners set it"),
+        (("--split",), "--split belongs to the mesh, where it is not set; its owners set it"),
         (("--tensor-split", "1,1"), "--tensor-split belongs to the mesh, where it is not set; its creator "
          "sets it"),
-        (("--layers", "one=0-29"), "--layers belongs to the mesh, where it is not set; its creator sets it"),
-        (("--model", "smollm2"), "--model belongs to the mesh, where it is tiny; its creator sets it"),
+        (("--layers", "one=0-29"), "--layers belongs to the mesh, where it is not set; its owners set it"),
+        (("--model", "smollm2"), "--model belongs to the mesh, where it is tiny; its owners set it"),
         (("--cache-type-v", "f16"), "--cache-type-v belongs to the mesh, where it is f32; its creator sets "
          "it"),
     ],
@@ -91,7 +91,7 @@ def test_another_model_file_is_refused_and_the_same_options_are_fine(
     two.stop()
     # A member that returns is held to them, too.
     ended = mesh_llm("--home", two.home, "--port", "0", "--ctx-size", "1024")
-    assert refused(ended) == "--ctx-size belongs to the mesh, where it is 512; its creator sets it"
+    assert refused(ended) == "--ctx-size belongs to the mesh, where it is 512; its owners set it"
 
 
 def test_all_follow_when_the_creator_comes_back_with_other_options(nodes: Lab, tmp_path: Path) -> None:

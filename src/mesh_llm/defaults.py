@@ -299,6 +299,8 @@ CLAIMS_MESSAGE_BYTES = 64 << 10
 """Of settings and revocations in one message; JSON takes some more."""
 FORWARD_PROOF_S = 10.0
 """For the opener of a forwarded stream to prove who it is: one round trip through a third node."""
+OWNER_HEARS_S = 3.0
+"""That an owner's start waits for word of other members: connections to those that run take less than one."""
 REMEMBERED_LIMIT = 64
 """Members whose signed records a home keeps: one of them that answers leads to all others."""
 GUEST_IDLE_S = 15.0

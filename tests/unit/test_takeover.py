@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,6 +46,8 @@ class Looked:
         self.hints: dict[NodeId, Address] = {}
         self.told: list[Told] = []
         self.epoch = 0
+        self.claims_heard = asyncio.Event()
+        self.claims_heard.set()
 
     def know(self, addresses: Mapping[NodeId, Address], *, epoch: int) -> None:
         self.hints, self.epoch = dict(addresses), epoch
@@ -55,7 +58,7 @@ class Looked:
 
 def looked_for(entry: Entry) -> Looked:
     mesh: Any = Looked()
-    entry.return_to(mesh)
+    asyncio.run(entry.return_to(mesh))
     assert isinstance(mesh, Looked)
     return mesh
 

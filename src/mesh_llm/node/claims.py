@@ -6,6 +6,7 @@ verified is passed on, so that a peer that brings something forged has made it u
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,8 @@ class ClaimsExchange:
     def __init__(self, network: Network, on_news: Callable[[], None]) -> None:
         self._network = network
         self._on_news = on_news
+        self.heard = asyncio.Event()
+        """A member has told what it knows."""
 
     @property
     def _membership(self) -> Membership:
@@ -50,6 +53,7 @@ class ClaimsExchange:
         """Take what is new to this node, and pass it on."""
         if peer.role is Role.CLIENT:
             return
+        self.heard.set()
         settings, revocations = _read(body)
         fresh: list[Signed] = []
         before = len(self._membership.revocations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from contextlib import suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import PUBLIC_RELAYS, NodeConfig
-from mesh_llm.defaults import DRAFT_MAX, REMEMBERED_LIMIT
+from mesh_llm.defaults import DRAFT_MAX, OWNER_HEARS_S, REMEMBERED_LIMIT
 from mesh_llm.errors import Forged, JoinRefused, MalformedMessage, MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.membership.fields import Fields
@@ -174,7 +175,7 @@ class Entry:
         self._welcomed(welcome)
         self._check_options(self.settings)
         self._hints = {self.invite.inviter: self.invite.address}
-        self.return_to(mesh)
+        self._look_for_others(mesh)
         self.write()
         name = welcome.get("name")
         return clean(name, NAME_CHARS) if isinstance(name, str) and name else self.invite.inviter[:8]
@@ -193,8 +194,16 @@ class Entry:
             ) from error
         self._known = {each.node: each for each in told if each.signed is not None}
 
-    def return_to(self, mesh: Mesh) -> None:
+    async def return_to(self, mesh: Mesh) -> None:
         """Look for those whom the home remembers."""
+        self._look_for_others(mesh)
+        if self.is_owner and (self._known or self._hints):
+            # Another owner may have set something meanwhile, which this run's options are not to undo.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OWNER_HEARS_S):
+                    await mesh.claims_heard.wait()
+
+    def _look_for_others(self, mesh: Mesh) -> None:
         mesh.know(self._hints, epoch=self.epoch)
         mesh.recall(self._known.values())
 

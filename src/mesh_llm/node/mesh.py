@@ -140,8 +140,7 @@ class Mesh:
 
     def publish(self, **changes: Any) -> None:
         """Change what this node tells about itself."""
-        facts = replace(self.facts, **changes)
-        if facts != self.facts:
+        if (facts := replace(self.facts, **changes)) != self.facts:
             self.facts = facts
             self._perform(self._view.publish(facts, _now()))
 
@@ -208,8 +207,8 @@ class Mesh:
 
     def nodes_here(self) -> int:
         """Nodes that compute on this machine, this one included."""
-        here = [m for m in self.alive() if m.facts.role is not Role.CLIENT and self.shares_machine(m.id)]
-        return max(1, len(here))
+        nodes = (m for m in self.alive() if m.facts.role is not Role.CLIENT)
+        return max(1, sum(self.shares_machine(member.id) for member in nodes))
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -381,6 +380,12 @@ class Mesh:
         }
 
     # -- who may say what ----------------------------------------------------------------------
+
+    @property
+    def claims_heard(self) -> asyncio.Event:
+        """A member has told what was claimed while this node was away."""
+        assert self._claims is not None
+        return self._claims.heard
 
     def claim(self) -> None:
         """Tell everybody what this node has set or revoked."""

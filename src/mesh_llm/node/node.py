@@ -234,7 +234,7 @@ class Node:
             inviter = await self.entry.join(self.mesh)
             self._say("joined", f"Joined the mesh of {inviter}")
         else:
-            self.entry.return_to(self.mesh)
+            await self.entry.return_to(self.mesh)
         self.mesh.publish(address=network.address, role=self.entry.membership.role(self.identity.id))
 
     async def _take_part(self, given: ModelFacts | None) -> None:

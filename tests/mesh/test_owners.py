@@ -41,6 +41,9 @@ def test_an_owner_sets_the_plan_after_the_creator_is_gone(nodes: Lab) -> None:
     one = nodes.create("one")
     two = nodes.join("two", one)
     promoted(one, two)
+    one.until_status(
+        lambda status: all(node["owner"] for node in status["mesh"]["nodes"]), what="both are owners"
+    )
     one.stop()
     two.stop()
 

@@ -110,6 +110,7 @@ def _member(node: Node, member: Member, about: Mapping[str, Any]) -> dict[str, A
         "id": member.id,
         "name": facts.name,
         "role": _role(node, member.id),
+        "owner": facts.role is Role.OWNER,
         "state": facts.state,
         "reason": facts.reason,
         "resting": facts.resting,

@@ -17,7 +17,7 @@ from tests.support.waiting import until
 
 QUICK_S = 30.0
 """For what takes a second on a machine that has nothing else to do."""
-SOON_S = 6.0
+SOON_S = 4.0
 """For an attack to show what it does; on a node that bears it, the wait is in vain."""
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ ")
 MISTAKES = ("Traceback", "internal error", "failed to serve a stream", "the network failed to")
@@ -31,6 +31,11 @@ def soon(condition: Callable[[], object], *, within_s: float = SOON_S) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def comes_to(condition: Callable[[], object], *, expected: bool) -> bool:
+    """The same, with more patience where it should."""
+    return soon(condition, within_s=QUICK_S if expected else SOON_S)
 
 
 def id_of(node: JoiningNode) -> NodeId:

@@ -9,6 +9,7 @@ from tests.hostile.adversary import FORGERIES
 from tests.hostile.conftest import Villain
 from tests.hostile.honest import (
     address_of,
+    comes_to,
     id_of,
     is_expelled,
     remembers,
@@ -48,10 +49,11 @@ def test_a_token_does_not_end_the_mesh_of_its_creator(nodes: Lab, villain: Villa
     one = nodes.create("one")
     bad = villain(one.token(role=role))
     bad.introduce(address=bad.open_door(Code.REVOKED))
-    assert soon(lambda: remembers(one, bad.id)) == (role == "node")
+    is_node = role == "node"
+    assert comes_to(lambda: remembers(one, bad.id), expected=is_node) == is_node
 
     one = restarted(nodes, one, "--model", nodes.model, *PLAN)
-    assert soon(lambda: bad.dialled > 0) == (role == "node")
+    assert comes_to(lambda: bad.dialled > 0, expected=is_node) == is_node
     soon(lambda: not one.running, within_s=2.0)
 
     assert not is_expelled(one.home), f"the creator believes that it was expelled: {one.stderr}"

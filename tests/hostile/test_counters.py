@@ -12,6 +12,7 @@ from tests.hostile.conftest import Villain
 from tests.hostile.honest import (
     QUICK_S,
     address_of,
+    comes_to,
     id_of,
     remembered,
     restarted,
@@ -36,8 +37,8 @@ def agree(*nodes: JoiningNode) -> None:
     assert len({serves(node) for node in nodes}) == 1
 
 
-def have_heard(epoch: int, *nodes: JoiningNode) -> bool:
-    return soon(lambda: all(remembered(node.home)["epoch"] >= epoch for node in nodes))
+def have_heard(epoch: int, *nodes: JoiningNode, expected: bool) -> bool:
+    return comes_to(lambda: all(remembered(node.home)["epoch"] >= epoch for node in nodes), expected=expected)
 
 
 def test_a_mesh_outlives_an_epoch_that_is_the_last(nodes: Lab, villain: Villain) -> None:
@@ -50,7 +51,7 @@ def test_a_mesh_outlives_an_epoch_that_is_the_last(nodes: Lab, villain: Villain)
         bad = villain(one.token())
         epoch = counts_up_to(time.time()) if believed else LARGEST
         bad.introduce(state="serving", serving=bad.serving(epoch=epoch, layers=LAYERS))
-        assert have_heard(epoch, one, two) == believed
+        assert have_heard(epoch, one, two, expected=believed) == believed
         bad.end()
         one.until_nodes("one", "two")
         agree(one, two)

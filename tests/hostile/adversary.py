@@ -143,7 +143,9 @@ class Adversary:
         peer = self.peer()
 
         async def one(text: bytes, data: Data) -> None:
-            stream = Stream(await peer._connection.open_bi(), peer._spawn)
+            # A node serves so many streams at once: the next one waits until one of them has ended.
+            async with asyncio.timeout(WITHIN_S / 2):
+                stream = Stream(await peer._connection.open_bi(), peer._spawn)
             with suppress(MeshError, TimeoutError):
                 async with asyncio.timeout(within_s):
                     await stream.write(LENGTH.pack(len(text)) + text)
@@ -155,7 +157,7 @@ class Adversary:
                         pass
             stream.reset()
 
-        with suppress(iroh().IrohError):
+        with suppress(iroh().IrohError, TimeoutError):
             await asyncio.gather(*(one(text, data) for text, data in streams))
 
     def settle(self, to: NodeId | None = None, *, within_s: float = WITHIN_S) -> bool:

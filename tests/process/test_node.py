@@ -259,6 +259,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
                     **dict.fromkeys(("id", "name", "role", "state", "reason", "version", "standing"), "str"),
                     **dict.fromkeys(("memory_bytes", "lent_bytes"), "int"),
                     "resting": "bool",
+                    "owner": "bool",
                     "devices": ["str"],
                     "models": ["str"],
                     "speed": dict.fromkeys(("read_gb_s", "gflops", "attention_gflops"), "float"),

@@ -42,6 +42,8 @@ GATEWAY_KEPT_BYTES = 256 << 20
 """Of all requests together; hundreds of long chats, or a dozen albums."""
 GATEWAY_EVENT_LIMIT_BYTES = 32 << 20
 """One event; the last of llama-server's own kind repeats the prompt, at worst twice what is kept of one."""
+GATEWAY_DOCUMENT_BYTES = 128 << 20
+"""Of the events that an answer in one document is put together from: half a million tokens."""
 GATEWAY_TRANSCRIPT_BYTES = 32 << 20
 """Of an answer, kept to go on with it elsewhere: some 100,000 tokens as events."""
 GATEWAY_RESUME_S = 120.0
@@ -299,6 +301,11 @@ CLAIMS_MESSAGE_BYTES = 64 << 10
 """Of settings and revocations in one message; JSON takes some more."""
 FORWARD_PROOF_S = 10.0
 """For the opener of a forwarded stream to prove who it is: one round trip through a third node."""
+FORWARDS_PER_CLIENT = 32
+FORWARDS_PER_NODE = 128
+FORWARDS_PER_TARGET = 256
+"""Streams that a node forwards at once: for one client's invite, for one node, and to one node, which serves
+512 of this node's in all."""
 OWNER_HEARS_S = 3.0
 """That an owner's start waits for word of other members: connections to those that run take less than one."""
 REMEMBERED_LIMIT = 64
@@ -476,10 +483,16 @@ CREDENTIAL_CHAIN_LIMIT = 8
 """Grants from the creator down to a member: people invite people, but not over that many corners."""
 REVOKED_PER_NODE = 256
 """Invites that others keep as revoked on one node's word: a fourth of those that it can have open."""
-REVOKED_PER_BRANCH = 1024
+REVOKED_PER_BRANCH = 512
 """And on the word of all together who came in by one of the creator's own invites."""
-REVOKED_PER_OWNER = 4096
-"""And on an owner's: 1.5 MB, told to each node that connects."""
+REVOKED_PER_OWNER = 512
+"""And on an owner's that did not create the mesh."""
+REVOKED_IN_ALL = 1536
+"""Of a kilobyte and a half at the most: all of them are told to each node that connects, in one go."""
+SETTINGS_BYTES = 32 << 10
+"""Of an owner's settings, as they are signed: layers by name for hundreds of nodes."""
+SETTINGS_TOLD = 8
+"""Owners whose settings are told: those in force, and the next in line should these be revoked."""
 OWNERS_LIMIT = 64
 """Whose settings are kept."""
 CLAIMS_CHECKED = 4096

@@ -11,7 +11,7 @@ import pytest
 from mesh_llm.errors import Forged, MeshError
 from mesh_llm.transport import revocations
 from mesh_llm.transport.claims import Claim
-from mesh_llm.transport.revocations import Revocations, read_revocation
+from mesh_llm.transport.revocations import Revocations, read_revocation, revocation_text
 from mesh_llm.types import Role, Signed
 from tests.support.claims import Person, creator
 
@@ -167,7 +167,7 @@ def test_one_who_becomes_an_owner_is_heard_as_one() -> None:
         pytest.param(creator(9).revokes(ANNE.invite), id="by nobody of this mesh"),
         pytest.param(replace(CREATOR.revokes(ANNE.invite), signature="A" * 88), id="no signature"),
         pytest.param(
-            replace(CREATOR.revokes(ANNE.invite), text=CREATOR.revokes(DORA.invite).text), id="another invite"
+            replace(CREATOR.revokes(ANNE.invite), text=CREATOR.revokes(OLGA.invite).text), id="another invite"
         ),
         pytest.param(CREATOR.says(Claim.SETTINGS, json.dumps({"revoke": ANNE.invite})), id="another claim"),
         *(
@@ -241,18 +241,60 @@ def test_a_branch_has_so_many_and_no_more() -> None:
 
     assert kept == [3, 2, 0, 0, 0, 0, 0, 0, 0, 0]
     assert len(known.add(many(DORA, 10))) == 3
-    assert len(known.add(many(OLGA, 10))) == 8
-    assert len(known.add(many(CREATOR, 10))) == 8
+    # Whoever let them in has room all the same: those below make way.
+    assert len(known.add(many(ANNE, 10))) == 3
+    assert {each.signer for each in known._all.values()} & {puppet.id for puppet in puppets}
+    assert len(known.add(many(CREATOR, 10))) == 10
 
 
 @pytest.mark.usefixtures("small_bounds")
-def test_an_owner_has_so_many_whoever_let_it_in() -> None:
+def test_ids_that_came_by_one_invite_are_one_branch() -> None:
+    known = Revocations(MESH)
+    many_ids = [CREATOR.invites(200 + number, invite="77" * 8) for number in range(10)]
+
+    assert sum(len(known.add(many(each, 3))) for each in many_ids) == 5
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_all_together_have_so_many_and_the_creator_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revocations, "REVOKED_IN_ALL", 6)
+    known = Revocations(MESH)
+    for number in range(10):
+        known.add(many(CREATOR.invites(300 + number), 3))
+
+    assert len(known) == 6
+    assert known.add([CREATOR.revokes(CARL.invite)])
+    assert len(known) == 6
+    assert known.strikes(CARL.credential) is not None
+
+
+def test_a_revocation_names_whose_invite_it_is() -> None:
+    """Somebody lets a puppet in by an invite of the same id: to revoke that one hurts nobody else."""
+    puppet = ANNE.invites(60, invite=DORA.invite)
+    signed = CREATOR.says(Claim.REVOCATION, revocation_text(DORA.invite, ANNE.id))
+
+    assert struck(puppet, signed)
+    assert not struck(DORA, signed)
+
+
+def test_one_who_is_out_adds_nothing() -> None:
+    known = Revocations(MESH)
+    known.add([CREATOR.revokes(ANNE.invite)])
+
+    assert known.add(many(ANNE, 3)) == []
+    with pytest.raises(Forged):
+        known.add([DORA.says(Claim.REVOCATION, revocation_text("11" * 8) + " " * 300)])
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_an_owner_has_so_many_and_shares_its_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revocations, "REVOKED_PER_BRANCH", 10)
     known = Revocations(MESH)
 
     assert len(known.add(many(OTTO, 20))) == 8
+    # One nearer to the creator is not held up by it.
     assert len(known.add(many(OLGA, 20))) == 8
-    # And a node below an owner shares the bound of its branch with other nodes, not with the owners.
-    assert len(known.add(many(OLGA.invites(50), 20))) == 3
+    assert len(known) == 10
 
 
 @pytest.mark.usefixtures("small_bounds")

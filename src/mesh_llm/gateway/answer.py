@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDict
 
-from mesh_llm.defaults import GATEWAY_TRANSCRIPT_BYTES
+from mesh_llm.defaults import GATEWAY_DOCUMENT_BYTES, GATEWAY_TRANSCRIPT_BYTES
 from mesh_llm.gateway import failures
 from mesh_llm.gateway.beat import beating
 from mesh_llm.gateway.connection import EngineError
@@ -21,6 +21,7 @@ from mesh_llm.gateway.cut import Cut, cut_back
 from mesh_llm.gateway.dialects.base import Document, Said, Seam
 from mesh_llm.gateway.events import EventCutter, comment, data_of, dump
 from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.framing import MalformedAnswer
 from mesh_llm.gateway.generation import Generation
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, Exchange
@@ -132,6 +133,8 @@ class Answer:
         if self._exchange.lost_s:
             self._exchange.found_again()
         self._told_bytes += len(event)
+        if not self._generation.streamed and self._told_bytes > GATEWAY_DOCUMENT_BYTES:
+            raise MalformedAnswer("the answer does not end")
         self._last = event
         if not self.is_too_long:
             self._told.append(event)

@@ -22,6 +22,7 @@ from mesh_llm.defaults import (
     GATEWAY_METRICS_S,
     GATEWAY_PREFER_WAIT_S,
     GATEWAY_QUESTION_S,
+    GATEWAY_REDACTED_LIMIT_BYTES,
     GATEWAY_REFUSAL_BYTES,
 )
 from mesh_llm.gateway import failures
@@ -34,7 +35,7 @@ from mesh_llm.gateway.dialects.base import Document
 from mesh_llm.gateway.errand import Errand, small
 from mesh_llm.gateway.events import dump
 from mesh_llm.gateway.failures import Failure
-from mesh_llm.gateway.framing import Head
+from mesh_llm.gateway.framing import Head, MalformedAnswer
 from mesh_llm.gateway.generation import Generation
 from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.limits import Limits
@@ -120,8 +121,11 @@ class Relay:
                 upstream = await attempts.next()
                 exchange.served_by = _elsewhere(upstream)
                 try:
-                    head, listed = await self._fetch(upstream, small("GET", MODELS_PATH), b"")
+                    async with asyncio.timeout(GATEWAY_QUESTION_S):
+                        head, listed = await self._fetch(upstream, small("GET", MODELS_PATH), b"")
                     break
+                except TimeoutError:
+                    attempts.failed(upstream, EngineLost("the engine did not list its models"), told=False)
                 except EngineSilent:
                     raise
                 except EngineError as error:
@@ -363,12 +367,21 @@ class Relay:
     # -- connections -----------------------------------------------------------------------------
 
     async def _fetch(self, upstream: Upstream, errand: Errand, body: bytes) -> tuple[Head, bytes]:
-        """Something small, out of turn."""
+        """Something small, out of turn; the engine may be a stranger's, and send without end."""
         parts: list[bytes] = []
+        size = 0
+
+        def take(part: bytes) -> None:
+            nonlocal size
+            size += len(part)
+            if size > GATEWAY_REDACTED_LIMIT_BYTES:
+                raise MalformedAnswer("the answer does not end")
+            parts.append(part)
+
         request = errand.with_body(upstream, body) if body else errand.head(upstream, {})
         connection = await self._pool.ask(upstream, errand.method, request)
         try:
-            await connection.pour(parts.append)
+            await connection.pour(take)
             return await connection.head(), b"".join(parts)
         finally:
             self._pool.give_back(upstream, connection)

@@ -21,6 +21,7 @@ _FIELD_LIMIT = 64
 _COUNT_SLACK = 86_400_000
 """A day in milliseconds: clocks differ."""
 _NODE = re.compile(r"[0-9a-f]{64}")
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 class Fields:
@@ -51,9 +52,8 @@ class Fields:
     def raw(self, name: str, limit: int) -> str:
         """A text that is read again before anybody sees it."""
         value = self._document.get(name)
-        # Half of a surrogate pair can be escaped in JSON, and be sent on to nobody.
-        if not isinstance(value, str) or len(value) > limit or not _is_unicode(value):
-            self._fail(name, f"a text of at most {limit} characters")
+        if not isinstance(value, str) or not _is_sendable(value, limit):
+            self._fail(name, f"a text of at most {limit} bytes without control characters")
         return value
 
     def flag(self, name: str, default: bool | None = None) -> bool:
@@ -97,12 +97,12 @@ class Fields:
         return tuple(read(item) for item in value)
 
 
-def _is_unicode(text: str) -> bool:
+def _is_sendable(text: str, limit: int) -> bool:
+    """Whether it can be passed on: half of a surrogate pair can be escaped in JSON, and not written."""
     try:
-        text.encode()
+        return len(text) <= limit and len(text.encode()) <= limit and not _CONTROL.search(text)
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def counts_up_to(unix_s: float) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mesh_llm.types import NodeFacts, NodeId
+from mesh_llm.types import NodeFacts, NodeId, ServingPlan
 
 
 class Standing(StrEnum):
@@ -32,3 +33,9 @@ class Member:
     @property
     def present(self) -> bool:
         return self.standing in (Standing.ALIVE, Standing.SUSPECT)
+
+
+def serving_among(members: Iterable[Member]) -> tuple[NodeId, ServingPlan] | None:
+    """The published plan of the highest epoch among those who are here, and its host."""
+    plans = [(m.id, m.facts.serving) for m in members if m.present and m.facts.serving is not None]
+    return max(((node, plan) for node, plan in plans if plan), key=lambda p: (p[1].epoch, p[0]), default=None)

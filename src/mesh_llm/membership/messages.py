@@ -21,8 +21,8 @@ ENTRY_LIMIT = 512
 """Of 100 bytes each."""
 NODES_LIMIT = 512
 _HASH_MOST = (1 << 64) - 1
-_TEXT_CHARS = 64 << 10
-"""Of what a node signs: its facts, and a little more."""
+_TEXT_BYTES = 48 << 10
+"""Of what a node signs: its facts, and a little more; escaped it still fits into a frame."""
 _SIGNATURE_CHARS = 96
 _CREDENTIAL_CHARS = 2048
 _REASON_CHARS = 400
@@ -190,7 +190,7 @@ def signed_to_document(signed: Signed) -> dict[str, object]:
 def signed_from_fields(fields: Fields) -> Signed:
     """Its shape alone; whether it holds is for `transport.claims` to say."""
     return Signed(
-        text=fields.raw("text", _TEXT_CHARS),
+        text=fields.raw("text", _TEXT_BYTES),
         signature=fields.text("signature", _SIGNATURE_CHARS),
         credential=fields.text("credential", _CREDENTIAL_CHARS),
     )

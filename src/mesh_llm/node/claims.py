@@ -53,7 +53,6 @@ class ClaimsExchange:
         """Take what is new to this node, and pass it on."""
         if peer.role is Role.CLIENT:
             return
-        self.heard.set()
         settings, revocations = _read(body)
         fresh: list[Signed] = []
         before = len(self._membership.revocations)
@@ -64,6 +63,8 @@ class ClaimsExchange:
         except Forged as error:
             log.warning("closing peer=%s: it sent %s", peer.id[:8], error.message)
             peer.close(f"it sent {error.message}")
+        if settings:
+            self.heard.set()
         # Also what was good beside something forged: known here by now, it would be news to nobody later.
         revoked = self._membership.revocations.signed[before:]
         if fresh or revoked:
@@ -100,7 +101,7 @@ def promotion(credential: Credential) -> dict[str, Any]:
 
 def _messages(settings: list[Signed], revocations: list[Signed]) -> Iterator[dict[str, Any]]:
     """In pieces that fit into a frame."""
-    for name, claims in (("revocations", revocations), ("settings", settings)):
+    for name, claims in (("settings", settings), ("revocations", revocations)):
         batch: list[dict[str, object]] = []
         size_bytes = 0
         for signed in claims:

@@ -205,7 +205,8 @@ class Entry:
 
     def _look_for_others(self, mesh: Mesh) -> None:
         mesh.know(self._hints, epoch=self.epoch)
-        mesh.recall(self._known.values())
+        verified = mesh.recall(self._known.values())
+        self._known = {node: told for node, told in self._known.items() if node in verified}
 
     def settle(
         self, model: ModelFacts | None, draft: Draft | None, *, default_slots: int

@@ -10,10 +10,16 @@ import asyncio
 import json
 import logging
 import secrets
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mesh_llm.defaults import FORWARD_PROOF_S
+from mesh_llm.defaults import (
+    FORWARD_PROOF_S,
+    FORWARDS_PER_CLIENT,
+    FORWARDS_PER_NODE,
+    FORWARDS_PER_TARGET,
+)
 from mesh_llm.errors import Forged, MalformedMessage, NodeUnreachable, PeerLost
 from mesh_llm.membership.fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
@@ -38,6 +44,8 @@ _KIND_CHARS = 64
 class Forwarding:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
+        self._for_account: Counter[str] = Counter()
+        self._to_target: Counter[NodeId] = Counter()
 
     async def open(self, helper: Peer, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
         """A stream to `node` through `helper`."""
@@ -58,10 +66,21 @@ class Forwarding:
     async def serve_middle(self, origin: Origin, header: dict[str, Any], stream: Stream) -> None:
         """Join two streams: `origin` cannot reach whom it wants to speak to, and this node can."""
         target = self._mesh.peer(NodeId(str(header.get("to"))))
-        if target is None or target.role is Role.CLIENT:
+        if target is None or target.role is Role.CLIENT or self._is_busy(origin, target.id):
             stream.reset()
             return
-        await join_streams(stream, await target.open("forwarded", {}))
+        self._for_account[origin.account] += 1
+        self._to_target[target.id] += 1
+        try:
+            await join_streams(stream, await target.open("forwarded", {}))
+        finally:
+            self._for_account -= Counter((origin.account,))
+            self._to_target -= Counter((target.id,))
+
+    def _is_busy(self, origin: Origin, target: NodeId) -> bool:
+        """They are this node's own streams on its connection to the target: it needs some itself."""
+        limit = FORWARDS_PER_CLIENT if origin.role is Role.CLIENT else FORWARDS_PER_NODE
+        return self._for_account[origin.account] >= limit or self._to_target[target] >= FORWARDS_PER_TARGET
 
     async def serve_end(self, between: Origin, header: dict[str, Any], stream: Stream) -> None:
         """Somebody beyond another member: it has to prove who it is."""

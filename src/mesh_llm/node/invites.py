@@ -12,7 +12,7 @@ from mesh_llm.transport.credential import Credential, check_may_invite, extend, 
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
 from mesh_llm.transport.membership import Membership
-from mesh_llm.types import Address, Role
+from mesh_llm.types import Address, NodeId, Role
 
 
 class Invites:
@@ -84,40 +84,62 @@ class Invites:
         """Take back an invite, named by its id or by who came in by it; expel those who did."""
         assert self._entry.network is not None
         names = {member.id: self._mesh.name_of(member.id) for member in self._mesh.members}
-        invite = self._invite_of(what)
         before, settings = set(self._mesh.expelled), self._entry.settings
-        self._entry.network.revoke(invite)
+        meant = self._meant(what)
+        for issuer, invite in meant:
+            self._entry.network.revoke(invite, issuer)
         if self._entry.is_owner and self._entry.settings is None and settings is not None:
             # They were those of an owner who is out now, and nobody else has set any.
             self._membership.set(settings, self._identity, now=time.time())
         self._mesh.claim()
         self._entry.write()
         out = self._mesh.expelled - before
-        return {"id": invite, "expelled": sorted(names.get(node, node[:8]) for node in out)}
+        return {"id": meant[0][1], "expelled": sorted(names.get(node, node[:8]) for node in out)}
 
-    def _invite_of(self, what: str) -> str:
-        """The invite that somebody means, if this node may revoke it."""
-        mesh = self._mesh
-        named = [m.id for m in mesh.members if what in (m.id, m.facts.name) and m.id != mesh.me]
-        if len(named) > 1:
-            raise MeshError(f"{len(named)} members are called {what}", hint="name one by its id")
-        chains = [chain for chain in mesh.credentials_of(*named) if chain]
-        invite = chains[0][-1].invite if named and chains else what
-        if self._membership.admissions.get(invite) is None and not any(
-            self._counts_against(invite, chain) for chain in chains
-        ):
+    def _meant(self, what: str) -> list[tuple[NodeId, str]]:
+        """The invites that somebody means, and who made them, if this node may revoke them."""
+        found = self._by_id(what) or self._by_name(what)
+        if not found:
             raise MeshError(
                 f"this node made no invite {what!r}, nor is it above one who did",
                 hint="`mesh-llm invite list` shows its own; an owner can revoke any, by a member's name",
             )
-        return invite
+        return found
 
-    def _counts_against(self, invite: str, chain: Credential) -> bool:
-        """Whether this node's word would expel one who came in by that invite."""
+    def _by_id(self, id: str) -> list[tuple[NodeId, str]]:
+        if self._membership.admissions.get(id) is not None:
+            return [(self._identity.id, id)]
+        chains = self._mesh.credentials_of()
+        found = sorted({at for chain in chains for at in self._within(chain) if at[1] == id})
+        if len(found) > 1:
+            # Whoever makes an invite chooses its id, and may choose one that was there before.
+            raise MeshError(f"{len(found)} nodes have made an invite {id}", hint="name a member instead")
+        return found
+
+    def _by_name(self, name: str) -> list[tuple[NodeId, str]]:
+        """All by which it is in: one who was promoted has two."""
+        mesh = self._mesh
+        named = [m.id for m in mesh.members if name in (m.id, m.facts.name) and m.id != mesh.me]
+        if len(named) > 1:
+            raise MeshError(f"{len(named)} members are called {name}", hint="name one by its id")
+        if not named:
+            return []
+        chains = [chain for chain in mesh.credentials_of(named[0]) if chain]
+        last = {self._within(chain)[-1] for chain in chains if self._within(chain)}
+        mine = {
+            (self._identity.id, invite.id)
+            for invite in self._membership.admissions.invites()
+            if named[0] in invite.nodes and not invite.revoked and (invite.limit == 1 or not last)
+        }
+        return sorted(last | mine)
+
+    def _within(self, chain: Credential) -> list[tuple[NodeId, str]]:
+        """Of its invites those that this node's word counts against."""
         assert self._membership.mesh is not None
         issuers = issuers_of(chain, self._membership.mesh)
-        at = next((index for index, grant in enumerate(chain) if grant.invite == invite), None)
-        return at is not None and (self._entry.is_owner or self._identity.id in issuers[: at + 1])
+        own = self._identity.id
+        first = 0 if self._entry.is_owner else issuers.index(own) if own in issuers else len(chain)
+        return [(issuers[at], chain[at].invite) for at in range(first, len(chain))]
 
     def promote(self, name: str) -> dict[str, Any]:
         """Make a member an owner."""

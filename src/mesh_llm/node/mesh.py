@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from mesh_llm.defaults import (
+    MEMBER_KNOWN_LIMIT,
     MESH_CONNECT_S,
     MESH_LINKS_PUBLISH_S,
     MESH_TICK_S,
@@ -24,7 +25,7 @@ from mesh_llm.defaults import (
 from mesh_llm.errors import Expelled, Forged, MalformedMessage, MeshError, NodeUnreachable
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.fields import counts_up_to
-from mesh_llm.membership.member import Member, Standing
+from mesh_llm.membership.member import Member, Standing, serving_among
 from mesh_llm.membership.messages import (
     from_document,
     signed_to_document,
@@ -62,6 +63,11 @@ Service = Callable[[Origin, dict[str, Any], Stream], Awaitable[None]]
 
 FOR_CLIENTS = frozenset({"http", "serving", "forward"})
 """Kinds of streams that a member which only uses the API may open."""
+_UNREADY = {
+    State.STARTING: "is starting",
+    State.DRAINING: "is leaving",
+    State.FAILED: "its engine does not run",
+}
 
 
 class Mesh:
@@ -107,8 +113,8 @@ class Mesh:
             "forwarded": self._forwarding.serve_end,
         }
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
-        self._met: set[NodeId] = set()
-        """Whoever was connected since this node started."""
+        self._met: dict[NodeId, None] = {}
+        """Whoever was connected since this node started, the last few thousand."""
         self._links_told = 0.0
         self._partners: set[NodeId] = set()
         self._highest_epoch = 0
@@ -159,8 +165,8 @@ class Mesh:
         ]
         self._perform(self._view.know(records, _now()))
 
-    def recall(self, told: Iterable[Told]) -> None:
-        """Members that somebody, or the home, remembers by what they have signed themselves."""
+    def recall(self, told: Iterable[Told]) -> set[NodeId]:
+        """Members that somebody, or the home, remembers by what they have signed themselves; who they are."""
         found = []
         for each in told:
             try:
@@ -170,6 +176,7 @@ class Mesh:
                 continue
             found += [record] if record is not None else []
         self._perform(self._view.know(found, _now()))
+        return {record.node for record in found}
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -230,12 +237,7 @@ class Mesh:
 
     def unready(self) -> dict[NodeId, str]:
         """Members that take no part yet, or no longer."""
-        words = {
-            State.STARTING: "is starting",
-            State.DRAINING: "is leaving",
-            State.FAILED: "its engine does not run",
-        }
-        found = {m.id: words[m.facts.state] for m in self.alive() if m.facts.state in words}
+        found = {m.id: _UNREADY[m.facts.state] for m in self.alive() if m.facts.state in _UNREADY}
         if self.facts.state is State.FAILED:
             # It knows best itself when to try again.
             found.pop(self.me, None)
@@ -309,7 +311,9 @@ class Mesh:
     def on_peer(self, peer: Peer) -> None:
         log.info("peer up node=%s role=%s", peer.id[:8], peer.role)
         self.connections["again" if peer.id in self._met else "new"] += 1
-        self._met.add(peer.id)
+        self._met[peer.id] = None
+        if len(self._met) > MEMBER_KNOWN_LIMIT:
+            del self._met[next(iter(self._met))]
         self.expelled.discard(peer.id)
         visits = peer.role is Role.CLIENT
         self._perform((self._view.on_visitor if visits else self._view.on_connected)(peer.id, _now()))
@@ -418,9 +422,8 @@ class Mesh:
                 yield record.node, credentials.from_text(record.signed.credential)
 
     def credentials_of(self, *nodes: NodeId) -> list[Credential]:
-        """Of these, or of all that are known."""
-        found = {node: credential for node, credential in self._credentials() if not nodes or node in nodes}
-        return list(found.values())
+        """All that these have shown, or everybody has: one who was promoted has two."""
+        return [credential for node, credential in self._credentials() if not nodes or node in nodes]
 
     def promote(self, node: NodeId, credential: Credential) -> None:
         """Hand a member the credential that makes it an owner."""
@@ -443,8 +446,10 @@ class Mesh:
                 case Disconnect(node=node, reason=reason):
                     if (peer := self.peer(node)) is not None:
                         peer.close(reason)
-                case Changed():
+                case Changed(nodes=nodes):
                     changed = True
+                    # Let in again, wherever that was.
+                    self.expelled -= {node for node in nodes if self._view.member(node) is not None}
                 case Duplicate():
                     self.failure = self.failure or _duplicate()
                     changed = True
@@ -477,12 +482,6 @@ class Mesh:
         if (links := self.ways.news()) is not None:
             self._links_told = _now()
             self.publish(links=links)
-
-
-def serving_among(members: Iterable[Member]) -> tuple[NodeId, ServingPlan] | None:
-    """The published plan of the highest epoch among those who are here, and its host."""
-    plans = [(m.id, m.facts.serving) for m in members if m.present and m.facts.serving is not None]
-    return max(((node, plan) for node, plan in plans if plan), key=lambda p: (p[1].epoch, p[0]), default=None)
 
 
 def _duplicate() -> MeshError:

@@ -22,9 +22,8 @@ from prometheus_client.registry import Collector
 from mesh_llm import __version__
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.engine.telemetry import figures_in
-from mesh_llm.membership.member import Member, Standing
+from mesh_llm.membership.member import Member, Standing, serving_among
 from mesh_llm.node.families import gauge, labelled, one_of, summed
-from mesh_llm.node.mesh import serving_among
 from mesh_llm.node.processes import usage
 from mesh_llm.node.run import Run
 from mesh_llm.types import (

@@ -77,6 +77,14 @@ def signer_of(signed: Signed, mesh: MeshId, claim: Claim) -> Signer:
     return signer
 
 
+def holder_of_right(credential: str, mesh: MeshId) -> Signer:
+    """Whom a credential makes a member, before anything that came with it is looked at; raises `Forged`."""
+    try:
+        return _holder(credential, mesh)
+    except CredentialRefused as error:
+        raise Forged(f"a claim of somebody who is no member: {error.message}") from None
+
+
 @lru_cache(maxsize=CLAIMS_CHECKED)
 def _holder(text: str, mesh: MeshId) -> Signer:
     credential = credentials.from_text(text)

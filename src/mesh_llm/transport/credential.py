@@ -56,6 +56,12 @@ def issuers_of(credential: Credential, mesh: MeshId) -> tuple[NodeId, ...]:
     return (NodeId(mesh), *(grant.node for grant in credential[:-1])) if credential else ()
 
 
+def origin_of(credential: Credential) -> str:
+    """Names the invite by which its holder came in, and who made it: ids alone are anybody's to choose."""
+    issuer = credential[-2].node if len(credential) > 1 else "creator"
+    return f"{issuer}/{credential[-1].invite}" if credential else issuer
+
+
 def extend(
     credential: Credential, mesh: MeshId, identity: Identity, node: NodeId, role: Role, invite: str
 ) -> Credential:

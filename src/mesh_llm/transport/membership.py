@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mesh_llm.defaults import OWNERS_LIMIT
+from mesh_llm.defaults import OWNERS_LIMIT, SETTINGS_BYTES, SETTINGS_TOLD
 from mesh_llm.errors import CredentialRefused, Expelled, Forged, MalformedMessage, MeshError
 from mesh_llm.membership.fields import Fields, counts_up_to
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
@@ -100,16 +100,16 @@ class Membership:
     def take_settings(self, signed: Signed, *, now: float) -> bool:
         """Verify and keep an owner's settings; whether they are news. `Forged` where they do not hold."""
         assert self.mesh is not None
-        if any(each.signed == signed for each in self.owners.values()):
+        known = self.owners.get(signed.credential)
+        if known is not None and known.signed == signed:
+            return False
+        settings = _read_settings(signed)
+        if known is not None and settings.version < known.settings.version:
+            # Not worth a look at its signature.
             return False
         signer = signer_of(signed, self.mesh, Claim.SETTINGS)
         if signer.role is not Role.OWNER:
             raise Forged("settings by a node that is no owner of the mesh")
-        try:
-            settings = settings_from_document(Fields(json.loads(signed.text), "claim").get("settings"))
-        except (ValueError, RecursionError, MalformedMessage):
-            raise Forged("settings that make no sense") from None
-        known = self.owners.get(signed.credential)
         if known is None and len(self.owners) >= OWNERS_LIMIT:
             self._forget_owners()
         is_full = known is None and len(self.owners) >= OWNERS_LIMIT
@@ -127,22 +127,25 @@ class Membership:
             key: each for key, each in self.owners.items() if strikes(each.signer.credential) is None
         }
 
-    def revoke(self, invite: str, identity: Identity) -> None:
-        """Sign that an invite is taken back; raises where this node's word would not be kept."""
+    def revoke(self, invite: str, identity: Identity, issuer: NodeId | None = None) -> None:
+        """Sign that an invite, this node's own or `issuer`'s, is taken back; raises without room for it."""
         if not self.revocations.has_room(identity.id, self.credential):
             raise MeshError(
                 "this node has revoked as many invites as the others keep of it",
                 hint="revoke it on the machine that started the mesh, or on another owner's",
             )
-        signed = self.seal(identity, Claim.REVOCATION, revocation_text(invite))
-        self.revocations.add([signed])
+        text = revocation_text(invite, issuer or identity.id)
+        self.revocations.add([self.seal(identity, Claim.REVOCATION, text)])
 
     def take_revocations(self, signed: Iterable[Signed]) -> list[Revocation]:
         return self.revocations.add(signed)
 
     def claims(self) -> tuple[list[Signed], list[Signed]]:
-        """Settings and revocations, for others."""
-        return [each.signed for each in self.owners.values()], self.revocations.signed
+        """Settings and revocations, for others: of owners who are out nobody needs to hear."""
+        strikes = self.revocations.strikes
+        valid = [each for each in self.owners.values() if strikes(each.signer.credential) is None]
+        valid.sort(key=lambda each: each.rank, reverse=True)
+        return [each.signed for each in valid[:SETTINGS_TOLD]], self.revocations.signed
 
     # -- documents -------------------------------------------------------------------------------
 
@@ -177,6 +180,15 @@ class Membership:
             return found
         except (ValueError, TypeError, CredentialRefused, Forged, MalformedMessage) as error:
             raise MeshError(f"the record of this node's mesh is damaged: {error}") from error
+
+
+def _read_settings(signed: Signed) -> MeshSettings:
+    try:
+        if len(signed.text.encode()) <= SETTINGS_BYTES:
+            return settings_from_document(Fields(json.loads(signed.text), "claim").get("settings"))
+    except (ValueError, RecursionError, MalformedMessage):
+        pass
+    raise Forged("settings that make no sense")
 
 
 def _signed(document: Any) -> Signed:

@@ -170,10 +170,11 @@ class Network:
         )
         return issued, invites.encode(content, self.config.identity)
 
-    def revoke(self, invite_id: str) -> None:
-        """Those who came in by it are expelled; others learn of it from the node."""
-        self.mesh.revoke(invite_id, self.config.identity)
-        self.mesh.admissions.revoke(invite_id)
+    def revoke(self, invite_id: str, issuer: NodeId | None = None) -> None:
+        """Those who came in by it are expelled; others learn of it from the node. `issuer`: another one's."""
+        self.mesh.revoke(invite_id, self.config.identity, issuer)
+        if issuer in (None, self.id):
+            self.mesh.admissions.revoke(invite_id)
         self.expel()
 
     def expel(self) -> None:
@@ -276,5 +277,8 @@ class Network:
     def _verify_expulsion(self, signed: Signed) -> None:
         """Raises `Expelled` where the revocation holds, and concerns this node."""
         with suppress(Forged):
-            self.mesh.take_revocations([signed])
+            news = self.mesh.take_revocations([signed])
             self.mesh.role(self.id)
+            for each in news:
+                # It concerns others, if anybody: those who pass it on as they should are heard.
+                self.mesh.revocations.forget(each.signed)

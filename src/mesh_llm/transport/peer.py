@@ -127,7 +127,13 @@ class Peer:
         """Queue a message. Never waits: a peer that does not keep up is closed."""
         if self.closing is not None:
             return
-        self._enqueue(encode_frame(FrameType.MESSAGE, body))
+        try:
+            frame = encode_frame(FrameType.MESSAGE, body)
+        except (FrameError, ValueError) as error:
+            # Others' words may be part of it: that is no reason for this node to fail.
+            log.warning("message not sent peer=%s: %s", self.id[:8], error)
+            return
+        self._enqueue(frame)
         if len(self._queue) > PEER_QUEUE_FRAMES or self._queued_bytes > PEER_QUEUE_BYTES:
             self.end(Code.OVERFLOW)
 

@@ -9,45 +9,57 @@ no invite, and cannot be revoked.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mesh_llm.defaults import REVOKED_PER_BRANCH, REVOKED_PER_NODE, REVOKED_PER_OWNER
+from mesh_llm.defaults import REVOKED_IN_ALL, REVOKED_PER_BRANCH, REVOKED_PER_NODE, REVOKED_PER_OWNER
 from mesh_llm.errors import Forged
-from mesh_llm.transport.claims import Claim, signer_of
+from mesh_llm.transport.claims import Claim, holder_of_right, signer_of
 from mesh_llm.transport.credential import Credential, is_invite_id, issuers_of, role_of
+from mesh_llm.transport.identity import is_node_id
 from mesh_llm.types import MeshId, NodeId, Role, Signed
+
+_Key = tuple[str, str, NodeId | None]
+"""The right that the signer had, the invite, and who made that: one who became an owner may say it again."""
+_TEXT_CHARS = 256
+"""An id of 16 digits, and one of 64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revocation:
     invite: str
+    issuer: NodeId | None
+    """Who made the invite: its id is no more than a number that anybody can choose. None: whoever did."""
     signer: NodeId
     role: Role
     credential: Credential
     """The signer's."""
     signed: Signed
 
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Whoever is nearer to the creator is heard first."""
+        return len(self.credential), self.signer
 
-def revocation_text(invite: str) -> str:
-    return json.dumps({"revoke": invite})
+    @property
+    def branch(self) -> str:
+        """The creator's own invite by which the signer, or one above it, came in."""
+        return self.credential[0].invite if self.credential else ""
+
+
+def revocation_text(invite: str, issuer: NodeId | None = None) -> str:
+    return json.dumps({"revoke": invite} if issuer is None else {"revoke": invite, "issuer": issuer})
 
 
 def read_revocation(signed: Signed, mesh: MeshId) -> Revocation:
     """`Forged` where it is none, or its signature does not hold."""
-    try:
-        document = json.loads(signed.text)
-    except (ValueError, RecursionError):
-        document = None
-    invite = document.get("revoke") if isinstance(document, dict) else None
-    if not is_invite_id(invite):
-        raise Forged("a revocation that names no invite")
+    invite, issuer = _named(signed)
     signer = signer_of(signed, mesh, Claim.REVOCATION)
     if signer.role is Role.CLIENT:
         raise Forged("a revocation by a client")
     return Revocation(
-        invite=str(invite),
+        invite=invite,
+        issuer=issuer,
         signer=signer.node,
         role=signer.role,
         credential=signer.credential,
@@ -55,15 +67,23 @@ def read_revocation(signed: Signed, mesh: MeshId) -> Revocation:
     )
 
 
+def _named(signed: Signed) -> tuple[str, NodeId | None]:
+    """The invite, and who made it."""
+    try:
+        document = json.loads(signed.text) if len(signed.text) <= _TEXT_CHARS else None
+    except (ValueError, RecursionError):
+        document = None
+    named = document if isinstance(document, dict) else {}
+    invite, issuer = named.get("revoke"), named.get("issuer")
+    if is_invite_id(invite) and (issuer is None or is_node_id(issuer)):
+        return str(invite), None if issuer is None else NodeId(str(issuer))
+    raise Forged("a revocation that names no invite")
+
+
 class Revocations:
     def __init__(self, mesh: MeshId) -> None:
         self._mesh = mesh
-        self._all: dict[tuple[str, str], Revocation] = {}
-        """By the right that the signer had, and by invite: one who became an owner may say it again."""
-        self._signed: set[Signed] = set()
-        self._by_signer: Counter[NodeId] = Counter()
-        self._by_branch: Counter[NodeId | None] = Counter()
-        """Those of nodes that are no owners."""
+        self._all: dict[_Key, Revocation] = {}
         self._in_force: dict[str, list[Revocation]] = {}
         """By invite."""
 
@@ -72,60 +92,74 @@ class Revocations:
 
     @property
     def signed(self) -> list[Signed]:
-        return [revocation.signed for revocation in self._all.values()]
+        return [each.signed for each in self._all.values()]
 
     def add(self, all_signed: Iterable[Signed]) -> list[Revocation]:
         """Verify what is not known yet; returns the news. `Forged` where one does not hold.
 
-        What is beyond its signer's bound is left out.
+        What is beyond its signer's bound is left out, and so is what would count for nothing.
         """
         news = []
         try:
             for signed in all_signed:
-                if signed in self._signed:
-                    continue
-                revocation = read_revocation(signed, self._mesh)
-                key = signed.credential, revocation.invite
-                if key not in self._all and self.has_room(revocation.signer, revocation.credential):
-                    self._keep(key, revocation)
-                    news.append(revocation)
+                key = (signed.credential, *_named(signed))
+                if key not in self._all and (found := self._read(signed)) is not None:
+                    self._all[key] = found
+                    news.append(found)
         finally:
             if news:
                 self._weigh()
         return news
 
+    def _read(self, signed: Signed) -> Revocation | None:
+        """Verified, if there is room for it; what needs no signature to be refused is refused before."""
+        signer = holder_of_right(signed.credential, self._mesh)
+        hit = self.strikes(signer.credential)
+        if hit is not None and hit.rank < (len(signer.credential), signer.node):
+            return None
+        if not self.has_room(signer.node, signer.credential):
+            return None
+        found = read_revocation(signed, self._mesh)
+        return found if self._make_room(found) else None
+
+    def forget(self, signed: Signed) -> None:
+        self._all = {key: each for key, each in self._all.items() if each.signed != signed}
+        self._weigh()
+
     def has_room(self, signer: NodeId, credential: Credential) -> bool:
-        """For one more of that signer's."""
-        if role_of(credential) is Role.OWNER:
-            return self._by_signer[signer] < REVOKED_PER_OWNER
-        # A node lets in as many others as it likes: all below one of the creator's own invites share a bound.
-        branch = self._by_branch[_branch(credential)]
-        return self._by_signer[signer] < REVOKED_PER_NODE and branch < REVOKED_PER_BRANCH
+        """For one more of that signer's, as far as it depends on what that one has revoked itself."""
+        own = sum(each.signer == signer for each in self._all.values())
+        if not credential:
+            return own < REVOKED_IN_ALL
+        return own < (REVOKED_PER_OWNER if role_of(credential) is Role.OWNER else REVOKED_PER_NODE)
+
+    def _make_room(self, new: Revocation) -> bool:
+        """Within its branch and in all; where that is full, those of signers further down make way."""
+        branch = [each for each in self._all.values() if each.branch == new.branch]
+        everything = list(self._all.values())
+        bounds = [(everything, REVOKED_IN_ALL)] + ([(branch, REVOKED_PER_BRANCH)] if new.branch else [])
+        for known, limit in bounds:
+            if len(known) >= limit:
+                last = max(known, key=lambda each: each.rank)
+                if len(last.credential) <= len(new.credential):
+                    return False
+                del self._all[last.signed.credential, last.invite, last.issuer]
+        return True
 
     def strikes(self, credential: Credential) -> Revocation | None:
         """The one by which its holder is no member any more."""
         issuers = issuers_of(credential, self._mesh)
         for index, grant in enumerate(credential):
             for revocation in self._in_force.get(grant.invite, ()):
+                if revocation.issuer not in (None, issuers[index]):
+                    continue
                 if revocation.role is Role.OWNER or revocation.signer in issuers[: index + 1]:
                     return revocation
         return None
 
-    def _keep(self, key: tuple[str, str], revocation: Revocation) -> None:
-        self._all[key] = revocation
-        self._signed.add(revocation.signed)
-        self._by_signer[revocation.signer] += 1
-        if revocation.role is not Role.OWNER:
-            self._by_branch[_branch(revocation.credential)] += 1
-
     def _weigh(self) -> None:
-        """Which are in force: whoever is nearer to the creator is heard first."""
+        """Which are in force."""
         self._in_force = {}
-        for revocation in sorted(self._all.values(), key=lambda each: (len(each.credential), each.signer)):
+        for revocation in sorted(self._all.values(), key=lambda each: each.rank):
             if self.strikes(revocation.credential) is None:
                 self._in_force.setdefault(revocation.invite, []).append(revocation)
-
-
-def _branch(credential: Credential) -> NodeId | None:
-    """Whom the creator itself let in, and the holder came by; None for the creator."""
-    return credential[0].node if credential else None

@@ -11,7 +11,7 @@ from typing import Any
 from mesh_llm.defaults import CLIENTS_PER_INVITE, PEERS_LIMIT
 from mesh_llm.transport.closing import Code
 from mesh_llm.transport.control import Control
-from mesh_llm.transport.credential import Credential, role_of
+from mesh_llm.transport.credential import Credential, origin_of, role_of
 from mesh_llm.transport.gate import Gate
 from mesh_llm.transport.handshake import GONE_LIMIT, Introduction, Refusal, is_arbiter
 from mesh_llm.transport.membership import Membership
@@ -95,8 +95,8 @@ class Roster:
         """Ids cost nothing: all that come by one client's token are one client, with so many connections."""
         if node in self.peers or role_of(credential) is not Role.CLIENT:
             return False
-        clients = [peer.credential[-1] for peer in self.peers.values() if peer.role is Role.CLIENT]
-        return sum(grant.invite == credential[-1].invite for grant in clients) >= CLIENTS_PER_INVITE
+        clients = (peer.credential for peer in self.peers.values() if peer.role is Role.CLIENT)
+        return sum(origin_of(each) == origin_of(credential) for each in clients) >= CLIENTS_PER_INVITE
 
     async def _run(self, peer: Peer) -> None:
         closing = await peer.run()

@@ -171,7 +171,7 @@ async def test_an_owner_expels_whom_it_has_not_invited(mesh: Mesh) -> None:
     await node.connect(owner)
     await owner.handler.wait("peer", 2)
 
-    owner.network.revoke(node.network.mesh.credential[0].invite)
+    owner.network.revoke(node.network.mesh.credential[0].invite, first.id)
 
     assert await owner.handler.wait("lost") == [(node.id, "expelled: the invite was revoked")]
     await node.handler.wait("lost")
@@ -186,7 +186,7 @@ async def test_a_node_has_no_say_over_others(mesh: Mesh) -> None:
     await third.connect(second)
     await second.handler.wait("peer", 2)
 
-    second.network.revoke(third.network.mesh.credential[0].invite)
+    second.network.revoke(third.network.mesh.credential[0].invite, first.id)
 
     assert set(second.network.peers) == {first.id, third.id}
     assert (await third.connect(second)).id == second.id

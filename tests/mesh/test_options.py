@@ -58,12 +58,11 @@ def text_of(node: JoiningNode) -> str:
         (("--parallel", "3"), "--parallel belongs to the mesh, where it is 1; its owners set it"),
         (("--alias", "mine"), "--alias belongs to the mesh, where it is tiny; its owners set it"),
         (("--split",), "--split belongs to the mesh, where it is not set; its owners set it"),
-        (("--tensor-split", "1,1"), "--tensor-split belongs to the mesh, where it is not set; its creator "
-         "sets it"),
+        (("--tensor-split", "1,1"), "--tensor-split belongs to the mesh, where it is not set; its owners set "
+         "it"),
         (("--layers", "one=0-29"), "--layers belongs to the mesh, where it is not set; its owners set it"),
         (("--model", "smollm2"), "--model belongs to the mesh, where it is tiny; its owners set it"),
-        (("--cache-type-v", "f16"), "--cache-type-v belongs to the mesh, where it is f32; its creator sets "
-         "it"),
+        (("--cache-type-v", "f16"), "--cache-type-v belongs to the mesh, where it is f32; its owners set it"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )  # fmt: skip

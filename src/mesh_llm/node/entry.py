@@ -60,6 +60,8 @@ class Entry:
         """The mesh's own, and its token; None where the public ones serve."""
         if config.relay == PUBLIC_RELAYS:
             self.relay = (None, None)
+        self._joining = False
+        """It may still be refused, or refuse: then nothing of that mesh is to stay."""
         self._written: dict[str, Any] = {}
         self._left = False
 
@@ -93,6 +95,7 @@ class Entry:
             if remembered is not None and (remembered.get("membership") or {}).get("mesh") == invite.mesh:
                 self._recall(remembered)
         self.invite = invite
+        self._joining = True
         if self._config.relay is None:
             # Where the inviter is to be found is no reason to give up the other public relays.
             self.relay = (invite.address.relay, invite.relay_token) if invite.own_relay else (None, None)
@@ -174,6 +177,7 @@ class Entry:
         _, welcome = await self.network.join(self.invite)
         self._welcomed(welcome)
         self._check_options(self.settings)
+        self._joining = False
         self._hints = {self.invite.inviter: self.invite.address}
         self._look_for_others(mesh)
         self.write()
@@ -372,7 +376,7 @@ class Entry:
             log.warning("membership not written file=%s cause=%s", self._home.mesh_file, error.strerror)
 
     def write(self, *, only_news: bool = False) -> None:
-        if self.membership.mesh is None or self._left:
+        if self.membership.mesh is None or self._left or self._joining:
             return  # not in yet, and what the home remembers may be of use; or out for good
         relay, token = self.relay
         document = {

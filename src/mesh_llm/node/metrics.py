@@ -201,12 +201,12 @@ class NodeMetrics(Collector):
         partners = {stage.node for stage in plan.stages} if plan is not None else set()
         partners = partners if mesh.me in partners or (plan is not None and plan.host == mesh.me) else set()
         peers = [m for m in members if m.id != mesh.me and (m.connected or (m.present and m.id in partners))]
-        connected = Counter(member.facts.role for member in peers if member.connected)
+        connected = Counter(_kind(member) for member in peers if member.connected)
         yield labelled(
             "mesh_llm_peers",
             "Members that this node is connected to.",
             ("role",),
-            [((role,), connected[role]) for role in Role],
+            [((role,), connected[role]) for role in _KINDS],
         )
         # Whom a plan is shared with comes first.
         peers.sort(key=lambda member: (member.id not in partners, member.id))
@@ -384,7 +384,7 @@ def _members(members: Iterable[Member]) -> Iterator[Metric]:
     for member in members:
         standings[member.standing] += 1
         if member.present:
-            states[member.facts.role, member.facts.state] += 1
+            states[_kind(member), member.facts.state] += 1
     yield labelled(
         "mesh_llm_members",
         "Members of the mesh that this node knows, itself included, by how they stand.",
@@ -395,7 +395,7 @@ def _members(members: Iterable[Member]) -> Iterator[Metric]:
         "mesh_llm_members_present",
         "Those that are here, by what they may do and what they do.",
         ("role", "state"),
-        [((role, state), states[role, state]) for role in Role for state in State],
+        [((role, state), states[role, state]) for role in _KINDS for state in State],
     )
 
 
@@ -481,3 +481,11 @@ def _guesses(seen: SpeculationCounters) -> Iterator[Metric]:
 
 def _report(run: Run | None) -> EngineReport:
     return run.supervisor.report if run is not None and run.supervisor is not None else EngineReport()
+
+
+_KINDS = (Role.NODE, Role.CLIENT)
+
+
+def _kind(member: Member) -> Role:
+    """An owner is a node as others are, as far as counting goes."""
+    return Role.CLIENT if member.facts.role is Role.CLIENT else Role.NODE

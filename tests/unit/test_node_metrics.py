@@ -234,7 +234,7 @@ async def test_links_are_those_to_peers(node: Node) -> None:
 
     seen = scrape(node)
 
-    assert seen.of("mesh_llm_peers", "role") == {"owner": 0, "node": 1, "client": 1}
+    assert seen.of("mesh_llm_peers", "role") == {"node": 1, "client": 1}
     assert seen.of("mesh_llm_members", "standing")["alive"] == 4
     assert seen.value("mesh_llm_link_round_trip_seconds", id=ANN[:16]) == 0.004
     assert seen.of("mesh_llm_link_sent_bytes_total", "id") == {ANN[:16]: 2000, BEN[:16]: 0}
@@ -353,7 +353,7 @@ async def test_a_large_mesh_costs_little(node: Node) -> None:
 
     seen = Scrape(text)
     assert seen.of("mesh_llm_members", "standing")["alive"] == 1001
-    assert seen.of("mesh_llm_peers", "role") == {"owner": 0, "node": 100, "client": 100}
+    assert seen.of("mesh_llm_peers", "role") == {"node": 100, "client": 100}
     shown = seen.of("mesh_llm_link_sent_bytes_total", "id")
     assert len(shown) == 64
     assert {id[:16] for id in partners} <= shown.keys()

@@ -82,12 +82,13 @@ class Invites:
 
     def revoke(self, what: str) -> dict[str, Any]:
         """Take back an invite, named by its id or by who came in by it; expel those who did."""
-        assert self._entry.network is not None
         names = {member.id: self._mesh.name_of(member.id) for member in self._mesh.members}
         before, settings = set(self._mesh.expelled), self._entry.settings
         meant = self._meant(what)
         for issuer, invite in meant:
-            self._entry.network.revoke(invite, issuer)
+            self._membership.revoke(invite, self._identity, issuer)
+            if issuer == self._identity.id:
+                self._membership.admissions.revoke(invite)
         if self._entry.is_owner and self._entry.settings is None and settings is not None:
             # They were those of an owner who is out now, and nobody else has set any.
             self._membership.set(settings, self._identity, now=time.time())

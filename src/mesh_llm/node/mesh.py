@@ -446,10 +446,8 @@ class Mesh:
                 case Disconnect(node=node, reason=reason):
                     if (peer := self.peer(node)) is not None:
                         peer.close(reason)
-                case Changed(nodes=nodes):
+                case Changed():
                     changed = True
-                    # Let in again, wherever that was.
-                    self.expelled -= {node for node in nodes if self._view.member(node) is not None}
                 case Duplicate():
                     self.failure = self.failure or _duplicate()
                     changed = True

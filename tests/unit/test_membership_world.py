@@ -383,7 +383,10 @@ def test_a_thousand_nodes() -> None:
     for key in (10, 11):
         world.start(key, know=restarting[key])
     world.run(2.7)
-    assert {world.standing(key, 7) for key in neighbours} <= {Standing.DEAD, None}
+    # One that lost a ping or two in between may need a tick more than the others.
+    world.run_until(
+        lambda: {world.standing(key, 7) for key in neighbours} <= {Standing.DEAD, None}, within_s=1
+    )
     world.start(12, know=restarting[12])
     world.run(2)
     world.loss = 0.0

@@ -40,7 +40,8 @@ class Gossip:
         except Forged as error:
             # Whoever passes something on has verified it, or made it up.
             self._scene.outbox.add(Disconnect(node=link.node, reason=error.message))
-        self._scene.outbox.ask(link.node, asked)
+        if link.node in self._scene.links:
+            self._scene.outbox.ask(link.node, asked)
 
     def merge(self, told: Told, source: NodeId) -> bool:
         """Take what is news in it; False where the record itself is needed to tell."""

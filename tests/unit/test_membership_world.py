@@ -383,9 +383,9 @@ def test_a_thousand_nodes() -> None:
     for key in (10, 11):
         world.start(key, know=restarting[key])
     world.run(2.7)
-    # One that lost a ping or two in between may need a tick more than the others.
+    # One that lost the news, and what it asked for after a hint, hears of it by the next comparison.
     world.run_until(
-        lambda: {world.standing(key, 7) for key in neighbours} <= {Standing.DEAD, None}, within_s=1
+        lambda: {world.standing(key, 7) for key in neighbours} <= {Standing.DEAD, None}, within_s=5
     )
     world.start(12, know=restarting[12])
     world.run(2)
@@ -396,7 +396,7 @@ def test_a_thousand_nodes() -> None:
     dead = {turn.subject for turn in world.turns_to(Standing.DEAD)}
     # Of one whose connections closed some may have heard of its return only after the time to refute.
     assert {node_id(key) for key in (7, 9, 12)} <= dead <= {node_id(key) for key in (7, 9, 11, 12)}
-    assert world.now - killed_at < 10
+    assert world.now - killed_at < 16
     assert world.largest_bytes <= MEMBER_MESSAGE_BYTES
 
 

@@ -87,8 +87,6 @@ class Invites:
         meant = self._meant(what)
         for issuer, invite in meant:
             self._membership.revoke(invite, self._identity, issuer)
-            if issuer == self._identity.id:
-                self._membership.admissions.revoke(invite)
         if self._entry.is_owner and self._entry.settings is None and settings is not None:
             # They were those of an owner who is out now, and nobody else has set any.
             self._membership.set(settings, self._identity, now=time.time())

@@ -136,6 +136,8 @@ class Membership:
             )
         text = revocation_text(invite, issuer or identity.id)
         self.revocations.add([self.seal(identity, Claim.REVOCATION, text)])
+        if issuer in (None, identity.id):
+            self.admissions.revoke(invite)
 
     def take_revocations(self, signed: Iterable[Signed]) -> list[Revocation]:
         return self.revocations.add(signed)

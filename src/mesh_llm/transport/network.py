@@ -173,8 +173,6 @@ class Network:
     def revoke(self, invite_id: str, issuer: NodeId | None = None) -> None:
         """Those who came in by it are expelled; others learn of it from the node. `issuer`: another one's."""
         self.mesh.revoke(invite_id, self.config.identity, issuer)
-        if issuer in (None, self.id):
-            self.mesh.admissions.revoke(invite_id)
         self.expel()
 
     def expel(self) -> None:

@@ -276,7 +276,7 @@ def test_the_same_mesh_by_another_invite_keeps_what_is_known() -> None:
     membership.adopt(MESH, extend((), MESH, CREATOR, ANNE.id, Role.NODE, THIRD))
 
     assert len(membership.revocations) == 1
-    assert membership.admissions.invites() == (issued,)
+    assert membership.admissions.invites() == (replace(issued, revoked=True),)
 
 
 # -- invites given out ---------------------------------------------------------------------------

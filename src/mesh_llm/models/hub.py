@@ -269,8 +269,8 @@ async def _in_a_thread(work: Callable[[], T]) -> T:
         result, failure = None, None
         try:
             _keep_to_the_point()
-            _guard_redirects()
             proxy_for(endpoint())
+            _guard_redirects()
             result = work()
         except Exception as error:
             failure = error

@@ -143,22 +143,23 @@ class Adversary:
         peer = self.peer()
 
         async def one(text: bytes, data: Data) -> None:
-            # A node serves so many streams at once: the next one waits until one of them has ended.
-            async with asyncio.timeout(WITHIN_S / 2):
-                stream = Stream(await peer._connection.open_bi(), peer._spawn)
-            with suppress(MeshError, TimeoutError):
-                async with asyncio.timeout(within_s):
-                    await stream.write(LENGTH.pack(len(text)) + text)
-                    if not isinstance(data, bytes):
-                        answer = data(await stream.read_document())
-                        data = LENGTH.pack(len(answer)) + answer
-                    await stream.write(data)
-                    while await stream.read(READ_BYTES):
-                        pass
-            stream.reset()
+            with suppress(iroh().IrohError, MeshError, TimeoutError):
+                # A node serves so many streams at once: the next one waits until one of them has ended.
+                async with asyncio.timeout(WITHIN_S / 2):
+                    stream = Stream(await peer._connection.open_bi(), peer._spawn)
+                try:
+                    async with asyncio.timeout(within_s):
+                        await stream.write(LENGTH.pack(len(text)) + text)
+                        if not isinstance(data, bytes):
+                            answer = data(await stream.read_document())
+                            data = LENGTH.pack(len(answer)) + answer
+                        await stream.write(data)
+                        while await stream.read(READ_BYTES):
+                            pass
+                finally:
+                    stream.reset()
 
-        with suppress(iroh().IrohError, TimeoutError):
-            await asyncio.gather(*(one(text, data) for text, data in streams))
+        await asyncio.gather(*(one(text, data) for text, data in streams))
 
     def settle(self, to: NodeId | None = None, *, within_s: float = WITHIN_S) -> bool:
         """Until all that it sent before has been read over there: a ping goes the same way.

@@ -24,7 +24,7 @@ from mesh_llm.types import NodeId
 from tests.support.members import Member, broken, mesh_of_members
 from tests.support.raw_http import RawClient, connect, request_bytes
 from tests.support.series import Scrape
-from tests.support.upstream import KEY, SSE_HEAD, WAIT_S, FakeEngine, FakeNode, Seen, Wire, plain
+from tests.support.upstream import KEY, SSE_HEAD, WAIT_S, FakeEngine, FakeNode, Seen, Wire, plain, sends
 
 HTTP = "hang"
 """The kind of the streams: one that members of these tests let in."""
@@ -254,6 +254,29 @@ async def test_fair_between_accounts_first(host: Host, turns: Turns) -> None:
     assert host.began == ["many", "one", "here", *["many"] * 5]
 
 
+async def test_tokenizing_takes_turns_of_its_own(host: Host) -> None:
+    """It needs a processor and no slot: many do it one after another, and nobody who computes waits."""
+    host.engine.on("/tokenize", host._work)
+    host.engine.on("/v1/rerank", sends(plain(b"computed")))
+    async with AsyncExitStack() as stack:
+        host.account = "client:many"
+        for number in range(4):
+            many = await stack.enter_async_context(host.connect(f"client {number}"))
+            await many.send(request_bytes("POST", "/tokenize", body=b"many"))
+        host.account = "client:one"
+        one = await stack.enter_async_context(host.connect("single"))
+        await one.send(request_bytes("POST", "/tokenize", body=b"one"))
+        async with asyncio.timeout(WAIT_S):
+            while host.gateway._guests._tokenizing.waiting < 4 or not host.began:
+                await asyncio.sleep(0.001)
+        async with host.connect("other") as computes:
+            assert (await computes.request("POST", "/v1/rerank", body=b"x")).body == b"computed"
+        assert host.began == ["many"]
+        host.finish(2)
+        assert (await one.answer()).body == b"done one"
+        assert host.began[:2] == ["many", "one"]
+
+
 @pytest.mark.parametrize("turns", [Turns(1, wait_s=0.05)])
 async def test_late(host: Host, turns: Turns) -> None:
     async with host.ask("a"):
@@ -415,6 +438,13 @@ async def test_a_body_without_a_length(host: Host) -> None:
 async def test_a_body_that_is_too_large(host: Host) -> None:
     async with host.connect("a") as client:
         await client.send(request_bytes("POST", PATH, f"Content-Length: {(1 << 20) + 1}"))
+        assert (await client.answer()).status == 413
+    assert host.engine.seen == []
+
+
+async def test_what_is_tokenized_may_be_less(host: Host) -> None:
+    async with host.connect("a") as client:
+        await client.send(request_bytes("POST", "/tokenize", "Content-Length: 8388609"))
         assert (await client.answer()).status == 413
     assert host.engine.seen == []
 

@@ -15,7 +15,18 @@ from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Upstream
 from tests.support.raw_http import RawClient, connect, request_bytes
-from tests.support.upstream import KEY, LAST_CHUNK, SSE_HEAD, WAIT_S, FakeEngine, FakeNode, Seen, Wire, plain
+from tests.support.upstream import (
+    KEY,
+    LAST_CHUNK,
+    SSE_HEAD,
+    WAIT_S,
+    FakeEngine,
+    FakeNode,
+    Seen,
+    Wire,
+    plain,
+    sends,
+)
 
 StartGateway = Callable[[GatewayConfig], Awaitable[Gateway]]
 
@@ -34,19 +45,6 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("/stream", "/torn", "/pieces", "/early", "/x", "/flood", "/slow", "/echo"):
         for table in (routes._GET, routes._POST):
             monkeypatch.setitem(table, path, routes.PLAIN)
-
-
-def sends(*parts: bytes, close: bool = False) -> Callable[[Seen, Wire], Awaitable[None]]:
-    """A script that sends each part in a segment of its own."""
-
-    async def script(_: Seen, wire: Wire) -> None:
-        for part in parts:
-            await wire.send(part)
-            await asyncio.sleep(0.005)
-        if close:
-            wire.writer.close()
-
-    return script
 
 
 # -- framing ------------------------------------------------------------------------------------

@@ -69,6 +69,19 @@ def plain(body: bytes, *headers: bytes) -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
+def sends(*parts: bytes, close: bool = False) -> Callable[[Seen, Wire], Awaitable[None]]:
+    """A script that sends each part in a segment of its own."""
+
+    async def script(_: Seen, wire: Wire) -> None:
+        for part in parts:
+            await wire.send(part)
+            await asyncio.sleep(0.005)
+        if close:
+            wire.writer.close()
+
+    return script
+
+
 @dataclass(slots=True, kw_only=True)
 class FakeEngine:
     port: int = 0

@@ -26,6 +26,8 @@ from mesh_llm.defaults import (
     GUEST_KEPT_BYTES,
     GUEST_KEPT_PER_ACCOUNT_BYTES,
     GUEST_STUCK_S,
+    GUEST_TOKENIZE_LIMIT_BYTES,
+    GUEST_TOKENIZES,
     GUESTS_LIMIT,
 )
 from mesh_llm.gateway import failures
@@ -56,6 +58,7 @@ class Guests:
         """`count` is told how each request ended."""
         self._serving = serving
         self._turns = turns
+        self._tokenizing = Turns(GUEST_TOKENIZES)
         self._count = count
         self._pool = Pool(limits)
         self._limits = replace(
@@ -66,6 +69,10 @@ class Guests:
             body_bytes=min(limits.body_bytes, GUEST_BODY_LIMIT_BYTES),
             replay_bytes=min(limits.body_bytes, GUEST_BODY_LIMIT_BYTES),
         )
+        self._short = replace(
+            self._limits, body_bytes=min(self._limits.body_bytes, GUEST_TOKENIZE_LIMIT_BYTES)
+        )
+        """For what is tokenized outside of the engine's slots."""
         self._server = ClientServer(self._handle, self._limits)
         self._kept: Counter[str] = Counter()
         """Bytes of bodies, by account."""
@@ -122,7 +129,7 @@ class Guests:
         errand = Errand.of(request)
         with self._keeping(guest.account) as keep:
             # All of it before its turn: what does not come holds nobody up.
-            body = await self._receive(request, exchange, keep)
+            body = await self._receive(request, exchange, errand.route, keep)
             async with self._in_turn(errand.route, guest):
                 response = await self._ask(request, exchange, guest, errand, body)
         if exchange.outlet is not None:
@@ -130,11 +137,12 @@ class Guests:
         return response
 
     async def _receive(
-        self, request: web.BaseRequest, exchange: Exchange, keep: Callable[[int], None]
+        self, request: web.BaseRequest, exchange: Exchange, route: Route, keep: Callable[[int], None]
     ) -> Body:
+        limits = self._short if route.tokenizes else self._limits
         try:
             async with asyncio.timeout(GUEST_BODY_S):
-                return await Body.receive(request, exchange, self._limits, on_bytes=keep)
+                return await Body.receive(request, exchange, limits, on_bytes=keep)
         except TimeoutError:
             raise failures.body_late(GUEST_BODY_S) from None
 
@@ -160,11 +168,12 @@ class Guests:
     @asynccontextmanager
     async def _in_turn(self, route: Route, guest: Guest) -> AsyncIterator[None]:
         """By what is asked for, whatever the guest says about it."""
-        if not route.computes or self._turns is None:
+        turns = self._turns if route.computes else self._tokenizing if route.tokenizes else None
+        if turns is None:
             yield
             return
         try:
-            async with self._turns.take(
+            async with turns.take(
                 guest.client,
                 account=guest.account,
                 name=guest.name,

@@ -17,6 +17,8 @@ from mesh_llm.gateway.models import model_asked_for
 class Route:
     computes: bool = False
     """It takes one of the engine's slots."""
+    tokenizes: bool = False
+    """It takes no slot, and a processor for as long as its body is."""
     redacted: bool = False
     """The engine's answer holds what is its own machine's business; `redaction` takes it out."""
 
@@ -24,6 +26,7 @@ class Route:
 PLAIN = Route()
 """Costs an engine next to nothing, and tells nothing that is not meant for everybody."""
 _COMPUTES = Route(computes=True)
+_TOKENIZES = Route(tokenizes=True)
 _REDACTED = Route(redacted=True)
 
 _GET = {
@@ -47,14 +50,14 @@ _POST = dict.fromkeys(DIALECT_PATHS, _COMPUTES) | {
     "/v1/audio/transcriptions": _COMPUTES,
     "/audio/transcriptions": _COMPUTES,
     "/v1/systemone": _COMPUTES,
-    "/v1/chat/completions/input_tokens": PLAIN,
-    "/chat/completions/input_tokens": PLAIN,
-    "/v1/responses/input_tokens": PLAIN,
-    "/responses/input_tokens": PLAIN,
-    "/v1/messages/count_tokens": PLAIN,
-    "/apply-template": PLAIN,
-    "/tokenize": PLAIN,
-    "/detokenize": PLAIN,
+    "/v1/chat/completions/input_tokens": _TOKENIZES,
+    "/chat/completions/input_tokens": _TOKENIZES,
+    "/v1/responses/input_tokens": _TOKENIZES,
+    "/responses/input_tokens": _TOKENIZES,
+    "/v1/messages/count_tokens": _TOKENIZES,
+    "/apply-template": _TOKENIZES,
+    "/tokenize": _TOKENIZES,
+    "/detokenize": _TOKENIZES,
     # By the id of an answer under way, which only its own client knows.
     "/v1/chat/completions/control": PLAIN,
 }

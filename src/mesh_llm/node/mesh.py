@@ -26,12 +26,7 @@ from mesh_llm.errors import Expelled, Forged, MalformedMessage, MeshError, NodeU
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.fields import counts_up_to
 from mesh_llm.membership.member import Member, Standing, serving_among
-from mesh_llm.membership.messages import (
-    from_document,
-    signed_to_document,
-    to_document,
-    told_to_document,
-)
+from mesh_llm.membership.messages import from_document, signed_to_document, to_document, told_to_document
 from mesh_llm.membership.record import Record, Told
 from mesh_llm.membership.view import View
 from mesh_llm.node import claims
@@ -86,8 +81,7 @@ class Mesh:
         self.facts = facts
         self.failure: MeshError | None = None
         """Why this node can be a member no longer: it was expelled, or is not the only one of its id."""
-        self.expelled: set[NodeId] = set()
-        """Others that were, since this node started."""
+        self._expelled: set[NodeId] = set()
         self.connections: Counter[str] = Counter()
         """Made since this node started: with members that were `new` to it, and `again` with others."""
         self.disconnections: Counter[str] = Counter()
@@ -314,9 +308,9 @@ class Mesh:
         self._met[peer.id] = None
         if len(self._met) > MEMBER_KNOWN_LIMIT:
             del self._met[next(iter(self._met))]
-        self.expelled.discard(peer.id)
-        visits = peer.role is Role.CLIENT
-        self._perform((self._view.on_visitor if visits else self._view.on_connected)(peer.id, _now()))
+        self._expelled.discard(peer.id)
+        on_peer = self._view.on_visitor if peer.role is Role.CLIENT else self._view.on_connected
+        self._perform(on_peer(peer.id, _now()))
         if self._claims is not None and self.facts.role is not Role.CLIENT:
             self._claims.greet(peer)
 
@@ -402,7 +396,7 @@ class Mesh:
         assert self._network is not None
         strikes = self.membership.revocations.strikes
         out = {node for node, credential in self._credentials() if strikes(credential) is not None}
-        self.expelled |= out
+        self._expelled |= out
         self._network.expel()
         for node in out:
             self._perform(self._view.forget(node, _now()))
@@ -411,6 +405,11 @@ class Mesh:
         except MeshError as error:
             self._fail(error)
         self._on_change()
+
+    @property
+    def expelled(self) -> set[NodeId]:
+        """Since this node started, and not let in again."""
+        return self._expelled - {record.node for record in self._view.all_records}
 
     def _credentials(self) -> Iterator[tuple[NodeId, Credential]]:
         """By which others are or were members, or clients that are connected here, as they have shown."""

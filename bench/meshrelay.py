@@ -21,7 +21,7 @@ from bench.report import Row, Side, plain_row
 from bench.stats import Sample
 from mesh_llm.engine.process import spawn
 from mesh_llm.errors import MeshError
-from mesh_llm.transport import relay_protocol as protocol
+from mesh_llm.relay import protocol as protocol
 
 TITLE = "What the relay server costs"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from mesh_llm.cli import run
+from mesh_llm.cli import serve
 from mesh_llm.cli.main import main
 from mesh_llm.config import NodeConfig
 from mesh_llm.node import Node
@@ -45,5 +45,5 @@ class ObservedNode(Node):
 
 if __name__ == "__main__":
     # The command line builds its node by this name; everything else stays as it is installed.
-    vars(run)["Node"] = ObservedNode
+    vars(serve)["Node"] = ObservedNode
     main()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bench import servers
 from bench.servers import Server
-from mesh_llm.engine.lender import Lender
 from mesh_llm.engine.process import spawn
+from mesh_llm.engine.worker_process import Lender
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.delay import Door, Lines, Passage, delay_lines
 from mesh_llm.lab.split import SplitPlan, engine_spec, split_engine

@@ -82,7 +82,7 @@ def fresh_home() -> Iterator[Path]:
 async def engine(spec: EngineSpec) -> AsyncIterator[Server]:
     """An engine child as the node starts it, with no node and no gateway."""
     spec = replace(spec, key=secrets.token_urlsafe(32))
-    argv = following(module("mesh_llm.engine.serve"))
+    argv = following(module("mesh_llm.engine.children.serve"))
     async with _ready(argv, _engine_event, stdin=spec.to_line()) as (_, event, ready_s):
         url = f"http://127.0.0.1:{event['port']}"
         yield Server(url=url, key=spec.key, pid=event["pid"], ready_s=ready_s)

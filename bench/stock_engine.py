@@ -1,7 +1,7 @@
 """Program: the engine child over workers of stock ggml-rpc, as llama.cpp itself would use them.
 
 Reads one JSON line from stdin: `spec` (an `EngineSpec`), `endpoints` and, for
-each, its `layers`. Speaks and ends as `mesh_llm.engine.serve` does.
+each, its `layers`. Speaks and ends as `mesh_llm.engine.children.serve` does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import sys
 from typing import Any
 
+from mesh_llm.engine.children.serve import load_guarded, parameters, separate_stdout, serve_until_stopped
 from mesh_llm.engine.library import Engine
-from mesh_llm.engine.serve import load_guarded, parameters, separate_stdout, serve_until_stopped
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import MeshError
 

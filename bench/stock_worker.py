@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mesh_llm.engine.children.serve import load_guarded, separate_stdout
 from mesh_llm.engine.library import Engine
-from mesh_llm.engine.serve import load_guarded, separate_stdout
 
 
 def main() -> None:

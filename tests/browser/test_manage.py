@@ -14,7 +14,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-from mesh_llm.agents.texts import snippets
+from mesh_llm.agents.snippets import snippets
 from tests.support.browser import until_copied, visit
 from tests.support.joining import JoiningNode, Lab, lab, write_model
 from tests.support.ports import spare_port

@@ -19,18 +19,18 @@ from mesh_llm import __version__
 from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.errors import MeshError
 from mesh_llm.membership.messages import signed_to_document
-from mesh_llm.models.digests import Digests
-from mesh_llm.models.offer import Offers
-from mesh_llm.models.throttle import Throttle
+from mesh_llm.peer_fetch.piece_hashes import Digests
+from mesh_llm.peer_fetch.serve import Offers
+from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.claims import Claim, sign
-from mesh_llm.transport.closing import Code
+from mesh_llm.transport.close_codes import Code
 from mesh_llm.transport.credential import Credential, extend
 from mesh_llm.transport.framing import FRAME_VERSION, HEAD, LENGTH, FrameType
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import decode
+from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.network import Membership, Network, NetworkConfig, Peer, Stream
-from mesh_llm.transport.quic import iroh
 from mesh_llm.types import Address, Fingerprint, MeshId, NodeId, Role
 from tests.hostile.ends import READ_BYTES, Door, Ear, Opened
 from tests.support.background import WITHIN_S, Background

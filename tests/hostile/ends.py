@@ -13,12 +13,12 @@ from typing import Any
 
 from mesh_llm.errors import MeshError, PeerLost
 from mesh_llm.transport import handshake
-from mesh_llm.transport.closing import Code, close
-from mesh_llm.transport.control import Control
+from mesh_llm.transport.close_codes import Code, close
+from mesh_llm.transport.control_stream import Control
 from mesh_llm.transport.endpoint import address_of, bind
 from mesh_llm.transport.framing import LENGTH, FrameError, FrameType, encode_document
+from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.network import NetworkConfig, Peer, Stream
-from mesh_llm.transport.quic import iroh
 from mesh_llm.types import Address, NodeId, Role
 from tests.support.background import WITHIN_S, Background
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mesh_llm.transport.closing import Code
+from mesh_llm.transport.close_codes import Code
 from tests.hostile.adversary import FORGERIES
 from tests.hostile.conftest import Villain
 from tests.hostile.honest import (

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mesh_llm.membership.fields import counts_up_to
+from mesh_llm.membership.checked_fields import counts_up_to
 from tests.hostile.adversary import FORGERIES, LARGEST
 from tests.hostile.conftest import Villain
 from tests.hostile.honest import (

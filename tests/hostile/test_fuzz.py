@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from mesh_llm.errors import Forged, MeshError
-from mesh_llm.membership.plans import settings_to_document
+from mesh_llm.membership.plan_documents import settings_to_document
 from mesh_llm.transport.claims import Claim, sign
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.revocations import Revocations

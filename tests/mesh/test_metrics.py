@@ -169,7 +169,7 @@ def test_a_split_mesh_and_the_loss_of_its_engine(nodes: Lab) -> None:
 
 def test_a_worker_that_dies_and_a_peer_that_leaves_are_counted(nodes: Lab) -> None:
     one, two = split(nodes)
-    (worker,) = [p for p in two.descendants() if "mesh_llm.engine.worker" in p.cmdline()]
+    (worker,) = [p for p in two.descendants() if "mesh_llm.engine.children.worker" in p.cmdline()]
 
     worker.kill()
     until(

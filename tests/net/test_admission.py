@@ -15,15 +15,15 @@ import pytest
 
 from mesh_llm.defaults import FAILED_OVERALL, FAILED_OVERALL_REFILL_S, HANDSHAKES_LIMIT, PROTOCOL_VERSION
 from mesh_llm.errors import InviteRefused, JoinRefused
-from mesh_llm.transport import attempts, handshake, invite
-from mesh_llm.transport.closing import Closing, Code, closing_of
-from mesh_llm.transport.control import Control
+from mesh_llm.transport import failed_attempts, handshake, invite
+from mesh_llm.transport.close_codes import Closing, Code, closing_of
+from mesh_llm.transport.control_stream import Control
 from mesh_llm.transport.dialler import connect_refused, join_refused
 from mesh_llm.transport.framing import HEAD, FrameParser, FrameType, encode_frame
 from mesh_llm.transport.handshake import Dropped
 from mesh_llm.transport.invite import Invite
+from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.network import Membership
-from mesh_llm.transport.quic import iroh
 from mesh_llm.types import Address, NodeId, Role
 from tests.support.members import WITHIN_S, Member, Mesh, Stranger, mesh_of_members, new_identity
 
@@ -456,7 +456,7 @@ async def test_a_proof_is_worth_nothing_on_another_connection(mesh: Mesh) -> Non
 
 async def test_one_node_that_tries_too_often_waits(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     # However long eight attempts take, none is forgiven meanwhile.
-    monkeypatch.setattr(attempts, "FAILED_PER_NODE_REFILL_S", 3600.0)
+    monkeypatch.setattr(failed_attempts, "FAILED_PER_NODE_REFILL_S", 3600.0)
     first, stranger = await mesh.creator(), await mesh.stranger()
     wrong = hello() + encode_frame(FrameType.PROVE, {"invite": "00" * 8, "proof": "00" * 32})
 

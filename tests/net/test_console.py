@@ -15,15 +15,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mesh_llm.console import feed as feeding
-from mesh_llm.console import neighbours
+from mesh_llm.console import event_feed as feeding
+from mesh_llm.console import same_user
 from mesh_llm.console import server as serving
-from mesh_llm.console.chat import Api
-from mesh_llm.console.feed import Feed
-from mesh_llm.console.neighbours import is_foreign
+from mesh_llm.console.api_proxy import Api
+from mesh_llm.console.event_feed import Feed
+from mesh_llm.console.same_user import is_foreign
 from mesh_llm.console.server import Console
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES, CONSOLE_TICK_S
-from mesh_llm.gateway import listen
+from mesh_llm.gateway import ports
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event, Progress, Role
@@ -145,7 +145,7 @@ async def open_console() -> AsyncIterator[Open]:
             node = FakeManaged()
             feed = Feed(node.status)
             console = Console(node, feed, api=api, api_key=api_key)
-            taken = listen.bind("127.0.0.1", 0, option="--console")
+            taken = ports.bind("127.0.0.1", 0, option="--console")
             port: int = taken.getsockname()[1]
             running = asyncio.create_task(feed.run(), name="feed")
             stack.push_async_callback(cancelled, running)
@@ -375,7 +375,7 @@ def test_whoever_calls_is_found_in_the_systems_tables(address: str, monkeypatch:
         with taken:
             assert not is_foreign(peer, taken.getsockname())
             user = os.getuid()
-            monkeypatch.setattr(neighbours, "_ROOT", -1)
+            monkeypatch.setattr(same_user, "_ROOT", -1)
             monkeypatch.setattr(os, "getuid", lambda: user + 1)
             assert is_foreign(peer, taken.getsockname())
 

@@ -15,8 +15,8 @@ import pytest
 
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import DownloadFailed, ModelError
-from mesh_llm.models import incoming
-from mesh_llm.models.digests import Digests
+from mesh_llm.models import incoming_folders
+from mesh_llm.peer_fetch.piece_hashes import Digests
 from mesh_llm.types import Fingerprint, Progress
 from tests.support import tiny_gguf
 from tests.support.fetching import Model, digest_of
@@ -191,7 +191,7 @@ async def test_a_cancelled_fetch_leaves_what_it_has(model: Model) -> None:
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from mesh_llm.models.fetch import Wanted, fetch
+from mesh_llm.peer_fetch.model_fetch import Wanted, fetch
 from tests.support.file_peer import connect
 
 async def never(paths):
@@ -413,9 +413,9 @@ def test_what_a_dead_download_left_is_removed(tmp_path: Path) -> None:
     now = (tmp_path / ".incoming-fetch-new").stat().st_mtime + fortnight_s - 10
     for path in (tmp_path / ".incoming-fetch-old" / "file", tmp_path / ".incoming-fetch-old"):
         os.utime(path, (now - fortnight_s - 10,) * 2)
-    with incoming.scratch(tmp_path) as held:
+    with incoming_folders.scratch(tmp_path) as held:
         (held / "wheel").write_bytes(b"x")
-        incoming.clean(tmp_path, now=now)
+        incoming_folders.clean(tmp_path, now=now)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
             [held.name, ".incoming-fetch-new", ".incoming-file", "incoming-mine"]
         )
@@ -424,10 +424,10 @@ def test_what_a_dead_download_left_is_removed(tmp_path: Path) -> None:
 
 
 async def test_a_fetch_under_way_is_not_removed_however_old(tmp_path: Path) -> None:
-    async with incoming.resumable(tmp_path, "a", waiting=lambda: None) as held:
-        incoming.clean(tmp_path, now=held.stat().st_mtime + 1e9)
+    async with incoming_folders.resumable(tmp_path, "a", waiting=lambda: None) as held:
+        incoming_folders.clean(tmp_path, now=held.stat().st_mtime + 1e9)
         assert held.exists()
-    incoming.clean(tmp_path, now=held.stat().st_mtime + 1e9)
+    incoming_folders.clean(tmp_path, now=held.stat().st_mtime + 1e9)
     assert not held.exists()
 
 
@@ -445,9 +445,9 @@ async def test_the_scratch_of_a_killed_process_is_removed(tmp_path: Path) -> Non
     assert child.stdout is not None
     async with asyncio.timeout(60):
         left = Path((await child.stdout.readline()).decode().strip())
-        incoming.clean(tmp_path, now=0.0)
+        incoming_folders.clean(tmp_path, now=0.0)
         assert left.is_dir()
         child.kill()
         await child.wait()
-    incoming.clean(tmp_path, now=0.0)
+    incoming_folders.clean(tmp_path, now=0.0)
     assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mesh_llm.errors import DownloadFailed
-from mesh_llm.models.fetch import FetchTimes, Source, Wanted, fetch
-from mesh_llm.models.stream import ByteStream
+from mesh_llm.peer_fetch.channel import ByteStream
+from mesh_llm.peer_fetch.model_fetch import FetchTimes, Source, Wanted, fetch
 from mesh_llm.types import Fingerprint
 from tests.support.fetching import QUICK, Model, digest_of
 from tests.support.file_peer import PIECE_BYTES, Answer, honest, meddling, peer

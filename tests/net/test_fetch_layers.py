@@ -13,12 +13,12 @@ import pytest
 
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import DownloadFailed, ModelError
-from mesh_llm.models import layers
-from mesh_llm.models.asking import FetchTimes, Source, Wanted
-from mesh_llm.models.holding import Holding, NoHoles
-from mesh_llm.models.layers import Held, fetch_layers
-from mesh_llm.models.ranges import Extent, Piece, Share, needed, pieces_of, samples, tensor_table
-from mesh_llm.models.stream import ByteStream
+from mesh_llm.models.layer_ranges import Extent, Piece, Share, needed, pieces_of, samples, tensor_table
+from mesh_llm.peer_fetch import layer_fetch
+from mesh_llm.peer_fetch.channel import ByteStream
+from mesh_llm.peer_fetch.layer_fetch import Held, fetch_layers
+from mesh_llm.peer_fetch.sources import FetchTimes, Source, Wanted
+from mesh_llm.peer_fetch.sparse_files import Holding, NoHoles
 from mesh_llm.transport.network import Stream
 from mesh_llm.transport.peer import Peer as Connection
 from mesh_llm.types import Event, Fingerprint, Progress
@@ -81,7 +81,7 @@ class Model:
         share: Share | None,
         *sources: Peer | Source,
         digest: str = "",
-        read: layers.Read | None = None,
+        read: layer_fetch.Read | None = None,
     ) -> Held:
         return await fetch_layers(
             Wanted(fingerprint=self.fingerprint, name="tiny", digest=digest),
@@ -224,12 +224,12 @@ async def test_other_layers_are_added_in_place(model: Model) -> None:
 
 
 async def test_what_is_there_is_found_without_asking(model: Model) -> None:
-    assert await layers.find(model.folder, model.fingerprint, read=model.read) is None
+    assert await layer_fetch.find(model.folder, model.fingerprint, read=model.read) is None
     async with peer("anna", model.honest()) as anna:
         held = await model.fetch(MIDDLE, anna)
-    found = await layers.find(model.folder, model.fingerprint, read=model.read)
+    found = await layer_fetch.find(model.folder, model.fingerprint, read=model.read)
     assert found == held
-    assert await layers.find(model.folder, Fingerprint("0" * 32), read=model.read) is None
+    assert await layer_fetch.find(model.folder, Fingerprint("0" * 32), read=model.read) is None
 
 
 async def test_two_fetches_at_once_share_the_files(model: Model) -> None:
@@ -267,7 +267,7 @@ async def test_a_later_run_goes_on_where_one_failed(model: Model) -> None:
         with pytest.raises(DownloadFailed) as caught:
             await model.fetch(MIDDLE, bert)
     assert caught.value.message.startswith("tiny could not be fetched: bert: ")
-    found = await layers.find(model.folder, model.fingerprint, read=model.read)
+    found = await layer_fetch.find(model.folder, model.fingerprint, read=model.read)
     assert found is not None
     assert not found.has(MIDDLE)
     kept = Holding.load(model.own, model.fingerprint)
@@ -312,7 +312,7 @@ async def test_a_damaged_record_is_not_believed(model: Model, damage: str) -> No
     async with peer("anna", model.honest()) as anna:
         await model.fetch(MIDDLE, anna)
         (model.own / "layers.json").write_text(damage)
-        assert await layers.find(model.folder, model.fingerprint, read=model.read) is None
+        assert await layer_fetch.find(model.folder, model.fingerprint, read=model.read) is None
         anna.requests.clear()
         held = await model.fetch(MIDDLE, anna)
         assert anna.bytes_asked == model.size_of(model.pieces(MIDDLE))
@@ -326,7 +326,7 @@ async def test_a_file_that_lost_its_header_is_not_believed(model: Model) -> None
         with held.paths[0].open("r+b") as file:
             file.seek(2000)
             file.write(bytes(64))
-        assert await layers.find(model.folder, model.fingerprint, read=model.read) is None
+        assert await layer_fetch.find(model.folder, model.fingerprint, read=model.read) is None
         again = await model.fetch(MIDDLE, anna)
     model.check(again, MIDDLE)
     # Under another name: a worker that has the old one open must not take it for this one.
@@ -442,7 +442,7 @@ async def test_answers_that_no_honest_source_gives(
 async def test_a_header_without_an_end_is_given_up(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "_HEADER_BYTES", 4 * PIECE_BYTES)
+    monkeypatch.setattr(layer_fetch, "_HEADER_BYTES", 4 * PIECE_BYTES)
     junk = tmp_path / "junk.gguf"
     junk.write_bytes(b"GGUF" + os.urandom(1 << 20))
     async with peer("mallory", honest(model.cache, model.fingerprint, (junk,))) as mallory:
@@ -481,13 +481,13 @@ async def test_layers_that_came_before_the_digest_was_known_give_way(model: Mode
     forged, digest = await forge(model, tmp_path), manifest_digest(model.content)
     async with peer("mallory", honest(model.cache, model.fingerprint, (forged,))) as mallory:
         await model.fetch(MIDDLE, mallory)
-    assert await layers.find(model.folder, model.fingerprint, read=model.read) is not None
-    assert await layers.find(model.folder, model.fingerprint, digest=digest, read=model.read) is None
+    assert await layer_fetch.find(model.folder, model.fingerprint, read=model.read) is not None
+    assert await layer_fetch.find(model.folder, model.fingerprint, digest=digest, read=model.read) is None
 
     async with peer("anna", model.honest()) as anna:
         held = await model.fetch(MIDDLE, anna, digest=digest)
     model.check(held, MIDDLE)
-    assert await layers.find(model.folder, model.fingerprint, digest=digest, read=model.read) == held
+    assert await layer_fetch.find(model.folder, model.fingerprint, digest=digest, read=model.read) == held
 
 
 async def test_another_version_is_refused_and_gives_way_when_nobody_has_it(

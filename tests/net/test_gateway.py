@@ -621,7 +621,7 @@ async def test_between_two_plans_a_request_is_held(client: RawClient, node: Fake
 async def test_a_gap_between_plans_has_an_end(
     client: RawClient, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh_llm.gateway.attempts.GATEWAY_GAP_S", 0.2)
+    monkeypatch.setattr("mesh_llm.gateway.engine_choice.GATEWAY_GAP_S", 0.2)
     node.where = None
     answer = await client.request("POST", "/v1/chat/completions", body=b"{}")
     assert (answer.status, answer.json()["reason"]) == (503, "nothing is being served right now")

@@ -10,7 +10,7 @@ import pytest
 
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.slot_queue import Turns
 from tests.support.raw_http import Answer, RawClient, connect, request_bytes
 from tests.support.series import Scrape
 from tests.support.upstream import WAIT_S, FakeEngine, FakeNode, Seen, Wire, plain

@@ -16,7 +16,7 @@ import pytest
 from mesh_llm.defaults import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.slot_queue import Turns
 from mesh_llm.gateway.upstream import Health, Turn
 from mesh_llm.types import State
 from tests.net.conftest import StartGateway

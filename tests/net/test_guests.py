@@ -15,10 +15,10 @@ import pytest
 from mesh_llm.gateway import guests
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.slot_queue import Turns
 from mesh_llm.gateway.upstream import Turn
-from mesh_llm.node.mesh import Mesh as NodeMesh
-from mesh_llm.node.passage import Passage
+from mesh_llm.peers.data_links import Passage
+from mesh_llm.peers.mesh import Mesh as NodeMesh
 from mesh_llm.transport.network import Peer, Stream
 from mesh_llm.types import NodeId
 from tests.support.members import Member, broken, mesh_of_members

@@ -12,8 +12,8 @@ import pytest
 
 from mesh_llm.defaults import CLIENTS_PER_INVITE
 from mesh_llm.errors import JoinRefused, PeerLost
-from mesh_llm.transport import handshake, roster
-from mesh_llm.transport.control import Control
+from mesh_llm.transport import connections, handshake
+from mesh_llm.transport.control_stream import Control
 from mesh_llm.transport.credential import check
 from mesh_llm.transport.invite import Invite
 from mesh_llm.types import Role
@@ -116,7 +116,7 @@ async def test_a_use_is_counted_when_the_credential_is_given(mesh: Mesh) -> None
 
 @pytest.fixture
 def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "CLIENTS_PER_INVITE", 2)
+    monkeypatch.setattr(connections, "CLIENTS_PER_INVITE", 2)
 
 
 async def client(mesh: Mesh, first: Member, token: Invite) -> Member:

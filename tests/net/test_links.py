@@ -14,8 +14,8 @@ import pytest
 
 from mesh_llm.defaults import LINK_ADDRESSES_LIMIT, LINK_EXPECTED_LIMIT, LINK_KNOCKS_LIMIT
 from mesh_llm.errors import LinkFailed
-from mesh_llm.transport import links
-from mesh_llm.transport.links import LinkDoor, facing, knock_local, knock_tcp, new_ticket, open_door
+from mesh_llm.transport import direct_links
+from mesh_llm.transport.direct_links import LinkDoor, facing, knock_local, knock_tcp, new_ticket, open_door
 
 WAIT_S = 30.0
 LOOPBACK = "127.0.0.1"
@@ -199,7 +199,7 @@ async def test_the_doors_own_proof_is_no_proof_of_a_knock(door: LinkDoor) -> Non
     arriving = door.expect(ticket)
     loop = asyncio.get_running_loop()
     with await raw(door) as stranger:
-        await loop.sock_sendall(stranger, b"meshlnk1" + links._name(ticket) + b"n" * 32)
+        await loop.sock_sendall(stranger, b"meshlnk1" + direct_links._name(ticket) + b"n" * 32)
         answer = await soon(loop.sock_recv(stranger, 64))
         await loop.sock_sendall(stranger, answer[32:])
         assert await hears(stranger) == b""
@@ -233,7 +233,7 @@ async def test_nonsense_is_dropped_without_a_word(door: LinkDoor, nonsense: byte
 
 
 async def test_silence_is_dropped(door: LinkDoor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "LINK_KNOCK_S", 0.05)
+    monkeypatch.setattr(direct_links, "LINK_KNOCK_S", 0.05)
     with await raw(door) as stranger:
         await asyncio.get_running_loop().sock_sendall(stranger, b"meshlnk1")
         assert await hears(stranger) == b""
@@ -251,7 +251,7 @@ async def test_strangers_who_only_wait_keep_nobody_out(door: LinkDoor, knock: Kn
 
 
 async def test_a_link_that_does_not_arrive(door: LinkDoor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "LINK_EXPECT_S", 0.05)
+    monkeypatch.setattr(direct_links, "LINK_EXPECT_S", 0.05)
     ticket = new_ticket()
     with pytest.raises(LinkFailed, match="a data link did not arrive within"):
         await soon(door.expect(ticket))

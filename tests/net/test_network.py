@@ -11,11 +11,11 @@ import pytest
 
 from mesh_llm.errors import CredentialRefused, Expelled, JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import network
-from mesh_llm.transport.closing import Code
+from mesh_llm.transport.close_codes import Code
 from mesh_llm.transport.credential import issuers_of
 from mesh_llm.transport.framing import HEAD
+from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.network import Membership, Network, NetworkConfig
-from mesh_llm.transport.quic import iroh
 from mesh_llm.types import Address, LinkKind, MeshId, NodeId, Role
 from tests.support.members import (
     WITHIN_S,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.models import digests as digests_module
-from mesh_llm.models.digests import Digests
-from mesh_llm.models.stream import ByteStream
-from mesh_llm.models.throttle import Throttle
+from mesh_llm.peer_fetch import piece_hashes as digests_module
+from mesh_llm.peer_fetch.channel import ByteStream
+from mesh_llm.peer_fetch.piece_hashes import Digests
+from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.types import Fingerprint, Progress
 from tests.support.fetching import Model
 from tests.support.file_peer import PIECE_BYTES, connect, honest, peer

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from mesh_llm.defaults import GATEWAY_RESUME_TRIES
-from mesh_llm.gateway import pool, routes
+from mesh_llm.gateway import connection_pool, routes
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Upstream
@@ -257,7 +257,7 @@ async def test_engine_is_rid_of_a_client_that_is_full(
 async def test_silence_is_counted_anew_with_every_byte(
     start_gateway: StartGateway, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "GATEWAY_ENGINE_IDLE_S", WAIT_S)
+    monkeypatch.setattr(connection_pool, "GATEWAY_ENGINE_IDLE_S", WAIT_S)
     # A pause of the machine is silence, too: where it is too long for one limit, the next is larger.
     for silence_s in (0.4, 2.0, 8.0):
         gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(silence_s=silence_s)))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.transport.relay_server import RelayConfig, RelayServer
+from mesh_llm.relay.server import RelayConfig, RelayServer
 from tests.support.iroh_peer import ask, bind, echo
 from tests.support.relay_peer import relay, url
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from bench.meshrelay import LOADS, WINDOW, connected, received, start, stop
-from mesh_llm.transport.relay_limits import RelayLimits
-from mesh_llm.transport.relay_server import RelayConfig
+from mesh_llm.relay.limits import RelayLimits
+from mesh_llm.relay.server import RelayConfig
 from tests.support.relay_peer import relay
 
 CLIENTS = 250

@@ -21,11 +21,11 @@ from mesh_llm.defaults import (
     RELAY_PACKET_LIMIT_BYTES,
     RELAY_SAME_ID,
 )
-from mesh_llm.gateway import listen
-from mesh_llm.transport import relay_protocol as protocol
-from mesh_llm.transport.relay_limits import RelayLimits
-from mesh_llm.transport.relay_metrics import NO_ROOM, UNKNOWN
-from mesh_llm.transport.relay_server import RelayConfig, RelayServer
+from mesh_llm.gateway import ports
+from mesh_llm.relay import protocol as protocol
+from mesh_llm.relay.limits import RelayLimits
+from mesh_llm.relay.metrics import NO_ROOM, UNKNOWN
+from mesh_llm.relay.server import RelayConfig, RelayServer
 from tests.support.relay_peer import (
     ANSWER_S,
     RelayPeer,
@@ -574,7 +574,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 async def test_tls(certificate: tuple[Path, Path]) -> None:
     context: Any = ssl.create_default_context(cafile=str(certificate[0]))
-    async with relay(tls=listen.tls(*certificate)) as server:
+    async with relay(tls=ports.tls(*certificate)) as server:
         secure = url(server, "https")
         async with peer(secure, tls=context) as one, peer(secure, tls=context) as other:
             await exchange(one, other, b"d" * 60_000)
@@ -615,7 +615,7 @@ async def test_behind_a_proxy_that_ends_tls(certificate: tuple[Path, Path], per_
     config = RelayConfig(limits=RelayLimits(per_address=per_address))
     async with (
         relay(config) as server,
-        proxy(server, listen.tls(*certificate)) as secure,
+        proxy(server, ports.tls(*certificate)) as secure,
         AsyncExitStack() as peers,
     ):
         one, other, third = [await peers.enter_async_context(peer(secure, tls=context)) for _ in range(3)]

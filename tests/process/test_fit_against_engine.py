@@ -26,7 +26,7 @@ SETTINGS = [CacheSettings(context=512, slots=1), CacheSettings(context=4000, slo
 
 def facts_of(path: Path) -> ModelFacts:
     child = subprocess.run(
-        [sys.executable, "-m", "mesh_llm.engine.gguf"],
+        [sys.executable, "-m", "mesh_llm.engine.children.gguf"],
         input=json.dumps({"paths": [str(path)], "fingerprint": True}) + "\n",
         capture_output=True,
         text=True,

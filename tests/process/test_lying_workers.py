@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mesh_llm.engine.lender import Lender
 from mesh_llm.engine.supervisor import EngineState
+from mesh_llm.engine.worker_process import Lender
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, worker_spec
 from tests.support import tiny_gguf

@@ -607,7 +607,7 @@ def test_without_our_library_a_killed_node_takes_its_engine_along(slow_model: Pa
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen(
-    [sys.executable, "-m", "mesh_llm.engine.serve"],
+    [sys.executable, "-m", "mesh_llm.engine.children.serve"],
     stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
 )
 child.stdin.write(sys.argv[1].encode() + b"\\n")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from mesh_llm.engine import pulse
+from mesh_llm.engine import health_check
 
 SILENCE_S = 2.0
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -18,9 +18,9 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "BEAT_S", 0.01)
-    monkeypatch.setattr(pulse, "SILENCE_S", SILENCE_S)
-    monkeypatch.setattr(pulse, "_PIECE_S", 0.1)
+    monkeypatch.setattr(health_check, "BEAT_S", 0.01)
+    monkeypatch.setattr(health_check, "SILENCE_S", SILENCE_S)
+    monkeypatch.setattr(health_check, "_PIECE_S", 0.1)
 
 
 class Engine:
@@ -51,7 +51,7 @@ class Engine:
         """The task that waits for its silence."""
         server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
-        task = asyncio.create_task(pulse.until_silent(self.port))
+        task = asyncio.create_task(health_check.until_silent(self.port))
         try:
             yield task
         finally:
@@ -99,7 +99,7 @@ async def test_one_that_does_not_even_listen_is_silent() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         async with asyncio.timeout(20):
-            await pulse.until_silent(closed.getsockname()[1])
+            await health_check.until_silent(closed.getsockname()[1])
 
 
 async def test_a_nap_of_the_node_itself_does_not_count() -> None:

@@ -13,8 +13,8 @@ import pytest
 from mesh_llm import defaults
 from mesh_llm.engine import inspect, machine
 from mesh_llm.engine import speed as speeds
+from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.library import Measurement
-from mesh_llm.engine.lock import file_lock
 from mesh_llm.engine.process import Finished, run
 from mesh_llm.engine.speed import known_speed, measured_speed
 from mesh_llm.errors import EngineFailed

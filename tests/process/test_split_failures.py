@@ -27,8 +27,8 @@ import psutil
 import pytest
 
 from mesh_llm.defaults import ENGINE_VERSION
-from mesh_llm.engine.lender import Lender
 from mesh_llm.engine.supervisor import EngineState
+from mesh_llm.engine.worker_process import Lender
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, split_engine, worker_spec
 from tests.support import tiny_gguf

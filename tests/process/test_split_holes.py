@@ -11,7 +11,7 @@ import pytest
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import worker_spec
-from mesh_llm.models.ranges import Extent, Share, needed, tensor_table
+from mesh_llm.models.layer_ranges import Extent, Share, needed, tensor_table
 from tests.support import tiny_gguf
 from tests.support.split import client, lenders, over, plan_for, token_ids
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.engine.lender import Lender
+from mesh_llm.engine.worker_process import Lender
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, worker_spec
 from mesh_llm.types import StageCounters

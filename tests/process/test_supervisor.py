@@ -154,7 +154,7 @@ async def test_a_hanging_engine_is_ended_explained_and_mended(spec: EngineSpec, 
 async def test_an_engine_that_hangs_for_less_is_left_alone(
     spec: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh_llm.engine.pulse.BEAT_S", 0.2)
+    monkeypatch.setattr("mesh_llm.engine.health_check.BEAT_S", 0.2)
     watched = Watched(spec, tmp_path)
     async with watched.running():
         report = await watched.until_ready()
@@ -177,7 +177,7 @@ async def test_a_split_engine_that_hangs_is_left_to_who_made_its_links(
         report = await watched.until_ready()
         watched.supervisor.spec = replace(spec, links=(LinkSpec(name="MESH0", fd=0, layers=1),))
         # Not before: an engine that is slow to answer would be restarted.
-        monkeypatch.setattr("mesh_llm.engine.pulse.SILENCE_S", 2.0)
+        monkeypatch.setattr("mesh_llm.engine.health_check.SILENCE_S", 2.0)
         psutil.Process(report.pid).suspend()
         with pytest.raises(EngineFailed, match="the engine did not answer for 6 s, and was ended"):
             async with asyncio.timeout(WAIT_S):

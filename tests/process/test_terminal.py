@@ -265,7 +265,7 @@ def test_a_node_needs_no_standard_streams(home: Path, closed: str) -> None:
 HANG_UP = """
 import asyncio, os, signal, sys
 from mesh_llm.cli.output import Output
-from mesh_llm.cli.run import until_stopped
+from mesh_llm.cli.serve import until_stopped
 
 class Node:
     def __init__(self):
@@ -306,7 +306,7 @@ def test_a_terminal_that_is_closed_ends_its_node_but_not_one_under_nohup(
 STUMBLE = """
 import asyncio, os, signal, sys
 from mesh_llm.cli.output import Output
-from mesh_llm.cli.run import until_stopped
+from mesh_llm.cli.serve import until_stopped
 
 class Node:
     def __init__(self):

@@ -10,8 +10,8 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import Update
 from mesh_llm.membership.record import Record, read_record, record_text, told
-from mesh_llm.node.mesh import _now
 from mesh_llm.node.node import Node
+from mesh_llm.peers.mesh import _now
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Membership, Network, NetworkConfig
 from mesh_llm.types import NodeFacts, NodeId, Role

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.models.digests import Digests
-from mesh_llm.models.fetch import FetchTimes, Verify, Wanted, fetch
-from mesh_llm.models.manifest import FilePieces, Manifest
+from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
+from mesh_llm.peer_fetch.model_fetch import FetchTimes, Verify, Wanted, fetch
+from mesh_llm.peer_fetch.piece_hashes import Digests
 from mesh_llm.types import Event, Fingerprint, Progress
 from tests.support.file_peer import PIECE_BYTES, Answer, Peer, honest
 

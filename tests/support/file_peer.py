@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.models.digests import Digests
-from mesh_llm.models.fetch import Source
-from mesh_llm.models.offer import Offers
-from mesh_llm.models.stream import ByteStream
-from mesh_llm.models.throttle import Throttle
+from mesh_llm.peer_fetch.channel import ByteStream
+from mesh_llm.peer_fetch.model_fetch import Source
+from mesh_llm.peer_fetch.piece_hashes import Digests
+from mesh_llm.peer_fetch.serve import Offers
+from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.types import Fingerprint
 
 Answer = Callable[[ByteStream, dict[str, Any]], Awaitable[None]]

@@ -46,7 +46,7 @@ def lone_engine(
     )
     spec = replace(usual, **(changes or {}))
     child = subprocess.Popen(
-        [sys.executable, "-m", "mesh_llm.engine.serve"],
+        [sys.executable, "-m", "mesh_llm.engine.children.serve"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

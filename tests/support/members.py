@@ -15,8 +15,8 @@ from mesh_llm.errors import PeerLost
 from mesh_llm.transport.endpoint import remote_address
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, decode
+from mesh_llm.transport.iroh_library import iroh, use_running_loop
 from mesh_llm.transport.network import Membership, Network, NetworkConfig, Peer, Stream
-from mesh_llm.transport.quic import iroh, use_running_loop
 from mesh_llm.types import Address, NodeId, Role
 
 WITHIN_S = 30.0

@@ -122,12 +122,12 @@ class MeshProcesses:
 
     def worker_child(self, name: str) -> psutil.Process:
         """The process that lends the device of a node."""
-        (found,) = self._children(name, "mesh_llm.engine.worker")
+        (found,) = self._children(name, "mesh_llm.engine.children.worker")
         return found
 
     def engines(self, *names: str) -> list[int]:
         """The pids of all engines that run on these nodes, or on all of them."""
-        children = (self._children(name, "mesh_llm.engine.serve") for name in names or self.nodes)
+        children = (self._children(name, "mesh_llm.engine.children.serve") for name in names or self.nodes)
         return [child.pid for found in children for child in found]
 
     def _children(self, name: str, module: str) -> list[psutil.Process]:

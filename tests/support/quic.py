@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from iroh.iroh_ffi import BiStream, Connection
 
 from mesh_llm.lab.quic import accept, connect, loopback_endpoint, ticket_of
-from mesh_llm.transport.quic import iroh
+from mesh_llm.transport.iroh_library import iroh
 
 SETUP_S = 20.0
 """For what takes milliseconds, on a machine that is busy with something else."""

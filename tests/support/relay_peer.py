@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 from iroh.iroh_ffi import SecretKey
 
-from mesh_llm.transport import relay_protocol as protocol
-from mesh_llm.transport.relay_server import RelayConfig, RelayServer
+from mesh_llm.relay import protocol as protocol
+from mesh_llm.relay.server import RelayConfig, RelayServer
 
 ANSWER_S = 15.0
 """For what has to come, on a busy machine."""

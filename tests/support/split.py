@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from mesh_llm.engine.inspect import read_gguf
-from mesh_llm.engine.lender import Lender, lend
 from mesh_llm.engine.spec import WorkerSpec
+from mesh_llm.engine.worker_process import Lender, lend
 from mesh_llm.lab.split import SplitEngine, SplitPlan, link_neighbours, split_engine
 from mesh_llm.models.facts import model_facts
 from tests.support.waiting import POLL_S, Patience

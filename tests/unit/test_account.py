@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.node.trust import Origin
+from mesh_llm.peers.trust import Origin
 from mesh_llm.transport.credential import Credential, Grant
 from mesh_llm.types import NodeId, Role
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.agents import configs, texts
-from mesh_llm.agents.configs import Endpoint
+from mesh_llm.agents import config_files, snippets
+from mesh_llm.agents.config_files import Endpoint
 from mesh_llm.cli import agent
 from mesh_llm.errors import AgentConfigRefused, MeshError
 from mesh_llm.node import words
@@ -52,7 +52,7 @@ def test_the_lines_at_start_are_those_that_the_documents_promise() -> None:
 
 
 def test_every_agent_is_described() -> None:
-    told = texts.snippets(HERE.url, HERE.model, HERE.context)
+    told = snippets.snippets(HERE.url, HERE.model, HERE.context)
     assert [entry["name"] for entry in told] == [
         *("pi", "goose", "aider", "opencode", "claude", "curl", "openai")
     ]
@@ -64,22 +64,22 @@ def test_every_agent_is_described() -> None:
 
 
 def test_a_key_is_named_and_never_shown() -> None:
-    for entry in texts.snippets(WITH_KEY.url, WITH_KEY.model, WITH_KEY.context, key_needed=True):
+    for entry in snippets.snippets(WITH_KEY.url, WITH_KEY.model, WITH_KEY.context, key_needed=True):
         assert "MESH_LLM_API_KEY" in entry["command"] + entry["snippet"]
         assert "set MESH_LLM_API_KEY to it" in entry["note"]
-    goose = texts.recipe("goose", WITH_KEY).command
+    goose = snippets.recipe("goose", WITH_KEY).command
     assert 'OPENAI_HOST=https://localhost:9000 OPENAI_API_KEY="$MESH_LLM_API_KEY" ' in goose
 
 
-@pytest.mark.parametrize("name", texts.NAMES)
+@pytest.mark.parametrize("name", snippets.NAMES)
 def test_odd_names_survive_a_shell(name: str) -> None:
-    recipe = texts.recipe(name, ODD)
+    recipe = snippets.recipe(name, ODD)
     assert "it's a $model" in " ".join(shlex.split(recipe.command)) + recipe.snippet
 
 
 def test_the_program_for_openai_is_one() -> None:
     for endpoint in (HERE, WITH_KEY, ODD):
-        compile(texts.recipe("openai", endpoint).snippet, "snippet", "exec")
+        compile(snippets.recipe("openai", endpoint).snippet, "snippet", "exec")
 
 
 def test_an_answer_takes_half_of_the_context_at_most() -> None:
@@ -89,8 +89,8 @@ def test_an_answer_takes_half_of_the_context_at_most() -> None:
 
 
 def test_small_contexts_get_the_advice_that_pi_needs_there() -> None:
-    assert "compaction.reserveTokens" not in texts.recipe("pi", HERE).note
-    assert "in a context of 2048, set compaction.reserveTokens" in texts.recipe("pi", WITH_KEY).note
+    assert "compaction.reserveTokens" not in snippets.recipe("pi", HERE).note
+    assert "in a context of 2048, set compaction.reserveTokens" in snippets.recipe("pi", WITH_KEY).note
 
 
 # -- pi's file -------------------------------------------------------------------------------------
@@ -129,10 +129,10 @@ def test_without_a_file_one_is_written_for_its_owner_alone(person: Path) -> None
 
 def test_the_snippet_is_what_is_written(person: Path) -> None:
     agent.write_config("pi", HERE)
-    assert (person / ".pi/agent/models.json").read_text() == texts.recipe("pi", HERE).snippet + "\n"
+    assert (person / ".pi/agent/models.json").read_text() == snippets.recipe("pi", HERE).snippet + "\n"
 
 
-@pytest.mark.parametrize("name", sorted(configs.WRITTEN))
+@pytest.mark.parametrize("name", sorted(config_files.WRITTEN))
 def test_twice_is_once(name: str) -> None:
     first = agent.write_config(name, HERE)
     content, entries = first.file.read_bytes(), sorted(first.file.parent.iterdir())

@@ -112,7 +112,7 @@ def test_every_file_keeps_to_its_layer() -> None:
         ("log.py", "", "log has no place among the layers"),
         ("planning/fit.py", "import os.path", "is pure and uses os"),
         ("membership/view.py", "from time import monotonic", "is pure and uses time"),
-        ("cli/run.py", "import subprocess", "uses subprocess, as only engine/process.py may"),
+        ("cli/serve.py", "import subprocess", "uses subprocess, as only engine/process.py may"),
         ("home.py", "import os\nos.kill(1, 9)", "uses os.kill, as only engine/process.py may"),
         ("home.py", "from os import killpg", "uses os.killpg, as only engine/process.py may"),
         ("node.py", "print('ready')", "prints (print()), as only cli/ may"),
@@ -129,7 +129,7 @@ def test_an_offence_is_found(path: str, source: str, offence: str) -> None:
     ("path", "source"),
     [
         ("engine/process.py", "import os, subprocess\nos.killpg(1, 9)"),
-        ("engine/serve.py", "print('{}')"),
+        ("engine/children/serve.py", "print('{}')"),
         ("cli/main.py", "from mesh_llm import __version__, lab, node\nprint(__version__)"),
         ("console/routes.py", "from mesh_llm.home import Home"),
         ("lab/faults.py", "from mesh_llm.cli.main import main"),

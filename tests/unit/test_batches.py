@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.planning.batches import BESIDE, BESIDE_SPLIT, LARGEST, SMALLEST, Batches, batches, micro_batch
+from mesh_llm.planning.batch_sizes import (
+    BESIDE,
+    BESIDE_SPLIT,
+    LARGEST,
+    SMALLEST,
+    Batches,
+    batches,
+    micro_batch,
+)
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import ModelFacts, Plan, Prediction

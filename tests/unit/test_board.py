@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.cli import board
+from mesh_llm.cli import tables
 from mesh_llm.cli.demo import parse_latency
 from mesh_llm.cli.output import print_table
 from mesh_llm.errors import UsageError
@@ -22,11 +22,11 @@ def test_names_that_two_nodes_have_get_the_beginning_of_their_ids() -> None:
         {"id": "cc33" * 16, "name": "desk"},
     ]
 
-    names = board.names_of(nodes)
+    names = tables.names_of(nodes)
 
     assert list(names.values()) == ["laptop (aa11aa)", "laptop (bb22bb)", "desk"]
-    assert board.name(names, "dd44" * 16) == "dd44dd44"
-    assert board.name(names, None) == "nobody"
+    assert tables.name(names, "dd44" * 16) == "dd44dd44"
+    assert tables.name(names, None) == "nobody"
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def test_names_that_two_nodes_have_get_the_beginning_of_their_ids() -> None:
     ],
 )
 def test_a_plan_in_words(plan: dict[str, Any], words: str) -> None:
-    assert board.how_planned(plan, {"a": "desk", "b": "laptop"}) == words
+    assert tables.how_planned(plan, {"a": "desk", "b": "laptop"}) == words
 
 
 def test_sizes_and_times_keep_what_matters() -> None:
-    assert [board.size(count) for count in (0, 66_000_000, 1_500_000_000)] == ["0 MB", "66 MB", "1.5 GB"]
-    assert [board.milliseconds(ms) for ms in (0.25, 41.7, None)] == ["0.2 ms", "42 ms", "?"]
-    rates = [board.throughput(rate) for rate in (0, 999, 12_345, 999_499, 999_500, 3.41e6, 2e9)]
+    assert [tables.size(count) for count in (0, 66_000_000, 1_500_000_000)] == ["0 MB", "66 MB", "1.5 GB"]
+    assert [tables.milliseconds(ms) for ms in (0.25, 41.7, None)] == ["0.2 ms", "42 ms", "?"]
+    rates = [tables.throughput(rate) for rate in (0, 999, 12_345, 999_499, 999_500, 3.41e6, 2e9)]
     assert rates == ["0 B/s", "999 B/s", "12 kB/s", "999 kB/s", "1.0 MB/s", "3.4 MB/s", "2.0 GB/s"]
-    assert [board.rate(tok_s) for tok_s in (12.34, 0.0, None)] == ["12.3 tok/s", "not known", "not known"]
+    assert [tables.rate(tok_s) for tok_s in (12.34, 0.0, None)] == ["12.3 tok/s", "not known", "not known"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_sizes_and_times_keep_what_matters() -> None:
 def test_a_first_token_is_told_with_the_length_of_its_prompt(figures: Any, words: str) -> None:
     names = ("measured_s", "prompt_tokens", "predicted_s")
 
-    assert board.first_token(dict(zip(names, figures, strict=True))) == words
+    assert tables.first_token(dict(zip(names, figures, strict=True))) == words
 
 
 def test_latencies_are_one_for_all_or_one_for_each(tmp_path: Any) -> None:

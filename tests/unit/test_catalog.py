@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from mesh_llm.download.model_download import checksum_file, download, verify
 from mesh_llm.errors import DownloadFailed, ModelError
-from mesh_llm.models import catalog, incoming
+from mesh_llm.models import catalog, incoming_folders
 from mesh_llm.models.catalog import CatalogEntry, HubSource, UrlSource, WheelSource
-from mesh_llm.models.download import checksum_file, download, verify
 from mesh_llm.types import Progress
 
 CONTENT = b"GGUF" + b"weights" * 1000
@@ -352,7 +352,7 @@ async def test_a_download_removes_what_a_killed_one_left(tmp_path: Path) -> None
     (tmp_path / ".incoming-dead").mkdir()
     (tmp_path / ".incoming-dead" / "tiny.whl").write_bytes(CONTENT)
 
-    with incoming.scratch(tmp_path) as under_way:
+    with incoming_folders.scratch(tmp_path) as under_way:
         await download(ENTRY, tmp_path, fetch=package(CONTENT), progress=ignore)
         assert names(tmp_path) == sorted([under_way.name, "tiny.gguf", "tiny.gguf.sha256"])
 

@@ -11,7 +11,7 @@ import pytest
 
 from mesh_llm.defaults import FRAME_LIMIT_BYTES
 from mesh_llm.membership.messages import signed_to_document
-from mesh_llm.node.claims import KIND, ClaimsExchange
+from mesh_llm.peers.claims_exchange import KIND, ClaimsExchange
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Network, Peer
 from mesh_llm.types import Fingerprint, MeshSettings, NodeId, Role, Signed

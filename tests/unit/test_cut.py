@@ -7,9 +7,9 @@ import json
 import pytest
 
 from mesh_llm.defaults import GATEWAY_CUT_BACK
-from mesh_llm.gateway.cut import Cut, cut_back
 from mesh_llm.gateway.dialects.base import Document
-from mesh_llm.gateway.generation import Generation
+from mesh_llm.gateway.resume_cut import Cut, cut_back
+from mesh_llm.gateway.text_request import Generation
 
 PATH = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "List five colours."}], "stream": True}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.membership.plans import plan_from_document, plan_to_document
+from mesh_llm.membership.plan_documents import plan_from_document, plan_to_document
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import CacheSettings, memory_need
 from mesh_llm.planning.snapshot import Candidate, Snapshot

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.gateway import failures
+from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.dialects import PATHS, Said, dialect_of
 from mesh_llm.gateway.dialects.base import Dialect, Seam
-from mesh_llm.gateway.events import EventCutter, comment, data_of, make
-from mesh_llm.gateway.generation import Generation
-from mesh_llm.gateway.seam import Continuing, Diverged, Matching
+from mesh_llm.gateway.resume_join import Continuing, Diverged, Matching
+from mesh_llm.gateway.sse import EventCutter, comment, data_of, make
+from mesh_llm.gateway.text_request import Generation
 
 USER = {"role": "user", "content": "Count"}
 
-FAILURE = failures.not_resumed("the engine was killed")
+FAILURE = api_errors.not_resumed("the engine was killed")
 
 
 def dialect(path: str) -> Dialect:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.node.drafts import Drafts
+from mesh_llm.node.draft_model import Drafts
 from mesh_llm.types import Draft, ModelFacts
 from tests.support import planning
 from tests.support.stores import Home

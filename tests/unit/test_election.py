@@ -8,7 +8,7 @@ import pytest
 
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.election import solo_hosts, split_hosts
-from mesh_llm.planning.room import rooms
+from mesh_llm.planning.memory_layout import rooms
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
 from mesh_llm.types import Hosting, LinkFacts, LinkKind, Mode, NodeId
 from tests.support.planning import gpu, link, mesh, model, node, reasons, settings

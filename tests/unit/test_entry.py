@@ -9,8 +9,8 @@ import pytest
 
 from mesh_llm.config import PUBLIC_RELAYS, NodeConfig
 from mesh_llm.home import Home
-from mesh_llm.node.entry import Entry
-from mesh_llm.node.takeover import HOME_VERSION
+from mesh_llm.node.home_upgrade import HOME_VERSION
+from mesh_llm.node.joining import Entry
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
 from mesh_llm.transport.membership import Membership

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mesh_llm.errors import ModelError
-from mesh_llm.models import catalog, foreign
-from mesh_llm.models.foreign import check_runs, explain, refusal, unknown
+from mesh_llm.models import catalog, unsupported
+from mesh_llm.models.unsupported import check_runs, explain, refusal, unknown
 
 
 def document(architecture: object, known: bool | None) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_what_is_no_name_is_for_others_to_refuse(architecture: object) -> None:
 
 
 def test_alternatives_are_in_the_catalog() -> None:
-    names = {own.entry for own in foreign._OLLAMAS.values() if own.entry}
+    names = {own.entry for own in unsupported._OLLAMAS.values() if own.entry}
 
     assert "glm" in names
     assert {name for name in names if catalog.load().get(name) is None} == set()

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from mesh_llm.errors import Forged, MalformedMessage, PeerLost
-from mesh_llm.membership.fields import Fields
+from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
-from mesh_llm.node.forwarding import Forwarded, challenge, prove
+from mesh_llm.peers.forwarding import Forwarded, challenge, prove
 from mesh_llm.transport.claims import Claim
 from mesh_llm.transport.credential import to_text
 from mesh_llm.transport.network import Stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mesh_llm.defaults import GATEWAY_ANSWER_HEAD_LIMIT_BYTES, GATEWAY_CHUNK_HEAD_LIMIT_BYTES
-from mesh_llm.gateway.framing import (
+from mesh_llm.gateway.http_framing import (
     Body,
     ChunkedBody,
     EndlessBody,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.transport.addresses import ordered
-from mesh_llm.transport.closing import Closing, Code, closing_of
+from mesh_llm.transport.close_codes import Closing, Code, closing_of
 from mesh_llm.transport.framing import (
     HEAD,
     Frame,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mesh_llm.errors import ModelError
-from mesh_llm.models import headers as headers_module
-from mesh_llm.models.foreign import Explanation
-from mesh_llm.models.headers import NO_FINGERPRINT, Header, Headers, header_of
+from mesh_llm.models import header_cache as headers_module
+from mesh_llm.models.header_cache import NO_FINGERPRINT, Header, Headers, header_of
 from mesh_llm.models.stores import LocalModel, Store
+from mesh_llm.models.unsupported import Explanation
 from tests.support import planning
 
 READER = "1.2.3"

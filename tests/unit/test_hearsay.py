@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from mesh_llm.cli.live_view import Scene, Size, frame, painted
 from mesh_llm.cli.status import show
-from mesh_llm.cli.view import Scene, Size, frame, painted
-from mesh_llm.node import hearsay
-from mesh_llm.node.history import _checked
-from mesh_llm.node.status import plan_document
+from mesh_llm.report import peer_documents
+from mesh_llm.report.history import _checked
+from mesh_llm.report.status import plan_document
 from mesh_llm.types import Exclusion, Mode, NodeId, Plan, Prediction, Stage
 
 HOST, MINI, LEFT = (NodeId(sign * 64) for sign in "abc")
@@ -103,7 +103,7 @@ def shown(about: dict[str, Any]) -> str:
 
 def test_what_is_right_is_kept() -> None:
     whole = told()
-    assert hearsay.about({**whole, "epoch": 3, "key": "secret"}) == whole
+    assert peer_documents.about({**whole, "epoch": 3, "key": "secret"}) == whole
     assert "23.4 tok/s" in shown(whole)
 
 
@@ -137,20 +137,20 @@ def test_whatever_is_told_can_be_shown(value: object, capsys: pytest.CaptureFixt
         for key in place[:-1]:
             inner = inner[key]
         inner[place[-1]] = value
-        about = hearsay.about(document)
+        about = peer_documents.about(document)
         assert len(json.dumps(about)) < 25_000, place
         seen = shown(about) + capsys.readouterr().out
         assert not {"\x1b", "\r"} & set(seen), place
 
 
 def test_nothing_at_all_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(hearsay.about({})).startswith("── mini worker serving")
+    assert shown(peer_documents.about({})).startswith("── mini worker serving")
 
 
 def test_a_refusal_is_one_short_line() -> None:
-    assert hearsay.refusal({"refused": "no\nroom\x1b[2J"}, "-") == "no?room?[2J"
-    assert len(hearsay.refusal({"refused": "x" * 10_000}, "-")) == 400
-    assert hearsay.refusal({"refused": 7}, "it gives no reason") == "it gives no reason"
+    assert peer_documents.refusal({"refused": "no\nroom\x1b[2J"}, "-") == "no?room?[2J"
+    assert len(peer_documents.refusal({"refused": "x" * 10_000}, "-")) == 400
+    assert peer_documents.refusal({"refused": 7}, "it gives no reason") == "it gives no reason"
 
 
 @pytest.mark.parametrize("value", [10**400, -1, True, "1", float("inf"), float("nan")])

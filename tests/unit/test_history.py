@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from mesh_llm.console.feed import Feed
-from mesh_llm.node.history import History
+from mesh_llm.console.event_feed import Feed
+from mesh_llm.report.history import History
 
 HOST = "a" * 64
 

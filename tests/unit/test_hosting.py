@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from mesh_llm.errors import EngineFailed, MeshError
-from mesh_llm.node.hosting import Hosting
-from mesh_llm.node.mesh import Mesh
-from mesh_llm.node.run import Run, StageLost
+from mesh_llm.host.hosting import Hosting
+from mesh_llm.host.plan_run import Run, StageLost
+from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import HeldPart, MeshSettings, NodeId, Plan, ServingPlan, State
 from tests.support import planning

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.engine.external import arguments
+from mesh_llm.engine.children.external import arguments
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.errors import ModelDoesNotFit
-from mesh_llm.node.equipment import Equipment
-from mesh_llm.node.launch import Launch
-from mesh_llm.planning.choice import Fit, fit_solo
+from mesh_llm.host.launch import Launch
+from mesh_llm.node.hardware import Equipment
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.guessing import cache_settings
+from mesh_llm.planning.engine_options import Fit, fit_solo
 from mesh_llm.planning.snapshot import Snapshot
+from mesh_llm.planning.speculation import cache_settings
 from mesh_llm.types import Draft, Fingerprint, Hosting, MeshSettings, NodeId, Prediction
 from tests.support.planning import GB, counts, gpu, mesh, model, node, settings
 

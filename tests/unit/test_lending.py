@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from mesh_llm.node.lending import Lending, Step, Terms, Weights
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import Fingerprint, Progress
+from mesh_llm.worker.lending import Lending, Step, Terms, Weights
 
 TERMS = Terms(epoch=1, fingerprint=Fingerprint("f" * 64), first=0, last=8, need_bytes=100)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.cli import inventory, listing
+from mesh_llm.cli import inventory, models
 from mesh_llm.cli.inventory import Inventory, Listed, take_stock
 from mesh_llm.errors import EngineFailed, EngineMissing
 from mesh_llm.home import Home as NodeHome
-from mesh_llm.models.headers import NO_FINGERPRINT, Header
+from mesh_llm.models.header_cache import NO_FINGERPRINT, Header
 from mesh_llm.models.stores import LocalModel, Skipped, Store
-from mesh_llm.planning.outlook import Outlook
+from mesh_llm.planning.would_fit import Outlook
 from tests.support import planning
 from tests.support.stores import Home
 
@@ -47,7 +47,7 @@ def fit(fits: bool, *, context: int = 4096, need: float = 21.3) -> Outlook:
 def test_the_fit_in_words(
     listed: Listed, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    listing.show(Inventory(listed=(listed,), skipped=(), places=Home(tmp_path).places, rooms=None, note=""))
+    models.show(Inventory(listed=(listed,), skipped=(), places=Home(tmp_path).places, rooms=None, note=""))
 
     shown = capsys.readouterr().out.splitlines()[1]
     assert shown.startswith("big   Q4_K_M  20.0 GB      40      32k  llama         huggingface")
@@ -59,7 +59,7 @@ def test_many_reasons_are_not_all_told(tmp_path: Path, capsys: pytest.CaptureFix
         Skipped(path=Path(f"/models/{index}.gguf"), store=Store.MODELS, reason="is empty")
         for index in range(100)
     )
-    listing.show(Inventory(listed=(), skipped=skipped, places=Home(tmp_path).places, rooms=None, note=""))
+    models.show(Inventory(listed=(), skipped=skipped, places=Home(tmp_path).places, rooms=None, note=""))
 
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 14
@@ -85,7 +85,7 @@ async def test_without_an_engine_files_are_listed_by_name(
     monkeypatch.setattr(inventory, "describe", describe)
 
     found = await take_stock(NodeHome(tmp_path / "home"), progress=lambda step: None)
-    listing.show(found)
+    models.show(found)
 
     captured = capsys.readouterr()
     assert captured.out.splitlines()[1].split() == ["x", "0", "MB", "models"]

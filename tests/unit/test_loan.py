@@ -11,11 +11,11 @@ import pytest
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import WorkerSpec
-from mesh_llm.node.equipment import Equipment, chosen, equipped
-from mesh_llm.node.launch import Launch
+from mesh_llm.host.launch import Launch
+from mesh_llm.node.hardware import Equipment, chosen, equipped
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.loan import loan, unlent, usable_bytes
-from mesh_llm.planning.room import rooms
+from mesh_llm.planning.memory_budget import loan, unlent, usable_bytes
+from mesh_llm.planning.memory_layout import rooms
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import Device, DeviceKind, Hosting, Mode, NodeId, Plan
 from tests.support.planning import GB, counts, gpu, mesh, model, node, reasons, settings

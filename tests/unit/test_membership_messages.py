@@ -11,7 +11,7 @@ import pytest
 
 from mesh_llm.defaults import MEMBER_BUCKETS, MEMBER_FACTS_BYTES, MEMBER_MESSAGE_BYTES
 from mesh_llm.errors import MalformedMessage
-from mesh_llm.membership.facts import (
+from mesh_llm.membership.fact_documents import (
     facts_from_document,
     facts_to_document,
     plan_from_document,
@@ -19,7 +19,6 @@ from mesh_llm.membership.facts import (
     settings_from_document,
     settings_to_document,
 )
-from mesh_llm.membership.ledger import Ledger
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import (
     ENTRY_LIMIT,
@@ -40,6 +39,7 @@ from mesh_llm.membership.messages import (
 )
 from mesh_llm.membership.outbox import updates
 from mesh_llm.membership.record import Record, read_record, record_text, told
+from mesh_llm.membership.record_table import Ledger
 from mesh_llm.types import (
     Address,
     Device,

@@ -16,8 +16,8 @@ from mesh_llm.defaults import (
 )
 from mesh_llm.errors import Forged
 from mesh_llm.membership import gossip
+from mesh_llm.membership.checked_fields import WHOLE_LIMIT
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
-from mesh_llm.membership.fields import WHOLE_LIMIT
 from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.messages import (
     Ack,
@@ -31,7 +31,7 @@ from mesh_llm.membership.messages import (
     Update,
     Want,
 )
-from mesh_llm.membership.own import COPIED_HOME
+from mesh_llm.membership.own_record import COPIED_HOME
 from mesh_llm.membership.record import Record, Told, joined, record_text
 from mesh_llm.membership.record import told as as_told
 from mesh_llm.membership.ring import chosen

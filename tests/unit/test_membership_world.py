@@ -10,7 +10,7 @@ import pytest
 
 from mesh_llm.defaults import MEMBER_MESSAGE_BYTES
 from mesh_llm.membership.member import Standing
-from mesh_llm.membership.own import COPIED_HOME
+from mesh_llm.membership.own_record import COPIED_HOME
 from tests.support.membership_world import World, facts, node_id
 
 SEEDS = [1, 2, 3]

@@ -16,9 +16,9 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import MEMBER_RTT_LEAST
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.engine.telemetry import Rates
+from mesh_llm.host.plan_run import Run
 from mesh_llm.node.node import Node
-from mesh_llm.node.run import Run
-from mesh_llm.node.status import document
+from mesh_llm.report.status import document
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Peer
 from mesh_llm.types import (
@@ -306,7 +306,7 @@ async def test_progress_shows_while_there_is_some(tmp_path: Path, monkeypatch: p
     assert scrape(node).value("mesh_llm_transfer_size_bytes", what="Fetching tiny") == 100
 
     later = time.monotonic() + 61
-    monkeypatch.setattr("mesh_llm.node.metrics.time.monotonic", lambda: later)
+    monkeypatch.setattr("mesh_llm.report.metrics.time.monotonic", lambda: later)
     assert "mesh_llm_transfer_done_bytes" not in scrape(node).names()
     node.metering.progress(Progress(what="Fetching tiny", done=100, total=100, unit="bytes"))
     assert "mesh_llm_transfer_done_bytes" not in scrape(node).names()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mesh_llm.planning.fit import gigabytes
-from mesh_llm.planning.outlook import outlook, supposed
 from mesh_llm.planning.snapshot import Candidate
+from mesh_llm.planning.would_fit import outlook, supposed
 from mesh_llm.types import NodeFacts, NodeId, Role
 from tests.support import planning
 from tests.support.planning import ENGINE, FINGERPRINT, GB

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mesh_llm.models import catalog
-from mesh_llm.models.pairs import paired, wanted_draft
+from mesh_llm.models.draft_pairs import paired, wanted_draft
 from mesh_llm.models.stores import LocalModel, Store
 
 CATALOG = catalog.load()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mesh_llm.errors import MalformedMessage
-from mesh_llm.membership.facts import facts_from_document, facts_to_document
+from mesh_llm.membership.fact_documents import facts_from_document, facts_to_document
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.roster import without_layers
+from mesh_llm.planning.eligibility import without_layers
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import Fingerprint, HeldPart, Hosting, Mode, NodeFacts, Role
 from tests.support.planning import FINGERPRINT, layers, mesh, model, node, running, settings

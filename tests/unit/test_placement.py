@@ -11,9 +11,9 @@ import pytest
 
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import CacheSettings, compute_bytes, memory_need, stage_need
-from mesh_llm.planning.load import load_of
-from mesh_llm.planning.room import Free, Ledger, divided, furthest, lodge, rooms, total_bytes
-from mesh_llm.planning.shares import Capacity, apportion, fastest_first, spread
+from mesh_llm.planning.layer_costs import load_of
+from mesh_llm.planning.layer_shares import Capacity, apportion, fastest_first, spread
+from mesh_llm.planning.memory_layout import Free, Ledger, divided, furthest, lodge, rooms, total_bytes
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import Hosting, Mode, Plan
 from tests.support.planning import (

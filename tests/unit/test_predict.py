@@ -14,7 +14,7 @@ from mesh_llm.defaults import (
     SPILL_BYTES_PER_S,
 )
 from mesh_llm.planning.fit import CacheSettings
-from mesh_llm.planning.load import active_bytes
+from mesh_llm.planning.layer_costs import active_bytes
 from mesh_llm.planning.predict import predict
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import LayerCache, LinkKind, ModelFacts, NodeId, Prediction, Speed, Stage

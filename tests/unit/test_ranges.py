@@ -8,7 +8,7 @@ import pytest
 
 from mesh_llm.defaults import FINGERPRINT_STRIDE_BYTES
 from mesh_llm.errors import ModelError
-from mesh_llm.models.ranges import (
+from mesh_llm.models.layer_ranges import (
     Extent,
     Piece,
     Share,

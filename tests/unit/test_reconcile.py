@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.planning.reconcile import Attempts
+from mesh_llm.planning.backoff import Attempts
 from mesh_llm.types import NodeId
 
 A, B = NodeId("a"), NodeId("b")

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from mesh_llm.gateway.errand import small
+from mesh_llm.gateway.engine_request import small
 from mesh_llm.gateway.upstream import Upstream
-from mesh_llm.node.mesh import Mesh
-from mesh_llm.node.passage import Passage
-from mesh_llm.node.remote import Remote
+from mesh_llm.peers.data_links import Passage
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.remote_engine import Remote
 from mesh_llm.types import NodeId, ServingPlan, State
 from tests.support.planning import plan_of
 
@@ -114,7 +114,7 @@ async def test_where_nobody_is_missing_it_was_the_engine(asked: Asked) -> None:
 async def test_the_answer_does_not_wait_for_a_reason_once_it_can_go_on(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mesh_llm.node.remote.ENGINE_EXPLAIN_S", 1000)
+    monkeypatch.setattr("mesh_llm.peers.remote_engine.ENGINE_EXPLAIN_S", 1000)
     upstream = await asked.until_known()
     asked.mesh.epoch = 8
     await asked.until_known()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.node.rest import Rest
+from mesh_llm.node.unload import Rest
 from mesh_llm.types import State
 
 

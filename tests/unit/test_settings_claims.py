@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mesh_llm.errors import Forged
-from mesh_llm.membership.fields import counts_up_to
-from mesh_llm.membership.plans import settings_to_document
+from mesh_llm.membership.checked_fields import counts_up_to
+from mesh_llm.membership.plan_documents import settings_to_document
 from mesh_llm.transport import membership as memberships
 from mesh_llm.transport.claims import Claim
 from mesh_llm.transport.membership import Membership

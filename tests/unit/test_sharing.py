@@ -9,10 +9,10 @@ import pytest
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
-from mesh_llm.node.equipment import equipped
+from mesh_llm.node.hardware import equipped
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.predict import predict
-from mesh_llm.planning.sharing import nodes_beside, shared, threads_of
+from mesh_llm.planning.shared_machines import nodes_beside, shared, threads_of
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import NodeId, Prediction, Role, Stage
 from tests.support.planning import gpu, mesh, model, node, speed

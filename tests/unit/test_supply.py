@@ -15,16 +15,16 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import FETCH_PIECE_BYTES
 from mesh_llm.errors import DownloadFailed, MeshError, ModelError
 from mesh_llm.membership.member import Member, Standing
-from mesh_llm.models import layers
 from mesh_llm.models.catalog import CatalogEntry
-from mesh_llm.models.digests import Digests
-from mesh_llm.models.fetch import Wanted
-from mesh_llm.models.manifest import FilePieces, Manifest
-from mesh_llm.models.ranges import Share
-from mesh_llm.node import shelf as shelving
-from mesh_llm.node import supply as supplying
-from mesh_llm.node.shelf import Shelf as RealShelf
-from mesh_llm.node.supply import Supply
+from mesh_llm.models.layer_ranges import Share
+from mesh_llm.node import model_files as shelving
+from mesh_llm.node import model_supply as supplying
+from mesh_llm.node.model_files import Shelf as RealShelf
+from mesh_llm.node.model_supply import Supply
+from mesh_llm.peer_fetch import layer_fetch
+from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
+from mesh_llm.peer_fetch.model_fetch import Wanted
+from mesh_llm.peer_fetch.piece_hashes import Digests
 from mesh_llm.types import Event, Fingerprint, MeshSettings, ModelFacts, NodeFacts, NodeId, Role
 from tests.support import planning
 
@@ -356,7 +356,7 @@ async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified
     async def nothing(*arguments: Any) -> None: ...
 
     monkeypatch.setattr(supplying, "fetch", fails)
-    monkeypatch.setattr(layers, "fetch_layers", fails)
+    monkeypatch.setattr(layer_fetch, "fetch_layers", fails)
     for name, value in {
         "_entry": Entry(settings=settings),
         "_tell": lambda event: said.append(event.text),

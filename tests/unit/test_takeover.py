@@ -15,8 +15,8 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.errors import Expelled, MeshError
 from mesh_llm.home import Home
 from mesh_llm.membership.record import Told
-from mesh_llm.node import takeover
-from mesh_llm.node.entry import Entry
+from mesh_llm.node import home_upgrade
+from mesh_llm.node.joining import Entry
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
 from mesh_llm.types import Address, Fingerprint, MeshId, MeshSettings, NodeId, Role
@@ -194,7 +194,7 @@ def test_hints_are_kept_until_somebody_is_found(home: Home) -> None:
 
     document = home.read_mesh()
     assert document is not None
-    assert document["version"] == takeover.HOME_VERSION
+    assert document["version"] == home_upgrade.HOME_VERSION
     assert looked_for(started(home, CREATOR)).hints == KNOWN
 
 

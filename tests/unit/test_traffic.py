@@ -12,11 +12,11 @@ import pytest
 
 from mesh_llm.defaults import ENGINE_STAGES_S
 from mesh_llm.engine.supervisor import EngineSupervisor
-from mesh_llm.node.meter import Meter
+from mesh_llm.host.plan_run import Run
 from mesh_llm.node.node import Node
-from mesh_llm.node.run import Run
-from mesh_llm.node.status import _stage
-from mesh_llm.node.traffic import crossing, traffic
+from mesh_llm.peers.meter import Meter
+from mesh_llm.report.status import _stage
+from mesh_llm.report.traffic import crossing, traffic
 from mesh_llm.types import NodeId, StageCounters
 from tests.support.composed import ANN, BEN, a_node, admit
 from tests.support.planning import plan_of

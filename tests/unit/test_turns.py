@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from mesh_llm.gateway.turns import TurnLate, TurnRefused, Turns
+from mesh_llm.gateway.slot_queue import TurnLate, TurnRefused, Turns
 
 WITHIN_S = 10.0
 

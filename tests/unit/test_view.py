@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.cli.view import Line, Scene, Size, frame, painted, rows_taken, width_of
+from mesh_llm.cli.live_view import Line, Scene, Size, frame, painted, rows_taken, width_of
 from mesh_llm.types import Progress
 
 HOST, MINI = "a" * 64, "b" * 64

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.engine.vocabulary import tokenizers_differ
+from mesh_llm.engine.children.vocabulary import tokenizers_differ
 
 CHAT: dict[str, Any] = {
     "tokenizer.ggml.model": "gpt2",

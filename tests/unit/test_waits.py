@@ -10,10 +10,10 @@ import pytest
 from mesh_llm.gateway.metrics import Exchange, FirstToken, Meters
 from mesh_llm.gateway.upstream import Upstream
 from mesh_llm.node.node import Node
-from mesh_llm.node.waits import first_token_document
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.guessing import cache_settings
 from mesh_llm.planning.predict import predict
+from mesh_llm.planning.speculation import cache_settings
+from mesh_llm.report.time_to_first_token import first_token_document
 from mesh_llm.types import ServingPlan
 from tests.support.composed import a_node
 from tests.support.planning import ENGINE, GB, HELD, model, settings, speed

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from mesh_llm.planning.ground import way_of
-from mesh_llm.planning.waterfall import (
+from mesh_llm.planning.plan_inputs import way_of
+from mesh_llm.planning.token_time import (
     Measured,
     Part,
     PartKind,

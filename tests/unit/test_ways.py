@@ -8,7 +8,7 @@ import pytest
 
 from mesh_llm.defaults import HOP_LOCAL_S, MEMBER_RTT_LEAST
 from mesh_llm.node.node import Node
-from mesh_llm.node.status import document
+from mesh_llm.report.status import document
 from mesh_llm.types import LinkFacts, LinkKind
 from tests.support.composed import ANN, a_node, admit
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from mesh_llm.console.feed import Feed
+from mesh_llm.console.event_feed import Feed
 from mesh_llm.node import window
-from mesh_llm.node.herald import Herald
+from mesh_llm.node.announcements import Herald
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from mesh_llm.agents import configs, texts
-from mesh_llm.agents.configs import Endpoint
+from mesh_llm.agents import config_files, snippets
+from mesh_llm.agents.config_files import Endpoint
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.cli.output import print_json, print_table
@@ -32,7 +32,7 @@ class Written:
 
 
 @click.command()
-@click.argument("name", type=click.Choice(texts.NAMES), required=False)
+@click.argument("name", type=click.Choice(snippets.NAMES), required=False)
 @click.option("--write", is_flag=True, help="merge it into the agent's own config file, with a backup")
 @home_option
 @json_option
@@ -70,7 +70,7 @@ async def _endpoint(home: Home) -> tuple[Endpoint, str]:
         return default, f"No node is running on {home.path}: this is for the default port and model"
     api, model = status["api"], status["model"] or {}
     endpoint = Endpoint(
-        url=configs.as_typed(api["url"] or default.url),
+        url=config_files.as_typed(api["url"] or default.url),
         model=model.get("name") or default.model,
         context=model.get("context"),
         key_needed=api.get("key_needed", False),
@@ -84,7 +84,7 @@ async def _endpoint(home: Home) -> tuple[Endpoint, str]:
 
 
 def _list(endpoint: Endpoint, *, as_json: bool) -> None:
-    recipes = [texts.recipe(name, endpoint) for name in texts.NAMES]
+    recipes = [snippets.recipe(name, endpoint) for name in snippets.NAMES]
     if as_json:
         print_json({"agents": [asdict(recipe) for recipe in recipes]})
         return
@@ -94,10 +94,10 @@ def _list(endpoint: Endpoint, *, as_json: bool) -> None:
 
 def _show(name: str, endpoint: Endpoint) -> None:
     """Commands and snippets begin at the margin: what is selected is what is pasted."""
-    recipe = texts.recipe(name, endpoint)
+    recipe = snippets.recipe(name, endpoint)
     click.echo(f"{recipe.command}\n")
     if recipe.snippet:
-        if name in configs.WRITTEN:
+        if name in config_files.WRITTEN:
             click.echo(f"In {_shown(config_file(name))} (mesh-llm agent {name} --write does it):\n")
         click.echo(f"{recipe.snippet}\n")
     click.echo(recipe.note)
@@ -111,18 +111,18 @@ def _tell(name: str, endpoint: Endpoint, written: Written) -> None:
         click.echo(f"Wrote {file}")
     else:
         click.echo(f"Changed {file}; as it was: {_shown(written.backup)}")
-    click.echo(f"\n{texts.recipe(name, endpoint).command}")
+    click.echo(f"\n{snippets.recipe(name, endpoint).command}")
 
 
 def _document(name: str, endpoint: Endpoint, written: Written | None, *, running: bool) -> dict[str, Any]:
     document: dict[str, Any] = {
-        **asdict(texts.recipe(name, endpoint)),
+        **asdict(snippets.recipe(name, endpoint)),
         "running": running,
         "url": endpoint.url,
         "model": endpoint.model,
         "context": endpoint.context,
         "key_needed": endpoint.key_needed,
-        "file": str(config_file(name)) if name in configs.WRITTEN else None,
+        "file": str(config_file(name)) if name in config_files.WRITTEN else None,
     }
     if written is not None:
         backup = None if written.backup is None else str(written.backup)
@@ -142,7 +142,7 @@ def _shown(path: Path) -> str:
 
 def config_file(name: str) -> Path:
     """Where the agent itself looks, by the variables that it obeys."""
-    path = configs.file_of(name)
+    path = config_files.file_of(name)
     if name == "pi" and (folder := os.environ.get("PI_CODING_AGENT_DIR")):
         return Path(folder).expanduser() / "models.json"
     if name == "opencode" and (file := os.environ.get("OPENCODE_CONFIG")):
@@ -162,7 +162,7 @@ def write_config(name: str, endpoint: Endpoint) -> Written:
     path = _target(named)
     before = _read(path, named)
     try:
-        after = configs.rewritten(name, before or "", endpoint)
+        after = config_files.rewritten(name, before or "", endpoint)
     except AgentConfigRefused as error:
         raise AgentConfigRefused(f"{named} is left as it is: {error.message}", hint=error.hint) from None
     if before == after:

@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 import click
 
-from mesh_llm.cli import board
+from mesh_llm.cli import tables
 from mesh_llm.cli.control import call, wait_until_gone
 from mesh_llm.cli.options import debug_option, home_path, json_option
 from mesh_llm.cli.output import Output, print_json, print_table, set_up_logging
-from mesh_llm.cli.run import run_loop
+from mesh_llm.cli.serve import run_loop
 from mesh_llm.defaults import API_PORT, DEFAULT_MODEL, DEMO_ANSWER_TOKENS, DEMO_QUESTION
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.home import Home
@@ -204,7 +204,7 @@ def _show(status: dict[str, Any], answer: Answer, *, as_json: bool) -> None:
     if as_json:
         print_json(_figures(status, answer))
         return
-    names = board.names_of(status["mesh"]["nodes"])
+    names = tables.names_of(status["mesh"]["nodes"])
     members = {node["id"]: node for node in status["mesh"]["nodes"]}
     print_table(
         [_row(stage, members[stage["node"]], names) for stage in status["plan"]["stages"]],
@@ -216,12 +216,12 @@ def _show(status: dict[str, Any], answer: Answer, *, as_json: bool) -> None:
             ("model", f"{status['model']['name']} ({status['model']['quantisation']})"),
             (
                 "weights",
-                f"{_sent(status)} sent, {board.size(status['engine']['weights_resident_bytes'])} in memory",
+                f"{_sent(status)} sent, {tables.size(status['engine']['weights_resident_bytes'])} in memory",
             ),
             ("start", f"{answer.first_token_s:.1f} s until the first token"),
-            ("first token", board.first_token(status["api"]["first_token"])),
+            ("first token", tables.first_token(status["api"]["first_token"])),
             ("prompt", f"{answer.prompt_tok_s:.1f} tok/s"),
-            ("predicted", board.rate(status["plan"]["predicted_tok_s"])),
+            ("predicted", tables.rate(status["plan"]["predicted_tok_s"])),
             ("decode", f"{answer.decode_tok_s:.1f} tok/s"),
             ("api", status["api"]["url"]),
         ]
@@ -230,18 +230,18 @@ def _show(status: dict[str, Any], answer: Answer, *, as_json: bool) -> None:
 
 def _sent(status: dict[str, Any]) -> str:
     sent = status["engine"]["weights_sent_bytes"]
-    return "0 bytes" if not sent else board.size(sent)
+    return "0 bytes" if not sent else tables.size(sent)
 
 
-def _row(stage: dict[str, Any], node: dict[str, Any], names: board.Names) -> tuple[str, ...]:
+def _row(stage: dict[str, Any], node: dict[str, Any], names: tables.Names) -> tuple[str, ...]:
     link = node["link"]
     return (
-        board.name(names, stage["node"]),
-        board.layers(stage),
-        board.share(stage),
+        tables.name(names, stage["node"]),
+        tables.layers(stage),
+        tables.share(stage),
         link["kind"],
-        board.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
-        board.size(stage["need_bytes"]),
+        tables.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
+        tables.size(stage["need_bytes"]),
     )
 
 

@@ -14,11 +14,11 @@ from mesh_llm.engine.inspect import describe, read_headers
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.errors import EngineMissing, MeshError, ModelError
 from mesh_llm.home import Home, cache_folder
-from mesh_llm.models.headers import NO_FINGERPRINT, Header, Headers, header_of
+from mesh_llm.models.header_cache import NO_FINGERPRINT, Header, Headers, header_of
 from mesh_llm.models.stores import Found, LocalModel, Places, Skipped, search
-from mesh_llm.planning.choice import choose_devices
-from mesh_llm.planning.outlook import Outlook, outlook, supposed
+from mesh_llm.planning.engine_options import choose_devices
 from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.planning.would_fit import Outlook, outlook, supposed
 from mesh_llm.types import Device, DeviceKind, NodeFacts, NodeId, Progress, ProgressSink, Role
 
 _THIS_MACHINE = NodeId("0" * 64)
@@ -142,7 +142,7 @@ async def _members(home: Home) -> tuple[str, Sequence[Candidate]]:
         return "", ()
     # Here: a third of the time that this verb takes, for those who have no node.
     from mesh_llm.cli.control import call
-    from mesh_llm.membership.facts import facts_from_document
+    from mesh_llm.membership.fact_documents import facts_from_document
 
     try:
         document = await call(home, "GET", "/api/snapshot")

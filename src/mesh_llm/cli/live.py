@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from mesh_llm.cli import view
+from mesh_llm.cli import live_view
 from mesh_llm.cli.terminal import Terminal
 from mesh_llm.defaults import CONTROL_TIMEOUT_S, LIVE_PROGRESS_S, LIVE_REDRAW_S, LIVE_WATCH_EVENTS
 from mesh_llm.engine.process import obey
@@ -93,9 +93,9 @@ class Live:
             # Busy, or between two plans: the last picture stays.
             return None
 
-    def _frame(self) -> list[view.Line]:
+    def _frame(self) -> list[live_view.Line]:
         size = self._terminal.size
-        scene = view.Scene(
+        scene = live_view.Scene(
             status=self._status,
             progress=list(self._steps.values()),
             events=list(self._events),
@@ -103,7 +103,7 @@ class Live:
             keys=self._terminal.keys is not None,
         )
         # A row is left for the line above: a picture of the whole height would scroll at every change.
-        return view.frame(scene, view.Size(columns=size.columns, rows=size.rows - 1))
+        return live_view.frame(scene, live_view.Size(columns=size.columns, rows=size.rows - 1))
 
     def _draw(self) -> None:
         self._moved = False

@@ -1,287 +1,263 @@
-"""`mesh-llm download`: the catalog, and getting models from it."""
+"""`mesh-llm models`: what is on this disk, whoever brought it, and whether it would run."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mesh_llm.cli.board import size
-from mesh_llm.cli.control import call
+from mesh_llm.cli.inventory import Inventory, Listed, take_stock
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
-from mesh_llm.cli.output import print_json, print_table
-from mesh_llm.cli.transfers import Transfers
-from mesh_llm.config import NodeConfig
-from mesh_llm.engine import machine
-from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import MeshError, ModelError, UsageError
-from mesh_llm.home import Home, models_folder
-from mesh_llm.models import catalog, hub, names
-from mesh_llm.models.catalog import Catalog, CatalogEntry, HubName
-from mesh_llm.models.checksum import verify
-from mesh_llm.models.download import download_all, is_here
-from mesh_llm.models.stores import LocalModel, Places, Store, find_all
+from mesh_llm.defaults import USEFUL_CONTEXT
+from mesh_llm.home import Home
+from mesh_llm.models.stores import LocalModel, Places, Store
+from mesh_llm.planning.would_fit import Outlook
+from mesh_llm.types import Progress, ProgressSink
+
+_HEADERS = ("name", "quant", "size", "layers", "context", "architecture", "where", "fit")
+_NUMBERS = (2, 3, 4)
+"""Columns that are aligned to the right."""
+_INDENT = 2
+_GAP = "  "
+_CELL_CHARS = 14
+"""Of what files say of themselves: no name of an architecture is longer."""
+_NOTES = 12
+"""Of files that were left out; --json has all."""
 
 
 @click.command()
-@click.argument("name", required=False)
-@click.option("--draft", is_flag=True, help="and the small model that drafts for it")
-@click.option("--check", is_flag=True, help="compare every byte of the files here with their hashes")
 @home_option
 @json_option
 @debug_option
-def download(
-    name: str | None, draft: bool, check: bool, home: Path | None, as_json: bool, debug: bool
-) -> None:
-    """List the catalog, or download the model NAME to ~/.models (MESH_LLM_MODELS).
+def models(home: Path | None, as_json: bool, debug: bool) -> None:
+    """Every model on this disk: ~/.models, the Hugging Face cache, LM Studio's and Ollama's.
 
-    NAME is one of the list, hf:OWNER/REPO[:FILE|QUANT], or a URL. What was
-    interrupted goes on where it was; what another program has brought to this
-    machine is not fetched again.
+    Any name of the first column can be given to --model. The fit is for this
+    machine and, where a node runs on this home, for its mesh.
     """
-    own = Home(home_path(home))
-    listed = catalog.load(own.catalog_file)
-    if name is None:
-        if draft or check:
-            raise UsageError(f"--{'draft' if draft else 'check'} needs the name of a model")
-        asyncio.run(_list(listed, own, as_json))
-        return
-    entries = asyncio.run(_entries(name, listed, draft=draft))
-    elsewhere = _elsewhere(entries)
-    if check:
-        _check({entry: _paths(entry, elsewhere.get(entry)) for entry in entries}, as_json)
-        return
-    for entry in elsewhere:
-        click.echo(f"{entry.name} is on this machine already: {elsewhere[entry].path}", err=True)
-    if wanted := [entry for entry in entries if entry not in elsewhere]:
-        _download(wanted)
-    _show([_files_document(entry, elsewhere.get(entry)) for entry in entries], as_json)
-
-
-# -- one model ------------------------------------------------------------------------------------
-
-
-async def _entries(name: str, listed: Catalog, *, draft: bool) -> tuple[CatalogEntry, ...]:
-    """What is meant, and its draft if that is wanted."""
-    entry = await _entry(name, listed)
-    if not draft:
-        return (entry,)
-    if entry.draft is None:
-        raise ModelError(
-            f"the catalog names no draft for {entry.name}",
-            hint="download one by its own name",
-        )
-    return entry, listed.find(entry.draft)
-
-
-async def _entry(name: str, listed: Catalog) -> CatalogEntry:
-    """What is to be downloaded by that name, whatever is here already."""
-    scheme = name.lower()
-    meant: CatalogEntry | HubName
-    if scheme.startswith("hf:"):
-        meant = names.parse_hub(name)
-    elif scheme.startswith(("https://", "http://")):
-        meant = names.parse_url(name)
+    with ExitStack() as ended:
+        inventory = asyncio.run(take_stock(Home(home_path(home)), progress=_progress(ended)))
+    if as_json:
+        click.echo(json.dumps(_document(inventory), indent=2))
     else:
-        meant = listed.get(name) or _named(name, listed)
-    return await hub.resolve(meant) if isinstance(meant, HubName) else meant
+        show(inventory)
 
 
-def _named(name: str, listed: Catalog) -> CatalogEntry | HubName:
-    """What --model would download by that name, if nothing were here."""
-    meant = names.resolve(name, catalog=listed, find=tuple)
-    if isinstance(meant, names.Here):
-        raise ModelError(
-            f"{name} is the path of a file, and no model that can be downloaded",
-            hint="mesh-llm download lists what can be",
-        )
-    return meant
+def _progress(ended: ExitStack) -> ProgressSink:
+    """Drawn from the first step on: who has all headers in the cache does not wait for what draws."""
+    drawn: list[ProgressSink] = []
+
+    def show_step(step: Progress) -> None:
+        if not drawn:
+            from mesh_llm.cli.output import Output
+
+            drawn.append(ended.enter_context(Output()).progress)
+        drawn[0](step)
+
+    return show_step
 
 
-def _elsewhere(entries: Sequence[CatalogEntry]) -> dict[CatalogEntry, LocalModel]:
-    """Those that another program keeps: --model finds them there by the same name."""
-    found = list(find_all(Places.from_environment()))
-    copies = {entry: names.copy_of(entry, found) for entry in entries}
+# -- for programs ---------------------------------------------------------------------------------
+
+
+def _document(inventory: Inventory) -> dict[str, Any]:
+    rooms = inventory.rooms
     return {
-        entry: copy
-        for entry, copy in copies.items()
-        if copy is not None and copy.store is not Store.MODELS and copy.size_bytes == entry.size_bytes
+        "models": [_model(each) for each in inventory.listed],
+        "skipped": [
+            {"path": str(each.path), "store": each.store, "reason": each.reason} for each in inventory.skipped
+        ],
+        "stores": _stores(inventory.places),
+        "nodes": len(rooms.mesh.nodes) if rooms is not None and rooms.mesh is not None else 1,
+        "note": inventory.note or None,
     }
 
 
-def _download(entries: Sequence[CatalogEntry]) -> None:
-    with Transfers() as shown:
-
-        async def fetch(requirement: str, folder: Path) -> Path:
-            name = next(entry.name for entry in entries if requirement in str(entry.source))
-            return await pip_download(
-                requirement, folder, what=f"Downloading {name}", progress=shown.progress
-            )
-
-        asyncio.run(
-            download_all(entries, models_folder(), fetch=fetch, progress=shown.progress, say=shown.say)
-        )
+def _stores(places: Places) -> dict[str, list[str]]:
+    folders = {
+        Store.MODELS: (places.models,),
+        Store.HUB: (places.hub,),
+        Store.LMSTUDIO: places.lmstudio,
+        Store.OLLAMA: places.ollama,
+    }
+    return {store: [str(path) for path in paths] for store, paths in folders.items()}
 
 
-def _show(documents: Sequence[dict[str, Any]], as_json: bool) -> None:
-    if not as_json:
-        for document in documents:
-            click.echo(document["path"])
-        return
-    print_json({**documents[0], **({"draft": documents[1]} if len(documents) > 1 else {})})
-
-
-def _paths(entry: CatalogEntry, elsewhere: LocalModel | None) -> Sequence[Path]:
-    return elsewhere.files if elsewhere is not None else [models_folder() / file for file in entry.files]
-
-
-def _files_document(entry: CatalogEntry, elsewhere: LocalModel | None) -> dict[str, Any]:
-    paths = _paths(entry, elsewhere)
+def _model(listed: Listed) -> dict[str, Any]:
+    model, header = listed.model, listed.header
+    facts = header.facts if header is not None else None
+    told = header.refusal if header is not None else None
     return {
-        "name": entry.name,
-        "path": str(paths[0]),
-        "files": [str(path) for path in paths],
-        "size_bytes": sum(path.stat().st_size for path in paths),
+        "name": model.name,
+        "also": list(model.also),
+        "title": model.title,
+        "store": model.store,
+        "repo": model.repo or None,
+        "path": str(model.path),
+        "files": [str(path) for path in model.files],
+        "missing": list(model.missing),
+        "size_bytes": model.size_bytes,
+        "architecture": header.architecture if header is not None else None,
+        "quantisation": facts.quantisation if facts is not None else None,
+        "layers": len(facts.layers) if facts is not None else None,
+        "context": facts.context_trained if facts is not None else None,
+        "experts": facts.experts if facts is not None else None,
+        "runs": told is None and not model.missing,
+        "reason": told.sentence if told is not None else _missing(listed) or None,
+        "hint": told.hint if told is not None else None,
+        "fit": {"machine": _outlook(listed.here), "mesh": _outlook(listed.mesh)},
     }
 
 
-def _check(files: Mapping[CatalogEntry, Sequence[Path]], as_json: bool) -> None:
-    checked = []
-    for entry, paths in files.items():
-        for index, path in enumerate(paths):
-            digest = verify(path, entry.sha256[index] if entry.sha256 else None)
-            checked.append({"path": str(path), "sha256": digest})
-            if not as_json:
-                click.echo(f"{path} is intact (sha256 {digest})")
-    if as_json:
-        print_json(checked[0] if len(checked) == 1 else checked)
+def _outlook(fit: Outlook | None) -> dict[str, Any] | None:
+    if fit is None:
+        return None
+    return {
+        "fits": fit.fits,
+        "context": fit.context,
+        "need_bytes": fit.need_bytes,
+        "have_bytes": fit.have_bytes,
+        "nodes": fit.nodes,
+        "reason": fit.reason,
+    }
 
 
-# -- all of them ----------------------------------------------------------------------------------
+# -- for people -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Room:
-    """Memory that a model may take, in one place."""
-
-    known_bytes: int
-    more: bool = False
-    """Whether there is some that is not in the figure: of GPUs in other machines."""
-
-    def holds(self, entry: CatalogEntry) -> bool | None:
-        if not entry.memory_bytes:
-            return None
-        if entry.memory_bytes <= self.known_bytes:
-            return True
-        return None if self.more else False
+def show(inventory: Inventory) -> None:
+    """As wide as the terminal: one line for each model, or its name on a line of its own."""
+    if not inventory.listed:
+        click.echo("No models on this disk yet; mesh-llm download lists what there is", err=True)
+    else:
+        rows = [_row(each) for each in inventory.listed]
+        full = [(*row, _origin(each.model)) for row, each in zip(rows, inventory.listed, strict=True)]
+        for line in _fitting(rows, full):
+            click.echo(line)
+    _show_notes(inventory)
 
 
-async def _list(listed: Catalog, home: Home, as_json: bool) -> None:
-    document = await _status(home)
-    here, mesh = await _this_machine(home, document), _mesh(document)
-    held = find_all(Places.from_environment())
-    rows = [
-        _Listed(
-            entry=entry,
-            machine=here,
-            mesh=mesh,
-            here=names.copy_of(entry, held) is not None or is_here(entry, models_folder()),
-        )
-        for entry in listed
+def _fitting(rows: list[tuple[str, ...]], full: list[tuple[str, ...]]) -> list[str]:
+    plain = _lines([_HEADERS, *rows])
+    if not sys.stdout.isatty():
+        # In a pipe each row is one line: it cuts well with awk.
+        return plain
+    width = shutil.get_terminal_size().columns
+    wide = _lines([(*_HEADERS, "from"), *full])
+    for lines in (wide, plain):
+        if max(map(len, lines)) <= width:
+            return lines
+    below = _lines([_HEADERS[1:], *(row[1:] for row in rows)], numbers=[column - 1 for column in _NUMBERS])
+    names = [_HEADERS[0], *(row[0] for row in rows)]
+    return [line for name, facts in zip(names, below, strict=True) for line in (name, " " * _INDENT + facts)]
+
+
+def _lines(rows: Sequence[tuple[str, ...]], numbers: Sequence[int] = _NUMBERS) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        _GAP.join(
+            cell.rjust(width) if index in numbers else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     ]
-    if as_json:
-        print_json([row.document() for row in rows])
-        return
-    print_table(
-        [row.cells() for row in rows], headers=("name", "size", "quant", "machine", "mesh", "here", "draft")
+
+
+def _row(listed: Listed) -> tuple[str, ...]:
+    model, header = listed.model, listed.header
+    facts = header.facts if header is not None else None
+    return (
+        model.name,
+        _cell(facts.quantisation) if facts is not None else "",
+        _size(model.size_bytes),
+        str(len(facts.layers)) if facts is not None else "",
+        _tokens(facts.context_trained) if facts is not None else "",
+        _cell(header.architecture) if header is not None else "",
+        model.store,
+        _fit(listed),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listed:
-    entry: CatalogEntry
-    machine: _Room
-    mesh: _Room | None
-    here: bool
-    """In any store of this machine."""
-
-    @property
-    def in_mesh(self) -> bool | None:
-        return self.mesh.holds(self.entry) if self.mesh is not None else None
-
-    def cells(self) -> tuple[str, ...]:
-        entry = self.entry
-        return (
-            entry.name,
-            size(entry.size_bytes) if entry.size_bytes else "-",
-            entry.quantisation or "-",
-            _fits(self.machine.holds(entry)),
-            _fits(self.in_mesh),
-            "yes" if self.here else "-",
-            entry.draft or "-",
-        )
-
-    def document(self) -> dict[str, Any]:
-        entry = self.entry
-        return {
-            "name": entry.name,
-            "aliases": list(entry.aliases),
-            "source": str(entry.source),
-            "files": list(entry.files),
-            "size_bytes": entry.size_bytes,
-            "memory_bytes": entry.memory_bytes,
-            "quantisation": entry.quantisation,
-            "architecture": entry.architecture,
-            "licence": entry.licence,
-            "fits_machine": self.machine.holds(entry),
-            "fits_mesh": self.in_mesh,
-            "here": self.here,
-            "draft": entry.draft,
-            "about": entry.about,
-        }
+def _origin(model: LocalModel) -> str:
+    """Where it came from, or else where it lies; a blob's own name tells nobody anything."""
+    return model.repo or _short(model.path.parent if model.store is Store.OLLAMA else model.path)
 
 
-def _fits(holds: bool | None) -> str:
-    return {True: "fits", False: "no", None: "-"}[holds]
+def _fit(listed: Listed) -> str:
+    if listed.model.missing:
+        return "files missing"
+    if listed.header is not None and listed.header.refusal is not None:
+        return "cannot run"
+    here, mesh = listed.here, listed.mesh
+    if here is None:
+        return ""
+    if here.fits:
+        return "fits" if _is_useful(here, listed) else f"fits, ctx {_tokens(here.context)}"
+    if mesh is not None and mesh.fits:
+        return "fits the mesh"
+    return f"needs {_size(here.need_bytes)}"
 
 
-async def _status(home: Home) -> dict[str, Any] | None:
-    """Of the node that runs here, if one does."""
-    try:
-        return await call(home, "GET", "/api/status")
-    except MeshError:
-        return None
+def _is_useful(fit: Outlook, listed: Listed) -> bool:
+    facts = listed.header.facts if listed.header is not None else None
+    return facts is None or fit.context >= min(USEFUL_CONTEXT, facts.context_trained)
 
 
-async def _this_machine(home: Home, document: dict[str, Any] | None) -> _Room:
-    # Here: what knows the devices brings the engine along, and a download needs none of it.
-    from mesh_llm.node import equipment
-    from mesh_llm.planning.loan import usable_bytes
-
-    try:
-        free = usable_bytes(await equipment.at_hand(NodeConfig(home=home.path)))
-    except MeshError:
-        free = machine.available_memory()
-    # What the node's own model takes is this machine's, too.
-    lent = [node["memory_bytes"] for node in _members(document) if node["link"]["kind"] == "self"]
-    return _Room(known_bytes=max(free, *lent, 0))
+def _show_notes(inventory: Inventory) -> None:
+    notes = [note for each in inventory.listed if (note := _note(each))]
+    skipped = [f"Not listed: {_short(each.path)} {each.reason}" for each in inventory.skipped]
+    if len(skipped) > _NOTES:
+        more = len(skipped) - _NOTES
+        skipped = [*skipped[:_NOTES], f"Not listed: {more} more; --json names them"]
+    for note in [inventory.note, *notes, *skipped]:
+        if note:
+            click.echo(note, err=True)
 
 
-def _mesh(document: dict[str, Any] | None) -> _Room | None:
-    """All that the members have for models; None where no node runs that would know."""
-    if document is None:
-        return None
-    members = _members(document)
-    return _Room(
-        known_bytes=sum(member["memory_bytes"] for member in members),
-        more=any(set(member["devices"]) - {"CPU"} for member in members),
-    )
+def _note(listed: Listed) -> str:
+    name, header = listed.model.name, listed.header
+    if header is not None and (told := header.refusal) is not None:
+        return f"{name}: {told.sentence}; {told.hint}"
+    missing = _missing(listed)
+    return f"{name}: {missing}" if missing else ""
 
 
-def _members(document: dict[str, Any] | None) -> list[dict[str, Any]]:
-    nodes = document["mesh"]["nodes"] if document is not None else []
-    return [node for node in nodes if node["standing"] == "alive" and node["devices"]]
+def _missing(listed: Listed) -> str:
+    names = listed.model.missing
+    if not names:
+        return ""
+    count = len(names) + len(listed.model.files)
+    shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+    return f"{len(names)} of its {count} files are missing: {shown}"
+
+
+def _cell(text: str) -> str:
+    """What a file says of itself, as it may be shown."""
+    clean = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return clean if len(clean) <= _CELL_CHARS else f"{clean[: _CELL_CHARS - 1]}…"
+
+
+def _size(count: int) -> str:
+    if count >= 100e9:
+        return f"{count / 1e9:.0f} GB"
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _tokens(count: int) -> str:
+    """8192 is 8k, as models' pages have it."""
+    return f"{count // 1024}k" if count >= 1024 else str(count)
+
+
+def _short(path: Path) -> str:
+    """Below the home folder with a tilde; printable."""
+    text, home = str(path), str(Path.home())
+    text = f"~{text[len(home) :]}" if text.startswith(home + os.sep) else text
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

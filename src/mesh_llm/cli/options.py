@@ -199,7 +199,7 @@ def _is_set(name: str) -> bool:
 
 def run_with_options(options: dict[str, Any]) -> None:
     """Turn options into a node's configuration, check them, and run it."""
-    from mesh_llm.cli.run import run_node
+    from mesh_llm.cli.serve import run_node
     from mesh_llm.config import NodeConfig, parse_layers, parse_shares, parse_size
     from mesh_llm.engine.spec import parse_setting
     from mesh_llm.types import Hosting

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mesh_llm.cli import board
+from mesh_llm.cli import tables
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import home_path, json_option, options_named
 from mesh_llm.cli.output import print_json, print_table
@@ -70,9 +70,9 @@ async def _planned(config: NodeConfig, options: dict[str, Any]) -> dict[str, Any
         document = await call(Home(config.home), "POST", "/api/plan", _wishes(config))
     except NodeNotRunning:
         # Here: the planner of a machine brings the engine along, and a running node needs none of it.
-        from mesh_llm.node import forecast
+        from mesh_llm.report import what_if
 
-        return {"scope": "machine", **await forecast.alone(config)}
+        return {"scope": "machine", **await what_if.alone(config)}
     for option in _OF_A_NODE:
         if options[option] is not None:
             flag = option.replace("_", "-")
@@ -105,19 +105,19 @@ def _from_anywhere(name: str | None) -> str | None:
 
 
 def show(document: dict[str, Any]) -> None:
-    names = board.names_of(document["nodes"])
+    names = tables.names_of(document["nodes"])
     print_table([*_model_rows(document, names), *_plan_rows(document["plan"], names)])
     _show_stages(document["plan"], names)
     _show_predictions(document, names)
-    board.print_excluded(document["plan"], names)
+    tables.print_excluded(document["plan"], names)
 
 
-def _model_rows(document: dict[str, Any], names: board.Names) -> list[tuple[str, str]]:
+def _model_rows(document: dict[str, Any], names: tables.Names) -> list[tuple[str, str]]:
     model = document["model"]
     rows = [
         (
             "model",
-            f"{model['name']}, {model['quantisation']}, {board.size(model['size_bytes'])}, "
+            f"{model['name']}, {model['quantisation']}, {tables.size(model['size_bytes'])}, "
             f"{model['layers']} layers",
         )
     ]
@@ -127,28 +127,28 @@ def _model_rows(document: dict[str, Any], names: board.Names) -> list[tuple[str,
         count = len(document["nodes"])
         rows.append(("over", f"the mesh as it is now, {'1 node' if count == 1 else f'{count} nodes'}"))
     if document["assumed"]:
-        without = ", ".join(board.name(names, id) for id in document["assumed"])
+        without = ", ".join(tables.name(names, id) for id in document["assumed"])
         rows.append(("assumed", f"every node had the file; not there yet: {without}"))
     if model["context"]:
         rows.append(("context", f"{model['slots']} x {model['context']} tokens"))
     if draft := model["draft"]:
-        size = f", {board.size(draft['weight_bytes'])}" if draft["weight_bytes"] else ""
+        size = f", {tables.size(draft['weight_bytes'])}" if draft["weight_bytes"] else ""
         note = "" if draft["fits"] else "; left out, there is no memory for it"
         rows.append(("draft", f"{draft['name']}{size}{note}"))
     rows += [("note", text) for text in document["notes"]]
     return rows
 
 
-def _plan_rows(plan: dict[str, Any], names: board.Names) -> list[tuple[str, str]]:
-    need, have = board.size(plan["need_bytes"]), board.size(plan["have_bytes"])
+def _plan_rows(plan: dict[str, Any], names: tables.Names) -> list[tuple[str, str]]:
+    need, have = tables.size(plan["need_bytes"]), tables.size(plan["have_bytes"])
     return [
-        ("plan", board.how_planned(plan, names)),
+        ("plan", tables.how_planned(plan, names)),
         ("why", plan["reason"]),
         ("memory", f"{need} needed, {have} available"),
     ]
 
 
-def _show_stages(plan: dict[str, Any], names: board.Names) -> None:
+def _show_stages(plan: dict[str, Any], names: tables.Names) -> None:
     if not plan["stages"]:
         return
     rows = []
@@ -156,21 +156,21 @@ def _show_stages(plan: dict[str, Any], names: board.Names) -> None:
         link = stage.get("link") or {"kind": None, "rtt_ms": None}
         rows.append(
             (
-                board.name(names, stage["node"]),
-                board.layers(stage),
-                board.share(stage),
-                board.size(stage["weight_bytes"]),
-                board.size(stage["need_bytes"]),
+                tables.name(names, stage["node"]),
+                tables.layers(stage),
+                tables.share(stage),
+                tables.size(stage["weight_bytes"]),
+                tables.size(stage["need_bytes"]),
                 link["kind"] or "?",
-                board.milliseconds(link["rtt_ms"]),
+                tables.milliseconds(link["rtt_ms"]),
             )
         )
     print()
     print_table(rows, headers=("node", "layers", "share", "weights", "memory", "link", "rtt"))
-    print(board.head_note(plan, names))
+    print(tables.head_note(plan, names))
 
 
-def _show_predictions(document: dict[str, Any], names: board.Names) -> None:
+def _show_predictions(document: dict[str, Any], names: tables.Names) -> None:
     plan, other = document["plan"], document["alternative"]
     if plan["mode"] == "waiting":
         return
@@ -185,11 +185,11 @@ def _show_predictions(document: dict[str, Any], names: board.Names) -> None:
         print("A speed is predicted once every node of the plan has measured its own; a first start does")
 
 
-def _prediction(which: str, plan: dict[str, Any], names: board.Names) -> tuple[str, ...]:
+def _prediction(which: str, plan: dict[str, Any], names: tables.Names) -> tuple[str, ...]:
     first = plan["predicted_first_token_s"]
     return (
         which,
-        board.how_planned(plan, names),
-        board.rate(plan["predicted_tok_s"]),
+        tables.how_planned(plan, names),
+        tables.rate(plan["predicted_tok_s"]),
         f"{first:.2f} s after a prompt of 512 tokens" if first is not None else "not known",
     )

@@ -15,7 +15,7 @@ import click
 from mesh_llm.cli import secret
 from mesh_llm.cli.options import debug_option
 from mesh_llm.cli.output import Output, set_up_logging
-from mesh_llm.cli.run import run_loop
+from mesh_llm.cli.serve import run_loop
 from mesh_llm.config import parse_size
 from mesh_llm.defaults import (
     RELAY_CLIENT_BYTES_S,
@@ -25,10 +25,10 @@ from mesh_llm.defaults import (
     RELAY_PER_ADDRESS,
 )
 from mesh_llm.errors import PortInUse, UsageError
-from mesh_llm.gateway import listen
+from mesh_llm.gateway import ports
+from mesh_llm.relay.limits import RelayLimits
+from mesh_llm.relay.server import RelayConfig, RelayServer
 from mesh_llm.transport.identity import is_node_id
-from mesh_llm.transport.relay_limits import RelayLimits
-from mesh_llm.transport.relay_server import RelayConfig, RelayServer
 from mesh_llm.types import Event
 
 TOKEN_VARIABLE = secret.VARIABLES["--token"]
@@ -86,10 +86,10 @@ async def _run(options: dict[str, Any], output: Output) -> int:
     config.check(host)
     if options["tls_key"] is not None and options["tls_cert"] is None:
         raise UsageError("--tls-key needs --tls-cert")
-    tls = None if options["tls_cert"] is None else listen.tls(options["tls_cert"], options["tls_key"])
+    tls = None if options["tls_cert"] is None else ports.tls(options["tls_cert"], options["tls_key"])
     _allow_files(config.limits.clients + RELAY_CLIENTS_SPARE + _FILES_SPARE)
     try:
-        listener = listen.bind(host, port)
+        listener = ports.bind(host, port)
     except PortInUse as error:
         raise PortInUse(error.message, hint="--listen ADDR:0 takes any free port") from None
     server = RelayServer(config)

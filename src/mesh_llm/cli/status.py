@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from mesh_llm.cli import board
+from mesh_llm.cli import tables
 from mesh_llm.cli.control import call
-from mesh_llm.cli.feed import follow
 from mesh_llm.cli.live import Live
+from mesh_llm.cli.node_events import follow
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.cli.output import print_json, print_table
 from mesh_llm.cli.terminal import Terminal, is_live
@@ -115,7 +115,7 @@ def _settled(document: dict[str, Any]) -> list[Any]:
 
 
 def show(document: dict[str, Any], *, layers: bool = False) -> None:
-    names = board.names_of(document["mesh"]["nodes"])
+    names = tables.names_of(document["mesh"]["nodes"])
     plan = document["plan"]
     print_table(_summary(document, names))
     print()
@@ -126,55 +126,55 @@ def show(document: dict[str, Any], *, layers: bool = False) -> None:
     if plan and plan["stages"]:
         print()
         if layers:
-            print_table(board.layer_rows(plan, names), headers=("layer", "node"))
+            print_table(tables.layer_rows(plan, names), headers=("layer", "node"))
         else:
             _show_stages(document, names)
     if plan:
-        board.print_excluded(plan, names)
+        tables.print_excluded(plan, names)
 
 
-def _summary(document: dict[str, Any], names: board.Names) -> list[tuple[str, str]]:
+def _summary(document: dict[str, Any], names: tables.Names) -> list[tuple[str, str]]:
     node, plan, engine = document["node"], document["plan"], document["engine"]
     state = f"{node['state']}: {node['reason']}" if node["reason"] else node["state"]
     rows = [("node", f"{names.get(node['id'], node['name'])} ({node['role']})"), ("state", state)]
     if model := document["model"]:
-        rows.append(("model", board.model(model)))
+        rows.append(("model", tables.model(model)))
         if model["context"]:
-            rows.append(("context", board.context(model)))
-        if drafts := board.drafts(model.get("draft")):
+            rows.append(("context", tables.context(model)))
+        if drafts := tables.drafts(model.get("draft")):
             rows.append(("drafts", drafts))
     if plan:
-        rows += [("plan", board.how_planned(plan, names)), ("why", plan["reason"])]
-        need, have = board.size(plan["need_bytes"]), board.size(plan["have_bytes"])
+        rows += [("plan", tables.how_planned(plan, names)), ("why", plan["reason"])]
+        need, have = tables.size(plan["need_bytes"]), tables.size(plan["have_bytes"])
         rows.append(("memory", f"{need} needed, {have} available"))
     if engine["state"] == "ready":
         rows.append(("engine", f"ready in {engine['ready_s']:.1f} s, restarts: {engine['restarts']}"))
         sent, resident = engine["weights_sent_bytes"], engine["weights_resident_bytes"]
-        rows.append(("weights", f"{board.size(resident)} in memory, {board.size(sent)} sent over links"))
-        rows.append(("speed", board.speed(plan, engine)))
-        rows.append(("first token", board.first_token(document["api"]["first_token"])))
+        rows.append(("weights", f"{tables.size(resident)} in memory, {tables.size(sent)} sent over links"))
+        rows.append(("speed", tables.speed(plan, engine)))
+        rows.append(("first token", tables.first_token(document["api"]["first_token"])))
         if engine["token"]:
             rows.append(("token", engine["token"]["sentence"]))
     rows.append(("api", document["api"]["url"] or "not open yet"))
     return rows
 
 
-def _node_row(node: dict[str, Any], names: board.Names) -> tuple[str, ...]:
+def _node_row(node: dict[str, Any], names: tables.Names) -> tuple[str, ...]:
     link = node["link"]
     return (
         names[node["id"]],
         node["role"],
         node["state"] if node["standing"] == "alive" else node["standing"],
-        board.size(node["memory_bytes"]),
-        board.size(node["lent_bytes"]) if node["lent_bytes"] else "-",
+        tables.size(node["memory_bytes"]),
+        tables.size(node["lent_bytes"]) if node["lent_bytes"] else "-",
         link["kind"],
-        board.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
-        board.throughput(link["bytes_per_s"]) if link["kind"] != "self" else "-",
+        tables.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
+        tables.throughput(link["bytes_per_s"]) if link["kind"] != "self" else "-",
         ", ".join(link["via"]) or "-",
     )
 
 
-def _show_stages(document: dict[str, Any], names: board.Names) -> None:
+def _show_stages(document: dict[str, Any], names: tables.Names) -> None:
     """With what the links of a split have shown, per token."""
     plan = document["plan"]
     seen = {stage["node"]: stage for stage in document["engine"]["stages"]}
@@ -185,17 +185,17 @@ def _show_stages(document: dict[str, Any], names: board.Names) -> None:
     print_table([row[:columns] for row in rows], headers=headers[:columns])
 
 
-def _stage_row(stage: dict[str, Any], seen: dict[str, Any] | None, names: board.Names) -> tuple[str, ...]:
+def _stage_row(stage: dict[str, Any], seen: dict[str, Any] | None, names: tables.Names) -> tuple[str, ...]:
     row = (
-        board.name(names, stage["node"]),
-        board.layers(stage),
-        board.share(stage),
-        board.size(stage["weight_bytes"]),
-        board.size(stage["need_bytes"]),
+        tables.name(names, stage["node"]),
+        tables.layers(stage),
+        tables.share(stage),
+        tables.size(stage["weight_bytes"]),
+        tables.size(stage["need_bytes"]),
     )
     if seen is None:
         return (*row, "self", "-", "-", "-")
-    compute, wait = board.milliseconds(seen["compute_ms"]), board.milliseconds(seen["wait_ms"])
+    compute, wait = tables.milliseconds(seen["compute_ms"]), tables.milliseconds(seen["wait_ms"])
     kind = seen["link"] or "-"
     link = kind if seen["pushes"] else f"{kind}, by the host"
     return (*row, link, compute, wait, str(seen["bytes_per_token"]))

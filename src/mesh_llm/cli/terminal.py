@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from mesh_llm.cli import view
+from mesh_llm.cli import live_view
 from mesh_llm.cli.output import is_terminal
 from mesh_llm.defaults import TERMINAL_LAST_S, TERMINAL_PENDING_BYTES
 
@@ -46,7 +46,7 @@ class Terminal:
         # off would have lines erased that are not the picture's.
         self._wraps_anew = "XTERM_VERSION" not in os.environ or "TMUX" in os.environ
         self._before: list[Any] | None = None
-        self._drawn: list[view.Line] = []
+        self._drawn: list[live_view.Line] = []
         self._pending = b""
         self.is_entered = False
 
@@ -68,12 +68,12 @@ class Terminal:
         return self._in
 
     @property
-    def size(self) -> view.Size:
+    def size(self) -> live_view.Size:
         with suppress(OSError):
             found = os.get_terminal_size(self._out)
             if found.columns and found.lines:
-                return view.Size(columns=found.columns, rows=found.lines)
-        return view.Size(columns=80, rows=24)
+                return live_view.Size(columns=found.columns, rows=found.lines)
+        return live_view.Size(columns=80, rows=24)
 
     def is_ours(self) -> bool:
         """Whether this process is in the foreground: in the background the terminal is the shell's."""
@@ -123,21 +123,21 @@ class Terminal:
         self._drawn, drawn = [], self._drawn
         self._draw(drawn)
 
-    def draw(self, lines: Sequence[view.Line]) -> None:
+    def draw(self, lines: Sequence[live_view.Line]) -> None:
         """The picture, in place of the one before; nothing where it is the same, or cannot be taken."""
         if not self.is_entered or self._flush() or lines == self._drawn:
             return
         self._draw(list(lines))
 
-    def redraw(self, lines: Sequence[view.Line]) -> None:
+    def redraw(self, lines: Sequence[live_view.Line]) -> None:
         """After the window changed: even the same picture."""
         self._send(self._erasure())
         self._drawn = []
         self.draw(lines)
 
-    def _draw(self, lines: list[view.Line]) -> None:
+    def _draw(self, lines: list[live_view.Line]) -> None:
         if self.is_entered and lines:
-            painted = "\n".join(view.painted(line, colour=self.colour) for line in lines)
+            painted = "\n".join(live_view.painted(line, colour=self.colour) for line in lines)
             self._send(self._erasure() + painted)
             self._drawn = lines
 
@@ -149,7 +149,7 @@ class Terminal:
         """
         if not self._drawn:
             return ""
-        rows = view.rows_taken(self._drawn, self.size.columns) if self._wraps_anew else len(self._drawn)
+        rows = live_view.rows_taken(self._drawn, self.size.columns) if self._wraps_anew else len(self._drawn)
         return _LINE_ABOVE.join([_ERASE_LINE] * rows)
 
     def _send(self, text: str) -> None:

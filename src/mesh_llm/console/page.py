@@ -8,7 +8,7 @@ from importlib import resources
 
 from aiohttp import web
 
-from mesh_llm.console.guard import Refused
+from mesh_llm.console.access import Refused
 
 _TYPES = {
     "css": "text/css; charset=utf-8",

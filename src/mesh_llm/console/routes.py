@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from mesh_llm.agents.configs import as_typed
-from mesh_llm.agents.texts import snippets
-from mesh_llm.console.feed import BEAT, Crowded, Feed
+from mesh_llm.agents.config_files import as_typed
+from mesh_llm.agents.snippets import snippets
+from mesh_llm.console.event_feed import BEAT, Crowded, Feed
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.types import Role

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from mesh_llm.console.chat import Api, Chat
-from mesh_llm.console.feed import Feed
-from mesh_llm.console.guard import Guard, Refused
+from mesh_llm.console.access import Guard, Refused
+from mesh_llm.console.api_proxy import Api, Chat
+from mesh_llm.console.event_feed import Feed
 from mesh_llm.console.page import get_file
 from mesh_llm.console.routes import Managed, add_management, refusal
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES, CONSOLE_CONNECTIONS, CONSOLE_STOP_S

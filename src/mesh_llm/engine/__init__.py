@@ -10,7 +10,7 @@ answering in JSON lines on stdout:
     worker    lends a device to engines elsewhere
 
 Modules of the node that own them: `process` (the only place that spawns or
-signals), `supervisor` (an engine child's life), `lender` (a worker child's),
+signals), `supervisor` (an engine child's life), `worker_process` (a worker child's),
 `diagnostics` (why they died), `inspect` (asks the short-lived ones), `build`
 and `library`.
 """

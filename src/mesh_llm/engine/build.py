@@ -33,8 +33,8 @@ from mesh_llm.defaults import (
     SCRATCH_TRIES,
 )
 from mesh_llm.engine import gpus
+from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.library import find_wheel
-from mesh_llm.engine.lock import file_lock
 from mesh_llm.engine.machine import available_memory, cores, cpu_identity, platform_name
 from mesh_llm.engine.process import module, run
 from mesh_llm.engine.sources import engine_sources, free_bytes, native_folder
@@ -400,7 +400,7 @@ async def _flaw(entry: Library, made: Path, mesh: Path | None) -> str | None:
         libraries.setdefault("mesh", str(mesh))
     request = {"libraries": libraries, "selftest": entry.backend}
     finished = await run(
-        module("mesh_llm.engine.describe"),
+        module("mesh_llm.engine.children.describe"),
         stdin=json.dumps(request).encode() + b"\n",
         timeout_s=INSPECT_TIMEOUT_S,
     )

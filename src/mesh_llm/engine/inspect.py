@@ -21,7 +21,7 @@ from mesh_llm.types import Speed
 
 
 async def read_gguf(path: Path) -> dict[str, Any]:
-    """The metadata and tensor table of a model, and its fingerprint, as `engine/gguf.py` prints them."""
+    """The metadata and tensor table of a model, and its fingerprint, as `children/gguf.py` prints them."""
     check_readable(path)
     # Not resolved: a link's target may have neither the name nor the neighbours that the model is known by.
     read = await _read([path.absolute()], fingerprint=True)
@@ -71,7 +71,7 @@ async def _read(paths: Sequence[Path], *, fingerprint: bool) -> _Read:
         async with (
             asyncio.timeout(INSPECT_TIMEOUT_S) as limit,
             spawn(
-                module("mesh_llm.engine.gguf"),
+                module("mesh_llm.engine.children.gguf"),
                 on_stdout=take,
                 on_stderr=said.append,
                 line_limit_bytes=INSPECT_LINE_BYTES,
@@ -121,7 +121,7 @@ def check_readable(path: Path) -> None:
 async def vocabularies_differ(model: Path, draft: Path) -> str | None:
     """Why one model cannot guess tokens for another; None where it can."""
     request = {"model": str(model.resolve()), "draft": str(draft.resolve())}
-    finished = await _ask("mesh_llm.engine.vocabulary", request)
+    finished = await _ask("mesh_llm.engine.children.vocabulary", request)
     answer = _answer(finished)
     if answer is None:
         raise ModelError(
@@ -139,7 +139,7 @@ async def describe(libraries: dict[str, Path]) -> dict[str, Any]:
     GPUs' libraries that do not work are left out, and named with the reason in `unusable`.
     """
     request = {"libraries": {name: str(path) for name, path in libraries.items()}}
-    finished = await _ask("mesh_llm.engine.describe", request)
+    finished = await _ask("mesh_llm.engine.children.describe", request)
     answer = _answer(finished)
     if answer is None and (of_gpus := [name for name in libraries if name in KINDS]):
         # A driver that ends processes is no reason to do without the CPU.
@@ -167,7 +167,7 @@ async def measure(
         "threads": threads,
         "memory_bytes": memory_bytes,
     }
-    finished = await _ask("mesh_llm.engine.measure", request, timeout_s=MEASURE_TIMEOUT_S)
+    finished = await _ask("mesh_llm.engine.children.measure", request, timeout_s=MEASURE_TIMEOUT_S)
     answer = _answer(finished)
     if answer is None:
         raise EngineFailed(f"it ended with status {finished.status}{_last_words(finished.errors)}")

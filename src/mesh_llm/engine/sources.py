@@ -20,7 +20,7 @@ from mesh_llm.defaults import (
     ENGINE_SDIST_SHA256,
     ENGINE_VERSION,
 )
-from mesh_llm.engine.lock import file_lock
+from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.packages import pip_download_source
 from mesh_llm.errors import BuildFailed, MeshError
 from mesh_llm.home import cache_folder

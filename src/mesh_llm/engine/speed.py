@@ -22,7 +22,7 @@ from typing import Any, TypeGuard
 
 from mesh_llm.defaults import ENGINE_VERSION, MEASURE_ATTEMPTS, MEASURE_MEMORY_SHARE, MEASURE_WAIT_S
 from mesh_llm.engine import inspect
-from mesh_llm.engine.lock import file_lock
+from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.machine import available_memory, cpu_identity
 from mesh_llm.errors import MeshError
 from mesh_llm.types import Speed

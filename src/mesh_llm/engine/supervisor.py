@@ -1,7 +1,7 @@
 """The life of one engine child: started, watched, explained, restarted, ended.
 
 Ready or dead, it is noticed by the same path: the child's own lines and its
-exit. One that is neither, and hangs, is asked for (`pulse`) and ended.
+exit. One that is neither, and hangs, is asked for (`health_check`) and ended.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from mesh_llm.defaults import (
     PLAN_READY_S,
 )
 from mesh_llm.engine.diagnostics import Cause, Death, buffer_bytes, explain, printable, redacted, sentence
+from mesh_llm.engine.health_check import SILENCE_S, until_silent
 from mesh_llm.engine.log_file import LogFile
 from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
-from mesh_llm.engine.pulse import SILENCE_S, until_silent
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.engine.telemetry import Flows, flows, paces
 from mesh_llm.errors import EngineFailed
@@ -137,7 +137,7 @@ class EngineSupervisor:
             with closing(LogFile(self._log_file)) as kept:
                 self._kept = kept
                 async with spawn(
-                    module("mesh_llm.engine.external" if self.spec.bin_dir else "mesh_llm.engine.serve"),
+                    module(f"mesh_llm.engine.children.{'external' if self.spec.bin_dir else 'serve'}"),
                     on_stdout=self._on_event,
                     pass_fds=[link.fd for link in self.spec.links],
                     on_stderr=lambda line: self._on_log(line, kept),

@@ -14,22 +14,22 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from mesh_llm.defaults import GATEWAY_DOCUMENT_BYTES, GATEWAY_TRANSCRIPT_BYTES
-from mesh_llm.gateway import failures
-from mesh_llm.gateway.beat import beating
-from mesh_llm.gateway.connection import EngineError
-from mesh_llm.gateway.cut import Cut, cut_back
+from mesh_llm.gateway import api_errors
+from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.client_response import Outlet
 from mesh_llm.gateway.dialects.base import Document, Said, Seam
-from mesh_llm.gateway.events import EventCutter, comment, data_of, dump
-from mesh_llm.gateway.failures import Failure
-from mesh_llm.gateway.framing import MalformedAnswer
-from mesh_llm.gateway.generation import Generation
+from mesh_llm.gateway.engine_connection import EngineError
+from mesh_llm.gateway.engine_errors import Refusal
+from mesh_llm.gateway.first_event import Opening
+from mesh_llm.gateway.http_framing import MalformedAnswer
+from mesh_llm.gateway.keep_alive import beating
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, Exchange
-from mesh_llm.gateway.models import MODELS_PATH, first_name
-from mesh_llm.gateway.opening import Opening
-from mesh_llm.gateway.outlet import Outlet
-from mesh_llm.gateway.refusal import Refusal
-from mesh_llm.gateway.seam import Continuing, Joint, Matching, Repeating
+from mesh_llm.gateway.model_list import MODELS_PATH, first_name
+from mesh_llm.gateway.resume_cut import Cut, cut_back
+from mesh_llm.gateway.resume_join import Continuing, Joint, Matching, Repeating
+from mesh_llm.gateway.sse import EventCutter, comment, data_of, dump
+from mesh_llm.gateway.text_request import Generation
 
 Count = Callable[[str, Document | None], Awaitable[Document]]
 """Asks the next engine for something small; without a document it is only to be shown."""
@@ -206,7 +206,7 @@ class Answer:
         if not self._told:
             return self._generation.asked
         if self.is_too_long:
-            raise failures.not_resumed("the answer is too long to be continued by another engine")
+            raise api_errors.not_resumed("the answer is too long to be continued by another engine")
         said = self._dialect.said(self._told)
         body = None if self.cannot_continue else self._generation.continued(said)
         if body is not None and not await self._is_continuation(count, body, said):
@@ -302,7 +302,7 @@ class Answer:
         """
         error = _error_of(event)
         if self.outlet is not None:
-            raise failures.engine_gave_up(error)
+            raise api_errors.engine_gave_up(error)
         self._exchange.outcome = BROKEN
         code = error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500

@@ -6,9 +6,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from mesh_llm.defaults import GATEWAY_REDACTED_LIMIT_BYTES
-from mesh_llm.gateway.connection import EngineConnection, EngineGarbled
+from mesh_llm.gateway.client_response import Outlet
+from mesh_llm.gateway.engine_connection import EngineConnection, EngineGarbled
 from mesh_llm.gateway.metrics import Exchange
-from mesh_llm.gateway.outlet import Outlet
 from mesh_llm.gateway.redaction import redacted
 
 

@@ -30,20 +30,20 @@ from mesh_llm.defaults import (
     GUEST_TOKENIZES,
     GUESTS_LIMIT,
 )
-from mesh_llm.gateway import failures
-from mesh_llm.gateway.body import Body
-from mesh_llm.gateway.client import ClientConnection, ClientServer, check_head
-from mesh_llm.gateway.connection import EngineError, EngineLost
+from mesh_llm.gateway import api_errors
+from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.client_connection import ClientConnection, ClientServer, check_head
+from mesh_llm.gateway.connection_pool import Pool
 from mesh_llm.gateway.delivery import deliver
-from mesh_llm.gateway.errand import Errand
-from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.engine_connection import EngineError, EngineLost
+from mesh_llm.gateway.engine_request import Errand
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
-from mesh_llm.gateway.pool import Pool
+from mesh_llm.gateway.request_body import Body
 from mesh_llm.gateway.routes import Route
-from mesh_llm.gateway.turns import TurnLate, TurnRefused, Turns
+from mesh_llm.gateway.slot_queue import TurnLate, TurnRefused, Turns
 from mesh_llm.gateway.upstream import Serving
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Guests:
             async with asyncio.timeout(GUEST_BODY_S):
                 return await Body.receive(request, exchange, limits, on_bytes=keep)
         except TimeoutError:
-            raise failures.body_late(GUEST_BODY_S) from None
+            raise api_errors.body_late(GUEST_BODY_S) from None
 
     @contextmanager
     def _keeping(self, account: str) -> Iterator[Callable[[int], None]]:
@@ -156,7 +156,7 @@ class Guests:
             kept += size
             self._kept[account] += size
             if self._kept[account] > GUEST_KEPT_PER_ACCOUNT_BYTES or self._kept.total() > GUEST_KEPT_BYTES:
-                raise failures.busy(self._turns.retry_after_s if self._turns is not None else 1)
+                raise api_errors.busy(self._turns.retry_after_s if self._turns is not None else 1)
 
         try:
             yield keep
@@ -182,9 +182,9 @@ class Guests:
             ):
                 yield
         except TurnRefused as refused:
-            raise failures.busy(refused.retry_after_s) from None
+            raise api_errors.busy(refused.retry_after_s) from None
         except TurnLate as late:
-            raise failures.queue_late(late.waited_s) from None
+            raise api_errors.queue_late(late.waited_s) from None
 
     async def _ask(
         self, request: web.BaseRequest, exchange: Exchange, guest: Guest, errand: Errand, body: Body

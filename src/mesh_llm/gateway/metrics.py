@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from mesh_llm.gateway.outlet import Outlet
-from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.client_response import Outlet
+from mesh_llm.gateway.slot_queue import Turns
 
 if TYPE_CHECKING:
     from mesh_llm.gateway.answer import Answer

@@ -25,27 +25,27 @@ from mesh_llm.defaults import (
     GATEWAY_REDACTED_LIMIT_BYTES,
     GATEWAY_REFUSAL_BYTES,
 )
-from mesh_llm.gateway import failures
+from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
-from mesh_llm.gateway.attempts import Attempts, EngineUntried, is_given_up, until_serving
-from mesh_llm.gateway.body import Body
-from mesh_llm.gateway.connection import EngineConnection, EngineError, EngineLost, EngineSilent
+from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.connection_pool import Pool
 from mesh_llm.gateway.delivery import deliver
 from mesh_llm.gateway.dialects.base import Document
-from mesh_llm.gateway.errand import Errand, small
-from mesh_llm.gateway.events import dump
-from mesh_llm.gateway.failures import Failure
-from mesh_llm.gateway.framing import Head, MalformedAnswer
-from mesh_llm.gateway.generation import Generation
+from mesh_llm.gateway.engine_choice import Attempts, EngineUntried, is_given_up, until_serving
+from mesh_llm.gateway.engine_connection import EngineConnection, EngineError, EngineLost, EngineSilent
+from mesh_llm.gateway.engine_errors import Refusal, is_worth_reading
+from mesh_llm.gateway.engine_request import Errand, small
 from mesh_llm.gateway.headers import from_engine
+from mesh_llm.gateway.http_framing import Head, MalformedAnswer
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
-from mesh_llm.gateway.models import MODELS_PATH, found, model_asked_for
-from mesh_llm.gateway.pool import Pool
-from mesh_llm.gateway.refusal import Refusal, is_worth_reading
+from mesh_llm.gateway.model_list import MODELS_PATH, found, model_asked_for
+from mesh_llm.gateway.request_body import Body
+from mesh_llm.gateway.resume_join import Diverged
 from mesh_llm.gateway.routes import PLAIN, Route
-from mesh_llm.gateway.seam import Diverged
-from mesh_llm.gateway.turns import TurnLate, TurnRefused, Turns
+from mesh_llm.gateway.slot_queue import TurnLate, TurnRefused, Turns
+from mesh_llm.gateway.sse import dump
+from mesh_llm.gateway.text_request import Generation
 from mesh_llm.gateway.upstream import Serving, Turn, Upstream
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Relay:
                 await exchange.outlet.finish()
             return response
         except EngineSilent as error:
-            late = failures.body_late if body.waiting else failures.engine_silent
+            late = api_errors.body_late if body.waiting else api_errors.engine_silent
             raise (body.failure or late(self._limits.silence_s)) from error
         finally:
             self._kept_bytes -= len(body.start)
@@ -132,10 +132,10 @@ class Relay:
                     attempts.failed(upstream, error, told=False)
                     exchange.resumed += 1
         if head.status != 200:
-            raise failures.engine_lost("the engine does not say which models it has")
+            raise api_errors.engine_lost("the engine does not say which models it has")
         model = found(name, listed)
         if model is None:
-            raise failures.no_such_model(name)
+            raise api_errors.no_such_model(name)
         headers = _headers(head, upstream, exchange)
         headers.popall("Content-Length", None)
         body = dump(model)
@@ -184,13 +184,13 @@ class Relay:
                     exchange.lost()
                     attempts.failed(upstream, error, told=exchange.events > before)
                 except Diverged as error:
-                    raise failures.not_resumed(str(error)) from error
+                    raise api_errors.not_resumed(str(error)) from error
                 except EngineSilent:
                     raise
                 except EngineError as error:
                     if exchange.outlet is not None and answer.outlet is None:
                         # Half of a refusal is with the client: there is no second head after that.
-                        raise failures.engine_lost(str(error)) from error
+                        raise api_errors.engine_lost(str(error)) from error
                     if not answer.can_end():
                         exchange.lost()
                         attempts.failed(upstream, error, told=exchange.events > before)
@@ -306,7 +306,7 @@ class Relay:
                 except EngineError as error:
                     attempts.failed(upstream, error, told=False)
                     if exchange.outlet is not None:
-                        raise failures.engine_lost(await attempts.why()) from error
+                        raise api_errors.engine_lost(await attempts.why()) from error
                     exchange.resumed += 1
 
     async def _upload(
@@ -338,7 +338,7 @@ class Relay:
                 if body.failure is not None:
                     raise body.failure from error
                 attempts.failed(upstream, error, told=False)
-                raise failures.engine_lost(await attempts.why()) from error
+                raise api_errors.engine_lost(await attempts.why()) from error
 
     async def _hand_back(
         self,
@@ -413,18 +413,18 @@ class Relay:
             ):
                 yield
         except TurnRefused as refused:
-            raise failures.busy(refused.retry_after_s) from None
+            raise api_errors.busy(refused.retry_after_s) from None
         except TurnLate as late:
             if turn.within_s is not None:
                 raise EngineUntried(str(late)) from None
-            raise failures.queue_late(late.waited_s) from None
+            raise api_errors.queue_late(late.waited_s) from None
 
 
 async def _finished(answer: Answer) -> web.StreamResponse:
     try:
         return await answer.finish()
     except (LookupError, TypeError, AttributeError) as error:
-        raise failures.engine_lost("the engine's answer makes no sense") from error
+        raise api_errors.engine_lost("the engine's answer makes no sense") from error
 
 
 async def _send_body(connection: EngineConnection, method: str, head: bytes, body: Body) -> None:

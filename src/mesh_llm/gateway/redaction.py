@@ -6,7 +6,7 @@ import json
 from pathlib import PurePath
 from typing import Any
 
-from mesh_llm.gateway.events import dump
+from mesh_llm.gateway.sse import dump
 
 
 def redacted(path: str, body: bytes) -> bytes:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mesh_llm.gateway import failures
+from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.dialects import PATHS as DIALECT_PATHS
-from mesh_llm.gateway.models import model_asked_for
+from mesh_llm.gateway.model_list import model_asked_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,5 +91,5 @@ def route_of(method: str, path: str) -> Route:
     below = (sentence for start, sentence in _REFUSED_BELOW.items() if path.startswith(start))
     sentence = _REFUSED.get(path) or next(below, None)
     if sentence is not None:
-        raise failures.not_offered(sentence)
-    raise failures.not_found(method, path)
+        raise api_errors.not_offered(sentence)
+    raise api_errors.not_found(method, path)

@@ -12,17 +12,17 @@ from aiohttp import web
 
 from mesh_llm.defaults import API_LISTEN, API_PORT, GATEWAY_STOP_S
 from mesh_llm.errors import UsageError
-from mesh_llm.gateway import failures, listen
-from mesh_llm.gateway.client import ClientServer, check_head
-from mesh_llm.gateway.failures import Failure
-from mesh_llm.gateway.guard import HEALTH_PATHS, Guard
+from mesh_llm.gateway import api_errors, ports
+from mesh_llm.gateway.access import HEALTH_PATHS, Guard
+from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.client_connection import ClientServer, check_head
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.guests import Guests
 from mesh_llm.gateway.headers import OURS, SAFE
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Relay
-from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.slot_queue import Turns
 from mesh_llm.gateway.upstream import Serving
 from mesh_llm.loopback import is_loopback
 from mesh_llm.types import State
@@ -87,8 +87,8 @@ class Gateway:
     async def start(self) -> None:
         config = self._config
         _check(config)
-        context = None if config.tls_cert is None else listen.tls(config.tls_cert, config.tls_key)
-        taken = await asyncio.to_thread(listen.bind, config.listen, config.port)
+        context = None if config.tls_cert is None else ports.tls(config.tls_cert, config.tls_key)
+        taken = await asyncio.to_thread(ports.bind, config.listen, config.port)
         self._port = taken.getsockname()[1]
         self._relay = Relay(self._serving, config.limits, self._turns)
         self._guests = Guests(self._serving, config.limits, self._turns, self._meters.count_guest)
@@ -193,10 +193,10 @@ class Gateway:
             if not self._stopping or request.transport is None:
                 raise
             task.uncancel()
-            return await self._fail(request, exchange, failures.leaving("this node is stopping"))
+            return await self._fail(request, exchange, api_errors.leaving("this node is stopping"))
         except Exception:
             log.exception("request failed method=%s path=%r", exchange.method, exchange.path)
-            return await self._fail(request, exchange, failures.internal())
+            return await self._fail(request, exchange, api_errors.internal())
 
     async def _fail(
         self, request: web.BaseRequest, exchange: Exchange, failure: Failure
@@ -223,7 +223,7 @@ class Gateway:
         if request.method == "OPTIONS" and request.path.startswith("/"):
             return self._ours(request, exchange, web.Response(body=b"", headers=_PREFLIGHT))
         if self._draining:
-            raise failures.leaving("this node is leaving; requests under way are being finished")
+            raise api_errors.leaving("this node is leaving; requests under way are being finished")
         response = await self._relay.answer(request, exchange)
         if not response.prepared:
             response.headers.update(exchange.headers)
@@ -238,7 +238,7 @@ class Gateway:
             # Whoever has no key may know that the API is there, and no names of models or nodes.
             health = replace(health, reason="", model=None)
         if health.state is not State.SERVING:
-            raise failures.not_serving(health)
+            raise api_errors.not_serving(health)
         return web.json_response(told)
 
     async def _metrics(self) -> web.Response:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.cli.output import set_up_logging
-from mesh_llm.cli.run import run_loop
+from mesh_llm.cli.serve import run_loop
 from mesh_llm.config import NodeConfig
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home

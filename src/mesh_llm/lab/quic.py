@@ -35,8 +35,8 @@ from iroh.iroh_ffi import (
 
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.errors import MeshError
+from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.native_splice import load_native
-from mesh_llm.transport.quic import iroh
 from mesh_llm.transport.splice import Splicer, splice
 
 _ALPN = b"mesh-lab/splice/1"

@@ -15,9 +15,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mesh_llm.engine.lender import Lender, lend
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
+from mesh_llm.engine.worker_process import Lender, lend
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.delay import Line, Lines, delay_lines
 from mesh_llm.lab.quic import QuicLine, Splicing, quic_lines

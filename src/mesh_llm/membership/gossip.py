@@ -5,13 +5,13 @@ from __future__ import annotations
 from mesh_llm.defaults import MEMBER_KNOWN_LIMIT, MEMBER_SYNC_S
 from mesh_llm.errors import Forged
 from mesh_llm.membership.effects import Disconnect, Duplicate
-from mesh_llm.membership.judge import Judge
-from mesh_llm.membership.link import Link
+from mesh_llm.membership.failure_detector import Judge
+from mesh_llm.membership.heartbeat import Link
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import ENTRY_LIMIT, Compare, Summary, Update, Want
-from mesh_llm.membership.own import COPIED_HOME, Verdict
+from mesh_llm.membership.own_record import COPIED_HOME, Verdict
 from mesh_llm.membership.record import Record, Told
-from mesh_llm.membership.scene import Remembered, Scene
+from mesh_llm.membership.view_state import Remembered, Scene
 from mesh_llm.types import NodeId
 
 _SETTLE_S = 1.5

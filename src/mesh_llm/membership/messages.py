@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from mesh_llm.defaults import MEMBER_BUCKETS
 from mesh_llm.errors import MalformedMessage
-from mesh_llm.membership.fields import Fields, node_id
+from mesh_llm.membership.checked_fields import Fields, node_id
 from mesh_llm.membership.member import Standing
-from mesh_llm.membership.plans import NAME_CHARS, clean
+from mesh_llm.membership.plan_documents import NAME_CHARS, clean
 from mesh_llm.membership.record import Told
 from mesh_llm.types import NodeId, Signed, State
 

@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass, field, replace
 
 from mesh_llm.errors import MalformedMessage
-from mesh_llm.membership.facts import facts_from_document, facts_to_document
-from mesh_llm.membership.fields import Fields
+from mesh_llm.membership.checked_fields import Fields
+from mesh_llm.membership.fact_documents import facts_from_document, facts_to_document
 from mesh_llm.membership.member import Standing
 from mesh_llm.types import NodeFacts, NodeId, Signed
 

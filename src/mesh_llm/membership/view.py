@@ -15,9 +15,9 @@ from mesh_llm.defaults import (
     MEMBER_VISITOR_S,
 )
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Effect
+from mesh_llm.membership.failure_detector import Judge
 from mesh_llm.membership.gossip import Gossip
-from mesh_llm.membership.judge import Judge
-from mesh_llm.membership.link import Link, digest_of
+from mesh_llm.membership.heartbeat import Link, digest_of
 from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.messages import (
     NODES_LIMIT,
@@ -32,9 +32,9 @@ from mesh_llm.membership.messages import (
     Update,
     Want,
 )
-from mesh_llm.membership.own import Own, Seal
+from mesh_llm.membership.own_record import Own, Seal
 from mesh_llm.membership.record import Record, Told
-from mesh_llm.membership.scene import Open, Scene, Visitor
+from mesh_llm.membership.view_state import Open, Scene, Visitor
 from mesh_llm.types import Address, NodeFacts, NodeId, Role
 
 _SWEEP_S = 30.0

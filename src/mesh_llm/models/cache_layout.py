@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mesh_llm.models.keys import Keys
+from mesh_llm.models.metadata import Keys
 from mesh_llm.types import LayerCache
 
 

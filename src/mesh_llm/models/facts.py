@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.models.cache_layout import ENCODERS, WITHOUT_CACHE, layer_caches, query_elements
-from mesh_llm.models.keys import Keys, damaged
+from mesh_llm.models.metadata import Keys, damaged
 from mesh_llm.types import Fingerprint, Layer, ModelFacts
 
 _LAYERS_LIMIT = 512
@@ -43,7 +43,7 @@ class _Tensor:
 
 
 def model_facts(document: Mapping[str, Any]) -> ModelFacts:
-    """What `engine/gguf.py` printed about a file, checked and put into words."""
+    """What `engine/children/gguf.py` printed about a file, checked and put into words."""
     files = _files(document)
     file = files[0].name
     metadata = document.get("metadata")

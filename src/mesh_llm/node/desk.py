@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mesh_llm.errors import LinkRefused, MeshError
-from mesh_llm.node import status
-from mesh_llm.node.mesh import Service
-from mesh_llm.node.trust import Origin
+from mesh_llm.peers.mesh import Service
+from mesh_llm.peers.trust import Origin
+from mesh_llm.report import status
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import NodeId
 

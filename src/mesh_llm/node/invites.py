@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from mesh_llm.errors import MeshError
-from mesh_llm.node.entry import Entry
-from mesh_llm.node.mesh import Mesh
+from mesh_llm.node.joining import Entry
+from mesh_llm.peers.mesh import Mesh
 from mesh_llm.transport.credential import Credential, check_may_invite, extend, issuers_of
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mesh_llm.node import forecast
+from mesh_llm.report import what_if
 from mesh_llm.types import Role
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ class Management:
 
     async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]:
         """What `mesh-llm plan` shows of a running node's mesh."""
-        return await forecast.over_mesh(self._node, wishes)
+        return await what_if.over_mesh(self._node, wishes)
 
     def snapshot(self) -> dict[str, Any]:
         """What every node brings, for verbs that ask whether something would fit."""
-        return forecast.snapshot_document(self._node)
+        return what_if.snapshot_document(self._node)
 
     def invite(self, role: Role, lifetime_s: float | None, limit: int | None = None) -> dict[str, Any]:
         return self._node.invites.make(role, lifetime_s, limit=limit)

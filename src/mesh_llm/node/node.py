@@ -27,37 +27,37 @@ from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
 from mesh_llm.console.routes import management_app, serve_on_socket
 from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, INVITE_DEFAULT_S
-from mesh_llm.engine import external
+from mesh_llm.engine.children import external
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.metrics import FirstToken
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.turns import Turns
+from mesh_llm.gateway.slot_queue import Turns
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
-from mesh_llm.node import desk, entry, hearsay, metrics, status, words
-from mesh_llm.node.abilities import described, held_bytes
-from mesh_llm.node.equipment import Equipment, equip
-from mesh_llm.node.farewell import drain
-from mesh_llm.node.hosting import Hosting
+from mesh_llm.host.hosting import Hosting
+from mesh_llm.host.launch import Launch
+from mesh_llm.host.plan_run import Run
+from mesh_llm.node import desk, joining, words
+from mesh_llm.node.drain import drain
+from mesh_llm.node.hardware import Equipment, equip
 from mesh_llm.node.invites import Invites
-from mesh_llm.node.launch import Launch
-from mesh_llm.node.lending import Lease, Lending
 from mesh_llm.node.management import Management
-from mesh_llm.node.mesh import Mesh
-from mesh_llm.node.passage import Passage
-from mesh_llm.node.remote import Remote
-from mesh_llm.node.rest import UNLOADED, Rest
-from mesh_llm.node.run import Run
-from mesh_llm.node.shelf import Shelf
-from mesh_llm.node.supply import Supply
+from mesh_llm.node.modalities import described, held_bytes
+from mesh_llm.node.model_files import Shelf
+from mesh_llm.node.model_supply import Supply
+from mesh_llm.node.unload import UNLOADED, Rest
 from mesh_llm.node.window import Window
-from mesh_llm.planning.loan import unlent
+from mesh_llm.peers.data_links import Passage
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.remote_engine import Remote
+from mesh_llm.planning.memory_budget import unlent
+from mesh_llm.report import metrics, peer_documents, status
 from mesh_llm.tasks import cancelled, task_group
+from mesh_llm.transport.direct_links import open_door
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.links import open_door
 from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.network import Network
 from mesh_llm.types import (
@@ -72,6 +72,7 @@ from mesh_llm.types import (
     Role,
     State,
 )
+from mesh_llm.worker.lending import Lease, Lending
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class Node:
             on_change=self._on_mesh,
             on_refused=self._on_refused,
         )
-        self.entry = entry.Entry(self.home, config, self.identity, new_secret=self._new_secret)
+        self.entry = joining.Entry(self.home, config, self.identity, new_secret=self._new_secret)
         self.invites = Invites(self.entry, self.mesh, self.identity)
         self.supply = Supply(
             config=config,
@@ -494,6 +495,6 @@ class Node:
         # One that is still starting may serve what others compute.
         if self.state is State.DRAINING or (state is State.STARTING and self.state is State.SERVING):
             return
-        self.state, self._reason = state, hearsay.line(reason)
+        self.state, self._reason = state, peer_documents.line(reason)
         if self.equipment is not None or self.config.client:
             self.mesh.publish(state=state, reason=reason[:200])

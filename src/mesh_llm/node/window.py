@@ -7,16 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from mesh_llm.console.chat import Api
-from mesh_llm.console.feed import Feed
+from mesh_llm.console.api_proxy import Api
+from mesh_llm.console.event_feed import Feed
 from mesh_llm.console.server import Console
 from mesh_llm.defaults import API_LISTEN, CONSOLE_BEAT_S
-from mesh_llm.gateway import listen
-from mesh_llm.node.herald import Herald
-from mesh_llm.node.history import History
+from mesh_llm.gateway import ports
+from mesh_llm.node.announcements import Herald
 from mesh_llm.node.management import Management
-from mesh_llm.node.mesh import Mesh
-from mesh_llm.node.news import News
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.report.events import News
+from mesh_llm.report.history import History
 from mesh_llm.tasks import task_group
 from mesh_llm.types import EventSink, ProgressSink
 
@@ -56,7 +56,7 @@ class Window:
     async def open(self) -> None:
         """The port, where it was asked for."""
         if (port := self._node.config.console) is not None:
-            taken = await asyncio.to_thread(listen.bind, API_LISTEN, port, option="--console")
+            taken = await asyncio.to_thread(ports.bind, API_LISTEN, port, option="--console")
             await self._console.start(taken)
             self.herald.say("console", f"Console at {self.url}")
 

@@ -13,12 +13,13 @@ from types import MappingProxyType
 
 from mesh_llm.defaults import CLEARLY_FASTER, DELAY_LESS, DELAY_MORE
 from mesh_llm.errors import UsageError
+from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.exclusion import exclusions
 from mesh_llm.planning.fit import smallest_context, stage_need
-from mesh_llm.planning.forced import obeys_ratios
-from mesh_llm.planning.ground import Ground
-from mesh_llm.planning.load import Span
+from mesh_llm.planning.layer_costs import Span
+from mesh_llm.planning.manual_layers import obeys_ratios
 from mesh_llm.planning.placement import Layout, seconds_of
+from mesh_llm.planning.plan_inputs import Ground
 from mesh_llm.planning.predict import prediction
 from mesh_llm.planning.proposal import (
     Proposal,
@@ -29,7 +30,6 @@ from mesh_llm.planning.proposal import (
     question,
     useful_context,
 )
-from mesh_llm.planning.roster import split_refusal
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import (
     Exclusion,

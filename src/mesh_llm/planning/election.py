@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mesh_llm.planning.room import Room
+from mesh_llm.planning.memory_layout import Room
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import Hosting, NodeId
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mesh_llm.defaults import PLAN_SEARCH_STEPS, SLOW_LINK_RTT_S
+from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.fit import gigabytes, layer_cache_bytes
-from mesh_llm.planning.ground import Ground
+from mesh_llm.planning.layer_shares import capacity
 from mesh_llm.planning.placement import Layout, filled, seconds_of, spread_out, with_head
+from mesh_llm.planning.plan_inputs import Ground
 from mesh_llm.planning.proposal import Question
-from mesh_llm.planning.roster import split_refusal
-from mesh_llm.planning.shares import capacity
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import Exclusion, NodeId
 

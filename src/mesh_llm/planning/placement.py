@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mesh_llm.defaults import PLAN_SEARCH_STEPS, SPILL_BYTES_PER_S
-from mesh_llm.planning.ground import Ground
-from mesh_llm.planning.head import HeadPlaces, head_belongs_on_worker
-from mesh_llm.planning.load import Span
+from mesh_llm.planning.layer_costs import Span
+from mesh_llm.planning.layer_shares import Capacity, capacity, fastest_first, lay_out, spread
+from mesh_llm.planning.memory_layout import divided
+from mesh_llm.planning.output_head import HeadPlaces, head_belongs_on_worker
+from mesh_llm.planning.plan_inputs import Ground
 from mesh_llm.planning.predict import token_seconds
-from mesh_llm.planning.room import divided
-from mesh_llm.planning.route import arrange
-from mesh_llm.planning.shares import Capacity, capacity, fastest_first, lay_out, spread
+from mesh_llm.planning.worker_order import arrange
 from mesh_llm.types import NodeId
 
 

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from mesh_llm.defaults import LONG_PROMPT_TOKENS, PROMPT_MICRO_BATCH, PROMPT_TOKENS, SPILL_BYTES_PER_S
 from mesh_llm.planning.fit import CacheSettings
-from mesh_llm.planning.ground import Ground, Way, ground_of
-from mesh_llm.planning.load import Span
-from mesh_llm.planning.room import Lodging
+from mesh_llm.planning.layer_costs import Span
+from mesh_llm.planning.memory_layout import Lodging
+from mesh_llm.planning.plan_inputs import Ground, Way, ground_of
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import ModelFacts, NodeId, Prediction, Speed, Stage
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mesh_llm.defaults import CLEARLY_FASTER, PLAN_HOSTS_TRIED, USEFUL_CONTEXT
 from mesh_llm.planning.election import solo_hosts, split_hosts
+from mesh_llm.planning.eligibility import Roster, roster_of, split_refusal
 from mesh_llm.planning.fit import (
     CONTEXT_STEP,
     gigabytes,
@@ -15,9 +16,9 @@ from mesh_llm.planning.fit import (
     memory_need,
     smallest_context,
 )
-from mesh_llm.planning.forced import by_names, by_ratios, shortfall
-from mesh_llm.planning.ground import Ground, ground_of
-from mesh_llm.planning.guessing import cache_settings
+from mesh_llm.planning.layer_shares import capacity
+from mesh_llm.planning.manual_layers import by_names, by_ratios, shortfall
+from mesh_llm.planning.memory_layout import total_bytes
 from mesh_llm.planning.placement import (
     Layout,
     alone,
@@ -28,10 +29,9 @@ from mesh_llm.planning.placement import (
     with_head,
     with_head_at_best,
 )
-from mesh_llm.planning.room import total_bytes
-from mesh_llm.planning.roster import Roster, roster_of, split_refusal
-from mesh_llm.planning.shares import capacity
+from mesh_llm.planning.plan_inputs import Ground, ground_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.planning.speculation import cache_settings
 from mesh_llm.types import Hosting, MeshSettings, ModelFacts, NodeId
 
 Remake = Callable[[Ground], Layout | None]

@@ -8,15 +8,15 @@ from typing import Any
 from mesh_llm.defaults import ALPN
 from mesh_llm.errors import JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
-from mesh_llm.transport.closing import Code, close
-from mesh_llm.transport.control import Control
+from mesh_llm.transport.close_codes import Code, close
+from mesh_llm.transport.connections import Roster
+from mesh_llm.transport.control_stream import Control
 from mesh_llm.transport.endpoint import remote_address
 from mesh_llm.transport.framing import FrameType
-from mesh_llm.transport.gate import Gate
 from mesh_llm.transport.handshake import Dropped, Introduction, is_arbiter
+from mesh_llm.transport.iroh_library import iroh, message_of
 from mesh_llm.transport.peer import Peer
-from mesh_llm.transport.quic import iroh, message_of
-from mesh_llm.transport.roster import Roster
+from mesh_llm.transport.stream_gate import Gate
 from mesh_llm.types import Address, NodeId
 
 Prove = Callable[[Control], Awaitable[Introduction]]

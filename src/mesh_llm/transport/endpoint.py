@@ -12,7 +12,7 @@ from mesh_llm.errors import MeshError, PeerLost
 from mesh_llm.transport.addresses import interfaces, ordered
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import is_relay_url, join_address, split_address
-from mesh_llm.transport.quic import iroh, message_of, use_running_loop
+from mesh_llm.transport.iroh_library import iroh, message_of, use_running_loop
 from mesh_llm.types import Address, NodeId
 
 

@@ -33,18 +33,18 @@ from typing import Any, TypeVar
 
 from mesh_llm.defaults import EXPELLED_READ_S, HANDSHAKE_S, PROTOCOL_OLDEST, PROTOCOL_VERSION
 from mesh_llm.errors import CredentialRefused, Expelled, MalformedMessage
-from mesh_llm.membership.fields import Fields
+from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.admissions import Verdict, proof
-from mesh_llm.transport.closing import Closing, Code, close, closing_of
-from mesh_llm.transport.control import Control
+from mesh_llm.transport.close_codes import Closing, Code, close, closing_of
+from mesh_llm.transport.control_stream import Control
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.framing import FrameError, FrameType
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite
+from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.membership import Membership
-from mesh_llm.transport.quic import iroh
 from mesh_llm.transport.revocations import Revocation, Revocations
 from mesh_llm.types import MeshId, NodeId, Role, Signed
 

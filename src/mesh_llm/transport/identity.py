@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from mesh_llm.defaults import CLAIMS_CHECKED
-from mesh_llm.transport.quic import iroh
+from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.types import NodeId
 
 SECRET_BYTES = 32

@@ -9,9 +9,9 @@ from typing import Any
 
 from mesh_llm.defaults import OWNERS_LIMIT, SETTINGS_BYTES, SETTINGS_TOLD
 from mesh_llm.errors import CredentialRefused, Expelled, Forged, MalformedMessage, MeshError
-from mesh_llm.membership.fields import Fields, counts_up_to
+from mesh_llm.membership.checked_fields import Fields, counts_up_to
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
-from mesh_llm.membership.plans import settings_from_document, settings_to_document
+from mesh_llm.membership.plan_documents import settings_from_document, settings_to_document
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.admissions import Admissions
 from mesh_llm.transport.claims import Claim, Signer, sign, signer_of

@@ -26,18 +26,18 @@ from mesh_llm.errors import Forged, InviteRefused, JoinRefused, MeshError, PeerL
 from mesh_llm.transport import handshake
 from mesh_llm.transport import invite as invites
 from mesh_llm.transport.admissions import IssuedInvite
-from mesh_llm.transport.closing import Code
-from mesh_llm.transport.control import Control
+from mesh_llm.transport.close_codes import Code
+from mesh_llm.transport.connections import Roster
+from mesh_llm.transport.control_stream import Control
 from mesh_llm.transport.credential import check_may_invite
 from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, may_pass, tried
 from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_seen, bind, ports_of
 from mesh_llm.transport.handshake import Dropped, Introduction, Joined
 from mesh_llm.transport.invite import Invite
+from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.peer import Handler, PathFacts, Peer
-from mesh_llm.transport.porch import Porch
-from mesh_llm.transport.quic import iroh
-from mesh_llm.transport.roster import Roster
+from mesh_llm.transport.pending_connections import Porch
 from mesh_llm.transport.stream import Stream, StreamCode
 from mesh_llm.types import Address, NodeId, Role, Signed
 

@@ -18,14 +18,14 @@ from mesh_llm.defaults import (
     STREAM_HEADER_S,
 )
 from mesh_llm.errors import PeerLost
-from mesh_llm.transport.closing import Closing, Code, close, closing_of
-from mesh_llm.transport.control import Control
+from mesh_llm.transport.close_codes import Closing, Code, close, closing_of
+from mesh_llm.transport.control_stream import Control
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.framing import FrameError, FrameType, encode_frame
-from mesh_llm.transport.gate import Gate
 from mesh_llm.transport.handshake import Introduction
-from mesh_llm.transport.quic import iroh, message_of
+from mesh_llm.transport.iroh_library import iroh, message_of
 from mesh_llm.transport.stream import Stream, StreamCode
+from mesh_llm.transport.stream_gate import Gate
 from mesh_llm.types import LinkKind, NodeId, Role
 
 log = logging.getLogger(__name__)

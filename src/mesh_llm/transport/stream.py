@@ -12,7 +12,7 @@ from typing import Any
 from mesh_llm.defaults import STREAM_HEADER_LIMIT_BYTES, STREAM_RESET_S
 from mesh_llm.errors import PeerLost
 from mesh_llm.transport.framing import LENGTH, FrameError, decode_document, encode_document
-from mesh_llm.transport.quic import iroh, message_of
+from mesh_llm.transport.iroh_library import iroh, message_of
 
 READ_BYTES = 256 << 10
 _CODE = re.compile(r"(?:Reset|Stopped)\((\d+)\)")

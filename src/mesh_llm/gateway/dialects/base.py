@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mesh_llm.gateway.events import data_of, make
-from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.sse import data_of, make
 
 Document = dict[str, Any]
 

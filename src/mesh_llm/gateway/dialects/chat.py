@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mesh_llm.gateway.api_errors import Failure
 from mesh_llm.gateway.dialects.base import (
     Dialect,
     Document,
@@ -16,9 +17,8 @@ from mesh_llm.gateway.dialects.base import (
     head_of,
     is_several,
 )
-from mesh_llm.gateway.dialects.several import OneUsage, total_usage, usages_of
-from mesh_llm.gateway.events import data_of, make
-from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.dialects.choices import OneUsage, total_usage, usages_of
+from mesh_llm.gateway.sse import data_of, make
 
 
 class Chat(Dialect):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mesh_llm.gateway.api_errors import Failure
 from mesh_llm.gateway.dialects.base import (
     Dialect,
     Document,
@@ -16,9 +17,8 @@ from mesh_llm.gateway.dialects.base import (
     is_several,
 )
 from mesh_llm.gateway.dialects.chat import count
-from mesh_llm.gateway.dialects.several import OneUsage, total_usage, usages_of
-from mesh_llm.gateway.events import data_of, make
-from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.dialects.choices import OneUsage, total_usage, usages_of
+from mesh_llm.gateway.sse import data_of, make
 
 
 class _Prompted(Dialect):

@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from mesh_llm.gateway.api_errors import Failure, anthropic_error
 from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents, rendered_chat
-from mesh_llm.gateway.events import make
-from mesh_llm.gateway.failures import Failure, anthropic_error
+from mesh_llm.gateway.sse import make
 
 _MAX_TOKENS = 4096
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mesh_llm.gateway.api_errors import Failure
 from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents, rendered_chat
-from mesh_llm.gateway.events import data_of, make, with_data
-from mesh_llm.gateway.failures import Failure
+from mesh_llm.gateway.sse import data_of, make, with_data
 
 _EMPTY: Document = {
     "output": [],

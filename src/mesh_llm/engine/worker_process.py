@@ -1,0 +1,195 @@
+"""The node's side of a worker child: start it, hand it links, hear of its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.defaults import WORKER_BEAT_S, WORKER_BEATS, WORKER_HAND_OVER_S, WORKER_READY_S
+from mesh_llm.engine.diagnostics import explain, sentence
+from mesh_llm.engine.machine import oom_kills
+from mesh_llm.engine.process import Child, module, spawn
+from mesh_llm.engine.spec import WorkerSpec
+from mesh_llm.errors import EngineFailed
+
+log = logging.getLogger(__name__)
+
+
+class Lender:
+    """A running worker child. Made by `lend`."""
+
+    def __init__(self, child: Child, socket_path: Path) -> None:
+        self.child = child
+        self.death: asyncio.Task[str] | None = None
+        """Ends when the worker does, with the reason."""
+        self.faults: list[str] = []
+        """What clients did wrong, in the order in which their sessions ended."""
+        self.hung = False
+        """Whether it was ended because it did not answer."""
+        self._socket = socket_path
+
+    async def serve(self, link: socket.socket) -> None:
+        """Hand over an engine's link; the worker owns it from here on."""
+        await asyncio.to_thread(self._hand_over, link, {"kind": "session"})
+
+    async def add_peer(self, number: int, link: socket.socket) -> None:
+        """Hand over a link to another worker, which this one is to call `number`."""
+        await asyncio.to_thread(self._hand_over, link, {"kind": "peer", "number": number})
+
+    async def drop_peer(self, number: int) -> None:
+        """Close the link to another worker, if it is still there."""
+        await asyncio.to_thread(self._drop_peer, number)
+
+    async def add_model(
+        self, fingerprint: str, files: Sequence[str], tensors: Sequence[str] | None = None
+    ) -> None:
+        """Tell the worker of a model on this machine's disk, of which perhaps only some tensors are there."""
+        part = {} if tensors is None else {"tensors": list(tensors)}
+        await self._ask({"kind": "model", "fingerprint": fingerprint, "files": list(files), **part})
+
+    async def prepare(
+        self,
+        fingerprint: str,
+        layers: tuple[int, int],
+        progress: Callable[[int, int], None] = lambda *_: None,
+    ) -> int:
+        """Read layers (first, and last not included) into memory ahead of their use; the bytes it then holds.
+
+        `progress` gets bytes, done and in all.
+        """
+        return await self._ask(
+            {"kind": "prepare", "fingerprint": fingerprint, "layers": list(layers)}, progress
+        )
+
+    async def unload(self, fingerprint: str) -> int:
+        """Drop a model's weights that no engine uses; the bytes that are still held, of all models."""
+        return await self._ask({"kind": "unload", "fingerprint": fingerprint})
+
+    async def watch(self) -> None:
+        """Ends a worker that hangs, so that its death says so; until cancelled, or the worker's end."""
+        missed = 0
+        # Counted, not timed: after a nap of the whole machine the worker gets as many tries as ever.
+        while missed < WORKER_BEATS:
+            await asyncio.sleep(WORKER_BEAT_S)
+            try:
+                async with asyncio.timeout(WORKER_BEAT_S):
+                    await self._beat()
+                missed = 0
+            except (OSError, TimeoutError):
+                missed += 1
+        self.hung = True
+        self.child.signal_group(signal.SIGKILL)
+
+    async def _beat(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        with closing(writer):
+            writer.write(b'{"kind": "beat"}\n')
+            await reader.readline()
+
+    async def _ask(
+        self, request: dict[str, Any], progress: Callable[[int, int], None] = lambda *_: None
+    ) -> int:
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        except OSError as error:
+            raise EngineFailed(f"the worker does not answer: {error.strerror or error}") from error
+        with closing(writer):
+            writer.write(json.dumps(request).encode() + b"\n")
+            # Ends with the worker, if not before.
+            async for line in reader:
+                match json.loads(line):
+                    case {"done_bytes": done, "total_bytes": total}:
+                        progress(done, total)
+                    case {"fault": fault}:
+                        raise EngineFailed(f"the worker refused: {sentence(fault)}")
+                    case {"resident_bytes": int(resident)}:
+                        return resident
+        raise EngineFailed("the worker ended in the middle of an answer")
+
+    def _drop_peer(self, number: int) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door, suppress(OSError):
+            door.settimeout(WORKER_HAND_OVER_S)
+            door.connect(str(self._socket))
+            door.sendall(json.dumps({"kind": "drop", "number": number}).encode() + b"\n")
+            door.recv(64)
+
+    def _hand_over(self, link: socket.socket, what: dict[str, Any]) -> None:
+        with link, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.settimeout(WORKER_HAND_OVER_S)
+            try:
+                door.connect(str(self._socket))
+                socket.send_fds(door, [json.dumps(what).encode() + b"\n"], [link.fileno()])
+                accepted = door.recv(64)
+            except OSError as error:
+                raise EngineFailed(f"the worker does not take a link: {error.strerror or error}") from error
+            if not accepted:
+                raise EngineFailed("the worker closed a link that it was handed")
+
+
+@asynccontextmanager
+async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
+    """A worker child for the length of the block."""
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    failed: list[str] = []
+    lender: Lender | None = None
+
+    def on_event(line: str) -> None:
+        event = json.loads(line)
+        match event["event"]:
+            case "ready" if not ready.done():
+                ready.set_result(None)
+            case "failed":
+                failed.append(sentence(event["cause"]))
+            case "ended" if lender is not None and event["fault"]:
+                fault = sentence(event["fault"])
+                log.warning("worker session ended: %s", fault)
+                lender.faults.append(fault)
+
+    async with spawn(
+        module("mesh_llm.engine.children.worker"), on_stdout=on_event, on_stderr=log.debug
+    ) as child:
+        lender = Lender(child, Path(spec.socket))
+        await child.send(spec.to_line(), close=False)
+        ended = asyncio.create_task(_death(lender, failed), name="worker exit")
+        lender.death = ended
+        watch: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait((ready, ended), timeout=WORKER_READY_S, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise EngineFailed(ended.result())
+            if not ready.done():
+                raise EngineFailed(f"the worker was not ready within {WORKER_READY_S:.0f} s")
+            watch = asyncio.create_task(lender.watch(), name="worker beats")
+            yield lender
+        finally:
+            ended.cancel()
+            if watch is not None:
+                watch.cancel()
+                await asyncio.wait((watch,))
+            Path(spec.socket).unlink(missing_ok=True)
+
+
+async def _death(lender: Lender, failed: list[str]) -> str:
+    """Wait for the worker's end, and say why it came."""
+    child = lender.child
+    kills_before = oom_kills()
+    status = await child.wait()
+    if lender.hung:
+        log.warning("worker hung pid=%d", child.pid)
+        return f"the worker did not answer for {WORKER_BEATS * WORKER_BEAT_S:.0f} s, and was ended"
+    death = explain(
+        status=status,
+        failed=failed[0] if failed else None,
+        lines=tuple(child.recent),
+        oom_killed=oom_kills() > kills_before,
+    )
+    reason = death.sentence.replace("the engine", "the worker")
+    log.warning("worker died cause=%s: %s", death.cause, reason)
+    return reason

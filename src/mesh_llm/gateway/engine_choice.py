@@ -1,0 +1,151 @@
+"""Which engine to ask, and which one after that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from mesh_llm.defaults import (
+    GATEWAY_EXPLAIN_S,
+    GATEWAY_GAP_S,
+    GATEWAY_LOOK_S,
+    GATEWAY_RESUME_TRIES,
+    GATEWAY_SAME_ENGINE_S,
+)
+from mesh_llm.gateway import api_errors
+from mesh_llm.gateway.engine_connection import EngineError, EngineLost
+from mesh_llm.gateway.upstream import Serving, Upstream
+from mesh_llm.types import State
+
+log = logging.getLogger(__name__)
+
+
+class EngineUntried(EngineLost):
+    """It was not asked for the answer: its time was too short, or another one has taken its place."""
+
+
+async def is_given_up(serving: Serving, upstream: Upstream, *, within_s: float) -> bool:
+    """Whether the node has another engine, or none, soon after that one complained."""
+    deadline = time.monotonic() + within_s
+    while serving.upstream() == upstream:
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(GATEWAY_LOOK_S)
+    return True
+
+
+async def until_serving(serving: Serving, *, patience_s: float = 0.0) -> Upstream:
+    """The engine to ask; raises the `Failure` when there is none after the client's patience.
+
+    From one plan to the next a node that serves may have nothing to serve with for a moment, as
+    long as it takes to hear of the successor. Nobody has to know.
+    """
+    began_s = time.monotonic()
+    while (upstream := serving.upstream()) is None:
+        health = serving.health()
+        limit_s = max(patience_s, GATEWAY_GAP_S if health.state is State.SERVING else 0.0)
+        if time.monotonic() - began_s >= limit_s:
+            raise api_errors.not_serving(health)
+        await asyncio.sleep(GATEWAY_LOOK_S)
+    return upstream
+
+
+class Attempts:
+    """For one request: engines one after the other, until one has answered it, or the time is up.
+
+    The time counts from the first loss after which the client has heard nothing new, over all tries:
+    if each one began it anew, engines that die in silence would keep a client waiting for many times
+    as long. An engine that says something gives the next loss all the time again.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        *,
+        limit_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._serving = serving
+        self._limit_s = limit_s
+        self._clock = clock
+        self._last: Upstream | None = None
+        """The one that failed last."""
+        self._last_s = 0.0
+        self._since_s = 0.0
+        self._is_lost = False
+        """An engine was asked, and broke off; nothing new has been told since."""
+        self._why: asyncio.Task[str] | None = None
+        self._in_vain = 0
+        self.count = 0
+        """Engines that have failed so far."""
+
+    async def __aenter__(self) -> Attempts:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._why is not None:
+            self._why.cancel()
+            await asyncio.wait((self._why,))
+
+    @property
+    def left_s(self) -> float | None:
+        """For the next engine to begin with the request; None as long as none was lost."""
+        return max(0.0, self._limit_s - (self._clock() - self._since_s)) if self._is_lost else None
+
+    async def next(self) -> Upstream:
+        """The engine to ask now; raises the `Failure` when there is none, or none comes in time."""
+        if self._last is None:
+            return await until_serving(self._serving)
+        if self._in_vain >= GATEWAY_RESUME_TRIES:
+            raise api_errors.engine_lost(await self.why())
+        while True:
+            now_s = self._clock()
+            if now_s - self._since_s >= self._limit_s:
+                why = await self.why()
+                raise api_errors.not_resumed(f"{why}; no other engine served within {self._limit_s:.0f} s")
+            upstream = self._serving.upstream()
+            # The way to it may have broken, and not the engine itself: it gets a moment to turn out which.
+            is_due = upstream != self._last or now_s - self._last_s >= GATEWAY_SAME_ENGINE_S
+            if upstream is not None and is_due:
+                return upstream
+            await asyncio.sleep(GATEWAY_LOOK_S)
+
+    def failed(self, upstream: Upstream, error: EngineError, *, told: bool) -> None:
+        """`upstream` did not finish the answer; `told`: it has said something new before."""
+        self.count += 1
+        self._last, self._last_s = upstream, self._clock()
+        if told:
+            self._in_vain, self._is_lost = 0, False
+        if not self._is_lost:
+            self._since_s = self._last_s
+        if isinstance(error, EngineUntried):
+            log.info("engine not asked url=%s: %s", upstream.url, error)
+            if self._why is not None:
+                return  # the loss before it is the reason
+        else:
+            self._is_lost = True
+            self._in_vain += 0 if told else 1
+        if self._why is not None:
+            self._why.cancel()
+        self._why = asyncio.create_task(self._explain(upstream, error), name="why the engine broke off")
+
+    async def why(self) -> str:
+        """The sentence why the last one failed."""
+        return await self._why if self._why is not None else ""
+
+    async def _explain(self, upstream: Upstream, error: EngineError) -> str:
+        try:
+            async with asyncio.timeout(GATEWAY_EXPLAIN_S):
+                sentence = await self._serving.engine_failure(upstream)
+        except TimeoutError:
+            sentence = "the engine closed the connection"
+        log.warning("engine lost url=%s error=%r why=%s", upstream.url, error, sentence)
+        return sentence

@@ -1,0 +1,90 @@
+"""A client's request in the words in which the engine gets it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from mesh_llm.gateway import api_errors
+from mesh_llm.gateway.headers import to_engine
+from mesh_llm.gateway.routes import PLAIN, Route, route_of
+from mesh_llm.gateway.upstream import Turn, Upstream
+
+_TRAITS = ("Authorization", "x-api-key", "User-Agent")
+_NAME = "x-mesh-llm-client"
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    method: str
+    target: str
+    """Path and query."""
+    headers: CIMultiDict[str]
+    route: Route = PLAIN
+    client: str = ""
+    """Who asks, as well as it can be told; a key is not to be read from it."""
+    name: str = ""
+    """What that client calls itself this time, likewise."""
+
+    @classmethod
+    def of(cls, request: web.BaseRequest) -> Errand:
+        return cls(
+            method=request.method,
+            target=_target(request),
+            headers=to_engine(request.headers),
+            route=route_of(request.method, request.path),
+            client=_client(request),
+            name=_digest(request.headers[_NAME]) if request.headers.get(_NAME) else "",
+        )
+
+    def turn(self, *, resumed: bool = False, within_s: float | None = None) -> Turn | None:
+        """That it has to wait for, if it does."""
+        if not self.route.computes:
+            return None
+        return Turn(client=self.client, name=self.name, resumed=resumed, within_s=within_s)
+
+    def head(self, upstream: Upstream, framing: dict[str, str]) -> bytes:
+        lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {upstream.authority}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines += [f"{name}: {value}" for name, value in framing.items()]
+        if upstream.key:
+            lines += [f"Authorization: Bearer {upstream.key}"]
+        if _CONTROL.search("".join(lines)):
+            # A line end among them would be a header of its own, or a second request.
+            raise api_errors.bad_request("the request's path and headers may hold no control characters")
+        try:
+            return ("\r\n".join(lines) + "\r\n\r\n").encode()
+        except UnicodeEncodeError:
+            raise api_errors.bad_request("the request's path and headers must be UTF-8") from None
+
+    def with_body(self, upstream: Upstream, body: bytes) -> bytes:
+        return self.head(upstream, {"Content-Length": str(len(body))}) + body
+
+
+def small(method: str, target: str) -> Errand:
+    """A question of our own."""
+    return Errand(method=method, target=target, headers=CIMultiDict({"Content-Type": "application/json"}))
+
+
+def _client(request: web.BaseRequest) -> str:
+    # On one machine all have one address; by their keys and names most programs can be told apart.
+    return _digest(request.remote or "", *(request.headers.get(name, "") for name in _TRAITS))
+
+
+def _digest(*traits: str) -> str:
+    return hashlib.blake2b("\0".join(traits).encode(errors="replace"), digest_size=12).hexdigest()
+
+
+def _target(request: web.BaseRequest) -> str:
+    """The path that was looked up in the table of routes, and the query as the client wrote it.
+
+    Never the target as it came: an engine that reads it in another way would be asked for another route.
+    """
+    query = request.raw_path.partition("#")[0].partition("?")
+    return quote(request.path, errors="replace") + query[1] + query[2]

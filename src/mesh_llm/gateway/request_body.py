@@ -1,0 +1,150 @@
+"""The request's body on its way to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError, HttpVersion11
+
+from mesh_llm.gateway import api_errors
+from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.client_connection import ClientConnection
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.metrics import Exchange
+
+# Others say that they have none; some servers would wait for one (RFC 9110, 8.6).
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+
+class Body:
+    """All of what the client sends where it is small, else its start and the way to its rest."""
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        limits: Limits,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> None:
+        assert isinstance(request.protocol, ClientConnection)
+        self._connection = request.protocol
+        self._on_bytes = on_bytes
+        self._content = request.content
+        self._exchange = exchange
+        self._limits = limits
+        self._length = request.content_length
+        self._method = request.method
+        self.start = b""
+        """All of it if it is complete, else what was taken in of it."""
+        self.complete = not request.body_exists
+        """Nothing more is to come: the body can be sent again."""
+        self.failure: Failure | None = None
+        """Why the rest could not be had."""
+        self.waiting = False
+        """It is the client that everybody waits for."""
+
+    @classmethod
+    async def receive(
+        cls,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        limits: Limits,
+        *,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> Body:
+        """Let the client begin, and take in what may have to be sent a second time.
+
+        `on_bytes` is told how many have come, and may refuse to take them.
+        """
+        body = cls(request, exchange, limits, on_bytes)
+        if body._length is not None and body._length > limits.body_bytes:
+            raise api_errors.body_too_large(limits.body_bytes)
+        await body._let_begin(request)
+        if body._length is None or body._length <= limits.replay_bytes:
+            await body._read_start()
+        return body
+
+    def headers(self) -> dict[str, str]:
+        """How the body is framed towards the engine; without a length it goes in chunks."""
+        if self.complete:
+            needed = self.start or self._method not in _WITHOUT_BODY
+            return {"Content-Length": str(len(self.start))} if needed else {}
+        if self._length is None:
+            return {"Transfer-Encoding": "chunked"}
+        return {"Content-Length": str(self._length)}
+
+    @property
+    def chunked(self) -> bool:
+        return not self.complete and self._length is None
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """What is there, then the rest as it arrives."""
+        if self.start:
+            yield self.start
+        while not self.complete:
+            try:
+                chunk = await self._next_in_time()
+            except Failure as failure:
+                self.failure = failure
+                raise
+            if chunk:
+                yield chunk
+
+    async def _let_begin(self, request: web.BaseRequest) -> None:
+        expect = request.headers.get("Expect", "").lower()
+        if not expect or request.version != HttpVersion11:
+            return
+        if expect != "100-continue":
+            raise api_errors.bad_request("Expect may only ask for 100-continue", status=417)
+        if not self.complete:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            # The answer proper has not begun.
+            request.writer.output_size = 0
+
+    async def _read_start(self) -> None:
+        parts: list[bytes] = []
+        if self._content.is_eof() and not self._content.exception():
+            # It came along with the head: there is nothing to wait for.
+            self.start = self._taken(self._content.read_nowait())
+            self.complete = True
+            return
+        while not self.complete and self._exchange.received_bytes <= self._limits.replay_bytes:
+            try:
+                async with asyncio.timeout(self._limits.silence_s):
+                    parts.append(await self._next())
+            except TimeoutError:
+                raise api_errors.body_late(self._limits.silence_s) from None
+        self.start = b"".join(parts)
+
+    async def _next_in_time(self) -> bytes:
+        """An engine, and perhaps one of its slots, waits for it: it may not come by drops."""
+        limit_s = min(self._limits.upload_late_s, self._limits.silence_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                chunk = await self._next()
+        except TimeoutError:
+            raise api_errors.body_late(limit_s) from None
+        if self._connection.late_s > limit_s:
+            raise api_errors.body_late(limit_s)
+        return chunk
+
+    async def _next(self) -> bytes:
+        # Stays true when a time limit cuts the wait short: that is how its cause is known.
+        self.waiting = True
+        try:
+            chunk = await self._content.readany()
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise api_errors.bad_request("the request body is malformed") from error
+        self.waiting = False
+        self.complete = not chunk
+        return self._taken(chunk)
+
+    def _taken(self, chunk: bytes) -> bytes:
+        self._exchange.received_bytes += len(chunk)
+        if self._exchange.received_bytes > self._limits.body_bytes:
+            raise api_errors.body_too_large(self._limits.body_bytes)
+        if self._on_bytes is not None:
+            self._on_bytes(len(chunk))
+        return chunk

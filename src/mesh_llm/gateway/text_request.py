@@ -1,0 +1,81 @@
+"""A request for text: what the client wants, and how the engine is asked for it."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+
+from mesh_llm.gateway.dialects import Dialect, Said, dialect_of
+from mesh_llm.gateway.dialects.base import Document, is_several
+from mesh_llm.gateway.sse import dump
+
+_SEED_BITS = 31
+_PARTS_LIMIT = 1_000_000
+"""Of a document that is read here: more would keep everybody waiting. A photograph is one part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    dialect: Dialect
+    body: Document
+    """As the client wrote it."""
+    asked: Document
+    """As the engine gets it: always for a stream, which can be cancelled, counted and continued."""
+    streamed: bool
+    """The client wants the events; else one document."""
+
+    @classmethod
+    def read(cls, method: str, path: str, raw: bytes) -> Generation | None:
+        """None where it asks for no text, or the engine had better answer it as it is."""
+        dialect = dialect_of(path) if method == "POST" else None
+        if dialect is None or raw.count(b",") + raw.count(b"[") > _PARTS_LIMIT:
+            return None
+        try:
+            body = json.loads(raw)
+            if not isinstance(body, dict):
+                return None
+            streamed = body.get("stream") is True
+            if not streamed and (body.get("stream") or not dialect.can_assemble(body)):
+                return None
+            if body.get("response_fields"):
+                return None  # nobody could tell the last event
+            asked = _asked(dialect, body, streamed)
+            dump(asked)
+        except (ValueError, RecursionError):
+            # Numbers that are none, or boxes in boxes: the engine has its own words for them.
+            return None
+        return cls(dialect=dialect, body=body, asked=asked, streamed=streamed)
+
+    @property
+    def is_several(self) -> bool:
+        """It wants more than one answer: the end of one says nothing of the others."""
+        return is_several(self.body)
+
+    @property
+    def hides_progress(self) -> bool:
+        """The client has not asked how far the engine is with the prompt."""
+        return self.dialect.reports_progress and not self.body.get("return_progress")
+
+    def continued(self, said: Said) -> Document | None:
+        """The request for the rest of an answer; None where it cannot be told from what was said."""
+        if not (said.is_text and self.dialect.is_plain(self.body)):
+            return None
+        try:
+            return self.dialect.continued(self.asked, said)
+        except (AttributeError, TypeError, LookupError):
+            # An engine that answers what is not made as it should be may do so again.
+            return None
+
+
+def _asked(dialect: Dialect, body: Document, streamed: bool) -> Document:
+    asked = {**dialect.understood(body), "stream": True}
+    if dialect.reports_progress:
+        # Between two events nobody looks whether the client is still there; prompts take their time.
+        asked["return_progress"] = True
+    if not streamed:
+        asked["stream_options"] = {"include_usage": True}
+    if body.get("seed") in (None, -1):
+        # The same dice once more, if the answer has to be made again.
+        asked["seed"] = random.getrandbits(_SEED_BITS)
+    return asked

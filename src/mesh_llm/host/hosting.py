@@ -1,0 +1,421 @@
+"""Drives the plans that this node hosts.
+
+On every change it asks `decide` what should run. Where this node is to host it,
+a `Run` brings the plan up beside the one that still serves: leases of all
+workers, links, an engine, a readiness check. Only then is it published, and the
+old one drains. What fails is tried again, without the offender, after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from mesh_llm.defaults import (
+    PLAN_DRAIN_LEAST_S,
+    PLAN_DRAIN_POLL_S,
+    PLAN_DRAIN_S,
+    PLAN_GATHER_S,
+    PLAN_RETRY_FIRST_S,
+    PLAN_RETRY_LAST_S,
+    PLAN_TICK_S,
+)
+from mesh_llm.engine.telemetry import engine_figures
+from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.host.plan_run import Run, StageLost
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.planning.backoff import Attempts
+from mesh_llm.planning.decide import decide
+from mesh_llm.planning.eligibility import without_layers
+from mesh_llm.types import MeshSettings, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
+
+log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Who wants to know what the host does."""
+
+    def on_hosting(self, state: State, reason: str) -> None:
+        """What it is about, while it does not serve."""
+
+    def on_standing_by(self) -> None:
+        """Somebody else is to host."""
+
+    def on_serving(self, run: Run) -> None: ...
+
+    def on_failed(self, reason: str) -> None:
+        """A plan of this node's did not come about, or ended."""
+
+    def leans_on(self, run: Run) -> bool:
+        """Whether requests go to this replaced engine until its successor can be reached from here."""
+
+    def on_drained(self) -> None:
+        """A replaced engine takes no more requests."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Of the plans that this node hosted, since it was started."""
+
+    proposed: int = 0
+    served: int = 0
+    failed: int = 0
+    """Before they served, or later."""
+    dropped: int = 0
+    """For a better one, before they served."""
+    workers_lost: int = 0
+
+
+class Hosting:
+    def __init__(
+        self,
+        *,
+        mesh: Mesh,
+        make_run: Callable[[int, Plan], Run],
+        model: Callable[[], tuple[ModelFacts, MeshSettings] | None],
+        watcher: Watcher,
+    ) -> None:
+        self._mesh = mesh
+        self._make_run = make_run
+        self._model = model
+        self._watcher = watcher
+        self._attempts = Attempts()
+        self._wake = asyncio.Event()
+        self._pause_s = PLAN_RETRY_FIRST_S
+        self._not_before = 0.0
+        self._drains: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.Task[None]] = set()
+        self._draining: dict[int, Run] = {}
+        """Replaced plans by epoch, whose engines finish the answers that they have begun."""
+        self._started: dict[NodeId, int] = {}
+        """When members that failed had been started."""
+        self._fatal: MeshError | None = None
+        self.tally = Tally()
+        self.plan: Plan | None = None
+        """What should run, as this node sees it."""
+        self.serving: Run | None = None
+        self._rising: Run | None = None
+        self._instead_of: ServingPlan | None = None
+        """What served when the rising one was begun."""
+        self._has_served = False
+        self._last_epoch = 0
+
+    @property
+    def rising(self) -> Run | None:
+        """The one that is being brought up, beside the one that serves."""
+        return self._rising
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All that may have an engine here: the one that serves, its successor, those that drain."""
+        return tuple(run for run in (self.serving, self._rising, *self._draining.values()) if run is not None)
+
+    def wake(self) -> None:
+        """Something has changed."""
+        self._wake.set()
+
+    def find(self, epoch: object) -> Run | None:
+        """The plan of that epoch, while its engine takes requests; also one that was just replaced."""
+        serving = self.serving
+        run = serving if serving is not None and serving.epoch == epoch else None
+        if run is None and isinstance(epoch, int):
+            run = self._draining.get(epoch)
+        return run if run is not None and run.port is not None and run.broken is None else None
+
+    async def why(self, port: int) -> str:
+        """Why the engine on `port` broke off, once that is known; asked by the gateway."""
+        run = self.serving
+        if run is None or run.supervisor is None:
+            return "the engine was stopped"
+        return run.broken if run.broken is not None else await run.supervisor.why(port)
+
+    def last(self) -> Run | None:
+        """The replaced plan that can still answer, until its successor elsewhere is known."""
+        return self.find(max(self._draining, default=None))
+
+    async def run(self) -> None:
+        """Returns only by failing or being cancelled."""
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._next_look_s()):
+                        await self._wake.wait()
+                # What happens at once is looked at once.
+                await asyncio.sleep(PLAN_GATHER_S)
+                self._wake.clear()
+                self._step()
+                if self._fatal is not None:
+                    raise self._fatal
+        finally:
+            await self._end_all()
+
+    def _next_look_s(self) -> float:
+        now = asyncio.get_running_loop().time()
+        ends = [self._not_before, self._attempts.next_change(now=now) or 0.0]
+        return min([PLAN_TICK_S, *(end - now for end in ends if end > now)])
+
+    async def drained(self) -> None:
+        """Until the answers of replaced engines are finished."""
+        while self._draining:
+            await asyncio.sleep(PLAN_DRAIN_POLL_S)
+
+    async def _end_all(self) -> None:
+        for task in self._drains:
+            task.cancel()
+        await asyncio.gather(*self._drains, return_exceptions=True)
+        for run in (self._rising, self.serving, *self._draining.values()):
+            if run is not None:
+                self._sink_now(run)
+        # Waited for and never cancelled: that would leave engines to nobody.
+        await asyncio.gather(*self._ends, return_exceptions=True)
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._look_at_runs(now)
+        self._forgive()
+        known = self._model()
+        if known is None:
+            self._retire()
+            return
+        model, settings = known
+        plan = self.plan = self._decided(model, settings, now)
+        if plan.host != self._mesh.me:
+            self._stand_back(plan, own_failure=self._attempts.barred(now=now).get(self._mesh.me))
+        elif self.serving is not None and self._is_followed() and _still_good(self.serving, plan, settings):
+            if self.serving.settings.plan_version != settings.plan_version:
+                self._publish_serving(self.serving, settings)
+            self._drop_rising()
+        elif self._rising is None or not _still_good(self._rising, plan, settings):
+            self._drop_rising()
+            if now >= self._not_before and self._has_room_for(plan):
+                self._rise(plan)
+
+    def _decided(self, model: ModelFacts, settings: MeshSettings, now: float) -> Plan:
+        snapshot = self._mesh.snapshot()
+        barred = {**self._attempts.barred(now=now), **self._mesh.unready()}
+        rising = self._rising
+        if (
+            rising is not None
+            and rising.settings.plan_version == settings.plan_version
+            and not self._is_outdone()
+        ):
+            # Given up for the reasons for which one that serves is: delays stray, most of all at first.
+            begun = ServingPlan(
+                epoch=rising.epoch, plan=rising.plan, settings_version=rising.settings.plan_version
+            )
+            plan = decide(snapshot, model, settings, current=begun, barred=barred)
+            if plan.key == rising.plan.key:
+                return plan
+        current = self._current(settings)
+        if current is None and (lacking := without_layers(snapshot, model)):
+            # While nothing serves, what can do so at once comes before what is better after a long fetch.
+            plan = decide(snapshot, model, settings, current=None, barred={**lacking, **barred})
+            if plan.mode is not Mode.WAITING:
+                return plan
+        return decide(snapshot, model, settings, current=current, barred=barred)
+
+    def _is_outdone(self) -> bool:
+        """Whether another node has begun to serve since the rising plan was proposed."""
+        published = self._mesh.serving()
+        return not self._is_followed() and published is not None and published[1] != self._instead_of
+
+    def _is_followed(self) -> bool:
+        """Whether no plan of another node's counts more than this node's own.
+
+        Two may serve after a partition, even under one number: the higher one of epoch and id counts,
+        everywhere. A better plan that nobody follows has to be proposed anew, above both.
+        """
+        published = self._mesh.serving()
+        return published is None or published[0] == self._mesh.me
+
+    def _forgive(self) -> None:
+        """A node that was started anew is not the one that failed."""
+        for node, started in list(self._started.items()):
+            if (now := self._mesh.started(node)) is not None and now != started:
+                self._attempts = self._attempts.forget(node)
+                del self._started[node]
+
+    def _current(self, settings: MeshSettings) -> ServingPlan | None:
+        """The plan that serves the mesh, whoever hosts it."""
+        own = self.serving
+        published = self._mesh.serving()
+        if published is not None and published[0] != self._mesh.me:
+            # One that was made by other settings is no reason to stay with it: all decide anew, and alike.
+            return published[1] if published[1].settings_version == settings.plan_version else None
+        if own is not None and own.broken is None and own.settings.plan_version == settings.plan_version:
+            return ServingPlan(epoch=own.epoch, plan=own.plan, settings_version=settings.plan_version)
+        return None
+
+    def _retire(self) -> None:
+        """Make way for a plan of somebody else's that serves."""
+        if self.serving is not None and (not self._is_followed() or self.serving.broken is not None):
+            self._sink(self.serving)
+
+    def _stand_back(self, plan: Plan, *, own_failure: str | None) -> None:
+        """Somebody else hosts, or nobody can."""
+        self._drop_rising()
+        self._retire()
+        if self.serving is not None and plan.mode is Mode.WAITING:
+            self._sink(self.serving)
+        if own_failure is not None:
+            # Said for as long as it lasts: the others elect by it.
+            self._watcher.on_hosting(State.FAILED, own_failure)
+        elif plan.mode is Mode.WAITING:
+            self._watcher.on_hosting(State.WAITING, plan.reason)
+        elif self.serving is None:
+            self._watcher.on_standing_by()
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def _rise(self, plan: Plan) -> None:
+        # Above every one that was published, and every one that this node tried: leases go by it.
+        epoch = self._last_epoch = max(self._mesh.highest_epoch(), self._last_epoch) + 1
+        log.info(
+            "plan proposed epoch=%d mode=%s stages=%d: %s", epoch, plan.mode, len(plan.stages), plan.reason
+        )
+        self.tally.proposed += 1
+        published = self._mesh.serving()
+        self._instead_of = published[1] if published is not None else None
+        run = self._rising = self._make_run(epoch, plan)
+        run.start(self.wake, lambda reason: self._watcher.on_hosting(State.LOADING, reason))
+        self._watcher.on_hosting(State.LOADING, "the plan is being prepared")
+
+    def _has_room_for(self, plan: Plan) -> bool:
+        """Beside the engines that still run here; where there is none, the serving one makes room first."""
+        runs = [*self._draining.values(), *([self.serving] if self.serving is not None else [])]
+        need_bytes = sum(self._own_bytes(each) for each in (plan, *(run.plan for run in runs)))
+        if not runs or need_bytes <= self._mesh.own_memory_bytes():
+            return True
+        if self.serving is not None:
+            self._sink(self.serving)
+            self._watcher.on_hosting(State.LOADING, "the plan before makes room for the next one")
+        return False
+
+    def _own_bytes(self, plan: Plan) -> int:
+        return sum(stage.need_bytes for stage in plan.stages if stage.node == self._mesh.me)
+
+    def _drop_rising(self) -> None:
+        if self._rising is not None:
+            log.info("plan dropped epoch=%d", self._rising.epoch)
+            self.tally.dropped += 1
+            self._sink_now(self._rising)
+            self._rising = None
+
+    def _look_at_runs(self, now: float) -> None:
+        rising = self._rising
+        if rising is not None and rising.is_ready:
+            self._rising = None
+            self._publish(rising)
+        elif rising is not None and (error := rising.failure()) is not None:
+            self._rising = None
+            self._sink_now(rising)
+            self._on_failure(rising, error, now)
+        serving = self.serving
+        if serving is not None and (error := serving.failure()) is not None:
+            # One that lost a worker fails every request: its memory is better used by the next one.
+            self._sink(serving)
+            self._on_failure(serving, error, now)
+
+    def _publish(self, run: Run) -> None:
+        old, self.serving = self.serving, run
+        self._has_served = True
+        self.tally.served += 1
+        self._pause_s = PLAN_RETRY_FIRST_S
+        log.info("plan serving epoch=%d mode=%s", run.epoch, run.plan.mode)
+        self._publish_serving(run, run.settings)
+        self._watcher.on_serving(run)
+        if old is not None:
+            self._sink_task(old)
+
+    def _publish_serving(self, run: Run, settings: MeshSettings) -> None:
+        run.settings = settings
+        self._mesh.publish(
+            serving=ServingPlan(epoch=run.epoch, plan=run.plan, settings_version=settings.plan_version)
+        )
+
+    def _on_failure(self, run: Run, error: MeshError, now: float) -> None:
+        log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
+        self.tally.failed += 1
+        self._watcher.on_failed(error.message)
+        if isinstance(error, StageLost):
+            self.tally.workers_lost += 1
+            self._attempts = self._attempts.failed(error.node, error.message, now=now)
+            self._started[error.node] = self._mesh.started(error.node) or 0
+        elif self._is_hopeless(run, error):
+            self._fatal = error
+            return
+        else:
+            again = self._pause_s > PLAN_RETRY_FIRST_S
+            self._not_before = now + self._pause_s
+            self._pause_s = min(self._pause_s * 2, PLAN_RETRY_LAST_S)
+            if again and self._mesh.has_company():
+                # Others may host while this node cannot. They hear of it by its state.
+                self._attempts = self._attempts.failed(self._mesh.me, error.message, now=now)
+                self._watcher.on_hosting(State.FAILED, error.message)
+                return
+        self._watcher.on_hosting(State.LOADING, f"{error.message}; it is being tried again")
+
+    def _is_hopeless(self, run: Run, error: MeshError) -> bool:
+        """Alone, and not once able to load the model: a person has to look at it."""
+        alone = not self._mesh.has_company()
+        return isinstance(error, EngineFailed) and alone and not self._has_served and not run.plan.workers
+
+    # -- the end of runs -----------------------------------------------------------------------
+
+    def _sink(self, run: Run) -> None:
+        """End a run that no longer serves; what is broken does not wait for its answers."""
+        if run is self.serving:
+            self.serving = None
+            self._mesh.publish(serving=None)
+        if run.failure() is not None:
+            self._sink_now(run)
+        else:
+            self._sink_task(run)
+
+    def _sink_now(self, run: Run) -> None:
+        run.cancel()
+        _own(self._ends, run.ended(), f"end of plan {run.epoch}")
+
+    def _sink_task(self, run: Run) -> None:
+        self._draining[run.epoch] = run
+        _own(self._drains, self._drained(run), f"drain of plan {run.epoch}")
+
+    async def _drained(self, run: Run) -> None:
+        """Let the answers of a replaced engine finish, then end it."""
+        try:
+            # Other nodes have yet to hear of its successor, and send requests here until then.
+            await asyncio.sleep(PLAN_DRAIN_LEAST_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PLAN_DRAIN_S):
+                    while run.failure() is None and (self._watcher.leans_on(run) or await _busy(run)):
+                        await asyncio.sleep(PLAN_DRAIN_POLL_S)
+        finally:
+            del self._draining[run.epoch]
+            self._sink_now(run)
+            self._watcher.on_drained()
+
+
+def _own(tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None], name: str) -> None:
+    task = asyncio.create_task(work, name=name)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+def _still_good(run: Run, plan: Plan, settings: MeshSettings) -> bool:
+    """Whether an engine is what the plan and the settings ask for."""
+    same = run.settings.engine_key == settings.engine_key
+    return same and run.broken is None and run.plan.key == plan.key
+
+
+async def _busy(run: Run) -> bool:
+    if run.port is None:
+        return False
+    figures = await engine_figures(*run.engine_address())
+    # One that is too busy to tell is busy.
+    return not figures or figures.get("requests_processing", 0) + figures.get("requests_deferred", 0) > 0

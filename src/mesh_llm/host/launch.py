@@ -1,0 +1,149 @@
+"""From a plan to what the children are told."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES
+from mesh_llm.engine import machine
+from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, WorkerSpec
+from mesh_llm.node.hardware import Equipment
+from mesh_llm.node.modalities import abilities
+from mesh_llm.planning.batch_sizes import Batches, batches
+from mesh_llm.planning.engine_options import Fit, fit_solo
+from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
+from mesh_llm.planning.layer_costs import load_of
+from mesh_llm.planning.memory_budget import loan
+from mesh_llm.planning.memory_layout import free_of, lodge
+from mesh_llm.planning.shared_machines import threads_of
+from mesh_llm.planning.speculation import cache_settings, made_by, model_guesses, text_guesses
+from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What this node's children need to know, beside the plan."""
+
+    me: NodeId
+    config: NodeConfig
+    equipment: Equipment
+    model: ModelFacts
+    settings: MeshSettings
+    draft: Path | None = None
+    """The draft model's file, where it is here."""
+
+    def engine(self, plan: Plan, links: tuple[LinkSpec, ...], *, nodes_here: int) -> EngineSpec:
+        settings = made_by(plan, self.model, self.settings)
+        if settings != self.settings:
+            return replace(self, settings=settings).engine(plan, links, nodes_here=nodes_here)
+        config, facts = self.config, self.model
+        fit = self._fit_alone(plan) if not links else None
+        devices, gpu_layers = (fit.devices, fit.gpu_layers) if fit else self._beside_workers(plan)
+        can = abilities(config, facts)
+        sizes = batches(plan, facts, whole=can.embeddings or can.rerank, images=can.projector is not None)
+        # A person's own micro-batch is not to be cut by our step.
+        batch = max(sizes.step, int(config.settings.get("n_ubatch", 0)))
+        guesses = not can.embeddings and not can.rerank and config.bin_dir is None
+        return EngineSpec(
+            model=str(facts.files[0]),
+            alias=self.settings.alias,
+            context=plan.context * plan.slots,
+            slots=plan.slots,
+            threads=self.threads(nodes_here),
+            key=secrets.token_urlsafe(32),
+            devices=devices,
+            gpu_layers=gpu_layers,
+            cache_type_k=self.settings.cache_type_k,
+            cache_type_v=self.settings.cache_type_v,
+            batch=batch,
+            micro_batch=sizes.micro,
+            pace=_pace(sizes, plan.slots),
+            embeddings=can.embeddings,
+            rerank=can.rerank,
+            mmproj=str(can.projector) if can.projector else None,
+            prompt_cache_mib=min(PROMPT_CACHE_LIMIT_BYTES, max(0, fit.spare_bytes) // 2) >> 20 if fit else 0,
+            libraries=self._libraries(),
+            settings=config.settings,
+            bin_dir=str(config.bin_dir) if config.bin_dir else None,
+            draft=self._draft(batch, plan.slots) if guesses else DraftSpec(),
+            trace=str(config.trace) if config.trace else None,
+            files=tuple(str(file) for file in facts.files),
+            fingerprint=facts.fingerprint,
+            head_tied=facts.head_bytes == 0,
+            head_on_worker=plan.head_on_worker,
+            links=links,
+        )
+
+    def _draft(self, batch: int, slots: int) -> DraftSpec:
+        """How far to guess ahead. A host without the draft's file does it by the text alone.
+
+        The engine aborts where the guesses of all slots, and a token of each, are more than a batch.
+        """
+        most = max(0, int(self.config.settings.get("n_batch", batch)) // slots - 1)
+        depth = min(most, model_guesses(self.model, self.settings)) if self.draft is not None else 0
+        return DraftSpec(
+            text_depth=min(most, text_guesses(self.model, self.settings)),
+            model=str(self.draft) if depth else None,
+            model_depth=depth,
+        )
+
+    def wish(self, context: int) -> CacheSettings:
+        """What the mesh's settings ask for, at so many tokens per slot."""
+        return cache_settings(self.model, self.settings, context)
+
+    def advice(self, have_bytes: int) -> str:
+        """What would make the model fit here."""
+        return advice(
+            self.model, self.wish(self.settings.context or smallest_context(self.model)), have_bytes
+        )
+
+    def _fit_alone(self, plan: Plan) -> Fit:
+        wish = self.wish(plan.context)
+        return fit_solo(
+            self.model,
+            wish,
+            wish,
+            memory_bytes=self.equipment.memory_bytes,
+            gpus=self.equipment.gpus,
+            gpu_layers=self.config.gpu_layers,
+            max_memory_bytes=self.equipment.max_memory_bytes,
+        )
+
+    def _beside_workers(self, plan: Plan) -> tuple[tuple[str, ...], int]:
+        """The devices of a host that has workers, and how many of its own layers lie there, as planned."""
+        own = next((stage for stage in plan.stages if stage.node == self.me), None)
+        first, last = (own.first, own.last) if own else (0, 0)
+        load = load_of(self.model, self.wish(plan.context))
+        free, head = free_of(self.equipment), not plan.head_on_worker
+        place = lodge(free, load, first, last, host=True, head=head)
+        if place is None or not place.gpu_bytes:
+            return (), 0
+        return tuple(gpu.name for gpu in self.equipment.gpus), place.on_gpu
+
+    def threads(self, nodes_here: int) -> int:
+        """Cores are shared with the other nodes of this machine."""
+        return self.config.threads or threads_of(machine.threads(), nodes_here)
+
+    def worker(self, socket: Path, *, nodes_here: int) -> WorkerSpec:
+        lent = loan(self.equipment)
+        return WorkerSpec(
+            socket=str(socket),
+            device=lent.device,
+            threads=self.threads(nodes_here),
+            quota_bytes=lent.bytes,
+            libraries=self._libraries(),
+            trace=f"{self.config.trace}.worker" if self.config.trace else None,
+        )
+
+    def _libraries(self) -> dict[str, str]:
+        return {name: str(path) for name, path in self.equipment.libraries.items()}
+
+
+def _pace(sizes: Batches, slots: int) -> PaceSpec | None:
+    """Everybody's next token comes first."""
+    if (beside := sizes.beside) is None:
+        return None
+    return PaceSpec(usual=beside.usual + slots, fewest=beside.fewest + slots)

@@ -1,0 +1,65 @@
+"""What a node says: to the person at its terminal, to its log, and to whoever watches its console."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from mesh_llm.console.event_feed import Feed
+from mesh_llm.defaults import REMARK_AGAIN_S
+from mesh_llm.report.peer_documents import line
+from mesh_llm.types import Event, EventSink, Progress, ProgressSink
+
+log = logging.getLogger(__name__)
+
+_NOT_NEWS = ("agent", "invite")
+"""Kinds that the page shows elsewhere, or on demand only: commands to copy, and secrets."""
+
+
+_SEVERAL_LINES = ("build",)
+"""Kinds in which nobody else has a say: a compiler's last words stay lines."""
+
+
+class Herald:
+    def __init__(self, tell: EventSink, progress: ProgressSink, feed: Feed) -> None:
+        self._tell = tell
+        self._progress = progress
+        self._feed = feed
+        self._said: dict[str, str] = {}
+        self._remarked: dict[str, float] = {}
+
+    def say(self, kind: str, text: str, *, once: bool = False, secret: bool = False) -> None:
+        """A line of the run. `once`: not the same again; `secret`: for the terminal only."""
+        if once and self._said.get(kind) == text:
+            return
+        self._said[kind] = text
+        if secret:
+            self._tell(Event(kind=kind, text=text))
+            return
+        log.info("%s: %s", kind, line(text))
+        self.tell(Event(kind=kind, text=text))
+
+    def tell(self, event: Event) -> None:
+        flat = replace(event, text=line(event.text))
+        parts = event.text.splitlines() if event.kind in _SEVERAL_LINES else ()
+        self._tell(replace(event, text="\n".join(map(line, parts))) if len(parts) > 1 else flat)
+        if not event.kind.startswith(_NOT_NEWS):
+            self._feed.event(flat)
+
+    def note(self, event: Event) -> None:
+        """Worth knowing for one who watches the whole, and no line of this node's run."""
+        event = replace(event, text=line(event.text))
+        log.info("%s: %s", event.kind, event.text)
+        self._feed.event(event)
+
+    def remark(self, kind: str, text: str) -> None:
+        """The same, of what may happen many times a second."""
+        now = time.monotonic()
+        if now - self._remarked.get(kind, -REMARK_AGAIN_S) >= REMARK_AGAIN_S:
+            self._remarked[kind] = now
+            self.note(Event(kind=kind, text=text))
+
+    def progress(self, step: Progress) -> None:
+        self._feed.progress(step)
+        self._progress(step)

@@ -1,0 +1,165 @@
+"""What this machine brings to a mesh: native libraries, devices, memory, speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.defaults import ENGINE_VERSION
+from mesh_llm.engine import build, gpus, machine
+from mesh_llm.engine.inspect import describe
+from mesh_llm.engine.speed import known_speed, measured_speed
+from mesh_llm.home import cache_folder
+from mesh_llm.planning.engine_options import choose_devices
+from mesh_llm.types import Device, DeviceKind, ProgressSink, Speed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    libraries: dict[str, Path]
+    """Of the engine, by backend."""
+    splice: Path | None
+    """Copies between links and QUIC without Python; None where it could not be built."""
+    gpus: tuple[Device, ...]
+    """Those that it may use; none means the CPU."""
+    memory_bytes: int
+    """Main memory that it may use, before a model was loaded."""
+    machine_memory_bytes: int
+    machine: str
+    speed: Speed | None
+    gpu_layers: int | None = None
+    max_memory_bytes: int | None = None
+    """Of main memory and GPUs together."""
+    cores: int = 0
+    """Threads that nodes of this machine share; 0 where this one has its own, or computes on a GPU."""
+    engine: str = ENGINE_VERSION
+
+    def facts(self) -> dict[str, Any]:
+        """What a node tells of it, as fields of `NodeFacts`."""
+        return {
+            "engine": self.engine,
+            "machine": self.machine,
+            "memory_bytes": self.memory_bytes,
+            "machine_memory_bytes": self.machine_memory_bytes,
+            "max_memory_bytes": self.max_memory_bytes,
+            "gpus": self.gpus,
+            "gpu_layers": self.gpu_layers,
+            "speed": self.speed,
+            "cores": self.cores,
+        }
+
+    def without(self, held_bytes: int) -> Equipment:
+        """The same, with so much of its main memory spoken for."""
+        most = self.max_memory_bytes
+        return replace(
+            self,
+            memory_bytes=max(0, self.memory_bytes - held_bytes),
+            max_memory_bytes=None if most is None else max(0, most - held_bytes),
+        )
+
+
+async def equip(
+    config: NodeConfig, *, say: Callable[[str], None], progress: ProgressSink, held_bytes: int = 0
+) -> Equipment:
+    """Build what is missing, look at the devices, and measure them if nobody has.
+
+    `held_bytes` of main memory are spoken for.
+    """
+    if config.bin_dir is not None:
+        say(f"Engine: llama-server in {config.bin_dir}")
+    built = await build.ensure(build.STANDARD if keeps_to_cpu(config) else build.usual(), progress)
+    splice = await build.ensure((build.SPLICE,), progress)
+    if "cpu" in built.missing:
+        say(f"Engine: using the wheel's own, slower CPU code: {built.missing['cpu'].message}")
+    described = await describe(built.libraries)
+    for text in without_gpus(config, built, described["unusable"]):
+        say(text)
+    libraries, devices = _usable(built.libraries, described)
+    use = chosen(config, devices)
+    speed = await measured_speed(libraries, *_measured(config, use), cache=_speeds())
+    equipment = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, speed)
+    return equipment.without(held_bytes)
+
+
+async def at_hand(config: NodeConfig) -> Equipment:
+    """The same, with what there is: nothing is built, and nothing measured."""
+    built = build.at_hand().libraries
+    if keeps_to_cpu(config):
+        built = {name: path for name, path in built.items() if name in build.STANDARD}
+    libraries, devices = _usable(built, await describe(built))
+    use = chosen(config, devices)
+    speed = known_speed(libraries, *_measured(config, use), cache=_speeds())
+    return equipped(config, libraries, None, use, speed)
+
+
+def keeps_to_cpu(config: NodeConfig) -> bool:
+    """Then libraries for GPUs are not even loaded: the engine takes prompts to every device that it knows."""
+    return config.devices in (("none",), ("CPU",)) or config.gpu_layers == 0
+
+
+def without_gpus(config: NodeConfig, built: build.Built, unusable: dict[str, str]) -> Iterator[str]:
+    """A line for each GPU library that does not do, and one for GPUs that there is none for."""
+    failed = {kind: error for kind, error in built.missing.items() if kind in gpus.KINDS}
+    for kind, error in failed.items():
+        mend = f" ({error.hint})" if error.hint else ""
+        yield f"Engine: without libggml-{kind}: {error.message}{mend}"
+    for kind, why in unusable.items():
+        yield f"Engine: {gpus.broken_text(kind, why)}"
+    # A llama-server of the user's own may well use what ours does not.
+    asked = not keeps_to_cpu(config) and config.bin_dir is None
+    if asked and (idle := gpus.idle(gpus.found(), {*built.libraries, *failed})):
+        yield f"Engine: {gpus.idle_text(idle)}"
+
+
+def _usable(
+    libraries: dict[str, Path], described: dict[str, Any]
+) -> tuple[dict[str, Path], tuple[Device, ...]]:
+    """The libraries that work, and the devices with them."""
+    working = {name: path for name, path in libraries.items() if name not in described["unusable"]}
+    return working, _devices(described)
+
+
+def chosen(config: NodeConfig, present: tuple[Device, ...]) -> tuple[Device, ...]:
+    """The GPUs to use. Without a layer on any of them, it is the CPU that computes, and is measured."""
+    use = choose_devices(config.devices, present)
+    return () if config.gpu_layers == 0 else use
+
+
+def _measured(config: NodeConfig, use: tuple[Device, ...]) -> tuple[str, int]:
+    """The device whose speed counts, and its threads."""
+    return use[0].name if use else "CPU", config.threads or machine.threads()
+
+
+def _speeds() -> Path:
+    return cache_folder() / "speed"
+
+
+def equipped(
+    config: NodeConfig,
+    libraries: dict[str, Path],
+    splice: Path | None,
+    use: tuple[Device, ...],
+    speed: Speed | None,
+) -> Equipment:
+    free, most = machine.available_memory(), config.max_memory_bytes
+    return Equipment(
+        libraries=libraries,
+        splice=splice,
+        gpus=use,
+        memory_bytes=free if most is None else min(free, most),
+        machine_memory_bytes=free,
+        machine=machine.identity(),
+        speed=speed,
+        gpu_layers=config.gpu_layers,
+        max_memory_bytes=most,
+        cores=0 if use or config.threads else machine.threads(),
+    )
+
+
+def _devices(description: dict[str, Any]) -> tuple[Device, ...]:
+    return tuple(
+        Device(**{**fields, "kind": DeviceKind(fields["kind"])}) for fields in description["devices"]
+    )

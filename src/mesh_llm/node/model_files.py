@@ -1,0 +1,137 @@
+"""The mesh's model, and where its files lie on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.engine.inspect import read_gguf
+from mesh_llm.errors import MeshError
+from mesh_llm.models import catalog
+from mesh_llm.models.catalog import key_of, stem_of
+from mesh_llm.models.facts import model_facts
+from mesh_llm.models.stores import LocalModel, Places, Store, blob_title, find_all
+from mesh_llm.models.unsupported import check_runs
+from mesh_llm.peer_fetch.layer_fetch import Held
+from mesh_llm.types import Fingerprint, HeldModel, HeldPart, MeshSettings, ModelFacts
+
+log = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Models that this node has for its mesh. Others on its disks are its owner's alone: never kept here."""
+
+    def __init__(self, *, any_architecture: bool = False) -> None:
+        """`any_architecture`: another engine than ours is going to run them."""
+        self._any_architecture = any_architecture
+        self._known: dict[Fingerprint, ModelFacts] = {}
+        self._parts: dict[Fingerprint, tuple[ModelFacts, Held]] = {}
+        """Models of which only some layers are here; whoever asks for files does not hear of them."""
+
+    async def look(self, path: Path) -> ModelFacts:
+        """What a file holds; raises where the engine could not run it."""
+        document = await read_gguf(path)
+        if not self._any_architecture:
+            check_runs(document, path.name)
+        return model_facts(document)
+
+    async def read(self, path: Path) -> ModelFacts:
+        """The same, and this node has it from now on."""
+        facts = await self.look(path)
+        self._keep(facts)
+        return facts
+
+    async def read_if(self, path: Path, fingerprint: Fingerprint) -> ModelFacts | None:
+        """The same, of the model `fingerprint` alone: any other is forgotten again."""
+        facts = await self.look(path)
+        if facts.fingerprint != fingerprint:
+            return None
+        self._keep(facts)
+        return facts
+
+    def _keep(self, facts: ModelFacts) -> None:
+        self._known[facts.fingerprint] = facts
+        self._parts.pop(facts.fingerprint, None)
+
+    def keep_part(self, held: Held) -> ModelFacts:
+        """This node has these layers from now on."""
+        facts = model_facts(held.document)
+        # Of one model alone: the mesh serves one, and what was brought of others is found again on the disk.
+        self._parts = {facts.fingerprint: (facts, held)}
+        return facts
+
+    def part(self, fingerprint: Fingerprint) -> Held | None:
+        _, held = self._parts.get(fingerprint, (None, None))
+        return held
+
+    def facts(self, fingerprint: Fingerprint) -> ModelFacts | None:
+        """Of the whole model, also where only some layers of it are here."""
+        facts, _ = self._parts.get(fingerprint, (None, None))
+        return self._known.get(fingerprint) or facts
+
+    def files(self, fingerprint: Fingerprint) -> Sequence[Path] | None:
+        facts = self._known.get(fingerprint)
+        return facts.files if facts is not None else None
+
+    def told(self, fingerprint: Fingerprint | None) -> dict[str, Any]:
+        """What a node tells of the mesh's model, as fields of `NodeFacts`."""
+        facts = self._known.get(fingerprint) if fingerprint is not None else None
+        held = self.part(fingerprint) if fingerprint is not None else None
+        return {
+            "models": () if facts is None else (_held(facts),),
+            "part": None
+            if fingerprint is None or held is None
+            else HeldPart(fingerprint=fingerprint, spans=tuple(_spans(held.layers))),
+        }
+
+    async def find(self, settings: MeshSettings) -> ModelFacts | None:
+        """The mesh's model, if its files are in the models folder, or by its name in another store."""
+        for path in await asyncio.to_thread(_candidates, settings):
+            if settings.fingerprint in self._known:
+                break
+            try:
+                await self.read_if(path, settings.fingerprint)
+            except MeshError as error:
+                log.info("not the mesh's model file=%s: %s", path, error.message)
+        return self._known.get(settings.fingerprint)
+
+
+def _held(facts: ModelFacts) -> HeldModel:
+    return HeldModel(fingerprint=facts.fingerprint, name=file_stem(facts), size_bytes=facts.size_bytes)
+
+
+def _spans(layers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Layers one behind the other: the first, and the last, not included."""
+    for _, group in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
+        members = [layer for _, layer in group]
+        yield members[0], members[-1] + 1
+
+
+def _candidates(settings: MeshSettings) -> list[Path]:
+    """Files that may be it, the likeliest first. Programs beside ours have many: only those of its name."""
+    entry = catalog.load().get(settings.model)
+    likely = {settings.model, settings.alias, entry.stem if entry is not None else settings.model}
+    keys = {key_of(name) for name in likely}
+
+    def is_likely(model: LocalModel) -> bool:
+        return any(key_of(name) in keys for name in (*model.names, model.title))
+
+    whole = [model for model in find_all(Places.from_environment()) if not model.missing]
+    possible = (model for model in whole if model.store is Store.MODELS or is_likely(model))
+    return [model.path for model in sorted(possible, key=lambda model: not is_likely(model))]
+
+
+def file_stem(facts: ModelFacts) -> str:
+    """The name under which a model is served unless somebody says otherwise."""
+    return _stem(facts.files[0])
+
+
+@lru_cache(maxsize=64)
+def _stem(path: Path) -> str:
+    """Of a blob of Ollama's what it is called there."""
+    return blob_title(path) or stem_of(path.name)

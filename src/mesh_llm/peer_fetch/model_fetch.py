@@ -1,0 +1,181 @@
+"""Brings a model's files from peers to the models folder: checked, whole, or not at all.
+
+What has arrived survives everything but its own damage: a broken connection, a
+killed process, a source that goes away. The next source, or the next run, goes
+on at the same byte. Sources may offer different bytes under one fingerprint,
+as a hostile one would: each version is kept apart until one proves to be the
+model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mesh_llm.defaults import FETCH_CHUNK_BYTES
+from mesh_llm.errors import ModelError
+from mesh_llm.models import incoming_folders
+from mesh_llm.peer_fetch.channel import Inbox, SourceLost, SourceWrong
+from mesh_llm.peer_fetch.manifest import Manifest
+from mesh_llm.peer_fetch.part_files import Disk, Part, PartFile, PieceDamaged, disk_failure
+from mesh_llm.peer_fetch.piece_hashes import Digests
+from mesh_llm.peer_fetch.sources import Asking, FetchTimes, Source, Sources, Wanted
+from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
+
+__all__ = ["FetchTimes", "Source", "Sources", "Verify", "Wanted", "fetch"]
+
+Verify = Callable[[tuple[Path, ...]], Awaitable[Fingerprint]]
+"""The fingerprint of these files; raises ModelError where they are no model."""
+
+
+async def fetch(
+    wanted: Wanted,
+    folder: Path,
+    *,
+    sources: Sources,
+    verify: Verify,
+    progress: ProgressSink,
+    events: EventSink,
+    digests: Digests | None = None,
+    times: FetchTimes | None = None,
+) -> tuple[Path, ...]:
+    """The model's files in `folder`, in order. Raises DownloadFailed, and keeps what came until then."""
+    waits = Event(kind="fetch", text=f"{wanted.name} is being fetched by another node of this machine")
+    key = hashlib.sha256(wanted.fingerprint.encode()).hexdigest()[:32]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(incoming_folders.clean, folder, now=time.time())
+        async with incoming_folders.resumable(folder, key, waiting=lambda: events(waits)) as scratch:
+            with closing(Disk(folder)) as disk:
+                run = _Fetch(
+                    wanted=wanted,
+                    folder=folder,
+                    scratch=scratch,
+                    disk=disk,
+                    sources=sources,
+                    verify=verify,
+                    progress=progress,
+                    events=events,
+                    times=times or FetchTimes(),
+                )
+                paths, pieces = await run.from_any(run.take)
+            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+    except OSError as error:
+        raise disk_failure(folder, error) from error
+    if digests is not None and digests.piece_bytes == pieces.piece_bytes:
+        await asyncio.to_thread(_remember, digests, wanted, paths, pieces)
+    return paths
+
+
+def _remember(digests: Digests, wanted: Wanted, paths: tuple[Path, ...], pieces: Manifest) -> None:
+    """So that this node can offer the files without reading them again."""
+    indices = sorted(wanted.shards) if wanted.shards is not None else range(len(pieces.files))
+    for index, path in zip(indices, paths, strict=True):
+        digests.remember(path, pieces.files[index].pieces)
+
+
+@dataclass(kw_only=True)
+class _Fetch(Asking):
+    """One fetch of whole files."""
+
+    scratch: Path
+    verify: Verify
+    parts: dict[str, Part] = field(default_factory=dict)
+    thrown_away: set[str] = field(default_factory=set)
+    """Digests of manifests that turned out to be of something else."""
+
+    async def take(self, source: Source) -> tuple[tuple[Path, ...], Manifest]:
+        told = await self.manifest(source)
+        part = await self._part(told)
+        await self.check_space(part.missing_bytes)
+        for index, file in part.files.items():
+            if file.missing_bytes:
+                await self._receive(source, part, index, file)
+        await self._check(part)
+        return await part.place(self.folder), part.manifest
+
+    async def _part(self, told: Manifest) -> Part:
+        if told.digest in self.thrown_away:
+            raise SourceWrong("it offers the same wrong copy")
+        if told.digest not in self.parts:
+            shards = self.wanted.shards if self.wanted.shards is not None else range(len(told.files))
+            part = Part(self.scratch / told.digest[:32], told, self.disk, frozenset(shards))
+            total_bytes = part.missing_bytes
+            await part.open(
+                self.wanted.fingerprint,
+                self.folder,
+                lambda done: self.tell(f"Checking {self.wanted.name}", done, total_bytes),
+            )
+            self.parts[told.digest] = part
+        return self.parts[told.digest]
+
+    # -- bytes --------------------------------------------------------------------------------------
+
+    async def _receive(self, source: Source, part: Part, index: int, file: PartFile) -> None:
+        while file.missing_bytes:
+            # A piece that somebody else began may be damaged through no fault of this source. It is asked
+            # for the whole piece at once: after another one's turn the blame would be unclear again.
+            answers_from = file.offset if file.offset == file.piece_start else file.piece_end
+            try:
+                await self._receive_rest(source, part, index, file)
+            except PieceDamaged:
+                if file.offset >= answers_from:
+                    raise SourceWrong("a piece arrived damaged and was thrown away") from None
+                self.say("a piece that another one began was damaged and is fetched again", source)
+
+    async def _receive_rest(self, source: Source, part: Part, index: int, file: PartFile) -> None:
+        where = {
+            "ask": "bytes",
+            "file": index,
+            "size": file.entry.size_bytes,
+            "offset": file.offset,
+            "length": file.missing_bytes,
+        }
+        async with self.bytes_of(source, where, file.missing_bytes) as inbox:
+            while file.missing_bytes:
+                await self._receive_chunk(source, part, inbox, file)
+
+    async def _receive_chunk(self, source: Source, part: Part, inbox: Inbox, file: PartFile) -> None:
+        wanted = min(FETCH_CHUNK_BYTES, file.piece_end - file.offset)
+        chunk = bytearray()
+        lost: SourceLost | None = None
+        try:
+            while len(chunk) < wanted and (more := await inbox.some(wanted - len(chunk))):
+                chunk += more
+        except SourceLost as error:
+            lost = error
+        if chunk:
+            await self.disk.run(file.write, bytes(chunk))
+            self._count_progress(source, part)
+        if lost is not None:
+            raise lost
+        if len(chunk) < wanted:
+            raise SourceLost("it broke off")
+
+    def _count_progress(self, source: Source, part: Part) -> None:
+        total_bytes = sum(file.entry.size_bytes for file in part.files.values())
+        done_bytes = total_bytes - part.missing_bytes
+        self.came(source, done_bytes)
+        self.tell(f"Fetching {self.wanted.name}", done_bytes, total_bytes)
+
+    # -- the whole ----------------------------------------------------------------------------------
+
+    async def _check(self, part: Part) -> None:
+        try:
+            found = await self.verify(part.paths)
+        except ModelError as error:
+            wrong = error.message
+        else:
+            if found == self.wanted.fingerprint:
+                return
+            wrong = f"its fingerprint is {found[:12]}…, not {self.wanted.fingerprint[:12]}…"
+        self.thrown_away.add(part.manifest.digest)
+        del self.parts[part.manifest.digest]
+        await part.throw_away()
+        raise SourceWrong(f"what arrived is not the model and was thrown away: {wrong}")

@@ -1,0 +1,1 @@
+"""The other nodes of the mesh: members, paths and data links to them, what they claim, their engine."""

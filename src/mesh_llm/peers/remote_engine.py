@@ -1,0 +1,183 @@
+"""The engine of another node, as this one's gateway uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mesh_llm.defaults import (
+    ENGINE_EXPLAIN_S,
+    HISTORY_LIMIT_BYTES,
+    REMOTE_ANSWER_S,
+    REMOTE_EXPLAIN_POLL_S,
+    REMOTE_REMEMBERED,
+    REMOTE_RETRY_S,
+)
+from mesh_llm.errors import MeshError
+from mesh_llm.gateway.upstream import Turn, Upstream
+from mesh_llm.peers.data_links import Passage
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.report import peer_documents
+from mesh_llm.types import NodeId, Plan, ServingPlan, Stage, State
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Engine:
+    """The engine of a plan that another node published."""
+
+    host: NodeId
+    epoch: int
+    plan: Plan
+
+    @property
+    def url(self) -> str:
+        """A name for it: requests go over `connect`."""
+        return f"http://{self.host[:16]}:{self.epoch}"
+
+
+class Remote:
+    """Follows whoever serves, and asks whether it takes requests."""
+
+    def __init__(self, mesh: Mesh, passage: Passage) -> None:
+        self._mesh = mesh
+        self._passage = passage
+        self._wake = asyncio.Event()
+        self._known: _Engine | None = None
+        self._last: deque[_Engine] = deque(maxlen=REMOTE_REMEMBERED)
+        """Those that requests may still hang on, for the sentence why one broke off."""
+
+    def wake(self) -> None:
+        known = self._known
+        if known is not None and (self._target() is None or not self._is_present(known.host)):
+            self._known = None
+        self._wake.set()
+
+    def _is_present(self, node: NodeId) -> bool:
+        member = self._mesh.member(node)
+        return member is not None and member.present
+
+    async def run(self, on_change: Callable[[], None]) -> None:
+        """Returns only by being cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REMOTE_RETRY_S if self._is_behind() else None):
+                    await self._wake.wait()
+            self._wake.clear()
+            if self._is_behind() and await self._learn():
+                on_change()
+
+    def upstream(self) -> Upstream | None:
+        """The serving engine on another node; None while there is none, or its host has not answered yet.
+
+        One that was replaced serves until the host of its successor has answered: its own host lets it.
+        """
+        if self._known is None or self._target() is None:
+            return None
+        known = self._known
+        return Upstream(
+            url=known.url,
+            served_by=self._mesh.name_of(known.host),
+            connect=partial(self._connect, known.host, known.epoch),
+        )
+
+    async def why(self, upstream: Upstream) -> str:
+        """The sentence why a request to that engine broke off: who of its plan was lost, if anybody."""
+        engine = next((each for each in self._last if each.url == upstream.url), None)
+        if engine is None:
+            return f"the connection to {upstream.served_by}, which hosts the model, broke"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ENGINE_EXPLAIN_S):
+                # Not for longer than until its successor is there: the answer goes on then.
+                while (lost := self._lost(engine.plan)) is None and (
+                    self._known is None or self._known is engine
+                ):
+                    await asyncio.sleep(REMOTE_EXPLAIN_POLL_S)
+                if lost is not None:
+                    return self._loss(engine, lost)
+        return f"the engine of {upstream.served_by} was lost"
+
+    def _lost(self, plan: Plan) -> Stage | None:
+        return next((stage for stage in plan.stages if not self._is_present(stage.node)), None)
+
+    def _loss(self, engine: _Engine, lost: Stage) -> str:
+        name = self._mesh.name_of(lost.node)
+        hosted = lost.node == engine.host
+        part = "which hosts the model" if hosted else f"with layers {lost.first}–{lost.last - 1}"
+        return f"{name}, {part}, was lost"
+
+    async def about(self) -> dict[str, Any] | None:
+        """What the host says of plan, model and engine; None where it does not answer in time."""
+        target = self._target()
+        if target is None:
+            return None
+        with suppress(MeshError, TimeoutError):
+            async with asyncio.timeout(REMOTE_ANSWER_S):
+                document = await self._ask(*target)
+                # Another epoch than the one asked for is one that has just ended.
+                return peer_documents.about(document) if document.get("epoch") == target[1] else None
+        return None
+
+    async def samples(self, since: float) -> list[Any]:
+        """The host's points after that time, by its own clock; none where it does not answer in time."""
+        target = self._target()
+        if target is None:
+            return []
+        with suppress(MeshError, TimeoutError):
+            async with asyncio.timeout(REMOTE_ANSWER_S):
+                told = (await self._ask(*target, samples_since=since)).get("samples")
+                return told if isinstance(told, list) else []
+        return []
+
+    def _target(self) -> tuple[NodeId, int] | None:
+        published = self._published()
+        return (published[0], published[1].epoch) if published is not None else None
+
+    def _published(self) -> tuple[NodeId, ServingPlan] | None:
+        """What another node serves."""
+        published = self._mesh.serving()
+        if published is None or published[0] == self._mesh.me:
+            return None
+        member = self._mesh.member(published[0])
+        return published if member is not None and member.facts.state is State.SERVING else None
+
+    def _is_behind(self) -> bool:
+        target = self._target()
+        return target is not None and (self._known is None or (self._known.host, self._known.epoch) != target)
+
+    async def _learn(self) -> bool:
+        published = self._published()
+        if published is None:
+            return False
+        host, serving = published
+        try:
+            async with asyncio.timeout(REMOTE_ANSWER_S):
+                document = await self._ask(host, serving.epoch)
+        except (MeshError, TimeoutError) as error:
+            log.info("host does not answer node=%s: %r", host[:8], error)
+            return False
+        if document.get("epoch") != serving.epoch:
+            return False
+        self._known = _Engine(host=host, epoch=serving.epoch, plan=serving.plan)
+        self._last.append(self._known)
+        return True
+
+    async def _ask(self, host: NodeId, epoch: int, **more: Any) -> dict[str, Any]:
+        stream = await self._mesh.open(host, "serving", {"epoch": epoch, **more})
+        document = await stream.read_document(HISTORY_LIMIT_BYTES)
+        await stream.finish()
+        return document
+
+    async def _connect(self, host: NodeId, epoch: int, turn: Turn | None = None) -> socket.socket:
+        try:
+            return await self._passage.http(host, epoch, turn)
+        except MeshError as error:
+            raise OSError(error.message) from error

@@ -1,0 +1,156 @@
+"""Layers where a person wants them: --tensor-split and --layers, to the letter. Pure.
+
+Each function returns a layout, or a sentence that says why there is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mesh_llm.planning.eligibility import Roster, split_refusal
+from mesh_llm.planning.fit import gigabytes, stage_need
+from mesh_llm.planning.layer_costs import Span
+from mesh_llm.planning.layer_shares import apportion
+from mesh_llm.planning.placement import Layout
+from mesh_llm.planning.plan_inputs import Ground
+from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
+from mesh_llm.types import NodeId
+
+NamedLayers = Sequence[tuple[str, int, int]]
+
+
+def by_ratios(
+    count: int, ratios: Sequence[float], host: Candidate, able: Sequence[Candidate]
+) -> Layout | str:
+    """Shares of `count` layers: the host's first, then the others' by id."""
+    if not _are_shares(ratios):
+        return "--tensor-split takes shares of zero or more, at least one of them above zero"
+    order = listing(host.id, (node.id for node in able if not split_refusal(node, host)))
+    if len(ratios) > len(order):
+        here = "1 is" if len(order) == 1 else f"{len(order)} are"
+        return f"--tensor-split names {len(ratios)} nodes, {here} here"
+    return Layout(host=host.id, spans=shared_out(count, ratios, order))
+
+
+def _are_shares(ratios: Sequence[float]) -> bool:
+    return all(ratio >= 0 for ratio in ratios) and 0 < sum(ratios) < math.inf
+
+
+def shared_out(count: int, ratios: Sequence[float], order: Sequence[NodeId]) -> tuple[Span, ...]:
+    spans, first = [], 0
+    for node, layers in zip(order, apportion(count, ratios), strict=False):
+        if layers:
+            spans.append(Span(node, first, first + layers))
+            first += layers
+    return tuple(spans)
+
+
+def obeys_ratios(count: int, ratios: Sequence[float], layout: Layout) -> bool:
+    """Whether a running plan has these shares: nodes that came since may have changed the order."""
+    if not _are_shares(ratios):
+        return False
+    shares = apportion(count, ratios)
+    own = [span.last - span.first for span in layout.spans if span.node == layout.host]
+    order = listing(layout.host, (span.node for span in layout.spans))
+    if tuple(span.node for span in layout.spans) != order:
+        return False
+    others = [span.last - span.first for span in layout.spans if span.node != layout.host]
+    return (own or [0]) == shares[:1] and others == [share for share in shares[1:] if share]
+
+
+def by_names(
+    count: int, layers: NamedLayers, snapshot: Snapshot, roster: Roster, elected: Sequence[Candidate]
+) -> Layout | str:
+    """Exact layers by node name. Who has the first layer hosts, if it may; else somebody without layers."""
+    owners = _owners(layers, snapshot, roster)
+    if isinstance(owners, str):
+        return owners
+    ranges = _ranges(layers)
+    wrong = misfit(count, layers)
+    if wrong:
+        return wrong
+    spans = tuple(Span(owners[name].id, first, last) for first, last, name in ranges)
+    if len({span.node for span in spans}) < len(spans):
+        return "--layers gives a node two ranges; one of them has to be all it has"
+    host = _host(spans, owners[ranges[0][2]], roster, elected)
+    if host is None:
+        return "--layers: no node that may host has the first layers or none"
+    for name, node in owners.items():
+        refused = split_refusal(node, host) if len(spans) > 1 or host.id != node.id else ""
+        if refused:
+            return f"--layers names {name}, which {refused}"
+    return Layout(host=host.id, spans=spans)
+
+
+def _owners(layers: NamedLayers, snapshot: Snapshot, roster: Roster) -> Mapping[str, Candidate] | str:
+    here: dict[str, list[Candidate]] = {}
+    for node in snapshot.nodes:
+        if node.alive:
+            here.setdefault(node.facts.name, []).append(node)
+    names = sorted({name for name, _, _ in layers})
+    missing = [name for name in names if name not in here]
+    if missing:
+        return f"--layers names {', '.join(missing)}: no such node is here"
+    for name in names:
+        if len(here[name]) > 1:
+            return f"--layers names {name}, and {len(here[name])} nodes are called that"
+        if reason := roster.refused.get(here[name][0].id):
+            return f"--layers names {name}, which has no part: {reason}"
+    return {name: here[name][0] for name in names}
+
+
+def _ranges(layers: NamedLayers) -> list[tuple[int, int, str]]:
+    return sorted((first, last, name) for name, first, last in layers if first != last)
+
+
+def misfit(count: int, layers: NamedLayers) -> str:
+    """Why these layers are not those of a model with `count` of them, whoever is here; else empty."""
+    expected = 0
+    for first, last, name in _ranges(layers):
+        if first != expected or last <= first:
+            what = f"layer {expected} is nobody's" if first > expected else f"layer {first} is given twice"
+            return f"--layers {name}={first}-{last - 1}: {what}"
+        expected = last
+    if expected != count:
+        return f"--layers gives {expected} layers, the model has {count}"
+    return ""
+
+
+def _host(
+    spans: Sequence[Span], first: Candidate, roster: Roster, elected: Sequence[Candidate]
+) -> Candidate | None:
+    if roster.may_host(first):
+        return first
+    busy = {span.node for span in spans}
+    return next((node for node in elected if node.id not in busy), None)
+
+
+def shortfall(ground: Ground, layout: Layout) -> str:
+    """Which stage of a layout its node has no room for, in numbers; empty where all fit."""
+    if ground.lodgings(layout.host, layout.spans, head_on_worker=False) is not None:
+        return ""
+    stages = list(layout.spans)
+    if all(span.node != layout.host for span in stages):
+        stages.insert(0, Span(layout.host, 0, 0))
+    for span in stages:
+        host = span.node == layout.host
+        need = stage_need(
+            ground.load.facts, ground.load.settings, (span.first, span.last), host=host, head=host
+        ).total_bytes
+        name, room = _name(ground, span.node), ground.room(span.node, host=layout.host)
+        have = room.total_bytes
+        if not host and room.gpus and span.last - span.first > room.gpu_layers:
+            return f"{_layers(span)} are for {name}, which lends its GPU for {room.gpu_layers} (--gpu-layers)"
+        if need > have:
+            return f"{_layers(span)} need {gigabytes(need)} on {name}, which lends {gigabytes(have)}"
+    return f"{_layers(stages[-1])} do not fit on {_name(ground, stages[-1].node)} beside what it shares"
+
+
+def _layers(span: Span) -> str:
+    return f"layers {span.first}-{span.last - 1}" if span.last > span.first else "embedding and head"
+
+
+def _name(ground: Ground, id: NodeId) -> str:
+    node = ground.snapshot.node(id)
+    return node.facts.name if node else id

@@ -1,0 +1,252 @@
+"""The memory that nodes have for a plan, and how layers lie in it: on the GPUs first, the rest in main
+memory. A host has all that it may use, a worker what it lends. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from mesh_llm.planning.layer_costs import Load
+from mesh_llm.planning.memory_budget import CPU, Means, loan, used_gpus
+from mesh_llm.planning.snapshot import Candidate
+from mesh_llm.types import NodeId
+
+_ALL = 1 << 62
+"""Of bytes or layers: no bound."""
+
+
+class OnGpu(NamedTuple):
+    """What one node has of a device."""
+
+    name: str
+    own_bytes: int
+    machine_bytes: int
+    """Of all nodes that use it together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What one node has for its part, and what that is a part of."""
+
+    main_bytes: int
+    machine: str
+    machine_bytes: int
+    """Of all nodes on its machine together."""
+    gpus: tuple[OnGpu, ...]
+    gpu_layers: int
+    most_bytes: int = _ALL
+    """Of main memory and GPUs together."""
+
+    @property
+    def gpu_bytes(self) -> int:
+        return min(self.most_bytes, sum(gpu.own_bytes for gpu in self.gpus))
+
+    @property
+    def total_bytes(self) -> int:
+        return min(self.most_bytes, self.main_bytes + self.gpu_bytes)
+
+
+class Rooms(NamedTuple):
+    """What every node has for a plan, by its part in it."""
+
+    hosting: Mapping[NodeId, Room]
+    """Of all its devices."""
+    lent: Mapping[NodeId, Room]
+    """Of the one that it lends."""
+
+
+def rooms(nodes: Iterable[Candidate]) -> Rooms:
+    """Of a machine's free memory the largest figure counts: a node that
+    starts beside a loaded model sees less, and it is lent already."""
+    nodes = tuple(nodes)
+    machines: defaultdict[str, int] = defaultdict(int)
+    gpus: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for node in nodes:
+        key = _machine(node)
+        size = node.facts.machine_memory_bytes or node.facts.memory_bytes
+        machines[key] = max(machines[key], size)
+        for device in node.facts.gpus:
+            gpus[key, device.name] = max(gpus[key, device.name], device.free_bytes)
+    hosting = {node.id: _hosting(node, machines, gpus) for node in nodes}
+    return Rooms(hosting=hosting, lent={node.id: _lent(node, hosting[node.id]) for node in nodes})
+
+
+def _machine(node: Candidate) -> str:
+    return node.facts.machine or f"of {node.id}"
+
+
+def _hosting(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[str, str], int]) -> Room:
+    key, facts = _machine(node), node.facts
+    own = {device.name: max(0, device.free_bytes) for device in used_gpus(facts)}
+    return Room(
+        main_bytes=max(0, min(facts.memory_bytes, machines[key])),
+        machine=key,
+        machine_bytes=machines[key],
+        gpus=tuple(OnGpu(name, size, gpus[key, name]) for name, size in sorted(own.items())),
+        gpu_layers=_or_all(facts.gpu_layers),
+        most_bytes=_or_all(facts.max_memory_bytes),
+    )
+
+
+def _lent(node: Candidate, room: Room) -> Room:
+    lent = loan(node.facts)
+    if lent.device == CPU:
+        return replace(room, main_bytes=min(room.main_bytes, lent.bytes), gpus=())
+    # All of it on that GPU: what does not fit there is not for this node.
+    gpus = tuple(gpu._replace(own_bytes=lent.bytes) for gpu in room.gpus if gpu.name == lent.device)
+    return replace(room, main_bytes=0, gpus=gpus, gpu_layers=_or_all(lent.layers))
+
+
+def _or_all(bound: int | None) -> int:
+    return _ALL if bound is None else max(0, bound)
+
+
+class Free(NamedTuple):
+    """What is left for one node."""
+
+    main_bytes: int
+    gpu_bytes: int
+    gpu_layers: int
+    most_bytes: int = _ALL
+
+
+def free_of(means: Means) -> Free:
+    """All that a host has while nobody shares it."""
+    return Free(
+        main_bytes=max(0, means.memory_bytes),
+        gpu_bytes=sum(max(0, gpu.free_bytes) for gpu in used_gpus(means)),
+        gpu_layers=_or_all(means.gpu_layers),
+        most_bytes=_or_all(means.max_memory_bytes),
+    )
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Memory that a plan under way has taken, so that what nodes share is given out once."""
+
+    _machines: dict[str, int] = field(default_factory=dict)
+    _gpus: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def free(self, room: Room) -> Free:
+        taken = self._machines.get(room.machine, 0)
+        gpus = sum(self._left(room, gpu) for gpu in room.gpus)
+        main = max(0, min(room.main_bytes, room.machine_bytes - taken))
+        return Free(main_bytes=main, gpu_bytes=gpus, gpu_layers=room.gpu_layers, most_bytes=room.most_bytes)
+
+    def _left(self, room: Room, gpu: OnGpu) -> int:
+        taken = self._gpus.get((room.machine, gpu.name), 0)
+        return max(0, min(gpu.own_bytes, gpu.machine_bytes - taken))
+
+    def take(self, room: Room, main_bytes: int, gpu_bytes: int) -> None:
+        self._machines[room.machine] = self._machines.get(room.machine, 0) + main_bytes
+        for gpu in room.gpus:
+            key = (room.machine, gpu.name)
+            here = min(gpu_bytes, self._left(room, gpu))
+            self._gpus[key] = self._gpus.get(key, 0) + here
+            gpu_bytes -= here
+
+
+def total_bytes(given: Iterable[Room]) -> int:
+    """All that these have together; what they share counts once."""
+    ledger, total = Ledger(), 0
+    # The smallest first: a large one then takes what they have left of their machine.
+    for room in sorted(given, key=lambda room: room.total_bytes):
+        free = ledger.free(room)
+        gpus = min(free.gpu_bytes, free.most_bytes)
+        main = min(free.main_bytes, free.most_bytes - gpus)
+        ledger.take(room, main, gpus)
+        total += main + gpus
+    return total
+
+
+def dealt(given: Mapping[NodeId, Room]) -> Mapping[NodeId, Room]:
+    """The same rooms with GPUs that several use dealt out in equal parts: else the first took all."""
+    users = Counter((room.machine, gpu.name) for room in given.values() for gpu in room.gpus)
+    if all(count == 1 for count in users.values()):
+        return given
+
+    def part(room: Room, gpu: OnGpu) -> OnGpu:
+        equal = gpu.machine_bytes // users[room.machine, gpu.name]
+        return gpu._replace(own_bytes=min(gpu.own_bytes, equal))
+
+    return {id: replace(room, gpus=tuple(part(room, gpu) for gpu in room.gpus)) for id, room in given.items()}
+
+
+def divided(given: Mapping[NodeId, Room]) -> Mapping[NodeId, Room]:
+    """The same rooms with all that they share dealt out, so that all can be filled at once."""
+    members: defaultdict[str, list[NodeId]] = defaultdict(list)
+    for id, room in given.items():
+        members[room.machine].append(id)
+    found = dict(dealt(given))
+    for ids in members.values():
+        left = given[ids[0]].machine_bytes
+        # The smallest first: what one cannot use is for the others.
+        for rank, id in enumerate(sorted(ids, key=lambda id: (given[id].main_bytes, id))):
+            main = min(given[id].main_bytes, left // (len(ids) - rank))
+            left -= main
+            if main != given[id].main_bytes:
+                found[id] = replace(found[id], main_bytes=main)
+    return found
+
+
+class Lodging(NamedTuple):
+    """Where one stage lies. Its last layers are the GPUs', as the engine has it."""
+
+    on_gpu: int
+    gpu_bytes: int
+    main_bytes: int
+
+
+def lodge(free: Free, load: Load, first: int, last: int, *, host: bool, head: bool) -> Lodging | None:
+    """A place for layers [first, last), or None where they do not fit."""
+    scratch = load.scratch_bytes(host=host, head=head)
+    fixed = load.facts.embedding_bytes + load.facts.other_bytes if host else 0
+    head_bytes = load.head_bytes if head else 0
+    # Of a bound on all memory the GPUs have what is not main memory's anyway.
+    gpu_bytes = min(free.gpu_bytes, free.most_bytes - fixed)
+    room = gpu_bytes - scratch - head_bytes
+    on_gpu = 0
+    if gpu_bytes > 0 and free.gpu_layers and room >= 0:
+        start = bisect_left(load.sums, load.sums[last] - room, first, last)
+        on_gpu = min(last - start, free.gpu_layers)
+        if on_gpu or first == last:
+            start = last - on_gpu
+            rest = load.sums[start] - load.sums[first] + scratch if start > first else 0
+            taken = scratch + head_bytes + load.sums[last] - load.sums[start]
+            if fixed + rest <= min(free.main_bytes, free.most_bytes - taken):
+                return Lodging(on_gpu=on_gpu, gpu_bytes=taken, main_bytes=fixed + rest)
+            return None
+    # In main memory a host's head that is tied to the embedding is that embedding.
+    own_head = load.facts.head_bytes if head and host else head_bytes
+    main = fixed + own_head + load.sums[last] - load.sums[first] + scratch
+    most = min(free.main_bytes, free.most_bytes)
+    return Lodging(on_gpu=0, gpu_bytes=0, main_bytes=main) if main <= most else None
+
+
+def furthest(free: Free, load: Load, first: int, *, host: bool, head: bool) -> int | None:
+    """The end of the longest range of layers from `first` on that fits; None where not even none does."""
+    scratch = load.scratch_bytes(host=host, head=head)
+    fixed = load.facts.embedding_bytes + load.facts.other_bytes if host else 0
+    head_bytes = load.head_bytes if head else 0
+    most = free.most_bytes - fixed
+    gpu = min(free.gpu_bytes, most) - scratch - head_bytes if free.gpu_bytes and free.gpu_layers else -1
+    main = min(free.main_bytes - fixed, most) - scratch
+    last = first
+    if gpu >= 0:
+        last = _reach(load, first, gpu, free.gpu_layers)
+    else:
+        main -= load.facts.head_bytes if head and host else head_bytes
+    if main >= 0:
+        middle = _reach(load, first, main)
+        last = max(last, _reach(load, middle, gpu, free.gpu_layers) if gpu >= 0 else middle)
+    last = max(first, min(last, _reach(load, first, most - scratch)))
+    while last > first and lodge(free, load, first, last, host=host, head=head) is None:
+        last -= 1
+    return last if last > first or lodge(free, load, first, first, host=host, head=head) else None
+
+
+def _reach(load: Load, first: int, size: int, at_most: int = 1 << 30) -> int:
+    return min(bisect_right(load.sums, load.sums[first] + size, first) - 1, first + at_most)

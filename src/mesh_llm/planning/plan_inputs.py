@@ -1,0 +1,163 @@
+"""What all plans for one model over one snapshot stand on: memory, speeds, and what hops cost. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mesh_llm.defaults import (
+    HOP_LOCAL_S,
+    HOP_QUIC_S,
+    HOP_RELAY_S,
+    HOP_TCP_S,
+    LOCAL_BYTES_PER_S,
+    QUIC_BYTES_PER_S,
+    RELAY_BYTES_PER_S,
+    TCP_BYTES_PER_S,
+    UNKNOWN_RTT_S,
+)
+from mesh_llm.planning.fit import CacheSettings
+from mesh_llm.planning.layer_costs import Load, Span, load_of
+from mesh_llm.planning.memory_layout import Ledger, Lodging, Room, dealt, lodge, rooms
+from mesh_llm.planning.shared_machines import nodes_beside, shared
+from mesh_llm.planning.snapshot import Snapshot
+from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Speed
+
+_OVERHEAD_S = {
+    LinkKind.SELF: 0.0,
+    LinkKind.LOCAL: HOP_LOCAL_S,
+    LinkKind.TCP: HOP_TCP_S,
+    LinkKind.QUIC: HOP_QUIC_S,
+    LinkKind.RELAY: HOP_RELAY_S,
+}
+_BYTES_PER_S = {
+    LinkKind.SELF: LOCAL_BYTES_PER_S,
+    LinkKind.LOCAL: LOCAL_BYTES_PER_S,
+    LinkKind.TCP: TCP_BYTES_PER_S,
+    LinkKind.QUIC: QUIC_BYTES_PER_S,
+    LinkKind.RELAY: RELAY_BYTES_PER_S,
+}
+_LEAST_SPEED = 1e6
+"""In bytes, or operations, a second: below it is no computer, and a prediction that is no number."""
+_UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """From one stage to the next."""
+
+    delay_s: float
+    """One way, as measured."""
+    overhead_s: float
+    """What handling it adds."""
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    snapshot: Snapshot
+    load: Load
+    rooms: Mapping[NodeId, Room]
+    """Of hosts."""
+    lent: Mapping[NodeId, Room]
+    """Of workers."""
+    speeds: dict[NodeId, Speed | None]
+    """With the threads that each computes with."""
+    whole: dict[NodeId, Speed | None]
+    """Of the whole machine."""
+    routes: dict[tuple[NodeId, frozenset[NodeId], bool], tuple[NodeId, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Found already: they depend on no context."""
+    _ways: dict[tuple[NodeId, NodeId], Way | None] = field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, context: int) -> Ground:
+        """The same with another context."""
+        if context == self.load.settings.context:
+            return self
+        settings = replace(self.load.settings, context=context)
+        return replace(self, load=load_of(self.load.facts, settings))
+
+    def way(self, a: NodeId, b: NodeId, host: NodeId) -> Way:
+        """Straight, or where two workers know no way to each other, over the host."""
+        straight = self._way(a, b)
+        if straight:
+            return straight
+        if host in (a, b):
+            return way_of(None)
+        there, on = self.way(a, host, host), self.way(host, b, host)
+        return Way(
+            delay_s=there.delay_s + on.delay_s,
+            overhead_s=there.overhead_s + on.overhead_s,
+            bytes_per_s=min(there.bytes_per_s, on.bytes_per_s),
+        )
+
+    def _way(self, a: NodeId, b: NodeId) -> Way | None:
+        key = (a, b) if a < b else (b, a)
+        if key not in self._ways:
+            link = self.snapshot.link(*key)
+            self._ways[key] = way_of(link) if link else None
+        return self._ways[key]
+
+    def lodgings(
+        self, host: NodeId, spans: Sequence[Span], *, head_on_worker: bool
+    ) -> tuple[Lodging, ...] | None:
+        """Where the stages lie; None where one does not fit. A host without layers needs room, too."""
+        ledger, found = Ledger(), []
+        rooms = self.rooms_of(host, (span.node for span in spans))
+        if all(span.node != host for span in spans):
+            empty = lodge(ledger.free(rooms[host]), self.load, 0, 0, host=True, head=not head_on_worker)
+            if empty is None:
+                return None
+            ledger.take(rooms[host], empty.main_bytes, empty.gpu_bytes)
+        for span in spans:
+            here = span.node == host
+            head = span is spans[-1] if head_on_worker else here
+            room = rooms[span.node]
+            lodging = lodge(ledger.free(room), self.load, span.first, span.last, host=here, head=head)
+            if lodging is None:
+                return None
+            ledger.take(room, lodging.main_bytes, lodging.gpu_bytes)
+            found.append(lodging)
+        return tuple(found)
+
+    def room(self, node: NodeId, *, host: NodeId | None) -> Room:
+        """What a node has for a plan of this host."""
+        return (self.rooms if node == host else self.lent)[node]
+
+    def rooms_of(self, host: NodeId, nodes: Iterable[NodeId]) -> Mapping[NodeId, Room]:
+        """What these have when all of them take part."""
+        return dealt({node: self.room(node, host=host) for node in (host, *nodes)})
+
+
+def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> Ground:
+    # Those who left no longer share anything, and those who lend nothing need no room.
+    here = rooms(node for node in snapshot.nodes if node.alive)
+    whole = {node.id: _speed(node.facts.speed) for node in snapshot.nodes}
+    cores = {node.id: node.facts.cores for node in snapshot.nodes}
+    beside = nodes_beside(snapshot)
+    return Ground(
+        snapshot=snapshot,
+        load=load_of(facts, settings),
+        rooms=here.hosting,
+        lent=here.lent,
+        speeds={id: speed and shared(speed, cores[id], beside[id]) for id, speed in whole.items()},
+        whole=whole,
+    )
+
+
+def _speed(speed: Speed | None) -> Speed | None:
+    """Anybody may claim anything: what is no speed is not taken for one."""
+    figures = (speed.read_bytes_per_s, speed.flops_per_s, speed.attention_per_s) if speed else ()
+    return speed if speed and all(_LEAST_SPEED <= each < math.inf for each in figures) else None
+
+
+def way_of(link: LinkFacts | None) -> Way:
+    """What is known of a link, as seconds; None: nobody has measured it.
+
+    What it carries is taken from its kind. The most that was ever seen on it says little: activations
+    are small, and a link that has carried 10 kB/s would be planned with as if it could do no more.
+    """
+    link = link or _UNKNOWN
+    return Way(delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=_BYTES_PER_S[link.kind])

@@ -1,0 +1,491 @@
+"""The node's series in `/metrics`: what it knows anyway, written down when somebody asks.
+
+Nothing is measured for it, and nothing counted that the parts do not count for
+themselves. Labels stay few in however large a mesh: members are counted by
+state, and only stages of the serving plan and direct peers have series of
+their own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from mesh_llm import __version__
+from mesh_llm.engine.supervisor import EngineReport, EngineState
+from mesh_llm.engine.telemetry import figures_in
+from mesh_llm.host.plan_run import Run
+from mesh_llm.membership.member import Member, Standing, serving_among
+from mesh_llm.report.metric_families import gauge, labelled, one_of, summed
+from mesh_llm.report.process_usage import usage
+from mesh_llm.types import (
+    Mode,
+    NodeId,
+    Plan,
+    Progress,
+    ProgressSink,
+    Role,
+    SpeculationCounters,
+    Stage,
+    StageCounters,
+    State,
+)
+
+if TYPE_CHECKING:
+    from mesh_llm.node.node import Node
+
+_PEERS_SHOWN = 64
+"""More than a node keeps connections to other nodes; lite clients of one host may be more."""
+_STAGES_SHOWN = 64
+_ID_SHOWN = 16
+"""Names may be the same, and so may short ids where somebody takes pains; equal series break a scrape."""
+_PROGRESS_KEPT_S = 60.0
+"""What has not moved for so long was given up, or says nothing any more."""
+_NS = 1e-9
+
+PEER = ("peer", "id")
+STAGE = ("stage", "node", "id")
+
+
+class Part(StrEnum):
+    """What a node has to do with the plan that serves."""
+
+    HOST = "host"
+    WORKER = "worker"
+    STANDBY = "standby"
+    CLIENT = "client"
+
+
+class NodeMetrics(Collector):
+    def __init__(self, node: Node, progress: ProgressSink) -> None:
+        self._node = node
+        self._pass_on = progress
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        self._step: tuple[float, Progress] | None = None
+        self._engine_starts = 0
+        self._engine_deaths = 0
+
+    # -- what is told to it --------------------------------------------------------------------
+
+    def progress(self, step: Progress) -> None:
+        self._step = (time.monotonic(), step)
+        self._pass_on(step)
+
+    def on_engine(self, report: EngineReport) -> None:
+        """Every report of every engine; plans may follow each other with an engine each."""
+        match report.state:
+            case EngineState.LOADING if report.pid is None:
+                self._engine_starts += 1
+            case EngineState.FAILED:
+                self._engine_deaths += 1
+
+    # -- what it tells -------------------------------------------------------------------------
+
+    def text(self, engine: bytes) -> bytes:
+        """All series. `engine`: the text of the engine that this node's API leads to."""
+        run = self._node.hosting.serving
+        if run is not None and run.port is not None and run.broken is None:
+            run.rates.read(figures_in(engine.decode("utf-8", "replace")))
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        # Looked at once: this is most of the work in a large mesh.
+        members = self._node.mesh.members
+        published = serving_among(members)
+        host, plan, epoch = (
+            (published[0], published[1].plan, published[1].epoch) if published else (None, None, 0)
+        )
+        yield from self._about(host, plan)
+        yield from _members(members)
+        yield from self._plan(plan, epoch)
+        yield from self._stages(plan)
+        yield from self._links(members, plan)
+        yield from self._engine()
+        yield from self._memory()
+        yield from self._processes()
+        yield from self._counts()
+        yield from self._progress()
+
+    def _about(self, host: NodeId | None, plan: Plan | None) -> Iterator[Metric]:
+        node = self._node
+        yield labelled(
+            "mesh_llm_node_info",
+            "This node and its versions, of mesh-llm and of the engine; always 1.",
+            ("name", "id", "version", "engine"),
+            [((node.name, node.identity.id[:_ID_SHOWN], __version__, node.mesh.facts.engine), 1)],
+        )
+        yield one_of("mesh_llm_node_state", "What this node does: 1 for its state now.", State, node.state)
+        part = Part.STANDBY
+        if node.config.client:
+            part = Part.CLIENT
+        elif host == node.identity.id:
+            part = Part.HOST
+        elif plan is not None and any(stage.node == node.identity.id for stage in plan.stages):
+            part = Part.WORKER
+        yield one_of("mesh_llm_node_role", "This node's part in the plan that serves: 1 for it.", Part, part)
+
+    def _plan(self, serving: Plan | None, epoch: int) -> Iterator[Metric]:
+        wanted = self._node.hosting.plan
+        plan = serving if serving is not None else wanted
+        # The prediction of the last look at it, where this node is the one that looks.
+        fresh = wanted if wanted is not None and plan is not None and wanted.key == plan.key else plan
+        yield gauge(
+            "mesh_llm_plan_epoch", "Number of the plan that serves the mesh; 0 while none does.", epoch
+        )
+        yield one_of(
+            "mesh_llm_plan_mode",
+            "1 for the mode of the plan that serves, or that waits for memory.",
+            Mode,
+            plan.mode if plan is not None else None,
+        )
+        if plan is None or fresh is None:
+            return
+        yield gauge(
+            "mesh_llm_plan_need_bytes", "Memory that the plan needs, on all its nodes.", plan.need_bytes
+        )
+        yield gauge("mesh_llm_plan_have_bytes", "Memory that the mesh has for it.", plan.have_bytes)
+        yield gauge(
+            "mesh_llm_plan_left_out_nodes", "Members without a part in the plan.", len(fresh.excluded)
+        )
+        if fresh.predicted is not None:
+            yield gauge(
+                "mesh_llm_plan_predicted_tokens_per_second",
+                "Decoding speed that was predicted for one request at a time.",
+                fresh.predicted.tok_s,
+            )
+            yield gauge(
+                "mesh_llm_plan_predicted_first_token_seconds",
+                "Time to the first token that was predicted for a prompt of 512 tokens.",
+                fresh.predicted.first_token_s,
+            )
+
+    def _stages(self, plan: Plan | None) -> Iterator[Metric]:
+        stages = plan.stages[:_STAGES_SHOWN] if plan is not None else ()
+        labels = {stage: self._stage_labels(index, stage) for index, stage in enumerate(stages)}
+
+        def each(name: str, text: str, figures: Mapping[Stage, float]) -> Metric:
+            return labelled(name, text, STAGE, [(labels[stage], value) for stage, value in figures.items()])
+
+        yield each("mesh_llm_stage_layers", "Layers of each stage.", {s: s.last - s.first for s in stages})
+        yield each("mesh_llm_stage_first_layer", "The first of them.", {s: s.first for s in stages})
+        yield each("mesh_llm_stage_share_ratio", "Their share of the model.", {s: s.share for s in stages})
+        yield each(
+            "mesh_llm_stage_weight_bytes", "Size of their weights.", {s: s.weight_bytes for s in stages}
+        )
+        yield each(
+            "mesh_llm_stage_need_bytes",
+            "Memory that the stage needs, cache and scratch included.",
+            {s: s.need_bytes for s in stages},
+        )
+        run = self._node.hosting.serving
+        if run is not None:
+            # An old plan's engine may still run while another one is published.
+            known = [(labels[stage], stage.node) for stage in stages if stage in run.plan.workers]
+            yield from _work(known, run.counters())
+            yield from _pace(known, run.paces())
+
+    def _stage_labels(self, index: int, stage: Stage) -> tuple[str, ...]:
+        return (str(index), self._node.mesh.name_of(stage.node), stage.node[:_ID_SHOWN])
+
+    def _links(self, members: Sequence[Member], plan: Plan | None) -> Iterator[Metric]:
+        mesh = self._node.mesh
+        partners = {stage.node for stage in plan.stages} if plan is not None else set()
+        partners = partners if mesh.me in partners or (plan is not None and plan.host == mesh.me) else set()
+        peers = [m for m in members if m.id != mesh.me and (m.connected or (m.present and m.id in partners))]
+        connected = Counter(_kind(member) for member in peers if member.connected)
+        yield labelled(
+            "mesh_llm_peers",
+            "Members that this node is connected to.",
+            ("role",),
+            [((role,), connected[role]) for role in _KINDS],
+        )
+        # Whom a plan is shared with comes first.
+        peers.sort(key=lambda member: (member.id not in partners, member.id))
+        rows = [((mesh.name_of(m.id), m.id[:_ID_SHOWN]), m.id) for m in peers[:_PEERS_SHOWN]]
+        links = {id: link for _, id in rows if (link := mesh.ways.link_to(id)) is not None}
+        meters = {id: mesh.ways.meter(id) for _, id in rows}
+        yield labelled(
+            "mesh_llm_link_info",
+            "The way that data takes to a peer: local, quic, tcp or relay; always 1.",
+            (*PEER, "kind"),
+            [((*labels, links[id].kind), 1) for labels, id in rows if id in links],
+        )
+        yield labelled(
+            "mesh_llm_link_round_trip_seconds",
+            "Round trip to a peer: of pings, smoothed; on one machine what a hop over a socket takes.",
+            PEER,
+            [(labels, links[id].rtt_s) for labels, id in rows if id in links],
+        )
+        yield labelled(
+            "mesh_llm_link_peak_bytes_per_second",
+            "Most bytes per second, both ways together, that a peer's connection has carried.",
+            PEER,
+            [(labels, meters[id].peak_bytes_per_s) for labels, id in rows],
+        )
+        yield summed(
+            "mesh_llm_link_sent_bytes",
+            "Bytes sent on the connection to a peer; links on one machine take another way.",
+            PEER,
+            [(labels, meters[id].sent_bytes) for labels, id in rows],
+        )
+        yield summed(
+            "mesh_llm_link_received_bytes",
+            "Bytes received on the connection to a peer; links on one machine take another way.",
+            PEER,
+            [(labels, meters[id].received_bytes) for labels, id in rows],
+        )
+
+    def _engine(self) -> Iterator[Metric]:
+        hosting = self._node.hosting
+        run = hosting.serving or hosting.rising
+        report = _report(run)
+        yield one_of(
+            "mesh_llm_engine_state", "1 for the state of this node's engine.", EngineState, report.state
+        )
+        yield gauge("mesh_llm_engine_ready_seconds", "What the engine's last start took.", report.ready_s)
+        yield gauge(
+            "mesh_llm_engine_decode_tokens_per_second",
+            "Decoding speed of this node's engine, measured over its last answers.",
+            run.rates.decode_tok_s if run is not None else 0.0,
+        )
+        yield gauge(
+            "mesh_llm_engine_prompt_tokens_per_second",
+            "The same of prompts.",
+            run.rates.prompt_tok_s if run is not None else 0.0,
+        )
+        yield from _guesses(report.speculation or SpeculationCounters())
+        yield labelled(
+            "mesh_llm_engine_buffer_bytes",
+            "The engine's buffers by kind, as it reports them.",
+            ("kind",),
+            [((kind,), size) for kind, size in sorted(report.buffers.items())],
+        )
+        sent = sum(counters.weight_bytes for counters in run.counters().values()) if run is not None else 0
+        yield summed(
+            "mesh_llm_weights_sent_bytes",
+            "Weights that went over links because a worker lacked the model's file.",
+            (),
+            [((), sent)],
+        )
+
+    def _memory(self) -> Iterator[Metric]:
+        node = self._node
+        yield gauge(
+            "mesh_llm_memory_offered_bytes",
+            "Memory that this node gives to models, devices included.",
+            node.mesh.own_memory_bytes(),
+        )
+        yield gauge(
+            "mesh_llm_memory_lent_bytes", "Of it, lent to the hosts of plans.", node.lending.lent_bytes
+        )
+        run = node.hosting.serving
+        stages = run.plan.stages if run is not None and run.port is not None else ()
+        own = sum(stage.weight_bytes for stage in stages if stage.node == node.identity.id)
+        yield labelled(
+            "mesh_llm_weights_resident_bytes",
+            "Weights in the memory of this node's children.",
+            ("process",),
+            [(("engine",), own), (("worker",), node.lending.resident_bytes)],
+        )
+
+    def _processes(self) -> Iterator[Metric]:
+        node = self._node
+        engines = [pid for run in node.hosting.runs if (pid := _report(run).pid) is not None]
+        worker = [pid for pid in (node.lending.worker_pid,) if pid is not None]
+        # A llama-server of the user's own is a child of our child.
+        used = {
+            "node": usage([os.getpid()]),
+            "engine": usage(engines, with_children=node.config.bin_dir is not None),
+            "worker": usage(worker),
+        }
+        yield labelled(
+            "mesh_llm_process_resident_memory_bytes",
+            "Main memory of this node's processes.",
+            ("process",),
+            [((name,), used.resident_bytes) for name, used in used.items()],
+        )
+        yield labelled(
+            "mesh_llm_process_open_fds",
+            "Their open file descriptors.",
+            ("process",),
+            [((name,), used.open_fds) for name, used in used.items()],
+        )
+        yield summed(
+            "mesh_llm_process_cpu_seconds",
+            "Processor time of those that run now.",
+            ("process",),
+            [((name,), used.cpu_s) for name, used in used.items()],
+        )
+
+    def _counts(self) -> Iterator[Metric]:
+        mesh, lending, tally = self._node.mesh, self._node.lending, self._node.hosting.tally
+        yield summed(
+            "mesh_llm_process_starts",
+            "Starts of this node's children; the first of each counts, too.",
+            ("process",),
+            [(("engine",), self._engine_starts), (("worker",), lending.starts)],
+        )
+        yield summed(
+            "mesh_llm_process_deaths",
+            "Deaths of this node's children that nobody asked for.",
+            ("process",),
+            [(("engine",), self._engine_deaths), (("worker",), lending.deaths)],
+        )
+        for name, text, value in (
+            ("proposed", "Plans that this node began to bring up as their host.", tally.proposed),
+            ("served", "Of them, those that came to serve.", tally.served),
+            ("failed", "Of them, those that failed, before they served or later.", tally.failed),
+            ("dropped", "Of them, those given up for another before they served.", tally.dropped),
+        ):
+            yield summed(f"mesh_llm_plans_{name}", text, (), [((), value)])
+        yield summed(
+            "mesh_llm_workers_lost",
+            "Workers that refused their layers, or were lost with them.",
+            (),
+            [((), tally.workers_lost)],
+        )
+        yield summed(
+            "mesh_llm_peer_connections",
+            "Connections to members that were made: with one that is new to this node, or again.",
+            ("member",),
+            [((kind,), mesh.connections[kind]) for kind in ("new", "again")],
+        )
+        yield summed(
+            "mesh_llm_peer_disconnections",
+            "Connections that ended: the member left, this node closed it, or it was lost.",
+            ("reason",),
+            [((reason,), mesh.disconnections[reason]) for reason in ("left", "closed", "lost")],
+        )
+
+    def _progress(self) -> Iterator[Metric]:
+        at, step = self._step or (0.0, None)
+        if step is None or step.unit != "bytes" or step.done >= step.total:
+            return
+        if time.monotonic() - at > _PROGRESS_KEPT_S:
+            return
+        done, size = "mesh_llm_transfer_done_bytes", "mesh_llm_transfer_size_bytes"
+        what = [((step.what,), step.done)]
+        yield labelled(done, "Of what is being fetched, unpacked or loaded now.", ("what",), what)
+        yield labelled(size, "All of it.", ("what",), [((step.what,), step.total)])
+
+
+def _members(members: Iterable[Member]) -> Iterator[Metric]:
+    standings: Counter[Standing] = Counter()
+    states: Counter[tuple[Role, State]] = Counter()
+    for member in members:
+        standings[member.standing] += 1
+        if member.present:
+            states[_kind(member), member.facts.state] += 1
+    yield labelled(
+        "mesh_llm_members",
+        "Members of the mesh that this node knows, itself included, by how they stand.",
+        ("standing",),
+        [((standing,), standings[standing]) for standing in Standing],
+    )
+    yield labelled(
+        "mesh_llm_members_present",
+        "Those that are here, by what they may do and what they do.",
+        ("role", "state"),
+        [((role, state), states[role, state]) for role in _KINDS for state in State],
+    )
+
+
+def _work(
+    stages: Sequence[tuple[tuple[str, ...], NodeId]], sums: Mapping[NodeId, StageCounters]
+) -> Iterator[Metric]:
+    """What the workers of this node's plan have done."""
+    known = [(labels, sums[node]) for labels, node in stages if node in sums]
+    for name, text, rows in (
+        (
+            "runs",
+            "Runs of a worker's layers: one for each token, or batch of them.",
+            [(labels, s.runs) for labels, s in known],
+        ),
+        (
+            "compute_seconds",
+            "Time that a worker computed.",
+            [(labels, s.compute_ns * _NS) for labels, s in known],
+        ),
+        (
+            "wait_seconds",
+            "Time that a worker waited for something to do.",
+            [(labels, s.wait_ns * _NS) for labels, s in known],
+        ),
+        ("sent_bytes", "Bytes from the host to a worker.", [(labels, s.sent_bytes) for labels, s in known]),
+        (
+            "received_bytes",
+            "Bytes from a worker to the host.",
+            [(labels, s.received_bytes) for labels, s in known],
+        ),
+    ):
+        yield summed(f"mesh_llm_stage_{name}", text, STAGE, rows)
+
+
+def _pace(
+    stages: Sequence[tuple[tuple[str, ...], NodeId]], paces: Mapping[NodeId, StageCounters]
+) -> Iterator[Metric]:
+    """The same for each token, over the last second in which there was something to do."""
+    known = [(labels, paces[node]) for labels, node in stages if node in paces and paces[node].runs > 0]
+    for name, text, rows in (
+        (
+            "compute_seconds",
+            "Time that a worker computed for each run of its last busy second.",
+            [(labels, p.compute_ns * _NS / p.runs) for labels, p in known],
+        ),
+        (
+            "wait_seconds",
+            "Time that it waited for each of them.",
+            [(labels, p.wait_ns * _NS / p.runs) for labels, p in known],
+        ),
+        (
+            "bytes",
+            "Bytes between it and the host for each of them.",
+            [(labels, (p.sent_bytes + p.received_bytes) / p.runs) for labels, p in known],
+        ),
+    ):
+        yield labelled(f"mesh_llm_stage_token_{name}", text, STAGE, rows)
+
+
+def _guesses(seen: SpeculationCounters) -> Iterator[Metric]:
+    by = ("text", "model")
+    drafted = (seen.text_drafted, seen.drafted - seen.text_drafted)
+    accepted = (seen.text_accepted, seen.accepted - seen.text_accepted)
+    yield summed(
+        "mesh_llm_draft_tokens",
+        "Tokens guessed ahead, by what stood in the text before or by the draft model.",
+        ("by",),
+        [((one,), count) for one, count in zip(by, drafted, strict=True)],
+    )
+    yield summed(
+        "mesh_llm_draft_accepted_tokens",
+        "Of these, the ones that were right.",
+        ("by",),
+        [((one,), count) for one, count in zip(by, accepted, strict=True)],
+    )
+    yield gauge("mesh_llm_draft_depth_tokens", "Tokens of the last guess.", seen.depth)
+    yield gauge(
+        "mesh_llm_draft_gain_ratio",
+        "Decoding speed against what it would be without guesses; 1 before there were any.",
+        seen.plain_seconds / seen.seconds if seen.seconds else 1.0,
+    )
+
+
+def _report(run: Run | None) -> EngineReport:
+    return run.supervisor.report if run is not None and run.supervisor is not None else EngineReport()
+
+
+_KINDS = (Role.NODE, Role.CLIENT)
+
+
+def _kind(member: Member) -> Role:
+    """An owner is a node as others are, as far as counting goes."""
+    return Role.CLIENT if member.facts.role is Role.CLIENT else Role.NODE

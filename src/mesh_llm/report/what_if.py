@@ -1,0 +1,269 @@
+"""What `mesh-llm plan` shows: who would compute what, how fast and why. Nothing is started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mesh_llm import __version__
+from mesh_llm.config import NodeConfig
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
+from mesh_llm.errors import MeshError, ModelError
+from mesh_llm.home import Home
+from mesh_llm.membership.fact_documents import facts_to_document
+from mesh_llm.models.names import Here
+from mesh_llm.node import hardware, model_names
+from mesh_llm.node.draft_model import Drafts
+from mesh_llm.node.model_files import Shelf, file_stem
+from mesh_llm.planning.alternative import Alternative, alternative
+from mesh_llm.planning.decide import decide
+from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
+from mesh_llm.planning.speculation import made_by, model_guesses
+from mesh_llm.report import status
+from mesh_llm.types import Address, Event, HeldModel, MeshSettings, ModelFacts, NodeFacts, NodeId, Plan, Role
+
+if TYPE_CHECKING:
+    from mesh_llm.node.node import Node
+
+THIS_MACHINE = NodeId("0" * 64)
+"""Stands for a node that does not run."""
+
+_OF_DRAFTS = ("draft", "draft_max", "no_draft")
+_WISHES = ("context", "slots", "cache_type_k", "cache_type_v", "split", "tensor_split", "layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    snapshot: Snapshot
+    model: ModelFacts
+    settings: MeshSettings
+    plan: Plan
+    other: Alternative | None
+    assumed: tuple[NodeId, ...] = ()
+    """Nodes that were taken to have the model's file, and have not."""
+    notes: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        plan, model = self.plan, self.model
+        ids = listing(plan.host, (node.id for node in self.snapshot.nodes))
+        return {
+            "model": {
+                "name": self.settings.alias,
+                "fingerprint": model.fingerprint,
+                "quantisation": model.quantisation,
+                "size_bytes": model.size_bytes,
+                "layers": len(model.layers),
+                "context": plan.context,
+                "slots": plan.slots,
+                "draft": self._draft(),
+            },
+            "nodes": [_node(self.snapshot, id) for id in ids],
+            "assumed": [id for id in ids if id in self.assumed],
+            "notes": list(self.notes),
+            "plan": self._plan(plan),
+            "alternative": None if self.other is None else self._other(self.other),
+        }
+
+    def _draft(self) -> dict[str, Any] | None:
+        draft = self.settings.draft
+        if draft is None or not model_guesses(self.model, self.settings):
+            return None
+        fits = made_by(self.plan, self.model, self.settings).draft is not None
+        return {"name": draft.name, "weight_bytes": draft.weight_bytes, "fits": fits}
+
+    def _plan(self, plan: Plan) -> dict[str, Any]:
+        document = status.plan_document(plan, epoch=None)
+        assert document is not None
+        for stage in document["stages"]:
+            stage["link"] = _link(self.snapshot, plan.host, stage["node"])
+        return document
+
+    def _other(self, other: Alternative) -> dict[str, Any]:
+        plan = self._plan(other.plan) if other.plan is not None else None
+        return {"mode": other.mode, "reason": other.reason, "plan": plan}
+
+
+def _node(snapshot: Snapshot, id: NodeId) -> dict[str, Any]:
+    found = snapshot.node(id)
+    assert found is not None
+    return {"id": id, "name": found.facts.name or id[:8], "memory_bytes": found.facts.memory_bytes}
+
+
+def _link(snapshot: Snapshot, host: NodeId | None, node: NodeId) -> dict[str, Any]:
+    if host is None or host == node:
+        return {"kind": "self", "rtt_ms": 0.0}
+    link = snapshot.link(host, node)
+    if link is None:
+        return {"kind": None, "rtt_ms": None}
+    return {"kind": link.kind, "rtt_ms": round(1e3 * link.rtt_s, 3)}
+
+
+# -- over a mesh ----------------------------------------------------------------------------------
+
+
+async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
+    """As the mesh is now; with `wishes` for another model or other options, as if they were its own."""
+    agreed = node.mesh.settings() or node.entry.settings
+    if agreed is None:
+        raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
+    model = await _model(node, agreed, wishes.get("model"))
+    if model is None:
+        return await _as_told(node)
+    changes = {name: _frozen(wishes[name]) for name in _WISHES if wishes.get(name) is not None}
+    settings, snapshot = agreed, node.mesh.snapshot()
+    assumed: tuple[NodeId, ...] = ()
+    notes: tuple[str, ...] = ()
+    if model.fingerprint != agreed.fingerprint:
+        name = file_stem(model)
+        settings = replace(agreed, model=name, alias=name, fingerprint=model.fingerprint, layers=None)
+        snapshot, assumed = _supposed(snapshot, model)
+    if settings is not agreed or any(wishes.get(name) is not None for name in _OF_DRAFTS):
+        draft, draft_max = wishes.get("draft"), wishes.get("draft_max")
+        config = NodeConfig(
+            home=node.config.home,
+            bin_dir=node.config.bin_dir,
+            slots=changes.get("slots", settings.slots),
+            draft=draft,
+            draft_max=draft_max,
+            # A mesh that guesses nothing goes on so, unless it is asked otherwise.
+            no_draft=bool(wishes.get("no_draft")) or not (agreed.guess or draft or draft_max),
+        )
+        guessing, notes = await _guessing(node.shelf, config, model)
+        changes |= guessing
+    settings = replace(settings, **changes)
+    barred = node.mesh.unready()
+    plan = node.hosting.plan if settings == agreed else None
+    if plan is None:
+        plan = decide(snapshot, model, settings, current=None, barred=barred)
+    other = alternative(snapshot, model, settings, plan, barred=barred)
+    return Forecast(
+        snapshot=snapshot,
+        model=model,
+        settings=settings,
+        plan=plan,
+        other=other,
+        assumed=assumed,
+        notes=notes,
+    ).document()
+
+
+async def _guessing(
+    shelf: Shelf, config: NodeConfig, model: ModelFacts
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a mesh that `config` would start has for settings of guessing ahead, and what it would say."""
+    told: list[Event] = []
+    draft = await Drafts(config=config, shelf=shelf, tell=told.append).choose(model)
+    most = (config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX
+    settings = {"guess": not config.no_draft, "draft": draft, "draft_max": most}
+    return settings, tuple(event.text for event in told)
+
+
+def snapshot_document(node: Node) -> dict[str, Any]:
+    """All that decisions look at, without what they do not: where nodes are, and what they serve."""
+    return {
+        "me": node.mesh.me,
+        "nodes": [
+            {
+                "id": each.id,
+                "alive": each.alive,
+                "reachable": each.reachable,
+                "facts": facts_to_document(replace(each.facts, address=Address(), serving=None)),
+            }
+            for each in node.mesh.snapshot().nodes
+        ],
+    }
+
+
+async def _model(node: Node, agreed: MeshSettings, name: str | None) -> ModelFacts | None:
+    """The named one, or the mesh's; None where its file is not here."""
+    if name in (None, agreed.model, agreed.alias):
+        return node.shelf.facts(agreed.fingerprint)
+    return await named_model(node.shelf, str(name), node.home)
+
+
+async def _as_told(node: Node) -> dict[str, Any]:
+    """Of a node that lacks the model's file: what the host says."""
+    about = await node.remote.about()
+    if about is None or about.get("plan") is None:
+        raise MeshError(
+            "this node does not have the model's file, and no other one serves it",
+            hint="ask a node that has it, or try again in a moment",
+        )
+    model = about["model"]
+    draft = (model or {}).get("draft") or {}
+    loaded = {"name": draft["name"], "weight_bytes": None, "fits": True} if draft.get("name") else None
+    return {
+        "model": {**model, "draft": loaded} if model else model,
+        "nodes": [{"id": m.id, "name": node.mesh.name_of(m.id)} for m in status.ordered(node)],
+        "assumed": [],
+        "notes": [],
+        "plan": about["plan"],
+        "alternative": None,
+    }
+
+
+def _supposed(snapshot: Snapshot, model: ModelFacts) -> tuple[Snapshot, tuple[NodeId, ...]]:
+    """The mesh, as if every node of it had the file."""
+    held = HeldModel(fingerprint=model.fingerprint, name=file_stem(model), size_bytes=model.size_bytes)
+    nodes, without = [], []
+    for node in snapshot.nodes:
+        has = any(own.fingerprint == model.fingerprint for own in node.facts.models)
+        if not has and node.alive and node.facts.role is not Role.CLIENT:
+            without.append(node.id)
+            node = replace(node, facts=replace(node.facts, models=(*node.facts.models, held)))
+        nodes.append(node)
+    return Snapshot(nodes=tuple(nodes)), tuple(without)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
+
+
+# -- on this machine ------------------------------------------------------------------------------
+
+
+async def alone(config: NodeConfig) -> dict[str, Any]:
+    """For a node that would be started with `config`, and for nobody else."""
+    shelf = Shelf(any_architecture=config.bin_dir is not None)
+    model = await named_model(shelf, config.model or DEFAULT_MODEL, Home(config.home))
+    own = await hardware.at_hand(config)
+    name = file_stem(model)
+    facts = NodeFacts(
+        name=config.name or socket.gethostname(),
+        role=Role.NODE,
+        version=__version__,
+        hosting=config.hosting,
+        models=(HeldModel(fingerprint=model.fingerprint, name=name, size_bytes=model.size_bytes),),
+        **own.facts(),
+    )
+    guessing, notes = await _guessing(shelf, config, model)
+    settings = MeshSettings(
+        version=1,
+        model=name,
+        fingerprint=model.fingerprint,
+        alias=config.alias or name,
+        context=config.context,
+        slots=config.slots or DEFAULT_SLOTS,
+        cache_type_k=config.cache_type_k or "f16",
+        cache_type_v=config.cache_type_v or "f16",
+        split=config.split,
+        tensor_split=config.tensor_split,
+        layers=config.layers,
+        **guessing,
+    )
+    snapshot = Snapshot(nodes=(Candidate(id=THIS_MACHINE, facts=facts),))
+    plan = decide(snapshot, model, settings, current=None)
+    other = alternative(snapshot, model, settings, plan, barred={})
+    return Forecast(
+        snapshot=snapshot, model=model, settings=settings, plan=plan, other=other, notes=notes
+    ).document()
+
+
+async def named_model(shelf: Shelf, name: str, home: Home) -> ModelFacts:
+    """What the file of that name holds; one that could be downloaded is not."""
+    found = await model_names.resolve(name, home)
+    if not isinstance(found, Here):
+        raise ModelError(f"{name} is not on this machine", hint=f"mesh-llm download {name}")
+    return await shelf.look(found.path)

@@ -1,0 +1,1 @@
+"""What this node lends to plans that other nodes host."""

@@ -23,7 +23,7 @@ from bench.split_sides import Seen, complete, decode_speed, prefill_speed, side_
 from bench.stats import Sample, at_least, at_most
 from mesh_llm.engine import build
 from mesh_llm.engine.inspect import read_gguf
-from mesh_llm.engine.worker_process import Lender, lend
+from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.split import SplitPlan, link_neighbours, worker_spec
 from mesh_llm.models.facts import model_facts
@@ -113,7 +113,7 @@ async def _started(case: Case, folder: Path, *, turns: int) -> AsyncIterator[tup
 
 
 @asynccontextmanager
-async def _workers(case: Case, folder: Path) -> AsyncIterator[list[Lender]]:
+async def _workers(case: Case, folder: Path) -> AsyncIterator[list[WorkerProcess]]:
     """Of ours; stock's are the engine's own, since each serves only once."""
     count = 0 if case.stock else len(case.plan.workers)
     async with AsyncExitStack() as stack:

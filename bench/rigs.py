@@ -14,7 +14,7 @@ from pathlib import Path
 from bench import servers
 from bench.servers import Server
 from mesh_llm.engine.process import spawn
-from mesh_llm.engine.worker_process import Lender
+from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.delay import Door, Lines, Passage, delay_lines
 from mesh_llm.lab.split import SplitPlan, engine_spec, split_engine
@@ -45,7 +45,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def ours(plan: SplitPlan, workers: Sequence[Lender] = ()) -> AsyncIterator[Rig]:
+async def ours(plan: SplitPlan, workers: Sequence[WorkerProcess] = ()) -> AsyncIterator[Rig]:
     """Through libggml-mesh; without workers the plain engine child."""
     async with split_engine(plan, workers) as engine:
         report = engine.supervisor.report

@@ -40,7 +40,7 @@ from bench.split_sides import (
 )
 from bench.stats import Sample, at_least, at_most, below
 from mesh_llm.engine.inspect import read_gguf
-from mesh_llm.engine.worker_process import Lender, lend
+from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.lab.delay import Line, Lines, Passage, delay_lines
 from mesh_llm.lab.split import SplitPlan, link_neighbours, worker_spec
 from mesh_llm.models.facts import model_facts
@@ -394,7 +394,7 @@ def _start_rows(seen: dict[str, list[float]], read: list[meters.Reads], linked: 
 
 
 @asynccontextmanager
-async def _far_workers(plan: SplitPlan, folder: Path) -> AsyncIterator[tuple[list[Lender], Lines]]:
+async def _far_workers(plan: SplitPlan, folder: Path) -> AsyncIterator[tuple[list[WorkerProcess], Lines]]:
     """Workers that outlive the engines over them, with delays between them."""
     async with AsyncExitStack() as stack:
         workers = [

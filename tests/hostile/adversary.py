@@ -19,8 +19,8 @@ from mesh_llm import __version__
 from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.errors import MeshError
 from mesh_llm.membership.messages import signed_to_document
-from mesh_llm.peer_fetch.piece_hashes import Digests
-from mesh_llm.peer_fetch.serve import Offers
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
+from mesh_llm.peer_fetch.serve import FileServer
 from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.claims import Claim, sign
@@ -454,9 +454,9 @@ class Adversary:
 
     def offer(self, fingerprint: Fingerprint, path: Path, cache: Path) -> None:
         """Sends this model's file to whoever asks for it, as an honest node would."""
-        offers = Offers(
+        offers = FileServer(
             models=lambda: {fingerprint: (path,)},
-            digests=Digests(cache),
+            digests=PieceHashes(cache),
             throttle=Throttle(busy=lambda: False),
         )
 

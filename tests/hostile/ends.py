@@ -14,7 +14,7 @@ from typing import Any
 from mesh_llm.errors import MeshError, PeerLost
 from mesh_llm.transport import handshake
 from mesh_llm.transport.close_codes import Code, close
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.endpoint import address_of, bind
 from mesh_llm.transport.framing import LENGTH, FrameError, FrameType, encode_document
 from mesh_llm.transport.iroh_library import iroh
@@ -169,11 +169,11 @@ class Door:
                 pair = await connection.accept_bi()
                 if self._show:
                     async with asyncio.timeout(WITHIN_S):
-                        await self._say(Control(pair), self._show[self.dialled % len(self._show)])
+                        await self._say(ControlStream(pair), self._show[self.dialled % len(self._show)])
                 close(connection, self._code)
                 self.dialled += 1
 
-    async def _say(self, control: Control, shown: dict[str, Any]) -> None:
+    async def _say(self, control: ControlStream, shown: dict[str, Any]) -> None:
         await control.expect(FrameType.HELLO)
         await control.write(FrameType.HELLO, handshake._hello(secrets.token_bytes(handshake.NONCE_BYTES)))
         await control.expect(FrameType.PROVE)

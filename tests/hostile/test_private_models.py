@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.node.model_files import Shelf
+from mesh_llm.node.model_files import ModelFiles
 from tests.hostile.conftest import Villain
 from tests.hostile.honest import address_of, id_of, serves
 from tests.support.joining import Lab, write_model
@@ -23,7 +23,7 @@ def private(tmp_path: Path) -> Path:
 
 
 def test_nobody_hears_of_a_joiners_other_models(nodes: Lab, villain: Villain, private: Path) -> None:
-    fingerprint = asyncio.run(Shelf().look(private)).fingerprint
+    fingerprint = asyncio.run(ModelFiles().look(private)).fingerprint
     one = nodes.create("one")
     bad = villain(one.token())
     client = villain(one.token(role="client"), name="client")
@@ -50,7 +50,7 @@ def test_nobody_hears_of_a_joiners_other_models(nodes: Lab, villain: Villain, pr
 def test_a_private_model_cannot_be_asked_for_by_its_fingerprint(
     nodes: Lab, villain: Villain, private: Path
 ) -> None:
-    fingerprint = asyncio.run(Shelf().look(private)).fingerprint
+    fingerprint = asyncio.run(ModelFiles().look(private)).fingerprint
     one = nodes.create("one")
     two = nodes.join("two", one, models=private.parent)
     bad = villain(one.token())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.membership.checked_fields import counts_up_to
-from mesh_llm.node.model_files import Shelf
+from mesh_llm.node.model_files import ModelFiles
 from mesh_llm.types import Fingerprint, MeshSettings
 from tests.hostile.adversary import FORGERIES, LARGEST, Adversary
 from tests.hostile.conftest import Villain
@@ -37,7 +37,7 @@ def other(tmp_path: Path) -> Path:
 
 
 def fingerprint_of(path: Path) -> Fingerprint:
-    return asyncio.run(Shelf().look(path)).fingerprint
+    return asyncio.run(ModelFiles().look(path)).fingerprint
 
 
 def overriding(bad: Adversary, other: Path, version: int = 1000) -> dict[str, Any]:

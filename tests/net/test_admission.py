@@ -16,8 +16,8 @@ import pytest
 from mesh_llm.defaults import FAILED_OVERALL, FAILED_OVERALL_REFILL_S, HANDSHAKES_LIMIT, PROTOCOL_VERSION
 from mesh_llm.errors import InviteRefused, JoinRefused
 from mesh_llm.transport import failed_attempts, handshake, invite
-from mesh_llm.transport.close_codes import Closing, Code, closing_of
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.close_codes import CloseReason, Code, closing_of
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.dialler import connect_refused, join_refused
 from mesh_llm.transport.framing import HEAD, FrameParser, FrameType, encode_frame
 from mesh_llm.transport.handshake import Dropped
@@ -58,7 +58,7 @@ async def test_wrong_unknown_and_foreign_tokens_look_the_same(mesh: Mesh) -> Non
     assert await refusal(joiner, token) == NOT_ACCEPTED
     told = ("refused", joiner.network.id, "it knows no invite of this mesh")
     assert first.handler.events == [told] * 3
-    assert first.network.porch.attempts.count == 3
+    assert first.network.pending.attempts.count == 3
 
 
 async def test_a_right_token_for_another_mesh(mesh: Mesh) -> None:
@@ -91,7 +91,7 @@ async def test_expired_by_ones_own_clock_sends_nothing(mesh: Mesh) -> None:
     message = await refusal(joiner, replace(first.token(), expires=0))
 
     assert message == "the token expired on 1970-01-01 at 00:00 UTC"
-    assert first.network.porch.attempts.count == 0
+    assert first.network.pending.attempts.count == 0
 
 
 async def test_revoked(mesh: Mesh) -> None:
@@ -162,7 +162,7 @@ async def test_an_inviter_that_does_not_know_the_secret(mesh: Mesh) -> None:
 
     async def say_yes() -> Any:
         connection = await (await (await liar.endpoint.accept_next()).accept()).connect()
-        control = Control(await connection.accept_bi())
+        control = ControlStream(await connection.accept_bi())
         await control.expect(FrameType.HELLO)
         await control.write(FrameType.HELLO, {"version": PROTOCOL_VERSION, "nonce": "00" * 16})
         await control.expect(FrameType.PROVE)
@@ -213,7 +213,7 @@ def test_whom_to_update(we_are_older: bool, by_us: bool) -> None:
     # Whoever finds out tells the other about the other.
     code = Code.TOO_OLD if we_are_older is not by_us else Code.TOO_NEW
 
-    error = join_refused(Dropped(Closing(code=code, reason=""), by_us=by_us))
+    error = join_refused(Dropped(CloseReason(code=code, reason=""), by_us=by_us))
 
     if we_are_older:
         assert error.message == "the inviter runs a newer mesh-llm than this node"
@@ -226,7 +226,7 @@ def test_whom_to_update(we_are_older: bool, by_us: bool) -> None:
 @pytest.mark.parametrize("by_us", [True, False])
 @pytest.mark.parametrize("code", list(Code))
 def test_every_refusal_has_a_sentence(code: Code, by_us: bool) -> None:
-    dropped = Dropped(Closing(code=code, reason="said so"), by_us=by_us)
+    dropped = Dropped(CloseReason(code=code, reason="said so"), by_us=by_us)
 
     for error in (join_refused(dropped), connect_refused(NodeId("ab" * 32), dropped)):
         assert error.message[-1].isalpha()
@@ -236,13 +236,13 @@ def test_every_refusal_has_a_sentence(code: Code, by_us: bool) -> None:
 # -- those who do not keep to the protocol -------------------------------------------------------
 
 
-async def closing(connection: Any) -> Closing:
+async def closing(connection: Any) -> CloseReason:
     # Not wait_for, which can take a cancellation for an answer.
     async with asyncio.timeout(WITHIN_S):
         return closing_of(await connection.closed())
 
 
-async def say(stranger: Stranger, member: Member, data: bytes) -> tuple[bytes, Closing]:
+async def say(stranger: Stranger, member: Member, data: bytes) -> tuple[bytes, CloseReason]:
     """Say something on the first stream: what comes back, and how it ends."""
     connection = await stranger.dial(member)
     received = b""
@@ -331,11 +331,11 @@ def decoded(data: bytes) -> dict[str, Any]:
 
 
 async def nothing_happened(member: Member) -> None:
-    await until(lambda: member.network.porch.waiting == 0)
+    await until(lambda: member.network.pending.waiting == 0)
     # Its node may hear that somebody was sent away, and nothing else of it.
     assert {what for what, _, _ in member.handler.events} <= {"refused"}
     assert member.network.peers == {}
-    assert member.network.porch.attempts.count == 1
+    assert member.network.pending.attempts.count == 1
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -391,7 +391,7 @@ async def test_one_who_leaves_at_once(mesh: Mesh) -> None:
 
     connection.close(0, b"")
 
-    await until(lambda: first.network.porch.attempts.count == 1)
+    await until(lambda: first.network.pending.attempts.count == 1)
     await nothing_happened(first)
 
 
@@ -406,7 +406,7 @@ async def test_one_who_says_nothing_more_after_being_admitted(
         with suppress(iroh().IrohError):
             connection = await stranger.dial(first)
             # Held until the end: a stream that nobody holds is ended, which says something.
-            control = Control(await connection.open_bi())
+            control = ControlStream(await connection.open_bi())
             introduction, joined = await handshake.prove_invite(control, nobody(stranger), first.token())
             break
     else:
@@ -433,7 +433,7 @@ async def test_a_proof_is_worth_nothing_on_another_connection(mesh: Mesh) -> Non
     token = first.token()
     seen: list[dict[str, Any]] = []
 
-    class Overheard(Control):
+    class Overheard(ControlStream):
         async def write(self, type: FrameType, body: dict[str, Any]) -> None:
             seen.append(body)
             await super().write(type, body)
@@ -463,7 +463,7 @@ async def test_one_node_that_tries_too_often_waits(mesh: Mesh, monkeypatch: pyte
     codes = [(await say(stranger, first, wrong))[1].code for _ in range(8)]
 
     assert codes == [Code.WRONG] * 5 + [Code.BUSY] * 3
-    assert first.network.porch.attempts.count == 8
+    assert first.network.pending.attempts.count == 8
 
 
 async def test_a_flood_of_wrong_tokens(mesh: Mesh) -> None:
@@ -478,11 +478,11 @@ async def test_a_flood_of_wrong_tokens(mesh: Mesh) -> None:
         while True:
             with suppress(iroh().IrohError):
                 await say(stranger, first, wrong)
-            most_at_once = max(most_at_once, first.network.porch.waiting)
+            most_at_once = max(most_at_once, first.network.pending.waiting)
 
     pouring = [asyncio.create_task(attempt(stranger)) for stranger in flood]
     try:
-        await until(lambda: first.network.porch.attempts.count >= 60)
+        await until(lambda: first.network.pending.attempts.count >= 60)
         # All of them share one loop: on a slow machine it has to come again several times.
         await joiner.network.join(first.token(), timeout_s=2 * WITHIN_S)
     finally:
@@ -492,7 +492,7 @@ async def test_a_flood_of_wrong_tokens(mesh: Mesh) -> None:
 
     assert await first.handler.wait("peer") == [(joiner.id, Role.NODE)]
     borne = FAILED_OVERALL + (time.monotonic() - started) / FAILED_OVERALL_REFILL_S + HANDSHAKES_LIMIT
-    assert 60 <= first.network.porch.attempts.count <= borne
+    assert 60 <= first.network.pending.attempts.count <= borne
     assert 0 < most_at_once <= HANDSHAKES_LIMIT
 
 
@@ -503,12 +503,12 @@ async def test_a_flood_of_silence(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -
     first, joiner = await mesh.creator(), await mesh.member()
     strangers = [await mesh.stranger() for _ in range(HANDSHAKES_LIMIT)]
     connections = [await stranger.dial(first) for stranger in strangers]
-    await until(lambda: first.network.porch.waiting == HANDSHAKES_LIMIT)
+    await until(lambda: first.network.pending.waiting == HANDSHAKES_LIMIT)
 
     await joiner.network.join(first.token())
 
     assert await first.handler.wait("peer") == [(joiner.id, Role.NODE)]
-    assert first.network.porch.waiting >= HANDSHAKES_LIMIT - 2
+    assert first.network.pending.waiting >= HANDSHAKES_LIMIT - 2
     assert (await closing(connections[0])).code is Code.BUSY
     assert connections[-1].close_reason() is None
 

@@ -15,7 +15,7 @@ from mesh_llm.errors import Expelled, JoinRefused, PeerLost
 from mesh_llm.membership.messages import signed_to_document
 from mesh_llm.transport.claims import Claim
 from mesh_llm.transport.close_codes import Code, close
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.framing import FrameType
 from mesh_llm.transport.revocations import revocation_text
 from mesh_llm.types import Role, Signed
@@ -32,7 +32,7 @@ async def mesh(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Mesh]:
 async def answer(liar: Stranger, frames: list[tuple[FrameType, dict[str, Any]]], code: Code) -> None:
     """Hear a dialler's proof, say what a test wants said, and close."""
     connection = await (await (await liar.endpoint.accept_next()).accept()).connect()
-    control = Control(await connection.accept_bi())
+    control = ControlStream(await connection.accept_bi())
     await control.expect(FrameType.HELLO)
     await control.write(FrameType.HELLO, {"version": PROTOCOL_VERSION, "nonce": "00" * 16})
     await control.expect(FrameType.PROVE)

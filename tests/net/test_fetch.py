@@ -16,7 +16,7 @@ import pytest
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import DownloadFailed, ModelError
 from mesh_llm.models import incoming_folders
-from mesh_llm.peer_fetch.piece_hashes import Digests
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.types import Fingerprint, Progress
 from tests.support import tiny_gguf
 from tests.support.fetching import Model, digest_of
@@ -83,12 +83,12 @@ async def test_one_shard_alone_then_the_rest(sharded: Model) -> None:
 
 
 async def test_a_receiver_can_offer_without_hashing_again(model: Model, tmp_path: Path) -> None:
-    digests = Digests(tmp_path / "own cache", piece_bytes=PIECE_BYTES)
+    digests = PieceHashes(tmp_path / "own cache", piece_bytes=PIECE_BYTES)
     async with peer("anna", model.honest()) as anna:
         (path,) = await model.fetch(anna, digests=digests)
     known = digests.known(path)
     assert known is not None
-    assert known == Digests(model.cache, piece_bytes=PIECE_BYTES).known(model.files[0])
+    assert known == PieceHashes(model.cache, piece_bytes=PIECE_BYTES).known(model.files[0])
 
 
 async def test_an_existing_file_of_that_name_stays(model: Model) -> None:

@@ -18,7 +18,7 @@ from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.channel import ByteStream
 from mesh_llm.peer_fetch.layer_fetch import Held, fetch_layers
 from mesh_llm.peer_fetch.sources import FetchTimes, Source, Wanted
-from mesh_llm.peer_fetch.sparse_files import Holding, NoHoles
+from mesh_llm.peer_fetch.sparse_files import NoHoles, SparseFiles
 from mesh_llm.transport.network import Stream
 from mesh_llm.transport.peer import Peer as Connection
 from mesh_llm.types import Event, Fingerprint, Progress
@@ -270,7 +270,7 @@ async def test_a_later_run_goes_on_where_one_failed(model: Model) -> None:
     found = await layer_fetch.find(model.folder, model.fingerprint, read=model.read)
     assert found is not None
     assert not found.has(MIDDLE)
-    kept = Holding.load(model.own, model.fingerprint)
+    kept = SparseFiles.load(model.own, model.fingerprint)
     assert kept is not None
     assert kept.held > model.pieces()
     async with peer("carl", model.honest()) as carl:
@@ -296,7 +296,7 @@ async def test_a_cancelled_fetch_leaves_what_it_has(model: Model) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        kept = Holding.load(model.own, model.fingerprint)
+        kept = SparseFiles.load(model.own, model.fingerprint)
         assert kept is not None
         assert kept.held > model.pieces()
         held = await model.fetch(MIDDLE, anna)
@@ -334,22 +334,22 @@ async def test_a_file_that_lost_its_header_is_not_believed(model: Model) -> None
 
 
 def test_a_record_of_pieces_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
-    made = Holding(
+    made = SparseFiles(
         tmp_path, fingerprint=Fingerprint("f"), digest="d", piece_bytes=100, sizes=(250,), stem="model"
     )
     made.paths[0].write_bytes(bytes(250))
     made.held = {Piece(0, 0), Piece(0, 2)}
     made.prove()
-    found = Holding.load(tmp_path, Fingerprint("f"))
+    found = SparseFiles.load(tmp_path, Fingerprint("f"))
     assert found is not None
     assert (found.held, found.proven) == (made.held, True)
     made.held = {Piece(0, 3)}
     made.prove()
-    assert Holding.load(tmp_path, Fingerprint("f")) is None
+    assert SparseFiles.load(tmp_path, Fingerprint("f")) is None
     made.held = set()
     made.prove()
     made.paths[0].write_bytes(bytes(249))
-    assert Holding.load(tmp_path, Fingerprint("f")) is None
+    assert SparseFiles.load(tmp_path, Fingerprint("f")) is None
 
 
 # -- hostile sources ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.slot_queue import Turns
+from mesh_llm.gateway.slot_queue import SlotQueue
 from tests.support.raw_http import Answer, RawClient, connect, request_bytes
 from tests.support.series import Scrape
 from tests.support.upstream import WAIT_S, FakeEngine, FakeNode, Seen, Wire, plain
@@ -39,12 +39,12 @@ class Slot:
 
 
 @pytest.fixture
-def turns() -> Turns:
-    return Turns(1, limit=8, per_client=6)
+def turns() -> SlotQueue:
+    return SlotQueue(1, limit=8, per_client=6)
 
 
 @pytest.fixture
-async def gateway(node: FakeNode, turns: Turns) -> AsyncIterator[Gateway]:
+async def gateway(node: FakeNode, turns: SlotQueue) -> AsyncIterator[Gateway]:
     gateway = Gateway(GatewayConfig(port=0), node, turns)
     await gateway.start()
     yield gateway
@@ -73,7 +73,7 @@ async def send(gateway: Gateway) -> AsyncIterator[Ask]:
 
 
 @pytest.fixture
-def ask(send: Ask, turns: Turns) -> Ask:
+def ask(send: Ask, turns: SlotQueue) -> Ask:
     """The same, and it has its turn, or its place in the queue."""
 
     async def one(name: str) -> RawClient:
@@ -121,7 +121,7 @@ async def test_one_after_the_other_and_fair(
     assert seen.value("mesh_llm_gateway_queue_seconds_count") == 6
 
 
-async def test_refused_when_full(ask: Ask, send: Ask, slot: Slot, turns: Turns, gateway: Gateway) -> None:
+async def test_refused_when_full(ask: Ask, send: Ask, slot: Slot, turns: SlotQueue, gateway: Gateway) -> None:
     for number in range(7):
         await ask(f"heavy.{number}")
     assert (turns.taken, turns.waiting) == (1, 6)
@@ -144,7 +144,9 @@ async def test_refused_when_full(ask: Ask, send: Ask, slot: Slot, turns: Turns, 
     await until(lambda: turns.taken == 0)
 
 
-async def test_names_of_its_own_buy_a_client_nothing(ask: Ask, send: Ask, slot: Slot, turns: Turns) -> None:
+async def test_names_of_its_own_buy_a_client_nothing(
+    ask: Ask, send: Ask, slot: Slot, turns: SlotQueue
+) -> None:
     for number in range(7):
         await ask(f"many.name{number}.0")
     refused = await (await send("many.another.0")).answer()
@@ -155,7 +157,7 @@ async def test_names_of_its_own_buy_a_client_nothing(ask: Ask, send: Ask, slot: 
     assert slot.began[:3] == ["many.name0.0", "one.0", "many.name1.0"]
 
 
-async def test_leaving_gives_the_place_back(ask: Ask, slot: Slot, turns: Turns) -> None:
+async def test_leaving_gives_the_place_back(ask: Ask, slot: Slot, turns: SlotQueue) -> None:
     first, second, third = await ask("a.0"), await ask("b.0"), await ask("c.0")
     second.writer.transport.abort()
     await until(lambda: turns.waiting == 1)
@@ -166,8 +168,8 @@ async def test_leaving_gives_the_place_back(ask: Ask, slot: Slot, turns: Turns) 
     assert await body_of(third) == "done c.0"
 
 
-@pytest.mark.parametrize("turns", [Turns(1, wait_s=0.05)])
-async def test_late(ask: Ask, send: Ask, slot: Slot, turns: Turns) -> None:
+@pytest.mark.parametrize("turns", [SlotQueue(1, wait_s=0.05)])
+async def test_late(ask: Ask, send: Ask, slot: Slot, turns: SlotQueue) -> None:
     first = await ask("a.0")
     late = await (await send("b.0")).answer()
     assert (late.status, late.json()["error"]["code"]) == (503, "queue_late")
@@ -177,7 +179,7 @@ async def test_late(ask: Ask, send: Ask, slot: Slot, turns: Turns) -> None:
 
 
 async def test_a_large_body_that_stops_coming_gives_its_turn_back(
-    node: FakeNode, turns: Turns, slot: Slot
+    node: FakeNode, turns: SlotQueue, slot: Slot
 ) -> None:
     """It is too large to be read before its turn."""
     limits = Limits(replay_bytes=1000, upload_late_s=0.3)

@@ -16,8 +16,8 @@ import pytest
 from mesh_llm.defaults import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.slot_queue import Turns
-from mesh_llm.gateway.upstream import Health, Turn
+from mesh_llm.gateway.slot_queue import SlotQueue
+from mesh_llm.gateway.upstream import Health, SlotRequest
 from mesh_llm.types import State
 from tests.net.conftest import StartGateway
 from tests.support.raw_http import Answer, RawClient, connect, request_bytes
@@ -139,7 +139,7 @@ def hand_over(node: FakeNode, other: FakeEngine) -> Callable[[Wire], Awaitable[N
 
 
 def overtaken(
-    node: FakeNode, other: FakeEngine, turns: Turns, until_closed: AsyncExitStack
+    node: FakeNode, other: FakeEngine, turns: SlotQueue, until_closed: AsyncExitStack
 ) -> Callable[[Wire], Awaitable[None]]:
     """The same, while somebody else waits for the only turn, and keeps it until the stack is closed."""
 
@@ -232,7 +232,7 @@ async def test_a_resumed_answer_is_counted_and_logged(
 ) -> None:
     caplog.set_level(logging.INFO, logger="mesh_llm.access")
 
-    async def elsewhere(_: Turn | None = None) -> socket.socket:
+    async def elsewhere(_: SlotRequest | None = None) -> socket.socket:
         link = socket.socket()
         link.setblocking(False)
         await asyncio.get_running_loop().sock_connect(link, ("127.0.0.1", second.port))
@@ -485,7 +485,7 @@ async def test_nobody_takes_over(start_gateway: StartGateway, engine: FakeEngine
 
 async def test_the_wait_for_a_turn_counts_too(node: FakeNode, engine: FakeEngine, second: FakeEngine) -> None:
     """The next engine is there, and busy: its queue alone would let the stream wait for five minutes."""
-    turns = Turns(1)
+    turns = SlotQueue(1)
     gateway = Gateway(GatewayConfig(port=0, limits=Limits(resume_s=1.0)), node, turns)
     await gateway.start()
     async with AsyncExitStack() as stack:
@@ -505,7 +505,7 @@ async def test_the_wait_for_a_turn_counts_too(node: FakeNode, engine: FakeEngine
 
 
 @asynccontextmanager
-async def beating_gateway(node: FakeNode, turns: Turns | None = None) -> AsyncIterator[Gateway]:
+async def beating_gateway(node: FakeNode, turns: SlotQueue | None = None) -> AsyncIterator[Gateway]:
     gateway = Gateway(GatewayConfig(port=0, limits=Limits(beat_s=0.05)), node, turns)
     await gateway.start()
     try:
@@ -548,7 +548,7 @@ async def test_signs_of_life_while_there_is_no_engine(
 async def test_signs_of_life_while_it_waits_for_its_turn(
     node: FakeNode, engine: FakeEngine, second: FakeEngine
 ) -> None:
-    turns = Turns(1)
+    turns = SlotQueue(1)
     async with beating_gateway(node, turns) as gateway, AsyncExitStack() as others:
         engine.on(CHAT, says("a", until=4, then=overtaken(node, second, turns, others)))
         second.on(CHAT, says("b"))
@@ -798,7 +798,7 @@ async def test_half_a_refusal_is_not_followed_by_another_answer(
 async def test_an_engine_that_is_replaced_while_a_request_waits_for_its_turn(
     node: FakeNode, engine: FakeEngine, second: FakeEngine
 ) -> None:
-    turns = Turns(1)
+    turns = SlotQueue(1)
     gateway = Gateway(GatewayConfig(port=0), node, turns)
     await gateway.start()
     try:

@@ -15,8 +15,8 @@ import pytest
 from mesh_llm.gateway import guests
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.slot_queue import Turns
-from mesh_llm.gateway.upstream import Turn
+from mesh_llm.gateway.slot_queue import SlotQueue
+from mesh_llm.gateway.upstream import SlotRequest
 from mesh_llm.peers.data_links import Passage
 from mesh_llm.peers.mesh import Mesh as NodeMesh
 from mesh_llm.transport.network import Peer, Stream
@@ -32,7 +32,7 @@ PATH = "/v1/embeddings"
 """Makes the engine compute."""
 
 
-class Ways:
+class Paths:
     """What a passage needs of the node's mesh here: streams to the other one."""
 
     def __init__(self, me: Member) -> None:
@@ -52,10 +52,16 @@ async def _no_guest(link: socket.socket, guest: object) -> None:
 
 
 class Host:
-    """A node with an engine, a gateway and its queue; `passage` is another node's way there."""
+    """A node with an engine, a gateway and its queue; `data_links` is another node's way there."""
 
     def __init__(
-        self, engine: FakeEngine, node: FakeNode, gateway: Gateway, turns: Turns, me: Member, other: Member
+        self,
+        engine: FakeEngine,
+        node: FakeNode,
+        gateway: Gateway,
+        turns: SlotQueue,
+        me: Member,
+        other: Member,
     ) -> None:
         self.engine, self.node, self.gateway, self.turns = engine, node, gateway, turns
         self.id, self.guest = me.id, other
@@ -68,9 +74,11 @@ class Host:
         """Bodies of requests that the engine computes, in order."""
         self._may_end = asyncio.Semaphore(0)
         self.here = Passage(
-            cast(NodeMesh, Ways(me)), receive=_no_link, answer=gateway.serve_guest, bind_ip=None
+            cast(NodeMesh, Paths(me)), receive=_no_link, answer=gateway.serve_guest, bind_ip=None
         )
-        self.passage = Passage(cast(NodeMesh, Ways(other)), receive=_no_link, answer=_no_guest, bind_ip=None)
+        self.data_links = Passage(
+            cast(NodeMesh, Paths(other)), receive=_no_link, answer=_no_guest, bind_ip=None
+        )
         me.handler.on_stream = self._serve  # type: ignore[method-assign]
         engine.on(PATH, self._work)
 
@@ -106,8 +114,8 @@ class Host:
 
     @asynccontextmanager
     async def connect(self, client: str | None, **more: Any) -> AsyncIterator[RawClient]:
-        turn = None if client is None else Turn(client=client, **more)
-        link = await self.passage.http(self.id, 1, turn)
+        turn = None if client is None else SlotRequest(client=client, **more)
+        link = await self.data_links.http(self.id, 1, turn)
         reader, writer = await asyncio.open_connection(sock=link)
         try:
             yield RawClient(reader=reader, writer=writer)
@@ -127,8 +135,8 @@ class Host:
 
 
 @pytest.fixture
-def turns() -> Turns:
-    return Turns(1, limit=3, per_client=2)
+def turns() -> SlotQueue:
+    return SlotQueue(1, limit=3, per_client=2)
 
 
 @pytest.fixture
@@ -137,7 +145,7 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-async def host(engine: FakeEngine, node: FakeNode, turns: Turns, limits: Limits) -> AsyncIterator[Host]:
+async def host(engine: FakeEngine, node: FakeNode, turns: SlotQueue, limits: Limits) -> AsyncIterator[Host]:
     gateway = Gateway(GatewayConfig(port=0, limits=limits), node, turns)
     await gateway.start()
     async with mesh_of_members() as mesh:
@@ -146,7 +154,7 @@ async def host(engine: FakeEngine, node: FakeNode, turns: Turns, limits: Limits)
         try:
             yield host
         finally:
-            await host.passage.close()
+            await host.data_links.close()
             await host.until(taken=0, waiting=0)
             await gateway.stop()
             await host.ended()
@@ -168,11 +176,11 @@ async def test_next_when_the_answer_before_has_ended(host: Host) -> None:
         await host.until(taken=0)
 
 
-@pytest.mark.parametrize("turns", [Turns(2)])
+@pytest.mark.parametrize("turns", [SlotQueue(2)])
 @pytest.mark.parametrize(
     "begun", [b"", b"POST /v1/embed", request_bytes("POST", PATH, "Content-Length: 9") + b"half"]
 )
-async def test_those_who_say_nothing_hold_no_turn(host: Host, turns: Turns, begun: bytes) -> None:
+async def test_those_who_say_nothing_hold_no_turn(host: Host, turns: SlotQueue, begun: bytes) -> None:
     async with AsyncExitStack() as stack:
         for number in range(4):
             silent = await stack.enter_async_context(host.connect(f"silent {number}"))
@@ -225,8 +233,8 @@ async def test_full(host: Host) -> None:
     assert len(host.engine.seen) == 1
 
 
-@pytest.mark.parametrize("turns", [Turns(1, per_account=2)])
-async def test_one_account_does_not_fill_the_queue(host: Host, turns: Turns) -> None:
+@pytest.mark.parametrize("turns", [SlotQueue(1, per_account=2)])
+async def test_one_account_does_not_fill_the_queue(host: Host, turns: SlotQueue) -> None:
     host.account = "client:one"
     async with host.ask("a"), host.ask("b"), host.ask("c"):
         async with host.connect("d") as refused:
@@ -237,8 +245,8 @@ async def test_one_account_does_not_fill_the_queue(host: Host, turns: Turns) -> 
             await host.until(waiting=4)
 
 
-@pytest.mark.parametrize("turns", [Turns(1)])
-async def test_fair_between_accounts_first(host: Host, turns: Turns) -> None:
+@pytest.mark.parametrize("turns", [SlotQueue(1)])
+async def test_fair_between_accounts_first(host: Host, turns: SlotQueue) -> None:
     """However many clients one node has, or invents."""
     async with AsyncExitStack() as stack:
         host.account = "client:many"
@@ -277,8 +285,8 @@ async def test_tokenizing_takes_turns_of_its_own(host: Host) -> None:
         assert host.began[:2] == ["many", "one"]
 
 
-@pytest.mark.parametrize("turns", [Turns(1, wait_s=0.05)])
-async def test_late(host: Host, turns: Turns) -> None:
+@pytest.mark.parametrize("turns", [SlotQueue(1, wait_s=0.05)])
+async def test_late(host: Host, turns: SlotQueue) -> None:
     async with host.ask("a"):
         async with host.connect("b") as late:
             answer = await late.request("POST", PATH, body=b"x")
@@ -317,8 +325,8 @@ async def test_who_has_little_time_left_is_told_when_it_is_over(host: Host) -> N
         assert answer.json()["error"]["message"].startswith("the request has waited 0.05 s ")
 
 
-@pytest.mark.parametrize("turns", [Turns(1, per_client=2)])
-async def test_names_of_its_own_find_no_more_room_than_their_client(host: Host, turns: Turns) -> None:
+@pytest.mark.parametrize("turns", [SlotQueue(1, per_client=2)])
+async def test_names_of_its_own_find_no_more_room_than_their_client(host: Host, turns: SlotQueue) -> None:
     async with AsyncExitStack() as stack:
         for number in range(3):
             await stack.enter_async_context(host.ask("10.0.0.7", name=f"number {number}"))
@@ -599,8 +607,8 @@ async def test_they_are_counted_apart(host: Host) -> None:
     assert seen.value("mesh_llm_gateway_guest_requests_total", status="404") == 1
 
 
-@pytest.mark.parametrize("turns", [Turns(2)])
-async def test_many_who_come_and_go(host: Host, turns: Turns) -> None:
+@pytest.mark.parametrize("turns", [SlotQueue(2)])
+async def test_many_who_come_and_go(host: Host, turns: SlotQueue) -> None:
     dice = random.Random(7)
     bodies = {number: dice.randbytes(dice.choice((10, 5_000, 200_000))) for number in range(60)}
     answered: set[int] = set()

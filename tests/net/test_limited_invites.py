@@ -13,7 +13,7 @@ import pytest
 from mesh_llm.defaults import CLIENTS_PER_INVITE
 from mesh_llm.errors import JoinRefused, PeerLost
 from mesh_llm.transport import connections, handshake
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import check
 from mesh_llm.transport.invite import Invite
 from mesh_llm.types import Role
@@ -95,7 +95,7 @@ async def test_a_use_is_counted_when_the_credential_is_given(mesh: Mesh) -> None
     token = first.token(limit=1)
     stranger = await mesh.stranger()
     connection = await stranger.dial(first)
-    control = Control(await connection.open_bi())
+    control = ControlStream(await connection.open_bi())
     me = handshake.Self(
         identity=replace(taker.identity, id=stranger.id),
         instance="00" * 8,

@@ -15,13 +15,20 @@ import pytest
 from mesh_llm.defaults import LINK_ADDRESSES_LIMIT, LINK_EXPECTED_LIMIT, LINK_KNOCKS_LIMIT
 from mesh_llm.errors import LinkFailed
 from mesh_llm.transport import direct_links
-from mesh_llm.transport.direct_links import LinkDoor, facing, knock_local, knock_tcp, new_ticket, open_door
+from mesh_llm.transport.direct_links import (
+    LinkListener,
+    facing,
+    knock_local,
+    knock_tcp,
+    new_ticket,
+    open_door,
+)
 
 WAIT_S = 30.0
 LOOPBACK = "127.0.0.1"
 
 T = TypeVar("T")
-Knock = Callable[[LinkDoor, bytes], Awaitable[socket.socket]]
+Knock = Callable[[LinkListener, bytes], Awaitable[socket.socket]]
 
 
 async def soon(work: Awaitable[T]) -> T:
@@ -29,15 +36,15 @@ async def soon(work: Awaitable[T]) -> T:
         return await work
 
 
-def port_of(door: LinkDoor) -> int:
+def port_of(door: LinkListener) -> int:
     return door.listen(LOOPBACK)
 
 
-async def locally(door: LinkDoor, ticket: bytes) -> socket.socket:
+async def locally(door: LinkListener, ticket: bytes) -> socket.socket:
     return await knock_local(door.path, ticket)
 
 
-async def over_tcp(door: LinkDoor, ticket: bytes) -> socket.socket:
+async def over_tcp(door: LinkListener, ticket: bytes) -> socket.socket:
     return await knock_tcp(LOOPBACK, port_of(door), ticket)
 
 
@@ -48,12 +55,12 @@ def knock(request: pytest.FixtureRequest) -> Knock:
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[LinkDoor]:
+async def door(tmp_path: Path) -> AsyncIterator[LinkListener]:
     async with open_door(tmp_path / "l.sock") as door:
         yield door
 
 
-async def raw(door: LinkDoor) -> socket.socket:
+async def raw(door: LinkListener) -> socket.socket:
     """A stranger's connection."""
     stranger = socket.socket()
     stranger.setblocking(False)
@@ -79,7 +86,7 @@ def assert_joined(one: socket.socket, other: socket.socket) -> None:
         assert there.recv(64) == b"activations"
 
 
-async def test_a_ticket_lets_a_link_in(door: LinkDoor, knock: Knock) -> None:
+async def test_a_ticket_lets_a_link_in(door: LinkListener, knock: Knock) -> None:
     ticket = new_ticket()
     arriving = door.expect(ticket)
     with await soon(knock(door, ticket)) as near, await soon(arriving) as far:
@@ -89,7 +96,9 @@ async def test_a_ticket_lets_a_link_in(door: LinkDoor, knock: Knock) -> None:
                 assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
-async def test_bytes_sent_right_behind_the_handshake_belong_to_the_link(door: LinkDoor, knock: Knock) -> None:
+async def test_bytes_sent_right_behind_the_handshake_belong_to_the_link(
+    door: LinkListener, knock: Knock
+) -> None:
     ticket = new_ticket()
     arriving = door.expect(ticket)
     with await soon(knock(door, ticket)) as near:
@@ -109,7 +118,7 @@ async def test_the_socket_is_private_and_goes_with_the_door(tmp_path: Path) -> N
     assert not path.exists()
 
 
-async def test_a_wrong_ticket_is_dropped_and_spoils_nothing(door: LinkDoor, knock: Knock) -> None:
+async def test_a_wrong_ticket_is_dropped_and_spoils_nothing(door: LinkListener, knock: Knock) -> None:
     ticket = new_ticket()
     arriving = door.expect(ticket)
     with pytest.raises(LinkFailed, match="did not let a data link in"):
@@ -119,7 +128,7 @@ async def test_a_wrong_ticket_is_dropped_and_spoils_nothing(door: LinkDoor, knoc
         assert_joined(near, far)
 
 
-async def test_a_ticket_is_good_for_one_link(door: LinkDoor, knock: Knock) -> None:
+async def test_a_ticket_is_good_for_one_link(door: LinkListener, knock: Knock) -> None:
     ticket = new_ticket()
     arriving = door.expect(ticket)
     (await soon(knock(door, ticket))).close()
@@ -128,7 +137,7 @@ async def test_a_ticket_is_good_for_one_link(door: LinkDoor, knock: Knock) -> No
         await soon(knock(door, ticket))
 
 
-async def test_a_ticket_is_waited_for_once(door: LinkDoor, knock: Knock) -> None:
+async def test_a_ticket_is_waited_for_once(door: LinkListener, knock: Knock) -> None:
     """Another node chooses it: that one is refused, and the first link comes all the same."""
     ticket = new_ticket()
     arriving = door.expect(ticket)
@@ -138,7 +147,7 @@ async def test_a_ticket_is_waited_for_once(door: LinkDoor, knock: Knock) -> None
         assert_joined(near, far)
 
 
-async def test_of_many_with_the_same_ticket_one_gets_in(door: LinkDoor, knock: Knock) -> None:
+async def test_of_many_with_the_same_ticket_one_gets_in(door: LinkListener, knock: Knock) -> None:
     ticket = new_ticket()
     arriving = door.expect(ticket)
     results = await soon(asyncio.gather(*(knock(door, ticket) for _ in range(8)), return_exceptions=True))
@@ -148,7 +157,7 @@ async def test_of_many_with_the_same_ticket_one_gets_in(door: LinkDoor, knock: K
         assert_joined(near, far)
 
 
-async def test_many_links_at_once_find_their_own(door: LinkDoor, knock: Knock) -> None:
+async def test_many_links_at_once_find_their_own(door: LinkListener, knock: Knock) -> None:
     tickets = [new_ticket() for _ in range(24)]
     arriving = [door.expect(ticket) for ticket in tickets]
     knocks = await soon(asyncio.gather(*(knock(door, ticket) for ticket in reversed(tickets))))
@@ -161,7 +170,7 @@ async def test_many_links_at_once_find_their_own(door: LinkDoor, knock: Knock) -
             assert_joined(near, far)
 
 
-async def test_the_ticket_is_not_on_the_wire_and_a_recording_opens_nothing(door: LinkDoor) -> None:
+async def test_the_ticket_is_not_on_the_wire_and_a_recording_opens_nothing(door: LinkListener) -> None:
     recorded: dict[str, bytearray] = {"knock": bytearray(), "door": bytearray()}
     pumps: list[asyncio.Task[None]] = []
 
@@ -194,7 +203,7 @@ async def test_the_ticket_is_not_on_the_wire_and_a_recording_opens_nothing(door:
     again.cancel()
 
 
-async def test_the_doors_own_proof_is_no_proof_of_a_knock(door: LinkDoor) -> None:
+async def test_the_doors_own_proof_is_no_proof_of_a_knock(door: LinkListener) -> None:
     ticket = new_ticket()
     arriving = door.expect(ticket)
     loop = asyncio.get_running_loop()
@@ -226,20 +235,20 @@ async def test_a_stranger_at_the_address_of_the_door_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [b"GET / HTTP/1.1\r\n\r\n" + b" " * 64, b"meshlnk1" + b"?" * 48])
-async def test_nonsense_is_dropped_without_a_word(door: LinkDoor, nonsense: bytes) -> None:
+async def test_nonsense_is_dropped_without_a_word(door: LinkListener, nonsense: bytes) -> None:
     with await raw(door) as stranger:
         await asyncio.get_running_loop().sock_sendall(stranger, nonsense)
         assert await hears(stranger) == b""
 
 
-async def test_silence_is_dropped(door: LinkDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_is_dropped(door: LinkListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_links, "LINK_KNOCK_S", 0.05)
     with await raw(door) as stranger:
         await asyncio.get_running_loop().sock_sendall(stranger, b"meshlnk1")
         assert await hears(stranger) == b""
 
 
-async def test_strangers_who_only_wait_keep_nobody_out(door: LinkDoor, knock: Knock) -> None:
+async def test_strangers_who_only_wait_keep_nobody_out(door: LinkListener, knock: Knock) -> None:
     ticket = new_ticket()
     arriving = door.expect(ticket)
     with ExitStack() as stack:
@@ -250,7 +259,7 @@ async def test_strangers_who_only_wait_keep_nobody_out(door: LinkDoor, knock: Kn
         assert await hears(strangers[0]) == b""
 
 
-async def test_a_link_that_does_not_arrive(door: LinkDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_link_that_does_not_arrive(door: LinkListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_links, "LINK_EXPECT_S", 0.05)
     ticket = new_ticket()
     with pytest.raises(LinkFailed, match="a data link did not arrive within"):
@@ -259,7 +268,7 @@ async def test_a_link_that_does_not_arrive(door: LinkDoor, monkeypatch: pytest.M
         await soon(over_tcp(door, ticket))
 
 
-async def test_nobody_is_let_in_for_somebody_who_no_longer_waits(door: LinkDoor, knock: Knock) -> None:
+async def test_nobody_is_let_in_for_somebody_who_no_longer_waits(door: LinkListener, knock: Knock) -> None:
     ticket = new_ticket()
     door.expect(ticket).cancel()
     await asyncio.sleep(0)
@@ -277,7 +286,7 @@ async def test_a_door_that_closes_ends_what_waits_at_it(tmp_path: Path) -> None:
         await arriving
 
 
-async def test_waiting_is_bounded_and_tickets_have_a_form(door: LinkDoor) -> None:
+async def test_waiting_is_bounded_and_tickets_have_a_form(door: LinkListener) -> None:
     with pytest.raises(ValueError, match="a ticket has 32 bytes, not 5"):
         door.expect(b"short")
     for _ in range(LINK_EXPECTED_LIMIT):
@@ -306,7 +315,7 @@ async def test_an_address_of_another_machine(tmp_path: Path) -> None:
     assert not (tmp_path / "l.sock").exists()
 
 
-async def test_more_addresses_than_a_machine_has(door: LinkDoor) -> None:
+async def test_more_addresses_than_a_machine_has(door: LinkListener) -> None:
     ports = [door.listen(f"127.0.0.{number + 1}") for number in range(LINK_ADDRESSES_LIMIT)]
     assert ports[0] == door.listen(LOOPBACK)
     with pytest.raises(LinkFailed, match="links arrive at 8 addresses already"):

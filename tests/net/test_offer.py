@@ -13,7 +13,7 @@ import pytest
 
 from mesh_llm.peer_fetch import piece_hashes as digests_module
 from mesh_llm.peer_fetch.channel import ByteStream
-from mesh_llm.peer_fetch.piece_hashes import Digests
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.types import Fingerprint, Progress
 from tests.support.fetching import Model
@@ -95,7 +95,7 @@ async def test_hashes_are_computed_once_per_version_of_a_file(
     monkeypatch.setattr(digests_module, "hash_range", counting)
     pieces = -(-model.size_bytes // PIECE_BYTES)
     for _ in range(2):
-        digests = Digests(tmp_path / "cache", piece_bytes=PIECE_BYTES)
+        digests = PieceHashes(tmp_path / "cache", piece_bytes=PIECE_BYTES)
         both = await asyncio.gather(
             *(digests.of(model.files[0], busy=lambda: False, beat=silent) for _ in range(2))
         )
@@ -125,7 +125,7 @@ async def test_those_who_wait_for_hashes_hear_how_far_they_are(
 ) -> None:
     """The first one to ask is held up in its first beat, until the second one has heard the same."""
     monkeypatch.setattr(digests_module, "OFFER_BEAT_S", 0.0)
-    digests = Digests(tmp_path / "cache", piece_bytes=PIECE_BYTES)
+    digests = PieceHashes(tmp_path / "cache", piece_bytes=PIECE_BYTES)
     held_at: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     heard = asyncio.Event()
 

@@ -62,7 +62,7 @@ async def test_what_goes_over_the_links_is_counted(
         used = meters.moved(loaded, await rig.passages())
         held = meters.buffers(rig.log())
     weights = sum(layer.weight_bytes for layer in plan.facts.layers)
-    assert (sum(passage.size_bytes for passage in loaded) > weights) is weights_travel
+    assert (sum(data_links.size_bytes for data_links in loaded) > weights) is weights_travel
     assert sum(used) > 12 * 4 * plan.facts.hidden
     # Never sooner. How much later is what a busy machine makes of it, and what the bench prints.
     assert 1000 * DELAY_S <= meters.measured_delay_ms(loaded) < 1000 * (DELAY_S + SLACK_S)

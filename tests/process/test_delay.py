@@ -110,7 +110,7 @@ async def test_content_and_order_under_load(pair: Pair) -> None:
             for thread in work:
                 await asyncio.to_thread(thread.join, WAIT_S)
         assert found == sent
-        assert [passage.size_bytes for passage in running.passages] == [size] * 4
+        assert [data_links.size_bytes for data_links in running.passages] == [size] * 4
 
 
 @PAIRS
@@ -121,12 +121,12 @@ async def test_the_delay_is_what_was_asked_for_and_reported(pair: Pair) -> None:
             back = await asyncio.to_thread(ping, right, left, 60)
     assert min(there + back) >= 10
     assert len(running.passages) == 2
-    for measured, passage in zip((there, back), running.passages, strict=True):
-        assert passage.chunks == 60
-        assert passage.size_bytes == 60 * 8
+    for measured, data_links in zip((there, back), running.passages, strict=True):
+        assert data_links.chunks == 60
+        assert data_links.size_bytes == 60 * 8
         # Seen from outside: the way through the kernel, and back into this process, comes on top.
-        assert 10 <= passage.median_ms <= statistics.median(measured) < 10 + 1000 * SLACK_S
-        assert passage.median_ms <= passage.worst_ms <= max(measured)
+        assert 10 <= data_links.median_ms <= statistics.median(measured) < 10 + 1000 * SLACK_S
+        assert data_links.median_ms <= data_links.worst_ms <= max(measured)
     assert running.report().count(" × 60") == 2
     assert f"{running.passages[0].median_ms:.2f} ms" in running.report()
 
@@ -192,13 +192,13 @@ async def test_nothing_is_left() -> None:
 async def test_lines_are_read_while_they_run() -> None:
     with ends_of(1, 0.001) as (lines, (left, right)):
         async with delay_lines(lines) as running:
-            assert [passage.size_bytes for passage in await running.read()] == [0, 0]
+            assert [data_links.size_bytes for data_links in await running.read()] == [0, 0]
             left.sendall(b"abc")
             assert await asyncio.to_thread(receive, right, 3) == b"abc"
-            assert [passage.size_bytes for passage in await running.read()] == [3, 0]
+            assert [data_links.size_bytes for data_links in await running.read()] == [3, 0]
             right.sendall(b"four")
             assert await asyncio.to_thread(receive, left, 4) == b"four"
-            assert [passage.size_bytes for passage in await running.read()] == [3, 4]
+            assert [data_links.size_bytes for data_links in await running.read()] == [3, 4]
 
 
 async def test_a_door_leads_every_caller_to_its_target_late() -> None:

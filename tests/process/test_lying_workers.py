@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from mesh_llm.engine.supervisor import EngineState
-from mesh_llm.engine.worker_process import Lender
+from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, worker_spec
 from tests.support import tiny_gguf
@@ -40,10 +40,10 @@ Lie = Callable[[int, bytes], tuple[int, bytes]]
 """Kind and payload of an answer, and what becomes of them."""
 
 
-class Liar(Lender):
+class Liar(WorkerProcess):
     """A worker whose answers are changed, once it is told to."""
 
-    def __init__(self, worker: Lender, lie: Lie, *, at_once: bool) -> None:
+    def __init__(self, worker: WorkerProcess, lie: Lie, *, at_once: bool) -> None:
         super().__init__(worker.child, Path())
         self.lies = at_once
         self._worker = worker
@@ -111,12 +111,12 @@ async def plan(libraries: dict[str, Path], tmp_path: Path) -> SplitPlan:
 
 
 @pytest.fixture
-async def worker(plan: SplitPlan) -> AsyncIterator[Lender]:
-    async with lenders(worker_spec(plan, plan.facts.files[0].parent / "worker.sock")) as (lender,):
-        yield lender
+async def worker(plan: SplitPlan) -> AsyncIterator[WorkerProcess]:
+    async with lenders(worker_spec(plan, plan.facts.files[0].parent / "worker.sock")) as (worker_process,):
+        yield worker_process
 
 
-async def refusal(plan: SplitPlan, worker: Lender, lie: Lie) -> str:
+async def refusal(plan: SplitPlan, worker: WorkerProcess, lie: Lie) -> str:
     """Why an engine did not start over a worker that lies. It ended by itself: no signal is named."""
     with pytest.raises(EngineFailed) as caught:
         async with client(plan, [Liar(worker, lie, at_once=True)]):
@@ -137,7 +137,9 @@ async def refusal(plan: SplitPlan, worker: Lender, lie: Lie) -> str:
     ],
     ids=["no alignment", "large alignment", "memory", "kind", "flag", "length", "error"],
 )
-async def test_refused_for_its_greeting(lie: Lie, sentence: str, plan: SplitPlan, worker: Lender) -> None:
+async def test_refused_for_its_greeting(
+    lie: Lie, sentence: str, plan: SplitPlan, worker: WorkerProcess
+) -> None:
     assert await refusal(plan, worker, lie) == f"the engine ended: MESH0: {sentence}"
 
 
@@ -152,14 +154,14 @@ async def test_refused_for_its_greeting(lie: Lie, sentence: str, plan: SplitPlan
     ids=["computes nothing", "neither yes nor no", "small", "large"],
 )
 async def test_refused_for_what_it_says_of_ops(
-    lie: Lie, sentence: str, plan: SplitPlan, worker: Lender
+    lie: Lie, sentence: str, plan: SplitPlan, worker: WorkerProcess
 ) -> None:
     """Asked of devices that are no CPU."""
     message = await refusal(plan, worker, at(KIND, GPU, lie))
     assert re.fullmatch(rf"the engine cannot use its workers \(MESH0: {sentence}\)", message), message
 
 
-async def test_its_description_cannot_move_a_cursor(plan: SplitPlan, worker: Lender) -> None:
+async def test_its_description_cannot_move_a_cursor(plan: SplitPlan, worker: WorkerProcess) -> None:
     liar = Liar(worker, at(DESCRIPTION, b"GPU\n\x1b[2J\x9b"), at_once=True)
     async with client(plan, [liar]) as asking:
         text = asking.engine.supervisor.log_text()
@@ -186,7 +188,7 @@ def _shout(kind: int, payload: bytes) -> tuple[int, bytes]:
     ids=["cut", "error", "cost", "kind"],
 )
 async def test_requests_fail_and_the_engine_lives(
-    lie: Lie, sentence: str, plan: SplitPlan, worker: Lender
+    lie: Lie, sentence: str, plan: SplitPlan, worker: WorkerProcess
 ) -> None:
     liar = Liar(worker, lie, at_once=False)
     async with client(plan, [liar]) as asking:
@@ -210,7 +212,7 @@ async def test_requests_fail_and_the_engine_lives(
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_numbers_that_mean_nothing(
-    value: bytes, temperature: float, plan: SplitPlan, worker: Lender
+    value: bytes, temperature: float, plan: SplitPlan, worker: WorkerProcess
 ) -> None:
     """What they become is nonsense, or an error; the engine answers, and still does with true ones."""
     liar = Liar(

@@ -28,7 +28,7 @@ import pytest
 
 from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.engine.supervisor import EngineState
-from mesh_llm.engine.worker_process import Lender
+from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, split_engine, worker_spec
 from tests.support import tiny_gguf
@@ -140,10 +140,10 @@ async def test_killed_while_it_answers(victim: int, push: bool, plan: SplitPlan)
         await assert_useless_but_alive(asking, f"MESH{victim}")
 
 
-class CutWorker(Lender):
+class CutWorker(WorkerProcess):
     """A worker whose link ends after so many commands."""
 
-    def __init__(self, worker: Lender, commands: int) -> None:
+    def __init__(self, worker: WorkerProcess, commands: int) -> None:
         super().__init__(worker.child, Path())
         self.passed = 0
         self._worker = worker
@@ -176,7 +176,7 @@ class CutWorker(Lender):
             link.shutdown(socket.SHUT_RDWR)
 
 
-async def _outcome(plan: SplitPlan, worker: Lender) -> str | int:
+async def _outcome(plan: SplitPlan, worker: WorkerProcess) -> str | int:
     """Why an engine did not start, or how it answers one request."""
     body = {"prompt": token_ids(40), "n_predict": 2, "ignore_eos": True}
     try:
@@ -240,7 +240,7 @@ def _specs(plan: SplitPlan, count: int, **changes: Any) -> list[Any]:
     return [replace(worker_spec(plan, folder / f"{index}.sock"), **changes) for index in range(count)]
 
 
-async def _start(plan: SplitPlan, *workers: Lender) -> None:
+async def _start(plan: SplitPlan, *workers: WorkerProcess) -> None:
     async with client(plan, workers):
         pass
 
@@ -302,7 +302,7 @@ async def test_the_cause_of_a_workers_death(number: signal.Signals, sentence: st
             assert await worker.death == sentence
 
 
-class FakeWorker(Lender):
+class FakeWorker(WorkerProcess):
     """Greets as an engine of another version would."""
 
     def __init__(self) -> None:
@@ -345,7 +345,7 @@ def _read(link: socket.socket, size: int) -> bytes:
     return data
 
 
-async def _say(worker: Lender, data: bytes, *, hang_up: bool = False) -> bytes:
+async def _say(worker: WorkerProcess, data: bytes, *, hang_up: bool = False) -> bytes:
     """What a worker answers to a client that sends `data`, until it closes the link."""
     here, there = socket.socketpair()
     here.settimeout(FAST_S)
@@ -369,27 +369,27 @@ def _error(answer: bytes) -> str:
 
 
 @pytest.fixture
-async def worker(plan: SplitPlan) -> AsyncIterator[Lender]:
+async def worker(plan: SplitPlan) -> AsyncIterator[WorkerProcess]:
     """A worker that is as it was when its clients have left, and still serves."""
     alone = await _ask(plan, **SHORT)
-    async with lenders(*_specs(plan, 1)) as (lender,):
-        process = psutil.Process(lender.child.pid)
+    async with lenders(*_specs(plan, 1)) as (worker_process,):
+        process = psutil.Process(worker_process.child.pid)
         threads, descriptors = process.num_threads(), process.num_fds()
-        yield lender
+        yield worker_process
         await until(
             lambda: (process.num_threads(), process.num_fds()) == (threads, descriptors),
             within_s=FAST_S,
             what="threads and descriptors of its sessions are gone",
         )
-        assert await _ask(over(plan, 6), lender, **SHORT) == alone
+        assert await _ask(over(plan, 6), worker_process, **SHORT) == alone
 
 
-async def _ask(plan: SplitPlan, *workers: Lender, **options: Any) -> tuple[int, ...]:
+async def _ask(plan: SplitPlan, *workers: WorkerProcess, **options: Any) -> tuple[int, ...]:
     async with client(plan, workers) as asking:
         return (await asking.complete(PROMPT, **options)).tokens
 
 
-async def test_a_client_with_another_engine(worker: Lender) -> None:
+async def test_a_client_with_another_engine(worker: WorkerProcess) -> None:
     hello = _greeting(OTHER_ENGINE)
     answer = await _say(worker, HEADER.pack(HELLO, 1, len(hello)) + hello)
     sentence = f"it runs engine {OTHER_ENGINE}, this worker {ENGINE_VERSION}; links need the same one"
@@ -398,7 +398,7 @@ async def test_a_client_with_another_engine(worker: Lender) -> None:
     assert worker.faults == [sentence]
 
 
-async def test_clients_that_send_nonsense(worker: Lender) -> None:
+async def test_clients_that_send_nonsense(worker: WorkerProcess) -> None:
     noise = random.Random(7)
     assert _error(await _say(worker, HEADER.pack(RUN, 1, 0))) == "the first command has to be HELLO"
     assert _error(await _say(worker, HEADER.pack(HELLO, 1, 3) + b"abc")) == "a command is too short"
@@ -464,7 +464,7 @@ async def test_an_engine_that_dies_leaves_room_and_weights(plan: SplitPlan, tmp_
 
 
 @asynccontextmanager
-async def _retrying(plan: SplitPlan, worker: Lender) -> AsyncIterator[Client]:
+async def _retrying(plan: SplitPlan, worker: WorkerProcess) -> AsyncIterator[Client]:
     """An engine over a worker that may need a moment to notice that its last client is dead."""
     deadline = time.monotonic() + FAST_S
     while True:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.engine.worker_process import Lender
+from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, worker_spec
 from mesh_llm.types import StageCounters
@@ -191,7 +191,7 @@ async def test_models_take_turns_where_there_is_room_for_one(
     assert answers[0] != answers[1]
 
 
-async def _answers(plan: SplitPlan, worker: Lender) -> tuple[int, ...]:
+async def _answers(plan: SplitPlan, worker: WorkerProcess) -> tuple[int, ...]:
     async with client(over(plan, LAYERS), [worker]) as asking:
         return (await asking.complete(token_ids(9), **ASKED)).tokens
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
 from mesh_llm.peer_fetch.model_fetch import FetchTimes, Verify, Wanted, fetch
-from mesh_llm.peer_fetch.piece_hashes import Digests
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.types import Event, Fingerprint, Progress
 from tests.support.file_peer import PIECE_BYTES, Answer, Peer, honest
 
@@ -70,7 +70,7 @@ class Model:
         size_bytes: int | None = None,
         shards: frozenset[int] | None = None,
         digest: str = "",
-        digests: Digests | None = None,
+        digests: PieceHashes | None = None,
     ) -> tuple[Path, ...]:
         return await fetch(
             Wanted(

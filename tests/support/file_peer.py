@@ -11,8 +11,8 @@ from typing import Any
 
 from mesh_llm.peer_fetch.channel import ByteStream
 from mesh_llm.peer_fetch.model_fetch import Source
-from mesh_llm.peer_fetch.piece_hashes import Digests
-from mesh_llm.peer_fetch.serve import Offers
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
+from mesh_llm.peer_fetch.serve import FileServer
 from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.types import Fingerprint
 
@@ -113,9 +113,9 @@ def honest(
     throttle: Throttle | None = None,
     stall_s: float = 30.0,
 ) -> Answer:
-    offers = Offers(
+    offers = FileServer(
         models=lambda: {fingerprint: files},
-        digests=Digests(cache, piece_bytes=PIECE_BYTES),
+        digests=PieceHashes(cache, piece_bytes=PIECE_BYTES),
         throttle=throttle or Throttle(busy=lambda: False),
         stall_s=stall_s,
     )

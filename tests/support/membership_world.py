@@ -115,7 +115,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Turn:
+class SlotRequest:
     """A member's standing changed in somebody's view."""
 
     at: float
@@ -142,7 +142,7 @@ class World:
         self.weigh_every = weigh_every
         self.now = 1000.0
         self.hosts: dict[object, Host] = {}
-        self.turns: list[Turn] = []
+        self.turns: list[SlotRequest] = []
         self.largest_bytes = 0
         self.bytes_to: Counter[tuple[object, object]] = Counter()
         """Message bytes by (from, to); with `weigh_every` above 1, a sample scaled up."""
@@ -291,7 +291,7 @@ class World:
         )
         return not doubted and [m.id for m in hosts[0].view.members if m.present] == ids
 
-    def turns_to(self, standing: Standing, *, since: float = 0.0) -> list[Turn]:
+    def turns_to(self, standing: Standing, *, since: float = 0.0) -> list[SlotRequest]:
         return [turn for turn in self.turns if turn.standing is standing and turn.at >= since]
 
     def degrees(self) -> list[int]:
@@ -325,7 +325,7 @@ class World:
             standing = None if member is None else member.standing
             if self._standings.get((host.key, node)) is not standing:
                 self._standings[host.key, node] = standing
-                self.turns.append(Turn(self.now, host.key, node, standing))
+                self.turns.append(SlotRequest(self.now, host.key, node, standing))
 
     def reaches(self, one: object, other: object) -> bool:
         apart = self._sides.get(one, None) != self._sides.get(other, None)

@@ -16,7 +16,7 @@ import pytest
 
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.spec import WorkerSpec
-from mesh_llm.engine.worker_process import Lender, lend
+from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.lab.split import SplitEngine, SplitPlan, link_neighbours, split_engine
 from mesh_llm.models.facts import model_facts
 from tests.support.waiting import POLL_S, Patience
@@ -109,7 +109,7 @@ def over(plan: SplitPlan, *layers: int, **fields: Any) -> SplitPlan:
 
 
 @asynccontextmanager
-async def client(plan: SplitPlan, workers: Sequence[Lender] = ()) -> AsyncIterator[Client]:
+async def client(plan: SplitPlan, workers: Sequence[WorkerProcess] = ()) -> AsyncIterator[Client]:
     """An engine for the length of the block, alone or split; nothing of it is left afterwards."""
     async with split_engine(plan, workers) as engine:
         headers = {"Authorization": f"Bearer {engine.key}"}
@@ -124,7 +124,7 @@ async def client(plan: SplitPlan, workers: Sequence[Lender] = ()) -> AsyncIterat
 
 
 @asynccontextmanager
-async def lenders(*specs: WorkerSpec) -> AsyncIterator[list[Lender]]:
+async def lenders(*specs: WorkerSpec) -> AsyncIterator[list[WorkerProcess]]:
     """Workers, each linked to the next, that outlive the engines over them."""
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(lend(spec)) for spec in specs]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.node.modalities import abilities, described, held_bytes, projector_beside
+from mesh_llm.node.modalities import described, held_bytes, modalities, projector_beside
 from mesh_llm.types import ModelFacts
 from tests.support.planning import model
 
@@ -36,7 +36,7 @@ def put(folder: Path, *names: str) -> None:
 def test_what_the_file_says_holds_unless_somebody_asks_for_something_else(
     tmp_path: Path, told: dict[str, bool], asked: dict[str, bool], embeddings: bool, rerank: bool
 ) -> None:
-    can = abilities(NodeConfig(home=tmp_path, **asked), facts(tmp_path, **told))  # type: ignore[arg-type]
+    can = modalities(NodeConfig(home=tmp_path, **asked), facts(tmp_path, **told))  # type: ignore[arg-type]
     assert (can.embeddings, can.rerank) == (embeddings, rerank)
 
 
@@ -82,13 +82,13 @@ def test_one_that_is_found_is_told_of_and_counted(tmp_path: Path) -> None:
 
 def test_one_that_is_given_is_taken_instead(tmp_path: Path) -> None:
     put(tmp_path, "mmproj-Big-8B-F16.gguf", "another.gguf")
-    can = abilities(NodeConfig(home=tmp_path, mmproj=tmp_path / "another.gguf"), facts(tmp_path))
+    can = modalities(NodeConfig(home=tmp_path, mmproj=tmp_path / "another.gguf"), facts(tmp_path))
     assert (can.projector, can.found) == (tmp_path / "another.gguf", False)
 
 
 def test_one_that_is_not_wanted_is_left_out(tmp_path: Path) -> None:
     put(tmp_path, "mmproj-Big-8B-F16.gguf")
     config = NodeConfig(home=tmp_path, mmproj=Path("none"))
-    assert abilities(config, facts(tmp_path)).projector is None
+    assert modalities(config, facts(tmp_path)).projector is None
     assert held_bytes(config, facts(tmp_path)) == 0
     assert "beside" not in described(config, facts(tmp_path))

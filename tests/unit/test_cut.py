@@ -9,7 +9,7 @@ import pytest
 from mesh_llm.defaults import GATEWAY_CUT_BACK
 from mesh_llm.gateway.dialects.base import Document
 from mesh_llm.gateway.resume_cut import Cut, cut_back
-from mesh_llm.gateway.text_request import Generation
+from mesh_llm.gateway.text_request import TextRequest
 
 PATH = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "List five colours."}], "stream": True}
@@ -27,7 +27,7 @@ def tokens_of(text: str) -> int:
 
 async def where(*pieces: str, key: str = "content") -> int:
     """How many pieces are left."""
-    generation = Generation.read("POST", PATH, json.dumps(BODY).encode())
+    generation = TextRequest.read("POST", PATH, json.dumps(BODY).encode())
     assert generation is not None
     told = [event({"role": "assistant", "content": None}), *(event({key: piece}) for piece in pieces)]
     said = generation.dialect.said(told)

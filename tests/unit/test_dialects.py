@@ -12,7 +12,7 @@ from mesh_llm.gateway.dialects import PATHS, Said, dialect_of
 from mesh_llm.gateway.dialects.base import Dialect, Seam
 from mesh_llm.gateway.resume_join import Continuing, Diverged, Matching
 from mesh_llm.gateway.sse import EventCutter, comment, data_of, make
-from mesh_llm.gateway.text_request import Generation
+from mesh_llm.gateway.text_request import TextRequest
 
 USER = {"role": "user", "content": "Count"}
 
@@ -25,8 +25,8 @@ def dialect(path: str) -> Dialect:
     return found
 
 
-def read(path: str, body: dict[str, Any]) -> Generation:
-    generation = Generation.read("POST", path, json.dumps(body).encode())
+def read(path: str, body: dict[str, Any]) -> TextRequest:
+    generation = TextRequest.read("POST", path, json.dumps(body).encode())
     assert generation is not None
     return generation
 
@@ -60,7 +60,7 @@ def test_the_engine_is_always_asked_for_a_stream(path: str) -> None:
     ],
 )
 def test_what_cannot_be_put_together_goes_through_as_it_came(body: bytes) -> None:
-    assert Generation.read("POST", "/v1/completions", body) is None
+    assert TextRequest.read("POST", "/v1/completions", body) is None
 
 
 def test_several_choices_are_put_together() -> None:
@@ -68,13 +68,13 @@ def test_several_choices_are_put_together() -> None:
         assert read(path, {"n": 2, "messages": [], "prompt": "x"}).is_several
     assert read("/v1/completions", {"n": 32, "prompt": ["a", "b"]}).is_several
     # The engine's own form is a list of answers.
-    assert Generation.read("POST", "/completion", b'{"prompt": ["a", "b"]}') is None
+    assert TextRequest.read("POST", "/completion", b'{"prompt": ["a", "b"]}') is None
 
 
 def test_other_requests_are_none() -> None:
-    assert Generation.read("GET", "/v1/chat/completions", b"{}") is None
-    assert Generation.read("POST", "/v1/embeddings", b"{}") is None
-    assert Generation.read("POST", "/completion", b"[" * 100_000) is None
+    assert TextRequest.read("GET", "/v1/chat/completions", b"{}") is None
+    assert TextRequest.read("POST", "/v1/embeddings", b"{}") is None
+    assert TextRequest.read("POST", "/completion", b"[" * 100_000) is None
 
 
 def test_a_named_function_is_the_only_one() -> None:
@@ -511,4 +511,4 @@ def test_a_message_without_a_limit_has_the_engines() -> None:
     "body", [b'{"temperature": 1e999}', b'{"x": NaN}', b'{"x": [' + b"[]," * 1_000_001 + b"[]]}"]
 )
 def test_what_json_does_not_have_is_the_engines_to_refuse(body: bytes) -> None:
-    assert Generation.read("POST", "/v1/completions", body) is None
+    assert TextRequest.read("POST", "/v1/completions", body) is None

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.node.draft_model import Drafts
+from mesh_llm.node.draft_model import DraftModels
 from mesh_llm.types import Draft, ModelFacts
 from tests.support import planning
 from tests.support.stores import Home
 
 
-class Shelf:
+class ModelFiles:
     async def look(self, path: Path) -> ModelFacts:
         return planning.model()
 
@@ -31,8 +31,8 @@ async def test_a_draft_is_found_by_the_name_that_the_mesh_has_for_it(
         if ":" in name
         else home.add("Qwen2.5-0.5B-Instruct-Q4_K_M.gguf")
     )
-    shelf: Any = Shelf()
-    drafts = Drafts(config=NodeConfig(home=tmp_path), shelf=shelf, tell=lambda event: None)
+    model_files: Any = ModelFiles()
+    drafts = DraftModels(config=NodeConfig(home=tmp_path), model_files=model_files, tell=lambda event: None)
     draft = Draft(name=name, fingerprint=planning.FINGERPRINT, weight_bytes=1, cache_bytes=1, compute_bytes=1)
     settings = planning.settings(draft=draft)
 

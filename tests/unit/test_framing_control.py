@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.transport.addresses import ordered
-from mesh_llm.transport.close_codes import Closing, Code, closing_of
+from mesh_llm.transport.close_codes import CloseReason, Code, closing_of
 from mesh_llm.transport.framing import (
     HEAD,
     Frame,
@@ -96,16 +96,16 @@ def test_numbers_of_absurd_length() -> None:
 @pytest.mark.parametrize(
     ("words", "closing"),
     [
-        ("closed by peer: bye (code 13)", Closing(code=Code.LEAVING, reason="bye")),
-        ("closed by peer: \x1b[31mred\n (code 15)", Closing(code=Code.CLOSED, reason=" [31mred ")),
-        ("closed by peer: (code 3) (code 2)", Closing(code=Code.EXPIRED, reason="(code 3)")),
-        ("closed by peer: 3", Closing(code=Code.REVOKED, reason="expelled: the invite was revoked")),
-        ("closed by peer: 0", Closing(code=Code.UNKNOWN, reason="the other node closed the connection")),
-        ("closed by peer: x (code 99999)", Closing(code=Code.UNKNOWN, reason="x")),
-        ("timed out", Closing(code=Code.UNKNOWN, reason="the connection was lost (timed out)")),
+        ("closed by peer: bye (code 13)", CloseReason(code=Code.LEAVING, reason="bye")),
+        ("closed by peer: \x1b[31mred\n (code 15)", CloseReason(code=Code.CLOSED, reason=" [31mred ")),
+        ("closed by peer: (code 3) (code 2)", CloseReason(code=Code.EXPIRED, reason="(code 3)")),
+        ("closed by peer: 3", CloseReason(code=Code.REVOKED, reason="expelled: the invite was revoked")),
+        ("closed by peer: 0", CloseReason(code=Code.UNKNOWN, reason="the other node closed the connection")),
+        ("closed by peer: x (code 99999)", CloseReason(code=Code.UNKNOWN, reason="x")),
+        ("timed out", CloseReason(code=Code.UNKNOWN, reason="the connection was lost (timed out)")),
     ],
 )
-def test_why_a_connection_ended(words: str, closing: Closing) -> None:
+def test_why_a_connection_ended(words: str, closing: CloseReason) -> None:
     assert closing_of(words) == closing
 
 

@@ -84,7 +84,7 @@ class IdleRun:
     async def ended(self) -> None: ...
 
 
-class Room:
+class NodeMemory:
     def __init__(self, *nodes: Candidate, settings: MeshSettings | None = None) -> None:
         self.mesh = StillMesh(*nodes)
         self.settings = settings or planning.settings()
@@ -133,7 +133,7 @@ class Room:
 
 
 @contextmanager
-def driven(room: Room) -> Iterator[asyncio.Task[None]]:
+def driven(room: NodeMemory) -> Iterator[asyncio.Task[None]]:
     task = asyncio.create_task(room.hosting.run(), name="hosting")
     try:
         yield task
@@ -142,7 +142,7 @@ def driven(room: Room) -> Iterator[asyncio.Task[None]]:
 
 
 async def test_a_ready_run_is_published_and_kept() -> None:
-    room = Room(planning.node("me", 30))
+    room = NodeMemory(planning.node("me", 30))
     with driven(room):
         await room.until_serving()
 
@@ -153,7 +153,7 @@ async def test_a_ready_run_is_published_and_kept() -> None:
 
 
 async def test_alone_an_engine_that_never_ran_ends_the_node_with_its_reason() -> None:
-    room = Room(planning.node("me", 30))
+    room = NodeMemory(planning.node("me", 30))
     with driven(room) as hosting:
         await room.until(lambda: bool(room.runs))
         room.runs[0].error = EngineFailed("the GPU is on fire")
@@ -163,7 +163,7 @@ async def test_alone_an_engine_that_never_ran_ends_the_node_with_its_reason() ->
 
 
 async def test_a_host_whose_engine_does_not_run_says_so_and_lets_others() -> None:
-    room = Room(planning.node("me", 30), planning.node("other", 5))
+    room = NodeMemory(planning.node("me", 30), planning.node("other", 5))
     with driven(room):
         for number in range(2):
             await room.until(lambda number=number: len(room.runs) > number)  # type: ignore[misc]
@@ -177,7 +177,7 @@ async def test_a_host_whose_engine_does_not_run_says_so_and_lets_others() -> Non
 
 async def test_a_lost_worker_is_left_out_of_the_next_plan() -> None:
     nodes = planning.node("me", 12), planning.node("one", 12), planning.node("two", 12)
-    room = Room(*nodes)
+    room = NodeMemory(*nodes)
     with driven(room):
         await room.until(lambda: bool(room.runs))
         lost = room.runs[0].plan.workers[0].node
@@ -189,7 +189,7 @@ async def test_a_lost_worker_is_left_out_of_the_next_plan() -> None:
 
 
 async def test_a_better_plan_that_nobody_follows_is_proposed_above_the_one_they_do() -> None:
-    room = Room(planning.node("me", 30), planning.node("zoe", 30, gb_s=4))
+    room = NodeMemory(planning.node("me", 30), planning.node("zoe", 30, gb_s=4))
     with driven(room):
         await room.until_serving()
         own = room.runs[0]
@@ -212,7 +212,7 @@ async def test_a_better_plan_that_nobody_follows_is_proposed_above_the_one_they_
 
 
 async def test_without_room_for_two_engines_the_first_makes_way() -> None:
-    room = Room(planning.node("me", 30))
+    room = NodeMemory(planning.node("me", 30))
     with driven(room):
         await room.until_serving()
         room.mesh.memory_bytes = 30 * planning.GB
@@ -224,7 +224,7 @@ async def test_without_room_for_two_engines_the_first_makes_way() -> None:
 
 
 async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() -> None:
-    room = Room(planning.node("me", 30))
+    room = NodeMemory(planning.node("me", 30))
     with driven(room):
         await room.until_serving()
         room.settings = planning.settings(version=2, cache_type_k="q8_0")
@@ -237,7 +237,7 @@ async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() ->
 
 
 async def test_a_replaced_engine_stays_while_requests_have_nowhere_else_to_go() -> None:
-    room = Room(planning.node("me", 30))
+    room = NodeMemory(planning.node("me", 30))
     with driven(room):
         await room.until_serving()
         room.leant_on = cast(Run, room.runs[0])
@@ -257,7 +257,7 @@ async def test_a_replaced_engine_stays_while_requests_have_nowhere_else_to_go() 
 async def test_what_can_serve_at_once_comes_before_a_long_fetch() -> None:
     part = HeldPart(fingerprint=planning.FINGERPRINT)
     late = planning.node("late", 20, models=(), part=part)
-    room = Room(planning.node("me", 30), late, settings=planning.settings(split=True))
+    room = NodeMemory(planning.node("me", 30), late, settings=planning.settings(split=True))
     with driven(room):
         await room.until(lambda: bool(room.runs))
         assert planning.layers(room.runs[0].plan) == {"me": (0, 40)}
@@ -273,7 +273,7 @@ async def test_what_can_serve_at_once_comes_before_a_long_fetch() -> None:
 
 async def test_a_fetch_is_waited_for_where_nothing_else_can_serve() -> None:
     part = HeldPart(fingerprint=planning.FINGERPRINT)
-    room = Room(planning.node("me", 14), planning.node("late", 14, models=(), part=part))
+    room = NodeMemory(planning.node("me", 14), planning.node("late", 14, models=(), part=part))
     with driven(room):
         await room.until(lambda: bool(room.runs))
         assert set(planning.layers(room.runs[0].plan)) == {"me", "late"}

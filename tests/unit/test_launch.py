@@ -13,7 +13,7 @@ from mesh_llm.engine.children.external import arguments
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.errors import ModelDoesNotFit
 from mesh_llm.host.launch import Launch
-from mesh_llm.node.hardware import Equipment
+from mesh_llm.node.hardware import Hardware
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.engine_options import Fit, fit_solo
 from mesh_llm.planning.snapshot import Snapshot
@@ -30,7 +30,7 @@ DRAFT = Draft(
 )
 
 
-HAS = Equipment(
+HAS = Hardware(
     libraries={},
     splice=None,
     gpus=(),
@@ -55,7 +55,7 @@ def engine(
     launch = Launch(
         me=NodeId("a"),
         config=NodeConfig(home=folder, threads=1, **options),
-        equipment=HAS,
+        hardware=HAS,
         model=known,
         settings=wanted,
         draft=draft,
@@ -146,16 +146,16 @@ def test_a_projector_beside_the_model_is_passed_on(tmp_path: Path) -> None:
 
 def hosted(folder: Path, layers: int, **has: Any) -> tuple[tuple[str, ...], int]:
     """Devices of a host with the first of 40 layers, and its layers there; a worker has the others."""
-    equipment = replace(HAS, **has)
-    published = {**equipment.facts(), "engine": node("a").facts.engine, "machine": "a", "speed": None}
+    hardware = replace(HAS, **has)
+    published = {**hardware.facts(), "engine": node("a").facts.engine, "machine": "a", "speed": None}
     host, shares = node("a", hosting=Hosting.PREFER, **published), (layers / 40, 1 - layers / 40)
     wanted = settings(tensor_split=shares)
     plan = decide(mesh(host, node("b", 64)), model(), wanted, current=None)
     assert counts(plan) == {each: count for each, count in (("a", layers), ("b", 40 - layers)) if count}
     launch = Launch(
         me=NodeId("a"),
-        config=NodeConfig(home=folder, threads=1, gpu_layers=equipment.gpu_layers),
-        equipment=equipment,
+        config=NodeConfig(home=folder, threads=1, gpu_layers=hardware.gpu_layers),
+        hardware=hardware,
         model=model(files=(folder / "Big.gguf",)),
         settings=wanted,
     )

@@ -12,14 +12,14 @@ from mesh_llm.errors import EngineFailed, EngineMissing
 from mesh_llm.home import Home as NodeHome
 from mesh_llm.models.header_cache import NO_FINGERPRINT, Header
 from mesh_llm.models.stores import LocalModel, Skipped, Store
-from mesh_llm.planning.would_fit import Outlook
+from mesh_llm.planning.would_fit import WouldFit
 from tests.support import planning
 from tests.support.stores import Home
 
 MISSING = EngineMissing("the engine is not installed")
 
 
-def entry(here: Outlook | None, mesh: Outlook | None = None) -> Listed:
+def entry(here: WouldFit | None, mesh: WouldFit | None = None) -> Listed:
     path = Path("/models/big.gguf")
     model = LocalModel(name="big", path=path, files=(path,), size_bytes=20 * 10**9, store=Store.HUB)
     facts = planning.model(fingerprint=NO_FINGERPRINT)
@@ -27,9 +27,9 @@ def entry(here: Outlook | None, mesh: Outlook | None = None) -> Listed:
     return Listed(model=model, header=header, here=here, mesh=mesh)
 
 
-def fit(fits: bool, *, context: int = 4096, need: float = 21.3) -> Outlook:
+def fit(fits: bool, *, context: int = 4096, need: float = 21.3) -> WouldFit:
     need_bytes = int(need * 10**9)
-    return Outlook(fits=fits, context=context, need_bytes=need_bytes, have_bytes=10**10, nodes=1, reason="")
+    return WouldFit(fits=fits, context=context, need_bytes=need_bytes, have_bytes=10**10, nodes=1, reason="")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.host.launch import Launch
-from mesh_llm.node.hardware import Equipment, chosen, equipped
+from mesh_llm.node.hardware import Hardware, chosen, equipped
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.memory_budget import loan, unlent, usable_bytes
 from mesh_llm.planning.memory_layout import rooms
@@ -30,24 +30,24 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_memory", lambda: MAIN)
 
 
-def equipment(gpus: tuple[Device, ...], **options: Any) -> Equipment:
+def hardware(gpus: tuple[Device, ...], **options: Any) -> Hardware:
     config = NodeConfig(home=Path("/home"), **options)
     return equipped(config, {}, None, chosen(config, (CPU, *gpus)), None)
 
 
-def told(worker: Equipment) -> WorkerSpec:
+def told(worker: Hardware) -> WorkerSpec:
     """What the worker child hears."""
     launch = Launch(
         me=NodeId("b"),
         config=NodeConfig(home=Path("/home")),
-        equipment=worker,
+        hardware=worker,
         model=model(),
         settings=settings(),
     )
     return launch.worker(Path("socket"), nodes_here=1)
 
 
-def member(worker: Equipment, **changes: Any) -> Candidate:
+def member(worker: Hardware, **changes: Any) -> Candidate:
     """The same node, as others see it."""
     published = {**worker.facts(), "engine": node("b").facts.engine, "machine": "b", "speed": None}
     return node("b", **{**published, **changes})
@@ -77,7 +77,7 @@ def planned(*nodes: Candidate, **changes: Any) -> Plan:
 def test_planned_is_what_is_lent(
     gpus: tuple[Device, ...], options: dict[str, Any], device: str, size: int
 ) -> None:
-    worker = equipment(gpus, **options)
+    worker = hardware(gpus, **options)
 
     spec = told(worker)
     assert (spec.device, spec.quota_bytes) == (device, size)
@@ -89,7 +89,7 @@ def test_planned_is_what_is_lent(
 @pytest.mark.parametrize("gpus", [TWO, (gpu(8),)])
 def test_a_worker_gets_no_layer_beyond_its_device(gpus: tuple[Device, ...]) -> None:
     """Two GPUs of 8 GB, or one and much main memory, lend 8 GB; a host has all of it."""
-    worker = equipment(gpus)
+    worker = hardware(gpus)
     host = rooms([member(worker)]).hosting[NodeId("b")]
     short = planned(node("a", 12), member(worker, hosting=Hosting.NEVER))
     held = planned(node("a", 15), member(worker, hosting=Hosting.NEVER))
@@ -101,7 +101,7 @@ def test_a_worker_gets_no_layer_beyond_its_device(gpus: tuple[Device, ...]) -> N
 
 
 def test_a_worker_takes_no_more_layers_than_its_gpu_may_have() -> None:
-    worker = member(equipment((gpu(24),), gpu_layers=3), hosting=Hosting.NEVER)
+    worker = member(hardware((gpu(24),), gpu_layers=3), hosting=Hosting.NEVER)
 
     assert counts(planned(node("a", 21), worker, split=True))["b"] == 3
     forced = planned(node("a", 30), worker, tensor_split=(1.0, 1.0))
@@ -110,7 +110,7 @@ def test_a_worker_takes_no_more_layers_than_its_gpu_may_have() -> None:
 
 
 def test_a_gpu_too_small_for_a_layer_is_named() -> None:
-    worker = member(equipment((gpu(0.3),)), hosting=Hosting.NEVER)
+    worker = member(hardware((gpu(0.3),)), hosting=Hosting.NEVER)
 
     assert reasons(planned(node("a", 40), worker)) == {
         "b": "not enough memory: 300 MB free on CUDA0, the device that it lends; a layer needs 741 MB"
@@ -161,11 +161,11 @@ def test_a_node_that_came_later_to_a_shared_gpu_lends_what_it_saw() -> None:
     ],
 )
 def test_what_is_not_lent_is_named(gpus: tuple[Device, ...], options: dict[str, Any], words: str) -> None:
-    assert unlent(equipment(gpus, **options)) == words
+    assert unlent(hardware(gpus, **options)) == words
 
 
 def test_a_device_named_twice_is_there_once() -> None:
-    assert equipment(TWO, devices=("CUDA1", "CUDA1")).gpus == TWO[1:]
+    assert hardware(TWO, devices=("CUDA1", "CUDA1")).gpus == TWO[1:]
 
 
 # -- --max-memory ---------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_a_device_named_twice_is_there_once() -> None:
 @pytest.mark.parametrize("gpus", [(), TWO, (gpu(24),), (gpu(3),)])
 def test_a_bound_holds_for_gpus_and_main_memory_together(gpus: tuple[Device, ...]) -> None:
     size = 8 * GB
-    bounded = equipment(gpus, max_memory_bytes=8 * GB)
+    bounded = hardware(gpus, max_memory_bytes=8 * GB)
     host = member(bounded)
     small, large = model(10), model(20)
 
@@ -189,7 +189,7 @@ def test_a_bound_holds_for_gpus_and_main_memory_together(gpus: tuple[Device, ...
 
 
 def test_what_a_projector_takes_is_within_the_bound() -> None:
-    bounded = equipment((gpu(24),), max_memory_bytes=8 * GB).without(GB)
+    bounded = hardware((gpu(24),), max_memory_bytes=8 * GB).without(GB)
 
     assert usable_bytes(bounded) == loan(bounded).bytes == 7 * GB
-    assert usable_bytes(equipment(()).without(GB)) == MAIN - GB
+    assert usable_bytes(hardware(()).without(GB)) == MAIN - GB

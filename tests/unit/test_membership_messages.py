@@ -39,7 +39,7 @@ from mesh_llm.membership.messages import (
 )
 from mesh_llm.membership.outbox import updates
 from mesh_llm.membership.record import Record, read_record, record_text, told
-from mesh_llm.membership.record_table import Ledger
+from mesh_llm.membership.record_table import RecordTable
 from mesh_llm.types import (
     Address,
     Device,
@@ -251,15 +251,15 @@ def test_updates_are_cut_into_messages_of_bounded_size() -> None:
 
 
 def test_summaries_and_lists_are_of_bounded_size() -> None:
-    ledger = Ledger()
+    records_table = RecordTable()
     for n in range(3000):
-        ledger.put(a_record(NodeId(f"{n:064x}"), PLAIN))
-    summaries = ledger.summaries(range(MEMBER_BUCKETS), ENTRY_LIMIT)
+        records_table.put(a_record(NodeId(f"{n:064x}"), PLAIN))
+    summaries = records_table.summaries(range(MEMBER_BUCKETS), ENTRY_LIMIT)
     assert sum(len(summary.entries) for summary in summaries) == 3000
     assert sorted(bucket for summary in summaries for bucket in summary.buckets) == list(
         range(MEMBER_BUCKETS)
     )
-    messages: list[Message] = [*summaries, ledger.compare(), Want(nodes=(ANN,) * NODES_LIMIT)]
+    messages: list[Message] = [*summaries, records_table.compare(), Want(nodes=(ANN,) * NODES_LIMIT)]
     for message in messages:
         assert len(json.dumps(to_document(message))) <= MEMBER_MESSAGE_BYTES
         assert from_document(through_json(to_document(message))) == message

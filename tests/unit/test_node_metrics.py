@@ -228,7 +228,7 @@ async def test_links_are_those_to_peers(node: Node) -> None:
     admit(node, BEN, name="twin", role=Role.CLIENT)
     admit(node, NodeId("c" * 64), connected=False, of=ANN)
     node.mesh._view._scene.links[ANN]._samples.extend([0.004] * MEMBER_RTT_LEAST)
-    node.mesh.ways._meters[ANN] = meter = node.mesh.ways.meter(ANN)
+    node.mesh.paths._meters[ANN] = meter = node.mesh.paths.meter(ANN)
     meter.read(1000, 3000, 1.0)
     meter.read(2000, 5000, 2.0)
 

@@ -181,11 +181,11 @@ def test_a_slow_line_paces_prompts_too() -> None:
 
 
 def test_a_longer_prompt_takes_longer_and_a_short_one_hardly_more_than_a_token() -> None:
-    ground = mesh(node("a", 64))
+    inputs = mesh(node("a", 64))
 
     def first_token_s(tokens: int) -> float:
         found = predict(
-            WIDE, stages(("a", 40)), ground, host=NodeId("a"), settings=CACHE, prompt_tokens=tokens
+            WIDE, stages(("a", 40)), inputs, host=NodeId("a"), settings=CACHE, prompt_tokens=tokens
         )
         assert found
         return found.first_token_s - 1 / found.tok_s

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.node.unload import Rest
+from mesh_llm.node.unload import ModelUnload
 from mesh_llm.types import State
 
 
@@ -15,12 +15,12 @@ from mesh_llm.types import State
 async def test_a_node_that_leaves_lends_nothing_whatever_it_is_told(resting: bool) -> None:
     node: Any = SimpleNamespace(
         config=SimpleNamespace(client=False),
-        equipment=object(),
+        hardware=object(),
         state=State.DRAINING,
         mesh=SimpleNamespace(facts=SimpleNamespace(resting=resting)),
         lending=SimpleNamespace(closed="this node is leaving"),
     )
-    rest = Rest(node)
+    rest = ModelUnload(node)
     rest.begin()
     rest.end()
     await rest.close()

@@ -19,12 +19,12 @@ from mesh_llm.models.catalog import CatalogEntry
 from mesh_llm.models.layer_ranges import Share
 from mesh_llm.node import model_files as shelving
 from mesh_llm.node import model_supply as supplying
-from mesh_llm.node.model_files import Shelf as RealShelf
-from mesh_llm.node.model_supply import Supply
+from mesh_llm.node.model_files import ModelFiles as RealShelf
+from mesh_llm.node.model_supply import ModelSupply
 from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
 from mesh_llm.peer_fetch.model_fetch import Wanted
-from mesh_llm.peer_fetch.piece_hashes import Digests
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.types import Event, Fingerprint, MeshSettings, ModelFacts, NodeFacts, NodeId, Role
 from tests.support import planning
 
@@ -46,20 +46,20 @@ class Entry:
             raise MeshError("another file")
 
 
-class Shelf:
+class ModelFiles:
     """Where the mesh's model lies, too."""
 
     async def find(self, settings: MeshSettings) -> ModelFacts:
         return NOW
 
 
-def supply(home: Path, *, owner: bool = False, model: str | None = None) -> Supply:
+def model_supply(home: Path, *, owner: bool = False, model: str | None = None) -> ModelSupply:
     unused: Any = None
     entry: Any = Entry(settings=planning.settings(fingerprint=NOW.fingerprint), sets_plan=owner)
-    shelf: Any = Shelf()
-    return Supply(
+    model_files: Any = ModelFiles()
+    return ModelSupply(
         config=NodeConfig(home=home, model=model),
-        shelf=shelf,
+        model_files=model_files,
         entry=entry,
         mesh=unused,
         busy=bool,
@@ -71,16 +71,16 @@ def supply(home: Path, *, owner: bool = False, model: str | None = None) -> Supp
 
 
 async def test_a_member_that_returns_takes_what_the_mesh_serves_by_now(tmp_path: Path) -> None:
-    assert await supply(tmp_path).obtain(THEN) is NOW
+    assert await model_supply(tmp_path).obtain(THEN) is NOW
 
 
 async def test_what_a_member_was_given_has_to_be_the_meshs(tmp_path: Path) -> None:
     with pytest.raises(MeshError, match="another file"):
-        await supply(tmp_path, model="mine.gguf").obtain(THEN)
+        await model_supply(tmp_path, model="mine.gguf").obtain(THEN)
 
 
 async def test_an_owners_file_is_the_meshs(tmp_path: Path) -> None:
-    assert await supply(tmp_path, owner=True).obtain(THEN) is THEN
+    assert await model_supply(tmp_path, owner=True).obtain(THEN) is THEN
 
 
 class Away:
@@ -90,7 +90,7 @@ class Away:
         self.said: list[str] = []
         self.downloaded: list[str] = []
         self._found = found
-        self.supply = supply(home)
+        self.model_supply = model_supply(home)
         settings = planning.settings(fingerprint=NOW.fingerprint, model=model)
         for name, value in {
             "_entry": Entry(settings=settings),
@@ -100,7 +100,7 @@ class Away:
             "_layers_alone": self._nothing,
             "fetch": self._fails,
         }.items():
-            monkeypatch.setattr(self.supply, name, value)
+            monkeypatch.setattr(self.model_supply, name, value)
         monkeypatch.setattr(supplying, "download", self._download)
 
     def _tell(self, event: Event) -> None:
@@ -128,7 +128,7 @@ async def test_where_no_peer_delivers_the_catalog_does(
 ) -> None:
     away = Away(monkeypatch, tmp_path, model="Qwen2.5-32B", found=NOW)
 
-    assert await away.supply.bring(None) is NOW
+    assert await away.model_supply.bring(None) is NOW
     assert away.downloaded == ["Qwen2.5-32B"]
     assert away.said == ["no member has it; it is downloaded instead"]
 
@@ -137,14 +137,14 @@ async def test_the_catalogs_file_has_to_be_the_meshs(tmp_path: Path, monkeypatch
     away = Away(monkeypatch, tmp_path, model="Qwen2.5-32B", found=THEN)
 
     with pytest.raises(DownloadFailed, match="is not the file that the mesh serves"):
-        await away.supply.bring(None)
+        await away.model_supply.bring(None)
 
 
 async def test_what_nobody_else_has_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = Away(monkeypatch, tmp_path, model="somebodys-own", found=NOW)
 
     with pytest.raises(DownloadFailed, match="no member has it"):
-        await away.supply.bring(None)
+        await away.model_supply.bring(None)
     assert away.downloaded == []
 
 
@@ -177,7 +177,7 @@ def test_who_is_connected_is_asked_before_one_who_is_reached_through_it(
                 member("d", connected=True, rtt_s=0.01),
             ]
 
-    asking = supply(tmp_path)
+    asking = model_supply(tmp_path)
     monkeypatch.setattr(asking, "_mesh", StillMesh())
     assert [source.name[0] for source in asking._sources(planning.FINGERPRINT)] == ["d", "b", "c", "a"]
 
@@ -194,15 +194,15 @@ class Disk:
         self.paths = {home / f"{name}.gguf": Fingerprint(name) for name in (PRIVATE, OURS, NEXT)}
         for path in self.paths:
             path.write_bytes(b"bytes of " + path.name.encode())
-        self.shelf = RealShelf()
-        monkeypatch.setattr(self.shelf, "look", self._look)
+        self.model_files = RealShelf()
+        monkeypatch.setattr(self.model_files, "look", self._look)
         monkeypatch.setattr(shelving, "_candidates", lambda settings: list(self.paths))
         monkeypatch.setenv("MESH_LLM_MODELS", str(home))
         self.entry = Entry(settings=planning.settings(fingerprint=OURS, model="ours"), sets_plan=owner)
-        self.supply = supply(home)
+        self.model_supply = model_supply(home)
         self.published: list[dict[str, Any]] = []
-        for name, value in {"_entry": self.entry, "_shelf": self.shelf, "_mesh": self}.items():
-            monkeypatch.setattr(self.supply, name, value)
+        for name, value in {"_entry": self.entry, "_shelf": self.model_files, "_mesh": self}.items():
+            monkeypatch.setattr(self.model_supply, name, value)
 
     def publish(self, **facts: Any) -> None:
         self.published.append(facts)
@@ -211,7 +211,7 @@ class Disk:
         return planning.model(fingerprint=self.paths[path], files=(path,))
 
     def told(self) -> list[Fingerprint]:
-        return [held.fingerprint for held in self.supply.told()["models"]]
+        return [held.fingerprint for held in self.model_supply.told()["models"]]
 
     async def gives(self, fingerprint: Fingerprint) -> bool:
         """Whether a peer gets as much as a byte of it."""
@@ -223,7 +223,7 @@ class Disk:
         answers = []
         for request in requests:
             peer: Any = Peer()
-            await self.supply.serve_file(NodeId("peer"), {**request, "fingerprint": fingerprint}, peer)
+            await self.model_supply.serve_file(NodeId("peer"), {**request, "fingerprint": fingerprint}, peer)
             answers.append(json.loads(peer.written.splitlines()[0]))
         refused = [answer == {"refused": "it does not have the model"} for answer in answers]
         assert len(set(refused)) == 1, answers
@@ -244,7 +244,7 @@ async def test_only_the_meshs_model_is_told_of_and_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(tmp_path, monkeypatch)
-    found = await disk.shelf.find(disk.entry.settings)
+    found = await disk.model_files.find(disk.entry.settings)
 
     assert found is not None
     assert found.fingerprint == OURS
@@ -258,9 +258,9 @@ async def test_where_the_meshs_model_is_not_here_nothing_is_told(
     disk = Disk(tmp_path, monkeypatch)
     disk.entry.settings = planning.settings(fingerprint=Fingerprint("elsewhere"), model="private")
 
-    assert await disk.shelf.find(disk.entry.settings) is None
-    assert await disk.supply.given() is None  # a file of that name is here, and is another
-    assert disk.supply.told() == {"models": (), "part": None}
+    assert await disk.model_files.find(disk.entry.settings) is None
+    assert await disk.model_supply.given() is None  # a file of that name is here, and is another
+    assert disk.model_supply.told() == {"models": (), "part": None}
     assert not any([await disk.gives(name) for name in (OURS, PRIVATE, NEXT)])
 
 
@@ -268,12 +268,12 @@ async def test_a_model_that_the_mesh_had_before_is_no_longer_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(tmp_path, monkeypatch)
-    await disk.shelf.find(disk.entry.settings)
+    await disk.model_files.find(disk.entry.settings)
     disk.entry.settings = planning.settings(fingerprint=NEXT, model="next")
 
     assert disk.told() == []
     assert not await disk.gives(OURS)
-    await disk.shelf.find(disk.entry.settings)
+    await disk.model_files.find(disk.entry.settings)
     assert disk.told() == [NEXT]
     assert [await disk.gives(name) for name in (OURS, NEXT)] == [False, True]
 
@@ -283,7 +283,7 @@ async def test_members_hear_at_once_that_it_is_no_longer_given(
 ) -> None:
     """And not when the next one has come, which may take hours."""
     disk = Disk(tmp_path, monkeypatch)
-    await disk.shelf.find(disk.entry.settings)
+    await disk.model_files.find(disk.entry.settings)
     disk.entry.settings = planning.settings(fingerprint=Fingerprint("elsewhere"), model="elsewhere")
     brought = asyncio.Event()
 
@@ -291,9 +291,9 @@ async def test_members_hear_at_once_that_it_is_no_longer_given(
         brought.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(disk.supply, "bring", bring)
-    following = asyncio.create_task(disk.supply.follow(lambda: None))
-    disk.supply.wake()
+    monkeypatch.setattr(disk.model_supply, "bring", bring)
+    following = asyncio.create_task(disk.model_supply.follow(lambda: None))
+    disk.model_supply.wake()
     async with asyncio.timeout(30):
         await brought.wait()
     following.cancel()
@@ -308,9 +308,9 @@ async def test_a_creator_that_has_not_settled_gives_nothing_but_what_it_serves(
     disk = Disk(tmp_path, monkeypatch, owner=True)
     unsettled: Any = None
     disk.entry.settings = unsettled
-    await disk.shelf.read(tmp_path / "ours.gguf")
+    await disk.model_files.read(tmp_path / "ours.gguf")
 
-    assert disk.supply.told() == {"models": (), "part": None}
+    assert disk.model_supply.told() == {"models": (), "part": None}
     assert not await disk.gives(PRIVATE)
 
 
@@ -324,14 +324,14 @@ async def test_a_digest_is_of_all_bytes_and_is_read_once(
     path = tmp_path / "ours.gguf"
     path.write_bytes(b"some bytes")
     model = planning.model(files=(path,))
-    ours = supply(tmp_path)
+    ours = model_supply(tmp_path)
 
     digest = await ours.digest_of(model)
 
     pieces = FilePieces(size_bytes=10, pieces=(hashlib.sha256(b"some bytes").hexdigest(),))
     assert digest == Manifest(stem="", piece_bytes=FETCH_PIECE_BYTES, files=(pieces,)).digest
     assert await ours.digest_of(model) == digest
-    assert Digests(tmp_path / "cache" / "digests").known(path) == pieces
+    assert PieceHashes(tmp_path / "cache" / "digests").known(path) == pieces
     path.write_bytes(b"other bytes")
     assert await ours.digest_of(model) != digest
     path.unlink()
@@ -344,7 +344,7 @@ async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str
 ) -> None:
     monkeypatch.setenv("MESH_LLM_MODELS", str(tmp_path))
-    ours = supply(tmp_path)
+    ours = model_supply(tmp_path)
     settings = planning.settings(fingerprint=OURS, alias="ours", digest=digest)
     wanted: list[Wanted] = []
     said: list[str] = []

@@ -68,7 +68,7 @@ async def node(tmp_path: Path) -> Node:
     admit(node, ANN, machine="m1")
     admit(node, BEN, machine="m2")
     for peer in (ANN, BEN):
-        meter = node.mesh.ways._meters[peer] = Meter()
+        meter = node.mesh.paths._meters[peer] = Meter()
         meter.read(0, 0, now=1.0)
         meter.read(30, 20, now=2.0)
     return node
@@ -91,7 +91,7 @@ async def test_a_local_link_is_no_part_of_the_connection(node: Node) -> None:
 async def test_a_link_over_quic_has_been_counted_with_its_connection(node: Node) -> None:
     me = node.identity.id
 
-    assert traffic(node, BEN, me, [stage(BEN, link="quic")]) == node.mesh.ways.traffic(BEN)
+    assert traffic(node, BEN, me, [stage(BEN, link="quic")]) == node.mesh.paths.traffic(BEN)
     assert traffic(node, BEN, me, [])["bytes_per_s"] == 50
 
 
@@ -117,7 +117,7 @@ def a_run(tmp_path: Path) -> Run:
         fingerprint=nothing,
         settings=nothing,
         mesh=nothing,
-        passage=nothing,
+        data_links=nothing,
         specify=nothing,
         on_report=nothing,
         log_file=tmp_path / "engine.log",

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from mesh_llm.gateway.slot_queue import TurnLate, TurnRefused, Turns
+from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
 
 WITHIN_S = 10.0
 
@@ -16,7 +16,7 @@ WITHIN_S = 10.0
 class Crowd:
     """Requests of several clients, one task each; `order` is who got a turn, in order."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: SlotQueue) -> None:
         self.turns = turns
         self.order: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
@@ -66,7 +66,7 @@ async def settle() -> None:
 
 
 async def test_as_many_as_slots_at_once() -> None:
-    crowd = Crowd(Turns(2))
+    crowd = Crowd(SlotQueue(2))
     for name in ("a", "b", "c", "d"):
         await crowd.ask(name)
     assert crowd.order == ["a", "b"]
@@ -79,7 +79,7 @@ async def test_as_many_as_slots_at_once() -> None:
 
 @pytest.mark.parametrize("slots", [1, 4])
 async def test_the_only_request_of_a_client_is_next(slots: int) -> None:
-    crowd = Crowd(Turns(slots))
+    crowd = Crowd(SlotQueue(slots))
     for number in range(60):
         await crowd.ask(f"many.{number}")
     await crowd.ask("one")
@@ -90,7 +90,7 @@ async def test_the_only_request_of_a_client_is_next(slots: int) -> None:
 
 
 async def test_round_robin_between_clients() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(SlotQueue(1))
     await crowd.ask("x")
     for client in "abc":
         for number in range(3):
@@ -101,7 +101,7 @@ async def test_round_robin_between_clients() -> None:
 
 async def test_a_heavy_client_gets_its_share_beside_those_who_ask_one_by_one() -> None:
     """Whoever comes back after each answer is not new each time."""
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(SlotQueue(1))
     for number in range(30):
         await crowd.ask(f"heavy.{number}")
     for client in "abc":
@@ -117,7 +117,7 @@ async def test_a_heavy_client_gets_its_share_beside_those_who_ask_one_by_one() -
 
 
 async def test_who_holds_most_waits_longest() -> None:
-    crowd = Crowd(Turns(4))
+    crowd = Crowd(SlotQueue(4))
     for number in range(8):
         await crowd.ask(f"a.{number}")
     for number in range(4):
@@ -129,7 +129,7 @@ async def test_who_holds_most_waits_longest() -> None:
 
 
 async def test_names_divide_the_turns_of_their_client_and_of_nobody_else() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(SlotQueue(1))
     await crowd.ask("x")
     for number in range(6):
         await crowd.ask(f"many.name{number}.0")
@@ -141,7 +141,7 @@ async def test_names_divide_the_turns_of_their_client_and_of_nobody_else() -> No
 
 
 async def test_between_the_names_of_a_client_as_between_clients() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(SlotQueue(1))
     for number in range(4):
         await crowd.ask(f"a.heavy.{number}")
     await crowd.ask("a.light.0")
@@ -150,7 +150,7 @@ async def test_between_the_names_of_a_client_as_between_clients() -> None:
 
 
 async def test_the_name_that_holds_most_waits_longest() -> None:
-    crowd = Crowd(Turns(4))
+    crowd = Crowd(SlotQueue(4))
     for number in range(8):
         await crowd.ask(f"a.heavy.{number}")
     for number in range(4):
@@ -161,10 +161,10 @@ async def test_the_name_that_holds_most_waits_longest() -> None:
 
 
 async def test_names_find_no_more_room_than_their_client() -> None:
-    crowd = Crowd(Turns(1, per_client=2))
+    crowd = Crowd(SlotQueue(1, per_client=2))
     for name in ("x", "a.p.0", "a.q.0"):
         await crowd.ask(name)
-    with pytest.raises(TurnRefused):
+    with pytest.raises(QueueFull):
         async with crowd.turns.take("a", name="r"):
             pass
     await crowd.leave("a.p.0")
@@ -173,7 +173,7 @@ async def test_names_find_no_more_room_than_their_client() -> None:
 
 
 async def test_between_nodes_before_between_their_clients() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(SlotQueue(1))
     await crowd.ask("x")
     for number in range(4):
         await crowd.ask(f"node/client{number}.0")
@@ -193,7 +193,7 @@ async def test_between_nodes_before_between_their_clients() -> None:
 
 
 async def test_the_node_that_holds_most_waits_longest() -> None:
-    crowd = Crowd(Turns(4))
+    crowd = Crowd(SlotQueue(4))
     for number in range(8):
         await crowd.ask(f"node/client{number}.0")
     for number in range(4):
@@ -204,7 +204,7 @@ async def test_the_node_that_holds_most_waits_longest() -> None:
 
 
 async def test_clients_of_the_same_name_on_two_nodes_are_two() -> None:
-    crowd = Crowd(Turns(1, per_client=1))
+    crowd = Crowd(SlotQueue(1, per_client=1))
     for name in ("x", "one/a", "two/a", "a"):
         await crowd.ask(name)
     assert crowd.turns.waiting == 3
@@ -212,10 +212,10 @@ async def test_clients_of_the_same_name_on_two_nodes_are_two() -> None:
 
 
 async def test_full_per_account() -> None:
-    crowd = Crowd(Turns(1, per_account=2))
+    crowd = Crowd(SlotQueue(1, per_account=2))
     for name in ("x", "node/a", "node/b"):
         await crowd.ask(name)
-    with pytest.raises(TurnRefused):
+    with pytest.raises(QueueFull):
         async with crowd.turns.take("c", account="node"):
             pass
     await crowd.ask("c")
@@ -224,7 +224,7 @@ async def test_full_per_account() -> None:
 
 
 async def test_resumed_before_everybody() -> None:
-    crowd = Crowd(Turns(2))
+    crowd = Crowd(SlotQueue(2))
     for name in ("x", "y", "a", "b"):
         await crowd.ask(name)
     await crowd.ask("c", resumed=True)
@@ -233,7 +233,7 @@ async def test_resumed_before_everybody() -> None:
 
 
 async def test_endless_resumed_ones_starve_nobody() -> None:
-    crowd = Crowd(Turns(2))
+    crowd = Crowd(SlotQueue(2))
     for name in ("x", "y", "a"):
         await crowd.ask(name)
     for number in range(9):
@@ -242,10 +242,10 @@ async def test_endless_resumed_ones_starve_nobody() -> None:
 
 
 async def test_resumed_are_let_in_when_the_queue_is_full() -> None:
-    crowd = Crowd(Turns(1, limit=1))
+    crowd = Crowd(SlotQueue(1, limit=1))
     for name in ("x", "a"):
         await crowd.ask(name)
-    with pytest.raises(TurnRefused):
+    with pytest.raises(QueueFull):
         async with crowd.turns.take("b"):
             pass
     await crowd.ask("c", resumed=True)
@@ -253,15 +253,15 @@ async def test_resumed_are_let_in_when_the_queue_is_full() -> None:
 
 
 async def test_full_in_all_and_per_client() -> None:
-    crowd = Crowd(Turns(1, limit=4, per_client=2))
+    crowd = Crowd(SlotQueue(1, limit=4, per_client=2))
     for name in ("x", "a.0", "a.1"):
         await crowd.ask(name)
-    with pytest.raises(TurnRefused):
+    with pytest.raises(QueueFull):
         async with crowd.turns.take("a"):
             pass
     for name in ("b", "c"):
         await crowd.ask(name)
-    with pytest.raises(TurnRefused):
+    with pytest.raises(QueueFull):
         async with crowd.turns.take("d"):
             pass
     assert (crowd.turns.taken, crowd.turns.waiting) == (1, 4)
@@ -271,9 +271,9 @@ async def test_full_in_all_and_per_client() -> None:
 
 
 async def test_late() -> None:
-    turns = Turns(1, wait_s=0.01)
+    turns = SlotQueue(1, wait_s=0.01)
     async with turns.take("a"):
-        with pytest.raises(TurnLate):
+        with pytest.raises(SlotWaitExpired):
             async with turns.take("b"):
                 pass
         assert (turns.taken, turns.waiting) == (1, 0)
@@ -281,28 +281,28 @@ async def test_late() -> None:
 
 
 async def test_who_has_less_time_than_the_queue_gives() -> None:
-    turns = Turns(1)
+    turns = SlotQueue(1)
     async with turns.take("a"):
-        with pytest.raises(TurnLate, match=r"has waited 0\.01 s for its turn"):
+        with pytest.raises(SlotWaitExpired, match=r"has waited 0\.01 s for its turn"):
             async with turns.take("b", resumed=True, within_s=0.01):
                 pass
         assert (turns.taken, turns.waiting) == (1, 0)
 
 
 async def test_every_wait_is_told_once_however_it_ends() -> None:
-    turns = Turns(1, per_client=2, wait_s=30.0)
+    turns = SlotQueue(1, per_client=2, wait_s=30.0)
     waits_s: list[float] = []
     turns.on_wait = waits_s.append
     crowd = Crowd(turns)
     for name in ("x.0", "x.1", "x.2", "b"):
         await crowd.ask(name)
     assert waits_s == [0.0]
-    with pytest.raises(TurnRefused):
+    with pytest.raises(QueueFull):
         async with turns.take("x"):
             pass
     assert waits_s == [0.0]  # what was never in the queue has not waited
     await crowd.leave("x.2")
-    with pytest.raises(TurnLate):
+    with pytest.raises(SlotWaitExpired):
         async with turns.take("c", within_s=0.05):
             pass
     assert len(waits_s) == 3
@@ -314,7 +314,7 @@ async def test_every_wait_is_told_once_however_it_ends() -> None:
 
 
 async def test_cancelled_in_the_moment_of_being_granted() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(SlotQueue(1))
     for name in ("x", "a", "b"):
         await crowd.ask(name)
     crowd.ends["x"].set()
@@ -329,7 +329,7 @@ async def test_cancelled_in_the_moment_of_being_granted() -> None:
 
 
 async def test_cancelled_just_before_being_granted() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(SlotQueue(1))
     for name in ("x", "a", "b"):
         await crowd.ask(name)
     # Its task has not run since: it is still among those who wait.
@@ -343,7 +343,7 @@ async def test_cancelled_just_before_being_granted() -> None:
 
 
 async def test_resize() -> None:
-    crowd = Crowd(Turns(1))
+    crowd = Crowd(SlotQueue(1))
     for name in ("a", "b", "c", "d"):
         await crowd.ask(name)
     crowd.turns.resize(3)
@@ -360,7 +360,7 @@ async def test_resize() -> None:
 
 
 async def test_retry_after_grows_with_the_queue_and_has_bounds() -> None:
-    crowd = Crowd(Turns(1, limit=1000, per_client=1000))
+    crowd = Crowd(SlotQueue(1, limit=1000, per_client=1000))
     assert crowd.turns.retry_after_s == 1
     await crowd.ask("x")
     estimates = []
@@ -382,7 +382,7 @@ async def test_no_turn_is_lost_or_doubled(seed: int) -> None:
     """Random arrivals, ends, departures, sizes: never more than slots, and none idle while one waits."""
     dice = random.Random(seed)
     slots = dice.randint(1, 5)
-    turns = Turns(slots, limit=12, per_client=5, wait_s=WITHIN_S)
+    turns = SlotQueue(slots, limit=12, per_client=5, wait_s=WITHIN_S)
     inside: Counter[str] = Counter()
     finished: Counter[str] = Counter()
     biggest = slots
@@ -402,7 +402,7 @@ async def test_no_turn_is_lost_or_doubled(seed: int) -> None:
                 finally:
                     inside[client] -= 1
             finished["done"] += 1
-        except (TurnRefused, RuntimeError) as end:
+        except (QueueFull, RuntimeError) as end:
             finished[type(end).__name__] += 1
 
     tasks: list[asyncio.Task[None]] = []

@@ -63,7 +63,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     plan = decide(node.mesh.snapshot(), facts, agreed, current=None)
     node.mesh.publish(serving=ServingPlan(epoch=1, plan=plan))
     monkeypatch.setattr(node, "upstream", lambda: Upstream(url=HERE, key=""))
-    monkeypatch.setattr(node.shelf, "facts", lambda fingerprint: facts)
+    monkeypatch.setattr(node.model_files, "facts", lambda fingerprint: facts)
     return node
 
 
@@ -104,7 +104,7 @@ async def test_a_prompt_of_unknown_length_and_a_model_that_is_not_here(
     finished(node._gateway._meters, waited_s=0.5, prompt_tokens=None)
     unknown = first_token_document(node, PLAN)
     finished(node._gateway._meters, waited_s=0.25, prompt_tokens=100)
-    monkeypatch.setattr(node.shelf, "facts", lambda fingerprint: None)
+    monkeypatch.setattr(node.model_files, "facts", lambda fingerprint: None)
     elsewhere = first_token_document(node, PLAN)
 
     assert unknown == {"measured_s": 0.5, "prompt_tokens": None, "predicted_s": None}

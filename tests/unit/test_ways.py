@@ -28,11 +28,11 @@ async def test_the_delay_of_a_local_link_is_the_one_that_is_planned_with(node: N
 
     shown = next(peer["link"] for peer in (await document(node))["mesh"]["nodes"] if peer["id"] == ANN)
 
-    assert node.mesh.ways.news() == ((ANN, link),)
+    assert node.mesh.paths.news() == ((ANN, link),)
     assert (shown["kind"], shown["rtt_ms"]) == ("local", 1000 * HOP_LOCAL_S)
 
 
 async def test_a_laboratory_makes_local_links_longer(node: Node) -> None:
-    node.mesh.ways.farther_s = lambda _: 0.04
+    node.mesh.paths.farther_s = lambda _: 0.04
 
-    assert node.mesh.ways.link_to(ANN) == LinkFacts(kind=LinkKind.LOCAL, rtt_s=HOP_LOCAL_S + 0.04)
+    assert node.mesh.paths.link_to(ANN) == LinkFacts(kind=LinkKind.LOCAL, rtt_s=HOP_LOCAL_S + 0.04)

@@ -8,7 +8,7 @@ import pytest
 
 from mesh_llm.console.event_feed import Feed
 from mesh_llm.node import window
-from mesh_llm.node.announcements import Herald
+from mesh_llm.node.announcements import Announcements
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event
 
@@ -40,11 +40,11 @@ async def test_what_is_said_is_one_line_whoever_had_a_say_in_it(caplog: pytest.L
     async def status() -> dict[str, str]:
         return {}
 
-    herald = Herald(told.append, lambda _: None, Feed(status))
+    announcements = Announcements(told.append, lambda _: None, Feed(status))
     words = "Engine lost: \x1b[2J\nAPI ready"
-    herald.say("engine", words)
-    herald.tell(Event(kind="engine", text=words))
-    herald.note(Event(kind="failed", text=words))
+    announcements.say("engine", words)
+    announcements.tell(Event(kind="engine", text=words))
+    announcements.note(Event(kind="failed", text=words))
 
     clean = "Engine lost: ?[2J?API ready"
     assert [event.text for event in told] == [clean, clean]

@@ -18,7 +18,7 @@ from mesh_llm.models.header_cache import NO_FINGERPRINT, Header, Headers, header
 from mesh_llm.models.stores import Found, LocalModel, Places, Skipped, search
 from mesh_llm.planning.engine_options import choose_devices
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.planning.would_fit import Outlook, outlook, supposed
+from mesh_llm.planning.would_fit import WouldFit, outlook, supposed
 from mesh_llm.types import Device, DeviceKind, NodeFacts, NodeId, Progress, ProgressSink, Role
 
 _THIS_MACHINE = NodeId("0" * 64)
@@ -30,9 +30,9 @@ class Listed:
     model: LocalModel
     header: Header | None
     """None where nobody could read it: without an engine, or with some of its files."""
-    here: Outlook | None = None
+    here: WouldFit | None = None
     """On this machine alone."""
-    mesh: Outlook | None = None
+    mesh: WouldFit | None = None
     """Over all nodes of the mesh, where one runs and this machine is too small."""
 
 

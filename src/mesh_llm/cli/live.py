@@ -95,7 +95,7 @@ class Live:
 
     def _frame(self) -> list[live_view.Line]:
         size = self._terminal.size
-        scene = live_view.Scene(
+        scene = live_view.LiveState(
             status=self._status,
             progress=list(self._steps.values()),
             events=list(self._events),

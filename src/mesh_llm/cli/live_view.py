@@ -29,7 +29,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class LiveState:
     """Everything that is to be seen."""
 
     status: Mapping[str, Any] | None = None
@@ -40,7 +40,7 @@ class Scene:
     keys: bool = True
 
 
-def frame(scene: Scene, size: Size) -> list[Line]:
+def frame(scene: LiveState, size: Size) -> list[Line]:
     """At most `size.rows` lines, each narrower than `size.columns`; what matters least goes first."""
     width = max(1, size.columns - 1)
     title = _title(scene, width)
@@ -107,7 +107,7 @@ def _cut(lines: list[Line], room: int, what: str) -> list[Line]:
     return [*lines[: room - 1], [(f"… and {len(lines) - room + 1} more {what}", "dim")]]
 
 
-def _title(scene: Scene, width: int) -> Line:
+def _title(scene: LiveState, width: int) -> Line:
     """A line across: what is above it stays, what is below it lives."""
     node = scene.status["node"] if scene.status is not None else {"name": "mesh-llm", "state": "starting"}
     line: Line = [("── ", "dim"), (str(node["name"]), "bold"), (" ", "")]

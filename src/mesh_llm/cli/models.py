@@ -19,7 +19,7 @@ from mesh_llm.cli.options import debug_option, home_option, home_path, json_opti
 from mesh_llm.defaults import USEFUL_CONTEXT
 from mesh_llm.home import Home
 from mesh_llm.models.stores import LocalModel, Places, Store
-from mesh_llm.planning.would_fit import Outlook
+from mesh_llm.planning.would_fit import WouldFit
 from mesh_llm.types import Progress, ProgressSink
 
 _HEADERS = ("name", "quant", "size", "layers", "context", "architecture", "where", "fit")
@@ -117,7 +117,7 @@ def _model(listed: Listed) -> dict[str, Any]:
     }
 
 
-def _outlook(fit: Outlook | None) -> dict[str, Any] | None:
+def _outlook(fit: WouldFit | None) -> dict[str, Any] | None:
     if fit is None:
         return None
     return {
@@ -206,7 +206,7 @@ def _fit(listed: Listed) -> str:
     return f"needs {_size(here.need_bytes)}"
 
 
-def _is_useful(fit: Outlook, listed: Listed) -> bool:
+def _is_useful(fit: WouldFit, listed: Listed) -> bool:
     facts = listed.header.facts if listed.header is not None else None
     return facts is None or fit.context >= min(USEFUL_CONTEXT, facts.context_trained)
 

@@ -25,7 +25,7 @@ from mesh_llm.download.http import Remote
 T = TypeVar("T")
 
 
-class Arriving:
+class FileWriter:
     """Its methods are for one task at a time."""
 
     def __init__(self, folder: Path, name: str) -> None:

@@ -25,7 +25,7 @@ import aiohttp
 from mesh_llm.defaults import DOWNLOAD_PARALLEL, FETCH_SPARE_BYTES
 from mesh_llm.download import checksum, hub, package_model
 from mesh_llm.download.checksum import checksum_file, verify
-from mesh_llm.download.file_writer import Arriving
+from mesh_llm.download.file_writer import FileWriter
 from mesh_llm.download.http import Locate, Remote, answered, locate_url, open_session
 from mesh_llm.download.package_model import FetchPackage
 from mesh_llm.download.range_transfer import Transfer
@@ -122,7 +122,7 @@ class _File:
     index: int
     target: Path
     locate: Locate
-    arriving: Arriving
+    arriving: FileWriter
     remote: Remote | None = None
     here: bool = False
     told_at: float = field(default=0.0)
@@ -187,7 +187,7 @@ def _files(entry: CatalogEntry, folder: Path, scratch: Path, session: aiohttp.Cl
             index=index,
             target=folder / name,
             locate=_locate(source, index, session),
-            arriving=Arriving(scratch, name),
+            arriving=FileWriter(scratch, name),
         )
         for index, name in enumerate(entry.files)
     ]

@@ -13,7 +13,7 @@ from mesh_llm.defaults import (
     DOWNLOAD_RANGE_BYTES,
     DOWNLOAD_TURNS,
 )
-from mesh_llm.download.file_writer import Arriving
+from mesh_llm.download.file_writer import FileWriter
 from mesh_llm.download.http import (
     Locate,
     Passing,
@@ -51,7 +51,7 @@ class Transfer:
         self,
         session: aiohttp.ClientSession,
         name: str,
-        file: Arriving,
+        file: FileWriter,
         locate: Locate,
         *,
         told: Callable[[], None],
@@ -62,7 +62,7 @@ class Transfer:
         self._locate = locate
         self._told = told
         self._complete = False
-        self._turns = 0
+        self._slot_queue = 0
 
     async def run(self, remote: Remote) -> Remote:
         """Until the file is whole; what was said of it last. Raises DownloadFailed where that cannot be."""
@@ -162,8 +162,8 @@ class Transfer:
             raise self._wrong_size(size_bytes, remote)
 
     def _count_turn(self) -> None:
-        self._turns += 1
-        if self._turns > DOWNLOAD_TURNS:
+        self._slot_queue += 1
+        if self._slot_queue > DOWNLOAD_TURNS:
             raise DownloadFailed(
                 f"{self._name} has begun anew {DOWNLOAD_TURNS} times: it changes on its server, "
                 "or the server cannot go on where it was",

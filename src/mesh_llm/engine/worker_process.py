@@ -22,7 +22,7 @@ from mesh_llm.errors import EngineFailed
 log = logging.getLogger(__name__)
 
 
-class Lender:
+class WorkerProcess:
     """A running worker child. Made by `lend`."""
 
     def __init__(self, child: Child, socket_path: Path) -> None:
@@ -134,11 +134,11 @@ class Lender:
 
 
 @asynccontextmanager
-async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
+async def lend(spec: WorkerSpec) -> AsyncIterator[WorkerProcess]:
     """A worker child for the length of the block."""
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     failed: list[str] = []
-    lender: Lender | None = None
+    worker_process: WorkerProcess | None = None
 
     def on_event(line: str) -> None:
         event = json.loads(line)
@@ -147,18 +147,18 @@ async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
                 ready.set_result(None)
             case "failed":
                 failed.append(sentence(event["cause"]))
-            case "ended" if lender is not None and event["fault"]:
+            case "ended" if worker_process is not None and event["fault"]:
                 fault = sentence(event["fault"])
                 log.warning("worker session ended: %s", fault)
-                lender.faults.append(fault)
+                worker_process.faults.append(fault)
 
     async with spawn(
         module("mesh_llm.engine.children.worker"), on_stdout=on_event, on_stderr=log.debug
     ) as child:
-        lender = Lender(child, Path(spec.socket))
+        worker_process = WorkerProcess(child, Path(spec.socket))
         await child.send(spec.to_line(), close=False)
-        ended = asyncio.create_task(_death(lender, failed), name="worker exit")
-        lender.death = ended
+        ended = asyncio.create_task(_death(worker_process, failed), name="worker exit")
+        worker_process.death = ended
         watch: asyncio.Task[None] | None = None
         try:
             await asyncio.wait((ready, ended), timeout=WORKER_READY_S, return_when=asyncio.FIRST_COMPLETED)
@@ -166,8 +166,8 @@ async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
                 raise EngineFailed(ended.result())
             if not ready.done():
                 raise EngineFailed(f"the worker was not ready within {WORKER_READY_S:.0f} s")
-            watch = asyncio.create_task(lender.watch(), name="worker beats")
-            yield lender
+            watch = asyncio.create_task(worker_process.watch(), name="worker beats")
+            yield worker_process
         finally:
             ended.cancel()
             if watch is not None:
@@ -176,12 +176,12 @@ async def lend(spec: WorkerSpec) -> AsyncIterator[Lender]:
             Path(spec.socket).unlink(missing_ok=True)
 
 
-async def _death(lender: Lender, failed: list[str]) -> str:
+async def _death(worker_process: WorkerProcess, failed: list[str]) -> str:
     """Wait for the worker's end, and say why it came."""
-    child = lender.child
+    child = worker_process.child
     kills_before = oom_kills()
     status = await child.wait()
-    if lender.hung:
+    if worker_process.hung:
         log.warning("worker hung pid=%d", child.pid)
         return f"the worker did not answer for {WORKER_BEATS * WORKER_BEAT_S:.0f} s, and was ended"
     death = explain(

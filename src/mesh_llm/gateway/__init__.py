@@ -11,7 +11,7 @@ The life of a request:
    turn first (`slot_queue`), here or, if the engine is elsewhere, there. `engine_choice` asks `Serving`
    where the engine listens, `proxy` takes an `engine_connection` to it from the `connection_pool`.
 4. The answer's body goes from the engine's socket to the client's within one callback:
-   `http_framing` unwraps and checks it, `answer` notes its events, `client_response` wraps them for the
+   `http_framing` unwraps and checks it, `answer` notes its events, `answer_writer` wraps them for the
    client. A client that does not keep up pauses the reading of the engine's socket;
    `stall_timer` bounds every wait.
 5. A client that leaves cancels its request, and the engine sees its connection close.

@@ -15,12 +15,12 @@ from multidict import CIMultiDict
 
 from mesh_llm.defaults import GATEWAY_DOCUMENT_BYTES, GATEWAY_TRANSCRIPT_BYTES
 from mesh_llm.gateway import api_errors
+from mesh_llm.gateway.answer_writer import AnswerWriter
 from mesh_llm.gateway.api_errors import Failure
-from mesh_llm.gateway.client_response import Outlet
 from mesh_llm.gateway.dialects.base import Document, Said, Seam
 from mesh_llm.gateway.engine_connection import EngineError
 from mesh_llm.gateway.engine_errors import Refusal
-from mesh_llm.gateway.first_event import Opening
+from mesh_llm.gateway.first_event import FirstEvent
 from mesh_llm.gateway.http_framing import MalformedAnswer
 from mesh_llm.gateway.keep_alive import beating
 from mesh_llm.gateway.limits import Limits
@@ -29,7 +29,7 @@ from mesh_llm.gateway.model_list import MODELS_PATH, first_name
 from mesh_llm.gateway.resume_cut import Cut, cut_back
 from mesh_llm.gateway.resume_join import Continuing, Joint, Matching, Repeating
 from mesh_llm.gateway.sse import EventCutter, comment, data_of, dump
-from mesh_llm.gateway.text_request import Generation
+from mesh_llm.gateway.text_request import TextRequest
 
 Count = Callable[[str, Document | None], Awaitable[Document]]
 """Asks the next engine for something small; without a document it is only to be shown."""
@@ -56,7 +56,7 @@ class Answer:
     """Keeps what the client was told, so that another engine can go on with it."""
 
     def __init__(
-        self, request: web.BaseRequest, generation: Generation, exchange: Exchange, limits: Limits
+        self, request: web.BaseRequest, generation: TextRequest, exchange: Exchange, limits: Limits
     ) -> None:
         self._request = request
         self._generation = generation
@@ -75,7 +75,7 @@ class Answer:
         self._prompt_tokens: int | None = None
         self._looks_for_progress = generation.dialect.reports_progress
         self._ask: Count | None = None
-        self._opening: Opening | None = None
+        self._first_event: FirstEvent | None = None
         """Of an answer whose start the engine has left out."""
         self.doing = ""
         """What its client waits for, in a word or two."""
@@ -83,7 +83,7 @@ class Answer:
         """An engine has refused to go on from the text: it is made again."""
         self.is_whole = False
         """The last event has come: nothing is missing."""
-        self.outlet: Outlet | None = None
+        self.answer_writer: AnswerWriter | None = None
         """The way to a client that wants the events, once there is something to send."""
 
     @property
@@ -103,8 +103,8 @@ class Answer:
         self.doing = "is computing"
         self._cutter = EventCutter()
         self._headers = headers
-        if self._generation.streamed and self.outlet is None:
-            self.outlet = self._exchange.outlet = await Outlet.open(
+        if self._generation.streamed and self.answer_writer is None:
+            self.answer_writer = self._exchange.answer_writer = await AnswerWriter.open(
                 self._request,
                 status=200,
                 reason="OK",
@@ -128,8 +128,8 @@ class Answer:
     def _tell(self, event: bytes) -> None:
         if not self._told:
             self._exchange.first_event_s = time.monotonic()
-            if self._opening is None and self._dialect.lacks_start(event):
-                self._opening = Opening(self._start(), self._send)
+            if self._first_event is None and self._dialect.lacks_start(event):
+                self._first_event = FirstEvent(self._start(), self._send)
         if self._exchange.lost_s:
             self._exchange.found_again()
         self._told_bytes += len(event)
@@ -139,13 +139,13 @@ class Answer:
         if not self.is_too_long:
             self._told.append(event)
         self._exchange.events += 1
-        if self.outlet is not None:
+        if self.answer_writer is not None:
             polished = event if self._polish is None else self._polish.feed(event)
-            (self._send if self._opening is None else self._opening.send)(polished)
+            (self._send if self._first_event is None else self._first_event.send)(polished)
 
     def _send(self, event: bytes) -> None:
-        if self.outlet is not None:
-            self.outlet.take(event)
+        if self.answer_writer is not None:
+            self.answer_writer.take(event)
 
     async def _start(self) -> bytes:
         """What the engine's would have said, as far as the engine tells it otherwise."""
@@ -168,9 +168,9 @@ class Answer:
             self._prompt_tokens = progress["total"]
             found = progress.get("cache")
             self._exchange.prompt_tokens = progress["total"] - (found if isinstance(found, int) else 0)
-        if not self._generation.hides_progress and self._joint is None and self.outlet is not None:
+        if not self._generation.hides_progress and self._joint is None and self.answer_writer is not None:
             # Asked for, and yet no part of the answer: another engine's would differ.
-            self.outlet.take(event)
+            self.answer_writer.take(event)
         return True
 
     # -- from one engine to the next -----------------------------------------------------------
@@ -272,19 +272,19 @@ class Answer:
 
     def remark(self, text: str) -> None:
         """For whoever looks at the stream; no client parses it."""
-        if self.outlet is not None:
-            self.outlet.take(comment(f"mesh-llm {text}"))
+        if self.answer_writer is not None:
+            self.answer_writer.take(comment(f"mesh-llm {text}"))
 
     async def finish(self) -> web.StreamResponse:
-        start = () if self._opening is None else (await self._opening.first(),)
-        if self.outlet is not None:
-            await self.outlet.finish()
-            return self.outlet.response
+        start = () if self._first_event is None else (await self._first_event.first(),)
+        if self.answer_writer is not None:
+            await self.answer_writer.finish()
+            return self.answer_writer.response
         return self._whole(dump(self._dialect.assembled([*start, *self._told], self._generation.body)), 200)
 
     async def close(self) -> None:
-        if self._opening is not None:
-            await self._opening.close()
+        if self._first_event is not None:
+            await self._first_event.close()
 
     def _whole(self, body: bytes, status: int) -> web.Response:
         headers = CIMultiDict(self._headers)
@@ -301,7 +301,7 @@ class Answer:
         cut in the middle would look like one that has nothing more to say.
         """
         error = _error_of(event)
-        if self.outlet is not None:
+        if self.answer_writer is not None:
             raise api_errors.engine_gave_up(error)
         self._exchange.outcome = BROKEN
         code = error.get("code")
@@ -310,8 +310,8 @@ class Answer:
         return self._whole(refusal.body, refusal.status)
 
     def last_words(self, failure: Failure) -> bytes:
-        if self._opening is not None:
-            self._opening.give_up(self._dialect.start(model="", prompt_tokens=self._prompt_tokens or 0))
+        if self._first_event is not None:
+            self._first_event.give_up(self._dialect.start(model="", prompt_tokens=self._prompt_tokens or 0))
         return self._dialect.failed(failure, self._told)
 
 

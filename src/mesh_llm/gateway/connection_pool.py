@@ -9,10 +9,10 @@ from weakref import WeakSet
 from mesh_llm.defaults import GATEWAY_CONNECT_S, GATEWAY_ENGINE_IDLE_S
 from mesh_llm.gateway.engine_connection import EngineConnection, EngineLost
 from mesh_llm.gateway.limits import Limits
-from mesh_llm.gateway.upstream import Turn, Upstream
+from mesh_llm.gateway.upstream import SlotRequest, Upstream
 
 
-class Pool:
+class ConnectionPool:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._idle: dict[Upstream, list[EngineConnection]] = {}
@@ -30,7 +30,7 @@ class Pool:
             connection.close()
         return None
 
-    async def connect(self, upstream: Upstream, turn: Turn | None = None) -> EngineConnection:
+    async def connect(self, upstream: Upstream, turn: SlotRequest | None = None) -> EngineConnection:
         """A connection that nobody has used before; `turn` as in `upstream.Connect`."""
         connection = EngineConnection(
             silence_s=self._limits.silence_s, on_lost=partial(self._forget, upstream)
@@ -51,7 +51,7 @@ class Pool:
         return connection
 
     async def ask(
-        self, upstream: Upstream, method: str, request: bytes, turn: Turn | None = None
+        self, upstream: Upstream, method: str, request: bytes, turn: SlotRequest | None = None
     ) -> EngineConnection:
         """Send a request that can be sent again; the head of its answer has come."""
         if turn is not None and upstream.connect is not None:

@@ -6,7 +6,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from mesh_llm.defaults import GATEWAY_REDACTED_LIMIT_BYTES
-from mesh_llm.gateway.client_response import Outlet
+from mesh_llm.gateway.answer_writer import AnswerWriter
 from mesh_llm.gateway.engine_connection import EngineConnection, EngineGarbled
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.redaction import redacted
@@ -25,11 +25,11 @@ async def deliver(
     head = await connection.head()
     if redact and head.status == 200 and request.method != "HEAD":
         return await _redacted(request, exchange, connection, headers)
-    outlet = exchange.outlet = await Outlet.open(
+    answer_writer = exchange.answer_writer = await AnswerWriter.open(
         request, status=head.status, reason=head.reason, headers=headers, silence_s=silence_s
     )
-    await outlet.pour_from(connection)
-    return outlet.response
+    await answer_writer.pour_from(connection)
+    return answer_writer.response
 
 
 async def _redacted(

@@ -13,7 +13,7 @@ from typing import cast
 
 from mesh_llm.defaults import GATEWAY_HELD_BYTES
 from mesh_llm.gateway.http_framing import Body, Head, MalformedAnswer, body_of, split_head
-from mesh_llm.gateway.stall_timer import Silence
+from mesh_llm.gateway.stall_timer import StallTimer
 
 Sink = Callable[[bytes], None]
 
@@ -44,7 +44,7 @@ class EngineConnection(asyncio.Protocol):
 
     def __init__(self, *, silence_s: float, on_lost: Callable[[EngineConnection], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._silence = Silence(silence_s, self._on_silence)
+        self._stall_timer = StallTimer(silence_s, self._on_silence)
         self._on_lost = on_lost
         self._can_write = asyncio.Event()
         self._can_write.set()
@@ -76,23 +76,23 @@ class EngineConnection(asyncio.Protocol):
     def send(self, method: str, request: bytes) -> None:
         """Send a request that is all there."""
         self._begin(method, sent=True)
-        self._silence.watch()
+        self._stall_timer.watch()
         self._transport.write(request)
 
     async def upload(self, method: str, head: bytes, parts: AsyncIterator[bytes], *, chunked: bool) -> None:
         """Send a request whose body is still arriving; its answer may begin before this ends."""
         self._begin(method, sent=False)
-        self._silence.watch()
+        self._stall_timer.watch()
         self._transport.write(head)
         async for part in parts:
-            self._silence.heard()
+            self._stall_timer.heard()
             if self._transport.is_closing():
                 return
             if not part:
                 continue  # an empty chunk would end the body
             self._transport.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
             await self._can_write.wait()
-            self._silence.heard()
+            self._stall_timer.heard()
         if chunked:
             self._transport.write(_LAST_CHUNK)
         self._sent = True
@@ -143,7 +143,7 @@ class EngineConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """At once, which makes the engine stop working on what it was asked."""
-        self._silence.rest()
+        self._stall_timer.rest()
         self._transport.abort()
 
     def fail(self, error: EngineError) -> None:
@@ -159,11 +159,11 @@ class EngineConnection(asyncio.Protocol):
         self._reading = wanted
         if not wanted:
             # It is not the engine that keeps everybody waiting.
-            self._silence.rest()
+            self._stall_timer.rest()
             self._transport.pause_reading()
             return
         if not self._whole:
-            self._silence.watch()
+            self._stall_timer.watch()
         self._transport.resume_reading()
 
     async def _news(self) -> None:
@@ -183,7 +183,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._silence.heard()
+        self._stall_timer.heard()
         try:
             if self._body is None:
                 self._read_head(data)
@@ -201,7 +201,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
-        self._silence.rest()
+        self._stall_timer.rest()
         self._can_write.set()
         if self._error is None:
             if self._body is not None and error is None and self._body.closed():
@@ -241,7 +241,7 @@ class EngineConnection(asyncio.Protocol):
 
     def _finish(self, body: Body) -> None:
         self._whole = True
-        self._silence.rest()
+        self._stall_timer.rest()
         self._wake()
         if body.surplus:
             self.close()

@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.headers import to_engine
 from mesh_llm.gateway.routes import PLAIN, Route, route_of
-from mesh_llm.gateway.upstream import Turn, Upstream
+from mesh_llm.gateway.upstream import SlotRequest, Upstream
 
 _TRAITS = ("Authorization", "x-api-key", "User-Agent")
 _NAME = "x-mesh-llm-client"
@@ -21,7 +21,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class EngineRequest:
     method: str
     target: str
     """Path and query."""
@@ -33,7 +33,7 @@ class Errand:
     """What that client calls itself this time, likewise."""
 
     @classmethod
-    def of(cls, request: web.BaseRequest) -> Errand:
+    def of(cls, request: web.BaseRequest) -> EngineRequest:
         return cls(
             method=request.method,
             target=_target(request),
@@ -43,11 +43,11 @@ class Errand:
             name=_digest(request.headers[_NAME]) if request.headers.get(_NAME) else "",
         )
 
-    def turn(self, *, resumed: bool = False, within_s: float | None = None) -> Turn | None:
+    def turn(self, *, resumed: bool = False, within_s: float | None = None) -> SlotRequest | None:
         """That it has to wait for, if it does."""
         if not self.route.computes:
             return None
-        return Turn(client=self.client, name=self.name, resumed=resumed, within_s=within_s)
+        return SlotRequest(client=self.client, name=self.name, resumed=resumed, within_s=within_s)
 
     def head(self, upstream: Upstream, framing: dict[str, str]) -> bytes:
         lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {upstream.authority}"]
@@ -67,9 +67,11 @@ class Errand:
         return self.head(upstream, {"Content-Length": str(len(body))}) + body
 
 
-def small(method: str, target: str) -> Errand:
+def small(method: str, target: str) -> EngineRequest:
     """A question of our own."""
-    return Errand(method=method, target=target, headers=CIMultiDict({"Content-Type": "application/json"}))
+    return EngineRequest(
+        method=method, target=target, headers=CIMultiDict({"Content-Type": "application/json"})
+    )
 
 
 def _client(request: web.BaseRequest) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 
-class Opening:
+class FirstEvent:
     """Holds an answer back until its first event is made: that takes a question to the engine."""
 
     def __init__(self, first: Coroutine[Any, Any, bytes], send: Callable[[bytes], None]) -> None:

@@ -33,17 +33,17 @@ from mesh_llm.defaults import (
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.api_errors import Failure
 from mesh_llm.gateway.client_connection import ClientConnection, ClientServer, check_head
-from mesh_llm.gateway.connection_pool import Pool
+from mesh_llm.gateway.connection_pool import ConnectionPool
 from mesh_llm.gateway.delivery import deliver
 from mesh_llm.gateway.engine_connection import EngineError, EngineLost
-from mesh_llm.gateway.engine_request import Errand
+from mesh_llm.gateway.engine_request import EngineRequest
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.request_body import Body
 from mesh_llm.gateway.routes import Route
-from mesh_llm.gateway.slot_queue import TurnLate, TurnRefused, Turns
+from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
 from mesh_llm.gateway.upstream import Serving
 
 log = logging.getLogger(__name__)
@@ -53,14 +53,14 @@ _BROKEN = "broken"
 
 class Guests:
     def __init__(
-        self, serving: Serving, limits: Limits, turns: Turns | None, count: Callable[[str], None]
+        self, serving: Serving, limits: Limits, slot_queue: SlotQueue | None, count: Callable[[str], None]
     ) -> None:
         """`count` is told how each request ended."""
         self._serving = serving
-        self._turns = turns
-        self._tokenizing = Turns(GUEST_TOKENIZES)
+        self._slot_queue = slot_queue
+        self._tokenizing = SlotQueue(GUEST_TOKENIZES)
         self._count = count
-        self._pool = Pool(limits)
+        self._pool = ConnectionPool(limits)
         self._limits = replace(
             limits,
             connections=GUESTS_LIMIT,
@@ -112,7 +112,7 @@ class Guests:
         try:
             return await self._answer(request, exchange, guest)
         except Failure as failure:
-            if exchange.outlet is None:
+            if exchange.answer_writer is None:
                 return failure.response()
         except EngineError as error:
             log.info("no answer for a guest epoch=%d error=%r", guest.epoch, error)
@@ -126,14 +126,14 @@ class Guests:
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange, guest: Guest) -> web.StreamResponse:
         check_head(request)
-        errand = Errand.of(request)
+        engine_request = EngineRequest.of(request)
         with self._keeping(guest.account) as keep:
             # All of it before its turn: what does not come holds nobody up.
-            body = await self._receive(request, exchange, errand.route, keep)
-            async with self._in_turn(errand.route, guest):
-                response = await self._ask(request, exchange, guest, errand, body)
-        if exchange.outlet is not None:
-            await exchange.outlet.finish()
+            body = await self._receive(request, exchange, engine_request.route, keep)
+            async with self._in_turn(engine_request.route, guest):
+                response = await self._ask(request, exchange, guest, engine_request, body)
+        if exchange.answer_writer is not None:
+            await exchange.answer_writer.finish()
         return response
 
     async def _receive(
@@ -156,7 +156,7 @@ class Guests:
             kept += size
             self._kept[account] += size
             if self._kept[account] > GUEST_KEPT_PER_ACCOUNT_BYTES or self._kept.total() > GUEST_KEPT_BYTES:
-                raise api_errors.busy(self._turns.retry_after_s if self._turns is not None else 1)
+                raise api_errors.busy(self._slot_queue.retry_after_s if self._slot_queue is not None else 1)
 
         try:
             yield keep
@@ -168,12 +168,12 @@ class Guests:
     @asynccontextmanager
     async def _in_turn(self, route: Route, guest: Guest) -> AsyncIterator[None]:
         """By what is asked for, whatever the guest says about it."""
-        turns = self._turns if route.computes else self._tokenizing if route.tokenizes else None
-        if turns is None:
+        slot_queue = self._slot_queue if route.computes else self._tokenizing if route.tokenizes else None
+        if slot_queue is None:
             yield
             return
         try:
-            async with turns.take(
+            async with slot_queue.take(
                 guest.client,
                 account=guest.account,
                 name=guest.name,
@@ -181,19 +181,24 @@ class Guests:
                 within_s=guest.within_s,
             ):
                 yield
-        except TurnRefused as refused:
+        except QueueFull as refused:
             raise api_errors.busy(refused.retry_after_s) from None
-        except TurnLate as late:
+        except SlotWaitExpired as late:
             raise api_errors.queue_late(late.waited_s) from None
 
     async def _ask(
-        self, request: web.BaseRequest, exchange: Exchange, guest: Guest, errand: Errand, body: Body
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        guest: Guest,
+        engine_request: EngineRequest,
+        body: Body,
     ) -> web.StreamResponse:
         # Only now: it may have ended while the request waited.
         upstream = self._serving.engine(guest.epoch)
         if upstream is None:
             raise EngineLost("the engine of that plan has ended")
-        asked = errand.head(upstream, body.headers()) + body.start
+        asked = engine_request.head(upstream, body.headers()) + body.start
         connection = await self._pool.ask(upstream, request.method, asked)
         try:
             return await deliver(
@@ -201,7 +206,7 @@ class Guests:
                 exchange,
                 connection,
                 headers=from_engine((await connection.head()).headers),
-                redact=errand.route.redacted,
+                redact=engine_request.route.redacted,
                 silence_s=GUEST_STUCK_S,
             )
         finally:

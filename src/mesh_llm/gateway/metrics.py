@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from mesh_llm.gateway.client_response import Outlet
-from mesh_llm.gateway.slot_queue import Turns
+from mesh_llm.gateway.answer_writer import AnswerWriter
+from mesh_llm.gateway.slot_queue import SlotQueue
 
 if TYPE_CHECKING:
     from mesh_llm.gateway.answer import Answer
@@ -82,7 +82,7 @@ class Exchange:
     own_answer_bytes: int = 0
     """Of an answer that is not the engine's."""
     own_answer_s: float = 0.0
-    outlet: Outlet | None = None
+    answer_writer: AnswerWriter | None = None
     """The way to the client, once the head of the engine's answer is on it."""
     answer: Answer | None = None
     """Of a request for text."""
@@ -123,14 +123,14 @@ class Exchange:
 
     @property
     def sent_bytes(self) -> int:
-        return self.own_answer_bytes if self.outlet is None else self.outlet.sent_bytes
+        return self.own_answer_bytes if self.answer_writer is None else self.answer_writer.sent_bytes
 
     @property
     def first_byte_s(self) -> float | None:
         """From the beginning to the first byte of the answer's body."""
         if not self.sent_bytes:
             return None
-        at_s = self.own_answer_s if self.outlet is None else self.outlet.first_sent_s
+        at_s = self.own_answer_s if self.answer_writer is None else self.answer_writer.first_sent_s
         return at_s - self.started_s
 
 
@@ -217,15 +217,15 @@ class Meters:
         """A request of another node's gateway has ended; its client is that one's to count."""
         self._guests.labels(status).inc()
 
-    def watch_queue(self, turns: Turns) -> None:
+    def watch_queue(self, slot_queue: SlotQueue) -> None:
         """Tell of the queue in front of the engine here, whichever node its requests come from."""
         gauge = Gauge(
             "mesh_llm_gateway_queue_waiting", "Requests that wait for a slot.", registry=self._registry
         )
-        gauge.set_function(lambda: turns.waiting)
+        gauge.set_function(lambda: slot_queue.waiting)
         gauge = Gauge("mesh_llm_gateway_slots_taken", "Slots of the engine in use.", registry=self._registry)
-        gauge.set_function(lambda: turns.taken)
-        turns.on_wait = Histogram(
+        gauge.set_function(lambda: slot_queue.taken)
+        slot_queue.on_wait = Histogram(
             "mesh_llm_gateway_queue_seconds",
             "That requests waited for a slot of the engine on this node.",
             buckets=_SECONDS,

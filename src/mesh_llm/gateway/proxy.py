@@ -28,13 +28,13 @@ from mesh_llm.defaults import (
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
 from mesh_llm.gateway.api_errors import Failure
-from mesh_llm.gateway.connection_pool import Pool
+from mesh_llm.gateway.connection_pool import ConnectionPool
 from mesh_llm.gateway.delivery import deliver
 from mesh_llm.gateway.dialects.base import Document
 from mesh_llm.gateway.engine_choice import Attempts, EngineUntried, is_given_up, until_serving
 from mesh_llm.gateway.engine_connection import EngineConnection, EngineError, EngineLost, EngineSilent
 from mesh_llm.gateway.engine_errors import Refusal, is_worth_reading
-from mesh_llm.gateway.engine_request import Errand, small
+from mesh_llm.gateway.engine_request import EngineRequest, small
 from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.http_framing import Head, MalformedAnswer
 from mesh_llm.gateway.limits import Limits
@@ -43,10 +43,10 @@ from mesh_llm.gateway.model_list import MODELS_PATH, found, model_asked_for
 from mesh_llm.gateway.request_body import Body
 from mesh_llm.gateway.resume_join import Diverged
 from mesh_llm.gateway.routes import PLAIN, Route
-from mesh_llm.gateway.slot_queue import TurnLate, TurnRefused, Turns
+from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
 from mesh_llm.gateway.sse import dump
-from mesh_llm.gateway.text_request import Generation
-from mesh_llm.gateway.upstream import Serving, Turn, Upstream
+from mesh_llm.gateway.text_request import TextRequest
+from mesh_llm.gateway.upstream import Serving, SlotRequest, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -58,26 +58,26 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORE
 class Relay:
     """The way to the engine and back, for all requests of one gateway."""
 
-    def __init__(self, serving: Serving, limits: Limits, turns: Turns | None = None) -> None:
+    def __init__(self, serving: Serving, limits: Limits, slot_queue: SlotQueue | None = None) -> None:
         self._serving = serving
         self._limits = limits
-        self._turns = turns
+        self._slot_queue = slot_queue
         self._kept_bytes = 0
-        self._pool = Pool(limits)
+        self._pool = ConnectionPool(limits)
 
     def close(self) -> None:
         self._pool.close()
 
     async def answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        errand = Errand.of(request)
+        engine_request = EngineRequest.of(request)
         await self._until_serving(request)
         body = await Body.receive(request, exchange, self._within_budget())
         self._kept_bytes += len(body.start)
         try:
-            response = await self._answer(request, exchange, errand, body)
-            if exchange.outlet is not None:
+            response = await self._answer(request, exchange, engine_request, body)
+            if exchange.answer_writer is not None:
                 # Out of turn: the engine is done with it, however slowly its client reads.
-                await exchange.outlet.finish()
+                await exchange.answer_writer.finish()
             return response
         except EngineSilent as error:
             late = api_errors.body_late if body.waiting else api_errors.engine_silent
@@ -86,16 +86,16 @@ class Relay:
             self._kept_bytes -= len(body.start)
 
     async def _answer(
-        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, body: Body
+        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: Body
     ) -> web.StreamResponse:
         if not body.complete:
-            return await self._upload(request, exchange, errand, body)
+            return await self._upload(request, exchange, engine_request, body)
         if (model := model_asked_for(request.method, request.path)) is not None:
             return await self._model(exchange, model)
-        generation = Generation.read(request.method, request.path, body.start)
+        generation = TextRequest.read(request.method, request.path, body.start)
         if generation is None:
-            return await self._pass_on(request, exchange, errand, body)
-        return await self._generate(request, exchange, errand, generation)
+            return await self._pass_on(request, exchange, engine_request, body)
+        return await self._generate(request, exchange, engine_request, generation)
 
     def _within_budget(self) -> Limits:
         """Of all requests together only so much is kept to be sent again; more just goes through."""
@@ -151,18 +151,22 @@ class Relay:
     # -- text ------------------------------------------------------------------------------------
 
     async def _generate(
-        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, generation: Generation
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        engine_request: EngineRequest,
+        generation: TextRequest,
     ) -> web.StreamResponse:
         answer = exchange.answer = Answer(request, generation, exchange, self._limits)
         try:
             with answer.beating():
-                refusal = await self._complete(request, exchange, errand, answer)
+                refusal = await self._complete(request, exchange, engine_request, answer)
             return await _finished(answer) if refusal is None else refusal
         finally:
             await answer.close()
 
     async def _complete(
-        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, answer: Answer
+        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, answer: Answer
     ) -> web.StreamResponse | None:
         """Ask engines until nothing is missing; returns what one says instead where it does not mean to."""
         async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
@@ -174,7 +178,7 @@ class Relay:
                 before = exchange.events
                 try:
                     refusal = await self._attempt(
-                        request, exchange, errand, upstream, answer, left_s=attempts.left_s
+                        request, exchange, engine_request, upstream, answer, left_s=attempts.left_s
                     )
                     if refusal is not None:
                         return refusal
@@ -188,7 +192,7 @@ class Relay:
                 except EngineSilent:
                     raise
                 except EngineError as error:
-                    if exchange.outlet is not None and answer.outlet is None:
+                    if exchange.answer_writer is not None and answer.answer_writer is None:
                         # Half of a refusal is with the client: there is no second head after that.
                         raise api_errors.engine_lost(str(error)) from error
                     if not answer.can_end():
@@ -210,7 +214,7 @@ class Relay:
         self,
         request: web.BaseRequest,
         exchange: Exchange,
-        errand: Errand,
+        engine_request: EngineRequest,
         upstream: Upstream,
         answer: Answer,
         *,
@@ -233,15 +237,15 @@ class Relay:
             raise EngineUntried("the engine has not answered our own questions in time") from None
         if left_s is not None:
             left_s = max(0.0, left_s - (time.monotonic() - began_s))
-        turn = errand.turn(resumed=answer.has_begun, within_s=left_s)
-        body = errand.with_body(upstream, dump(document))
+        turn = engine_request.turn(resumed=answer.has_begun, within_s=left_s)
+        body = engine_request.with_body(upstream, dump(document))
         async with self._asked(upstream, exchange, turn, "POST", body) as connection:
             head = await connection.head()
             if head.status != 200 or not _is_stream(head):
-                return await self._refusal(request, exchange, errand, upstream, connection, answer)
+                return await self._refusal(request, exchange, engine_request, upstream, connection, answer)
             await answer.open(_headers(head, upstream, exchange))
-            if answer.outlet is not None:
-                await answer.outlet.pour_from(connection, answer.take)
+            if answer.answer_writer is not None:
+                await answer.answer_writer.pour_from(connection, answer.take)
             else:
                 await connection.pour(answer.take)
             if not answer.check_end():
@@ -252,17 +256,17 @@ class Relay:
         self,
         request: web.BaseRequest,
         exchange: Exchange,
-        errand: Errand,
+        engine_request: EngineRequest,
         upstream: Upstream,
         connection: EngineConnection,
         answer: Answer,
     ) -> web.StreamResponse:
-        if answer.outlet is not None or answer.has_begun:
+        if answer.answer_writer is not None or answer.has_begun:
             head = await connection.head()
             await self._check_failure(head, upstream)
             answer.cannot_continue = answer.cannot_continue or head.status in (400, 422)
             raise EngineLost(f"the next engine answered {head.status}")
-        return await self._hand_back(request, exchange, upstream, connection, errand.route)
+        return await self._hand_back(request, exchange, upstream, connection, engine_request.route)
 
     async def _check_failure(self, head: Head, upstream: Upstream) -> None:
         """A failure of an engine that the node gives up is none of the request's."""
@@ -273,11 +277,11 @@ class Relay:
 
     async def _question(self, upstream: Upstream, target: str, document: Document | None) -> Document:
         """Something small that the engine knows."""
-        errand = small("GET" if document is None else "POST", target)
+        engine_request = small("GET" if document is None else "POST", target)
         asked = b"" if document is None else dump(document)
         try:
             async with asyncio.timeout(GATEWAY_QUESTION_S):
-                head, body = await self._fetch(upstream, errand, asked)
+                head, body = await self._fetch(upstream, engine_request, asked)
             answer: Any = json.loads(body) if head.status == 200 else None
         except TimeoutError:
             raise EngineLost(f"the engine did not answer {target}") from None
@@ -290,34 +294,36 @@ class Relay:
     # -- anything else ---------------------------------------------------------------------------
 
     async def _pass_on(
-        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, body: Body
+        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: Body
     ) -> web.StreamResponse:
         """As it came; to another engine as long as the client has heard nothing."""
         async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
             while True:
                 upstream = await attempts.next()
-                turn = errand.turn(within_s=attempts.left_s)
-                asked = errand.head(upstream, body.headers()) + body.start
+                turn = engine_request.turn(within_s=attempts.left_s)
+                asked = engine_request.head(upstream, body.headers()) + body.start
                 try:
                     async with self._asked(upstream, exchange, turn, request.method, asked) as connection:
-                        return await self._hand_back(request, exchange, upstream, connection, errand.route)
+                        return await self._hand_back(
+                            request, exchange, upstream, connection, engine_request.route
+                        )
                 except EngineSilent:
                     raise
                 except EngineError as error:
                     attempts.failed(upstream, error, told=False)
-                    if exchange.outlet is not None:
+                    if exchange.answer_writer is not None:
                         raise api_errors.engine_lost(await attempts.why()) from error
                     exchange.resumed += 1
 
     async def _upload(
-        self, request: web.BaseRequest, exchange: Exchange, errand: Errand, body: Body
+        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: Body
     ) -> web.StreamResponse:
         """A body too large to be sent twice: on a connection that nobody has used before."""
         async with Attempts(self._serving, limit_s=0.0) as attempts:
             # Asked again: the body may have taken its time, and the engine may be another one by now.
             upstream = await attempts.next()
-            head = errand.head(upstream, body.headers())
-            turn = errand.turn()
+            head = engine_request.head(upstream, body.headers())
+            turn = engine_request.turn()
             exchange.served_by = _elsewhere(upstream)
             try:
                 async with self._in_turn(upstream, turn):
@@ -366,7 +372,9 @@ class Relay:
 
     # -- connections -----------------------------------------------------------------------------
 
-    async def _fetch(self, upstream: Upstream, errand: Errand, body: bytes) -> tuple[Head, bytes]:
+    async def _fetch(
+        self, upstream: Upstream, engine_request: EngineRequest, body: bytes
+    ) -> tuple[Head, bytes]:
         """Something small, out of turn; the engine may be a stranger's, and send without end."""
         parts: list[bytes] = []
         size = 0
@@ -378,8 +386,8 @@ class Relay:
                 raise MalformedAnswer("the answer does not end")
             parts.append(part)
 
-        request = errand.with_body(upstream, body) if body else errand.head(upstream, {})
-        connection = await self._pool.ask(upstream, errand.method, request)
+        request = engine_request.with_body(upstream, body) if body else engine_request.head(upstream, {})
+        connection = await self._pool.ask(upstream, engine_request.method, request)
         try:
             await connection.pour(take)
             return await connection.head(), b"".join(parts)
@@ -388,7 +396,7 @@ class Relay:
 
     @asynccontextmanager
     async def _asked(
-        self, upstream: Upstream, exchange: Exchange, turn: Turn | None, method: str, request: bytes
+        self, upstream: Upstream, exchange: Exchange, turn: SlotRequest | None, method: str, request: bytes
     ) -> AsyncIterator[EngineConnection]:
         """Send a request that can be sent again, in its turn; the head of its answer has come."""
         exchange.served_by = _elsewhere(upstream)
@@ -402,19 +410,19 @@ class Relay:
                 self._pool.give_back(upstream, connection)
 
     @asynccontextmanager
-    async def _in_turn(self, upstream: Upstream, turn: Turn | None) -> AsyncIterator[None]:
+    async def _in_turn(self, upstream: Upstream, turn: SlotRequest | None) -> AsyncIterator[None]:
         """At the engine of this node; those elsewhere see to it themselves."""
-        if turn is None or upstream.connect is not None or self._turns is None:
+        if turn is None or upstream.connect is not None or self._slot_queue is None:
             yield
             return
         try:
-            async with self._turns.take(
+            async with self._slot_queue.take(
                 turn.client, name=turn.name, resumed=turn.resumed, within_s=turn.within_s
             ):
                 yield
-        except TurnRefused as refused:
+        except QueueFull as refused:
             raise api_errors.busy(refused.retry_after_s) from None
-        except TurnLate as late:
+        except SlotWaitExpired as late:
             if turn.within_s is not None:
                 raise EngineUntried(str(late)) from None
             raise api_errors.queue_late(late.waited_s) from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mesh_llm.defaults import GATEWAY_CUT_BACK
 from mesh_llm.gateway.dialects.base import Dialect, Document, Said
-from mesh_llm.gateway.text_request import Generation
+from mesh_llm.gateway.text_request import TextRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Cut:
 async def cut_back(
     cut: Cut,
     told: Sequence[bytes],
-    generation: Generation,
+    generation: TextRequest,
     count: Callable[[Document], Awaitable[int]],
 ) -> Cut:
     """The last place up to `cut` where the text before it ends with a token of its own.

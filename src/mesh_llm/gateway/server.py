@@ -22,7 +22,7 @@ from mesh_llm.gateway.headers import OURS, SAFE
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Relay
-from mesh_llm.gateway.slot_queue import Turns
+from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.gateway.upstream import Serving
 from mesh_llm.loopback import is_loopback
 from mesh_llm.types import State
@@ -54,15 +54,15 @@ class GatewayConfig:
 class Gateway:
     """Answers API clients on one port from `start` until `stop`."""
 
-    def __init__(self, config: GatewayConfig, serving: Serving, turns: Turns | None = None) -> None:
-        """`turns`: at the engine of this node; None where the engine's own queue will do."""
+    def __init__(self, config: GatewayConfig, serving: Serving, slot_queue: SlotQueue | None = None) -> None:
+        """`slot_queue`: at the engine of this node; None where the engine's own queue will do."""
         self._config = config
         self._serving = serving
-        self._turns = turns
+        self._slot_queue = slot_queue
         self._guard = Guard(api_key=config.api_key, listen=config.listen)
         self._meters = Meters()
-        if turns is not None:
-            self._meters.watch_queue(turns)
+        if slot_queue is not None:
+            self._meters.watch_queue(slot_queue)
         self._relay: Relay | None = None
         self._guests: Guests | None = None
         self._runner: web.ServerRunner | None = None
@@ -90,8 +90,8 @@ class Gateway:
         context = None if config.tls_cert is None else ports.tls(config.tls_cert, config.tls_key)
         taken = await asyncio.to_thread(ports.bind, config.listen, config.port)
         self._port = taken.getsockname()[1]
-        self._relay = Relay(self._serving, config.limits, self._turns)
-        self._guests = Guests(self._serving, config.limits, self._turns, self._meters.count_guest)
+        self._relay = Relay(self._serving, config.limits, self._slot_queue)
+        self._guests = Guests(self._serving, config.limits, self._slot_queue, self._meters.count_guest)
         # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
         self._runner = web.ServerRunner(
             ClientServer(self._handle, config.limits), shutdown_timeout=GATEWAY_STOP_S
@@ -203,12 +203,12 @@ class Gateway:
     ) -> web.StreamResponse:
         if failure.status in _REFUSALS:
             self._serving.remark("refused", f"A request was refused: {failure.message}")
-        if exchange.outlet is not None:
+        if exchange.answer_writer is not None:
             exchange.outcome = BROKEN
             answer = exchange.answer
             words = failure.event(request.path) if answer is None else answer.last_words(failure)
-            await exchange.outlet.break_off(words)
-            return exchange.outlet.response
+            await exchange.answer_writer.break_off(words)
+            return exchange.answer_writer.response
         return self._ours(request, exchange, failure.response(request.path))
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:

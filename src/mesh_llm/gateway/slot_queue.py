@@ -33,7 +33,7 @@ _NEWEST_WEIGHT = 0.2
 """Of the turn that has just ended in the estimate of the next one's length: the last ten or so count."""
 
 
-class TurnRefused(Exception):
+class QueueFull(Exception):
     """The queue is full."""
 
     def __init__(self, retry_after_s: int) -> None:
@@ -41,7 +41,7 @@ class TurnRefused(Exception):
         self.retry_after_s = retry_after_s
 
 
-class TurnLate(Exception):
+class SlotWaitExpired(Exception):
     """It has waited for too long."""
 
     def __init__(self, waited_s: float) -> None:
@@ -139,7 +139,7 @@ class _Lane:
         return found
 
 
-class Turns:
+class SlotQueue:
     def __init__(
         self,
         slots: int,
@@ -198,7 +198,7 @@ class Turns:
         resumed: bool = False,
         within_s: float | None = None,
     ) -> AsyncIterator[None]:
-        """Wait for a turn, and keep it until the end of the block. Raises `TurnRefused` or `TurnLate`.
+        """Wait for a turn, and keep it until the end of the block. Raises `QueueFull` or `SlotWaitExpired`.
 
         `account`: empty for this node's own clients. `within_s`: where it has less time than the queue
         gives.
@@ -225,7 +225,7 @@ class Turns:
             or lane.count(who[:1]) >= self._per_account
             or lane.count(who[:2]) >= self._per_client
         ):
-            raise TurnRefused(self.retry_after_s)
+            raise QueueFull(self.retry_after_s)
         loop = asyncio.get_running_loop()
         since_s = loop.time()
         waiter = loop.create_future()
@@ -240,7 +240,7 @@ class Turns:
             else:
                 lane.remove(who, waiter)
             if isinstance(error, TimeoutError):
-                raise TurnLate(wait_s) from None
+                raise SlotWaitExpired(wait_s) from None
             raise
         finally:
             self.on_wait(loop.time() - since_s)

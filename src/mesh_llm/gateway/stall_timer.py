@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Silence:
+class StallTimer:
     """Calls `on_silence` once when nobody has called `heard` for `limit_s`.
 
     A timer set anew for each token costs as much as sending it on. This one sleeps through the

@@ -16,7 +16,7 @@ _PARTS_LIMIT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class TextRequest:
     dialect: Dialect
     body: Document
     """As the client wrote it."""
@@ -26,7 +26,7 @@ class Generation:
     """The client wants the events; else one document."""
 
     @classmethod
-    def read(cls, method: str, path: str, raw: bytes) -> Generation | None:
+    def read(cls, method: str, path: str, raw: bytes) -> TextRequest | None:
         """None where it asks for no text, or the engine had better answer it as it is."""
         dialect = dialect_of(path) if method == "POST" else None
         if dialect is None or raw.count(b",") + raw.count(b"[") > _PARTS_LIMIT:

@@ -11,7 +11,7 @@ from mesh_llm.types import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class SlotRequest:
     """What a request that needs one of the engine's slots waits for."""
 
     client: str
@@ -32,7 +32,7 @@ class Connect(Protocol):
     One with a `turn` carries one request, which waits for it at the engine.
     """
 
-    def __call__(self, turn: Turn | None = None, /) -> Awaitable[socket.socket]: ...
+    def __call__(self, turn: SlotRequest | None = None, /) -> Awaitable[socket.socket]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, WorkerSpec
-from mesh_llm.node.hardware import Equipment
-from mesh_llm.node.modalities import abilities
+from mesh_llm.node.hardware import Hardware
+from mesh_llm.node.modalities import modalities
 from mesh_llm.planning.batch_sizes import Batches, batches
 from mesh_llm.planning.engine_options import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
@@ -29,7 +29,7 @@ class Launch:
 
     me: NodeId
     config: NodeConfig
-    equipment: Equipment
+    hardware: Hardware
     model: ModelFacts
     settings: MeshSettings
     draft: Path | None = None
@@ -42,7 +42,7 @@ class Launch:
         config, facts = self.config, self.model
         fit = self._fit_alone(plan) if not links else None
         devices, gpu_layers = (fit.devices, fit.gpu_layers) if fit else self._beside_workers(plan)
-        can = abilities(config, facts)
+        can = modalities(config, facts)
         sizes = batches(plan, facts, whole=can.embeddings or can.rerank, images=can.projector is not None)
         # A person's own micro-batch is not to be cut by our step.
         batch = max(sizes.step, int(config.settings.get("n_ubatch", 0)))
@@ -106,10 +106,10 @@ class Launch:
             self.model,
             wish,
             wish,
-            memory_bytes=self.equipment.memory_bytes,
-            gpus=self.equipment.gpus,
+            memory_bytes=self.hardware.memory_bytes,
+            gpus=self.hardware.gpus,
             gpu_layers=self.config.gpu_layers,
-            max_memory_bytes=self.equipment.max_memory_bytes,
+            max_memory_bytes=self.hardware.max_memory_bytes,
         )
 
     def _beside_workers(self, plan: Plan) -> tuple[tuple[str, ...], int]:
@@ -117,18 +117,18 @@ class Launch:
         own = next((stage for stage in plan.stages if stage.node == self.me), None)
         first, last = (own.first, own.last) if own else (0, 0)
         load = load_of(self.model, self.wish(plan.context))
-        free, head = free_of(self.equipment), not plan.head_on_worker
+        free, head = free_of(self.hardware), not plan.head_on_worker
         place = lodge(free, load, first, last, host=True, head=head)
         if place is None or not place.gpu_bytes:
             return (), 0
-        return tuple(gpu.name for gpu in self.equipment.gpus), place.on_gpu
+        return tuple(gpu.name for gpu in self.hardware.gpus), place.on_gpu
 
     def threads(self, nodes_here: int) -> int:
         """Cores are shared with the other nodes of this machine."""
         return self.config.threads or threads_of(machine.threads(), nodes_here)
 
     def worker(self, socket: Path, *, nodes_here: int) -> WorkerSpec:
-        lent = loan(self.equipment)
+        lent = loan(self.hardware)
         return WorkerSpec(
             socket=str(socket),
             device=lent.device,
@@ -139,7 +139,7 @@ class Launch:
         )
 
     def _libraries(self) -> dict[str, str]:
-        return {name: str(path) for name, path in self.equipment.libraries.items()}
+        return {name: str(path) for name, path in self.hardware.libraries.items()}
 
 
 def _pace(sizes: Batches, slots: int) -> PaceSpec | None:

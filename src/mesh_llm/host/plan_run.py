@@ -66,7 +66,7 @@ class Run:
         fingerprint: Fingerprint,
         settings: MeshSettings,
         mesh: Mesh,
-        passage: Passage,
+        data_links: Passage,
         specify: Specify,
         on_report: Callable[[Run, EngineReport], None],
         log_file: Path,
@@ -86,7 +86,7 @@ class Run:
         self.is_ready = False
         self._fingerprint = fingerprint
         self._mesh = mesh
-        self._passage = passage
+        self._data_links = data_links
         self._specify = specify
         self._on_report = on_report
         self._became_ready = asyncio.Event()
@@ -166,7 +166,7 @@ class Run:
         link = self._links.get(node)
         if link is None or not link.moves:
             return link.kind if link is not None else None
-        return self._mesh.ways.of_streams(node)
+        return self._mesh.paths.of_streams(node)
 
     # -- its life ------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class Run:
 
         async def open_one(stage: Stage) -> Link:
             try:
-                link = await self._passage.link(stage.node, purpose)
+                link = await self._data_links.link(stage.node, purpose)
             except MeshError as error:
                 raise StageLost(
                     stage.node, f"no link to {self._mesh.name_of(stage.node)}: {error.message}"

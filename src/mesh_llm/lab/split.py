@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
-from mesh_llm.engine.worker_process import Lender, lend
+from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.delay import Line, Lines, delay_lines
 from mesh_llm.lab.quic import QuicLine, Splicing, quic_lines
@@ -67,13 +67,13 @@ class SplitEngine:
     url: str
     key: str
     supervisor: EngineSupervisor
-    workers: tuple[Lender, ...]
+    workers: tuple[WorkerProcess, ...]
     delays: Lines
     """What the links' delays really were, and what went over them; none without a delay."""
 
 
 @asynccontextmanager
-async def split_engine(plan: SplitPlan, workers: Sequence[Lender] = ()) -> AsyncIterator[SplitEngine]:
+async def split_engine(plan: SplitPlan, workers: Sequence[WorkerProcess] = ()) -> AsyncIterator[SplitEngine]:
     """Serves for the length of the block, over new workers or over those given, linked already."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mesh-lab-")))
@@ -135,7 +135,7 @@ def _link(
 
 
 async def link_neighbours(
-    workers: Sequence[Lender], *, delay_s: float, lines: list[Line], quic: list[QuicLine] | None = None
+    workers: Sequence[WorkerProcess], *, delay_s: float, lines: list[Line], quic: list[QuicLine] | None = None
 ) -> None:
     for index in range(len(workers) - 1):
         here, there = _link(delay_s, lines, quic)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from mesh_llm.defaults import MEMBER_DIAL_FIRST_S, MEMBER_DIAL_LIMIT_S, MEMBER_DIAL_SECOND_S
-from mesh_llm.membership.seeded_random import Dice
+from mesh_llm.membership.seeded_random import SeededRandom
 from mesh_llm.types import NodeId
 
 _AGAIN_S = 0.2
 """Within the grace after which a member that closed its connection is dead."""
 
 
-class Dialling:
-    def __init__(self, me: NodeId, dice: Dice) -> None:
+class DialBackoff:
+    def __init__(self, me: NodeId, dice: SeededRandom) -> None:
         self._me = me
         self._dice = dice
         self._due: list[tuple[float, NodeId]] = []

@@ -5,13 +5,13 @@ from __future__ import annotations
 from mesh_llm.defaults import MEMBER_KNOWN_LIMIT, MEMBER_SYNC_S
 from mesh_llm.errors import Forged
 from mesh_llm.membership.effects import Disconnect, Duplicate
-from mesh_llm.membership.failure_detector import Judge
-from mesh_llm.membership.heartbeat import Link
+from mesh_llm.membership.failure_detector import FailureDetector
+from mesh_llm.membership.heartbeat import Heartbeat
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import ENTRY_LIMIT, Compare, Summary, Update, Want
 from mesh_llm.membership.own_record import COPIED_HOME, Verdict
 from mesh_llm.membership.record import Record, Told
-from mesh_llm.membership.view_state import Remembered, Scene
+from mesh_llm.membership.view_state import Remembered, ViewState
 from mesh_llm.types import NodeId
 
 _SETTLE_S = 1.5
@@ -23,14 +23,14 @@ _COMPARE_S = 0.5
 
 
 class Gossip:
-    def __init__(self, scene: Scene, judge: Judge) -> None:
-        self._scene = scene
-        self._judge = judge
+    def __init__(self, state: ViewState, judge: FailureDetector) -> None:
+        self._state = state
+        self._failure_detector = judge
         self._duplicate = False
 
     # -- records --------------------------------------------------------------------------------
 
-    def update(self, link: Link, message: Update) -> None:
+    def update(self, link: Heartbeat, message: Update) -> None:
         """Read what is news, believe what its node has signed, and ask for what was only hinted at."""
         asked: list[NodeId] = []
         try:
@@ -39,19 +39,19 @@ class Gossip:
                     asked.append(told.node)
         except Forged as error:
             # Whoever passes something on has verified it, or made it up.
-            self._scene.outbox.add(Disconnect(node=link.node, reason=error.message))
-        if link.node in self._scene.links:
-            self._scene.outbox.ask(link.node, asked)
+            self._state.outbox.add(Disconnect(node=link.node, reason=error.message))
+        if link.node in self._state.links:
+            self._state.outbox.ask(link.node, asked)
 
     def merge(self, told: Told, source: NodeId) -> bool:
         """Take what is news in it; False where the record itself is needed to tell."""
-        scene, node = self._scene, told.node
-        if node == scene.me:
+        state, node = self._state, told.node
+        if node == state.me:
             self._about_me(told)
             return True
-        known = scene.ledger.get(node)
-        if not scene.ledger.lacks(node, told.version):
-            if scene.observes and known is not None and told.version != known.version:
+        known = state.records_table.get(node)
+        if not state.records_table.lacks(node, told.version):
+            if state.observes and known is not None and told.version != known.version:
                 self._revive(known, told)
             return True
         same_life = known is not None and told.incarnation == known.incarnation
@@ -61,8 +61,8 @@ class Gossip:
         elif told.signed is None:
             return False
         else:
-            record = scene.open(told)
-        new = scene.ledger.news(record) if record is not None else None
+            record = state.open(told)
+        new = state.records_table.news(record) if record is not None else None
         if record is not None and new is not None and not self._contradicted(record):
             self._take(new, source)
         return True
@@ -74,150 +74,150 @@ class Gossip:
 
     def revive(self, node: NodeId) -> None:
         """It has just been heard by a client that took it for dead."""
-        known = self._scene.ledger.get(node)
+        known = self._state.records_table.get(node)
         if known is not None and known.standing is not Standing.ALIVE:
             alive = Told(node=node, incarnation=known.incarnation, sequence=0, standing=Standing.ALIVE)
             self._revive(known, alive)
 
     def _contradicted(self, record: Record) -> bool:
         """Whether we know better; then the node gets to hear it, as only it can refute it for all."""
-        scene, node = self._scene, record.node
+        state, node = self._state, record.node
         if record.standing not in (Standing.SUSPECT, Standing.DEAD):
             return False
-        if scene.heard(node):
-            self.challenge(scene.links[node], record)
+        if state.heard(node):
+            self.challenge(state.links[node], record)
             return True
-        vouchers = scene.vouchers(node)
+        vouchers = state.vouchers(node)
         for voucher in vouchers:
-            scene.send(voucher, record)
+            state.send(voucher, record)
         return bool(vouchers)
 
-    def challenge(self, link: Link, record: Record) -> None:
+    def challenge(self, link: Heartbeat, record: Record) -> None:
         """Tell a node what is said about it, not too often."""
-        now = self._scene.now
+        now = self._state.now
         incarnation, at = link.challenged
         if incarnation < record.incarnation or now - at >= _CHALLENGE_S:
             link.challenged = (record.incarnation, now)
-            self._scene.send(link.node, record)
+            self._state.send(link.node, record)
 
     def _take(self, record: Record, source: NodeId) -> None:
-        scene, node = self._scene, record.node
-        old = scene.ledger.get(node)
+        state, node = self._state, record.node
+        old = state.records_table.get(node)
         if old is None and not self._room():
             return
-        scene.ledger.put(record)
-        scene.touched.add(node)
+        state.records_table.put(record)
+        state.touched.add(node)
         if old is not None or not record.gone:
             # A tombstone of somebody unknown is kept, but it is no news: it would go round for ever.
-            scene.outbox.tell(node, source)
+            state.outbox.tell(node, source)
         if old is None or old.gone != record.gone:
-            scene.restless = True
+            state.restless = True
         if record.gone:
             self.gone(record)
         else:
-            scene.remembered.pop(node, None)
+            state.remembered.pop(node, None)
             if old is None or record.incarnation > old.incarnation:
-                self._judge.renewed(record)
+                self._failure_detector.renewed(record)
 
     def gone(self, record: Record) -> None:
-        scene, node = self._scene, record.node
-        self._judge.gone(node)
-        scene.remembered.pop(node, None)
-        if record.standing is Standing.LEFT and not scene.observes:
-            scene.dialling.end(node)
-        elif node not in scene.links:
-            scene.dialling.begin(node, scene.now)
+        state, node = self._state, record.node
+        self._failure_detector.gone(node)
+        state.remembered.pop(node, None)
+        if record.standing is Standing.LEFT and not state.observes:
+            state.dialling.end(node)
+        elif node not in state.links:
+            state.dialling.begin(node, state.now)
 
     def _room(self) -> bool:
         """Room for one more; the oldest tombstone makes it."""
-        scene = self._scene
-        if len(scene.ledger) < MEMBER_KNOWN_LIMIT:
+        state = self._state
+        if len(state.records_table) < MEMBER_KNOWN_LIMIT:
             return True
-        gone = [node for node in scene.ledger.nodes() if scene.living(node) is None]
+        gone = [node for node in state.records_table.nodes() if state.living(node) is None]
         if not gone:
             return False
-        self.drop(min(gone, key=lambda node: scene.since.get(node, 0.0)))
+        self.drop(min(gone, key=lambda node: state.since.get(node, 0.0)))
         return True
 
     def drop(self, node: NodeId) -> None:
         """Forget a tombstone; the address of one that died is still tried."""
-        scene = self._scene
-        record = scene.ledger.get(node)
-        scene.ledger.remove(node)
-        scene.touched.add(node)
-        if record is not None and (record.standing is Standing.DEAD or scene.observes):
+        state = self._state
+        record = state.records_table.get(node)
+        state.records_table.remove(node)
+        state.touched.add(node)
+        if record is not None and (record.standing is Standing.DEAD or state.observes):
             self.remember(record)
         else:
-            scene.dialling.end(node)
+            state.dialling.end(node)
 
     def remember(self, record: Record) -> None:
-        scene = self._scene
-        if len(scene.remembered) >= MEMBER_KNOWN_LIMIT:
-            oldest = min(scene.remembered, key=lambda node: scene.remembered[node].since)
-            del scene.remembered[oldest]
-            scene.dialling.end(oldest)
-        scene.remembered[record.node] = Remembered(record=record, since=scene.now)
-        if record.node not in scene.links:
-            scene.dialling.begin(record.node, scene.now)
+        state = self._state
+        if len(state.remembered) >= MEMBER_KNOWN_LIMIT:
+            oldest = min(state.remembered, key=lambda node: state.remembered[node].since)
+            del state.remembered[oldest]
+            state.dialling.end(oldest)
+        state.remembered[record.node] = Remembered(record=record, since=state.now)
+        if record.node not in state.links:
+            state.dialling.begin(record.node, state.now)
 
     def _about_me(self, told: Told) -> None:
-        scene = self._scene
-        mine = scene.own.record
+        state = self._state
+        mine = state.own.record
         if told.signed is not None and (told.incarnation, told.sequence) > (mine.incarnation, mine.sequence):
-            said = scene.open(told)
-            verdict = scene.own.heard(said, scene.now) if said is not None else Verdict.FINE
+            said = state.open(told)
+            verdict = state.own.heard(said, state.now) if said is not None else Verdict.FINE
         else:
-            verdict = scene.own.hinted(told.standing, told.incarnation, scene.now)
+            verdict = state.own.hinted(told.standing, told.incarnation, state.now)
         if verdict is Verdict.REFUTED:
-            scene.renewed()
+            state.renewed()
         elif verdict is Verdict.COPIED:
             self.duplicate()
 
     def duplicate(self) -> None:
         if not self._duplicate:
             self._duplicate = True
-            self._scene.outbox.add(Duplicate(reason=COPIED_HOME))
+            self._state.outbox.add(Duplicate(reason=COPIED_HOME))
 
     # -- digests --------------------------------------------------------------------------------
 
-    def digest(self, link: Link, incarnation: int, digest: int) -> None:
+    def digest(self, link: Heartbeat, incarnation: int, digest: int) -> None:
         """What a ping or its answer says about the other side's ledger, and about itself."""
-        scene = self._scene
-        record = scene.ledger.get(link.node)
+        state = self._state
+        record = state.records_table.get(link.node)
         if record is None or record.incarnation < incarnation:
-            scene.outbox.ask(link.node, [link.node])
+            state.outbox.ask(link.node, [link.node])
         elif record.standing is not Standing.ALIVE or record.incarnation > incarnation:
             # It is said to be gone, or has said more itself than it knows of: only it can put that right.
             self.challenge(link, record)
-        if digest == scene.ledger.digest:
+        if digest == state.records_table.digest:
             link.differs_since = None
         elif link.differs_since is None:
-            link.differs_since = scene.now
+            link.differs_since = state.now
         else:
-            settle_s = _SETTLE_S if scene.me < link.node else _SETTLE_SECOND_S
-            if scene.now - max(link.differs_since, link.synced_at) >= max(settle_s, MEMBER_SYNC_S):
+            settle_s = _SETTLE_S if state.me < link.node else _SETTLE_SECOND_S
+            if state.now - max(link.differs_since, link.synced_at) >= max(settle_s, MEMBER_SYNC_S):
                 self.sync(link)
 
-    def sync(self, link: Link) -> None:
-        link.synced_at = self._scene.now
-        self._scene.outbox.send(link.node, self._scene.ledger.compare())
+    def sync(self, link: Heartbeat) -> None:
+        link.synced_at = self._state.now
+        self._state.outbox.send(link.node, self._state.records_table.compare())
 
-    def compare(self, link: Link, message: Compare) -> None:
-        if self._scene.now - link.compared_at < _COMPARE_S:
+    def compare(self, link: Heartbeat, message: Compare) -> None:
+        if self._state.now - link.compared_at < _COMPARE_S:
             return
-        link.compared_at = link.synced_at = self._scene.now
-        ledger = self._scene.ledger
-        for summary in ledger.summaries(ledger.differing(message), ENTRY_LIMIT):
-            self._scene.outbox.send(link.node, summary)
+        link.compared_at = link.synced_at = self._state.now
+        records_table = self._state.records_table
+        for summary in records_table.summaries(records_table.differing(message), ENTRY_LIMIT):
+            self._state.outbox.send(link.node, summary)
 
-    def summary(self, link: Link, message: Summary) -> None:
-        give, want = self._scene.ledger.reply(message)
-        if self._scene.observes:
+    def summary(self, link: Heartbeat, message: Summary) -> None:
+        give, want = self._state.records_table.reply(message)
+        if self._state.observes:
             want += [record.node for record in give if record.gone]
         else:
-            self._scene.send(link.node, *give)
-        self._scene.outbox.ask(link.node, [node for node in want if node != self._scene.me])
+            self._state.send(link.node, *give)
+        self._state.outbox.ask(link.node, [node for node in want if node != self._state.me])
 
-    def want(self, link: Link, message: Want) -> None:
-        records = [self._scene.ledger.get(node) for node in message.nodes]
-        self._scene.send(link.node, *(record for record in records if record is not None))
+    def want(self, link: Heartbeat, message: Want) -> None:
+        records = [self._state.records_table.get(node) for node in message.nodes]
+        self._state.send(link.node, *(record for record in records if record is not None))

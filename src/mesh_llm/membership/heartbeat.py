@@ -16,7 +16,7 @@ _HURRY_GAP_S = 0.2
 """Just less than a tick."""
 
 
-class Link:
+class Heartbeat:
     def __init__(self, node: NodeId, now: float) -> None:
         self.node = node
         self.up_at = now

@@ -30,7 +30,7 @@ class Verdict(Enum):
     COPIED = 2
 
 
-class Own:
+class OwnRecord:
     def __init__(self, record: Record, seal: Seal) -> None:
         self.record = record
         self._seal = seal

@@ -17,7 +17,7 @@ from mesh_llm.membership.record import RANK, Record, joined, newer
 from mesh_llm.types import NodeId
 
 
-class Ledger:
+class RecordTable:
     def __init__(self) -> None:
         self._records: dict[NodeId, Record] = {}
         self._marks: dict[NodeId, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 _MASK = (1 << 64) - 1
 
 
-class Dice:
+class SeededRandom:
     """Splitmix64: enough to keep a thousand nodes from dialling in step, and nothing more."""
 
     def __init__(self, seed: int) -> None:

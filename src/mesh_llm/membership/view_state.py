@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mesh_llm.defaults import MEMBER_STALE_S
-from mesh_llm.membership.dial_backoff import Dialling
-from mesh_llm.membership.heartbeat import Link
+from mesh_llm.membership.dial_backoff import DialBackoff
+from mesh_llm.membership.heartbeat import Heartbeat
 from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.outbox import Outbox
-from mesh_llm.membership.own_record import Own
+from mesh_llm.membership.own_record import OwnRecord
 from mesh_llm.membership.record import Record, Told, told
-from mesh_llm.membership.record_table import Ledger
+from mesh_llm.membership.record_table import RecordTable
 from mesh_llm.membership.ring import chosen
-from mesh_llm.membership.seeded_random import Dice
+from mesh_llm.membership.seeded_random import SeededRandom
 from mesh_llm.types import NodeFacts, NodeId
 
 Open = Callable[[Told], Record | None]
@@ -43,30 +43,30 @@ class Remembered:
 class Visitor:
     """A lite client that is connected here; nobody else hears of it."""
 
-    link: Link
+    link: Heartbeat
     facts: NodeFacts
 
 
-class Scene:
-    def __init__(self, own: Own, open: Open, *, now: float, seed: int, observes: bool) -> None:
+class ViewState:
+    def __init__(self, own: OwnRecord, open: Open, *, now: float, seed: int, observes: bool) -> None:
         self.me = own.record.node
         self.own = own
         self.open = open
         self.observes = observes
         """A lite client's: it learns of the members, and is none."""
         self.now = now
-        self.ledger = Ledger()
+        self.records_table = RecordTable()
         if not observes:
-            self.ledger.put(own.record)
+            self.records_table.put(own.record)
         self.visitors: dict[NodeId, Visitor] = {}
-        self.links: dict[NodeId, Link] = {}
+        self.links: dict[NodeId, Heartbeat] = {}
         self.doubts: dict[NodeId, Doubt] = {}
         self.remembered: dict[NodeId, Remembered] = {}
         self.partners: frozenset[NodeId] = frozenset()
         self.wanted: frozenset[NodeId] = frozenset()
         """Those to be connected to."""
         self.outbox = Outbox()
-        self.dialling = Dialling(self.me, Dice(seed))
+        self.dialling = DialBackoff(self.me, SeededRandom(seed))
         self.restless = False
         """Whether somebody appeared or went: whom to be connected to has to be looked at again."""
         self.touched: set[NodeId] = {self.me}
@@ -78,13 +78,13 @@ class Scene:
     # -- what is known --------------------------------------------------------------------------
 
     def record(self, node: NodeId) -> Record | None:
-        return self.own.record if node == self.me else self.ledger.get(node)
+        return self.own.record if node == self.me else self.records_table.get(node)
 
     def renewed(self) -> None:
         """Our own record is another one: everybody is told."""
         self.touched.add(self.me)
         if not self.observes:
-            self.ledger.put(self.own.record)
+            self.records_table.put(self.own.record)
             self.outbox.tell(self.me, None)
 
     @property
@@ -97,7 +97,7 @@ class Scene:
 
     def news(self, node: NodeId) -> Told | None:
         """For those who most likely have what the node signed: of its death they need no more than a hint."""
-        record = self.ledger.get(node)
+        record = self.records_table.get(node)
         if record is None:
             return None
         told = self.told(record)
@@ -108,7 +108,7 @@ class Scene:
 
     def living(self, node: NodeId) -> Record | None:
         """Its record, unless it is gone or unknown."""
-        record = self.ledger.get(node)
+        record = self.records_table.get(node)
         return None if record is None or record.gone else record
 
     def heard(self, node: NodeId) -> bool:
@@ -128,7 +128,7 @@ class Scene:
         """Look again whom to be connected to; returns those who are new among them."""
         before = self.wanted
         partners = frozenset(node for node in self.partners if self.living(node) is not None)
-        self.wanted = (chosen(self.me, self.ledger.ring) | partners) - {self.me}
+        self.wanted = (chosen(self.me, self.records_table.ring) | partners) - {self.me}
         return self.wanted - before
 
     # -- what is shown --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mesh_llm.models.metadata import Keys
+from mesh_llm.models.metadata import Metadata
 from mesh_llm.types import LayerCache
 
 
@@ -93,7 +93,7 @@ _EXAONE4_SLIDING_LAYERS = 64
 _GEMMA3N_CACHED_LAYERS = 20
 
 
-def layer_caches(keys: Keys, *, layers: int, hidden: int) -> tuple[LayerCache, ...]:
+def layer_caches(keys: Metadata, *, layers: int, hidden: int) -> tuple[LayerCache, ...]:
     if keys.architecture in WITHOUT_CACHE:
         return (LayerCache(),) * layers
     trunk = layers - _predicting_layers(keys, layers)
@@ -110,7 +110,7 @@ def layer_caches(keys: Keys, *, layers: int, hidden: int) -> tuple[LayerCache, .
     return tuple(caches[:trunk]) + (LayerCache(),) * (layers - trunk)
 
 
-def query_elements(keys: Keys, *, layers: int, hidden: int) -> int:
+def query_elements(keys: Metadata, *, layers: int, hidden: int) -> int:
     """Elements per token of the queries while attention runs: as projected, and again as rotated.
 
     Compressed attention holds them three times: projected, taken into the
@@ -125,12 +125,12 @@ def query_elements(keys: Keys, *, layers: int, hidden: int) -> int:
     return 2 * heads * max(key, keys.number("attention.key_length_swa", default=0))
 
 
-def _predicting_layers(keys: Keys, layers: int) -> int:
+def _predicting_layers(keys: Metadata, layers: int) -> int:
     count = keys.number("nextn_predict_layers", default=0, maximum=layers)
     return 0 if count == layers else count
 
 
-def _recurrent_layers(keys: Keys, layers: int) -> tuple[bool, ...]:
+def _recurrent_layers(keys: Metadata, layers: int) -> tuple[bool, ...]:
     architecture = keys.architecture
     if architecture in _RECURRENT or architecture == "falcon-h1":
         return (True,) * layers
@@ -150,7 +150,7 @@ def _recurrent_layers(keys: Keys, layers: int) -> tuple[bool, ...]:
     return (False,) * layers
 
 
-def _windows(keys: Keys, layers: int, recurrent: tuple[bool, ...]) -> tuple[int, ...]:
+def _windows(keys: Metadata, layers: int, recurrent: tuple[bool, ...]) -> tuple[int, ...]:
     """Cells that each layer looks back on; 0 for the whole context."""
     if keys.architecture == "lfm2":
         window = keys.number("attention.sliding_window", default=0)
@@ -167,7 +167,7 @@ def _windows(keys: Keys, layers: int, recurrent: tuple[bool, ...]) -> tuple[int,
     return tuple(window if slides else 0 for slides in sliding)
 
 
-def _periodic(keys: Keys, rule: _Sliding, layers: int) -> tuple[bool, ...]:
+def _periodic(keys: Metadata, rule: _Sliding, layers: int) -> tuple[bool, ...]:
     if rule.period == 0:
         return (False,) * layers
     period = keys.number("attention.sliding_window_pattern", default=rule.period, maximum=_INTERVAL_LIMIT)
@@ -179,7 +179,7 @@ def _periodic(keys: Keys, rule: _Sliding, layers: int) -> tuple[bool, ...]:
 
 
 def _attention_caches(
-    keys: Keys, layers: int, hidden: int, windows: tuple[int, ...], recurrent: tuple[bool, ...]
+    keys: Metadata, layers: int, hidden: int, windows: tuple[int, ...], recurrent: tuple[bool, ...]
 ) -> list[LayerCache]:
     if all(recurrent) and keys.architecture != "falcon-h1":
         return [LayerCache()] * layers
@@ -200,14 +200,14 @@ def _attention_caches(
     return caches
 
 
-def _loops(keys: Keys) -> int:
+def _loops(keys: Metadata) -> int:
     """Times that the layers are gone through, each time with a cache of its own."""
     if keys.architecture != "nanbeige":
         return 1
     return keys.number("num_loops", default=1, minimum=1, maximum=_INTERVAL_LIMIT)
 
 
-def _cached_heads(keys: Keys, layers: int) -> tuple[int, ...]:
+def _cached_heads(keys: Metadata, layers: int) -> tuple[int, ...]:
     """Key-value heads of every layer that has a cache of its own, 0 for the others."""
     heads = _kv_heads(keys, layers)
     if keys.architecture in _FEED_FORWARD_LAYERS:
@@ -222,17 +222,17 @@ def _cached_heads(keys: Keys, layers: int) -> tuple[int, ...]:
     return heads[:own] + (0,) * (layers - own)
 
 
-def _heads(keys: Keys, layers: int) -> tuple[int, ...]:
+def _heads(keys: Metadata, layers: int) -> tuple[int, ...]:
     return keys.per_layer("attention.head_count", layers)
 
 
-def _kv_heads(keys: Keys, layers: int) -> tuple[int, ...]:
+def _kv_heads(keys: Metadata, layers: int) -> tuple[int, ...]:
     if keys.has("attention.head_count_kv"):
         return keys.per_layer("attention.head_count_kv", layers)
     return _heads(keys, layers)
 
 
-def _head_sizes(keys: Keys, layers: int, hidden: int) -> tuple[int, int]:
+def _head_sizes(keys: Metadata, layers: int, hidden: int) -> tuple[int, int]:
     """Elements of one key and of one value."""
     heads = next((count for count in _heads(keys, layers) if count), 0)
     if heads == 0:
@@ -244,7 +244,7 @@ def _head_sizes(keys: Keys, layers: int, hidden: int) -> tuple[int, int]:
     )
 
 
-def _is_mla(keys: Keys) -> bool:
+def _is_mla(keys: Metadata) -> bool:
     return (
         keys.architecture in _MLA
         and keys.number("attention.key_length_mla", default=0) > 0
@@ -252,13 +252,13 @@ def _is_mla(keys: Keys) -> bool:
     )
 
 
-def _indexer_width(keys: Keys) -> int:
+def _indexer_width(keys: Metadata) -> int:
     if keys.architecture not in _INDEXED:
         return 0
     return keys.number("attention.indexer.key_length", default=0)
 
 
-def _state_bytes(keys: Keys, layers: int, hidden: int) -> int:
+def _state_bytes(keys: Metadata, layers: int, hidden: int) -> int:
     """What a recurrent layer keeps per sequence: `n_embd_r` and `n_embd_s`, always as F32."""
     if keys.has("wkv.head_size"):
         shifts = keys.number("token_shift_count", default=2)
@@ -273,13 +273,13 @@ def _state_bytes(keys: Keys, layers: int, hidden: int) -> int:
     return _F32_BYTES * _state_space_elements(keys)
 
 
-def _delta_attention_elements(keys: Keys, layers: int) -> int:
+def _delta_attention_elements(keys: Metadata, layers: int) -> int:
     size, heads = keys.number("kda.head_dim"), _heads(keys, layers)[0]
     kernel = keys.number("ssm.conv_kernel", default=0) or 4
     return 3 * (kernel - 1) * heads * size + size * size * heads
 
 
-def _state_space_elements(keys: Keys) -> int:
+def _state_space_elements(keys: Metadata) -> int:
     kernel, inner = keys.number("ssm.conv_kernel", minimum=1), keys.number("ssm.inner_size")
     state = keys.number("ssm.state_size")
     groups = 0 if keys.architecture in _WITHOUT_GROUPS else keys.number("ssm.group_count", default=0)

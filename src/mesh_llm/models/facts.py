@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.models.cache_layout import ENCODERS, WITHOUT_CACHE, layer_caches, query_elements
-from mesh_llm.models.metadata import Keys, damaged
+from mesh_llm.models.metadata import Metadata, damaged
 from mesh_llm.types import Fingerprint, Layer, ModelFacts
 
 _LAYERS_LIMIT = 512
@@ -52,7 +52,7 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
         raise damaged(file, "it does not say its general.architecture")
-    keys = Keys(file=file, architecture=architecture, metadata=metadata)
+    keys = Metadata(file=file, architecture=architecture, metadata=metadata)
     tensors = _tensors(file, document)
     layers = keys.number("block_count", minimum=1, maximum=_LAYERS_LIMIT)
     hidden = keys.number("embedding_length", minimum=1, maximum=_HIDDEN_LIMIT)
@@ -146,7 +146,7 @@ def _tensor(file: str, row: Any) -> _Tensor:
     raise damaged(file, "its tensor table cannot be read")
 
 
-def _layer_bytes(keys: Keys, tensors: list[_Tensor], layers: int) -> list[int]:
+def _layer_bytes(keys: Metadata, tensors: list[_Tensor], layers: int) -> list[int]:
     sizes = [0] * layers
     for tensor in tensors:
         if match := _BLOCK.match(tensor.name):
@@ -177,7 +177,7 @@ def _quantisation(metadata: Mapping[str, Any], tensors: list[_Tensor]) -> str:
     return sizes.most_common(1)[0][0].upper()
 
 
-def _vocabulary(keys: Keys, metadata: Mapping[str, Any], tensors: list[_Tensor]) -> int:
+def _vocabulary(keys: Metadata, metadata: Mapping[str, Any], tensors: list[_Tensor]) -> int:
     """Tokens that the engine computes logits for: the tokenizer's list, else what the sizes say."""
     match metadata.get("tokenizer.ggml.tokens"):
         case {"length": int(length)} if 0 < length < 1 << 24:
@@ -190,7 +190,7 @@ def _vocabulary(keys: Keys, metadata: Mapping[str, Any], tensors: list[_Tensor])
     return keys.number("vocab_size", default=min(rows[0], 1 << 24) if rows else 0)
 
 
-def _expert_feed_forward(keys: Keys, layers: int) -> int:
+def _expert_feed_forward(keys: Metadata, layers: int) -> int:
     # Older mixtures, such as Mixtral, give the width of an expert as that of the feed-forward.
     key = "expert_feed_forward_length" if keys.has("expert_feed_forward_length") else "feed_forward_length"
     return max(keys.per_layer(key, layers, default=0))

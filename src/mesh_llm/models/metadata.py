@@ -11,7 +11,7 @@ _LARGEST = 1 << 24
 """No size in a model's metadata is larger, apart from its context; what is has been made to overflow."""
 
 
-class Keys:
+class Metadata:
     """The metadata of one file, with the architecture's prefix added to every key."""
 
     def __init__(self, *, file: str, architecture: str, metadata: Mapping[str, Any]) -> None:

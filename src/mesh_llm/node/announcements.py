@@ -21,7 +21,7 @@ _SEVERAL_LINES = ("build",)
 """Kinds in which nobody else has a say: a compiler's last words stay lines."""
 
 
-class Herald:
+class Announcements:
     def __init__(self, tell: EventSink, progress: ProgressSink, feed: Feed) -> None:
         self._tell = tell
         self._progress = progress

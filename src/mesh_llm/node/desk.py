@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def services(node: Node) -> dict[str, Service]:
-    lending, passage, supply = node.lending, node.passage, node.supply
+    lending, data_links, model_supply = node.lending, node.data_links, node.model_supply
     return {
         "http": lambda origin, header, stream: _http(node, origin, header, stream),
         "serving": lambda origin, header, stream: _serving(node, header, stream),
         "introduce": lambda origin, header, stream: _introduce(node, origin.id, header, stream),
         "lease": lambda origin, header, stream: lending.serve_lease(origin.id, header, stream),
-        "link": lambda origin, header, stream: passage.serve_link(origin.id, header, stream),
-        "file": lambda origin, header, stream: supply.serve_file(origin.id, header, stream),
+        "link": lambda origin, header, stream: data_links.serve_link(origin.id, header, stream),
+        "file": lambda origin, header, stream: model_supply.serve_file(origin.id, header, stream),
     }
 
 
@@ -33,7 +33,7 @@ async def _http(node: Node, origin: Origin, header: dict[str, Any], stream: Stre
     if not isinstance(epoch, int) or node.engine(epoch) is None:
         stream.reset()
         return
-    await node.passage.serve_http(origin.account, header, stream)
+    await node.data_links.serve_http(origin.account, header, stream)
 
 
 async def _serving(node: Node, header: dict[str, Any], stream: Stream) -> None:
@@ -58,7 +58,7 @@ async def _introduce(node: Node, host: NodeId, header: dict[str, Any], stream: S
             case _:
                 raise LinkRefused("this is no introduction")
         purpose = {"kind": "neighbour", "host": host, "epoch": epoch, "number": number}
-        link = await node.passage.link(NodeId(following), purpose)
+        link = await node.data_links.link(NodeId(following), purpose)
         await node.lending.add_neighbour(lease, number, link.socket)
         await stream.write_document({"linked": True, "kind": link.kind.value})
     except MeshError as error:

@@ -15,7 +15,7 @@ from mesh_llm.models import catalog, draft_pairs
 from mesh_llm.models.names import Here
 from mesh_llm.models.stores import LocalModel, Places, find_all
 from mesh_llm.node import model_names
-from mesh_llm.node.model_files import Shelf, file_stem
+from mesh_llm.node.model_files import ModelFiles, file_stem
 from mesh_llm.planning.fit import CONTEXT_STEP, CacheSettings, cache_bytes, compute_bytes
 from mesh_llm.planning.speculation import can_guess
 from mesh_llm.types import Draft, Event, EventSink, Fingerprint, MeshSettings, ModelFacts
@@ -23,11 +23,11 @@ from mesh_llm.types import Draft, Event, EventSink, Fingerprint, MeshSettings, M
 log = logging.getLogger(__name__)
 
 
-class Drafts:
-    def __init__(self, *, config: NodeConfig, shelf: Shelf, tell: EventSink) -> None:
+class DraftModels:
+    def __init__(self, *, config: NodeConfig, model_files: ModelFiles, tell: EventSink) -> None:
         self._config = config
         self._home = Home(config.home)
-        self._shelf = shelf
+        self._model_files = model_files
         self._tell = tell
         self._files: dict[Fingerprint, Path | None] = {}
         """Where drafts that were looked for are; None where they are not here."""
@@ -72,7 +72,7 @@ class Drafts:
             # The title as well: Ollama's files are called by it in the mesh.
             if key in map(catalog.key_of, (*found.names, found.title)) and not found.missing:
                 try:
-                    facts = await self._shelf.look(found.path)
+                    facts = await self._model_files.look(found.path)
                 except MeshError as error:
                     log.info("not the mesh's draft file=%s: %s", found.path, error.message)
                     continue
@@ -99,7 +99,7 @@ class Drafts:
                 f"nothing can be guessed for {file_stem(model)}: its state cannot be taken back",
                 hint="leave --draft out",
             )
-        facts = await self._shelf.look(path)
+        facts = await self._model_files.look(path)
         if reason := await vocabularies_differ(model.files[0], facts.files[0]):
             raise ModelError(
                 f"{file_stem(facts)} cannot draft for {file_stem(model)}: {reason}",

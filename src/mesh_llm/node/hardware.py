@@ -18,7 +18,7 @@ from mesh_llm.types import Device, DeviceKind, ProgressSink, Speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Equipment:
+class Hardware:
     libraries: dict[str, Path]
     """Of the engine, by backend."""
     splice: Path | None
@@ -51,7 +51,7 @@ class Equipment:
             "cores": self.cores,
         }
 
-    def without(self, held_bytes: int) -> Equipment:
+    def without(self, held_bytes: int) -> Hardware:
         """The same, with so much of its main memory spoken for."""
         most = self.max_memory_bytes
         return replace(
@@ -63,7 +63,7 @@ class Equipment:
 
 async def equip(
     config: NodeConfig, *, say: Callable[[str], None], progress: ProgressSink, held_bytes: int = 0
-) -> Equipment:
+) -> Hardware:
     """Build what is missing, look at the devices, and measure them if nobody has.
 
     `held_bytes` of main memory are spoken for.
@@ -80,11 +80,11 @@ async def equip(
     libraries, devices = _usable(built.libraries, described)
     use = chosen(config, devices)
     speed = await measured_speed(libraries, *_measured(config, use), cache=_speeds())
-    equipment = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, speed)
-    return equipment.without(held_bytes)
+    hardware = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, speed)
+    return hardware.without(held_bytes)
 
 
-async def at_hand(config: NodeConfig) -> Equipment:
+async def at_hand(config: NodeConfig) -> Hardware:
     """The same, with what there is: nothing is built, and nothing measured."""
     built = build.at_hand().libraries
     if keeps_to_cpu(config):
@@ -143,9 +143,9 @@ def equipped(
     splice: Path | None,
     use: tuple[Device, ...],
     speed: Speed | None,
-) -> Equipment:
+) -> Hardware:
     free, most = machine.available_memory(), config.max_memory_bytes
-    return Equipment(
+    return Hardware(
         libraries=libraries,
         splice=splice,
         gpus=use,

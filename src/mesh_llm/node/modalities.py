@@ -15,7 +15,7 @@ _WEIGHTS = re.compile(r"(?:ud|model|i?q\d\w*|tq\d\w*|b?f16|f32|fp16|mxfp4\w*|ima
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
+class Modalities:
     embeddings: bool
     rerank: bool
     projector: Path | None
@@ -28,19 +28,19 @@ class Abilities:
         return self.projector.stat().st_size if self.projector is not None else 0
 
 
-def abilities(config: NodeConfig, facts: ModelFacts) -> Abilities:
+def modalities(config: NodeConfig, facts: ModelFacts) -> Modalities:
     rerank = config.rerank or (facts.ranks and not config.embeddings)
     embeddings = not rerank and (config.embeddings or facts.encodes)
     if config.mmproj is not None:
         given = None if config.without_mmproj else config.mmproj.resolve()
-        return Abilities(embeddings=embeddings, rerank=rerank, projector=given)
+        return Modalities(embeddings=embeddings, rerank=rerank, projector=given)
     beside = projector_beside(facts.files[0])
-    return Abilities(embeddings=embeddings, rerank=rerank, projector=beside, found=beside is not None)
+    return Modalities(embeddings=embeddings, rerank=rerank, projector=beside, found=beside is not None)
 
 
 def described(config: NodeConfig, facts: ModelFacts) -> str:
     """A model in a line, for the person who started the node."""
-    can = abilities(config, facts)
+    can = modalities(config, facts)
     parts = [
         f"Model {facts.name}: {facts.quantisation}, {facts.weight_bytes / 1e9:.1f} GB, "
         f"{len(facts.layers)} layers, context {facts.context_trained}"
@@ -56,7 +56,7 @@ def described(config: NodeConfig, facts: ModelFacts) -> str:
 
 def held_bytes(config: NodeConfig, facts: ModelFacts | None) -> int:
     """Memory that the engine takes beside the model's own, as far as a file's size tells."""
-    return abilities(config, facts).projector_bytes if facts is not None else 0
+    return modalities(config, facts).projector_bytes if facts is not None else 0
 
 
 def projector_beside(model: Path) -> Path | None:

@@ -23,7 +23,7 @@ from mesh_llm.types import Fingerprint, HeldModel, HeldPart, MeshSettings, Model
 log = logging.getLogger(__name__)
 
 
-class Shelf:
+class ModelFiles:
     """Models that this node has for its mesh. Others on its disks are its owner's alone: never kept here."""
 
     def __init__(self, *, any_architecture: bool = False) -> None:

@@ -22,16 +22,16 @@ from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.layer_ranges import Share
 from mesh_llm.models.names import Here, means
 from mesh_llm.node import model_names
-from mesh_llm.node.draft_model import Drafts
+from mesh_llm.node.draft_model import DraftModels
 from mesh_llm.node.hardware import at_hand
 from mesh_llm.node.joining import Entry
-from mesh_llm.node.model_files import Shelf
+from mesh_llm.node.model_files import ModelFiles
 from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.layer_fetch import Held
 from mesh_llm.peer_fetch.manifest import Manifest
 from mesh_llm.peer_fetch.model_fetch import Source, Wanted, fetch
-from mesh_llm.peer_fetch.piece_hashes import Digests
-from mesh_llm.peer_fetch.serve import Offers
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
+from mesh_llm.peer_fetch.serve import FileServer
 from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.memory_budget import usable_bytes
@@ -55,14 +55,14 @@ LAYERS_LEAST_BYTES = 128 << 20
 """Of a model that is fetched in part: a smaller one is here in seconds, and makes one more host."""
 
 
-class Supply:
+class ModelSupply:
     """Brings the model here, and gives it to peers that lack it."""
 
     def __init__(
         self,
         *,
         config: NodeConfig,
-        shelf: Shelf,
+        model_files: ModelFiles,
         entry: Entry,
         mesh: Mesh,
         busy: Callable[[], bool],
@@ -76,19 +76,19 @@ class Supply:
         self._home = Home(config.home)
         self._asked: CatalogEntry | HubName | None = None
         """What --model means, where it is not here."""
-        self._shelf = shelf
+        self._model_files = model_files
         self._entry = entry
         self._mesh = mesh
         self._tell = tell
         self._doing = doing
         self._progress = progress
-        self.drafts = Drafts(config=config, shelf=shelf, tell=tell)
+        self.drafts = DraftModels(config=config, model_files=model_files, tell=tell)
         self._wake = asyncio.Event()
         self._busy = busy
         self._unverified: Fingerprint | None = None
         """Of the model that people were told is fetched without a digest: once is enough."""
-        self._digests = Digests(cache_folder() / "digests")
-        self._offers = Offers(models=self._offered, digests=self._digests, throttle=Throttle(busy=busy))
+        self._digests = PieceHashes(cache_folder() / "digests")
+        self._offers = FileServer(models=self._offered, digests=self._digests, throttle=Throttle(busy=busy))
 
     # -- what the mesh serves ------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Supply:
     def _wanted(self) -> MeshSettings | None:
         """The settings in force, where their model is not on the shelf."""
         settings = self._entry.settings
-        if settings is None or self._shelf.facts(settings.fingerprint) is not None:
+        if settings is None or self._model_files.facts(settings.fingerprint) is not None:
             return None
         return settings
 
@@ -182,7 +182,7 @@ class Supply:
         if not isinstance(named, Here):
             self._asked = named
             return None
-        return await self._shelf.read(named.path)
+        return await self._model_files.read(named.path)
 
     async def _remembered(self) -> ModelFacts | None:
         """What the mesh's model was called, if a file of that name is in the models folder."""
@@ -195,8 +195,8 @@ class Supply:
         # To a member another file of that name is none of the mesh's; its creator may have replaced it.
         settings, creator = self._entry.settings, self._entry.sets_plan
         if creator or settings is None:
-            return await self._shelf.read(path)
-        return await self._shelf.read_if(path, settings.fingerprint)
+            return await self._model_files.read(path)
+        return await self._model_files.read_if(path, settings.fingerprint)
 
     async def obtain(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model; None where this node has to do without it."""
@@ -206,7 +206,7 @@ class Supply:
             return given
         if self._entry.sets_plan and self._config.model is not None:
             settings = None  # its choice, and not what the mesh had before
-        if settings is not None and (found := await self._shelf.find(settings)) is not None:
+        if settings is not None and (found := await self._model_files.find(settings)) is not None:
             return found
         wanted = self._to_download(settings)
         if wanted is None:
@@ -222,7 +222,7 @@ class Supply:
         path = await download(
             wanted, models_folder(), fetch=self._package, progress=self._progress, say=self._doing
         )
-        return await self._shelf.read(path)
+        return await self._model_files.read(path)
 
     def _is_outdated(self, model: ModelFacts) -> bool:
         """Whether a member only remembered it, and the mesh serves another file by now."""
@@ -275,7 +275,7 @@ class Supply:
             except DownloadFailed as error:
                 self._tell(Event(kind="model", text=f"{error.message}; all of {settings.alias} is fetched"))
                 return None
-        facts = self._shelf.keep_part(held)
+        facts = self._model_files.keep_part(held)
         self._entry.check_model(facts)
         return facts
 
@@ -304,9 +304,9 @@ class Supply:
     async def weights(self, terms: Terms, step: Step) -> Weights:
         """For a lease: the model's files, or its layers of them, fetched where they are not here."""
         fingerprint = terms.fingerprint
-        if (files := self._shelf.files(fingerprint)) is not None:
+        if (files := self._model_files.files(fingerprint)) is not None:
             return Weights(files=files)
-        part = self._shelf.part(fingerprint)
+        part = self._model_files.part(fingerprint)
         if part is None:
             raise LinkRefused("there is no such model file")
         share = Share(first=terms.first, last=terms.last, head=terms.head)
@@ -327,7 +327,7 @@ class Supply:
         own = settings is not None and settings.fingerprint == fingerprint
         wish = self._wish(settings) if settings and own else Wanted(fingerprint=fingerprint, name="the model")
         held = await self._fetch_layers(wish, share, progress)
-        self._shelf.keep_part(held)
+        self._model_files.keep_part(held)
         self._mesh.publish(**self.told())
         return held
 
@@ -357,7 +357,7 @@ class Supply:
             events=self._tell,
             digests=self._digests,
         )
-        return await self._shelf.read(paths[0])
+        return await self._model_files.read(paths[0])
 
     def _wish(self, settings: MeshSettings) -> Wanted:
         """The mesh's model, in the copy that its owner chose, as far as that is known."""
@@ -370,7 +370,7 @@ class Supply:
     async def publish_digest(self) -> None:
         """The owner who set the model reads all of it once, so that others can check what they fetch."""
         settings = self._entry.settings
-        facts = self._shelf.facts(settings.fingerprint) if settings is not None else None
+        facts = self._model_files.facts(settings.fingerprint) if settings is not None else None
         if facts is None or not self._entry.sets_plan:
             return
         try:
@@ -400,7 +400,7 @@ class Supply:
                     await self._wake.wait()
 
     async def _fingerprint(self, paths: tuple[Path, ...]) -> Fingerprint:
-        return (await self._shelf.look(paths[0])).fingerprint
+        return (await self._model_files.look(paths[0])).fingerprint
 
     def _sources(self, fingerprint: Fingerprint) -> Sequence[Source]:
         """Members that have the model: the closest first, those behind another one last."""
@@ -435,12 +435,12 @@ class Supply:
     def told(self) -> dict[str, Any]:
         """What members are told of this node's models: the mesh's own, and no other on its disks."""
         settings = self._entry.settings
-        return self._shelf.told(settings.fingerprint if settings is not None else None)
+        return self._model_files.told(settings.fingerprint if settings is not None else None)
 
     def _offered(self) -> dict[Fingerprint, tuple[Path, ...]]:
         """What members are given. The same rule: whoever guesses another fingerprint gets nothing by it."""
         settings = self._entry.settings
-        files = self._shelf.files(settings.fingerprint) if settings is not None else None
+        files = self._model_files.files(settings.fingerprint) if settings is not None else None
         return {settings.fingerprint: tuple(files)} if settings is not None and files is not None else {}
 
     async def serve_file(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:

@@ -34,7 +34,7 @@ from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.metrics import FirstToken
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.slot_queue import Turns
+from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.home import Home, link_door
 from mesh_llm.host.hosting import Hosting
@@ -42,14 +42,14 @@ from mesh_llm.host.launch import Launch
 from mesh_llm.host.plan_run import Run
 from mesh_llm.node import desk, joining, words
 from mesh_llm.node.drain import drain
-from mesh_llm.node.hardware import Equipment, equip
+from mesh_llm.node.hardware import Hardware, equip
 from mesh_llm.node.invites import Invites
 from mesh_llm.node.management import Management
 from mesh_llm.node.modalities import described, held_bytes
-from mesh_llm.node.model_files import Shelf
-from mesh_llm.node.model_supply import Supply
-from mesh_llm.node.unload import UNLOADED, Rest
-from mesh_llm.node.window import Window
+from mesh_llm.node.model_files import ModelFiles
+from mesh_llm.node.model_supply import ModelSupply
+from mesh_llm.node.unload import UNLOADED, ModelUnload
+from mesh_llm.node.window import NodeConsole
 from mesh_llm.peers.data_links import Passage
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.remote_engine import Remote
@@ -83,15 +83,15 @@ class Node:
     def __init__(self, config: NodeConfig, *, tell: EventSink, progress: ProgressSink) -> None:
         self.config = config
         self.home = Home(config.home)
-        self.shelf = Shelf(any_architecture=config.bin_dir is not None)
-        self.equipment: Equipment | None = None
+        self.model_files = ModelFiles(any_architecture=config.bin_dir is not None)
+        self.hardware: Hardware | None = None
         self._stop = asyncio.Event()
         self._leave = False
         self.state = State.STARTING
         self._reason = "starting"
         self._progressing: tuple[State, str] | None = None
         """What hosting is about; None when it serves, or leaves that to others."""
-        self.turns = Turns(DEFAULT_SLOTS)
+        self.slot_queue = SlotQueue(DEFAULT_SLOTS)
         """At the engine here, for the clients of all nodes."""
         self._gateway = Gateway(
             GatewayConfig(
@@ -102,11 +102,11 @@ class Node:
                 tls_key=config.tls_key,
             ),
             self,
-            self.turns,
+            self.slot_queue,
         )
-        self.window = Window(self, tell, progress, first_tokens_s=self._gateway.take_first_tokens_s)
-        self._say = self.window.herald.say
-        self.metering = metrics.NodeMetrics(self, self.window.herald.progress)
+        self.window = NodeConsole(self, tell, progress, first_tokens_s=self._gateway.take_first_tokens_s)
+        self._say = self.window.announcements.say
+        self.metering = metrics.NodeMetrics(self, self.window.announcements.progress)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -158,32 +158,32 @@ class Node:
         )
         self.entry = joining.Entry(self.home, config, self.identity, new_secret=self._new_secret)
         self.invites = Invites(self.entry, self.mesh, self.identity)
-        self.supply = Supply(
+        self.model_supply = ModelSupply(
             config=config,
-            shelf=self.shelf,
+            model_files=self.model_files,
             entry=self.entry,
             mesh=self.mesh,
             busy=lambda: self._gateway.active > 0,
-            tell=self.window.herald.tell,
+            tell=self.window.announcements.tell,
             doing=lambda what: self._change(State.STARTING, what),
             progress=self.metering.progress,
             on_model=self._tell_model,
         )
         self.lending = Lending(
             specify=self._worker_spec,
-            weights=self.supply.weights,
+            weights=self.model_supply.weights,
             on_change=self._on_lending,
             tell=self._tell_lease,
             progress=self.metering.progress,
         )
-        self.passage = Passage(
+        self.data_links = Passage(
             self.mesh,
             receive=self.lending.receive,
             answer=self._gateway.serve_guest,
             bind_ip=config.bind_ip,
         )
-        self.remote = Remote(self.mesh, self.passage)
-        self.rest = Rest(self)
+        self.remote = Remote(self.mesh, self.data_links)
+        self.rest = ModelUnload(self)
         self.hosting = Hosting(mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self)
 
     async def _serve(self) -> None:
@@ -192,7 +192,7 @@ class Node:
         await self.window.open()
         network = Network(self.entry.network_config(), self.entry.membership, self.mesh)
         self.mesh.attach(network, desk.services(self))
-        async with task_group() as group, open_door(link_door(self.identity.id)) as self.passage.door:
+        async with task_group() as group, open_door(link_door(self.identity.id)) as self.data_links.door:
             try:
                 await network.start()
                 group.create_task(self._fail_when_told(), name="failure")
@@ -201,8 +201,8 @@ class Node:
                 group.create_task(self.remote.run(self._reflect), name="remote")
                 if not self.config.client:
                     await self._take_part(given)
-                    group.create_task(self.supply.follow(self._on_other_model), name="model")
-                    group.create_task(self.supply.publish_digest(), name="digest")
+                    group.create_task(self.model_supply.follow(self._on_other_model), name="model")
+                    group.create_task(self.model_supply.publish_digest(), name="digest")
                     await self.hosting.run()
                 else:
                     self._reflect()
@@ -211,7 +211,7 @@ class Node:
                 self.mesh.leave()
                 await self.rest.close()
                 await self.lending.close()
-                await self.passage.close()
+                await self.data_links.close()
                 await network.close("the node is stopping")
 
     async def _fail_when_told(self) -> None:
@@ -225,7 +225,7 @@ class Node:
         find_wheel()
         if self.config.bin_dir is not None:
             await external.check_version(self.config.bin_dir)
-        return await self.supply.given()
+        return await self.model_supply.given()
 
     async def _enter(self, network: Network, given: ModelFacts | None) -> None:
         """Become, or be again, a member. Settings are known afterwards, or made by `_take_part`."""
@@ -240,25 +240,25 @@ class Node:
 
     async def _take_part(self, given: ModelFacts | None) -> None:
         """Find the model, equip this machine, and tell the mesh."""
-        model = await self.supply.bring_first(given)
-        await self.supply.settle(model)
+        model = await self.model_supply.bring_first(given)
+        await self.model_supply.settle(model)
         self.mesh.claim()
         self._change(State.STARTING, "native libraries are being built")
-        self.equipment = await equip(
+        self.hardware = await equip(
             self.config,
             say=lambda text: self._say("build", text),
             progress=self.metering.progress,
             held_bytes=held_bytes(self.config, model),
         )
-        equipment = self.equipment
-        self.passage.splicer = load_native(equipment.splice)
+        hardware = self.hardware
+        self.data_links.splicer = load_native(hardware.splice)
         self.mesh.publish(
             splits=self.config.bin_dir is None,
-            **self.supply.told(),
+            **self.model_supply.told(),
             state=State.WAITING,
-            **equipment.facts(),
+            **hardware.facts(),
         )
-        if self.config.bin_dir is None and (text := unlent(equipment)):
+        if self.config.bin_dir is None and (text := unlent(hardware)):
             self._say("device", text)
         self._say(
             "invite",
@@ -274,7 +274,7 @@ class Node:
 
     def _on_other_model(self) -> None:
         """An owner of the mesh has chosen another one, or it has come at last."""
-        self.mesh.publish(**self.supply.told())
+        self.mesh.publish(**self.model_supply.told())
         self.hosting.wake()
         self._reflect()
 
@@ -329,7 +329,7 @@ class Node:
         return Health(state=self.state, reason=self._reason, model=self.model_name)
 
     def remark(self, kind: str, text: str) -> None:
-        self.window.herald.remark(kind, text)
+        self.window.announcements.remark(kind, text)
 
     def metrics(self, engine: bytes) -> bytes:
         return self.metering.text(engine)
@@ -347,7 +347,7 @@ class Node:
 
     def _known_model(self) -> tuple[ModelFacts, MeshSettings] | None:
         settings = self.mesh.settings()
-        facts = self.shelf.facts(settings.fingerprint) if settings is not None else None
+        facts = self.model_files.facts(settings.fingerprint) if settings is not None else None
         return (facts, settings) if facts is not None and settings is not None else None
 
     def _make_run(self, epoch: int, plan: Plan) -> Run:
@@ -370,7 +370,7 @@ class Node:
             fingerprint=known[0].fingerprint,
             settings=known[1],
             mesh=self.mesh,
-            passage=self.passage,
+            data_links=self.data_links,
             specify=specify,
             on_report=self._on_engine,
             log_file=self.home.log_folder / "engine.log",
@@ -378,14 +378,14 @@ class Node:
 
     def _launch(self) -> Launch:
         known = self._known_model()
-        assert known is not None and self.equipment is not None
+        assert known is not None and self.hardware is not None
         return Launch(
             me=self.identity.id,
             config=self.config,
-            equipment=self.equipment,
+            hardware=self.hardware,
             model=known[0],
             settings=known[1],
-            draft=self.supply.drafts.file(known[1]),
+            draft=self.model_supply.drafts.file(known[1]),
         )
 
     def _worker_spec(self) -> WorkerSpec:
@@ -398,7 +398,7 @@ class Node:
         self.entry.remember(self.mesh)
         self.hosting.wake()
         self.remote.wake()
-        self.supply.wake()
+        self.model_supply.wake()
         self.window.note_news(self.mesh)
         self._reflect()
 
@@ -411,7 +411,7 @@ class Node:
         self.mesh.publish(lent_bytes=self.lending.lent_bytes)
 
     def _tell_lease(self, lease: Lease) -> None:
-        facts = self.shelf.facts(lease.terms.fingerprint)
+        facts = self.model_files.facts(lease.terms.fingerprint)
         layers = len(facts.layers) if facts is not None else lease.terms.last
         self._say("worker", f"Worker for {self.mesh.name_of(lease.host)}: {lease.terms.text(layers)}")
 
@@ -441,13 +441,13 @@ class Node:
 
     def on_serving(self, run: Run) -> None:
         assert run.supervisor is not None
-        self.turns.resize(run.settings.slots)
+        self.slot_queue.resize(run.settings.slots)
         self._progressing = None
         self._say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")
         self._reflect()
 
     def on_failed(self, reason: str) -> None:
-        self.window.herald.note(Event(kind="failed", text=f"The plan failed: {reason}"))
+        self.window.announcements.note(Event(kind="failed", text=f"The plan failed: {reason}"))
 
     def leans_on(self, run: Run) -> bool:
         upstream = None if self.state is State.DRAINING else self.upstream()
@@ -477,7 +477,7 @@ class Node:
         if self.upstream() is not None:
             self._change(State.SERVING, "")
             self._announce()
-        elif self.equipment is None and not self.config.client:
+        elif self.hardware is None and not self.config.client:
             return  # still busy with itself, and says so
         elif self._progressing is not None:
             self._change(*self._progressing)
@@ -496,5 +496,5 @@ class Node:
         if self.state is State.DRAINING or (state is State.STARTING and self.state is State.SERVING):
             return
         self.state, self._reason = state, peer_documents.line(reason)
-        if self.equipment is not None or self.config.client:
+        if self.hardware is not None or self.config.client:
             self.mesh.publish(state=state, reason=reason[:200])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 UNLOADED = "the model was unloaded here"
 
 
-class Rest:
+class ModelUnload:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._releasing: asyncio.Task[None] | None = None
@@ -33,13 +33,13 @@ class Rest:
         node = self._node
         if node.config.client:
             raise MeshError("a lite client holds no model")
-        if node.equipment is None:
+        if node.hardware is None:
             raise MeshError("this node is still starting", hint="try again when it serves")
         if self.on or self._is_leaving():
             return
         node.lending.closed = UNLOADED
         node.mesh.publish(resting=True)
-        node.window.herald.note(Event(kind="unloaded", text="The model is being unloaded here"))
+        node.window.announcements.note(Event(kind="unloaded", text="The model is being unloaded here"))
         node.hosting.wake()
         self._releasing = asyncio.create_task(self._release(), name="release of the worker")
 
@@ -51,7 +51,7 @@ class Rest:
             self._releasing.cancel()
         node.lending.closed = None
         node.mesh.publish(resting=False)
-        node.window.herald.note(Event(kind="loaded", text="The model may be loaded here again"))
+        node.window.announcements.note(Event(kind="loaded", text="The model may be loaded here again"))
         node.hosting.wake()
 
     def _is_leaving(self) -> bool:

@@ -12,7 +12,7 @@ from mesh_llm.console.event_feed import Feed
 from mesh_llm.console.server import Console
 from mesh_llm.defaults import API_LISTEN, CONSOLE_BEAT_S
 from mesh_llm.gateway import ports
-from mesh_llm.node.announcements import Herald
+from mesh_llm.node.announcements import Announcements
 from mesh_llm.node.management import Management
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.report.events import News
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Window:
+class NodeConsole:
     def __init__(
         self,
         node: Node,
@@ -40,7 +40,7 @@ class Window:
         self._news = News()
         self.feed = Feed(node.status, catch_up=self._catch_up)
         self.history = History(node, self.feed, first_tokens_s)
-        self.herald = Herald(tell, progress, self.feed)
+        self.announcements = Announcements(tell, progress, self.feed)
         self._console = Console(Management(node), self.feed, api=self._api, api_key=node.config.api_key)
 
     @property
@@ -58,7 +58,7 @@ class Window:
         if (port := self._node.config.console) is not None:
             taken = await asyncio.to_thread(ports.bind, API_LISTEN, port, option="--console")
             await self._console.start(taken)
-            self.herald.say("console", f"Console at {self.url}")
+            self.announcements.say("console", f"Console at {self.url}")
 
     async def close(self) -> None:
         self.feed.ended.set()
@@ -66,7 +66,7 @@ class Window:
 
     def note_news(self, mesh: Mesh) -> None:
         for event in self._news.read(mesh):
-            self.herald.note(event)
+            self.announcements.note(event)
 
     async def _catch_up(self) -> None:
         await self.history.catch_up()

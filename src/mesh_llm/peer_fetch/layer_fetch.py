@@ -36,8 +36,8 @@ from mesh_llm.models.layer_ranges import (
 from mesh_llm.peer_fetch.channel import Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
 from mesh_llm.peer_fetch.part_files import Disk, disk_failure
-from mesh_llm.peer_fetch.sources import Asking, FetchTimes, Source, Sources, Wanted
-from mesh_llm.peer_fetch.sparse_files import Holding
+from mesh_llm.peer_fetch.sources import FetchTimes, Source, Sources, SourceSearch, Wanted
+from mesh_llm.peer_fetch.sparse_files import SparseFiles
 from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
 
 Read = Callable[[Path], Awaitable[dict[str, Any]]]
@@ -79,7 +79,7 @@ class Held:
 async def find(folder: Path, fingerprint: Fingerprint, *, digest: str = "", read: Read) -> Held | None:
     """What earlier runs have brought to the models folder: of the copy with this digest, if one is known."""
     place = folder / _FOLDER / incoming_folders.resumable_name(_key(fingerprint))
-    holding = await asyncio.to_thread(Holding.load, place, fingerprint)
+    holding = await asyncio.to_thread(SparseFiles.load, place, fingerprint)
     if holding is None or not holding.proven or digest not in ("", holding.digest):
         return None
     try:
@@ -132,7 +132,7 @@ def _key(fingerprint: Fingerprint) -> str:
     return hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
 
 
-async def _look(holding: Holding, read: Read) -> Held:
+async def _look(holding: SparseFiles, read: Read) -> Held:
     """Raises ModelError where the files are not the model, after all."""
     document = await read(holding.paths[0])
     if document.get("fingerprint") != holding.fingerprint:
@@ -151,7 +151,7 @@ async def _look(holding: Holding, read: Read) -> Held:
 
 
 @dataclass(kw_only=True)
-class _LayerFetch(Asking):
+class _LayerFetch(SourceSearch):
     """One fetch of some layers."""
 
     share: Share | None
@@ -159,10 +159,10 @@ class _LayerFetch(Asking):
     came_bytes: int = 0
     others: set[str] = field(default_factory=set)
     """Sources that have another version of the model than the one that layers are here of."""
-    holding: Holding | None = None
+    holding: SparseFiles | None = None
 
     async def run(self) -> Held:
-        self.holding = await self.disk.run(Holding.load, self.folder, self.wanted.fingerprint)
+        self.holding = await self.disk.run(SparseFiles.load, self.folder, self.wanted.fingerprint)
         if self.holding is not None and self.wanted.digest not in ("", self.holding.digest):
             # It came before anybody knew which copy is the right one.
             await self._throw_away()
@@ -197,20 +197,20 @@ class _LayerFetch(Asking):
         await self._receive(source, told, holding, missing, f"Fetching layers of {self.wanted.name}")
         return await _look(holding, self.read)
 
-    def _missing(self, holding: Holding, table: Table) -> frozenset[Piece]:
+    def _missing(self, holding: SparseFiles, table: Table) -> frozenset[Piece]:
         if self.share is None:
             return frozenset()
         wanted = [table.tensors[name] for name in needed(table, self.share)]
         return pieces_of(wanted, holding.piece_bytes) - holding.held
 
-    async def _hold(self, source: Source, told: Manifest) -> Holding:
+    async def _hold(self, source: Source, told: Manifest) -> SparseFiles:
         """The pieces of exactly these files; what was proven to be the model bars other versions of it."""
         if self.holding is not None and self.holding.digest == told.digest:
             return self.holding
         if self.holding is not None and self.holding.proven:
             self.others.add(source.name)
             raise SourceWrong("its copy is not the one that layers are here of")
-        self.holding = await self.disk.run(Holding.create, self.folder, self.wanted.fingerprint, told)
+        self.holding = await self.disk.run(SparseFiles.create, self.folder, self.wanted.fingerprint, told)
         return self.holding
 
     async def _throw_away(self) -> None:
@@ -220,7 +220,7 @@ class _LayerFetch(Asking):
 
     # -- what tells the model -----------------------------------------------------------------------
 
-    async def _prove(self, source: Source, told: Manifest, holding: Holding) -> None:
+    async def _prove(self, source: Source, told: Manifest, holding: SparseFiles) -> None:
         try:
             table = await self._headers(source, told, holding)
             await self._samples(source, holding, [each for each in samples(table) if holding.lacks(each)])
@@ -230,7 +230,7 @@ class _LayerFetch(Asking):
             raise SourceWrong(f"what arrived is not the model and was thrown away: {error.message}") from None
         await self.disk.run(holding.prove)
 
-    async def _headers(self, source: Source, told: Manifest, holding: Holding) -> Table:
+    async def _headers(self, source: Source, told: Manifest, holding: SparseFiles) -> Table:
         """Pieces from the start of each file until the headers are among them."""
         count, most = 1, max(1, _HEADER_BYTES // holding.piece_bytes)
         while True:
@@ -252,7 +252,7 @@ class _LayerFetch(Asking):
                 raise wrong
             count *= 2
 
-    async def _samples(self, source: Source, holding: Holding, wanted: Sequence[Extent]) -> None:
+    async def _samples(self, source: Source, holding: SparseFiles, wanted: Sequence[Extent]) -> None:
         await self.check_space(sum(each.size_bytes for each in wanted))
         for file, size in enumerate(holding.sizes):
             here = [each for each in wanted if each.file == file]
@@ -269,7 +269,7 @@ class _LayerFetch(Asking):
     # -- pieces -------------------------------------------------------------------------------------
 
     async def _receive(
-        self, source: Source, told: Manifest, holding: Holding, missing: frozenset[Piece], what: str
+        self, source: Source, told: Manifest, holding: SparseFiles, missing: frozenset[Piece], what: str
     ) -> None:
         total_bytes = sum(map(holding.size_of, missing))
         done_bytes = 0

@@ -24,8 +24,8 @@ from mesh_llm.models import incoming_folders
 from mesh_llm.peer_fetch.channel import Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
 from mesh_llm.peer_fetch.part_files import Disk, Part, PartFile, PieceDamaged, disk_failure
-from mesh_llm.peer_fetch.piece_hashes import Digests
-from mesh_llm.peer_fetch.sources import Asking, FetchTimes, Source, Sources, Wanted
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
+from mesh_llm.peer_fetch.sources import FetchTimes, Source, Sources, SourceSearch, Wanted
 from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
 
 __all__ = ["FetchTimes", "Source", "Sources", "Verify", "Wanted", "fetch"]
@@ -42,7 +42,7 @@ async def fetch(
     verify: Verify,
     progress: ProgressSink,
     events: EventSink,
-    digests: Digests | None = None,
+    digests: PieceHashes | None = None,
     times: FetchTimes | None = None,
 ) -> tuple[Path, ...]:
     """The model's files in `folder`, in order. Raises DownloadFailed, and keeps what came until then."""
@@ -73,7 +73,7 @@ async def fetch(
     return paths
 
 
-def _remember(digests: Digests, wanted: Wanted, paths: tuple[Path, ...], pieces: Manifest) -> None:
+def _remember(digests: PieceHashes, wanted: Wanted, paths: tuple[Path, ...], pieces: Manifest) -> None:
     """So that this node can offer the files without reading them again."""
     indices = sorted(wanted.shards) if wanted.shards is not None else range(len(pieces.files))
     for index, path in zip(indices, paths, strict=True):
@@ -81,7 +81,7 @@ def _remember(digests: Digests, wanted: Wanted, paths: tuple[Path, ...], pieces:
 
 
 @dataclass(kw_only=True)
-class _Fetch(Asking):
+class _Fetch(SourceSearch):
     """One fetch of whole files."""
 
     scratch: Path

@@ -19,7 +19,7 @@ Beat = Callable[[int], Awaitable[None]]
 """Told how many bytes of a file are hashed, every now and then."""
 
 
-class Digests:
+class PieceHashes:
     """By path, size and time of the last change; shared by all nodes that share the cache folder."""
 
     def __init__(self, folder: Path, *, piece_bytes: int = FETCH_PIECE_BYTES) -> None:

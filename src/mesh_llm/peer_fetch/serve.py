@@ -26,7 +26,7 @@ from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.models.stores import blob_title
 from mesh_llm.peer_fetch.channel import ByteStream
 from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
-from mesh_llm.peer_fetch.piece_hashes import Digests
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.types import Fingerprint
 
@@ -39,11 +39,11 @@ Models = Callable[[], Mapping[Fingerprint, tuple[Path, ...]]]
 """The models on this node's disk, as they are now: the files of each, in order."""
 
 
-class Offers:
+class FileServer:
     """Answers requests for files; all of them share one throttle and a limit on their number."""
 
     def __init__(
-        self, *, models: Models, digests: Digests, throttle: Throttle, stall_s: float = FETCH_STALL_S
+        self, *, models: Models, digests: PieceHashes, throttle: Throttle, stall_s: float = FETCH_STALL_S
     ) -> None:
         self._models = models
         self._digests = digests

@@ -83,7 +83,7 @@ class NoRoom(SourceWrong):
 
 
 @dataclass(kw_only=True)
-class Asking:
+class SourceSearch:
     """One fetch, over all its sources."""
 
     wanted: Wanted

@@ -28,7 +28,7 @@ class NoHoles(DownloadFailed):
     """The file system keeps no holes: some layers would take as much room as all of them."""
 
 
-class Holding:
+class SparseFiles:
     """The files and what is there of them. The methods block; one at a time, under the folder's lock."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Holding:
         self.held: set[Piece] = set()
 
     @classmethod
-    def create(cls, folder: Path, fingerprint: Fingerprint, told: Manifest) -> Holding:
+    def create(cls, folder: Path, fingerprint: Fingerprint, told: Manifest) -> SparseFiles:
         """In place of whatever is in the folder; raises NoHoles."""
         _empty(folder)
         made = cls(
@@ -74,7 +74,7 @@ class Holding:
         return made
 
     @classmethod
-    def load(cls, folder: Path, fingerprint: Fingerprint) -> Holding | None:
+    def load(cls, folder: Path, fingerprint: Fingerprint) -> SparseFiles | None:
         """What an earlier run left; None where there is nothing, or nothing that can be believed."""
         try:
             document = json.loads((folder / _SIDECAR).read_text())
@@ -86,7 +86,7 @@ class Holding:
         return found if fits and found.fingerprint == fingerprint else None
 
     @classmethod
-    def _read(cls, folder: Path, document: dict[str, Any]) -> Holding:
+    def _read(cls, folder: Path, document: dict[str, Any]) -> SparseFiles:
         found = cls(
             folder,
             fingerprint=Fingerprint(str(document["fingerprint"])),

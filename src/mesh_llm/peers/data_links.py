@@ -20,11 +20,11 @@ from typing import Any
 from mesh_llm.defaults import LINK_OPEN_S, LINK_TICKET_BYTES
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, PeerLost
 from mesh_llm.gateway.guest import Guest
-from mesh_llm.gateway.upstream import Turn
+from mesh_llm.gateway.upstream import SlotRequest
 from mesh_llm.home import link_door
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.report import peer_documents
-from mesh_llm.transport.direct_links import LinkDoor, facing, knock_local, knock_tcp, new_ticket
+from mesh_llm.transport.direct_links import LinkListener, facing, knock_local, knock_tcp, new_ticket
 from mesh_llm.transport.network import Stream
 from mesh_llm.transport.splice import Splicer, SpliceReport, splice
 from mesh_llm.transport.stream import StreamCode
@@ -57,7 +57,7 @@ class Passage:
         self._answer = answer
         self._bind_ip = bind_ip
         """Where plain links arrive; None: at the address that faces the other node."""
-        self.door: LinkDoor | None = None
+        self.door: LinkListener | None = None
         """None while it is closed, and for one that has no worker."""
         self.splicer: Splicer | None = None
         """A native one, where there is one."""
@@ -76,7 +76,7 @@ class Passage:
     async def link(self, node: NodeId, purpose: Purpose) -> Link:
         """A data link to `node`'s worker, by the best way that there is."""
         ways: list[tuple[LinkKind, Callable[[NodeId, Purpose], Awaitable[socket.socket]]]] = []
-        match self._mesh.ways.of_links(node):
+        match self._mesh.paths.of_links(node):
             case LinkKind.LOCAL:
                 ways.append((LinkKind.LOCAL, self._link_local))
             case LinkKind.TCP:
@@ -94,8 +94,8 @@ class Passage:
         self._copy(theirs, stream, f"link to {node[:8]}")
         return Link(
             socket=self.through(node, ours),
-            kind=self._mesh.ways.of_streams(node),
-            moves=not self._mesh.ways.between(node),
+            kind=self._mesh.paths.of_streams(node),
+            moves=not self._mesh.paths.between(node),
         )
 
     async def _link_local(self, node: NodeId, purpose: Purpose) -> socket.socket:
@@ -105,7 +105,7 @@ class Passage:
 
     async def _link_tcp(self, node: NodeId, purpose: Purpose) -> socket.socket:
         # From where it is heard, and not from where it says: a peer is not to send us anywhere.
-        host = self._mesh.ways.host_of(node)
+        host = self._mesh.paths.host_of(node)
         return await self._by_ticket(
             node, purpose, LinkKind.TCP, lambda ticket, port: knock_tcp(host, port, ticket)
         )
@@ -139,7 +139,7 @@ class Passage:
             with suppress(MeshError, OSError):
                 await stream.finish()
 
-    async def http(self, node: NodeId, epoch: int, turn: Turn | None = None) -> socket.socket:
+    async def http(self, node: NodeId, epoch: int, turn: SlotRequest | None = None) -> socket.socket:
         """A connection to the engine of `node`; with a `turn` for one request, which waits for it.
 
         It can be used at once. The wait is the answer's, and so are its ends: 429 where the queue is
@@ -217,11 +217,11 @@ class Passage:
 
     def _plain_port(self, origin: NodeId) -> int | None:
         """Where `origin` may bring a link that is not encrypted; None where it may not."""
-        if self.door is None or self._mesh.ways.of_links(origin) is not LinkKind.TCP:
+        if self.door is None or self._mesh.paths.of_links(origin) is not LinkKind.TCP:
             return None
         bound = None if self._bind_ip in ("0.0.0.0", "::") else self._bind_ip
         try:
-            return self.door.listen(bound or facing(self._mesh.ways.host_of(origin)))
+            return self.door.listen(bound or facing(self._mesh.paths.host_of(origin)))
         except (LinkFailed, PeerLost) as error:
             log.info("no door for plain links node=%s: %s", origin[:8], error.message)
             return None

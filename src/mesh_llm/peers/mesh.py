@@ -32,7 +32,7 @@ from mesh_llm.membership.view import View
 from mesh_llm.peers import claims_exchange
 from mesh_llm.peers.claims_exchange import ClaimsExchange
 from mesh_llm.peers.forwarding import Forwarding
-from mesh_llm.peers.paths import Ways
+from mesh_llm.peers.paths import Paths
 from mesh_llm.peers.trust import Origin, Trust
 from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.planning.snapshot import Candidate, Snapshot
@@ -86,7 +86,7 @@ class Mesh:
         """Made since this node started: with members that were `new` to it, and `again` with others."""
         self.disconnections: Counter[str] = Counter()
         """By how they ended: the other one `left`, this node `closed` it, or it was `lost`."""
-        self.ways = Ways(self)
+        self.paths = Paths(self)
         self.on_refused = on_refused
         self._on_change = on_change
         self._trust = Trust()
@@ -126,7 +126,7 @@ class Mesh:
             while True:
                 await asyncio.sleep(MESH_TICK_S)
                 self._perform(self._view.on_tick(_now()))
-                self.ways.read_meters(_now())
+                self.paths.read_meters(_now())
                 self._tell_links()
                 self._keep_partners()
         finally:
@@ -288,7 +288,7 @@ class Mesh:
         peer = self.peer(node)
         if peer is not None:
             return await peer.open(kind, header)
-        for between in self.ways.between(node):
+        for between in self.paths.between(node):
             if (helper := self.peer(between)) is not None:
                 return await self._forwarding.open(helper, node, kind, header)
         raise NodeUnreachable(f"there is no way to {self.name_of(node)}")
@@ -476,7 +476,7 @@ class Mesh:
         """Publish what was measured, but not its noise: every change is gossip, and a look at the plan."""
         if _now() - self._links_told < MESH_LINKS_PUBLISH_S:
             return
-        if (links := self.ways.news()) is not None:
+        if (links := self.paths.news()) is not None:
             self._links_told = _now()
             self.publish(links=links)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mesh_llm.peers.mesh import Mesh
 
 
-class Ways:
+class Paths:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self.farther_s: Callable[[NodeId], float] = lambda _: 0.0

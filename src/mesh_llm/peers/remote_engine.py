@@ -21,7 +21,7 @@ from mesh_llm.defaults import (
     REMOTE_RETRY_S,
 )
 from mesh_llm.errors import MeshError
-from mesh_llm.gateway.upstream import Turn, Upstream
+from mesh_llm.gateway.upstream import SlotRequest, Upstream
 from mesh_llm.peers.data_links import Passage
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.report import peer_documents
@@ -47,9 +47,9 @@ class _Engine:
 class Remote:
     """Follows whoever serves, and asks whether it takes requests."""
 
-    def __init__(self, mesh: Mesh, passage: Passage) -> None:
+    def __init__(self, mesh: Mesh, data_links: Passage) -> None:
         self._mesh = mesh
-        self._passage = passage
+        self._data_links = data_links
         self._wake = asyncio.Event()
         self._known: _Engine | None = None
         self._last: deque[_Engine] = deque(maxlen=REMOTE_REMEMBERED)
@@ -176,8 +176,8 @@ class Remote:
         await stream.finish()
         return document
 
-    async def _connect(self, host: NodeId, epoch: int, turn: Turn | None = None) -> socket.socket:
+    async def _connect(self, host: NodeId, epoch: int, turn: SlotRequest | None = None) -> socket.socket:
         try:
-            return await self._passage.http(host, epoch, turn)
+            return await self._data_links.http(host, epoch, turn)
         except MeshError as error:
             raise OSError(error.message) from error

@@ -19,7 +19,7 @@ from mesh_llm.planning.fit import smallest_context, stage_need
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.manual_layers import obeys_ratios
 from mesh_llm.planning.placement import Layout, seconds_of
-from mesh_llm.planning.plan_inputs import Ground
+from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.predict import prediction
 from mesh_llm.planning.proposal import (
     Proposal,
@@ -87,10 +87,10 @@ def _kept(asked: Question, running: Plan, best: Proposal | Shortage) -> Plan | N
     layout = _valid(asked, running)
     if layout is None:
         return None
-    ground = asked.ground.at(running.context)
-    if isinstance(best, Proposal) and _beaten(asked, ground, layout, best):
+    inputs = asked.inputs.at(running.context)
+    if isinstance(best, Proposal) and _beaten(asked, inputs, layout, best):
         return None
-    return _plan(asked, Proposal(ground=ground, layout=layout, reason=running.reason))
+    return _plan(asked, Proposal(inputs=inputs, layout=layout, reason=running.reason))
 
 
 def _valid(asked: Question, running: Plan) -> Layout | None:
@@ -104,11 +104,11 @@ def _valid(asked: Question, running: Plan) -> Layout | None:
         spans=tuple(Span(stage.node, stage.first, stage.last) for stage in running.stages),
         head_on_worker=running.head_on_worker,
     )
-    if not _covers(layout, asked.ground.load.count) or not _able(asked, layout) or not _obeys(asked, layout):
+    if not _covers(layout, asked.inputs.load.count) or not _able(asked, layout) or not _obeys(asked, layout):
         return None
-    ground = asked.ground.at(running.context)
-    lodgings = ground.lodgings(layout.host, layout.spans, head_on_worker=layout.head_on_worker)
-    return layout if lodgings is not None else None
+    inputs = asked.inputs.at(running.context)
+    allocations = inputs.allocations(layout.host, layout.spans, head_on_worker=layout.head_on_worker)
+    return layout if allocations is not None else None
 
 
 def _covers(layout: Layout, count: int) -> bool:
@@ -141,69 +141,69 @@ def _obeys(asked: Question, layout: Layout) -> bool:
         has = {(names[span.node], span.first, span.last) for span in layout.spans}
         return has == {each for each in settings.layers if each[1] != each[2]}
     if settings.tensor_split is not None:
-        return obeys_ratios(asked.ground.load.count, settings.tensor_split, layout)
+        return obeys_ratios(asked.inputs.load.count, settings.tensor_split, layout)
     return True
 
 
-def _beaten(asked: Question, ground: Ground, layout: Layout, best: Proposal) -> bool:
+def _beaten(asked: Question, inputs: PlanInputs, layout: Layout, best: Proposal) -> bool:
     if asked.forced:
         return False
     if asked.settings.split and len(best.layout.spans) != len(layout.spans):
         return len(best.layout.spans) > len(layout.spans)
-    if ground.load.settings.context < useful_context(asked.model) <= best.ground.load.settings.context:
+    if inputs.load.settings.context < useful_context(asked.model) <= best.inputs.load.settings.context:
         return asked.settings.context is None
     # Delays stray by themselves: only what would be better in spite of that is.
-    now = seconds_of(ground, layout, delay_factor=DELAY_LESS)
-    then = seconds_of(best.ground, best.layout, delay_factor=DELAY_MORE)
+    now = seconds_of(inputs, layout, delay_factor=DELAY_LESS)
+    then = seconds_of(best.inputs, best.layout, delay_factor=DELAY_MORE)
     return now is not None and then is not None and now >= CLEARLY_FASTER * then
 
 
 def _plan(asked: Question, best: Proposal | Shortage) -> Plan:
     if isinstance(best, Shortage):
         return _waiting(
-            asked.ground.load.settings.context,
+            asked.inputs.load.settings.context,
             asked.settings.slots,
             best,
-            exclusions(asked, asked.ground, None),
+            exclusions(asked, asked.inputs, None),
         )
-    ground, layout = best.ground, best.layout
-    stages = tuple(_stage(ground, layout, span) for span in layout.spans)
+    inputs, layout = best.inputs, best.layout
+    stages = tuple(_stage(inputs, layout, span) for span in layout.spans)
     need = sum(stage.need_bytes for stage in stages)
     if all(span.node != layout.host for span in layout.spans):
-        need += _need(ground, layout, Span(layout.host, 0, 0))[1]
+        need += _need(inputs, layout, Span(layout.host, 0, 0))[1]
     return Plan(
         mode=Mode.SOLO if layout.solo else Mode.SPLIT,
         host=layout.host,
         stages=stages,
-        context=ground.load.settings.context,
+        context=inputs.load.settings.context,
         slots=asked.settings.slots,
         head_on_worker=layout.head_on_worker,
         need_bytes=need,
         have_bytes=available(asked, layout.host)[0],
-        predicted=prediction(ground, layout.host, layout.spans, head_on_worker=layout.head_on_worker),
-        excluded=exclusions(asked, ground, layout),
+        predicted=prediction(inputs, layout.host, layout.spans, head_on_worker=layout.head_on_worker),
+        excluded=exclusions(asked, inputs, layout),
         reason=best.reason,
     )
 
 
-def _stage(ground: Ground, layout: Layout, span: Span) -> Stage:
-    weights, need = _need(ground, layout, span)
+def _stage(inputs: PlanInputs, layout: Layout, span: Span) -> Stage:
+    weights, need = _need(inputs, layout, span)
     return Stage(
         node=span.node,
         first=span.first,
         last=span.last,
         weight_bytes=weights,
         need_bytes=need,
-        share=(span.last - span.first) / ground.load.count,
+        share=(span.last - span.first) / inputs.load.count,
     )
 
 
-def _need(ground: Ground, layout: Layout, span: Span) -> tuple[int, int]:
+def _need(inputs: PlanInputs, layout: Layout, span: Span) -> tuple[int, int]:
     """Weights of its layers, and all that they need with embedding, head, cache and scratch memory."""
     host = span.node == layout.host
     head = span == layout.spans[-1] if layout.head_on_worker else host
-    facts, layers = ground.load.facts, (span.first, span.last)
-    need = stage_need(facts, ground.load.settings, layers, host=host, head=head)
+    facts, layers = inputs.load.facts, (span.first, span.last)
+    need = stage_need(facts, inputs.load.settings, layers, host=host, head=head)
     return sum(layer.weight_bytes for layer in facts.layers[slice(*layers)]), need.total_bytes
 
 

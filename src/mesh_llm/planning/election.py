@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mesh_llm.planning.memory_layout import Room
+from mesh_llm.planning.memory_layout import NodeMemory
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import Hosting, NodeId
 
 
-def split_hosts(hosts: Iterable[Candidate], rooms: Mapping[NodeId, Room]) -> tuple[Candidate, ...]:
+def split_hosts(hosts: Iterable[Candidate], rooms: Mapping[NodeId, NodeMemory]) -> tuple[Candidate, ...]:
     """For a split, the best first: who wants to, then the most GPU memory, the most memory, the least id."""
     return tuple(
         sorted(
@@ -20,7 +20,7 @@ def split_hosts(hosts: Iterable[Candidate], rooms: Mapping[NodeId, Room]) -> tup
 
 
 def solo_hosts(
-    hosts: Iterable[Candidate], rooms: Mapping[NodeId, Room], token_s: Mapping[NodeId, float | None]
+    hosts: Iterable[Candidate], rooms: Mapping[NodeId, NodeMemory], token_s: Mapping[NodeId, float | None]
 ) -> tuple[Candidate, ...]:
     """For a model that fits on each of them, the best first: who wants to, then the fastest, then as above.
 
@@ -46,5 +46,5 @@ def _prefers(node: Candidate) -> bool:
     return node.facts.hosting is Hosting.PREFER
 
 
-def _size(room: Room) -> tuple[int, int]:
+def _size(room: NodeMemory) -> tuple[int, int]:
     return -room.gpu_bytes, -room.total_bytes

@@ -7,7 +7,7 @@ from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.fit import gigabytes, layer_cache_bytes
 from mesh_llm.planning.layer_shares import capacity
 from mesh_llm.planning.placement import Layout, filled, seconds_of, spread_out, with_head
-from mesh_llm.planning.plan_inputs import Ground
+from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.proposal import Question
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import Exclusion, NodeId
@@ -16,21 +16,21 @@ NOT_NEEDED = "not needed: the model fits on fewer nodes"
 WAITING = "waits with the others: there is no plan yet"
 
 
-def exclusions(asked: Question, ground: Ground, layout: Layout | None) -> tuple[Exclusion, ...]:
+def exclusions(asked: Question, inputs: PlanInputs, layout: Layout | None) -> tuple[Exclusion, ...]:
     """Of all nodes but those of the layout; without one, of all."""
     part = layout.nodes if layout else frozenset[NodeId]()
     outside = [node for node in asked.snapshot.nodes if node.id not in part]
-    return tuple(Exclusion(node=node.id, reason=_reason(asked, ground, layout, node)) for node in outside)
+    return tuple(Exclusion(node=node.id, reason=_reason(asked, inputs, layout, node)) for node in outside)
 
 
-def _reason(asked: Question, ground: Ground, layout: Layout | None, node: Candidate) -> str:
+def _reason(asked: Question, inputs: PlanInputs, layout: Layout | None, node: Candidate) -> str:
     if refused := asked.roster.refused.get(node.id):
         return refused
     host = _host(asked, layout)
     if host and host.id != node.id:
         if refused := split_refusal(node, host):
             return refused
-        if short := _too_small(ground, node):
+        if short := _too_small(inputs, node):
             return short
     if layout is None:
         return WAITING
@@ -39,10 +39,10 @@ def _reason(asked: Question, ground: Ground, layout: Layout | None, node: Candid
     if asked.settings.tensor_split is not None:
         return "--tensor-split gives it no share"
     if asked.settings.split and not layout.solo:
-        if len(layout.spans) >= ground.load.count:
-            return f"not needed: the model has only {ground.load.count} layers"
+        if len(layout.spans) >= inputs.load.count:
+            return f"not needed: the model has only {inputs.load.count} layers"
         return "not enough memory beside the nodes that share its machine"
-    return _slower(ground, layout, node.id) or NOT_NEEDED
+    return _slower(inputs, layout, node.id) or NOT_NEEDED
 
 
 def _host(asked: Question, layout: Layout | None) -> Candidate | None:
@@ -51,8 +51,8 @@ def _host(asked: Question, layout: Layout | None) -> Candidate | None:
     return next(iter(asked.elected()), None)
 
 
-def _too_small(ground: Ground, node: Candidate) -> str:
-    room, load = ground.lent[node.id], ground.load
+def _too_small(inputs: PlanInputs, node: Candidate) -> str:
+    room, load = inputs.lent[node.id], inputs.load
     size = capacity(room, load, host=False)
     if size and size.total:
         return ""
@@ -62,23 +62,23 @@ def _too_small(ground: Ground, node: Candidate) -> str:
     return f"not enough memory: {gigabytes(room.total_bytes)} free{where} a layer needs {need}"
 
 
-def _slower(ground: Ground, layout: Layout, node: NodeId) -> str:
+def _slower(inputs: PlanInputs, layout: Layout, node: NodeId) -> str:
     """What the plan would lose with this node, too; empty where it would lose nothing, or nobody can tell."""
     workers = [span.node for span in layout.spans if span.node != layout.host]
-    if len(workers) * len(ground.rooms) > PLAN_SEARCH_STEPS:
+    if len(workers) * len(inputs.rooms) > PLAN_SEARCH_STEPS:
         return ""
-    now = seconds_of(ground, layout)
+    now = seconds_of(inputs, layout)
     wider = [*workers, node]
-    other = spread_out(ground, layout.host, wider, quick=True)
-    other = other or filled(ground, layout.host, wider, quick=True)
+    other = spread_out(inputs, layout.host, wider, quick=True)
+    other = other or filled(inputs, layout.host, wider, quick=True)
     if now is None or other is None:
         return ""
-    other = with_head(ground, other)
-    then = seconds_of(ground, other)
+    other = with_head(inputs, other)
+    then = seconds_of(inputs, other)
     if then is None or _rate(then) == _rate(now) or then < now:
         return ""
-    link = ground.snapshot.link(layout.host, node)
-    undelayed = seconds_of(ground, other, delay_factor=0)
+    link = inputs.snapshot.link(layout.host, node)
+    undelayed = seconds_of(inputs, other, delay_factor=0)
     if link and undelayed and link.rtt_s >= SLOW_LINK_RTT_S and then - undelayed > undelayed - now:
         delay = f"{link.rtt_s * 1e3:.0f} ms"
         return f"too slow a link: {delay} would make it {_rate(then)} instead of {_rate(now)} tok/s"

@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LayerCosts:
     facts: ModelFacts
     settings: CacheSettings
     sums: tuple[int, ...]
@@ -64,9 +64,9 @@ class Load:
         return len(self.sums) - 1
 
 
-def load_of(facts: ModelFacts, settings: CacheSettings) -> Load:
+def load_of(facts: ModelFacts, settings: CacheSettings) -> LayerCosts:
     largest = max(layer.weight_bytes for layer in facts.layers)
-    return Load(
+    return LayerCosts(
         facts=facts,
         settings=settings,
         sums=_sums(layer.weight_bytes + layer_cache_bytes(layer, settings) for layer in facts.layers),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
-from mesh_llm.planning.layer_costs import Load, Span
-from mesh_llm.planning.memory_layout import Ledger, Room, furthest, lodge
-from mesh_llm.planning.plan_inputs import Ground
+from mesh_llm.planning.layer_costs import LayerCosts, Span
+from mesh_llm.planning.memory_layout import Ledger, NodeMemory, furthest, lodge
+from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.types import NodeId
 
 
@@ -31,14 +31,14 @@ class Capacity:
     total: int
 
 
-def capacity(room: Room, load: Load, *, host: bool) -> Capacity | None:
+def capacity(room: NodeMemory, load: LayerCosts, *, host: bool) -> Capacity | None:
     """None where a host has no room for embedding and head; a worker without any for a layer has zero."""
     free = Ledger().free(room)
     last = furthest(free, load, 0, host=host, head=host)
     if last is None:
         return None if host else Capacity(gpu=0, total=0)
-    lodging = lodge(free, load, 0, last, host=host, head=host)
-    return Capacity(gpu=lodging.on_gpu if lodging else 0, total=last)
+    allocation = lodge(free, load, 0, last, host=host, head=host)
+    return Capacity(gpu=allocation.on_gpu if allocation else 0, total=last)
 
 
 def fastest_first(
@@ -91,7 +91,7 @@ def spread(total: int, nodes: Sequence[Capacity], rates: Sequence[tuple[float, f
 
 
 def lay_out(
-    ground: Ground, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]
+    inputs: PlanInputs, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]
 ) -> tuple[Span, ...] | None:
     """Ranges in the given order with about as many layers as wanted, exactly within everybody's memory.
 
@@ -100,50 +100,50 @@ def lay_out(
     """
     wanted = list(wanted)
     for _ in range(len(order) + 1):
-        counts, limited, left = _walk(ground, host, order, wanted)
+        counts, limited, left = _walk(inputs, host, order, wanted)
         if not left:
             return _spans(order, counts)
         roomy = [index for index in range(len(order)) if index not in limited]
         if not roomy:
             break
-        most = max(roomy, key=lambda index: (ground.room(order[index], host=host).total_bytes, -index))
+        most = max(roomy, key=lambda index: (inputs.room(order[index], host=host).total_bytes, -index))
         wanted = counts
         wanted[most] += left
-    counts, _, left = _walk(ground, host, order, [ground.load.count] * len(order))
+    counts, _, left = _walk(inputs, host, order, [inputs.load.count] * len(order))
     return None if left else _spans(order, counts)
 
 
 def _walk(
-    ground: Ground, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]
+    inputs: PlanInputs, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]
 ) -> tuple[list[int], set[int], int]:
     """What each gets, who could not take more, and the layers that nobody took."""
     ledger, position, carried = Ledger(), 0, 0
-    rooms = ground.rooms_of(host, order)
+    rooms = inputs.rooms_of(host, order)
     counts: list[int] = []
     limited: set[int] = set()
     if host not in order:
-        _take(ledger, rooms[host], ground.load, 0, 0, host=True)
+        _take(ledger, rooms[host], inputs.load, 0, 0, host=True)
     for index, node in enumerate(order):
         here = node == host
-        end = furthest(ledger.free(rooms[node]), ground.load, position, host=here, head=here)
+        end = furthest(ledger.free(rooms[node]), inputs.load, position, host=here, head=here)
         # Each one behind has to get a layer: a worker without any would be no part of the plan.
         behind = len(order) - index - 1
-        most = max(0, min((end or position) - position, ground.load.count - position - behind))
+        most = max(0, min((end or position) - position, inputs.load.count - position - behind))
         want = wanted[index] + carried
         count = min(want, most)
         if want > most:
             limited.add(index)
         carried = want - count
-        _take(ledger, rooms[node], ground.load, position, position + count, host=here)
+        _take(ledger, rooms[node], inputs.load, position, position + count, host=here)
         counts.append(count)
         position += count
-    return counts, limited, ground.load.count - position
+    return counts, limited, inputs.load.count - position
 
 
-def _take(ledger: Ledger, room: Room, load: Load, first: int, last: int, *, host: bool) -> None:
-    lodging = lodge(ledger.free(room), load, first, last, host=host, head=host)
-    if lodging and (host or last > first):
-        ledger.take(room, lodging.main_bytes, lodging.gpu_bytes)
+def _take(ledger: Ledger, room: NodeMemory, load: LayerCosts, first: int, last: int, *, host: bool) -> None:
+    allocation = lodge(ledger.free(room), load, first, last, host=host, head=host)
+    if allocation and (host or last > first):
+        ledger.take(room, allocation.main_bytes, allocation.gpu_bytes)
 
 
 def _spans(order: Sequence[NodeId], counts: Sequence[int]) -> tuple[Span, ...]:

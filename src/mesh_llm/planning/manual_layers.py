@@ -13,7 +13,7 @@ from mesh_llm.planning.fit import gigabytes, stage_need
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.layer_shares import apportion
 from mesh_llm.planning.placement import Layout
-from mesh_llm.planning.plan_inputs import Ground
+from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
 from mesh_llm.types import NodeId
 
@@ -126,9 +126,9 @@ def _host(
     return next((node for node in elected if node.id not in busy), None)
 
 
-def shortfall(ground: Ground, layout: Layout) -> str:
+def shortfall(inputs: PlanInputs, layout: Layout) -> str:
     """Which stage of a layout its node has no room for, in numbers; empty where all fit."""
-    if ground.lodgings(layout.host, layout.spans, head_on_worker=False) is not None:
+    if inputs.allocations(layout.host, layout.spans, head_on_worker=False) is not None:
         return ""
     stages = list(layout.spans)
     if all(span.node != layout.host for span in stages):
@@ -136,21 +136,21 @@ def shortfall(ground: Ground, layout: Layout) -> str:
     for span in stages:
         host = span.node == layout.host
         need = stage_need(
-            ground.load.facts, ground.load.settings, (span.first, span.last), host=host, head=host
+            inputs.load.facts, inputs.load.settings, (span.first, span.last), host=host, head=host
         ).total_bytes
-        name, room = _name(ground, span.node), ground.room(span.node, host=layout.host)
+        name, room = _name(inputs, span.node), inputs.room(span.node, host=layout.host)
         have = room.total_bytes
         if not host and room.gpus and span.last - span.first > room.gpu_layers:
             return f"{_layers(span)} are for {name}, which lends its GPU for {room.gpu_layers} (--gpu-layers)"
         if need > have:
             return f"{_layers(span)} need {gigabytes(need)} on {name}, which lends {gigabytes(have)}"
-    return f"{_layers(stages[-1])} do not fit on {_name(ground, stages[-1].node)} beside what it shares"
+    return f"{_layers(stages[-1])} do not fit on {_name(inputs, stages[-1].node)} beside what it shares"
 
 
 def _layers(span: Span) -> str:
     return f"layers {span.first}-{span.last - 1}" if span.last > span.first else "embedding and head"
 
 
-def _name(ground: Ground, id: NodeId) -> str:
-    node = ground.snapshot.node(id)
+def _name(inputs: PlanInputs, id: NodeId) -> str:
+    node = inputs.snapshot.node(id)
     return node.facts.name if node else id

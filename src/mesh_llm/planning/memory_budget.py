@@ -49,19 +49,21 @@ def usable_bytes(means: Means) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loan:
+class MemoryBudget:
     device: str
     bytes: int
     layers: int | None
     """At most so many; None: all that fit."""
 
 
-def loan(means: Means) -> Loan:
+def loan(means: Means) -> MemoryBudget:
     """What a worker child of this node is given."""
     gpus = used_gpus(means)
     if not gpus:
-        return Loan(device=CPU, bytes=bounded(means, means.memory_bytes), layers=None)
-    return Loan(device=gpus[0].name, bytes=bounded(means, gpus[0].free_bytes), layers=means.gpu_layers)
+        return MemoryBudget(device=CPU, bytes=bounded(means, means.memory_bytes), layers=None)
+    return MemoryBudget(
+        device=gpus[0].name, bytes=bounded(means, gpus[0].free_bytes), layers=means.gpu_layers
+    )
 
 
 def unlent(means: Means) -> str:

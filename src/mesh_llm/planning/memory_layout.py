@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from mesh_llm.planning.layer_costs import Load
+from mesh_llm.planning.layer_costs import LayerCosts
 from mesh_llm.planning.memory_budget import CPU, Means, loan, used_gpus
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import NodeId
@@ -28,7 +28,7 @@ class OnGpu(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class NodeMemory:
     """What one node has for its part, and what that is a part of."""
 
     main_bytes: int
@@ -52,9 +52,9 @@ class Room:
 class Rooms(NamedTuple):
     """What every node has for a plan, by its part in it."""
 
-    hosting: Mapping[NodeId, Room]
+    hosting: Mapping[NodeId, NodeMemory]
     """Of all its devices."""
-    lent: Mapping[NodeId, Room]
+    lent: Mapping[NodeId, NodeMemory]
     """Of the one that it lends."""
 
 
@@ -78,10 +78,10 @@ def _machine(node: Candidate) -> str:
     return node.facts.machine or f"of {node.id}"
 
 
-def _hosting(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[str, str], int]) -> Room:
+def _hosting(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[str, str], int]) -> NodeMemory:
     key, facts = _machine(node), node.facts
     own = {device.name: max(0, device.free_bytes) for device in used_gpus(facts)}
-    return Room(
+    return NodeMemory(
         main_bytes=max(0, min(facts.memory_bytes, machines[key])),
         machine=key,
         machine_bytes=machines[key],
@@ -91,7 +91,7 @@ def _hosting(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[s
     )
 
 
-def _lent(node: Candidate, room: Room) -> Room:
+def _lent(node: Candidate, room: NodeMemory) -> NodeMemory:
     lent = loan(node.facts)
     if lent.device == CPU:
         return replace(room, main_bytes=min(room.main_bytes, lent.bytes), gpus=())
@@ -130,17 +130,17 @@ class Ledger:
     _machines: dict[str, int] = field(default_factory=dict)
     _gpus: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def free(self, room: Room) -> Free:
+    def free(self, room: NodeMemory) -> Free:
         taken = self._machines.get(room.machine, 0)
         gpus = sum(self._left(room, gpu) for gpu in room.gpus)
         main = max(0, min(room.main_bytes, room.machine_bytes - taken))
         return Free(main_bytes=main, gpu_bytes=gpus, gpu_layers=room.gpu_layers, most_bytes=room.most_bytes)
 
-    def _left(self, room: Room, gpu: OnGpu) -> int:
+    def _left(self, room: NodeMemory, gpu: OnGpu) -> int:
         taken = self._gpus.get((room.machine, gpu.name), 0)
         return max(0, min(gpu.own_bytes, gpu.machine_bytes - taken))
 
-    def take(self, room: Room, main_bytes: int, gpu_bytes: int) -> None:
+    def take(self, room: NodeMemory, main_bytes: int, gpu_bytes: int) -> None:
         self._machines[room.machine] = self._machines.get(room.machine, 0) + main_bytes
         for gpu in room.gpus:
             key = (room.machine, gpu.name)
@@ -149,7 +149,7 @@ class Ledger:
             gpu_bytes -= here
 
 
-def total_bytes(given: Iterable[Room]) -> int:
+def total_bytes(given: Iterable[NodeMemory]) -> int:
     """All that these have together; what they share counts once."""
     ledger, total = Ledger(), 0
     # The smallest first: a large one then takes what they have left of their machine.
@@ -162,20 +162,20 @@ def total_bytes(given: Iterable[Room]) -> int:
     return total
 
 
-def dealt(given: Mapping[NodeId, Room]) -> Mapping[NodeId, Room]:
+def dealt(given: Mapping[NodeId, NodeMemory]) -> Mapping[NodeId, NodeMemory]:
     """The same rooms with GPUs that several use dealt out in equal parts: else the first took all."""
     users = Counter((room.machine, gpu.name) for room in given.values() for gpu in room.gpus)
     if all(count == 1 for count in users.values()):
         return given
 
-    def part(room: Room, gpu: OnGpu) -> OnGpu:
+    def part(room: NodeMemory, gpu: OnGpu) -> OnGpu:
         equal = gpu.machine_bytes // users[room.machine, gpu.name]
         return gpu._replace(own_bytes=min(gpu.own_bytes, equal))
 
     return {id: replace(room, gpus=tuple(part(room, gpu) for gpu in room.gpus)) for id, room in given.items()}
 
 
-def divided(given: Mapping[NodeId, Room]) -> Mapping[NodeId, Room]:
+def divided(given: Mapping[NodeId, NodeMemory]) -> Mapping[NodeId, NodeMemory]:
     """The same rooms with all that they share dealt out, so that all can be filled at once."""
     members: defaultdict[str, list[NodeId]] = defaultdict(list)
     for id, room in given.items():
@@ -192,7 +192,7 @@ def divided(given: Mapping[NodeId, Room]) -> Mapping[NodeId, Room]:
     return found
 
 
-class Lodging(NamedTuple):
+class Allocation(NamedTuple):
     """Where one stage lies. Its last layers are the GPUs', as the engine has it."""
 
     on_gpu: int
@@ -200,7 +200,9 @@ class Lodging(NamedTuple):
     main_bytes: int
 
 
-def lodge(free: Free, load: Load, first: int, last: int, *, host: bool, head: bool) -> Lodging | None:
+def lodge(
+    free: Free, load: LayerCosts, first: int, last: int, *, host: bool, head: bool
+) -> Allocation | None:
     """A place for layers [first, last), or None where they do not fit."""
     scratch = load.scratch_bytes(host=host, head=head)
     fixed = load.facts.embedding_bytes + load.facts.other_bytes if host else 0
@@ -217,16 +219,16 @@ def lodge(free: Free, load: Load, first: int, last: int, *, host: bool, head: bo
             rest = load.sums[start] - load.sums[first] + scratch if start > first else 0
             taken = scratch + head_bytes + load.sums[last] - load.sums[start]
             if fixed + rest <= min(free.main_bytes, free.most_bytes - taken):
-                return Lodging(on_gpu=on_gpu, gpu_bytes=taken, main_bytes=fixed + rest)
+                return Allocation(on_gpu=on_gpu, gpu_bytes=taken, main_bytes=fixed + rest)
             return None
     # In main memory a host's head that is tied to the embedding is that embedding.
     own_head = load.facts.head_bytes if head and host else head_bytes
     main = fixed + own_head + load.sums[last] - load.sums[first] + scratch
     most = min(free.main_bytes, free.most_bytes)
-    return Lodging(on_gpu=0, gpu_bytes=0, main_bytes=main) if main <= most else None
+    return Allocation(on_gpu=0, gpu_bytes=0, main_bytes=main) if main <= most else None
 
 
-def furthest(free: Free, load: Load, first: int, *, host: bool, head: bool) -> int | None:
+def furthest(free: Free, load: LayerCosts, first: int, *, host: bool, head: bool) -> int | None:
     """The end of the longest range of layers from `first` on that fits; None where not even none does."""
     scratch = load.scratch_bytes(host=host, head=head)
     fixed = load.facts.embedding_bytes + load.facts.other_bytes if host else 0
@@ -248,5 +250,5 @@ def furthest(free: Free, load: Load, first: int, *, host: bool, head: bool) -> i
     return last if last > first or lodge(free, load, first, first, host=host, head=head) else None
 
 
-def _reach(load: Load, first: int, size: int, at_most: int = 1 << 30) -> int:
+def _reach(load: LayerCosts, first: int, size: int, at_most: int = 1 << 30) -> int:
     return min(bisect_right(load.sums, load.sums[first] + size, first) - 1, first + at_most)

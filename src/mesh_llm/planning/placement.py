@@ -15,7 +15,7 @@ from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.layer_shares import Capacity, capacity, fastest_first, lay_out, spread
 from mesh_llm.planning.memory_layout import divided
 from mesh_llm.planning.output_head import HeadPlaces, head_belongs_on_worker
-from mesh_llm.planning.plan_inputs import Ground
+from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.predict import token_seconds
 from mesh_llm.planning.worker_order import arrange
 from mesh_llm.types import NodeId
@@ -38,53 +38,53 @@ class Layout:
         return all(span.node == self.host for span in self.spans)
 
 
-def alone(ground: Ground, host: NodeId) -> Layout | None:
+def alone(inputs: PlanInputs, host: NodeId) -> Layout | None:
     """The whole model on one node, if it fits."""
-    spans = (Span(host, 0, ground.load.count),)
-    if ground.lodgings(host, spans, head_on_worker=False) is None:
+    spans = (Span(host, 0, inputs.load.count),)
+    if inputs.allocations(host, spans, head_on_worker=False) is None:
         return None
     return Layout(host=host, spans=spans)
 
 
-def fewest(ground: Ground, host: NodeId, workers: Sequence[NodeId]) -> Layout | None:
+def fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layout | None:
     """The model over the host and as few of the workers as hold it; of those sets, a fastest."""
-    own = capacity(ground.rooms[host], ground.load, host=True)
+    own = capacity(inputs.rooms[host], inputs.load, host=True)
     if own is None:
         return None
-    sizes = {node: capacity(ground.lent[node], ground.load, host=False) for node in workers}
+    sizes = {node: capacity(inputs.lent[node], inputs.load, host=False) for node in workers}
     largest = [(size.total, node) for node, size in sizes.items() if size and size.total]
     largest.sort(key=lambda pair: (-pair[0], pair[1]))
     held = own.total
     chosen: list[NodeId] = []
     layout = None
     for size, node in largest:
-        if held >= ground.load.count and chosen:
-            layout = filled(ground, host, chosen, quick=True)
+        if held >= inputs.load.count and chosen:
+            layout = filled(inputs, host, chosen, quick=True)
             if layout:
                 break
         chosen.append(node)
         held += size
-    layout = layout or (filled(ground, host, chosen, quick=True) if held >= ground.load.count else None)
+    layout = layout or (filled(inputs, host, chosen, quick=True) if held >= inputs.load.count else None)
     if layout is None:
         return None
-    search = _Search(ground=ground, host=host, layout=layout)
+    search = _Search(inputs=inputs, host=host, layout=layout)
     search.drop()
     search.swap([node for _, node in largest])
-    return filled(ground, host, search.workers()) or search.layout
+    return filled(inputs, host, search.workers()) or search.layout
 
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
     """Improves a layout by small steps, a bounded number of them."""
 
-    ground: Ground
+    inputs: PlanInputs
     host: NodeId
     layout: Layout
     steps: int = PLAN_SEARCH_STEPS
 
     def drop(self) -> None:
         """Nodes that turn out not to be needed: who shares a machine may add nothing."""
-        for node in sorted(self.workers(), key=lambda node: (self.ground.lent[node].total_bytes, node)):
+        for node in sorted(self.workers(), key=lambda node: (self.inputs.lent[node].total_bytes, node)):
             rest = [other for other in self.workers() if other != node]
             if rest and (smaller := self._filled(rest)):
                 self.layout = smaller
@@ -120,95 +120,97 @@ class _Search:
         if self.steps <= 0:
             return None
         self.steps -= len(workers) + 1
-        return filled(self.ground, self.host, workers, quick=True)
+        return filled(self.inputs, self.host, workers, quick=True)
 
     def workers(self) -> list[NodeId]:
         return [span.node for span in self.layout.spans if span.node != self.host]
 
     def _seconds(self, layout: Layout) -> float | None:
-        return token_seconds(self.ground, self.host, layout.spans, head_on_worker=False)
+        return token_seconds(self.inputs, self.host, layout.spans, head_on_worker=False)
 
     def _promise(self, node: NodeId) -> tuple[float, NodeId]:
         """Roughly what it would add: a layer, and the way there and back."""
-        load, speed = self.ground.load, self.ground.speeds[node]
+        load, speed = self.inputs.load, self.inputs.speeds[node]
         if speed is None:
             return float("inf"), node
-        way = self.ground.way(self.host, node, self.host)
+        way = self.inputs.way(self.host, node, self.host)
         read = load.active[-1] / load.count / speed.read_bytes_per_s
         return read + 2 * (way.delay_s + way.overhead_s), node
 
 
-def filled(ground: Ground, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False) -> Layout | None:
+def filled(
+    inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
+) -> Layout | None:
     """The host and exactly these workers, the fastest filled first. The host may end up without a layer."""
-    order = (host, *arrange(ground, host, workers, quick=quick))
-    sizes = _capacities(ground, host, order)
+    order = (host, *arrange(inputs, host, workers, quick=quick))
+    sizes = _capacities(inputs, host, order)
     if sizes is None:
         return None
     least = [0] + [1] * len(workers)
     # Where speeds are unknown how much they hold decides, all GPUs before all main memory.
-    rates = _rates(ground, order) or [(1e6 + size.gpu, float(size.total)) for size in sizes]
-    wanted = fastest_first(ground.load.count, sizes, rates, least)
-    return _laid(ground, host, order, wanted)
+    rates = _rates(inputs, order) or [(1e6 + size.gpu, float(size.total)) for size in sizes]
+    wanted = fastest_first(inputs.load.count, sizes, rates, least)
+    return _laid(inputs, host, order, wanted)
 
 
 def spread_out(
-    ground: Ground, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
+    inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
 ) -> Layout | None:
     """At least a layer on the host and on each of these workers, the more the faster they are."""
-    order = (host, *arrange(ground, host, workers, quick=quick))
-    sizes = _capacities(ground, host, order)
-    if sizes is None or len(order) > ground.load.count or not all(size.total for size in sizes):
+    order = (host, *arrange(inputs, host, workers, quick=quick))
+    sizes = _capacities(inputs, host, order)
+    if sizes is None or len(order) > inputs.load.count or not all(size.total for size in sizes):
         return None
-    rates = _rates(ground, order)
+    rates = _rates(inputs, order)
     if rates is None:
-        rates = [(float(ground.room(node, host=host).total_bytes),) * 2 for node in order]
-    layout = _laid(ground, host, order, spread(ground.load.count, sizes, rates))
+        rates = [(float(inputs.room(node, host=host).total_bytes),) * 2 for node in order]
+    layout = _laid(inputs, host, order, spread(inputs.load.count, sizes, rates))
     return layout if layout and len(layout.spans) == len(order) else None
 
 
-def _laid(ground: Ground, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]) -> Layout | None:
-    spans = lay_out(ground, host, order, wanted)
-    if spans is None or ground.lodgings(host, spans, head_on_worker=False) is None:
+def _laid(inputs: PlanInputs, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]) -> Layout | None:
+    spans = lay_out(inputs, host, order, wanted)
+    if spans is None or inputs.allocations(host, spans, head_on_worker=False) is None:
         return None
     if {span.node for span in spans} | {host} != set(order):
         return None  # a worker without a layer
     return Layout(host=host, spans=spans)
 
 
-def _capacities(ground: Ground, host: NodeId, order: Sequence[NodeId]) -> list[Capacity] | None:
-    rooms = divided({node: ground.room(node, host=host) for node in order})
-    sizes = [capacity(rooms[node], ground.load, host=node == host) for node in order]
+def _capacities(inputs: PlanInputs, host: NodeId, order: Sequence[NodeId]) -> list[Capacity] | None:
+    rooms = divided({node: inputs.room(node, host=host) for node in order})
+    sizes = [capacity(rooms[node], inputs.load, host=node == host) for node in order]
     known = [size for size in sizes if size]
     return known if len(known) == len(sizes) else None
 
 
-def _rates(ground: Ground, order: Sequence[NodeId]) -> list[tuple[float, float]] | None:
+def _rates(inputs: PlanInputs, order: Sequence[NodeId]) -> list[tuple[float, float]] | None:
     """Of each node's GPUs and of its main memory; None where one is unknown."""
-    speeds = [ground.speeds[node] for node in order]
+    speeds = [inputs.speeds[node] for node in order]
     known = [speed.read_bytes_per_s for speed in speeds if speed]
     if len(known) < len(order):
         return None
     return [
-        (rate, min(rate, SPILL_BYTES_PER_S) if ground.rooms[node].gpus else rate)
+        (rate, min(rate, SPILL_BYTES_PER_S) if inputs.rooms[node].gpus else rate)
         for node, rate in zip(order, known, strict=True)
     ]
 
 
-def with_head(ground: Ground, layout: Layout) -> Layout:
+def with_head(inputs: PlanInputs, layout: Layout) -> Layout:
     """The same with the output head where it belongs."""
     last = layout.spans[-1].node
-    here, there = ground.speeds[layout.host], ground.speeds[last]
+    here, there = inputs.speeds[layout.host], inputs.speeds[last]
     if last == layout.host or here is None or there is None:
         return layout
     places = HeadPlaces(
-        head_bytes=ground.load.head_bytes,
-        vocabulary=ground.load.facts.vocabulary,
-        hidden=ground.load.facts.hidden,
+        head_bytes=inputs.load.head_bytes,
+        vocabulary=inputs.load.facts.vocabulary,
+        hidden=inputs.load.facts.hidden,
         host_bytes_per_s=here.read_bytes_per_s,
         worker_bytes_per_s=there.read_bytes_per_s,
-        link_bytes_per_s=ground.way(last, layout.host, layout.host).bytes_per_s,
+        link_bytes_per_s=inputs.way(last, layout.host, layout.host).bytes_per_s,
     )
-    fits = ground.lodgings(layout.host, layout.spans, head_on_worker=True) is not None
+    fits = inputs.allocations(layout.host, layout.spans, head_on_worker=True) is not None
     moved = fits and head_belongs_on_worker(places)
     return Layout(host=layout.host, spans=layout.spans, head_on_worker=True) if moved else layout
 
@@ -217,33 +219,33 @@ _LAST_TRIED = 12
 """Workers up to which each is tried as the last one: with more of them hops outweigh a head."""
 
 
-def with_head_at_best(ground: Ground, layout: Layout) -> Layout:
+def with_head_at_best(inputs: PlanInputs, layout: Layout) -> Layout:
     """The same with the head where it belongs, and whoever is best at it as the last worker."""
-    first = with_head(ground, layout)
-    here = ground.speeds[layout.host]
+    first = with_head(inputs, layout)
+    here = inputs.speeds[layout.host]
     own = [span for span in layout.spans if span.node == layout.host]
     workers = [span for span in layout.spans if span.node != layout.host]
     if here is None or not 2 <= len(workers) <= _LAST_TRIED:
         return first
-    best, best_s = first, seconds_of(ground, first)
+    best, best_s = first, seconds_of(inputs, first)
     for last in workers:
-        speed = ground.speeds[last.node]
+        speed = inputs.speeds[last.node]
         if best_s is None or speed is None or speed.read_bytes_per_s <= here.read_bytes_per_s:
             continue
         order = [*own, *(span for span in workers if span is not last), last]
         wanted = [span.last - span.first for span in order]
-        moved = _laid(ground, layout.host, [span.node for span in order], wanted)
-        found = with_head(ground, moved) if moved else first
-        time = seconds_of(ground, found)
+        moved = _laid(inputs, layout.host, [span.node for span in order], wanted)
+        found = with_head(inputs, moved) if moved else first
+        time = seconds_of(inputs, found)
         if time is not None and time < best_s * (1 - 1e-9):
             best, best_s = found, time
     return best
 
 
-def seconds_of(ground: Ground, layout: Layout, *, delay_factor: float = 1.0) -> float | None:
+def seconds_of(inputs: PlanInputs, layout: Layout, *, delay_factor: float = 1.0) -> float | None:
     """Between two tokens; see `token_seconds`."""
     return token_seconds(
-        ground,
+        inputs,
         layout.host,
         layout.spans,
         head_on_worker=layout.head_on_worker,

@@ -18,8 +18,8 @@ from mesh_llm.defaults import (
     UNKNOWN_RTT_S,
 )
 from mesh_llm.planning.fit import CacheSettings
-from mesh_llm.planning.layer_costs import Load, Span, load_of
-from mesh_llm.planning.memory_layout import Ledger, Lodging, Room, dealt, lodge, rooms
+from mesh_llm.planning.layer_costs import LayerCosts, Span, load_of
+from mesh_llm.planning.memory_layout import Allocation, Ledger, NodeMemory, dealt, lodge, rooms
 from mesh_llm.planning.shared_machines import nodes_beside, shared
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Speed
@@ -44,7 +44,7 @@ _UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class PathCost:
     """From one stage to the next."""
 
     delay_s: float
@@ -55,12 +55,12 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class PlanInputs:
     snapshot: Snapshot
-    load: Load
-    rooms: Mapping[NodeId, Room]
+    load: LayerCosts
+    rooms: Mapping[NodeId, NodeMemory]
     """Of hosts."""
-    lent: Mapping[NodeId, Room]
+    lent: Mapping[NodeId, NodeMemory]
     """Of workers."""
     speeds: dict[NodeId, Speed | None]
     """With the threads that each computes with."""
@@ -70,16 +70,18 @@ class Ground:
         default_factory=dict, compare=False, repr=False
     )
     """Found already: they depend on no context."""
-    _ways: dict[tuple[NodeId, NodeId], Way | None] = field(default_factory=dict, compare=False, repr=False)
+    _ways: dict[tuple[NodeId, NodeId], PathCost | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
-    def at(self, context: int) -> Ground:
+    def at(self, context: int) -> PlanInputs:
         """The same with another context."""
         if context == self.load.settings.context:
             return self
         settings = replace(self.load.settings, context=context)
         return replace(self, load=load_of(self.load.facts, settings))
 
-    def way(self, a: NodeId, b: NodeId, host: NodeId) -> Way:
+    def way(self, a: NodeId, b: NodeId, host: NodeId) -> PathCost:
         """Straight, or where two workers know no way to each other, over the host."""
         straight = self._way(a, b)
         if straight:
@@ -87,22 +89,22 @@ class Ground:
         if host in (a, b):
             return way_of(None)
         there, on = self.way(a, host, host), self.way(host, b, host)
-        return Way(
+        return PathCost(
             delay_s=there.delay_s + on.delay_s,
             overhead_s=there.overhead_s + on.overhead_s,
             bytes_per_s=min(there.bytes_per_s, on.bytes_per_s),
         )
 
-    def _way(self, a: NodeId, b: NodeId) -> Way | None:
+    def _way(self, a: NodeId, b: NodeId) -> PathCost | None:
         key = (a, b) if a < b else (b, a)
         if key not in self._ways:
             link = self.snapshot.link(*key)
             self._ways[key] = way_of(link) if link else None
         return self._ways[key]
 
-    def lodgings(
+    def allocations(
         self, host: NodeId, spans: Sequence[Span], *, head_on_worker: bool
-    ) -> tuple[Lodging, ...] | None:
+    ) -> tuple[Allocation, ...] | None:
         """Where the stages lie; None where one does not fit. A host without layers needs room, too."""
         ledger, found = Ledger(), []
         rooms = self.rooms_of(host, (span.node for span in spans))
@@ -115,29 +117,29 @@ class Ground:
             here = span.node == host
             head = span is spans[-1] if head_on_worker else here
             room = rooms[span.node]
-            lodging = lodge(ledger.free(room), self.load, span.first, span.last, host=here, head=head)
-            if lodging is None:
+            allocation = lodge(ledger.free(room), self.load, span.first, span.last, host=here, head=head)
+            if allocation is None:
                 return None
-            ledger.take(room, lodging.main_bytes, lodging.gpu_bytes)
-            found.append(lodging)
+            ledger.take(room, allocation.main_bytes, allocation.gpu_bytes)
+            found.append(allocation)
         return tuple(found)
 
-    def room(self, node: NodeId, *, host: NodeId | None) -> Room:
+    def room(self, node: NodeId, *, host: NodeId | None) -> NodeMemory:
         """What a node has for a plan of this host."""
         return (self.rooms if node == host else self.lent)[node]
 
-    def rooms_of(self, host: NodeId, nodes: Iterable[NodeId]) -> Mapping[NodeId, Room]:
+    def rooms_of(self, host: NodeId, nodes: Iterable[NodeId]) -> Mapping[NodeId, NodeMemory]:
         """What these have when all of them take part."""
         return dealt({node: self.room(node, host=host) for node in (host, *nodes)})
 
 
-def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> Ground:
+def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> PlanInputs:
     # Those who left no longer share anything, and those who lend nothing need no room.
     here = rooms(node for node in snapshot.nodes if node.alive)
     whole = {node.id: _speed(node.facts.speed) for node in snapshot.nodes}
     cores = {node.id: node.facts.cores for node in snapshot.nodes}
     beside = nodes_beside(snapshot)
-    return Ground(
+    return PlanInputs(
         snapshot=snapshot,
         load=load_of(facts, settings),
         rooms=here.hosting,
@@ -153,11 +155,13 @@ def _speed(speed: Speed | None) -> Speed | None:
     return speed if speed and all(_LEAST_SPEED <= each < math.inf for each in figures) else None
 
 
-def way_of(link: LinkFacts | None) -> Way:
+def way_of(link: LinkFacts | None) -> PathCost:
     """What is known of a link, as seconds; None: nobody has measured it.
 
     What it carries is taken from its kind. The most that was ever seen on it says little: activations
     are small, and a link that has carried 10 kB/s would be planned with as if it could do no more.
     """
     link = link or _UNKNOWN
-    return Way(delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=_BYTES_PER_S[link.kind])
+    return PathCost(
+        delay_s=link.rtt_s / 2, overhead_s=_OVERHEAD_S[link.kind], bytes_per_s=_BYTES_PER_S[link.kind]
+    )

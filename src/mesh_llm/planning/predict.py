@@ -13,8 +13,8 @@ from itertools import pairwise
 from mesh_llm.defaults import LONG_PROMPT_TOKENS, PROMPT_MICRO_BATCH, PROMPT_TOKENS, SPILL_BYTES_PER_S
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.layer_costs import Span
-from mesh_llm.planning.memory_layout import Lodging
-from mesh_llm.planning.plan_inputs import Ground, Way, ground_of
+from mesh_llm.planning.memory_layout import Allocation
+from mesh_llm.planning.plan_inputs import PathCost, PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import ModelFacts, NodeId, Prediction, Speed, Stage
 
@@ -40,27 +40,27 @@ def predict(
 
     `prompt_tokens`: of the prompt whose first token is asked about.
     """
-    ground = ground_of(snapshot, model, settings)
+    inputs = ground_of(snapshot, model, settings)
     spans = [Span(stage.node, stage.first, stage.last) for stage in stages]
-    if not {host, *(span.node for span in spans)} <= ground.rooms.keys():
+    if not {host, *(span.node for span in spans)} <= inputs.rooms.keys():
         return None
-    return prediction(ground, host, spans, head_on_worker=head_on_worker, prompt_tokens=prompt_tokens)
+    return prediction(inputs, host, spans, head_on_worker=head_on_worker, prompt_tokens=prompt_tokens)
 
 
 def prediction(
-    ground: Ground,
+    inputs: PlanInputs,
     host: NodeId,
     spans: Sequence[Span],
     *,
     head_on_worker: bool,
     prompt_tokens: int = PROMPT_TOKENS,
 ) -> Prediction | None:
-    token_s = token_seconds(ground, host, spans, head_on_worker=head_on_worker)
-    lodgings = ground.lodgings(host, spans, head_on_worker=head_on_worker)
-    if token_s is None or lodgings is None:
+    token_s = token_seconds(inputs, host, spans, head_on_worker=head_on_worker)
+    allocations = inputs.allocations(host, spans, head_on_worker=head_on_worker)
+    if token_s is None or allocations is None:
         return None
-    prompt_s = _prompt_seconds(ground, host, spans, lodgings, prompt_tokens)
-    long_s = _prompt_seconds(ground, host, spans, lodgings, LONG_PROMPT_TOKENS)
+    prompt_s = _prompt_seconds(inputs, host, spans, allocations, prompt_tokens)
+    long_s = _prompt_seconds(inputs, host, spans, allocations, LONG_PROMPT_TOKENS)
     return Prediction(
         tok_s=1 / token_s,
         first_token_s=prompt_s + token_s,
@@ -69,7 +69,7 @@ def prediction(
 
 
 def token_seconds(
-    ground: Ground,
+    inputs: PlanInputs,
     host: NodeId,
     spans: Sequence[Span],
     *,
@@ -77,41 +77,41 @@ def token_seconds(
     delay_factor: float = 1.0,
 ) -> float | None:
     """Between two tokens; None where a speed is missing, or memory."""
-    lodgings = ground.lodgings(host, spans, head_on_worker=head_on_worker)
-    head_speed = ground.speeds.get(spans[-1].node if head_on_worker else host)
-    if lodgings is None or head_speed is None:
+    allocations = inputs.allocations(host, spans, head_on_worker=head_on_worker)
+    head_speed = inputs.speeds.get(spans[-1].node if head_on_worker else host)
+    if allocations is None or head_speed is None:
         return None
-    seconds = ground.load.head_bytes / head_speed.read_bytes_per_s
-    for span, lodging in zip(spans, lodgings, strict=True):
-        speed = ground.speeds.get(span.node)
+    seconds = inputs.load.head_bytes / head_speed.read_bytes_per_s
+    for span, allocation in zip(spans, allocations, strict=True):
+        speed = inputs.speeds.get(span.node)
         if speed is None:
             return None
-        seconds += _read_seconds(ground, span, lodging, speed)
-    activation = _F32_BYTES * ground.load.facts.hidden
-    for way in _ways(ground, host, spans):
+        seconds += _read_seconds(inputs, span, allocation, speed)
+    activation = _F32_BYTES * inputs.load.facts.hidden
+    for way in _ways(inputs, host, spans):
         seconds += delay_factor * way.delay_s + way.overhead_s + activation / way.bytes_per_s
     if head_on_worker:
-        more = _F32_BYTES * max(0, ground.load.facts.vocabulary - ground.load.facts.hidden)
-        seconds += more / ground.way(spans[-1].node, host, host).bytes_per_s
+        more = _F32_BYTES * max(0, inputs.load.facts.vocabulary - inputs.load.facts.hidden)
+        seconds += more / inputs.way(spans[-1].node, host, host).bytes_per_s
     return seconds
 
 
-def _read_seconds(ground: Ground, span: Span, lodging: Lodging, speed: Speed) -> float:
-    active, rate = ground.load.active, speed.read_bytes_per_s
-    middle = span.last - lodging.on_gpu
+def _read_seconds(inputs: PlanInputs, span: Span, allocation: Allocation, speed: Speed) -> float:
+    active, rate = inputs.load.active, speed.read_bytes_per_s
+    middle = span.last - allocation.on_gpu
     in_main = active[middle] - active[span.first]
-    main_rate = min(rate, SPILL_BYTES_PER_S) if ground.rooms[span.node].gpus else rate
+    main_rate = min(rate, SPILL_BYTES_PER_S) if inputs.rooms[span.node].gpus else rate
     return in_main / main_rate + (active[span.last] - active[middle]) / rate
 
 
-def _ways(ground: Ground, host: NodeId, spans: Sequence[Span]) -> list[Way]:
+def _ways(inputs: PlanInputs, host: NodeId, spans: Sequence[Span]) -> list[PathCost]:
     """Every hop of a token: from the host through the workers, and back to it."""
     stops = [host, *(span.node for span in spans if span.node != host), host]
-    return [ground.way(a, b, host) for a, b in pairwise(stops) if a != b]
+    return [inputs.way(a, b, host) for a, b in pairwise(stops) if a != b]
 
 
 def _prompt_seconds(
-    ground: Ground, host: NodeId, spans: Sequence[Span], lodgings: Sequence[Lodging], tokens: int
+    inputs: PlanInputs, host: NodeId, spans: Sequence[Span], allocations: Sequence[Allocation], tokens: int
 ) -> float:
     """A prompt's micro-batches follow each other through the stages: the slowest sets the pace.
 
@@ -120,14 +120,14 @@ def _prompt_seconds(
     """
     busy: list[float] = []
     machines: defaultdict[str, float] = defaultdict(float)
-    for span, lodging in zip(spans, lodgings, strict=True):
-        own, all_of_it = ground.speeds[span.node], ground.whole[span.node]
-        busy.append(tokens * _prompt_token_seconds(ground, span, lodging, own, tokens))
-        with_all = tokens * _prompt_token_seconds(ground, span, lodging, all_of_it, tokens)
-        machines[ground.rooms[span.node].machine] += with_all
-    ways = _ways(ground, host, spans)
+    for span, allocation in zip(spans, allocations, strict=True):
+        own, all_of_it = inputs.speeds[span.node], inputs.whole[span.node]
+        busy.append(tokens * _prompt_token_seconds(inputs, span, allocation, own, tokens))
+        with_all = tokens * _prompt_token_seconds(inputs, span, allocation, all_of_it, tokens)
+        machines[inputs.rooms[span.node].machine] += with_all
+    ways = _ways(inputs, host, spans)
     # Of what the last worker has only the prompt's last token goes back.
-    activations = tokens * _F32_BYTES * ground.load.facts.hidden
+    activations = tokens * _F32_BYTES * inputs.load.facts.hidden
     busy += [activations / way.bytes_per_s for way in ways[:-1]]
     batches = -(-tokens // PROMPT_MICRO_BATCH) if ways else 1
     paced = (sum(busy) + (batches - 1) * max(*busy, *machines.values())) / batches
@@ -135,14 +135,14 @@ def _prompt_seconds(
 
 
 def _prompt_token_seconds(
-    ground: Ground, span: Span, lodging: Lodging, speed: Speed | None, tokens: int
+    inputs: PlanInputs, span: Span, allocation: Allocation, speed: Speed | None, tokens: int
 ) -> float:
     """For each token of a prompt of so many."""
     assert speed is not None  # or there would be no prediction
-    load, middle = ground.load, span.last - lodging.on_gpu
+    load, middle = inputs.load, span.last - allocation.on_gpu
     # Layers that spill out of a GPU lose at prompts what they lose at reading.
     slower = 1.0
-    if ground.rooms[span.node].gpus:
+    if inputs.rooms[span.node].gpus:
         slower = max(1.0, speed.read_bytes_per_s / SPILL_BYTES_PER_S)
     weights = slower * (load.elements[middle] - load.elements[span.first])
     weights += load.elements[span.last] - load.elements[middle]

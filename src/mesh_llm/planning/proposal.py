@@ -29,12 +29,12 @@ from mesh_llm.planning.placement import (
     with_head,
     with_head_at_best,
 )
-from mesh_llm.planning.plan_inputs import Ground, ground_of
+from mesh_llm.planning.plan_inputs import PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.speculation import cache_settings
 from mesh_llm.types import Hosting, MeshSettings, ModelFacts, NodeId
 
-Remake = Callable[[Ground], Layout | None]
+Remake = Callable[[PlanInputs], Layout | None]
 """The same kind of layout over the same nodes, under another context."""
 
 
@@ -46,7 +46,7 @@ class Question:
     model: ModelFacts
     settings: MeshSettings
     roster: Roster
-    ground: Ground
+    inputs: PlanInputs
 
     @property
     def contexts(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class Question:
         return self.settings.tensor_split is not None or self.settings.layers is not None
 
     def elected(self) -> tuple[Candidate, ...]:
-        return split_hosts(self.roster.hosts, self.ground.rooms)
+        return split_hosts(self.roster.hosts, self.inputs.rooms)
 
     def partners(self, host: Candidate) -> tuple[NodeId, ...]:
         """Who can compute together with it."""
@@ -76,7 +76,7 @@ def useful_context(model: ModelFacts) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    ground: Ground
+    inputs: PlanInputs
     """At the context that was chosen."""
     layout: Layout
     reason: str
@@ -102,7 +102,7 @@ def question(
         model=model,
         settings=settings,
         roster=roster_of(snapshot, model, settings, barred),
-        ground=ground_of(snapshot, model, cache),
+        inputs=ground_of(snapshot, model, cache),
     )
 
 
@@ -115,18 +115,18 @@ def propose(asked: Question) -> Proposal | Shortage:
         return shortage(asked, "no node that has the model may host: all have --hosting never")
     if asked.forced:
         return _forced(asked)
-    grounds = [asked.ground.at(context) for context in asked.contexts]
-    for ground in grounds if asked.settings.split else ():
-        if found := _spread(asked, ground):
+    grounds = [asked.inputs.at(context) for context in asked.contexts]
+    for inputs in grounds if asked.settings.split else ():
+        if found := _spread(asked, inputs):
             return found
-    for ground in grounds:
-        if found := _solo(asked, ground) or _fewest(asked, ground):
+    for inputs in grounds:
+        if found := _solo(asked, inputs) or _fewest(asked, inputs):
             return found
     return shortage(asked)
 
 
 def shortage(asked: Question, reason: str = "") -> Shortage:
-    need = memory_need(asked.model, asked.ground.load.settings).total_bytes
+    need = memory_need(asked.model, asked.inputs.load.settings).total_bytes
     have, count = available(asked)
     if not reason:
         reason = f"need {gigabytes(need)} for the model, have {gigabytes(have)} on {_nodes(count)}"
@@ -144,26 +144,26 @@ def available(asked: Question, host: NodeId | None = None) -> tuple[int, int]:
     if leader:
         nodes = (leader.id, *asked.partners(leader))
     hosting = leader.id if leader else None
-    return total_bytes(asked.ground.room(node, host=hosting) for node in nodes), len(nodes)
+    return total_bytes(asked.inputs.room(node, host=hosting) for node in nodes), len(nodes)
 
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _solo(asked: Question, ground: Ground) -> Proposal | None:
-    layouts = {node.id: layout for node in asked.roster.hosts if (layout := alone(ground, node.id))}
+def _solo(asked: Question, inputs: PlanInputs) -> Proposal | None:
+    layouts = {node.id: layout for node in asked.roster.hosts if (layout := alone(inputs, node.id))}
     if not layouts:
         return None
     fits = [node for node in asked.roster.hosts if node.id in layouts]
-    seconds = {id: seconds_of(ground, layout) for id, layout in layouts.items()}
-    host = solo_hosts(fits, ground.rooms, seconds)[0]
+    seconds = {id: seconds_of(inputs, layout) for id, layout in layouts.items()}
+    host = solo_hosts(fits, inputs.rooms, seconds)[0]
     reason = f"fits on {host.facts.name} alone"
     if asked.settings.split:
         reason += "; --split finds no other node that can take part"
     elif len(fits) > 1:
         reason += _why_this_one(host, len(fits), measured=None not in seconds.values())
-    return _grown(asked, ground, layouts[host.id], lambda other: alone(other, host.id), reason)
+    return _grown(asked, inputs, layouts[host.id], lambda other: alone(other, host.id), reason)
 
 
 def _why_this_one(host: Candidate, count: int, *, measured: bool) -> str:
@@ -183,47 +183,47 @@ def _tried(asked: Question) -> list[Candidate]:
     return hosts
 
 
-def _fewest(asked: Question, ground: Ground) -> Proposal | None:
+def _fewest(asked: Question, inputs: PlanInputs) -> Proposal | None:
     for host in _tried(asked):
-        layout = fewest(ground, host.id, asked.partners(host))
+        layout = fewest(inputs, host.id, asked.partners(host))
         if layout:
             workers = [span.node for span in layout.spans if span.node != host.id]
-            reason = f"{_too_much_for_one(asked, ground)}; {_nodes(len(layout.nodes))} are the fewest that do"
-            return _grown(asked, ground, layout, _refill(host.id, workers), reason)
+            reason = f"{_too_much_for_one(asked, inputs)}; {_nodes(len(layout.nodes))} are the fewest that do"
+            return _grown(asked, inputs, layout, _refill(host.id, workers), reason)
     return None
 
 
 def _refill(host: NodeId, workers: list[NodeId]) -> Remake:
-    return lambda ground: filled(ground, host, workers)
+    return lambda inputs: filled(inputs, host, workers)
 
 
-def _too_much_for_one(asked: Question, ground: Ground) -> str:
+def _too_much_for_one(asked: Question, inputs: PlanInputs) -> str:
     smallest = asked.contexts[-1]
-    context = ground.load.settings.context
-    if context > smallest and any(alone(ground.at(smallest), node.id) for node in asked.roster.hosts):
+    context = inputs.load.settings.context
+    if context > smallest and any(alone(inputs.at(smallest), node.id) for node in asked.roster.hosts):
         return f"no node alone holds it with {context} tokens of context"
     return "no node holds it alone"
 
 
-def _spread(asked: Question, ground: Ground) -> Proposal | None:
+def _spread(asked: Question, inputs: PlanInputs) -> Proposal | None:
     for host in _tried(asked):
-        workers = _capable(asked, ground, host)[: asked.ground.load.count - 1]
+        workers = _capable(asked, inputs, host)[: asked.inputs.load.count - 1]
         while workers:
-            layout = spread_out(ground, host.id, workers)
+            layout = spread_out(inputs, host.id, workers)
             if layout:
                 reason = f"--split: over all {_nodes(len(layout.nodes))} that can take part"
-                return _grown(asked, ground, layout, _respread(host.id, tuple(workers)), reason)
+                return _grown(asked, inputs, layout, _respread(host.id, tuple(workers)), reason)
             workers.pop()
     return None
 
 
 def _respread(host: NodeId, workers: tuple[NodeId, ...]) -> Remake:
-    return lambda ground: spread_out(ground, host, workers)
+    return lambda inputs: spread_out(inputs, host, workers)
 
 
-def _capable(asked: Question, ground: Ground, host: Candidate) -> list[NodeId]:
+def _capable(asked: Question, inputs: PlanInputs, host: Candidate) -> list[NodeId]:
     """Partners with room for a layer, the largest first."""
-    sizes = {node: capacity(ground.lent[node], ground.load, host=False) for node in asked.partners(host)}
+    sizes = {node: capacity(inputs.lent[node], inputs.load, host=False) for node in asked.partners(host)}
     capable = [(size.total, node) for node, size in sizes.items() if size and size.total]
     return [node for _, node in sorted(capable, key=lambda pair: (-pair[0], pair[1]))]
 
@@ -234,16 +234,16 @@ def _forced(asked: Question) -> Proposal | Shortage:
         return shortage(asked, layout)
     wrong = ""
     for context in asked.contexts:
-        ground = asked.ground.at(context)
-        wrong = shortfall(ground, layout)
+        inputs = asked.inputs.at(context)
+        wrong = shortfall(inputs, layout)
         if not wrong:
             option = "--tensor-split" if asked.settings.layers is None else "--layers"
-            return _grown(asked, ground, layout, _unless_short(layout), f"as {option} says")
+            return _grown(asked, inputs, layout, _unless_short(layout), f"as {option} says")
     return shortage(asked, wrong)
 
 
 def _as_told(asked: Question) -> Layout | str:
-    count, elected = asked.ground.load.count, asked.elected()
+    count, elected = asked.inputs.load.count, asked.elected()
     if asked.settings.layers is not None:
         return by_names(count, asked.settings.layers, asked.snapshot, asked.roster, elected)
     if not elected:
@@ -252,26 +252,26 @@ def _as_told(asked: Question) -> Layout | str:
 
 
 def _unless_short(layout: Layout) -> Remake:
-    return lambda ground: None if shortfall(ground, layout) else layout
+    return lambda inputs: None if shortfall(inputs, layout) else layout
 
 
-def _grown(asked: Question, ground: Ground, layout: Layout, remake: Remake, reason: str) -> Proposal:
+def _grown(asked: Question, inputs: PlanInputs, layout: Layout, remake: Remake, reason: str) -> Proposal:
     """With as much context as fits over the same nodes, unless that costs clearly more than it is worth:
     caches push weights from fast memory into slow."""
     if asked.settings.context is None:
-        seconds = seconds_of(ground, layout)
+        seconds = seconds_of(inputs, layout)
 
         def fits(context: int) -> bool:
-            other = ground.at(context)
+            other = inputs.at(context)
             made = remake(other)
             if made is None:
                 return False
             slower = seconds_of(other, made)
             return seconds is None or slower is None or slower <= CLEARLY_FASTER * seconds
 
-        known = ground.load.settings.context
-        ground = ground.at(largest_context_where(asked.model, fits, at_least=known) or known)
-        layout = remake(ground) or layout
+        known = inputs.load.settings.context
+        inputs = inputs.at(largest_context_where(asked.model, fits, at_least=known) or known)
+        layout = remake(inputs) or layout
     # What a person put in order stays in order.
-    layout = with_head(ground, layout) if asked.forced else with_head_at_best(ground, layout)
-    return Proposal(ground=ground, layout=layout, reason=reason)
+    layout = with_head(inputs, layout) if asked.forced else with_head_at_best(inputs, layout)
+    return Proposal(inputs=inputs, layout=layout, reason=reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mesh_llm.planning.plan_inputs import Ground
+from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.types import NodeId
 
 _PASSES = 8
@@ -20,22 +20,22 @@ Costs = list[list[float]]
 
 
 def arrange(
-    ground: Ground, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
+    inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
 ) -> tuple[NodeId, ...]:
     """Workers so that neighbours are close; a short way round is enough, the shortest would take too long."""
     key = (host, frozenset(workers), quick)
-    if key not in ground.routes:
+    if key not in inputs.routes:
         stops = (host, *sorted(workers))
-        costs = [[_hop_s(ground, a, b, host) for b in stops] for a in stops]
+        costs = [[_hop_s(inputs, a, b, host) for b in stops] for a in stops]
         route = _nearest_first(costs, 0) if quick else _shortest(costs)
-        ground.routes[key] = tuple(stops[stop] for stop in route[1:])
-    return ground.routes[key]
+        inputs.routes[key] = tuple(stops[stop] for stop in route[1:])
+    return inputs.routes[key]
 
 
-def _hop_s(ground: Ground, a: NodeId, b: NodeId, host: NodeId) -> float:
+def _hop_s(inputs: PlanInputs, a: NodeId, b: NodeId, host: NodeId) -> float:
     if a == b:
         return 0.0
-    way = ground.way(a, b, host)
+    way = inputs.way(a, b, host)
     return way.delay_s + way.overhead_s
 
 

@@ -13,7 +13,7 @@ from mesh_llm.types import Fingerprint, HeldModel, MeshSettings, Mode, ModelFact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class WouldFit:
     fits: bool
     context: int
     """Tokens per slot that were asked for: it may be served with more, and never with fewer."""
@@ -37,14 +37,14 @@ def supposed(nodes: Iterable[Candidate], fingerprint: Fingerprint) -> Snapshot:
     )
 
 
-def outlook(snapshot: Snapshot, model: ModelFacts, *, slots: int) -> Outlook:
+def outlook(snapshot: Snapshot, model: ModelFacts, *, slots: int) -> WouldFit:
     """What would be decided, with as much context as a conversation needs; or else with the least."""
     enough, least = useful_context(model), smallest_context(model)
     first = _with_context(snapshot, model, enough, slots)
     return first if first.fits or enough == least else _with_context(snapshot, model, least, slots)
 
 
-def _with_context(snapshot: Snapshot, model: ModelFacts, context: int, slots: int) -> Outlook:
+def _with_context(snapshot: Snapshot, model: ModelFacts, context: int, slots: int) -> WouldFit:
     settings = MeshSettings(
         version=1,
         model=model.name,
@@ -54,7 +54,7 @@ def _with_context(snapshot: Snapshot, model: ModelFacts, context: int, slots: in
         slots=slots,
     )
     plan = decide(snapshot, model, settings, current=None)
-    return Outlook(
+    return WouldFit(
         fits=plan.mode is not Mode.WAITING,
         context=context,
         need_bytes=plan.need_bytes,

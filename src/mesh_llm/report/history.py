@@ -83,20 +83,20 @@ class History:
     # -- the host's ----------------------------------------------------------------------------
 
     async def _sample(self, run: Run) -> Sample:
-        turns = self._node.turns
+        slot_queue = self._node.slot_queue
         if run is not self._of:
             self._of, self._before, self._token_s, self._busy = run, None, None, True
-        active = turns.taken
+        active = slot_queue.taken
         busy, self._busy = active > 0 or self._busy, active > 0
         if not busy:
             # Nothing has happened, and nobody is asked about it.
             self._before = (time.monotonic(), self._before[1]) if self._before is not None else None
-            return self._point(queued=turns.waiting)
+            return self._point(queued=slot_queue.waiting)
         await run.gauge.read(*run.engine_address())
         work, now = run.gauge.work, time.monotonic()
         if work is None:
-            return self._point(active=active, queued=turns.waiting, tok_s=None, prompt_tok_s=None)
-        point = self._point(active=active, queued=turns.waiting) | self._drafts(run)
+            return self._point(active=active, queued=slot_queue.waiting, tok_s=None, prompt_tok_s=None)
+        point = self._point(active=active, queued=slot_queue.waiting) | self._drafts(run)
         if self._before is not None:
             then, before = self._before
             point |= _rates(before, work, now - then)

@@ -211,8 +211,8 @@ class NodeMetrics(Collector):
         # Whom a plan is shared with comes first.
         peers.sort(key=lambda member: (member.id not in partners, member.id))
         rows = [((mesh.name_of(m.id), m.id[:_ID_SHOWN]), m.id) for m in peers[:_PEERS_SHOWN]]
-        links = {id: link for _, id in rows if (link := mesh.ways.link_to(id)) is not None}
-        meters = {id: mesh.ways.meter(id) for _, id in rows}
+        links = {id: link for _, id in rows if (link := mesh.paths.link_to(id)) is not None}
+        meters = {id: mesh.paths.meter(id) for _, id in rows}
         yield labelled(
             "mesh_llm_link_info",
             "The way that data takes to a peer: local, quic, tcp or relay; always 1.",

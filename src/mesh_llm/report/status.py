@@ -104,7 +104,7 @@ def _role(node: Node, member: NodeId) -> str:
 
 def _member(node: Node, member: Member, about: Mapping[str, Any]) -> dict[str, Any]:
     facts = member.facts
-    link = node.mesh.ways.link_to(member.id)
+    link = node.mesh.paths.link_to(member.id)
     host, stages = (about["plan"] or {}).get("host"), about["engine"]["stages"]
     return {
         "id": member.id,
@@ -129,9 +129,9 @@ def _member(node: Node, member: Member, about: Mapping[str, Any]) -> dict[str, A
             "attention_gflops": round(facts.speed.attention_per_s / 1e9, 1),
         },
         "link": {
-            "kind": link.kind if link is not None else node.mesh.ways.of_links(member.id),
+            "kind": link.kind if link is not None else node.mesh.paths.of_links(member.id),
             "rtt_ms": round(1000 * link.rtt_s, 3) if link is not None else None,
-            "via": [node.mesh.name_of(other) for other in node.mesh.ways.between(member.id)],
+            "via": [node.mesh.name_of(other) for other in node.mesh.paths.between(member.id)],
             **traffic(node, member.id, host, stages),
         },
     }
@@ -148,7 +148,7 @@ def _model(node: Node, plan: Plan | None) -> dict[str, Any] | None:
     settings = node.mesh.settings() or node.entry.settings
     if settings is None:
         return None
-    facts = node.shelf.facts(settings.fingerprint)
+    facts = node.model_files.facts(settings.fingerprint)
     return {
         "name": settings.alias,
         "fingerprint": settings.fingerprint,

@@ -34,7 +34,7 @@ def first_token_document(node: Node, plan: Mapping[str, Any] | None) -> dict[str
 def _predicted_s(node: Node, prompt_tokens: int) -> float | None:
     """By the plan that serves; None where the model or a speed is not known here."""
     published, settings = node.mesh.serving(), node.mesh.settings()
-    facts = node.shelf.facts(settings.fingerprint) if settings is not None else None
+    facts = node.model_files.facts(settings.fingerprint) if settings is not None else None
     if published is None or settings is None or facts is None:
         return None
     host, plan = published[0], published[1].plan

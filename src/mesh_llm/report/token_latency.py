@@ -45,7 +45,7 @@ def token_document(node: Node, run: Run) -> dict[str, Any]:
 
 def _measured(node: Node, run: Run) -> Measured | None:
     token_s = node.window.history.token_s(run)
-    facts = node.shelf.facts(run.settings.fingerprint)
+    facts = node.model_files.facts(run.settings.fingerprint)
     paces = run.paces()
     workers = [stage.node for stage in run.plan.workers]
     if token_s is None or facts is None or any(not (p := paces.get(w)) or not p.runs for w in workers):

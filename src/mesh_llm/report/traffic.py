@@ -23,7 +23,7 @@ def traffic(
     node: Node, peer: NodeId, host: str | None, stages: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """`link` of a member in the status; `host` and `stages` (of `engine`): as the host tells of them."""
-    ways = node.mesh.ways
+    ways = node.mesh.paths
     own = ways.traffic(peer)
     found = crossing(host, stages, node.identity.id, peer)
     if found is None:

@@ -15,8 +15,8 @@ from mesh_llm.home import Home
 from mesh_llm.membership.fact_documents import facts_to_document
 from mesh_llm.models.names import Here
 from mesh_llm.node import hardware, model_names
-from mesh_llm.node.draft_model import Drafts
-from mesh_llm.node.model_files import Shelf, file_stem
+from mesh_llm.node.draft_model import DraftModels
+from mesh_llm.node.model_files import ModelFiles, file_stem
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
@@ -130,7 +130,7 @@ async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
             # A mesh that guesses nothing goes on so, unless it is asked otherwise.
             no_draft=bool(wishes.get("no_draft")) or not (agreed.guess or draft or draft_max),
         )
-        guessing, notes = await _guessing(node.shelf, config, model)
+        guessing, notes = await _guessing(node.model_files, config, model)
         changes |= guessing
     settings = replace(settings, **changes)
     barred = node.mesh.unready()
@@ -150,11 +150,11 @@ async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _guessing(
-    shelf: Shelf, config: NodeConfig, model: ModelFacts
+    model_files: ModelFiles, config: NodeConfig, model: ModelFacts
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What a mesh that `config` would start has for settings of guessing ahead, and what it would say."""
     told: list[Event] = []
-    draft = await Drafts(config=config, shelf=shelf, tell=told.append).choose(model)
+    draft = await DraftModels(config=config, model_files=model_files, tell=told.append).choose(model)
     most = (config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX
     settings = {"guess": not config.no_draft, "draft": draft, "draft_max": most}
     return settings, tuple(event.text for event in told)
@@ -179,8 +179,8 @@ def snapshot_document(node: Node) -> dict[str, Any]:
 async def _model(node: Node, agreed: MeshSettings, name: str | None) -> ModelFacts | None:
     """The named one, or the mesh's; None where its file is not here."""
     if name in (None, agreed.model, agreed.alias):
-        return node.shelf.facts(agreed.fingerprint)
-    return await named_model(node.shelf, str(name), node.home)
+        return node.model_files.facts(agreed.fingerprint)
+    return await named_model(node.model_files, str(name), node.home)
 
 
 async def _as_told(node: Node) -> dict[str, Any]:
@@ -226,8 +226,8 @@ def _frozen(value: Any) -> Any:
 
 async def alone(config: NodeConfig) -> dict[str, Any]:
     """For a node that would be started with `config`, and for nobody else."""
-    shelf = Shelf(any_architecture=config.bin_dir is not None)
-    model = await named_model(shelf, config.model or DEFAULT_MODEL, Home(config.home))
+    model_files = ModelFiles(any_architecture=config.bin_dir is not None)
+    model = await named_model(model_files, config.model or DEFAULT_MODEL, Home(config.home))
     own = await hardware.at_hand(config)
     name = file_stem(model)
     facts = NodeFacts(
@@ -238,7 +238,7 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
         models=(HeldModel(fingerprint=model.fingerprint, name=name, size_bytes=model.size_bytes),),
         **own.facts(),
     )
-    guessing, notes = await _guessing(shelf, config, model)
+    guessing, notes = await _guessing(model_files, config, model)
     settings = MeshSettings(
         version=1,
         model=name,
@@ -261,9 +261,9 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
     ).document()
 
 
-async def named_model(shelf: Shelf, name: str, home: Home) -> ModelFacts:
+async def named_model(model_files: ModelFiles, name: str, home: Home) -> ModelFacts:
     """What the file of that name holds; one that could be downloaded is not."""
     found = await model_names.resolve(name, home)
     if not isinstance(found, Here):
         raise ModelError(f"{name} is not on this machine", hint=f"mesh-llm download {name}")
-    return await shelf.look(found.path)
+    return await model_files.look(found.path)

@@ -61,7 +61,7 @@ SENTENCES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class CloseReason:
     code: Code
     reason: str
 
@@ -69,22 +69,22 @@ class Closing:
 _BY_PEER = re.compile(r"closed by peer: (?:(.*) \(code (\d+)\)|(\d+))", re.DOTALL)
 
 
-def close(connection: Any, code: Code, reason: str = "") -> Closing:
+def close(connection: Any, code: Code, reason: str = "") -> CloseReason:
     """Close at once; the other side is told code and reason if it can still be reached."""
-    closing = Closing(code=code, reason=reason or SENTENCES.get(code, ""))
+    closing = CloseReason(code=code, reason=reason or SENTENCES.get(code, ""))
     connection.close(int(code), _short(closing.reason).encode())
     return closing
 
 
-def closing_of(text: str) -> Closing:
+def closing_of(text: str) -> CloseReason:
     """From iroh's words for why a connection ended."""
     match = _BY_PEER.fullmatch(text)
     if match is None:
-        return Closing(code=Code.UNKNOWN, reason=f"the connection was lost ({_short(text)})")
+        return CloseReason(code=Code.UNKNOWN, reason=f"the connection was lost ({_short(text)})")
     number = int(match[2] or match[3] or 0)
     code = Code(number) if number in Code._value2member_map_ else Code.UNKNOWN
     reason = _short(match[1] or "") or SENTENCES.get(code) or "the other node closed the connection"
-    return Closing(code=code, reason=reason)
+    return CloseReason(code=code, reason=reason)
 
 
 def _short(text: str) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 
 from mesh_llm.defaults import CLIENTS_PER_INVITE, PEERS_LIMIT
 from mesh_llm.transport.close_codes import Code
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import Credential, origin_of, role_of
 from mesh_llm.transport.handshake import GONE_LIMIT, Introduction, Refusal, is_arbiter
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.peer import Handler, Peer
-from mesh_llm.transport.stream_gate import Gate
+from mesh_llm.transport.stream_gate import StreamGate
 from mesh_llm.types import NodeId, Role
 
 
@@ -61,7 +61,9 @@ class Roster:
             return None
         return peer
 
-    def enter(self, introduction: Introduction, connection: Any, control: Control, gate: Gate) -> Peer:
+    def enter(
+        self, introduction: Introduction, connection: Any, control: ControlStream, gate: StreamGate
+    ) -> Peer:
         """The connection counts from now on, in the place of any other to this node."""
         node = introduction.node
         if self._membership.revocations.strikes(introduction.credential) is not None:

@@ -10,7 +10,7 @@ from mesh_llm.transport.framing import Frame, FrameError, FrameParser, FrameType
 READ_BYTES = 64 << 10
 
 
-class Control:
+class ControlStream:
     """Frames over iroh's handles; errors of iroh's pass through."""
 
     def __init__(self, pair: Any, *, limit_bytes: int = FRAME_LIMIT_BYTES) -> None:

@@ -10,16 +10,16 @@ from mesh_llm.errors import JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
 from mesh_llm.transport.close_codes import Code, close
 from mesh_llm.transport.connections import Roster
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.endpoint import remote_address
 from mesh_llm.transport.framing import FrameType
 from mesh_llm.transport.handshake import Dropped, Introduction, is_arbiter
 from mesh_llm.transport.iroh_library import iroh, message_of
 from mesh_llm.transport.peer import Peer
-from mesh_llm.transport.stream_gate import Gate
+from mesh_llm.transport.stream_gate import StreamGate
 from mesh_llm.types import Address, NodeId
 
-Prove = Callable[[Control], Awaitable[Introduction]]
+Prove = Callable[[ControlStream], Awaitable[Introduction]]
 
 
 class Dialler:
@@ -45,7 +45,7 @@ class Dialler:
         return await handshake.conduct(connection, self._introduce(connection, node, prove))
 
     async def _introduce(self, connection: Any, node: NodeId, prove: Prove) -> Peer:
-        control = Control(await connection.open_bi())
+        control = ControlStream(await connection.open_bi())
         introduction = await prove(control)
         try:
             if not is_arbiter(self._me, node):
@@ -54,7 +54,7 @@ class Dialler:
             elif (existing := self._roster.existing(introduction)) is not None:
                 close(connection, Code.DUPLICATE)
                 return existing
-            gate = Gate(connection, shut=False)
+            gate = StreamGate(connection, shut=False)
             peer = self._roster.enter(introduction, connection, control, gate)
         except BaseException:
             self._roster.remember_gone(node, introduction.link)

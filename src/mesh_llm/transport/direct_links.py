@@ -64,7 +64,7 @@ def new_ticket() -> bytes:
     return secrets.token_bytes(LINK_TICKET_BYTES)
 
 
-class LinkDoor:
+class LinkListener:
     """Where links arrive. Made by `open_door`."""
 
     def __init__(self, path: Path) -> None:
@@ -202,9 +202,9 @@ class _Expected:
 
 
 @asynccontextmanager
-async def open_door(path: Path) -> AsyncIterator[LinkDoor]:
+async def open_door(path: Path) -> AsyncIterator[LinkListener]:
     """Listen at a unix socket, private to its owner; elsewhere, too, once told to `listen`."""
-    door = LinkDoor(path)
+    door = LinkListener(path)
     try:
         door._admit(_listen_local(path))
         yield door

@@ -37,8 +37,8 @@ from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.admissions import Verdict, proof
-from mesh_llm.transport.close_codes import Closing, Code, close, closing_of
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.close_codes import CloseReason, Code, close, closing_of
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.framing import FrameError, FrameType
 from mesh_llm.transport.identity import Identity
@@ -61,7 +61,7 @@ _JOINER, _INVITER = b"joiner", b"inviter"
 class Dropped(Exception):
     """A connection that ended before its handshake did."""
 
-    def __init__(self, closing: Closing, *, by_us: bool) -> None:
+    def __init__(self, closing: CloseReason, *, by_us: bool) -> None:
         super().__init__(closing.reason)
         self.closing = closing
         self.by_us = by_us
@@ -151,7 +151,7 @@ def is_arbiter(me: NodeId, other: NodeId) -> bool:
 
 
 async def answer(
-    control: Control, me: Self, node: NodeId, *, now: float, let_in: Callable[[], None]
+    control: ControlStream, me: Self, node: NodeId, *, now: float, let_in: Callable[[], None]
 ) -> Introduction:
     """Up to ADMITTED; the caller waits for CONFIRM.
 
@@ -180,7 +180,7 @@ async def answer(
     return introduction
 
 
-async def _show(control: Control, revocation: Revocation) -> None:
+async def _show(control: ControlStream, revocation: Revocation) -> None:
     """Let the other side read why it is out: closing at once would overtake it."""
     with suppress(TimeoutError, FrameError, iroh().IrohError):
         async with asyncio.timeout(EXPELLED_READ_S):
@@ -235,14 +235,14 @@ def _admit_by_credential(
 # -- the dialer ----------------------------------------------------------------------------------
 
 
-async def greet(control: Control) -> tuple[bytes, bytes]:
+async def greet(control: ControlStream) -> tuple[bytes, bytes]:
     """Both nonces, the dialer's first."""
     ours = secrets.token_bytes(NONCE_BYTES)
     await control.write(FrameType.HELLO, _hello(ours))
     return ours, _hello_nonce(await control.expect(FrameType.HELLO))
 
 
-async def prove_invite(control: Control, me: Self, invite: Invite) -> tuple[Introduction, Joined]:
+async def prove_invite(control: ControlStream, me: Self, invite: Invite) -> tuple[Introduction, Joined]:
     """Up to ADMITTED; the caller confirms."""
     ours, theirs = await greet(control)
     transcript = _transcript(invite.mesh, me.identity.id, invite.inviter, ours, theirs)
@@ -265,7 +265,7 @@ async def prove_invite(control: Control, me: Self, invite: Invite) -> tuple[Intr
     return introduction, Joined(mesh=invite.mesh, credential=granted, welcome=welcome)
 
 
-async def prove_credential(control: Control, me: Self, node: NodeId) -> Introduction:
+async def prove_credential(control: ControlStream, me: Self, node: NodeId) -> Introduction:
     """Up to ADMITTED; the caller confirms."""
     mesh = me.membership.mesh
     assert mesh is not None
@@ -276,7 +276,7 @@ async def prove_credential(control: Control, me: Self, node: NodeId) -> Introduc
     return _introduce_acceptor(me.membership, node, admitted, transcript)
 
 
-async def _admitted(control: Control) -> dict[str, Any]:
+async def _admitted(control: ControlStream) -> dict[str, Any]:
     frame = await control.read()
     if frame is not None and frame.type == FrameType.EXPELLED:
         try:

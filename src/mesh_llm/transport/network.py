@@ -28,7 +28,7 @@ from mesh_llm.transport import invite as invites
 from mesh_llm.transport.admissions import IssuedInvite
 from mesh_llm.transport.close_codes import Code
 from mesh_llm.transport.connections import Roster
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import check_may_invite
 from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, may_pass, tried
 from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_seen, bind, ports_of
@@ -37,7 +37,7 @@ from mesh_llm.transport.invite import Invite
 from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.peer import Handler, PathFacts, Peer
-from mesh_llm.transport.pending_connections import Porch
+from mesh_llm.transport.pending_connections import PendingConnections
 from mesh_llm.transport.stream import Stream, StreamCode
 from mesh_llm.types import Address, NodeId, Role, Signed
 
@@ -69,7 +69,9 @@ class Network:
             welcome=handler.welcome,
             is_crowd=self._roster.is_crowd,
         )
-        self.porch = Porch(me=self._self, roster=self._roster, spawn=self._spawn, handler=handler)
+        self.pending = PendingConnections(
+            me=self._self, roster=self._roster, spawn=self._spawn, handler=handler
+        )
 
     @property
     def peers(self) -> Mapping[NodeId, Peer]:
@@ -94,7 +96,7 @@ class Network:
         seen = addresses_seen(self._endpoint)
         self._address = address_of(self._endpoint, self.config)
         self._dialler = Dialler(endpoint=self._endpoint, me=self.id, roster=self._roster, spawn=self._spawn)
-        self._spawn(self.porch.run(self._endpoint), "accept connections")
+        self._spawn(self.pending.run(self._endpoint), "accept connections")
         self._spawn(self._watch_address(seen), "watch this node's address")
 
     async def close(self, reason: str = "") -> None:
@@ -205,7 +207,7 @@ class Network:
         assert self._dialler is not None
         answers: list[Joined] = []
 
-        async def prove(control: Control) -> Introduction:
+        async def prove(control: ControlStream) -> Introduction:
             introduction, joined = await handshake.prove_invite(control, self._self, invite)
             # Before the connection counts: the node's handler is told of a peer of this mesh.
             self.mesh.adopt(joined.mesh, joined.credential)

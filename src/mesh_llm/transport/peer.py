@@ -18,14 +18,14 @@ from mesh_llm.defaults import (
     STREAM_HEADER_S,
 )
 from mesh_llm.errors import PeerLost
-from mesh_llm.transport.close_codes import Closing, Code, close, closing_of
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.close_codes import CloseReason, Code, close, closing_of
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.framing import FrameError, FrameType, encode_frame
 from mesh_llm.transport.handshake import Introduction
 from mesh_llm.transport.iroh_library import iroh, message_of
 from mesh_llm.transport.stream import Stream, StreamCode
-from mesh_llm.transport.stream_gate import Gate
+from mesh_llm.transport.stream_gate import StreamGate
 from mesh_llm.types import LinkKind, NodeId, Role
 
 log = logging.getLogger(__name__)
@@ -89,8 +89,8 @@ class Peer:
         *,
         introduction: Introduction,
         connection: Any,
-        control: Control,
-        gate: Gate,
+        control: ControlStream,
+        gate: StreamGate,
         handler: Handler,
         confirm: bool,
     ) -> None:
@@ -99,7 +99,7 @@ class Peer:
         self.credential: Credential = introduction.credential
         self.instance = introduction.instance
         self.link = introduction.link
-        self.closing: Closing | None = None
+        self.closing: CloseReason | None = None
         """Why it ended, once it has."""
         self.ended_here = False
         """Whether it was this side that ended it."""
@@ -189,7 +189,7 @@ class Peer:
             self.ended_here = True
             self.closing = close(self._connection, code, reason)
 
-    async def run(self) -> Closing:
+    async def run(self) -> CloseReason:
         """Until the connection ends; everything of this peer's has ended when this returns."""
         self._connection.set_max_concurrent_bi_streams(PEER_STREAMS_LIMIT)
         self._spawn(self._read(), "read messages")

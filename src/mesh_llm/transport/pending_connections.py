@@ -12,14 +12,14 @@ from mesh_llm.defaults import HANDSHAKE_EVICT_S, HANDSHAKE_FRAME_LIMIT_BYTES, HA
 from mesh_llm.transport import handshake
 from mesh_llm.transport.close_codes import Code, close
 from mesh_llm.transport.connections import Roster
-from mesh_llm.transport.control_stream import Control
+from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.failed_attempts import FailedAttempts
 from mesh_llm.transport.framing import FrameType
 from mesh_llm.transport.handshake import Dropped
 from mesh_llm.transport.invite import split_address
 from mesh_llm.transport.iroh_library import iroh, message_of
 from mesh_llm.transport.peer import Handler
-from mesh_llm.transport.stream_gate import Gate
+from mesh_llm.transport.stream_gate import StreamGate
 from mesh_llm.types import NodeId
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _REFUSED = {
 Spawn = Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
 
 
-class Porch:
+class PendingConnections:
     """Bounds what strangers may cost: how many at once, for how long, and how many failures."""
 
     def __init__(self, *, me: handshake.Self, roster: Roster, spawn: Spawn, handler: Handler) -> None:
@@ -115,7 +115,7 @@ class Porch:
             await self._introduce(connection, node, source)
 
     async def _introduce(self, connection: Any, node: NodeId, source: str) -> None:
-        gate = Gate(connection, shut=True)
+        gate = StreamGate(connection, shut=True)
         self._spawn(gate.run(), f"streams of {node[:10]}")
         try:
             await handshake.conduct(connection, self._answer(connection, node, gate))
@@ -129,8 +129,8 @@ class Porch:
             self.attempts.failed(source=source, node=node, now=time.monotonic())
             raise
 
-    async def _answer(self, connection: Any, node: NodeId, gate: Gate) -> None:
-        control = Control(await gate.first(), limit_bytes=HANDSHAKE_FRAME_LIMIT_BYTES)
+    async def _answer(self, connection: Any, node: NodeId, gate: StreamGate) -> None:
+        control = ControlStream(await gate.first(), limit_bytes=HANDSHAKE_FRAME_LIMIT_BYTES)
         task = asyncio.current_task()
         assert task is not None
 

@@ -12,7 +12,7 @@ from mesh_llm.transport.framing import FrameError
 from mesh_llm.transport.iroh_library import iroh
 
 
-class Gate:
+class StreamGate:
     """Shut: only the first stream, the handshake's, gets through, and any other ends the connection.
 
     Held: the other side may have been told that it is in before we were, so its streams wait; QUIC bounds

@@ -19,7 +19,7 @@ from typing import Any
 
 from mesh_llm.defaults import LEASE_SILENCE_S
 from mesh_llm.engine.spec import WorkerSpec
-from mesh_llm.engine.worker_process import Lender, lend
+from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import EngineFailed, LinkRefused, MeshError
 from mesh_llm.tasks import cancelled
 from mesh_llm.transport.network import Stream
@@ -114,7 +114,7 @@ class Lending:
         self.deaths = 0
         """Of worker children that nobody told to end."""
         self._keeper: asyncio.Task[None] | None = None
-        self._lender: asyncio.Future[Lender] | None = None
+        self._worker_process: asyncio.Future[WorkerProcess] | None = None
 
     @property
     def lent_bytes(self) -> int:
@@ -123,7 +123,7 @@ class Lending:
     @property
     def worker_pid(self) -> int | None:
         """Of the worker child, while there is one."""
-        ready = self._lender
+        ready = self._worker_process
         if ready is None or not ready.done() or ready.cancelled() or ready.exception() is not None:
             return None
         return ready.result().child.pid
@@ -135,20 +135,20 @@ class Lending:
 
     # -- the child -----------------------------------------------------------------------------
 
-    async def _worker(self) -> Lender:
+    async def _worker(self) -> WorkerProcess:
         """The running worker child, started if there is none."""
-        if self._lender is None:
-            self._lender = asyncio.get_running_loop().create_future()
-            self._keeper = asyncio.create_task(self._keep(self._lender), name="worker child")
-        return await asyncio.shield(self._lender)
+        if self._worker_process is None:
+            self._worker_process = asyncio.get_running_loop().create_future()
+            self._keeper = asyncio.create_task(self._keep(self._worker_process), name="worker child")
+        return await asyncio.shield(self._worker_process)
 
-    async def _keep(self, ready: asyncio.Future[Lender]) -> None:
+    async def _keep(self, ready: asyncio.Future[WorkerProcess]) -> None:
         try:
-            async with lend(self._specify()) as lender:
+            async with lend(self._specify()) as worker_process:
                 self.starts += 1
-                ready.set_result(lender)
-                assert lender.death is not None
-                reason = await asyncio.shield(lender.death)
+                ready.set_result(worker_process)
+                assert worker_process.death is not None
+                reason = await asyncio.shield(worker_process.death)
             self.deaths += 1
             log.warning("worker child ended: %s", reason)
         except MeshError as error:
@@ -158,7 +158,7 @@ class Lending:
             if not ready.done():
                 ready.set_exception(EngineFailed("the worker was not started"))
                 ready.exception()  # looked at, whether or not somebody waits for it
-            self._lender = None
+            self._worker_process = None
             self.resident_bytes = 0
 
     # -- leases --------------------------------------------------------------------------------
@@ -175,10 +175,10 @@ class Lending:
             # The host says nothing more: its end of the stream is the end of the lease, also while loading.
             over = asyncio.create_task(stream.read(1), name="end of a lease")
             try:
-                if (lender := await self._prepare_unless(over, terms, stream)) is not None:
+                if (worker_process := await self._prepare_unless(over, terms, stream)) is not None:
                     self._tell(lease)
                     self._on_change()
-                    await self._until_over(lender, over)
+                    await self._until_over(worker_process, over)
             finally:
                 over.cancel()
                 with suppress(asyncio.CancelledError, MeshError):
@@ -191,7 +191,7 @@ class Lending:
             if lease is not None:
                 await self._end(lease)
 
-    async def _prepare(self, terms: Terms, stream: Stream) -> Lender:
+    async def _prepare(self, terms: Terms, stream: Stream) -> WorkerProcess:
         """Bring the layers to this disk and into memory; the host hears how far that is."""
         steps: asyncio.Queue[tuple[int, int]] = asyncio.Queue(maxsize=1)
         fetching = True
@@ -222,10 +222,10 @@ class Lending:
         try:
             weights = await self._weights(terms, step)
             fetching = False
-            lender = await self._worker()
+            worker_process = await self._worker()
             files = [str(file) for file in weights.files]
-            await lender.add_model(terms.fingerprint, files, weights.tensors)
-            resident = await lender.prepare(terms.fingerprint, (terms.first, terms.last), step)
+            await worker_process.add_model(terms.fingerprint, files, weights.tensors)
+            resident = await worker_process.prepare(terms.fingerprint, (terms.first, terms.last), step)
         finally:
             reporting.cancel()
             await asyncio.wait((reporting,))
@@ -234,9 +234,11 @@ class Lending:
             self._progress(replace(loading, done=loading.total))
         self.resident_bytes = resident
         await stream.write_document({"ready": True, "resident_bytes": resident})
-        return lender
+        return worker_process
 
-    async def _prepare_unless(self, over: asyncio.Task[bytes], terms: Terms, stream: Stream) -> Lender | None:
+    async def _prepare_unless(
+        self, over: asyncio.Task[bytes], terms: Terms, stream: Stream
+    ) -> WorkerProcess | None:
         """None where the host gave the lease up before the layers were in memory."""
         preparing = asyncio.create_task(self._prepare(terms, stream), name="layers of a lease")
         try:
@@ -245,19 +247,23 @@ class Lending:
         finally:
             await cancelled(preparing)
 
-    async def _until_over(self, lender: Lender, over: asyncio.Task[bytes]) -> None:
+    async def _until_over(self, worker_process: WorkerProcess, over: asyncio.Task[bytes]) -> None:
         """Ends with the host's end of the stream, or by raising why the worker is no more."""
-        assert lender.death is not None
-        await asyncio.wait((over, lender.death), return_when=asyncio.FIRST_COMPLETED)
-        if lender.death.done() and not lender.death.cancelled():
-            raise LinkRefused(lender.death.result())
+        assert worker_process.death is not None
+        await asyncio.wait((over, worker_process.death), return_when=asyncio.FIRST_COMPLETED)
+        if worker_process.death.done() and not worker_process.death.cancelled():
+            raise LinkRefused(worker_process.death.result())
 
     async def _end(self, lease: Lease) -> None:
         self.leases.remove(lease)
         self._on_change()
-        if self._lender is not None and self._lender.done() and not self._lender.exception():
+        if (
+            self._worker_process is not None
+            and self._worker_process.done()
+            and not self._worker_process.exception()
+        ):
             for number in lease.neighbours:
-                await self._lender.result().drop_peer(number)
+                await self._worker_process.result().drop_peer(number)
 
     # -- links ---------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from aiohttp.http import HttpVersion10
 from multidict import CIMultiDict
 
 from mesh_llm.gateway.client_connection import ClientConnection
-from mesh_llm.gateway.stall_timer import Silence
+from mesh_llm.gateway.stall_timer import StallTimer
 
 _LINGER_NONE = struct.pack("ii", 1, 0)
 
@@ -29,7 +29,7 @@ class Source(Protocol):
     def resume(self) -> None: ...
 
 
-class Outlet:
+class AnswerWriter:
     """Takes payload, frames it for this client, and holds the source back while the client is full."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Outlet:
         reason: str,
         headers: CIMultiDict[str],
         silence_s: float,
-    ) -> Outlet:
+    ) -> AnswerWriter:
         """Send the head."""
         response = web.StreamResponse(status=status, reason=reason, headers=headers)
         if request.version == HttpVersion10 and "Content-Length" not in headers:
@@ -76,7 +76,7 @@ class Outlet:
     async def pour_from(self, source: Source, sink: Callable[[bytes], None] | None = None) -> None:
         """All that `source` has, by way of `sink`; more may follow."""
         # The client holds one of the engine's slots; it may not do so and read nothing.
-        stuck = Silence(self._silence_s, self._transport.abort)
+        stuck = StallTimer(self._silence_s, self._transport.abort)
 
         def pause() -> None:
             source.pause()

@@ -7,16 +7,13 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mesh_llm.defaults import (
-    API_LISTEN,
-    API_PORT,
-    CONTEXT_LIMIT,
-    GUESS_TEXT_MAX,
-    SLOTS_LIMIT,
-    THREADS_LIMIT,
-)
+from mesh_llm.defaults import API_LISTEN, API_PORT, CONTEXT_LIMIT, GUESS_TEXT_MAX, THREADS_LIMIT
 from mesh_llm.errors import UsageError
 from mesh_llm.types import Hosting, Setting
+
+SLOTS_LIMIT = 256
+"""llama.cpp's own limit on sequences."""
+
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
 _SPAN = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")

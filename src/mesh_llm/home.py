@@ -21,9 +21,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import UNIX_SOCKET_PATH_BYTES
 from mesh_llm.errors import HomeInUse, MeshError
 from mesh_llm.types import NodeId
+
+UNIX_SOCKET_PATH_BYTES = 100
+"""The kernel takes 107 on Linux and 103 on macOS."""
+
 
 _RUNTIME = "/run/user/{user}"
 """Made by systemd for each user who is logged in."""

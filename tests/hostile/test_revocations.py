@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.defaults import REVOKED_PER_BRANCH, REVOKED_PER_NODE
+from mesh_llm.transport.revocations import REVOKED_PER_BRANCH, REVOKED_PER_NODE
 from tests.hostile.adversary import FORGERIES, Adversary
 from tests.hostile.conftest import Villain
 from tests.hostile.honest import (

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 import pytest
 
-from mesh_llm.defaults import GATEWAY_RESUME_TRIES
 from mesh_llm.errors import MeshError, PortInUse, UsageError
 from mesh_llm.gateway import server
+from mesh_llm.gateway.engine_choice import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.headers import SAFE
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from mesh_llm.defaults import GATEWAY_HEAD_LIMIT_BYTES, GATEWAY_LINGER_S, GATEWAY_TURNED_AWAY
+from mesh_llm.gateway.client_connection import GATEWAY_HEAD_LIMIT_BYTES, GATEWAY_LINGER_S, GATEWAY_TURNED_AWAY
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Upstream

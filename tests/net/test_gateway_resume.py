@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.defaults import GATEWAY_RESUME_TRIES
+from mesh_llm.gateway.engine_choice import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.slot_queue import SlotQueue

@@ -274,6 +274,7 @@ async def test_tokenizing_takes_turns_of_its_own(host: Host) -> None:
         host.account = "client:one"
         one = await stack.enter_async_context(host.connect("single"))
         await one.send(request_bytes("POST", "/tokenize", body=b"one"))
+        assert host.gateway._guests is not None
         async with asyncio.timeout(WAIT_S):
             while host.gateway._guests._tokenizing.waiting < 4 or not host.began:
                 await asyncio.sleep(0.001)

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.defaults import CLIENTS_PER_INVITE
 from mesh_llm.errors import JoinRefused, PeerLost
 from mesh_llm.transport import connections, handshake
+from mesh_llm.transport.connections import CLIENTS_PER_INVITE
 from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import check
 from mesh_llm.transport.invite import Invite

@@ -15,17 +15,18 @@ import aiohttp
 import pytest
 from iroh.iroh_ffi import SecretKey
 
-from mesh_llm.defaults import (
-    RELAY_FRAME_LIMIT_BYTES,
-    RELAY_MESSAGE_COST_BYTES,
-    RELAY_PACKET_LIMIT_BYTES,
-    RELAY_SAME_ID,
-)
+from mesh_llm.defaults import RELAY_PACKET_LIMIT_BYTES
 from mesh_llm.gateway import ports
 from mesh_llm.relay import protocol as protocol
 from mesh_llm.relay.limits import RelayLimits
 from mesh_llm.relay.metrics import NO_ROOM, UNKNOWN
-from mesh_llm.relay.server import RelayConfig, RelayServer
+from mesh_llm.relay.server import (
+    RELAY_FRAME_LIMIT_BYTES,
+    RELAY_MESSAGE_COST_BYTES,
+    RELAY_SAME_ID,
+    RelayConfig,
+    RelayServer,
+)
 from tests.support.relay_peer import (
     ANSWER_S,
     RelayPeer,

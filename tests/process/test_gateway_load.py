@@ -20,7 +20,7 @@ import aiohttp
 import psutil
 import pytest
 
-from mesh_llm.defaults import GATEWAY_QUEUE_PER_CLIENT
+from mesh_llm.gateway.slot_queue import GATEWAY_QUEUE_PER_CLIENT
 from tests.support.joining import JoiningNode, Lab, lab, write_model
 from tests.support.node import WAIT_S
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_SDIST_ROOT, ENGINE_VERSION
+from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.engine import sources
-from mesh_llm.engine.sources import engine_sources
+from mesh_llm.engine.sources import ENGINE_SDIST_ROOT, engine_sources
 from mesh_llm.errors import DownloadFailed, MeshError
 
 STEM = f"{ENGINE_PACKAGE}-{ENGINE_VERSION}"

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from mesh_llm.defaults import CHILD_KEPT_LINES, CHILD_LINE_LIMIT_BYTES
 from mesh_llm.engine import process
-from mesh_llm.engine.process import Child, run, spawn
+from mesh_llm.engine.process import CHILD_KEPT_LINES, CHILD_LINE_LIMIT_BYTES, Child, run, spawn
 from mesh_llm.errors import MeshError
 from tests.support.command import MARKER, marked
 from tests.support.waiting import until

@@ -39,5 +39,5 @@ def admit(node: Node, id: NodeId, *, connected: bool = True, of: NodeId | None =
         view.on_connected(id, _now())
     record = Record(node=id, incarnation=5, sequence=0, standing=Standing.ALIVE, facts=known)
     record = replace(record, signed=seal(record_text(record)))
-    view._scene.open = read_record
+    view._state.open = read_record
     view.on_message(of or id, Update(records=(told(record),)), _now())

@@ -13,7 +13,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "mesh_llm"
 BASE = {"types", "errors", "defaults", "loopback"}
 TASKS = {"tasks"}
 PURE = {"membership", "planning", "agents"}
-MIDDLE = {"gateway", "console", "engine", "transport", "models"}
+MIDDLE = {"gateway", "console", "engine", "transport", "models", "download", "peer_fetch", "relay"}
+NODE = {"peers", "worker", "host", "report"}
 PERSON = {"config", "home"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
@@ -24,9 +25,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(TASKS, BASE),
     **dict.fromkeys(MIDDLE, BASE | PURE | TASKS | {"home"}),
     "console": BASE | PURE | PERSON | TASKS,
-    "node": BASE | PURE | MIDDLE | PERSON | TASKS,
-    "cli": BASE | PURE | MIDDLE | PERSON | TASKS | {"node", "lab"},
-    "lab": BASE | PURE | MIDDLE | PERSON | TASKS | {"node", "cli"},
+    "download": BASE | TASKS | {"home", "models"},
+    "peer_fetch": BASE | TASKS | {"home", "models"},
+    "relay": BASE | TASKS | {"transport"},
+    "peers": BASE | PURE | MIDDLE | TASKS | {"home", "report"},
+    "worker": BASE | PURE | MIDDLE | TASKS | {"peers"},
+    "host": BASE | PURE | MIDDLE | TASKS | PERSON | {"peers", "report"},
+    "report": BASE | PURE | MIDDLE | TASKS | PERSON | {"peers", "host", "worker", "node"},
+    "node": BASE | PURE | MIDDLE | NODE | PERSON | TASKS,
+    "cli": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "lab"},
+    "lab": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli"},
 }
 IMPURE = {"asyncio", "socket", "time", "subprocess", "os", "random"}
 SPAWNS_OR_SIGNALS = {
@@ -47,9 +55,10 @@ SPAWNS_OR_SIGNALS = {
 SPAWNER = "engine/process.py"
 CHILDREN = {
     *(
-        f"engine/{name}.py"
-        for name in ("describe", "external", "gguf", "measure", "serve", "sources", "vocabulary", "worker")
+        f"engine/children/{name}.py"
+        for name in ("describe", "external", "gguf", "measure", "serve", "vocabulary", "worker")
     ),
+    "engine/sources.py",
     "lab/delay.py",
     "lab/member.py",
     "lab/quic.py",

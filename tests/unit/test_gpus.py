@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import GPU_BUILD_JOB_BYTES
 from mesh_llm.engine import build, gpus
 from mesh_llm.engine.build import Built
-from mesh_llm.engine.gpus import KINDS, Gpu, Idle
+from mesh_llm.engine.gpus import GPU_BUILD_JOB_BYTES, KINDS, Gpu, Idle
 from mesh_llm.errors import BuildFailed
 from mesh_llm.node.hardware import keeps_to_cpu, without_gpus
 from tests.support.kernel import Kernel

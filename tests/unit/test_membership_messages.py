@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.defaults import MEMBER_BUCKETS, MEMBER_FACTS_BYTES, MEMBER_MESSAGE_BYTES
+from mesh_llm.defaults import MEMBER_BUCKETS
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.fact_documents import (
+    MEMBER_FACTS_BYTES,
     facts_from_document,
     facts_to_document,
     plan_from_document,
@@ -37,7 +38,7 @@ from mesh_llm.membership.messages import (
     from_document,
     to_document,
 )
-from mesh_llm.membership.outbox import updates
+from mesh_llm.membership.outbox import MEMBER_MESSAGE_BYTES, updates
 from mesh_llm.membership.record import Record, read_record, record_text, told
 from mesh_llm.membership.record_table import RecordTable
 from mesh_llm.types import (

@@ -7,16 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.defaults import (
-    MEMBER_DIAL_FIRST_S,
-    MEMBER_KNOWN_LIMIT,
-    MEMBER_REFUTATIONS,
-    MEMBER_REMEMBER_S,
-    MEMBER_TOMBSTONE_S,
-)
+from mesh_llm.defaults import MEMBER_KNOWN_LIMIT
 from mesh_llm.errors import Forged
 from mesh_llm.membership import gossip
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT
+from mesh_llm.membership.dial_backoff import MEMBER_DIAL_FIRST_S
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.messages import (
@@ -31,11 +26,11 @@ from mesh_llm.membership.messages import (
     Update,
     Want,
 )
-from mesh_llm.membership.own_record import COPIED_HOME
+from mesh_llm.membership.own_record import COPIED_HOME, MEMBER_REFUTATIONS
 from mesh_llm.membership.record import Record, Told, joined, record_text
 from mesh_llm.membership.record import told as as_told
 from mesh_llm.membership.ring import chosen
-from mesh_llm.membership.view import View
+from mesh_llm.membership.view import MEMBER_REMEMBER_S, MEMBER_TOMBSTONE_S, View
 from mesh_llm.types import Address, NodeId, Role, State
 from tests.support.membership_world import facts, opened, seal
 

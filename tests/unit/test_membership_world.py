@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.defaults import MEMBER_MESSAGE_BYTES
 from mesh_llm.membership.member import Standing
+from mesh_llm.membership.outbox import MEMBER_MESSAGE_BYTES
 from mesh_llm.membership.own_record import COPIED_HOME
 from tests.support.membership_world import World, facts, node_id
 

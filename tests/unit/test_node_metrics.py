@@ -13,10 +13,10 @@ import pytest
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import MEMBER_RTT_LEAST
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.engine.telemetry import Rates
 from mesh_llm.host.plan_run import Run
+from mesh_llm.membership.heartbeat import MEMBER_RTT_LEAST
 from mesh_llm.node.node import Node
 from mesh_llm.report.status import document
 from mesh_llm.transport.identity import Identity
@@ -227,7 +227,7 @@ async def test_links_are_those_to_peers(node: Node) -> None:
     admit(node, ANN, name="twin")
     admit(node, BEN, name="twin", role=Role.CLIENT)
     admit(node, NodeId("c" * 64), connected=False, of=ANN)
-    node.mesh._view._scene.links[ANN]._samples.extend([0.004] * MEMBER_RTT_LEAST)
+    node.mesh._view._state.links[ANN]._samples.extend([0.004] * MEMBER_RTT_LEAST)
     node.mesh.paths._meters[ANN] = meter = node.mesh.paths.meter(ANN)
     meter.read(1000, 3000, 1.0)
     meter.read(2000, 5000, 2.0)

@@ -6,16 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.defaults import (
-    HOP_QUIC_S,
-    LONG_PROMPT_TOKENS,
-    QUIC_BYTES_PER_S,
-    RELAY_BYTES_PER_S,
-    SPILL_BYTES_PER_S,
-)
+from mesh_llm.defaults import SPILL_BYTES_PER_S
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.layer_costs import active_bytes
-from mesh_llm.planning.predict import predict
+from mesh_llm.planning.plan_inputs import HOP_QUIC_S, QUIC_BYTES_PER_S, RELAY_BYTES_PER_S
+from mesh_llm.planning.predict import LONG_PROMPT_TOKENS, predict
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import LayerCache, LinkKind, ModelFacts, NodeId, Prediction, Speed, Stage
 from tests.support.planning import GB, gpu, mesh, model, node

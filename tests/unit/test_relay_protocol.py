@@ -9,10 +9,10 @@ from aiohttp import web
 from iroh.iroh_ffi import SecretKey, Signature
 
 from mesh_llm.cli.relay import parse_listen
-from mesh_llm.defaults import RELAY_ARRIVALS_S, RELAY_CLIENTS_SPARE, RELAY_PACKET_LIMIT_BYTES
+from mesh_llm.defaults import RELAY_CLIENTS_SPARE, RELAY_PACKET_LIMIT_BYTES
 from mesh_llm.errors import UsageError
 from mesh_llm.relay import protocol as protocol
-from mesh_llm.relay.connections import Door, source_of
+from mesh_llm.relay.connections import RELAY_ARRIVALS_S, Door, source_of
 from mesh_llm.relay.limits import Allowance, RelayLimits
 from mesh_llm.relay.metrics import RelayCounters
 from mesh_llm.relay.protocol import BadFrame, Ping, Pong, Send

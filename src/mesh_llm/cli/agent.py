@@ -17,9 +17,12 @@ from mesh_llm.agents.config_files import Endpoint
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.cli.output import print_json, print_table
-from mesh_llm.defaults import AGENT_CONFIG_BYTES, API_PORT, DEFAULT_MODEL
+from mesh_llm.defaults import API_PORT, DEFAULT_MODEL
 from mesh_llm.errors import AgentConfigRefused, MeshError, NodeNotRunning
 from mesh_llm.home import Home
+
+AGENT_CONFIG_BYTES = 4 << 20
+"""An agent's config file is a few kilobytes; what is larger was written by something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,12 @@ import psutil
 
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.cli.output import print_json
-from mesh_llm.defaults import CONTROL_TIMEOUT_S, LOCK_POLL_S, STOP_TIMEOUT_S
+from mesh_llm.defaults import CONTROL_TIMEOUT_S, DRAIN_S, LOCK_POLL_S
 from mesh_llm.errors import MeshError, NodeNotRunning
 from mesh_llm.home import Home
+
+STOP_TIMEOUT_S = DRAIN_S + 30.0
+"""For `mesh-llm stop` to see the node gone: others take over, it drains, its children end."""
 
 
 async def call(home: Home, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

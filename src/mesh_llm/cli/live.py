@@ -12,10 +12,18 @@ from typing import Any
 
 from mesh_llm.cli import live_view
 from mesh_llm.cli.terminal import Terminal
-from mesh_llm.defaults import CONTROL_TIMEOUT_S, LIVE_PROGRESS_S, LIVE_REDRAW_S, LIVE_WATCH_EVENTS
+from mesh_llm.defaults import CONTROL_TIMEOUT_S
 from mesh_llm.engine.process import obey
 from mesh_llm.errors import MeshError, NodeNotRunning
 from mesh_llm.types import Progress
+
+LIVE_REDRAW_S = 1.0
+"""Between two looks of the live view at its node: what a person can follow, and next to no work."""
+LIVE_PROGRESS_S = 0.25
+"""Between two pictures of a bar that moves."""
+LIVE_WATCH_EVENTS = 5
+"""Last events below the picture of `status --watch`; a node's own terminal has them all above it."""
+
 
 Ask = Callable[[], Awaitable[dict[str, Any] | None]]
 """For a node's status; None before it has one."""

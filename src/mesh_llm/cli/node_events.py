@@ -10,9 +10,12 @@ from typing import Any
 import aiohttp
 
 from mesh_llm.cli.live import Live
-from mesh_llm.defaults import CONTROL_TIMEOUT_S, FEED_FRAME_BYTES
+from mesh_llm.defaults import CONTROL_TIMEOUT_S
 from mesh_llm.home import Home
 from mesh_llm.types import Progress
+
+FEED_FRAME_BYTES = 8 << 20
+"""One frame of a node's events; the first holds a hundred nodes and an hour of samples, some 100 KB."""
 
 
 async def follow(home: Home, live: Live) -> None:

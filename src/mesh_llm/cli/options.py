@@ -10,15 +10,12 @@ from typing import Any, TypeVar
 import click
 
 from mesh_llm.cli import secret
-from mesh_llm.defaults import (
-    API_LISTEN,
-    API_PORT,
-    CONSOLE_PORT,
-    DEFAULT_MODEL,
-    DEFAULT_SLOTS,
-    DRAFT_MAX,
-)
+from mesh_llm.defaults import API_LISTEN, API_PORT, DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
 from mesh_llm.errors import UsageError
+
+CONSOLE_PORT = 3131
+"""The number that the documents name."""
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

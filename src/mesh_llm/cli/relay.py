@@ -17,19 +17,17 @@ from mesh_llm.cli.options import debug_option
 from mesh_llm.cli.output import Output, set_up_logging
 from mesh_llm.cli.serve import run_loop
 from mesh_llm.config import parse_size
-from mesh_llm.defaults import (
-    RELAY_CLIENT_BYTES_S,
-    RELAY_CLIENTS,
-    RELAY_CLIENTS_SPARE,
-    RELAY_LISTEN,
-    RELAY_PER_ADDRESS,
-)
+from mesh_llm.defaults import RELAY_CLIENT_BYTES_S, RELAY_CLIENTS, RELAY_CLIENTS_SPARE, RELAY_PER_ADDRESS
 from mesh_llm.errors import PortInUse, UsageError
 from mesh_llm.gateway import ports
 from mesh_llm.relay.limits import RelayLimits
 from mesh_llm.relay.server import RelayConfig, RelayServer
 from mesh_llm.transport.identity import is_node_id
 from mesh_llm.types import Event
+
+RELAY_LISTEN = "127.0.0.1:3340"
+"""Loopback, as for the API: what is open to the network has to be asked for. The port is nobody else's."""
+
 
 TOKEN_VARIABLE = secret.VARIABLES["--token"]
 

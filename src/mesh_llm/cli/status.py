@@ -19,9 +19,11 @@ from mesh_llm.cli.node_events import follow
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.cli.output import print_json, print_table
 from mesh_llm.cli.terminal import Terminal, is_live
-from mesh_llm.defaults import STATUS_WATCH_S
 from mesh_llm.home import Home
 from mesh_llm.tasks import cancelled
+
+STATUS_WATCH_S = 1.0
+"""Between two looks of `status --watch`: what a person can follow."""
 
 
 @click.command()

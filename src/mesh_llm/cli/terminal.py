@@ -19,7 +19,12 @@ from typing import Any
 
 from mesh_llm.cli import live_view
 from mesh_llm.cli.output import is_terminal
-from mesh_llm.defaults import TERMINAL_LAST_S, TERMINAL_PENDING_BYTES
+
+TERMINAL_PENDING_BYTES = 256 << 10
+"""Kept for a terminal that does not take it (a frozen window, a lost ssh session): thousands of lines."""
+TERMINAL_LAST_S = 0.5
+"""For a terminal to take the last lines at the end: it does at once, or it is stuck."""
+
 
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _ERASE_LINE, _LINE_ABOVE = "\r\x1b[2K", "\x1b[A"

@@ -15,7 +15,12 @@ from aiohttp import web
 from yarl import URL
 
 from mesh_llm.console.access import Refused
-from mesh_llm.defaults import CONSOLE_CHATS, CONSOLE_CONNECT_S
+
+CONSOLE_CHATS = 32
+"""Answers under way for all pages together; the API's own queue is shorter."""
+CONSOLE_CONNECT_S = 5.0
+"""To the node's own API, in the same process."""
+
 
 _PASSED_ON = ("Accept", "Content-Type", "Content-Length", "Prefer", "X-Request-Id")
 _PASSED_BACK = ("Content-Type", "Content-Length", "Retry-After", "X-Mesh-LLM-Served-By")

@@ -15,18 +15,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from typing import Any
 
-from mesh_llm.defaults import (
-    CONSOLE_BEAT_S,
-    CONSOLE_BEHIND_BYTES,
-    CONSOLE_BEHIND_S,
-    CONSOLE_EVENTS,
-    CONSOLE_PROGRESS,
-    CONSOLE_SAMPLE_S,
-    CONSOLE_SAMPLES,
-    CONSOLE_TICK_S,
-    CONSOLE_WATCHERS,
-)
+from mesh_llm.defaults import CONSOLE_BEAT_S, CONSOLE_SAMPLE_S, CONSOLE_SAMPLES
 from mesh_llm.types import Event, Progress
+
+CONSOLE_TICK_S = 1.0
+"""Between two looks at the node while somebody watches: what a person can follow."""
+CONSOLE_EVENTS = 100
+"""Kept to be shown: what happened in a busy hour. A hundred lines take 20 KB."""
+CONSOLE_PROGRESS = 16
+"""Kept to be shown, by what it is about; more does not happen at once."""
+CONSOLE_WATCHERS = 64
+"""Pages and programs that follow one node: a screen in every room."""
+CONSOLE_BEHIND_BYTES = 2 << 20
+"""That wait for one who follows: half a minute of a large mesh. Who is further behind starts afresh."""
+CONSOLE_BEHIND_S = 30.0
+"""For one who follows to take what was written; a sleeping laptop does not."""
+
 
 BEAT = b":\n\n"
 """A comment: a sign of life."""

@@ -14,7 +14,13 @@ from mesh_llm.console.api_proxy import Api, Chat
 from mesh_llm.console.event_feed import Feed
 from mesh_llm.console.page import get_file
 from mesh_llm.console.routes import Managed, add_management, refusal
-from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES, CONSOLE_CONNECTIONS, CONSOLE_STOP_S
+from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
+
+CONSOLE_CONNECTIONS = 256
+"""Of all of them, idle ones included: some for each, and a quarter of the descriptors that a process has."""
+CONSOLE_STOP_S = 1.0
+"""For connections to end with the node."""
+
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mesh_llm.defaults import COPY_CHUNK_BYTES, DOWNLOAD_BATCH_BYTES, DOWNLOAD_BATCHES, FETCH_SPARE_BYTES
+from mesh_llm.defaults import COPY_CHUNK_BYTES, FETCH_SPARE_BYTES
 from mesh_llm.download.http import Remote
+
+DOWNLOAD_BATCH_BYTES = 1 << 20
+"""Hashed and written at a time: fewer turns between threads than packets."""
+DOWNLOAD_BATCHES = 4
+"""Of a file that wait for the disk; beyond them the server waits, too, and memory stays flat."""
+
 
 T = TypeVar("T")
 

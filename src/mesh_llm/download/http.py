@@ -17,16 +17,21 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
-from mesh_llm.defaults import (
-    DOWNLOAD_CONNECT_S,
-    DOWNLOAD_PAUSE_LIMIT_S,
-    DOWNLOAD_PAUSE_S,
-    DOWNLOAD_STALL_S,
-    DOWNLOAD_TRIES,
-    DOWNLOAD_WAIT_LIMIT_S,
-)
 from mesh_llm.errors import DownloadFailed
 from mesh_llm.models.catalog import is_address
+
+DOWNLOAD_CONNECT_S = 10.0
+"""For a connection: a server that is there takes a second."""
+DOWNLOAD_STALL_S = 30.0
+"""Without a byte for this long a connection is given up (HF_HUB_DOWNLOAD_TIMEOUT changes it)."""
+DOWNLOAD_TRIES = 5
+"""After a failure, before it is said: with their pauses half a minute, in which a server restarts."""
+DOWNLOAD_PAUSE_S = 1.0
+"""Before the first of them (MESH_LLM_DOWNLOAD_PAUSE_S changes it); each further one waits twice as long."""
+DOWNLOAD_PAUSE_LIMIT_S = 16.0
+DOWNLOAD_WAIT_LIMIT_S = 60.0
+"""That a server may ask for (Retry-After): who is to wait longer is better told."""
+
 
 T = TypeVar("T")
 

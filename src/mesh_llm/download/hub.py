@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from mesh_llm import __version__
-from mesh_llm.defaults import HUB_ANSWER_S
 from mesh_llm.download.http import (
     Passing,
     Remote,
@@ -53,6 +52,10 @@ from mesh_llm.models.catalog import (
 if TYPE_CHECKING:
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
+
+HUB_ANSWER_S = 15.0
+"""For a list of files: the largest repositories have thousands."""
+
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import aiohttp
 
-from mesh_llm.defaults import DOWNLOAD_PARALLEL, FETCH_SPARE_BYTES
+from mesh_llm.defaults import FETCH_SPARE_BYTES
 from mesh_llm.download import checksum, hub, package_model
 from mesh_llm.download.checksum import checksum_file, verify
 from mesh_llm.download.file_writer import FileWriter
@@ -34,6 +34,10 @@ from mesh_llm.models import incoming_folders
 from mesh_llm.models.catalog import CatalogEntry, HubSource, UrlSource, WheelSource
 from mesh_llm.tasks import task_group
 from mesh_llm.types import Progress, ProgressSink
+
+DOWNLOAD_PARALLEL = 4
+"""Files at once: servers grant a connection only so much, and more than these only take from each other."""
+
 
 __all__ = ["FetchPackage", "checksum_file", "download", "download_all", "is_here", "verify"]
 

@@ -7,12 +7,6 @@ from collections.abc import Callable
 
 import aiohttp
 
-from mesh_llm.defaults import (
-    DOWNLOAD_GAIN_BYTES,
-    DOWNLOAD_LEAST_BYTES_S,
-    DOWNLOAD_RANGE_BYTES,
-    DOWNLOAD_TURNS,
-)
 from mesh_llm.download.file_writer import FileWriter
 from mesh_llm.download.http import (
     Locate,
@@ -26,6 +20,15 @@ from mesh_llm.download.http import (
     stall_s,
 )
 from mesh_llm.errors import DownloadFailed
+
+DOWNLOAD_LEAST_BYTES_S = 1 << 10
+"""Over the same time, in a second: slower, even a small model would take days."""
+DOWNLOAD_GAIN_BYTES = 1 << 20
+"""After so many the tries begin anew: a line that breaks every minute gets there, one byte each time not."""
+DOWNLOAD_RANGE_BYTES = 16 << 30
+"""Asked for at once: the hub's storage does not give out more than 50 GB in one answer."""
+DOWNLOAD_TURNS = 3
+"""A file may change on the server while it is fetched, but not for ever."""
 
 
 class _Pace:

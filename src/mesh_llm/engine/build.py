@@ -20,18 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh_llm.defaults import (
-    BUILD_DISK_BYTES,
-    BUILD_SHOWN_LINES,
-    BUILD_TIMEOUT_S,
-    ENGINE_VERSION,
-    GPU_BUILD_DISK_BYTES,
-    GPU_BUILD_TIMEOUT_S,
-    INSPECT_TIMEOUT_S,
-    LOCK_TIMEOUT_S,
-    SCRATCH_PAUSE_S,
-    SCRATCH_TRIES,
-)
+from mesh_llm.defaults import ENGINE_VERSION, INSPECT_TIMEOUT_S, LOCK_TIMEOUT_S
 from mesh_llm.engine import gpus
 from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.library import find_wheel
@@ -41,6 +30,21 @@ from mesh_llm.engine.sources import engine_sources, free_bytes, native_folder
 from mesh_llm.errors import BuildFailed, MeshError
 from mesh_llm.home import cache_folder
 from mesh_llm.types import Progress, ProgressSink
+
+BUILD_TIMEOUT_S = 40 * 60.0
+"""The CPU library takes about a minute on two cores; where others want them, too, many times that."""
+BUILD_DISK_BYTES = 600_000_000
+"""Sources, objects and libraries of the CPU build take half of it."""
+GPU_BUILD_TIMEOUT_S = 3 * 3600.0
+"""CUDA's takes 282 s on 16 cores of a server (bench/results/gpu-trials.md): over an hour of one of them."""
+GPU_BUILD_DISK_BYTES = 3_000_000_000
+"""A guess: objects and library of CUDA's build for one kind of GPU, beside the sources."""
+BUILD_SHOWN_LINES = 12
+"""Of the compiler's output when it fails: the error and its surroundings, on one screen."""
+SCRATCH_TRIES = 10
+SCRATCH_PAUSE_S = 0.05
+"""To remove the folder of a build whose compiler was killed a moment ago, and may still write a file."""
+
 
 _NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
 

@@ -17,10 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh_llm.defaults import GPU_BUILD_JOB_BYTES
 from mesh_llm.engine.machine import platform_name
 from mesh_llm.errors import BuildFailed
 from mesh_llm.home import cache_folder
+
+GPU_BUILD_JOB_BYTES = 2_000_000_000
+"""A guess: what the compiler takes for the largest of ggml's templates."""
+
 
 ROOT = Path("/")
 """Of the files by which a kernel tells its devices; tests have one of their own."""

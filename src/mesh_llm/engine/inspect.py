@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import INSPECT_AT_ONCE, INSPECT_LINE_BYTES, INSPECT_TIMEOUT_S, MEASURE_TIMEOUT_S
+from mesh_llm.defaults import INSPECT_AT_ONCE, INSPECT_TIMEOUT_S, MEASURE_TIMEOUT_S
 from mesh_llm.engine.gpus import KINDS
 from mesh_llm.engine.library import Measurement
 from mesh_llm.engine.process import Finished, module, run, spawn
 from mesh_llm.errors import EngineFailed, ModelError
 from mesh_llm.types import Speed
+
+INSPECT_LINE_BYTES = 16 << 20
+"""What it says of one model: 80 bytes for each tensor, a thousand of them in a large one."""
 
 
 async def read_gguf(path: Path) -> dict[str, Any]:

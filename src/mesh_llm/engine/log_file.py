@@ -11,7 +11,14 @@ import logging
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from mesh_llm.defaults import ENGINE_LOG_BYTES, ENGINE_LOG_COUNT, ENGINE_LOG_HELD_BYTES, ENGINE_LOG_LATE_S
+from mesh_llm.defaults import ENGINE_LOG_HELD_BYTES
+
+ENGINE_LOG_BYTES = 4 << 20
+ENGINE_LOG_COUNT = 2
+"""Kept beside the current log: enough for the run that failed and the one before."""
+ENGINE_LOG_LATE_S = 0.25
+"""Lines are gathered for so long: by then the first tokens of what they tell of are out."""
+
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from mesh_llm.defaults import MEMORY_RESERVE_BYTES, MEMORY_RESERVE_SHARE
+MEMORY_RESERVE_BYTES = 512 << 20
+MEMORY_RESERVE_SHARE = 0.03
+"""Left to the system and the node itself when a model is fitted: the larger of the two."""
+
 
 _CGROUP = Path("/sys/fs/cgroup")
 

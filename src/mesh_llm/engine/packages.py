@@ -10,10 +10,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mesh_llm.defaults import PACKAGE_TIMEOUT_S
 from mesh_llm.engine.process import run
 from mesh_llm.errors import DownloadFailed
 from mesh_llm.types import Progress, ProgressSink
+
+PACKAGE_TIMEOUT_S = 30 * 60.0
+"""100 MB over a very slow line."""
+
 
 _PROGRESS = re.compile(r"^Progress (\d+) of (\d+)$")
 _OFFLINE = re.compile(

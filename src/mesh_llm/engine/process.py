@@ -22,16 +22,18 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh_llm.defaults import (
-    CHILD_KEPT_LINES,
-    CHILD_LINE_LIMIT_BYTES,
-    CHILD_STOP_GRACE_S,
-    CHILD_STOP_POLL_S,
-    CHILD_WRITE_TIMEOUT_S,
-)
+from mesh_llm.defaults import CHILD_STOP_GRACE_S
 from mesh_llm.engine.diagnostics import printable
 from mesh_llm.errors import MeshError
 from mesh_llm.tasks import uninterrupted
+
+CHILD_STOP_POLL_S = 0.02
+CHILD_WRITE_TIMEOUT_S = 10.0
+CHILD_LINE_LIMIT_BYTES = 64 << 10
+"""Longer lines of a child's output are cut: nobody reads them, and memory is finite."""
+CHILD_KEPT_LINES = 60
+"""Lines of a child's last words: an assertion with its backtrace fits."""
+
 
 LineSink = Callable[[str], None]
 

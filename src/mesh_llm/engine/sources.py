@@ -14,17 +14,16 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from mesh_llm.defaults import (
-    ENGINE_PACKAGE,
-    ENGINE_SDIST_ROOT,
-    ENGINE_SDIST_SHA256,
-    ENGINE_VERSION,
-)
+from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.packages import pip_download_source
 from mesh_llm.errors import BuildFailed, MeshError
 from mesh_llm.home import cache_folder
 from mesh_llm.types import ProgressSink
+
+ENGINE_SDIST_SHA256 = "c17ee1163006f70726abb9f72137830818f3d8cb60bfc34cb232d08428eaa22b"
+ENGINE_SDIST_ROOT = f"{ENGINE_PACKAGE}-{ENGINE_VERSION}/thirdparty/llama.cpp/"
+
 
 _PARTS = ("ggml/", "include/", "common/", "LICENSE")
 """Of llama.cpp's tree: what is compiled, and the headers of what our libraries stand in for."""

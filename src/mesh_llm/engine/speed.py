@@ -20,12 +20,18 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from mesh_llm.defaults import ENGINE_VERSION, MEASURE_ATTEMPTS, MEASURE_MEMORY_SHARE, MEASURE_WAIT_S
+from mesh_llm.defaults import ENGINE_VERSION, MEASURE_ATTEMPTS
 from mesh_llm.engine import inspect
 from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.machine import available_memory, cpu_identity
 from mesh_llm.errors import MeshError
 from mesh_llm.types import Speed
+
+MEASURE_WAIT_S = 120.0
+"""For other nodes on this machine, which measure one at a time; a plan can do without a speed for so long."""
+MEASURE_MEMORY_SHARE = 0.25
+"""Of the main memory that is free: others may be about to load a model."""
+
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,14 @@ from typing import Any
 
 import aiohttp
 
-from mesh_llm.defaults import ENGINE_STAGES_S, STATUS_ENGINE_S, STATUS_FRESH_S
+from mesh_llm.defaults import ENGINE_STAGES_S
 from mesh_llm.types import StageCounters
+
+STATUS_ENGINE_S = 0.5
+"""For the engine's own figures; `status` answers without them rather than late."""
+STATUS_FRESH_S = 0.5
+"""How old the engine's figures may be: however many nodes and pages ask, it is asked twice a second."""
+
 
 _SERIES = re.compile(r"^llamacpp:(\w+) ([-+\d.eE]+|nan)$", re.MULTILINE)
 

@@ -12,12 +12,19 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import WORKER_BEAT_S, WORKER_BEATS, WORKER_HAND_OVER_S, WORKER_READY_S
+from mesh_llm.defaults import WORKER_HAND_OVER_S
 from mesh_llm.engine.diagnostics import explain, sentence
 from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import EngineFailed
+
+WORKER_READY_S = 60.0
+"""It loads libraries and maps files; a minute means that it hangs."""
+WORKER_BEAT_S = 1.0
+WORKER_BEATS = 5
+"""Unanswered in a row: one that hangs holds up every answer, one that swaps comes back sooner."""
+
 
 log = logging.getLogger(__name__)
 

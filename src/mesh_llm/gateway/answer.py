@@ -13,7 +13,6 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDict
 
-from mesh_llm.defaults import GATEWAY_DOCUMENT_BYTES, GATEWAY_TRANSCRIPT_BYTES
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.answer_writer import AnswerWriter
 from mesh_llm.gateway.api_errors import Failure
@@ -30,6 +29,12 @@ from mesh_llm.gateway.resume_cut import Cut, cut_back
 from mesh_llm.gateway.resume_join import Continuing, Joint, Matching, Repeating
 from mesh_llm.gateway.sse import EventCutter, comment, data_of, dump
 from mesh_llm.gateway.text_request import TextRequest
+
+GATEWAY_DOCUMENT_BYTES = 128 << 20
+"""Of the events that an answer in one document is put together from: half a million tokens."""
+GATEWAY_TRANSCRIPT_BYTES = 32 << 20
+"""Of an answer, kept to go on with it elsewhere: some 100,000 tokens as events."""
+
 
 Count = Callable[[str, Document | None], Awaitable[Document]]
 """Asks the next engine for something small; without a document it is only to be shown."""

@@ -8,9 +8,12 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from mesh_llm.defaults import GATEWAY_RETRY_AFTER_S
 from mesh_llm.gateway.headers import OURS
 from mesh_llm.gateway.upstream import Health
+
+GATEWAY_RETRY_AFTER_S = 1
+"""Engines come back in seconds: a client that asks once a second costs nothing and loses little."""
+
 
 _CLOSE = {"Connection": "close"}
 _RETRY = {"Retry-After": str(GATEWAY_RETRY_AFTER_S)}

@@ -14,18 +14,24 @@ from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
-from mesh_llm.defaults import (
-    GATEWAY_BODY_BYTES_PER_S,
-    GATEWAY_HEAD_LIMIT_BYTES,
-    GATEWAY_HEADER_LIMIT_BYTES,
-    GATEWAY_LINGER_S,
-    GATEWAY_TURNED_AWAY,
-    GATEWAY_TURNED_AWAY_S,
-)
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.api_errors import Failure
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.limits import Limits
+
+GATEWAY_HEADER_LIMIT_BYTES = 16 << 10
+"""Of a request line or one header: twice what browsers and proxies send at their worst."""
+GATEWAY_LINGER_S = 5.0
+"""To read on after a refusal, so that a client which sends its whole body first gets to see the reason."""
+GATEWAY_HEAD_LIMIT_BYTES = 64 << 10
+"""Of a request, all headers together: four headers at their limit, a hundred of the usual ones."""
+GATEWAY_BODY_BYTES_PER_S = 16 << 10
+"""The slowest that a body may arrive while others find no room: an old telephone line is faster."""
+GATEWAY_TURNED_AWAY = 32
+"""Connections over the limit that are told so; with more at once there is no time for words."""
+GATEWAY_TURNED_AWAY_S = 1.0
+"""To read why: closed at once, a connection whose request is still arriving loses the words, too."""
+
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,14 @@ import asyncio
 from functools import partial
 from weakref import WeakSet
 
-from mesh_llm.defaults import GATEWAY_CONNECT_S, GATEWAY_ENGINE_IDLE_S
 from mesh_llm.gateway.engine_connection import EngineConnection, EngineLost
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.upstream import SlotRequest, Upstream
+
+GATEWAY_CONNECT_S = 5.0
+"""To a socket on this machine: far more than a busy machine needs, less than a person waits."""
+GATEWAY_ENGINE_IDLE_S = 4.0
+"""The engine closes a connection after five idle seconds; leaving it first avoids meeting it half closed."""
 
 
 class ConnectionPool:

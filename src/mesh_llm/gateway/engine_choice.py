@@ -8,17 +8,21 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from mesh_llm.defaults import (
-    GATEWAY_EXPLAIN_S,
-    GATEWAY_GAP_S,
-    GATEWAY_LOOK_S,
-    GATEWAY_RESUME_TRIES,
-    GATEWAY_SAME_ENGINE_S,
-)
+from mesh_llm.defaults import GATEWAY_EXPLAIN_S
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.engine_connection import EngineError, EngineLost
 from mesh_llm.gateway.upstream import Serving, Upstream
 from mesh_llm.types import State
+
+GATEWAY_RESUME_TRIES = 4
+"""Engines that die of the same request without a word of an answer: it is the request, then."""
+GATEWAY_LOOK_S = 0.02
+"""Between two looks for the next engine. Asking costs a microsecond, and depends on all that a node knows."""
+GATEWAY_GAP_S = 5.0
+"""A request is held where a node that serves has nothing to serve with: a successor is being learned of."""
+GATEWAY_SAME_ENGINE_S = 0.5
+"""Before an engine that broke off is asked again, as long as the node believes in it."""
+
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
-from mesh_llm.defaults import GATEWAY_HELD_BYTES
 from mesh_llm.gateway.http_framing import Body, Head, MalformedAnswer, body_of, split_head
 from mesh_llm.gateway.stall_timer import StallTimer
+
+GATEWAY_HELD_BYTES = 64 << 10
+"""Of an answer's body, while its head is on its way to the client; as much as a transport buffers."""
+
 
 Sink = Callable[[bytes], None]
 

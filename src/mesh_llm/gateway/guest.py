@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mesh_llm.defaults import GUEST_CLIENT_CHARACTERS
+GUEST_CLIENT_CHARACTERS = 64
+"""Of the name under which another node's client waits for its turn; they come as 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,19 +17,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from mesh_llm.defaults import (
-    GATEWAY_STOP_S,
-    GUEST_BODY_LIMIT_BYTES,
-    GUEST_BODY_S,
-    GUEST_BODY_SILENCE_S,
-    GUEST_IDLE_S,
-    GUEST_KEPT_BYTES,
-    GUEST_KEPT_PER_ACCOUNT_BYTES,
-    GUEST_STUCK_S,
-    GUEST_TOKENIZE_LIMIT_BYTES,
-    GUEST_TOKENIZES,
-    GUESTS_LIMIT,
-)
+from mesh_llm.defaults import GATEWAY_STOP_S, GUESTS_LIMIT
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.api_errors import Failure
 from mesh_llm.gateway.client_connection import ClientConnection, ClientServer, check_head
@@ -45,6 +33,26 @@ from mesh_llm.gateway.request_body import Body
 from mesh_llm.gateway.routes import Route
 from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
 from mesh_llm.gateway.upstream import Serving
+
+GUEST_IDLE_S = 15.0
+"""For another node's gateway to send a request: it asks for a connection when it has one, and keeps one
+for GATEWAY_ENGINE_IDLE_S."""
+GUEST_BODY_SILENCE_S = 30.0
+"""For more of its body: that gateway has most of it, or passes it on as it comes."""
+GUEST_BODY_S = 300.0
+"""For all of it: the longest body over a slow line."""
+GUEST_BODY_LIMIT_BYTES = 64 << 20
+"""Of one request, kept until its turn has come: a dozen photographs."""
+GUEST_TOKENIZE_LIMIT_BYTES = 8 << 20
+"""Of one whose tokens are counted: a million of them, with room for an image."""
+GUEST_TOKENIZES = 1
+"""Of these at once: each takes a processor from whoever computes."""
+GUEST_KEPT_BYTES = 256 << 20
+GUEST_KEPT_PER_ACCOUNT_BYTES = 128 << 20
+"""Of all of them, and of one node's or one token's: half, so that nobody takes all the room."""
+GUEST_STUCK_S = 120.0
+"""Without reading, before its slot is somebody else's: its gateway takes thousands of tokens ahead."""
+
 
 log = logging.getLogger(__name__)
 

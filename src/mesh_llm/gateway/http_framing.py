@@ -13,7 +13,11 @@ from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from mesh_llm.defaults import GATEWAY_ANSWER_HEAD_LIMIT_BYTES, GATEWAY_CHUNK_HEAD_LIMIT_BYTES
+GATEWAY_ANSWER_HEAD_LIMIT_BYTES = 64 << 10
+"""Of the engine's answers, all headers together; llama-server's take less than 1 KB."""
+GATEWAY_CHUNK_HEAD_LIMIT_BYTES = 4 << 10
+"""A chunk's length and extensions that nobody uses."""
+
 
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-5][0-9]{2})(?: (.*))?")
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

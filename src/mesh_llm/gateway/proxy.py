@@ -16,15 +16,7 @@ from urllib.parse import quote
 from aiohttp import web
 from multidict import CIMultiDict
 
-from mesh_llm.defaults import (
-    GATEWAY_DOUBT_S,
-    GATEWAY_EXPLAIN_S,
-    GATEWAY_METRICS_S,
-    GATEWAY_PREFER_WAIT_S,
-    GATEWAY_QUESTION_S,
-    GATEWAY_REDACTED_LIMIT_BYTES,
-    GATEWAY_REFUSAL_BYTES,
-)
+from mesh_llm.defaults import GATEWAY_EXPLAIN_S, GATEWAY_REDACTED_LIMIT_BYTES
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
 from mesh_llm.gateway.api_errors import Failure
@@ -47,6 +39,18 @@ from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
 from mesh_llm.gateway.sse import dump
 from mesh_llm.gateway.text_request import TextRequest
 from mesh_llm.gateway.upstream import Serving, SlotRequest, Upstream
+
+GATEWAY_DOUBT_S = 0.5
+"""To hear of a lost worker after the engine answered 500: it says that to some wrong questions, too."""
+GATEWAY_REFUSAL_BYTES = 64 << 10
+"""Of an engine's words against a request, read to be said in another way; they are a sentence or two."""
+GATEWAY_QUESTION_S = 20.0
+"""For an engine to count or render a prompt, the longest one on the slowest machine."""
+GATEWAY_PREFER_WAIT_S = 600.0
+"""The longest that a client may ask to wait for the model: loading the largest takes minutes."""
+GATEWAY_METRICS_S = 2.0
+"""The engine answers between two batches; a scrape must not wait for a long one."""
+
 
 log = logging.getLogger(__name__)
 

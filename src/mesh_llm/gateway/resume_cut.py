@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from mesh_llm.defaults import GATEWAY_CUT_BACK
 from mesh_llm.gateway.dialects.base import Dialect, Document, Said
 from mesh_llm.gateway.text_request import TextRequest
+
+GATEWAY_CUT_BACK = 4
+"""Events by which an answer is cut earlier than it broke off, to be cut between its own tokens. Each is a
+question to the next engine; two are enough behind a blank line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

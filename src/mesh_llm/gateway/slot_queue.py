@@ -20,14 +20,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
-from mesh_llm.defaults import (
-    GATEWAY_QUEUE_LIMIT,
-    GATEWAY_QUEUE_PER_ACCOUNT,
-    GATEWAY_QUEUE_PER_CLIENT,
-    GATEWAY_RETRY_AFTER_LIMIT_S,
-    GATEWAY_TURN_GUESS_S,
-    GATEWAY_TURN_WAIT_S,
-)
+GATEWAY_QUEUE_LIMIT = 256
+"""Requests that wait for one of the engine's slots: those at the end wait for minutes already."""
+GATEWAY_QUEUE_PER_ACCOUNT = 128
+"""Of them from one node, or from all who came in by one client's token: nobody fills the queue alone."""
+GATEWAY_QUEUE_PER_CLIENT = 64
+"""Of them from one client: a swarm of agents fits in, and three others like it find room beside them."""
+GATEWAY_TURN_WAIT_S = 300.0
+"""For a slot: half of GATEWAY_SILENCE_S, which leaves the other half to the prompt."""
+GATEWAY_TURN_GUESS_S = 5.0
+"""That a turn takes, before one has ended: a short answer on a slow machine."""
+GATEWAY_RETRY_AFTER_LIMIT_S = 60
+"""Guesses about a queue reach no further, and clients that read the header wait no longer."""
+
 
 _NEWEST_WEIGHT = 0.2
 """Of the turn that has just ended in the estimate of the next one's length: the last ten or so count."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mesh_llm.defaults import GATEWAY_EVENT_LIMIT_BYTES
 from mesh_llm.gateway.http_framing import MalformedAnswer
+
+GATEWAY_EVENT_LIMIT_BYTES = 32 << 20
+"""One event; the last of llama-server's own kind repeats the prompt, at worst twice what is kept of one."""
+
 
 END = b"\n\n"
 _DATA = b"data:"

@@ -15,15 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from mesh_llm.defaults import (
-    PLAN_DRAIN_LEAST_S,
-    PLAN_DRAIN_POLL_S,
-    PLAN_DRAIN_S,
-    PLAN_GATHER_S,
-    PLAN_RETRY_FIRST_S,
-    PLAN_RETRY_LAST_S,
-    PLAN_TICK_S,
-)
+from mesh_llm.defaults import PLAN_DRAIN_POLL_S, PLAN_DRAIN_S
 from mesh_llm.engine.telemetry import engine_figures
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.plan_run import Run, StageLost
@@ -32,6 +24,17 @@ from mesh_llm.planning.backoff import Attempts
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.eligibility import without_layers
 from mesh_llm.types import MeshSettings, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
+
+PLAN_TICK_S = 1.0
+"""Between two looks at the plan when nothing was heard: pauses end, and barred nodes come back."""
+PLAN_GATHER_S = 0.02
+"""After a change, before the look at the plan: changes come in flocks."""
+PLAN_RETRY_FIRST_S = 0.2
+PLAN_RETRY_LAST_S = 30.0
+"""Between two attempts to bring a plan up, where no node is to blame."""
+PLAN_DRAIN_LEAST_S = 1.0
+"""That a replaced engine still takes requests: others hear of its successor within a few round trips."""
+
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import PROMPT_CACHE_LIMIT_BYTES
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, WorkerSpec
 from mesh_llm.node.hardware import Hardware
@@ -21,6 +20,9 @@ from mesh_llm.planning.memory_layout import free_of, lodge
 from mesh_llm.planning.shared_machines import threads_of
 from mesh_llm.planning.speculation import cache_settings, made_by, model_guesses, text_guesses
 from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
+
+PROMPT_CACHE_LIMIT_BYTES = 8 << 30
+"""What the engine keeps of finished prompts in main memory, when there is as much to spare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

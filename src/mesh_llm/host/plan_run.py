@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
-from mesh_llm.defaults import ENGINE_STAGES_S, LEASE_SILENCE_S, PLAN_CHECK_S, PLAN_READY_S
+from mesh_llm.defaults import ENGINE_STAGES_S, LEASE_SILENCE_S, PLAN_READY_S
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.telemetry import Flows, Gauge, Rates
@@ -34,6 +34,10 @@ from mesh_llm.types import (
     Stage,
     StageCounters,
 )
+
+PLAN_CHECK_S = 60.0
+"""For the first token through all stages."""
+
 
 log = logging.getLogger(__name__)
 

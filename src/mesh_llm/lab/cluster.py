@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.cli.control import call
-from mesh_llm.defaults import CLUSTER_POLL_S, CLUSTER_READY_S, CLUSTER_SETTLE_S, CLUSTER_STOP_S
+from mesh_llm.defaults import CLUSTER_READY_S
 from mesh_llm.engine import machine
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.errors import MeshError, UsageError
@@ -28,6 +28,14 @@ from mesh_llm.home import Home
 from mesh_llm.lab.member import Part
 from mesh_llm.transport.identity import Identity
 from mesh_llm.types import Event, EventSink, NodeId, Progress, ProgressSink
+
+CLUSTER_STOP_S = 15.0
+"""For all nodes of a local cluster to drain and end; those that do not are killed."""
+CLUSTER_SETTLE_S = 5.0
+"""A plan without some of them that nothing changes for so long is the one there will be."""
+CLUSTER_POLL_S = 0.05
+"""Between two looks at whether they serve together."""
+
 
 NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _TOKEN = "Invite token: "

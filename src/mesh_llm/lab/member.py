@@ -77,8 +77,8 @@ class MemberNode(Node):
 
     def _compose(self) -> None:
         super()._compose()
-        self.mesh.ways.farther_s = lambda node: 2 * self._delays_s.get(node, 0.0)
-        self.passage.through = self._through
+        self.mesh.paths.farther_s = lambda node: 2 * self._delays_s.get(node, 0.0)
+        self.data_links.through = self._through
 
     def _through(self, node: NodeId, link: socket.socket) -> socket.socket:
         delay_s = self._delays_s.get(node, 0.0)

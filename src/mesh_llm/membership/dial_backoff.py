@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from mesh_llm.defaults import MEMBER_DIAL_FIRST_S, MEMBER_DIAL_LIMIT_S, MEMBER_DIAL_SECOND_S
 from mesh_llm.membership.seeded_random import SeededRandom
 from mesh_llm.types import NodeId
+
+MEMBER_DIAL_SECOND_S = 1.0
+"""The lower id dials first; the other one after this, if nothing came: a NAT may be in the way."""
+MEMBER_DIAL_FIRST_S = 2.0
+"""Between the first two attempts; doubles from there."""
+MEMBER_DIAL_LIMIT_S = 30.0
+"""Between attempts at a lost member: how long a mended network may stay unnoticed at the worst."""
+
 
 _AGAIN_S = 0.2
 """Within the grace after which a member that closed its connection is dead."""

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mesh_llm.defaults import MEMBER_FACTS_BYTES
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.checked_fields import Fields, is_direct, node_id
 from mesh_llm.membership.plan_documents import (
@@ -40,6 +39,10 @@ from mesh_llm.types import (
     Speed,
     State,
 )
+
+MEMBER_FACTS_BYTES = 40 << 10
+"""Of one node's facts as JSON: a plan over a hundred nodes fits, and the rest of a message, too."""
+
 
 __all__ = [
     "address_from_document",

@@ -10,21 +10,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mesh_llm.defaults import (
-    MEMBER_DEAD_S,
-    MEMBER_GRACE_S,
-    MEMBER_HEARSAY_GRACE_S,
-    MEMBER_PATIENCE_LIMIT_S,
-    MEMBER_PATIENCE_S,
-    MEMBER_SUSPECT_S,
-    MEMBER_VOUCH_S,
-)
 from mesh_llm.membership.effects import Disconnect
 from mesh_llm.membership.heartbeat import Heartbeat
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.record import Record
 from mesh_llm.membership.view_state import Doubt, ViewState
 from mesh_llm.types import NodeId
+
+MEMBER_SUSPECT_S = 1.9
+"""Of silence on a connection: two pings and three hurried ones went unanswered."""
+MEMBER_DEAD_S = 2.6
+"""Of silence: a tick later it is still less than three seconds after the last word."""
+MEMBER_GRACE_S = 0.6
+"""From suspicion to death at least, and all of it after a connection was closed: time to refute it."""
+MEMBER_VOUCH_S = 0.25
+"""After a connection closed: others need a moment to notice the same before their word counts."""
+MEMBER_PATIENCE_S = 5.0
+"""For a member that is only known by hearsay to be connected, or heard by a neighbour."""
+MEMBER_PATIENCE_LIMIT_S = 120.0
+"""Patience doubles whenever it answers by gossip: it lives, just not within reach."""
+MEMBER_HEARSAY_GRACE_S = 5.0
+"""For the answer of such a member to come back through a thousand nodes."""
 
 
 @dataclass(slots=True, kw_only=True)

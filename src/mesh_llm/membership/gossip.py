@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.defaults import MEMBER_KNOWN_LIMIT, MEMBER_SYNC_S
+from mesh_llm.defaults import MEMBER_KNOWN_LIMIT
 from mesh_llm.errors import Forged
 from mesh_llm.membership.effects import Disconnect, Duplicate
 from mesh_llm.membership.failure_detector import FailureDetector
@@ -13,6 +13,10 @@ from mesh_llm.membership.own_record import COPIED_HOME, Verdict
 from mesh_llm.membership.record import Record, Told
 from mesh_llm.membership.view_state import Remembered, ViewState
 from mesh_llm.types import NodeId
+
+MEMBER_SYNC_S = 2.0
+"""Between two comparisons of everything with the same peer: changes are on their way for a while."""
+
 
 _SETTLE_S = 1.5
 """That digests may differ while news are on their way; the lower id then asks first."""

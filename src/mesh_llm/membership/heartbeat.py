@@ -7,8 +7,17 @@ from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-from mesh_llm.defaults import MEMBER_HURRY_S, MEMBER_PING_S, MEMBER_RTT_LEAST, MEMBER_RTT_SAMPLES
 from mesh_llm.types import NodeId
+
+MEMBER_PING_S = 1.0
+"""Two hundred bytes each way and peer: noticed within seconds, and nobody's data plan."""
+MEMBER_HURRY_S = 0.3
+"""Without an answer to a ping (twice the usual delay, where that is more): ask again with every tick."""
+MEMBER_RTT_SAMPLES = 9
+"""Whose median counts: up to four outliers do no harm, and a change shows within five seconds."""
+MEMBER_RTT_LEAST = 3
+"""Before that nothing is said: the first samples of a connection are its handshake's."""
+
 
 _OUTSTANDING = 8
 """Pings whose answers are still waited for; older ones came too late to say anything."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from mesh_llm.defaults import MEMBER_FLUSH_S, MEMBER_MESSAGE_BYTES
 from mesh_llm.membership.effects import Effect, Send
 from mesh_llm.membership.messages import NODES_LIMIT, RECORD_LIMIT, Message, Update, Want
 from mesh_llm.membership.record import Told
 from mesh_llm.types import NodeId
+
+MEMBER_MESSAGE_BYTES = 64 << 10
+"""Of one message as JSON."""
+MEMBER_FLUSH_S = 0.05
+"""News leave at once, and those that follow within this leave together."""
+
 
 _RECORD_BYTES = MEMBER_MESSAGE_BYTES - 4096
 _UPDATES_LIMIT = 32

@@ -6,17 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
-from mesh_llm.defaults import (
-    MEMBER_CLAIMS,
-    MEMBER_CLAIMS_S,
-    MEMBER_CLAIMS_SENIOR,
-    MEMBER_REFUTATIONS,
-    MEMBER_REFUTE_S,
-)
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.record import Record, record_text
 from mesh_llm.types import NodeFacts, Signed
+
+MEMBER_REFUTE_S = 0.5
+"""Between two answers to those who call this node dead, in the long run."""
+MEMBER_REFUTATIONS = 32
+"""At once: after a restart each of 28 neighbours may doubt it for itself."""
+MEMBER_CLAIMS = 3
+"""Foreign claims to our id before we believe in a copy; a restart with a clock set back causes one."""
+MEMBER_CLAIMS_SENIOR = 6
+"""The same for the one that was there first, so that the copy ends and not the original."""
+MEMBER_CLAIMS_S = 60.0
+"""Within which they have to come."""
+
 
 COPIED_HOME = "another machine runs with a copy of this node's home"
 

@@ -11,8 +11,14 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from mesh_llm.defaults import MEMBER_CHORDS, MEMBER_NEIGHBOURS, MEMBER_SMALL
 from mesh_llm.types import NodeId
+
+MEMBER_SMALL = 16
+"""Up to so many members all keep connections to all; beyond it, to ring neighbours and chords."""
+MEMBER_NEIGHBOURS = 2
+"""On either side of the ring: it stays whole when any one of them dies."""
+MEMBER_CHORDS = 2
+"""Connections across the ring, per node: a thousand nodes are six hops wide instead of 250."""
 
 
 def chosen(me: NodeId, ring: Sequence[NodeId]) -> frozenset[NodeId]:

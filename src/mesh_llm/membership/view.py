@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from mesh_llm.defaults import (
-    MEMBER_CALM_S,
-    MEMBER_DIALS_PER_TICK,
-    MEMBER_JUMP_S,
-    MEMBER_LATE_S,
-    MEMBER_REMEMBER_S,
-    MEMBER_SURPLUS_S,
-    MEMBER_TOMBSTONE_S,
-    MEMBER_VISITOR_S,
-)
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Effect
 from mesh_llm.membership.failure_detector import FailureDetector
 from mesh_llm.membership.gossip import Gossip
@@ -36,6 +26,24 @@ from mesh_llm.membership.own_record import OwnRecord, Seal
 from mesh_llm.membership.record import Record, Told
 from mesh_llm.membership.view_state import Open, ViewState, Visitor
 from mesh_llm.types import Address, NodeFacts, NodeId, Role
+
+MEMBER_JUMP_S = 1.5
+"""Between two looks at the clock: ticks come every 0.25 s, so we slept, not the others."""
+MEMBER_LATE_S = 0.5
+"""Between two looks: a tick was late, as others use this machine. What is beyond it is nobody's silence."""
+MEMBER_CALM_S = 10.0
+"""After a jump: connections may be gone on the other side; time to dial anew before judging anybody."""
+MEMBER_SURPLUS_S = 30.0
+"""That a connection wanted by neither side is kept, as a changing ring may want it back."""
+MEMBER_DIALS_PER_TICK = 4
+"""Sixteen a second: a remembered mesh is tried quickly, and without a storm."""
+MEMBER_TOMBSTONE_S = 3600.0
+"""Old news about a dead member goes round for seconds; an hour also outlasts a nap."""
+MEMBER_REMEMBER_S = 7 * 86400.0
+"""Afterwards its address is still tried now and then: networks stay broken over a holiday."""
+MEMBER_VISITOR_S = 30.0
+"""Of silence after which a lite client's connection is closed; a closed lid may open again."""
+
 
 _SWEEP_S = 30.0
 _NOWHERE = Address()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mesh_llm.defaults import MEMBER_STALE_S
 from mesh_llm.membership.dial_backoff import DialBackoff
 from mesh_llm.membership.heartbeat import Heartbeat
 from mesh_llm.membership.member import Member, Standing
@@ -16,6 +15,10 @@ from mesh_llm.membership.record_table import RecordTable
 from mesh_llm.membership.ring import chosen
 from mesh_llm.membership.seeded_random import SeededRandom
 from mesh_llm.types import NodeFacts, NodeId
+
+MEMBER_STALE_S = 1.5
+"""Of silence: no longer told to others as heard, before we stop relying on it ourselves."""
+
 
 Open = Callable[[Told], Record | None]
 """Verifies what was signed; None where its signer is no member, `Forged` where it is not the signer's."""

@@ -16,12 +16,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import HEADERS_BYTES, HEADERS_KEPT
+from mesh_llm.defaults import HEADERS_KEPT
 from mesh_llm.errors import ModelError
 from mesh_llm.models.facts import model_facts
 from mesh_llm.models.stores.local import LocalModel
 from mesh_llm.models.unsupported import Explanation, refusal
 from mesh_llm.types import Fingerprint, Layer, LayerCache, ModelFacts
+
+HEADERS_BYTES = 64 << 20
+"""Of that cache; what is larger was not written by us."""
+
 
 NO_FINGERPRINT = Fingerprint("-")
 """Of facts that come from a header alone: it takes samples of all the weights to make one."""

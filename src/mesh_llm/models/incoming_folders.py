@@ -16,8 +16,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from mesh_llm.defaults import FETCH_KEEP_S, LOCK_POLL_S, LOCK_TIMEOUT_S
+from mesh_llm.defaults import LOCK_POLL_S, LOCK_TIMEOUT_S
 from mesh_llm.errors import DownloadFailed
+
+FETCH_KEEP_S = 14 * 24 * 3600.0
+"""What a broken-off fetch has is kept for a fortnight: long enough for a holiday, not for ever."""
+
 
 _PREFIX = ".incoming-"
 _RESUMABLE = f"{_PREFIX}fetch-"

@@ -7,9 +7,12 @@ import time
 from dataclasses import replace
 
 from mesh_llm.console.event_feed import Feed
-from mesh_llm.defaults import REMARK_AGAIN_S
 from mesh_llm.report.peer_documents import line
 from mesh_llm.types import Event, EventSink, Progress, ProgressSink
+
+REMARK_AGAIN_S = 10.0
+"""Before the same is noted again: a client that is refused comes back many times a second."""
+
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import PUBLIC_RELAYS, NodeConfig
-from mesh_llm.defaults import DRAFT_MAX, OWNER_HEARS_S, REMEMBERED_LIMIT
+from mesh_llm.defaults import DRAFT_MAX, REMEMBERED_LIMIT
 from mesh_llm.errors import Forged, JoinRefused, MalformedMessage, MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.membership.checked_fields import Fields
@@ -31,6 +31,10 @@ from mesh_llm.transport.invite import Invite, decode
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Network, NetworkConfig
 from mesh_llm.types import Address, Draft, Fingerprint, MeshSettings, ModelFacts, NodeId, Role
+
+OWNER_HEARS_S = 3.0
+"""That an owner's start waits for word of other members: connections to those that run take less than one."""
+
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, FOLLOW_RETRY_S, SOURCE_KNOWN_S
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
 from mesh_llm.download import hub
 from mesh_llm.download.model_download import download
 from mesh_llm.engine.inspect import read_gguf
@@ -48,6 +48,12 @@ from mesh_llm.types import (
     ProgressSink,
 )
 from mesh_llm.worker.lending import Step, Terms, Weights
+
+FOLLOW_RETRY_S = 10.0
+"""After a model that the mesh changed to could not be fetched: whoever has it may be on its way back."""
+SOURCE_KNOWN_S = 10.0
+"""For one who has just come in to hear of a member that has the model: gossip takes a second or two."""
+
 
 log = logging.getLogger(__name__)
 

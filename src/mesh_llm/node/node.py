@@ -26,7 +26,7 @@ from typing import Any
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
 from mesh_llm.console.routes import management_app, serve_on_socket
-from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, INVITE_DEFAULT_S
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
 from mesh_llm.engine.children import external
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
@@ -73,6 +73,10 @@ from mesh_llm.types import (
     State,
 )
 from mesh_llm.worker.lending import Lease, Lending
+
+INVITE_DEFAULT_S = 7 * 86400.0
+"""A week: long enough to walk over to the other machine, not for ever."""
+
 
 log = logging.getLogger(__name__)
 

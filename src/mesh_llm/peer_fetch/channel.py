@@ -6,8 +6,10 @@ import asyncio
 import json
 from typing import Any, Protocol
 
-from mesh_llm.defaults import FETCH_LEAST_BYTES
 from mesh_llm.errors import MeshError
+
+FETCH_LEAST_BYTES = 512 << 10
+"""That have to come in FETCH_STALL_S: at half that pace a small model would take days."""
 
 
 class ByteStream(Protocol):

@@ -11,13 +11,16 @@ from typing import Any, TypeGuard
 
 from mesh_llm.defaults import (
     FETCH_LARGEST_PIECE_BYTES,
-    FETCH_NAME_LIMIT,
     FETCH_PIECE_LIMIT,
     FETCH_SIZE_LIMIT_BYTES,
     FETCH_SMALLEST_PIECE_BYTES,
     GGUF_SHARD_LIMIT,
 )
 from mesh_llm.peer_fetch.channel import SourceWrong
+
+FETCH_NAME_LIMIT = 120
+"""Of a fetched file's name, in characters, without numbering: file systems take 255 bytes."""
+
 
 _HASH_DIGITS = 64
 _HEX = re.compile(r"[0-9a-f]*")

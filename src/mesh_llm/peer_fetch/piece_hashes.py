@@ -11,9 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import COPY_CHUNK_BYTES, FETCH_PIECE_BYTES, OFFER_BEAT_S
+from mesh_llm.defaults import COPY_CHUNK_BYTES, FETCH_PIECE_BYTES
 from mesh_llm.errors import ModelError
 from mesh_llm.peer_fetch.manifest import FilePieces
+
+OFFER_BEAT_S = 5.0
+"""Between two signs of life of a source that is still hashing."""
+
 
 Beat = Callable[[int], Awaitable[None]]
 """Told how many bytes of a file are hashed, every now and then."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import FETCH_CHUNK_BYTES, FETCH_STALL_S, OFFER_STREAMS
+from mesh_llm.defaults import FETCH_CHUNK_BYTES, FETCH_STALL_S
 from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.models.stores import blob_title
 from mesh_llm.peer_fetch.channel import ByteStream
@@ -29,6 +29,10 @@ from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.types import Fingerprint
+
+OFFER_STREAMS = 4
+"""Files sent at once: further peers are told to come again, or ask another one."""
+
 
 log = logging.getLogger(__name__)
 

@@ -15,23 +15,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mesh_llm.defaults import (
-    FETCH_BEATS,
-    FETCH_FAILURES,
-    FETCH_MANIFEST_BYTES,
-    FETCH_MANIFEST_S,
-    FETCH_PAUSE_S,
-    FETCH_SIZE_LIMIT_BYTES,
-    FETCH_SPARE_BYTES,
-    FETCH_STALL_S,
-    FETCH_TRIES,
-)
+from mesh_llm.defaults import FETCH_MANIFEST_BYTES, FETCH_SIZE_LIMIT_BYTES, FETCH_SPARE_BYTES, FETCH_STALL_S
 from mesh_llm.errors import DownloadFailed, MeshError
 from mesh_llm.peer_fetch import manifest
 from mesh_llm.peer_fetch.channel import ByteStream, Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
 from mesh_llm.peer_fetch.part_files import Disk
 from mesh_llm.types import Event, EventSink, Fingerprint, Progress, ProgressSink
+
+FETCH_MANIFEST_S = 60 * 60.0
+"""A source hashes its files the first time it is asked: 700 GB from an SSD in three quarters of an hour."""
+FETCH_BEATS = 2000
+"""Signs of life of a source that hashes: more than twice as many as it sends in FETCH_MANIFEST_S."""
+FETCH_TRIES = 3
+"""Of one source, without a byte more than before: after that its node is asked no more."""
+FETCH_FAILURES = 100
+"""Of all sources together: a fetch that only ever breaks off ends, and keeps what it has."""
+FETCH_PAUSE_S = 1.0
+"""Before a source is tried again: a peer that restarts needs about as long."""
+
 
 T = TypeVar("T")
 

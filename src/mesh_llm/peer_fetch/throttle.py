@@ -6,7 +6,9 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from mesh_llm.defaults import OFFER_BUSY_BYTES_PER_S
+OFFER_BUSY_BYTES_PER_S = 8e6
+"""To all peers while answers are under way: a fifteenth of a gigabit line, less than fast Wi-Fi carries."""
+
 
 _LATE_S = 0.01
 """A loop wakes up late by less; what is missed within it may be caught up with, and no more."""

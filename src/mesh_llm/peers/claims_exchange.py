@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from mesh_llm.defaults import CLAIMS_MESSAGE_BYTES
 from mesh_llm.errors import CredentialRefused, Forged, MalformedMessage
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
@@ -20,6 +19,10 @@ from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.network import Membership, Network, Peer
 from mesh_llm.types import Role, Signed
+
+CLAIMS_MESSAGE_BYTES = 64 << 10
+"""Of settings and revocations in one message; JSON takes some more."""
+
 
 log = logging.getLogger(__name__)
 

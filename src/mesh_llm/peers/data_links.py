@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mesh_llm.defaults import LINK_OPEN_S, LINK_TICKET_BYTES
+from mesh_llm.defaults import LINK_TICKET_BYTES
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, PeerLost
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.upstream import SlotRequest
@@ -29,6 +29,10 @@ from mesh_llm.transport.network import Stream
 from mesh_llm.transport.splice import Splicer, SpliceReport, splice
 from mesh_llm.transport.stream import StreamCode
 from mesh_llm.types import LinkKind, NodeId
+
+LINK_OPEN_S = 10.0
+"""For a link to be opened and taken: a few round trips, and a worker that is busy for a moment."""
+
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mesh_llm.defaults import (
-    FORWARD_PROOF_S,
-    FORWARDS_PER_CLIENT,
-    FORWARDS_PER_NODE,
-    FORWARDS_PER_TARGET,
-)
 from mesh_llm.errors import Forged, MalformedMessage, NodeUnreachable, PeerLost
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
@@ -33,6 +27,15 @@ from mesh_llm.types import NodeId, Role
 
 if TYPE_CHECKING:
     from mesh_llm.peers.mesh import Mesh
+
+FORWARD_PROOF_S = 10.0
+"""For the opener of a forwarded stream to prove who it is: one round trip through a third node."""
+FORWARDS_PER_CLIENT = 32
+FORWARDS_PER_NODE = 128
+FORWARDS_PER_TARGET = 256
+"""Streams that a node forwards at once: for one client's invite, for one node, and to one node, which serves
+512 of this node's in all."""
+
 
 log = logging.getLogger(__name__)
 

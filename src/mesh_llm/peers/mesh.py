@@ -14,14 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mesh_llm.defaults import (
-    MEMBER_KNOWN_LIMIT,
-    MESH_CONNECT_S,
-    MESH_LINKS_PUBLISH_S,
-    MESH_TICK_S,
-    REMEMBERED_LIMIT,
-    WELCOME_BYTES,
-)
+from mesh_llm.defaults import MEMBER_KNOWN_LIMIT, REMEMBERED_LIMIT
 from mesh_llm.errors import Expelled, Forged, MalformedMessage, MeshError, NodeUnreachable
 from mesh_llm.membership.checked_fields import counts_up_to
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
@@ -49,6 +42,16 @@ from mesh_llm.types import (
     ServingPlan,
     State,
 )
+
+MESH_TICK_S = 0.25
+"""Between two looks at the clock by the rules of membership, whose shortest period is a second."""
+MESH_CONNECT_S = 10.0
+"""For a connection to a member: a handshake over a relay on another continent takes one or two."""
+MESH_LINKS_PUBLISH_S = 5.0
+"""Between two reports of measured delays: each is gossip to everybody, and a look at the plan."""
+WELCOME_BYTES = 128 << 10
+"""Of the records that one who joins is told: others follow by gossip."""
+
 
 log = logging.getLogger(__name__)
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mesh_llm.defaults import HOP_LOCAL_S, MESH_METER_S, MESH_RTT_CHANGE, MESH_RTT_LEAST_S
+from mesh_llm.defaults import HOP_LOCAL_S
 from mesh_llm.errors import LinkFailed, PeerLost
 from mesh_llm.peers.meter import Meter
 from mesh_llm.types import LinkFacts, LinkKind, NodeId
 
 if TYPE_CHECKING:
     from mesh_llm.peers.mesh import Mesh
+
+MESH_METER_S = 1.0
+"""Between two looks at the bytes that crossed each connection."""
+MESH_RTT_CHANGE = 0.25
+MESH_RTT_LEAST_S = 0.0005
+"""Less of a change, by share or by time, is noise to a planner."""
 
 
 class Paths:

@@ -12,20 +12,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mesh_llm.defaults import (
-    ENGINE_EXPLAIN_S,
-    HISTORY_LIMIT_BYTES,
-    REMOTE_ANSWER_S,
-    REMOTE_EXPLAIN_POLL_S,
-    REMOTE_REMEMBERED,
-    REMOTE_RETRY_S,
-)
+from mesh_llm.defaults import ENGINE_EXPLAIN_S
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.upstream import SlotRequest, Upstream
 from mesh_llm.peers.data_links import Passage
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.report import peer_documents
 from mesh_llm.types import NodeId, Plan, ServingPlan, Stage, State
+
+REMOTE_ANSWER_S = 2.0
+"""For a host to tell of its engine; `status` answers without it rather than late."""
+REMOTE_RETRY_S = 0.5
+REMOTE_EXPLAIN_POLL_S = 0.1
+REMOTE_REMEMBERED = 4
+"""Engines of other nodes that requests may still hang on: the one that serves, and those it replaced."""
+HISTORY_LIMIT_BYTES = 1 << 20
+"""Of what a host tells of its engine and of the last minutes, over a hundred nodes."""
+
 
 log = logging.getLogger(__name__)
 

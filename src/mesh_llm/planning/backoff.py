@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from mesh_llm.defaults import RETRY_FIRST_S, RETRY_FORGET_S, RETRY_LAST_S
 from mesh_llm.types import NodeId
+
+RETRY_FIRST_S = 2.0
+RETRY_LAST_S = 60.0
+"""That a node which failed has no part in plans, doubled each time; never more than a person waits."""
+RETRY_FORGET_S = 300.0
+"""A node that was well for so long starts anew at the shortest pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from mesh_llm.defaults import CLEARLY_FASTER, DELAY_LESS, DELAY_MORE
+from mesh_llm.defaults import CLEARLY_FASTER
 from mesh_llm.errors import UsageError
 from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.exclusion import exclusions
@@ -41,6 +41,11 @@ from mesh_llm.types import (
     ServingPlan,
     Stage,
 )
+
+DELAY_LESS = 0.5
+DELAY_MORE = 1.5
+"""How far delays stray while nothing changes: a running plan is judged by less, its challenger by more."""
+
 
 _NOBODY: Mapping[NodeId, str] = MappingProxyType({})
 

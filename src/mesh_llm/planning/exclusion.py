@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.defaults import PLAN_SEARCH_STEPS, SLOW_LINK_RTT_S
+from mesh_llm.defaults import PLAN_SEARCH_STEPS
 from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.fit import gigabytes, layer_cache_bytes
 from mesh_llm.planning.layer_shares import capacity
@@ -11,6 +11,10 @@ from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.proposal import Question
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import Exclusion, NodeId
+
+SLOW_LINK_RTT_S = 0.01
+"""Where a link rather than a device is to blame for a slow plan: networks at home stay below it."""
+
 
 NOT_NEEDED = "not needed: the model fits on fewer nodes"
 WAITING = "waits with the others: there is no plan yet"

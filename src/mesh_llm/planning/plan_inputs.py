@@ -6,23 +6,28 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mesh_llm.defaults import (
-    HOP_LOCAL_S,
-    HOP_QUIC_S,
-    HOP_RELAY_S,
-    HOP_TCP_S,
-    LOCAL_BYTES_PER_S,
-    QUIC_BYTES_PER_S,
-    RELAY_BYTES_PER_S,
-    TCP_BYTES_PER_S,
-    UNKNOWN_RTT_S,
-)
+from mesh_llm.defaults import HOP_LOCAL_S
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.layer_costs import LayerCosts, Span, load_of
 from mesh_llm.planning.memory_layout import Allocation, Ledger, NodeMemory, dealt, lodge, rooms
 from mesh_llm.planning.shared_machines import nodes_beside, shared
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Speed
+
+HOP_TCP_S = 0.0002
+"""The same, and the network's interrupts."""
+HOP_QUIC_S = 0.0008
+"""What the splice between a QUIC stream and a worker may add."""
+HOP_RELAY_S = 0.0015
+"""One more process on the way, that waits for its turn."""
+LOCAL_BYTES_PER_S = 2e9
+QUIC_BYTES_PER_S = 1e8
+TCP_BYTES_PER_S = 1.1e8
+RELAY_BYTES_PER_S = 5e6
+"""That a link is taken to carry, by its kind: a unix socket, Gigabit Ethernet, a line at home."""
+UNKNOWN_RTT_S = 0.03
+"""Of links that nobody has measured: between a network at home and a far one, so that known near ones win."""
+
 
 _OVERHEAD_S = {
     LinkKind.SELF: 0.0,

@@ -10,13 +10,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mesh_llm.defaults import LONG_PROMPT_TOKENS, PROMPT_MICRO_BATCH, PROMPT_TOKENS, SPILL_BYTES_PER_S
+from mesh_llm.defaults import PROMPT_MICRO_BATCH, PROMPT_TOKENS, SPILL_BYTES_PER_S
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.memory_layout import Allocation
 from mesh_llm.planning.plan_inputs import PathCost, PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import ModelFacts, NodeId, Prediction, Speed, Stage
+
+LONG_PROMPT_TOKENS = 4096
+"""Of the prompt that the engine's steps are made for: what an agent sends, or some pages of text."""
+
 
 _F32_BYTES = 4
 _FLOPS = 2

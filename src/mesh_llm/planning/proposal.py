@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mesh_llm.defaults import CLEARLY_FASTER, PLAN_HOSTS_TRIED, USEFUL_CONTEXT
+from mesh_llm.defaults import CLEARLY_FASTER, USEFUL_CONTEXT
 from mesh_llm.planning.election import solo_hosts, split_hosts
 from mesh_llm.planning.eligibility import Roster, roster_of, split_refusal
 from mesh_llm.planning.fit import (
@@ -33,6 +33,10 @@ from mesh_llm.planning.plan_inputs import PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.speculation import cache_settings
 from mesh_llm.types import Hosting, MeshSettings, ModelFacts, NodeId
+
+PLAN_HOSTS_TRIED = 3
+"""For each engine version: who is elected nearly always can; a tiny one that its owner prefers may not."""
+
 
 Remake = Callable[[PlanInputs], Layout | None]
 """The same kind of layout over the same nodes, under another context."""

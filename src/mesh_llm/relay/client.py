@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from mesh_llm.defaults import RELAY_CONTACTS, RELAY_PACKET_LIMIT_BYTES, RELAY_STOP_S
+from mesh_llm.defaults import RELAY_PACKET_LIMIT_BYTES, RELAY_STOP_S
 from mesh_llm.relay.limits import Allowance, RelayLimits
+
+RELAY_CONTACTS = 1024
+"""Ids that a client has written to, who are told when it goes; ten times a mesh."""
+
 
 _CLOSE = b"\x88\x02\x03\xe8"
 """WebSocket's goodbye, with the code for an ordinary end."""

@@ -11,9 +11,15 @@ from typing import cast
 
 from aiohttp import web
 
-from mesh_llm.defaults import RELAY_ARRIVALS_S, RELAY_CLIENTS_SPARE, RELAY_SOURCES
+from mesh_llm.defaults import RELAY_CLIENTS_SPARE
 from mesh_llm.relay.limits import Allowance, RelayLimits
 from mesh_llm.relay.metrics import RelayCounters
+
+RELAY_ARRIVALS_S = 4
+"""New connections from an address in a second, for each that it may have: a signature takes 0.2 ms."""
+RELAY_SOURCES = 4096
+"""Addresses whose arrivals are remembered."""
+
 
 log = logging.getLogger(__name__)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mesh_llm.defaults import (
-    RELAY_CLIENT_BYTES_S,
-    RELAY_CLIENTS,
-    RELAY_DEAD_S,
-    RELAY_HANDSHAKE_S,
-    RELAY_PER_ADDRESS,
-    RELAY_PING_S,
-    RELAY_QUEUE_BYTES,
-)
+from mesh_llm.defaults import RELAY_CLIENT_BYTES_S, RELAY_CLIENTS, RELAY_PER_ADDRESS
+
+RELAY_QUEUE_BYTES = 512 << 10
+"""A fast line's worth for the time of a round trip; 512 clients that do not read take 256 MB at the worst."""
+RELAY_HANDSHAKE_S = 10.0
+"""To be let in after connecting: three round trips, and a slow line."""
+RELAY_PING_S = 15.0
+"""Of silence, before the relay asks: more often than a NAT forgets."""
+RELAY_DEAD_S = 40.0
+"""Of silence, or without reading anything: two questions were not answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

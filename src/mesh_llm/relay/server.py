@@ -21,13 +21,7 @@ from typing import cast
 
 from aiohttp import WSMsgType, web
 
-from mesh_llm.defaults import (
-    RELAY_FRAME_LIMIT_BYTES,
-    RELAY_MESSAGE_COST_BYTES,
-    RELAY_SAME_ID,
-    RELAY_STOP_S,
-    RELAY_TOKEN_CHARACTERS,
-)
+from mesh_llm.defaults import RELAY_STOP_S
 from mesh_llm.errors import UsageError
 from mesh_llm.relay import protocol as protocol
 from mesh_llm.relay.client import RelayClient
@@ -37,6 +31,16 @@ from mesh_llm.relay.metrics import CONTENT_TYPE, NO_ROOM, UNKNOWN, RelayCounters
 from mesh_llm.relay.protocol import BadFrame
 from mesh_llm.transport.identity import verify
 from mesh_llm.types import NodeId
+
+RELAY_FRAME_LIMIT_BYTES = 1 << 20
+"""Of a WebSocket message: the protocol's own limit."""
+RELAY_MESSAGE_COST_BYTES = 1 << 10
+"""What a message costs its sender at least: passing on a small one is as much work as a large one."""
+RELAY_SAME_ID = 4
+"""Connections with one id: a node that came back before its old ones were missed, a cloned home or two."""
+RELAY_TOKEN_CHARACTERS = 255
+"""It travels in invites, after one byte that holds its length."""
+
 
 log = logging.getLogger(__name__)
 

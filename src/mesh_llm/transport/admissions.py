@@ -9,12 +9,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from mesh_llm.defaults import INVITE_NODES, INVITES_LIMIT
 from mesh_llm.errors import MeshError
 from mesh_llm.transport.credential import is_invite_id
 from mesh_llm.transport.identity import is_node_id
 from mesh_llm.transport.invite import EXPIRES_LIMIT, ID_BYTES, SECRET_BYTES
 from mesh_llm.types import NodeId, Role
+
+INVITES_LIMIT = 1000
+"""Given out by one node; more means that something makes them in a loop."""
+INVITE_NODES = 64
+"""Ids that are kept of those who came in by an invite."""
+
 
 _FIELDS = {"id", "secret", "role", "issued", "expires", "revoked", "uses", "limit", "nodes"}
 

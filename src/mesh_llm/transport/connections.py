@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from mesh_llm.defaults import CLIENTS_PER_INVITE, PEERS_LIMIT
+from mesh_llm.defaults import PEERS_LIMIT
 from mesh_llm.transport.close_codes import Code
 from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import Credential, origin_of, role_of
@@ -17,6 +17,9 @@ from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.peer import Handler, Peer
 from mesh_llm.transport.stream_gate import StreamGate
 from mesh_llm.types import NodeId, Role
+
+CLIENTS_PER_INVITE = 16
+"""Connected at once to one node: a token for a family's devices, not for a thousand invented ids."""
 
 
 class Roster:

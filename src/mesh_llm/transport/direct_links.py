@@ -37,15 +37,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mesh_llm.defaults import (
-    LINK_ADDRESSES_LIMIT,
-    LINK_EXPECT_S,
-    LINK_EXPECTED_LIMIT,
-    LINK_KNOCK_S,
-    LINK_KNOCKS_LIMIT,
-    LINK_TICKET_BYTES,
-)
+from mesh_llm.defaults import LINK_TICKET_BYTES
 from mesh_llm.errors import LinkFailed
+
+LINK_KNOCK_S = 5.0
+"""For a knock to prove itself: two round trips, on a slow line and a busy machine."""
+LINK_EXPECT_S = 30.0
+"""For a link that was agreed on to arrive: the other side has to be told, and may have to try again."""
+LINK_EXPECTED_LIMIT = 256
+"""Links waited for at once: a plan over a hundred nodes has two for each."""
+LINK_ADDRESSES_LIMIT = 8
+"""Of one machine, at which plain TCP links arrive: its interfaces, and those that changed meanwhile."""
+LINK_KNOCKS_LIMIT = 32
+"""Unproven connections at a door, by kind; one more, and the oldest goes. Honest ones take milliseconds."""
+
 
 log = logging.getLogger(__name__)
 

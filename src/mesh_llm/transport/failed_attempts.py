@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from mesh_llm.defaults import (
-    FAILED_KEYS_LIMIT,
-    FAILED_OVERALL,
-    FAILED_OVERALL_REFILL_S,
-    FAILED_PER_NODE,
-    FAILED_PER_NODE_REFILL_S,
-    FAILED_PER_SOURCE,
-    FAILED_PER_SOURCE_REFILL_S,
-    HANDSHAKES_LIMIT,
-)
+from mesh_llm.defaults import HANDSHAKES_LIMIT
 from mesh_llm.types import NodeId
+
+FAILED_PER_NODE = 5.0
+FAILED_PER_NODE_REFILL_S = 10.0
+"""A person mistypes five times, then once in ten seconds."""
+FAILED_OVERALL = 100.0
+FAILED_OVERALL_REFILL_S = 0.02
+"""Wrong tokens from ever new ids: fifty a second take a sixth of a core, and leave the rest to members."""
+FAILED_PER_SOURCE = 20.0
+FAILED_PER_SOURCE_REFILL_S = 1.0
+"""From one IP address, which may be a whole office's, while wrong tokens pour in."""
+FAILED_KEYS_LIMIT = 1024
+"""Nodes and sources that are remembered for it."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mesh_llm.defaults import EXPELLED_READ_S, HANDSHAKE_S, PROTOCOL_OLDEST, PROTOCOL_VERSION
+from mesh_llm.defaults import HANDSHAKE_S
 from mesh_llm.errors import CredentialRefused, Expelled, MalformedMessage
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
@@ -47,6 +47,14 @@ from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.revocations import Revocation, Revocations
 from mesh_llm.types import MeshId, NodeId, Role, Signed
+
+PROTOCOL_VERSION = 2
+"""What nodes say to each other. Raised when an older node would misunderstand a newer one."""
+PROTOCOL_OLDEST = 2
+"""That is still understood: neighbouring versions work together."""
+EXPELLED_READ_S = 2.0
+"""For one who was expelled to read why, before its connection is closed."""
+
 
 T = TypeVar("T")
 

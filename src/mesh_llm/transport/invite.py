@@ -22,10 +22,14 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from mesh_llm.defaults import INVITE_ADDRESSES, INVITE_TEXT_LIMIT
+from mesh_llm.defaults import INVITE_TEXT_LIMIT
 from mesh_llm.errors import InviteRefused
 from mesh_llm.transport.identity import SIGNATURE_BYTES, Identity, verify
 from mesh_llm.types import Address, MeshId, NodeId, Role
+
+INVITE_ADDRESSES = 4
+"""In a token: an interface or two, for both kinds of IP; each costs ten to twenty-six characters."""
+
 
 PREFIX = "mesh1-"
 ID_BYTES = 8

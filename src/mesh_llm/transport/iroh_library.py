@@ -14,8 +14,11 @@ import re
 from functools import cache
 from typing import Any
 
-from mesh_llm.defaults import IROH_VERSION
 from mesh_llm.errors import MeshError
+
+IROH_VERSION = "1.2.0"
+"""Pinned exactly: a piece of its generated code is replaced."""
+
 
 _PLACE = re.compile(r" \(/\S+:\d+:\d+\)$")
 """Where in iroh's sources an error arose."""

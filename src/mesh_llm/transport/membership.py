@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mesh_llm.defaults import OWNERS_LIMIT, SETTINGS_BYTES, SETTINGS_TOLD
 from mesh_llm.errors import CredentialRefused, Expelled, Forged, MalformedMessage, MeshError
 from mesh_llm.membership.checked_fields import Fields, counts_up_to
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
@@ -19,6 +18,14 @@ from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity, is_node_id
 from mesh_llm.transport.revocations import Revocation, Revocations, revocation_text
 from mesh_llm.types import MeshId, MeshSettings, NodeId, Role, Signed
+
+SETTINGS_BYTES = 32 << 10
+"""Of an owner's settings, as they are signed: layers by name for hundreds of nodes."""
+SETTINGS_TOLD = 8
+"""Owners whose settings are told: those in force, and the next in line should these be revoked."""
+OWNERS_LIMIT = 64
+"""Whose settings are kept."""
+
 
 _FIELDS = {"mesh", "credential", "revocations", "settings", "invites"}
 

@@ -11,17 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from mesh_llm.defaults import (
-    ADDRESS_POLL_S,
-    CONNECT_S,
-    HANDSHAKE_S,
-    INVITE_LIFETIME_S,
-    JOIN_ATTEMPT_S,
-    JOIN_RETRY_S,
-    JOIN_S,
-    NETWORK_CLOSE_S,
-    NETWORK_TASKS_S,
-)
+from mesh_llm.defaults import CONNECT_S, HANDSHAKE_S, INVITE_LIFETIME_S, JOIN_RETRY_S, NETWORK_CLOSE_S
 from mesh_llm.errors import Forged, InviteRefused, JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
 from mesh_llm.transport import invite as invites
@@ -40,6 +30,16 @@ from mesh_llm.transport.peer import Handler, PathFacts, Peer
 from mesh_llm.transport.pending_connections import PendingConnections
 from mesh_llm.transport.stream import Stream, StreamCode
 from mesh_llm.types import Address, NodeId, Role, Signed
+
+JOIN_S = 20.0
+"""Long enough for a relay and for a busy inviter, short enough for a person who waits."""
+JOIN_ATTEMPT_S = 6.0
+"""QUIC asks an inviter that does not answer after 1, 2, 4 … seconds; starting afresh asks more often."""
+NETWORK_TASKS_S = 5.0
+"""For whoever serves a stream to let go of it; far more than it takes."""
+ADDRESS_POLL_S = 1.0
+"""Between two looks at this node's own addresses, which change with its networks."""
+
 
 __all__ = ["Handler", "Membership", "Network", "NetworkConfig", "PathFacts", "Peer", "Stream", "StreamCode"]
 

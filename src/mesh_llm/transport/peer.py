@@ -10,13 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mesh_llm.defaults import (
-    CONNECT_S,
-    PEER_QUEUE_BYTES,
-    PEER_QUEUE_FRAMES,
-    PEER_STREAMS_LIMIT,
-    STREAM_HEADER_S,
-)
+from mesh_llm.defaults import CONNECT_S
 from mesh_llm.errors import PeerLost
 from mesh_llm.transport.close_codes import CloseReason, Code, close, closing_of
 from mesh_llm.transport.control_stream import ControlStream
@@ -27,6 +21,15 @@ from mesh_llm.transport.iroh_library import iroh, message_of
 from mesh_llm.transport.stream import Stream, StreamCode
 from mesh_llm.transport.stream_gate import StreamGate
 from mesh_llm.types import LinkKind, NodeId, Role
+
+PEER_QUEUE_FRAMES = 1024
+PEER_QUEUE_BYTES = 4 << 20
+"""Control messages that wait to be sent. A peer that far behind is not reading any more."""
+PEER_STREAMS_LIMIT = 512
+"""Opened by one peer at once: all its requests and links."""
+STREAM_HEADER_S = 10.0
+"""For a stream that was opened to say what it is for."""
+
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from mesh_llm.defaults import HANDSHAKE_EVICT_S, HANDSHAKE_FRAME_LIMIT_BYTES, HANDSHAKE_S, HANDSHAKES_LIMIT
+from mesh_llm.defaults import HANDSHAKE_S, HANDSHAKES_LIMIT
 from mesh_llm.transport import handshake
 from mesh_llm.transport.close_codes import Code, close
 from mesh_llm.transport.connections import Roster
@@ -21,6 +21,12 @@ from mesh_llm.transport.iroh_library import iroh, message_of
 from mesh_llm.transport.peer import Handler
 from mesh_llm.transport.stream_gate import StreamGate
 from mesh_llm.types import NodeId
+
+HANDSHAKE_FRAME_LIMIT_BYTES = 16 << 10
+"""Before admission: a full chain of grants takes 3 KB."""
+HANDSHAKE_EVICT_S = 0.5
+"""A handshake this old makes room for a new one when all places are taken."""
+
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,21 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mesh_llm.defaults import REVOKED_IN_ALL, REVOKED_PER_BRANCH, REVOKED_PER_NODE, REVOKED_PER_OWNER
 from mesh_llm.errors import Forged
 from mesh_llm.transport.claims import Claim, holder_of_right, signer_of
 from mesh_llm.transport.credential import Credential, is_invite_id, issuers_of, role_of
 from mesh_llm.transport.identity import is_node_id
 from mesh_llm.types import MeshId, NodeId, Role, Signed
+
+REVOKED_PER_NODE = 256
+"""Invites that others keep as revoked on one node's word: a fourth of those that it can have open."""
+REVOKED_PER_BRANCH = 512
+"""And on the word of all together who came in by one of the creator's own invites."""
+REVOKED_PER_OWNER = 512
+"""And on an owner's that did not create the mesh."""
+REVOKED_IN_ALL = 1536
+"""Of a kilobyte and a half at the most: all of them are told to each node that connects, in one go."""
+
 
 _Key = tuple[str, str, NodeId | None]
 """The right that the signer had, the invite, and who made that: one who became an owner may say it again."""

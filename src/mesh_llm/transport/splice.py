@@ -23,8 +23,15 @@ from typing import Protocol
 
 from iroh.iroh_ffi import IrohError, RecvStream, SendStream
 
-from mesh_llm.defaults import SPLICE_ABANDON_S, SPLICE_CHUNK_BYTES, SPLICE_FIRST_READ_BYTES
 from mesh_llm.tasks import uninterrupted
+
+SPLICE_CHUNK_BYTES = 256 << 10
+"""The most that is copied at once: about what a unix socket holds. Each direction buffers no more."""
+SPLICE_FIRST_READ_BYTES = 16 << 10
+"""Of a stream: iroh clears what it is asked for, whatever arrives. Reads that came back full ask for more."""
+SPLICE_ABANDON_S = 1.0
+"""To tell the other side that a stream was given up; it is told by the end of the connection otherwise."""
+
 
 _RESET_CODE = 1
 """The stream was given up; the peer has no use for the difference between reasons."""

@@ -9,10 +9,14 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
-from mesh_llm.defaults import STREAM_HEADER_LIMIT_BYTES, STREAM_RESET_S
+from mesh_llm.defaults import STREAM_RESET_S
 from mesh_llm.errors import PeerLost
 from mesh_llm.transport.framing import LENGTH, FrameError, decode_document, encode_document
 from mesh_llm.transport.iroh_library import iroh, message_of
+
+STREAM_HEADER_LIMIT_BYTES = 64 << 10
+"""What a stream says about itself first: a request's headers at their worst."""
+
 
 READ_BYTES = 256 << 10
 _CODE = re.compile(r"(?:Reset|Stopped)\((\d+)\)")

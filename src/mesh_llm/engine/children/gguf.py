@@ -23,15 +23,15 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import (
-    FINGERPRINT_SAMPLE_BYTES,
-    FINGERPRINT_STRIDE_BYTES,
-    GGUF_ARRAY_LIMIT,
-    GGUF_SHARD_LIMIT,
-    INSPECT_MEMORY_BYTES,
-)
+from mesh_llm.defaults import FINGERPRINT_SAMPLE_BYTES, FINGERPRINT_STRIDE_BYTES, GGUF_SHARD_LIMIT
 from mesh_llm.engine.library import Engine
 from mesh_llm.errors import MeshError, ModelError
+
+GGUF_ARRAY_LIMIT = 1024
+"""Per-layer arrays have at most 512 entries; longer ones are vocabularies."""
+INSPECT_MEMORY_BYTES = 8 << 30
+"""Address space of the child that parses model files: the engine's module, a large vocabulary, no more."""
+
 
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$")
 

@@ -9,10 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import OLLAMA_LAYERS, OLLAMA_MANIFEST_BYTES
 from mesh_llm.models.stores.files import printable
 from mesh_llm.models.stores.local import OLLAMA_PREFIX, LocalModel, Store, title
 from mesh_llm.models.stores.reading import Reading, open_regular
+
+OLLAMA_MANIFEST_BYTES = 1 << 20
+"""Real ones have about one kilobyte."""
+OLLAMA_LAYERS = 4096
+"""Of one manifest: five in practice, some hundreds where each tensor is one."""
+
 
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _KIND = "application/vnd.ollama.image."

@@ -7,8 +7,14 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mesh_llm.defaults import STORE_DEPTH, STORE_ENTRIES, STORE_SKIPPED
+from mesh_llm.defaults import STORE_DEPTH
 from mesh_llm.models.stores.local import Skipped, Store
+
+STORE_ENTRIES = 100_000
+"""Files and folders looked at in one store: a hundred times what a collector has, and half a second."""
+STORE_SKIPPED = 1000
+"""Reasons kept of one store: nobody reads more, and a folder may be full of damaged files."""
+
 
 _MAGIC = b"GGUF"
 

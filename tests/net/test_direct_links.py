@@ -12,10 +12,12 @@ from typing import TypeVar
 
 import pytest
 
-from mesh_llm.defaults import LINK_ADDRESSES_LIMIT, LINK_EXPECTED_LIMIT, LINK_KNOCKS_LIMIT
 from mesh_llm.errors import LinkFailed
 from mesh_llm.transport import direct_links
 from mesh_llm.transport.direct_links import (
+    LINK_ADDRESSES_LIMIT,
+    LINK_EXPECTED_LIMIT,
+    LINK_KNOCKS_LIMIT,
     LinkListener,
     facing,
     knock_local,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.defaults import HOP_LOCAL_S, MEMBER_RTT_LEAST
+from mesh_llm.defaults import HOP_LOCAL_S
+from mesh_llm.membership.heartbeat import MEMBER_RTT_LEAST
 from mesh_llm.node.node import Node
 from mesh_llm.report.status import document
 from mesh_llm.types import LinkFacts, LinkKind
@@ -19,7 +20,7 @@ async def node(tmp_path: Path) -> Node:
     node = a_node(tmp_path)
     node.mesh.publish(machine="m1")
     admit(node, ANN, machine="m1")
-    node.mesh._view._scene.links[ANN]._samples.extend([0.009] * MEMBER_RTT_LEAST)
+    node.mesh._view._state.links[ANN]._samples.extend([0.009] * MEMBER_RTT_LEAST)
     return node
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from mesh_llm.defaults import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway import connection_pool, routes
+from mesh_llm.gateway.engine_choice import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Upstream

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from mesh_llm.defaults import GATEWAY_CUT_BACK
 from mesh_llm.gateway.dialects.base import Document
-from mesh_llm.gateway.resume_cut import Cut, cut_back
+from mesh_llm.gateway.resume_cut import GATEWAY_CUT_BACK, Cut, cut_back
 from mesh_llm.gateway.text_request import TextRequest
 
 PATH = "/v1/chat/completions"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mesh_llm.defaults import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.api_errors import Failure
-from mesh_llm.gateway.engine_choice import Attempts, EngineUntried
+from mesh_llm.gateway.engine_choice import GATEWAY_RESUME_TRIES, Attempts, EngineUntried
 from mesh_llm.gateway.engine_connection import EngineLost
 from mesh_llm.gateway.upstream import Upstream
 from tests.support.upstream import FakeNode

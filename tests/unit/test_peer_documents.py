@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.cli.live_view import Scene, Size, frame, painted
+from mesh_llm.cli.live_view import LiveState, Size, frame, painted
 from mesh_llm.cli.status import show
 from mesh_llm.report import peer_documents
 from mesh_llm.report.history import _checked
@@ -97,7 +97,7 @@ def shown(about: dict[str, Any]) -> str:
         "console": {"url": None},
     }
     show(document)
-    lines = frame(Scene(status=document, layers=True), Size(columns=80, rows=40))
+    lines = frame(LiveState(status=document, layers=True), Size(columns=80, rows=40))
     return "\n".join(painted(line, colour=False) for line in lines)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mesh_llm.defaults import GATEWAY_ANSWER_HEAD_LIMIT_BYTES, GATEWAY_CHUNK_HEAD_LIMIT_BYTES
 from mesh_llm.gateway.http_framing import (
+    GATEWAY_ANSWER_HEAD_LIMIT_BYTES,
+    GATEWAY_CHUNK_HEAD_LIMIT_BYTES,
     Body,
     ChunkedBody,
     EndlessBody,

@@ -94,7 +94,7 @@ class Away:
         settings = planning.settings(fingerprint=NOW.fingerprint, model=model)
         for name, value in {
             "_entry": Entry(settings=settings),
-            "_shelf": self,
+            "_model_files": self,
             "_tell": self._tell,
             "_doing": str,
             "_layers_alone": self._nothing,
@@ -201,7 +201,7 @@ class Disk:
         self.entry = Entry(settings=planning.settings(fingerprint=OURS, model="ours"), sets_plan=owner)
         self.model_supply = model_supply(home)
         self.published: list[dict[str, Any]] = []
-        for name, value in {"_entry": self.entry, "_shelf": self.model_files, "_mesh": self}.items():
+        for name, value in {"_entry": self.entry, "_model_files": self.model_files, "_mesh": self}.items():
             monkeypatch.setattr(self.model_supply, name, value)
 
     def publish(self, **facts: Any) -> None:

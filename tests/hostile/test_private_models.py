@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.node.model_files import ModelFiles
+from mesh_llm.local.model_files import ModelFiles
 from tests.hostile.conftest import Villain
 from tests.hostile.honest import address_of, id_of, serves
 from tests.support.joining import Lab, write_model

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.membership.checked_fields import counts_up_to
-from mesh_llm.node.model_files import ModelFiles
 from mesh_llm.types import Fingerprint, MeshSettings
 from tests.hostile.adversary import FORGERIES, LARGEST, Adversary
 from tests.hostile.conftest import Villain

@@ -14,7 +14,7 @@ BASE = {"types", "errors", "defaults", "loopback"}
 TASKS = {"tasks"}
 PURE = {"membership", "planning", "agents"}
 MIDDLE = {"gateway", "console", "engine", "transport", "models", "download", "peer_fetch", "relay"}
-NODE = {"peers", "worker", "host", "report"}
+NODE = {"local", "peers", "worker", "host", "report"}
 PERSON = {"config", "home"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
@@ -28,10 +28,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "download": BASE | TASKS | {"home", "models"},
     "peer_fetch": BASE | TASKS | {"home", "models"},
     "relay": BASE | TASKS | {"transport"},
+    "local": BASE | PURE | MIDDLE | TASKS | PERSON,
     "peers": BASE | PURE | MIDDLE | TASKS | {"home", "report"},
-    "worker": BASE | PURE | MIDDLE | TASKS | {"peers"},
-    "host": BASE | PURE | MIDDLE | TASKS | PERSON | {"peers", "report"},
-    "report": BASE | PURE | MIDDLE | TASKS | PERSON | {"peers", "host", "worker", "node"},
+    "worker": BASE | PURE | MIDDLE | TASKS,
+    "host": BASE | PURE | MIDDLE | TASKS | PERSON | {"local", "peers", "report"},
+    "report": BASE | PURE | MIDDLE | TASKS | PERSON | {"local", "peers", "host", "worker"},
     "node": BASE | PURE | MIDDLE | NODE | PERSON | TASKS,
     "cli": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "lab"},
     "lab": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli"},

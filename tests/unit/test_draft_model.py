@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.node.draft_model import DraftModels
+from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.types import Draft, ModelFacts
 from tests.support import planning
 from tests.support.stores import Home

@@ -13,7 +13,7 @@ from mesh_llm.engine import build, gpus
 from mesh_llm.engine.build import Built
 from mesh_llm.engine.gpus import GPU_BUILD_JOB_BYTES, KINDS, Gpu, Idle
 from mesh_llm.errors import BuildFailed
-from mesh_llm.node.hardware import keeps_to_cpu, without_gpus
+from mesh_llm.local.hardware import keeps_to_cpu, without_gpus
 from tests.support.kernel import Kernel
 
 H200 = Gpu(name="NVIDIA H200", kinds=("cuda", "vulkan"))

@@ -13,7 +13,7 @@ from mesh_llm.engine.children.external import arguments
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.errors import ModelDoesNotFit
 from mesh_llm.host.launch import Launch
-from mesh_llm.node.hardware import Hardware
+from mesh_llm.local.hardware import Hardware
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.engine_options import Fit, fit_solo
 from mesh_llm.planning.snapshot import Snapshot

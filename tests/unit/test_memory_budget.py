@@ -12,7 +12,7 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.host.launch import Launch
-from mesh_llm.node.hardware import Hardware, chosen, equipped
+from mesh_llm.local.hardware import Hardware, chosen, equipped
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.memory_budget import loan, unlent, usable_bytes
 from mesh_llm.planning.memory_layout import rooms

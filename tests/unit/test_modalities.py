@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.node.modalities import described, held_bytes, modalities, projector_beside
+from mesh_llm.local.modalities import described, held_bytes, modalities, projector_beside
 from mesh_llm.types import ModelFacts
 from tests.support.planning import model
 

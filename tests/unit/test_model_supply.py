@@ -14,12 +14,12 @@ import pytest
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import FETCH_PIECE_BYTES
 from mesh_llm.errors import DownloadFailed, MeshError, ModelError
+from mesh_llm.local import model_files as shelving
+from mesh_llm.local.model_files import ModelFiles as RealShelf
 from mesh_llm.membership.member import Member, Standing
 from mesh_llm.models.catalog import CatalogEntry
 from mesh_llm.models.layer_ranges import Share
-from mesh_llm.node import model_files as shelving
 from mesh_llm.node import model_supply as supplying
-from mesh_llm.node.model_files import ModelFiles as RealShelf
 from mesh_llm.node.model_supply import ModelSupply
 from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.manifest import FilePieces, Manifest

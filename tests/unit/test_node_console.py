@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mesh_llm.console.event_feed import Feed
-from mesh_llm.node import window
+from mesh_llm.node import node_console
 from mesh_llm.node.announcements import Announcements
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event
@@ -16,7 +16,7 @@ from mesh_llm.types import Event
 async def test_one_mistake_does_not_end_the_picture(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(window, "CONSOLE_BEAT_S", 0.0)
+    monkeypatch.setattr(node_console, "CONSOLE_BEAT_S", 0.0)
     again = asyncio.Event()
 
     async def draw() -> None:
@@ -25,7 +25,7 @@ async def test_one_mistake_does_not_end_the_picture(
             await asyncio.Event().wait()
         raise KeyError("model")
 
-    drawing = asyncio.create_task(window._lasting(draw))
+    drawing = asyncio.create_task(node_console._lasting(draw))
     async with asyncio.timeout(20):
         await again.wait()
     await cancelled(drawing)

@@ -9,7 +9,7 @@ import pytest
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
-from mesh_llm.node.hardware import equipped
+from mesh_llm.local.hardware import equipped
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.predict import predict
 from mesh_llm.planning.shared_machines import nodes_beside, shared, threads_of

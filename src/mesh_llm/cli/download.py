@@ -260,7 +260,7 @@ async def _status(home: Home) -> dict[str, Any] | None:
 
 async def _this_machine(home: Home, document: dict[str, Any] | None) -> _Room:
     # Here: what knows the devices brings the engine along, and a download needs none of it.
-    from mesh_llm.node import hardware
+    from mesh_llm.local import hardware
     from mesh_llm.planning.memory_budget import usable_bytes
 
     try:

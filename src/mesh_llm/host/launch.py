@@ -9,8 +9,8 @@ from pathlib import Path
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, WorkerSpec
-from mesh_llm.node.hardware import Hardware
-from mesh_llm.node.modalities import modalities
+from mesh_llm.local.hardware import Hardware
+from mesh_llm.local.modalities import modalities
 from mesh_llm.planning.batch_sizes import Batches, batches
 from mesh_llm.planning.engine_options import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context

@@ -17,15 +17,15 @@ from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.packages import pip_download
 from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError, ModelError
 from mesh_llm.home import Home, cache_folder, models_folder
+from mesh_llm.local import model_names
+from mesh_llm.local.draft_model import DraftModels
+from mesh_llm.local.hardware import at_hand
+from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.models import catalog
 from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.layer_ranges import Share
 from mesh_llm.models.names import Here, means
-from mesh_llm.node import model_names
-from mesh_llm.node.draft_model import DraftModels
-from mesh_llm.node.hardware import at_hand
 from mesh_llm.node.joining import Entry
-from mesh_llm.node.model_files import ModelFiles
 from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.layer_fetch import Held
 from mesh_llm.peer_fetch.manifest import Manifest

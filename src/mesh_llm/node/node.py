@@ -40,16 +40,16 @@ from mesh_llm.home import Home, link_door
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.launch import Launch
 from mesh_llm.host.plan_run import Run
-from mesh_llm.node import desk, joining, words
+from mesh_llm.local.hardware import Hardware, equip
+from mesh_llm.local.modalities import described, held_bytes
+from mesh_llm.local.model_files import ModelFiles
+from mesh_llm.node import incoming_streams, joining, words
 from mesh_llm.node.drain import drain
-from mesh_llm.node.hardware import Hardware, equip
 from mesh_llm.node.invites import Invites
 from mesh_llm.node.management import Management
-from mesh_llm.node.modalities import described, held_bytes
-from mesh_llm.node.model_files import ModelFiles
 from mesh_llm.node.model_supply import ModelSupply
+from mesh_llm.node.node_console import NodeConsole
 from mesh_llm.node.unload import UNLOADED, ModelUnload
-from mesh_llm.node.window import NodeConsole
 from mesh_llm.peers.data_links import Passage
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.remote_engine import Remote
@@ -195,7 +195,7 @@ class Node:
         await self._gateway.start()
         await self.window.open()
         network = Network(self.entry.network_config(), self.entry.membership, self.mesh)
-        self.mesh.attach(network, desk.services(self))
+        self.mesh.attach(network, incoming_streams.services(self))
         async with task_group() as group, open_door(link_door(self.identity.id)) as self.data_links.door:
             try:
                 await network.start()

@@ -12,11 +12,11 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
 from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.home import Home
+from mesh_llm.local import hardware, model_names
+from mesh_llm.local.draft_model import DraftModels
+from mesh_llm.local.model_files import ModelFiles, file_stem
 from mesh_llm.membership.fact_documents import facts_to_document
 from mesh_llm.models.names import Here
-from mesh_llm.node import hardware, model_names
-from mesh_llm.node.draft_model import DraftModels
-from mesh_llm.node.model_files import ModelFiles, file_stem
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing

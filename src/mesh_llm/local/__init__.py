@@ -1,0 +1,1 @@
+"""This machine: its hardware, and the models on its disk."""

@@ -34,7 +34,7 @@ class ObservedNode(Node):
         assert run.supervisor is not None
         engine_url, engine_key = run.engine_address()
         document = {
-            "url": self.url,
+            "url": self.view.api_url(),
             "engine_url": engine_url,
             "engine_key": engine_key,
             "engine_pid": run.supervisor.report.pid,

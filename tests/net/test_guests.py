@@ -17,7 +17,7 @@ from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.gateway.upstream import SlotRequest
-from mesh_llm.peers.data_links import Passage
+from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh as NodeMesh
 from mesh_llm.transport.network import Peer, Stream
 from mesh_llm.types import NodeId
@@ -73,10 +73,10 @@ class Host:
         self.began: list[str] = []
         """Bodies of requests that the engine computes, in order."""
         self._may_end = asyncio.Semaphore(0)
-        self.here = Passage(
+        self.here = DataLinks(
             cast(NodeMesh, Paths(me)), receive=_no_link, answer=gateway.serve_guest, bind_ip=None
         )
-        self.data_links = Passage(
+        self.data_links = DataLinks(
             cast(NodeMesh, Paths(other)), receive=_no_link, answer=_no_guest, bind_ip=None
         )
         me.handler.on_stream = self._serve  # type: ignore[method-assign]

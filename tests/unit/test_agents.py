@@ -17,7 +17,7 @@ from mesh_llm.agents import config_files, snippets
 from mesh_llm.agents.config_files import Endpoint
 from mesh_llm.cli import agent
 from mesh_llm.errors import AgentConfigRefused, MeshError
-from mesh_llm.node import words
+from mesh_llm.node.announcements import api_lines
 
 HERE = Endpoint(url="http://localhost:9337", model="Qwen2.5-32B-Instruct-Q4_K_M", context=65536)
 WITH_KEY = Endpoint(url="https://localhost:9000", model="m", context=2048, key_needed=True)
@@ -43,7 +43,7 @@ def models_json(person: Path, text: str) -> Path:
 
 
 def test_the_lines_at_start_are_those_that_the_documents_promise() -> None:
-    assert words.of_api("Qwen2.5-32B-Instruct-Q4_K_M", "http://127.0.0.1:9337") == {
+    assert api_lines("Qwen2.5-32B-Instruct-Q4_K_M", "http://127.0.0.1:9337", key_needed=False) == {
         "api": "API ready at http://localhost:9337",
         "agent": "pi:    pi --provider mesh --model Qwen2.5-32B-Instruct-Q4_K_M",
         "agent-goose": "goose: GOOSE_PROVIDER=openai OPENAI_HOST=http://localhost:9337 OPENAI_API_KEY=mesh "

@@ -22,7 +22,7 @@ def watching(samples: Callable[[float], Awaitable[list[Any]]]) -> tuple[Any, His
     node: Any = SimpleNamespace(
         hosting=SimpleNamespace(serving=None),
         mesh=SimpleNamespace(serving=lambda: (HOST, None)),
-        remote=SimpleNamespace(samples=samples),
+        remote_engine=SimpleNamespace(samples=samples),
     )
     return node, History(node, Feed(status), lambda: [])
 

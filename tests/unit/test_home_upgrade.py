@@ -16,7 +16,7 @@ from mesh_llm.errors import Expelled, MeshError
 from mesh_llm.home import Home
 from mesh_llm.membership.record import Told
 from mesh_llm.node import home_upgrade
-from mesh_llm.node.joining import Entry
+from mesh_llm.node.joining import Joining
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
 from mesh_llm.types import Address, Fingerprint, MeshId, MeshSettings, NodeId, Role
@@ -56,7 +56,7 @@ class Looked:
         self.told = list(told)
 
 
-def looked_for(entry: Entry) -> Looked:
+def looked_for(entry: Joining) -> Looked:
     mesh: Any = Looked()
     asyncio.run(entry.return_to(mesh))
     assert isinstance(mesh, Looked)
@@ -76,13 +76,13 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def started(home: Home, identity: Identity, **options: Any) -> Entry:
-    entry = Entry(home, NodeConfig(home=home.path, **options), identity)
+def started(home: Home, identity: Identity, **options: Any) -> Joining:
+    entry = Joining(home, NodeConfig(home=home.path, **options), identity)
     entry.read()
     return entry
 
 
-def bound(entry: Entry) -> None:
+def bound(entry: Joining) -> None:
     """On other ports than the last time, which the home is to remember."""
     network: Any = SimpleNamespace(ports=(40003, 40004))
     entry.opened(network)
@@ -134,7 +134,7 @@ def test_its_own_revocations_are_signed_now(home: Home) -> None:
     assert (news.signer, news.role) == (CREATOR.id, Role.OWNER)
 
 
-def started_member(home: Home) -> Entry:
+def started_member(home: Home) -> Joining:
     home.write_mesh(written("member-0.1.json"))
     return started(home, ANNE)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.hosting import Hosting
-from mesh_llm.host.plan_run import Run, StageLost
+from mesh_llm.host.plan_run import PlanRun, StageLost
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import HeldPart, MeshSettings, NodeId, Plan, ServingPlan, State
@@ -90,7 +90,7 @@ class NodeMemory:
         self.settings = settings or planning.settings()
         self.runs: list[IdleRun] = []
         self.told: list[tuple[State, str]] = []
-        self.leant_on: Run | None = None
+        self.leant_on: PlanRun | None = None
         self.leant = 0
         self.drained = 0
         self.hosting = Hosting(
@@ -100,20 +100,20 @@ class NodeMemory:
             watcher=self,
         )
 
-    def _make_run(self, epoch: int, plan: Plan) -> Run:
+    def _make_run(self, epoch: int, plan: Plan) -> PlanRun:
         self.runs.append(IdleRun(epoch, plan, self.settings))
-        return cast(Run, self.runs[-1])
+        return cast(PlanRun, self.runs[-1])
 
     def on_hosting(self, state: State, reason: str) -> None:
         self.told.append((state, reason))
 
     def on_standing_by(self) -> None: ...
 
-    def on_serving(self, run: Run) -> None: ...
+    def on_serving(self, run: PlanRun) -> None: ...
 
     def on_failed(self, reason: str) -> None: ...
 
-    def leans_on(self, run: Run) -> bool:
+    def leans_on(self, run: PlanRun) -> bool:
         self.leant += run is self.leant_on
         return run is self.leant_on
 
@@ -148,7 +148,7 @@ async def test_a_ready_run_is_published_and_kept() -> None:
 
         assert room.mesh.published is not None
         assert room.mesh.published.epoch == 1
-        assert room.hosting.serving is cast(Run, room.runs[0])
+        assert room.hosting.serving is cast(PlanRun, room.runs[0])
         assert len(room.runs) == 1
 
 
@@ -205,7 +205,7 @@ async def test_a_better_plan_that_nobody_follows_is_proposed_above_the_one_they_
         assert room.runs[1].epoch == own.epoch + 1
         assert room.runs[1].plan.host == ME
         room.runs[1].is_ready = True
-        await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
+        await room.until(lambda: room.hosting.serving is cast(PlanRun, room.runs[1]))
         assert room.mesh.serving() == (ME, room.mesh.published)
         await room.until(lambda: len(room.told) > 0)
         assert len(room.runs) == 2
@@ -230,21 +230,21 @@ async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() ->
         room.settings = planning.settings(version=2, cache_type_k="q8_0")
         await room.until(lambda: len(room.runs) > 1)
 
-        assert room.hosting.serving is cast(Run, room.runs[0])
+        assert room.hosting.serving is cast(PlanRun, room.runs[0])
         assert not room.runs[0].was_cancelled
         room.runs[1].is_ready = True
-        await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
+        await room.until(lambda: room.hosting.serving is cast(PlanRun, room.runs[1]))
 
 
 async def test_a_replaced_engine_stays_while_requests_have_nowhere_else_to_go() -> None:
     room = NodeMemory(planning.node("me", 30))
     with driven(room):
         await room.until_serving()
-        room.leant_on = cast(Run, room.runs[0])
+        room.leant_on = cast(PlanRun, room.runs[0])
         room.settings = planning.settings(version=2, cache_type_k="q8_0")
         await room.until(lambda: len(room.runs) > 1)
         room.runs[1].is_ready = True
-        await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
+        await room.until(lambda: room.hosting.serving is cast(PlanRun, room.runs[1]))
         await room.until(lambda: room.leant >= 3)
 
         assert not room.runs[0].was_cancelled
@@ -265,10 +265,10 @@ async def test_what_can_serve_at_once_comes_before_a_long_fetch() -> None:
         # It serves while the other one fetches, and until that is done.
         await room.until(lambda: len(room.runs) == 2)
         assert set(planning.layers(room.runs[1].plan)) == {"me", "late"}
-        assert room.hosting.serving is cast(Run, room.runs[0])
+        assert room.hosting.serving is cast(PlanRun, room.runs[0])
         assert not room.runs[0].was_cancelled
         room.runs[1].is_ready = True
-        await room.until(lambda: room.hosting.serving is cast(Run, room.runs[1]))
+        await room.until(lambda: room.hosting.serving is cast(PlanRun, room.runs[1]))
 
 
 async def test_a_fetch_is_waited_for_where_nothing_else_can_serve() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mesh_llm.config import PUBLIC_RELAYS, NodeConfig
 from mesh_llm.home import Home
 from mesh_llm.node.home_upgrade import HOME_VERSION
-from mesh_llm.node.joining import Entry
+from mesh_llm.node.joining import Joining
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
 from mesh_llm.transport.membership import Membership
@@ -35,7 +35,7 @@ def token(relay: str, *, own: bool) -> str:
 
 
 def relay_of(home: Home, **options: str) -> tuple[str | None, str | None]:
-    entry = Entry(home, NodeConfig(home=home.path, **options), JOINER)  # type: ignore[arg-type]
+    entry = Joining(home, NodeConfig(home=home.path, **options), JOINER)  # type: ignore[arg-type]
     entry.read()
     config = entry.network_config()
     return config.relay, config.relay_token

@@ -33,7 +33,7 @@ NOW = planning.model(fingerprint=Fingerprint("another"))
 
 
 @dataclass(kw_only=True)
-class Entry:
+class Joining:
     settings: MeshSettings
     sets_plan: bool = False
 
@@ -55,12 +55,12 @@ class ModelFiles:
 
 def model_supply(home: Path, *, owner: bool = False, model: str | None = None) -> ModelSupply:
     unused: Any = None
-    entry: Any = Entry(settings=planning.settings(fingerprint=NOW.fingerprint), sets_plan=owner)
+    joining: Any = Joining(settings=planning.settings(fingerprint=NOW.fingerprint), sets_plan=owner)
     model_files: Any = ModelFiles()
     return ModelSupply(
         config=NodeConfig(home=home, model=model),
         model_files=model_files,
-        entry=entry,
+        joining=joining,
         mesh=unused,
         busy=bool,
         tell=unused,
@@ -93,7 +93,7 @@ class Away:
         self.model_supply = model_supply(home)
         settings = planning.settings(fingerprint=NOW.fingerprint, model=model)
         for name, value in {
-            "_entry": Entry(settings=settings),
+            "_joining": Joining(settings=settings),
             "_model_files": self,
             "_tell": self._tell,
             "_doing": str,
@@ -198,10 +198,10 @@ class Disk:
         monkeypatch.setattr(self.model_files, "look", self._look)
         monkeypatch.setattr(shelving, "_candidates", lambda settings: list(self.paths))
         monkeypatch.setenv("MESH_LLM_MODELS", str(home))
-        self.entry = Entry(settings=planning.settings(fingerprint=OURS, model="ours"), sets_plan=owner)
+        self.entry = Joining(settings=planning.settings(fingerprint=OURS, model="ours"), sets_plan=owner)
         self.model_supply = model_supply(home)
         self.published: list[dict[str, Any]] = []
-        for name, value in {"_entry": self.entry, "_model_files": self.model_files, "_mesh": self}.items():
+        for name, value in {"_joining": self.entry, "_model_files": self.model_files, "_mesh": self}.items():
             monkeypatch.setattr(self.model_supply, name, value)
 
     def publish(self, **facts: Any) -> None:
@@ -358,7 +358,7 @@ async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified
     monkeypatch.setattr(supplying, "fetch", fails)
     monkeypatch.setattr(layer_fetch, "fetch_layers", fails)
     for name, value in {
-        "_entry": Entry(settings=settings),
+        "_joining": Joining(settings=settings),
         "_tell": lambda event: said.append(event.text),
         "_doing": str,
         "_source_known": nothing,

@@ -9,7 +9,6 @@ import pytest
 from mesh_llm.defaults import HOP_LOCAL_S
 from mesh_llm.membership.heartbeat import MEMBER_RTT_LEAST
 from mesh_llm.node.node import Node
-from mesh_llm.report.status import document
 from mesh_llm.types import LinkFacts, LinkKind
 from tests.support.composed import ANN, a_node, admit
 
@@ -27,7 +26,7 @@ async def node(tmp_path: Path) -> Node:
 async def test_the_delay_of_a_local_link_is_the_one_that_is_planned_with(node: Node) -> None:
     link = LinkFacts(kind=LinkKind.LOCAL, rtt_s=HOP_LOCAL_S)
 
-    shown = next(peer["link"] for peer in (await document(node))["mesh"]["nodes"] if peer["id"] == ANN)
+    shown = next(peer["link"] for peer in (await node.status())["mesh"]["nodes"] if peer["id"] == ANN)
 
     assert node.mesh.paths.news() == ((ANN, link),)
     assert (shown["kind"], shown["rtt_ms"]) == ("local", 1000 * HOP_LOCAL_S)

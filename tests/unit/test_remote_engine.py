@@ -10,9 +10,9 @@ import pytest
 
 from mesh_llm.gateway.engine_request import small
 from mesh_llm.gateway.upstream import Upstream
-from mesh_llm.peers.data_links import Passage
+from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.peers.remote_engine import Remote
+from mesh_llm.peers.remote_engine import RemoteEngine
 from mesh_llm.types import NodeId, ServingPlan, State
 from tests.support.planning import plan_of
 
@@ -57,7 +57,7 @@ class TwoOthers:
 class Asked:
     def __init__(self) -> None:
         self.mesh = TwoOthers()
-        self.remote = Remote(cast(Mesh, self.mesh), cast(Passage, None))
+        self.remote = RemoteEngine(cast(Mesh, self.mesh), cast(DataLinks, None))
 
     async def until_known(self) -> Upstream:
         self.remote.wake()

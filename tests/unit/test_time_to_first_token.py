@@ -13,13 +13,18 @@ from mesh_llm.node.node import Node
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.predict import predict
 from mesh_llm.planning.speculation import cache_settings
-from mesh_llm.report.time_to_first_token import first_token_document
+from mesh_llm.report.time_to_first_token import first_token_status
+from mesh_llm.status_schema import FirstTokenStatus, PlanStatus, from_document
 from mesh_llm.types import ServingPlan
 from tests.support.composed import a_node
 from tests.support.planning import ENGINE, GB, HELD, model, settings, speed
 
 HERE = "http://127.0.0.1:4000"
-PLAN = {"predicted_first_token_s": 0.81}
+PLAN = from_document(PlanStatus, {"predicted_first_token_s": 0.81})
+
+
+def waited(measured_s: float | None, tokens: int | None, predicted_s: float | None) -> FirstTokenStatus:
+    return FirstTokenStatus(measured_s=measured_s, prompt_tokens=tokens, predicted_s=predicted_s)
 
 
 def finished(meters: Meters, *, engine: str = HERE, waited_s: float, prompt_tokens: int | None) -> None:
@@ -62,7 +67,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     node.mesh.membership.set(agreed, node.identity, now=time.time())
     plan = decide(node.mesh.snapshot(), facts, agreed, current=None)
     node.mesh.publish(serving=ServingPlan(epoch=1, plan=plan))
-    monkeypatch.setattr(node, "upstream", lambda: Upstream(url=HERE, key=""))
+    monkeypatch.setattr(node._engines, "upstream", lambda: Upstream(url=HERE, key=""))
     monkeypatch.setattr(node.model_files, "facts", lambda fingerprint: facts)
     return node
 
@@ -70,7 +75,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 async def test_the_prediction_is_for_a_prompt_as_long_as_the_last_one(node: Node) -> None:
     finished(node._gateway._meters, waited_s=0.5, prompt_tokens=100)
 
-    found = first_token_document(node, PLAN)
+    found = first_token_status(node.view, PLAN)
 
     alone = node.mesh.snapshot()
     cache = cache_settings(model(), settings(), 4096)
@@ -80,32 +85,29 @@ async def test_the_prediction_is_for_a_prompt_as_long_as_the_last_one(node: Node
         model(), stages[1].plan.stages, alone, host=node.mesh.me, settings=cache, prompt_tokens=100
     )
     assert expected
-    assert found == {
-        "measured_s": 0.5,
-        "prompt_tokens": 100,
-        "predicted_s": pytest.approx(expected.first_token_s, abs=0.001),
-    }
+    assert (found.measured_s, found.prompt_tokens) == (0.5, 100)
+    assert found.predicted_s == pytest.approx(expected.first_token_s, abs=0.001)
 
 
 async def test_before_there_is_one_it_is_what_plans_are_compared_by(node: Node) -> None:
-    assert first_token_document(node, PLAN) == {"measured_s": None, "prompt_tokens": 512, "predicted_s": 0.81}
-    assert first_token_document(node, None)["predicted_s"] is None
+    assert first_token_status(node.view, PLAN) == waited(None, 512, 0.81)
+    assert first_token_status(node.view, None).predicted_s is None
 
 
 async def test_what_another_engine_took_says_nothing_of_this_one(node: Node) -> None:
     finished(node._gateway._meters, engine="http://127.0.0.1:4001", waited_s=0.5, prompt_tokens=100)
 
-    assert first_token_document(node, PLAN)["measured_s"] is None
+    assert first_token_status(node.view, PLAN).measured_s is None
 
 
 async def test_a_prompt_of_unknown_length_and_a_model_that_is_not_here(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished(node._gateway._meters, waited_s=0.5, prompt_tokens=None)
-    unknown = first_token_document(node, PLAN)
+    unknown = first_token_status(node.view, PLAN)
     finished(node._gateway._meters, waited_s=0.25, prompt_tokens=100)
     monkeypatch.setattr(node.model_files, "facts", lambda fingerprint: None)
-    elsewhere = first_token_document(node, PLAN)
+    elsewhere = first_token_status(node.view, PLAN)
 
-    assert unknown == {"measured_s": 0.5, "prompt_tokens": None, "predicted_s": None}
-    assert elsewhere == {"measured_s": 0.25, "prompt_tokens": 100, "predicted_s": None}
+    assert unknown == waited(0.5, None, None)
+    assert elsewhere == waited(0.25, 100, None)

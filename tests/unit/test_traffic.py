@@ -12,11 +12,12 @@ import pytest
 
 from mesh_llm.defaults import ENGINE_STAGES_S
 from mesh_llm.engine.supervisor import EngineSupervisor
-from mesh_llm.host.plan_run import Run
+from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.node.node import Node
 from mesh_llm.peers.meter import Meter
 from mesh_llm.report.status import _stage
 from mesh_llm.report.traffic import crossing, traffic
+from mesh_llm.status_schema import EngineStageStatus, Traffic
 from mesh_llm.types import NodeId, StageCounters
 from tests.support.composed import ANN, BEN, a_node, admit
 from tests.support.planning import plan_of
@@ -24,18 +25,21 @@ from tests.support.planning import plan_of
 HOST, ONE, TWO, OTHER = "host", "one", "two", "other"
 
 
-def crossed(sent: int, received: int, rate: int = 100) -> dict[str, int]:
-    return {"sent_bytes": sent, "received_bytes": received, "bytes_per_s": rate, "peak_bytes_per_s": 2 * rate}
+def crossed(sent: int, received: int, rate: int = 100) -> Traffic:
+    return Traffic(sent_bytes=sent, received_bytes=received, bytes_per_s=rate, peak_bytes_per_s=2 * rate)
 
 
-def stage(node: str, *, link: str = "local", pushes: bool = True) -> dict[str, Any]:
-    return {
-        "node": node,
-        "link": link,
-        "pushes": pushes,
-        "traffic": crossed(1000, 200),
-        "pushed": crossed(70, 0),
-    }
+def stage(node: str, *, link: str = "local", pushes: bool = True) -> EngineStageStatus:
+    return EngineStageStatus(
+        node=node,
+        link=link,
+        pushes=pushes,
+        compute_ms=0.0,
+        wait_ms=0.0,
+        bytes_per_token=0,
+        traffic=crossed(1000, 200),
+        pushed=crossed(70, 0),
+    )
 
 
 STAGES = [stage(ONE), stage(TWO)]
@@ -77,30 +81,24 @@ async def node(tmp_path: Path) -> Node:
 async def test_a_local_link_is_no_part_of_the_connection(node: Node) -> None:
     me = node.identity.id
 
-    found = traffic(node, ANN, me, [stage(ANN)])
+    found = traffic(node.view, ANN, me, [stage(ANN)])
 
-    assert found == {
-        "remote": None,
-        "sent_bytes": 1030,
-        "received_bytes": 220,
-        "bytes_per_s": 150,
-        "peak_bytes_per_s": 200,
-    }
+    assert found == Traffic(sent_bytes=1030, received_bytes=220, bytes_per_s=150, peak_bytes_per_s=200)
 
 
 async def test_a_link_over_quic_has_been_counted_with_its_connection(node: Node) -> None:
     me = node.identity.id
 
-    assert traffic(node, BEN, me, [stage(BEN, link="quic")]) == node.mesh.paths.traffic(BEN)
-    assert traffic(node, BEN, me, [])["bytes_per_s"] == 50
+    assert traffic(node.view, BEN, me, [stage(BEN, link="quic")]) == node.mesh.paths.traffic(BEN)
+    assert traffic(node.view, BEN, me, []).bytes_per_s == 50
 
 
 async def test_what_a_worker_knows_of_its_link_is_from_the_host(node: Node) -> None:
     me = node.identity.id
 
-    found = traffic(node, ANN, ANN, [stage(me)])
+    found = traffic(node.view, ANN, ANN, [stage(me)])
 
-    assert (found["sent_bytes"], found["received_bytes"], found["bytes_per_s"]) == (230, 1020, 150)
+    assert (found.sent_bytes, found.received_bytes, found.bytes_per_s) == (230, 1020, 150)
 
 
 def counters(runs: int) -> StageCounters:
@@ -108,10 +106,10 @@ def counters(runs: int) -> StageCounters:
     return replace(StageCounters(**sums), runs=runs, sent_bytes=1000 * runs, received_bytes=200 * runs)
 
 
-def a_run(tmp_path: Path) -> Run:
+def a_run(tmp_path: Path) -> PlanRun:
     """Of a plan with one worker, whose engine has said nothing yet."""
     nothing = cast(Any, None)
-    run = Run(
+    run = PlanRun(
         epoch=1,
         plan=plan_of((BEN, 0, 1), (ANN, 1, 2)),
         fingerprint=nothing,
@@ -134,15 +132,15 @@ def test_the_engine_counts_what_crosses_and_an_idle_one_is_silent(tmp_path: Path
         run.supervisor._on_event(json.dumps(line))
     run.supervisor.report = replace(run.supervisor.report, stages_at=time.monotonic() + 60)
 
-    told = _stage(run, ANN)["traffic"]
+    told = _stage(run, ANN).traffic
     run.supervisor.report = replace(
         run.supervisor.report, stages_at=time.monotonic() - 2 * ENGINE_STAGES_S - 0.1
     )
-    later = _stage(run, ANN)["traffic"]
+    later = _stage(run, ANN).traffic
 
-    assert (told["sent_bytes"], told["received_bytes"]) == (20_000, 4000)
-    assert told["bytes_per_s"] > 0
-    assert later == {**told, "bytes_per_s": 0}
+    assert (told.sent_bytes, told.received_bytes) == (20_000, 4000)
+    assert told.bytes_per_s > 0
+    assert later == replace(told, bytes_per_s=0)
 
 
 @pytest.mark.parametrize("pushes", [{}, {ANN: False}, {ANN: True}])
@@ -153,7 +151,7 @@ def test_only_who_has_a_neighbour_pushes(pushes: dict[NodeId, bool], tmp_path: P
     line = {"link": "MESH0", **asdict(replace(counters(10), worker_out_bytes=2050))}
     run.supervisor._on_event(json.dumps({"event": "stages", "stages": [line]}))
 
-    told = _stage(run, ANN)["pushed"]
+    told = _stage(run, ANN).pushed
 
-    assert told["sent_bytes"] == (50 if pushes.get(ANN) else 0)
-    assert (told["peak_bytes_per_s"] > 0) is bool(pushes.get(ANN))
+    assert told.sent_bytes == (50 if pushes.get(ANN) else 0)
+    assert (told.peak_bytes_per_s > 0) is bool(pushes.get(ANN))

@@ -8,21 +8,18 @@ from typing import Any
 import pytest
 
 from mesh_llm.node.unload import ModelUnload
-from mesh_llm.types import State
+from mesh_llm.types import Role, State
 
 
 @pytest.mark.parametrize("resting", [True, False])
 async def test_a_node_that_leaves_lends_nothing_whatever_it_is_told(resting: bool) -> None:
-    node: Any = SimpleNamespace(
-        config=SimpleNamespace(client=False),
-        hardware=object(),
-        state=State.DRAINING,
-        mesh=SimpleNamespace(facts=SimpleNamespace(resting=resting)),
-        lending=SimpleNamespace(closed="this node is leaving"),
-    )
-    rest = ModelUnload(node)
-    rest.begin()
-    rest.end()
-    await rest.close()
+    facts = SimpleNamespace(resting=resting, role=Role.NODE, state=State.DRAINING)
+    mesh: Any = SimpleNamespace(facts=facts)
+    lending: Any = SimpleNamespace(closed="this node is leaving")
+    unused: Any = None
+    unload = ModelUnload(mesh, unused, lending, unused)
+    unload.begin()
+    unload.end()
+    await unload.close()
 
-    assert node.lending.closed == "this node is leaving"
+    assert lending.closed == "this node is leaving"

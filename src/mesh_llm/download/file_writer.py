@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mesh_llm.defaults import COPY_CHUNK_BYTES, FETCH_SPARE_BYTES
-from mesh_llm.download.http import Remote
+from mesh_llm.download.http import RemoteFile
 
 DOWNLOAD_BATCH_BYTES = 1 << 20
 """Hashed and written at a time: fewer turns between threads than packets."""
@@ -57,7 +57,7 @@ class FileWriter:
 
     # -- which version -----------------------------------------------------------------------------
 
-    async def open(self, remote: Remote, told: Callable[[int], None]) -> None:
+    async def open(self, remote: RemoteFile, told: Callable[[int], None]) -> None:
         """Take up what an earlier run left of this very version; `told` hears how much of it is hashed."""
         await self._run(self._open)
         if not await self._run(self._is_about, remote):
@@ -68,7 +68,7 @@ class FileWriter:
         if remote.size_bytes is not None and self.offset > remote.size_bytes:
             await self.restart(remote)
 
-    async def follow(self, remote: Remote) -> bool:
+    async def follow(self, remote: RemoteFile) -> bool:
         """Go on with what the server says now; False where it is another version, and all begins anew."""
         same = await self._run(self._is_about, remote) or (
             # Nothing tells versions apart but their size: within one run that has to do.
@@ -78,7 +78,7 @@ class FileWriter:
             await self.restart(remote)
         return same
 
-    async def restart(self, remote: Remote) -> None:
+    async def restart(self, remote: RemoteFile) -> None:
         await self.settle()
         await self._run(self._clear, remote)
         self.size_bytes = remote.size_bytes
@@ -92,7 +92,7 @@ class FileWriter:
         self._descriptor = os.open(self.path, flags, 0o644)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
 
-    def _is_about(self, remote: Remote) -> bool:
+    def _is_about(self, remote: RemoteFile) -> bool:
         if remote.identity is None:
             return False
         try:
@@ -101,7 +101,7 @@ class FileWriter:
             return False
         return bool(said == _version(remote))
 
-    def _clear(self, remote: Remote) -> None:
+    def _clear(self, remote: RemoteFile) -> None:
         assert self._descriptor is not None
         # The note goes first: a part without one is begun anew.
         self._note.unlink(missing_ok=True)
@@ -185,5 +185,5 @@ class FileWriter:
             self._descriptor = None
 
 
-def _version(remote: Remote) -> dict[str, Any]:
+def _version(remote: RemoteFile) -> dict[str, Any]:
     return {"identity": remote.identity, "size_bytes": remote.size_bytes}

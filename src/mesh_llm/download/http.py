@@ -42,7 +42,7 @@ _AGAIN = "what has arrived is kept: run it again later, and it goes on from ther
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class RemoteFile:
     """Where a file's bytes are right now, and what its server says about them."""
 
     url: str
@@ -56,7 +56,7 @@ class Remote:
     sha256: str | None = None
 
 
-Locate = Callable[[], Awaitable[Remote]]
+Locate = Callable[[], Awaitable[RemoteFile]]
 
 
 class Passing(Exception):
@@ -287,7 +287,7 @@ def content_range(answer: aiohttp.ClientResponse) -> tuple[int, int | None] | No
     return int(found[1]), int(found[3]) if found[3] != "*" else None
 
 
-async def locate_url(session: aiohttp.ClientSession, url: str) -> Remote:
+async def locate_url(session: aiohttp.ClientSession, url: str) -> RemoteFile:
     """What a plain server says of a file: asked for its first byte, since not all of them answer HEAD."""
     host = host_of(url)
     async with get(session, url, {"Range": "bytes=0-0"}) as answer:
@@ -306,7 +306,7 @@ async def locate_url(session: aiohttp.ClientSession, url: str) -> Remote:
         etag = answer.headers.get("ETag")
         strong = etag if etag and not etag.startswith("W/") else None
         mark = strong or answer.headers.get("Last-Modified")
-        return Remote(
+        return RemoteFile(
             url=url, identity=mark and f"{mark} of {size_bytes}", if_range=mark, size_bytes=size_bytes
         )
 

@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 from mesh_llm import __version__
 from mesh_llm.download.http import (
     Passing,
-    Remote,
+    RemoteFile,
     Unreachable,
     answered,
     cannot_reach,
@@ -108,10 +108,10 @@ def source_of(url: str) -> HubSource | None:
     return HubSource(repo=found[1], revision=unquote(found[2]), files=(unquote(found[3]),))
 
 
-async def locate(source: HubSource, file: str) -> Remote:
+async def locate(source: HubSource, file: str) -> RemoteFile:
     """Where `file` is now. Raises Passing, or DownloadFailed with a sentence that names it."""
 
-    def ask() -> Remote:
+    def ask() -> RemoteFile:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -121,7 +121,7 @@ async def locate(source: HubSource, file: str) -> Remote:
         token = build_hf_headers().get("authorization")
         own = token is not None and _is_own(found.location, url)
         etag = found.etag
-        return Remote(
+        return RemoteFile(
             url=found.location,
             headers={"Authorization": token} if own and token else {},
             identity=etag,

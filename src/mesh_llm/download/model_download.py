@@ -26,7 +26,7 @@ from mesh_llm.defaults import FETCH_SPARE_BYTES
 from mesh_llm.download import checksum, hub, package_model
 from mesh_llm.download.checksum import checksum_file, verify
 from mesh_llm.download.file_writer import FileWriter
-from mesh_llm.download.http import Locate, Remote, answered, locate_url, open_session
+from mesh_llm.download.http import Locate, RemoteFile, answered, locate_url, open_session
 from mesh_llm.download.package_model import FetchPackage
 from mesh_llm.download.range_transfer import Transfer
 from mesh_llm.errors import DownloadFailed
@@ -127,7 +127,7 @@ class _File:
     target: Path
     locate: Locate
     arriving: FileWriter
-    remote: Remote | None = None
+    remote: RemoteFile | None = None
     here: bool = False
     told_at: float = field(default=0.0)
 
@@ -296,7 +296,7 @@ class _Download:
         )
 
 
-def _compare(file: _File, remote: Remote) -> None:
+def _compare(file: _File, remote: RemoteFile) -> None:
     """Nothing, if the file that has the name already is the one; it is never written over."""
     try:
         size_bytes = file.target.stat().st_size

@@ -12,7 +12,7 @@ from mesh_llm.download.http import (
     Locate,
     Passing,
     Patience,
-    Remote,
+    RemoteFile,
     content_range,
     get,
     host_of,
@@ -67,7 +67,7 @@ class Transfer:
         self._complete = False
         self._slot_queue = 0
 
-    async def run(self, remote: Remote) -> Remote:
+    async def run(self, remote: RemoteFile) -> RemoteFile:
         """Until the file is whole; what was said of it last. Raises DownloadFailed where that cannot be."""
         patience, where = Patience(self._name), remote
         self._complete = self._file.size_bytes is not None and not self._file.missing_bytes
@@ -82,7 +82,7 @@ class Transfer:
                 where = await self._again(patience, failure)
         return where
 
-    async def _again(self, patience: Patience, failure: Passing) -> Remote:
+    async def _again(self, patience: Patience, failure: Passing) -> RemoteFile:
         """Where the file is by now: addresses of storage are good for minutes, and files change."""
         while True:
             await patience.after(failure)
@@ -95,7 +95,7 @@ class Transfer:
                 self._count_turn()
             return remote
 
-    async def _receive(self, remote: Remote) -> None:
+    async def _receive(self, remote: RemoteFile) -> None:
         async with get(self._session, remote.url, self._headers(remote)) as answer:
             await self._begin(remote, answer)
             before = self._file.offset
@@ -117,7 +117,7 @@ class Transfer:
         if short and not self._complete:
             raise Passing(f"the connection to {host_of(remote.url)} broke off")
 
-    def _headers(self, remote: Remote) -> dict[str, str]:
+    def _headers(self, remote: RemoteFile) -> dict[str, str]:
         start, size_bytes = self._file.offset, self._file.size_bytes
         headers = dict(remote.headers)
         if size_bytes is not None and size_bytes > 0:
@@ -129,7 +129,7 @@ class Transfer:
             headers["If-Range"] = remote.if_range
         return headers
 
-    async def _begin(self, remote: Remote, answer: aiohttp.ClientResponse) -> None:
+    async def _begin(self, remote: RemoteFile, answer: aiohttp.ClientResponse) -> None:
         """Make sure that the answer's first byte is the file's next one."""
         status, host = answer.status, host_of(str(answer.url))
         if (passing := passing_status(status, host, answer.headers)) is not None:
@@ -148,14 +148,14 @@ class Transfer:
         else:
             raise self._odd(f"answers {status}", remote)
 
-    def _check_range(self, remote: Remote, answer: aiohttp.ClientResponse) -> None:
+    def _check_range(self, remote: RemoteFile, answer: aiohttp.ClientResponse) -> None:
         found = content_range(answer)
         if found is None or found[0] != self._file.offset:
             raise self._odd("answers with another part than it was asked for", remote)
         if found[1] is not None and self._file.size_bytes not in (None, found[1]):
             raise self._wrong_size(found[1], remote)
 
-    async def _begin_anew(self, remote: Remote, answer: aiohttp.ClientResponse) -> None:
+    async def _begin_anew(self, remote: RemoteFile, answer: aiohttp.ClientResponse) -> None:
         """It sends the whole file, whatever was asked for."""
         size_bytes = answer.content_length
         if self._file.offset:
@@ -173,10 +173,10 @@ class Transfer:
                 hint="try again later",
             )
 
-    def _wrong_size(self, size_bytes: int, remote: Remote) -> DownloadFailed:
+    def _wrong_size(self, size_bytes: int, remote: RemoteFile) -> DownloadFailed:
         return self._odd(f"has {size_bytes} bytes of it; there should be {self._file.size_bytes}", remote)
 
-    def _odd(self, what: str, remote: Remote) -> DownloadFailed:
+    def _odd(self, what: str, remote: RemoteFile) -> DownloadFailed:
         return DownloadFailed(
             f"{self._name} cannot be downloaded: {host_of(remote.url)} {what}",
             hint="try again later, or another mirror (HF_ENDPOINT)",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mesh_llm.membership.plan_documents import clean
+from mesh_llm.sanitise import clean
 
 _BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
 _STAMP = re.compile(r"^\d+\.\d{2}\.\d{3}\.\d{3} [A-Z] ")

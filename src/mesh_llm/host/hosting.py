@@ -1,7 +1,7 @@
 """Drives the plans that this node hosts.
 
 On every change it asks `decide` what should run. Where this node is to host it,
-a `Run` brings the plan up beside the one that still serves: leases of all
+a `PlanRun` brings the plan up beside the one that still serves: leases of all
 workers, links, an engine, a readiness check. Only then is it published, and the
 old one drains. What fails is tried again, without the offender, after a pause.
 """
@@ -18,7 +18,7 @@ from typing import Protocol
 from mesh_llm.defaults import PLAN_DRAIN_POLL_S, PLAN_DRAIN_S
 from mesh_llm.engine.telemetry import engine_figures
 from mesh_llm.errors import EngineFailed, MeshError
-from mesh_llm.host.plan_run import Run, StageLost
+from mesh_llm.host.plan_run import PlanRun, StageLost
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.backoff import Attempts
 from mesh_llm.planning.decide import decide
@@ -48,12 +48,12 @@ class Watcher(Protocol):
     def on_standing_by(self) -> None:
         """Somebody else is to host."""
 
-    def on_serving(self, run: Run) -> None: ...
+    def on_serving(self, run: PlanRun) -> None: ...
 
     def on_failed(self, reason: str) -> None:
         """A plan of this node's did not come about, or ended."""
 
-    def leans_on(self, run: Run) -> bool:
+    def leans_on(self, run: PlanRun) -> bool:
         """Whether requests go to this replaced engine until its successor can be reached from here."""
 
     def on_drained(self) -> None:
@@ -78,7 +78,7 @@ class Hosting:
         self,
         *,
         mesh: Mesh,
-        make_run: Callable[[int, Plan], Run],
+        make_run: Callable[[int, Plan], PlanRun],
         model: Callable[[], tuple[ModelFacts, MeshSettings] | None],
         watcher: Watcher,
     ) -> None:
@@ -92,7 +92,7 @@ class Hosting:
         self._not_before = 0.0
         self._drains: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
-        self._draining: dict[int, Run] = {}
+        self._draining: dict[int, PlanRun] = {}
         """Replaced plans by epoch, whose engines finish the answers that they have begun."""
         self._started: dict[NodeId, int] = {}
         """When members that failed had been started."""
@@ -100,20 +100,20 @@ class Hosting:
         self.tally = Tally()
         self.plan: Plan | None = None
         """What should run, as this node sees it."""
-        self.serving: Run | None = None
-        self._rising: Run | None = None
+        self.serving: PlanRun | None = None
+        self._rising: PlanRun | None = None
         self._instead_of: ServingPlan | None = None
         """What served when the rising one was begun."""
         self._has_served = False
         self._last_epoch = 0
 
     @property
-    def rising(self) -> Run | None:
+    def rising(self) -> PlanRun | None:
         """The one that is being brought up, beside the one that serves."""
         return self._rising
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[PlanRun, ...]:
         """All that may have an engine here: the one that serves, its successor, those that drain."""
         return tuple(run for run in (self.serving, self._rising, *self._draining.values()) if run is not None)
 
@@ -121,7 +121,7 @@ class Hosting:
         """Something has changed."""
         self._wake.set()
 
-    def find(self, epoch: object) -> Run | None:
+    def find(self, epoch: object) -> PlanRun | None:
         """The plan of that epoch, while its engine takes requests; also one that was just replaced."""
         serving = self.serving
         run = serving if serving is not None and serving.epoch == epoch else None
@@ -136,7 +136,7 @@ class Hosting:
             return "the engine was stopped"
         return run.broken if run.broken is not None else await run.supervisor.why(port)
 
-    def last(self) -> Run | None:
+    def last(self) -> PlanRun | None:
         """The replaced plan that can still answer, until its successor elsewhere is known."""
         return self.find(max(self._draining, default=None))
 
@@ -325,7 +325,7 @@ class Hosting:
             self._sink(serving)
             self._on_failure(serving, error, now)
 
-    def _publish(self, run: Run) -> None:
+    def _publish(self, run: PlanRun) -> None:
         old, self.serving = self.serving, run
         self._has_served = True
         self.tally.served += 1
@@ -336,13 +336,13 @@ class Hosting:
         if old is not None:
             self._sink_task(old)
 
-    def _publish_serving(self, run: Run, settings: MeshSettings) -> None:
+    def _publish_serving(self, run: PlanRun, settings: MeshSettings) -> None:
         run.settings = settings
         self._mesh.publish(
             serving=ServingPlan(epoch=run.epoch, plan=run.plan, settings_version=settings.plan_version)
         )
 
-    def _on_failure(self, run: Run, error: MeshError, now: float) -> None:
+    def _on_failure(self, run: PlanRun, error: MeshError, now: float) -> None:
         log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
         self.tally.failed += 1
         self._watcher.on_failed(error.message)
@@ -364,14 +364,14 @@ class Hosting:
                 return
         self._watcher.on_hosting(State.LOADING, f"{error.message}; it is being tried again")
 
-    def _is_hopeless(self, run: Run, error: MeshError) -> bool:
+    def _is_hopeless(self, run: PlanRun, error: MeshError) -> bool:
         """Alone, and not once able to load the model: a person has to look at it."""
         alone = not self._mesh.has_company()
         return isinstance(error, EngineFailed) and alone and not self._has_served and not run.plan.workers
 
     # -- the end of runs -----------------------------------------------------------------------
 
-    def _sink(self, run: Run) -> None:
+    def _sink(self, run: PlanRun) -> None:
         """End a run that no longer serves; what is broken does not wait for its answers."""
         if run is self.serving:
             self.serving = None
@@ -381,15 +381,15 @@ class Hosting:
         else:
             self._sink_task(run)
 
-    def _sink_now(self, run: Run) -> None:
+    def _sink_now(self, run: PlanRun) -> None:
         run.cancel()
         _own(self._ends, run.ended(), f"end of plan {run.epoch}")
 
-    def _sink_task(self, run: Run) -> None:
+    def _sink_task(self, run: PlanRun) -> None:
         self._draining[run.epoch] = run
         _own(self._drains, self._drained(run), f"drain of plan {run.epoch}")
 
-    async def _drained(self, run: Run) -> None:
+    async def _drained(self, run: PlanRun) -> None:
         """Let the answers of a replaced engine finish, then end it."""
         try:
             # Other nodes have yet to hear of its successor, and send requests here until then.
@@ -410,13 +410,13 @@ def _own(tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None], name
     task.add_done_callback(tasks.discard)
 
 
-def _still_good(run: Run, plan: Plan, settings: MeshSettings) -> bool:
+def _still_good(run: PlanRun, plan: Plan, settings: MeshSettings) -> bool:
     """Whether an engine is what the plan and the settings ask for."""
     same = run.settings.engine_key == settings.engine_key
     return same and run.broken is None and run.plan.key == plan.key
 
 
-async def _busy(run: Run) -> bool:
+async def _busy(run: PlanRun) -> bool:
     if run.port is None:
         return False
     figures = await engine_figures(*run.engine_address())

@@ -19,9 +19,9 @@ from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.telemetry import Flows, Gauge, Rates
 from mesh_llm.errors import EngineFailed, MeshError
-from mesh_llm.peers.data_links import Link, Passage
+from mesh_llm.peers.data_links import DataLinks, Link
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.report import peer_documents
+from mesh_llm.sanitise import refusal
 from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import (
@@ -59,7 +59,7 @@ class Specify(Protocol):
     def __call__(self, plan: Plan, links: tuple[LinkSpec, ...]) -> EngineSpec: ...
 
 
-class Run:
+class PlanRun:
     """Lives in a task of its own, from the first lease to the engine's end."""
 
     def __init__(
@@ -70,9 +70,9 @@ class Run:
         fingerprint: Fingerprint,
         settings: MeshSettings,
         mesh: Mesh,
-        data_links: Passage,
+        data_links: DataLinks,
         specify: Specify,
-        on_report: Callable[[Run, EngineReport], None],
+        on_report: Callable[[PlanRun, EngineReport], None],
         log_file: Path,
     ) -> None:
         self.epoch = epoch
@@ -221,7 +221,7 @@ class Run:
                     ):
                         self._progress(stage.node, done, total, fetching=answer.get("fetching") is True)
                     case {"refused": str()}:
-                        reason = peer_documents.refusal(answer, "it gives no reason")
+                        reason = refusal(answer, "it gives no reason")
                         raise StageLost(stage.node, f"{name} refused its layers: {reason}")
                     case _:
                         raise StageLost(stage.node, f"{name} gave an answer that makes no sense")
@@ -245,7 +245,7 @@ class Run:
         reason = "the connection to it broke"
         with suppress(MeshError):
             answer = await lease.read_document()
-            reason = peer_documents.refusal(answer, reason)
+            reason = refusal(answer, reason)
         self._break(stage.node, reason)
 
     def _break(self, node: NodeId, reason: str) -> None:
@@ -296,7 +296,7 @@ class Run:
                 await stream.finish()
                 linked = answer.get("linked") is True
                 if not linked:
-                    reason = peer_documents.refusal(answer, "it gives no reason")
+                    reason = refusal(answer, "it gives no reason")
                     log.warning("workers not linked epoch=%d: %s", self.epoch, reason)
         self.pushes[node] = linked
         return number if linked else None

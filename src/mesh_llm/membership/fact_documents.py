@@ -16,12 +16,12 @@ from mesh_llm.membership.checked_fields import Fields, is_direct, node_id
 from mesh_llm.membership.plan_documents import (
     NAME_CHARS,
     Document,
-    clean,
     plan_from_document,
     plan_to_document,
     settings_from_document,
     settings_to_document,
 )
+from mesh_llm.sanitise import clean
 from mesh_llm.types import (
     Address,
     Device,

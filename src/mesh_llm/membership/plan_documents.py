@@ -7,6 +7,7 @@ from dataclasses import asdict
 from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.checked_fields import Fields, is_number
+from mesh_llm.sanitise import clean
 from mesh_llm.types import Draft, Exclusion, Fingerprint, MeshSettings, Mode, Plan, Prediction, Stage
 
 Document = dict[str, object]
@@ -21,11 +22,6 @@ _TOKENS_MOST = 1 << 40
 _SLOTS_MOST = 1 << 16
 _RATE_MOST = 1e9
 _SHARES_LIMIT = 256
-
-
-def clean(text: str, limit: int) -> str:
-    """As it may be sent: short, and without what would move somebody's cursor."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text[:limit])
 
 
 def plan_to_document(plan: Plan) -> Document:

@@ -6,8 +6,10 @@ import logging
 import time
 from dataclasses import replace
 
+from mesh_llm.agents import snippets
+from mesh_llm.agents.config_files import Endpoint, as_typed
 from mesh_llm.console.event_feed import Feed
-from mesh_llm.report.peer_documents import line
+from mesh_llm.sanitise import line
 from mesh_llm.types import Event, EventSink, Progress, ProgressSink
 
 REMARK_AGAIN_S = 10.0
@@ -66,3 +68,10 @@ class Announcements:
     def progress(self, step: Progress) -> None:
         self._feed.progress(step)
         self._progress(step)
+
+
+def api_lines(model: str, url: str, *, key_needed: bool) -> dict[str, str]:
+    """By the kind of event: where the API is, and how agents use it."""
+    endpoint = Endpoint(url=as_typed(url), model=model, key_needed=key_needed)
+    pi, goose = snippets.lines_at_start(endpoint)
+    return {"api": f"API ready at {endpoint.url}", "agent": pi, "agent-goose": goose}

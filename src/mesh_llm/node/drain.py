@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from mesh_llm.defaults import DRAIN_S, HAND_OVER_S
+from mesh_llm.gateway.server import Gateway
+from mesh_llm.host.hosting import Hosting
+from mesh_llm.peers.mesh import Mesh
 from mesh_llm.types import State
-
-if TYPE_CHECKING:
-    from mesh_llm.gateway.server import Gateway
-    from mesh_llm.node.node import Node
+from mesh_llm.worker.lending import Lending
 
 
-async def drain(node: Node, gateway: Gateway) -> None:
-    """After it has said that it is draining."""
-    node.lending.closed = "this node is leaving"
-    node.mesh.publish(state=State.DRAINING, reason="the node is stopping")
-    node.hosting.wake()
-    if node.mesh.has_company():
+async def drain(mesh: Mesh, hosting: Hosting, lending: Lending, gateway: Gateway) -> None:
+    """After the node has said that it is draining."""
+    lending.closed = "this node is leaving"
+    mesh.publish(state=State.DRAINING, reason="the node is stopping")
+    hosting.wake()
+    if mesh.has_company():
         deadline = asyncio.get_running_loop().time() + HAND_OVER_S
         # Ends with the plan of another host, or with nobody who could be one.
-        while node.hosting.serving is not None and asyncio.get_running_loop().time() < deadline:
+        while hosting.serving is not None and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_S):
-            await asyncio.gather(gateway.drain(DRAIN_S), node.hosting.drained(), _returned(node))
+            await asyncio.gather(gateway.drain(DRAIN_S), hosting.drained(), _returned(lending))
 
 
-async def _returned(node: Node) -> None:
+async def _returned(lending: Lending) -> None:
     """Until hosts have replaced the plans in which this node works, and finished their answers."""
-    while node.lending.leases:
+    while lending.leases:
         await asyncio.sleep(0.05)

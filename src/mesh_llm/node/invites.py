@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from mesh_llm.errors import MeshError
-from mesh_llm.node.joining import Entry
+from mesh_llm.node.joining import Joining
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.transport.credential import Credential, check_may_invite, extend, issuers_of
 from mesh_llm.transport.identity import Identity
@@ -16,20 +16,20 @@ from mesh_llm.types import Address, NodeId, Role
 
 
 class Invites:
-    def __init__(self, entry: Entry, mesh: Mesh, identity: Identity) -> None:
-        self._entry = entry
+    def __init__(self, joining: Joining, mesh: Mesh, identity: Identity) -> None:
+        self._joining = joining
         self._mesh = mesh
         self._identity = identity
 
     @property
     def _membership(self) -> Membership:
-        return self._entry.membership
+        return self._joining.membership
 
     def make(
         self, role: Role, lifetime_s: float | None, *, limit: int | None = None, reuse: bool = False
     ) -> dict[str, Any]:
         """A token for `role`; with `reuse` that of an invite which is open and has most of its time left."""
-        if self._entry.network is None or self._membership.mesh is None:
+        if self._joining.network is None or self._membership.mesh is None:
             raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
         check_may_invite(self._membership.role(self._identity.id), role)
         now = time.time()
@@ -47,9 +47,9 @@ class Invites:
             issued = open_ones[-1]
         else:
             issued = admissions.issue(role=role, now=now, lifetime_s=lifetime_s, limit=limit)
-            self._entry.write()
-        relay, token = self._entry.relay
-        address = self._entry.network.address
+            self._joining.write()
+        relay, token = self._joining.relay
+        address = self._joining.network.address
         invite = Invite(
             id=issued.id,
             mesh=self._membership.mesh,
@@ -83,15 +83,15 @@ class Invites:
     def revoke(self, what: str) -> dict[str, Any]:
         """Take back an invite, named by its id or by who came in by it; expel those who did."""
         names = {member.id: self._mesh.name_of(member.id) for member in self._mesh.members}
-        before, settings = set(self._mesh.expelled), self._entry.settings
+        before, settings = set(self._mesh.expelled), self._joining.settings
         meant = self._meant(what)
         for issuer, invite in meant:
             self._membership.revoke(invite, self._identity, issuer)
-        if self._entry.is_owner and self._entry.settings is None and settings is not None:
+        if self._joining.is_owner and self._joining.settings is None and settings is not None:
             # They were those of an owner who is out now, and nobody else has set any.
             self._membership.set(settings, self._identity, now=time.time())
         self._mesh.claim()
-        self._entry.write()
+        self._joining.write()
         out = self._mesh.expelled - before
         return {"id": meant[0][1], "expelled": sorted(names.get(node, node[:8]) for node in out)}
 
@@ -137,12 +137,12 @@ class Invites:
         assert self._membership.mesh is not None
         issuers = issuers_of(chain, self._membership.mesh)
         own = self._identity.id
-        first = 0 if self._entry.is_owner else issuers.index(own) if own in issuers else len(chain)
+        first = 0 if self._joining.is_owner else issuers.index(own) if own in issuers else len(chain)
         return [(issuers[at], chain[at].invite) for at in range(first, len(chain))]
 
     def promote(self, name: str) -> dict[str, Any]:
         """Make a member an owner."""
-        if not self._entry.is_owner:
+        if not self._joining.is_owner:
             raise MeshError(
                 "only an owner of the mesh can make another owner",
                 hint="do it on the machine that started the mesh, or on another owner's",
@@ -163,5 +163,5 @@ class Invites:
         credential = extend(own, mesh, self._identity, member.id, Role.OWNER, invite.id)
         self._mesh.promote(member.id, credential)
         admissions.use(invite.id, member.id)
-        self._entry.write()
+        self._joining.write()
         return {"id": member.id, "name": member.facts.name, "invite": invite.id}

@@ -17,12 +17,13 @@ from mesh_llm.home import Home
 from mesh_llm.local.model_files import file_stem
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, told_from_document, told_to_document
-from mesh_llm.membership.plan_documents import NAME_CHARS, clean
+from mesh_llm.membership.plan_documents import NAME_CHARS
 from mesh_llm.membership.record import Told, read_record, told
 from mesh_llm.models import catalog, names
 from mesh_llm.node import home_upgrade
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.manual_layers import misfit
+from mesh_llm.sanitise import clean
 from mesh_llm.transport.credential import (
     role_of,
 )
@@ -39,7 +40,7 @@ OWNER_HEARS_S = 3.0
 log = logging.getLogger(__name__)
 
 
-class Entry:
+class Joining:
     """Membership, settings and known addresses: read from the home, changed, written back."""
 
     def __init__(

@@ -25,7 +25,7 @@ from mesh_llm.models import catalog
 from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.layer_ranges import Share
 from mesh_llm.models.names import Here, means
-from mesh_llm.node.joining import Entry
+from mesh_llm.node.joining import Joining
 from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.layer_fetch import Held
 from mesh_llm.peer_fetch.manifest import Manifest
@@ -69,7 +69,7 @@ class ModelSupply:
         *,
         config: NodeConfig,
         model_files: ModelFiles,
-        entry: Entry,
+        joining: Joining,
         mesh: Mesh,
         busy: Callable[[], bool],
         tell: EventSink,
@@ -83,7 +83,7 @@ class ModelSupply:
         self._asked: CatalogEntry | HubName | None = None
         """What --model means, where it is not here."""
         self._model_files = model_files
-        self._entry = entry
+        self._joining = joining
         self._mesh = mesh
         self._tell = tell
         self._doing = doing
@@ -101,7 +101,7 @@ class ModelSupply:
     async def bring(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model, from wherever it is; None with --no-fetch where it is not here."""
         model = await self.obtain(given)
-        settings = self._entry.settings
+        settings = self._joining.settings
         if model is None and settings is not None and not self._config.no_fetch:
             model = await self._layers_alone(settings) or await self._from_peers_or_hub(settings)
         return model
@@ -125,7 +125,7 @@ class ModelSupply:
         try:
             model = await self.bring(given)
         except DownloadFailed as error:
-            if self._entry.sets_plan:
+            if self._joining.sets_plan:
                 raise
             self._tell(Event(kind="model", text=f"{error.message}; it is tried again"))
             return None
@@ -134,8 +134,8 @@ class ModelSupply:
 
     async def settle(self, model: ModelFacts | None) -> MeshSettings | None:
         """The mesh's settings, with the draft that its creator has for the model."""
-        draft = await self.drafts.choose(model) if model is not None and self._entry.sets_plan else None
-        settings = self._entry.settle(model, draft, default_slots=DEFAULT_SLOTS)
+        draft = await self.drafts.choose(model) if model is not None and self._joining.sets_plan else None
+        settings = self._joining.settle(model, draft, default_slots=DEFAULT_SLOTS)
         await self.drafts.find(settings)
         return settings
 
@@ -155,7 +155,7 @@ class ModelSupply:
             self._wake.clear()
             # At once: the model that the mesh had before is no longer its business.
             self._mesh.publish(**self.told())
-            await self.drafts.find(self._entry.settings)
+            await self.drafts.find(self._joining.settings)
             wanted = self._wanted()
             if wanted is None or wanted.fingerprint == refused:
                 continue
@@ -172,7 +172,7 @@ class ModelSupply:
 
     def _wanted(self) -> MeshSettings | None:
         """The settings in force, where their model is not on the shelf."""
-        settings = self._entry.settings
+        settings = self._joining.settings
         if settings is None or self._model_files.facts(settings.fingerprint) is not None:
             return None
         return settings
@@ -192,25 +192,25 @@ class ModelSupply:
 
     async def _remembered(self) -> ModelFacts | None:
         """What the mesh's model was called, if a file of that name is in the models folder."""
-        if self._entry.model is None:
+        if self._joining.model is None:
             return None
-        path = models_folder() / f"{self._entry.model.removesuffix('.gguf')}.gguf"
+        path = models_folder() / f"{self._joining.model.removesuffix('.gguf')}.gguf"
         # The name is its creator's word: a path to elsewhere is none.
         if path.parent != models_folder() or not path.is_file():
             return None
         # To a member another file of that name is none of the mesh's; its creator may have replaced it.
-        settings, creator = self._entry.settings, self._entry.sets_plan
+        settings, creator = self._joining.settings, self._joining.sets_plan
         if creator or settings is None:
             return await self._model_files.read(path)
         return await self._model_files.read_if(path, settings.fingerprint)
 
     async def obtain(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model; None where this node has to do without it."""
-        settings = self._entry.settings
+        settings = self._joining.settings
         if given is not None and not self._is_outdated(given):
-            self._entry.check_model(given)
+            self._joining.check_model(given)
             return given
-        if self._entry.sets_plan and self._config.model is not None:
+        if self._joining.sets_plan and self._config.model is not None:
             settings = None  # its choice, and not what the mesh had before
         if settings is not None and (found := await self._model_files.find(settings)) is not None:
             return found
@@ -220,7 +220,7 @@ class ModelSupply:
         if isinstance(wanted, HubName):
             wanted = await hub.resolve(wanted)
         facts = await self._download(wanted)
-        self._entry.check_model(facts)
+        self._joining.check_model(facts)
         return facts
 
     async def _download(self, wanted: CatalogEntry) -> ModelFacts:
@@ -232,8 +232,8 @@ class ModelSupply:
 
     def _is_outdated(self, model: ModelFacts) -> bool:
         """Whether a member only remembered it, and the mesh serves another file by now."""
-        settings = self._entry.settings
-        if self._config.model is not None or self._entry.sets_plan or settings is None:
+        settings = self._joining.settings
+        if self._config.model is not None or self._joining.sets_plan or settings is None:
             return False
         return model.fingerprint != settings.fingerprint
 
@@ -251,7 +251,7 @@ class ModelSupply:
         known = self._in_catalog(settings)
         if known is None:
             return None
-        from_peers = not (self._entry.sets_plan or self._config.no_fetch)
+        from_peers = not (self._joining.sets_plan or self._config.no_fetch)
         # A peer is nearer than the hub, and gives a worker no more than its layers.
         return None if from_peers and known.size_bytes >= LAYERS_LEAST_BYTES else known
 
@@ -282,7 +282,7 @@ class ModelSupply:
                 self._tell(Event(kind="model", text=f"{error.message}; all of {settings.alias} is fetched"))
                 return None
         facts = self._model_files.keep_part(held)
-        self._entry.check_model(facts)
+        self._joining.check_model(facts)
         return facts
 
     def _hosted_bytes(self, fingerprint: Fingerprint) -> int:
@@ -328,7 +328,7 @@ class ModelSupply:
             self._progress(made)
             step(made.done, made.total)
 
-        settings = self._entry.settings
+        settings = self._joining.settings
         # A host may be behind: of a model that is no longer the mesh's there is no digest.
         own = settings is not None and settings.fingerprint == fingerprint
         wish = self._wish(settings) if settings and own else Wanted(fingerprint=fingerprint, name="the model")
@@ -375,12 +375,12 @@ class ModelSupply:
 
     async def publish_digest(self) -> None:
         """The owner who set the model reads all of it once, so that others can check what they fetch."""
-        settings = self._entry.settings
+        settings = self._joining.settings
         facts = self._model_files.facts(settings.fingerprint) if settings is not None else None
-        if facts is None or not self._entry.sets_plan:
+        if facts is None or not self._joining.sets_plan:
             return
         try:
-            self._entry.set_digest(facts.fingerprint, await self.digest_of(facts))
+            self._joining.set_digest(facts.fingerprint, await self.digest_of(facts))
         except MeshError as error:
             log.warning("no digest model=%s: %s", facts.name, error.message)
             return
@@ -440,12 +440,12 @@ class ModelSupply:
 
     def told(self) -> dict[str, Any]:
         """What members are told of this node's models: the mesh's own, and no other on its disks."""
-        settings = self._entry.settings
+        settings = self._joining.settings
         return self._model_files.told(settings.fingerprint if settings is not None else None)
 
     def _offered(self) -> dict[Fingerprint, tuple[Path, ...]]:
         """What members are given. The same rule: whoever guesses another fingerprint gets nothing by it."""
-        settings = self._entry.settings
+        settings = self._joining.settings
         files = self._model_files.files(settings.fingerprint) if settings is not None else None
         return {settings.fingerprint: tuple(files)} if settings is not None and files is not None else {}
 

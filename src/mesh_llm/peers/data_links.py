@@ -23,7 +23,7 @@ from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.upstream import SlotRequest
 from mesh_llm.home import link_door
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.report import peer_documents
+from mesh_llm.sanitise import refusal
 from mesh_llm.transport.direct_links import LinkListener, facing, knock_local, knock_tcp, new_ticket
 from mesh_llm.transport.network import Stream
 from mesh_llm.transport.splice import Splicer, SpliceReport, splice
@@ -52,7 +52,7 @@ class Link:
     """It goes wherever the connection to its node goes: over a relay now, direct a moment later."""
 
 
-class Passage:
+class DataLinks:
     """Opens links to other nodes, and takes theirs."""
 
     def __init__(self, mesh: Mesh, *, receive: Receive, answer: Answer, bind_ip: str | None) -> None:
@@ -127,7 +127,7 @@ class Passage:
         try:
             door = await stream.read_document()
             if "refused" in door:
-                raise LinkRefused(peer_documents.refusal(door, "it gives no reason"))
+                raise LinkRefused(refusal(door, "it gives no reason"))
             match door:
                 case {"door": True, "port": int(port)} if 0 <= port < 1 << 16:
                     link = await knock(ticket, port)
@@ -274,4 +274,4 @@ def _ticket_of(header: dict[str, Any]) -> bytes:
 async def _taken(stream: Stream) -> None:
     answer = await stream.read_document()
     if "taken" not in answer:
-        raise LinkRefused(peer_documents.refusal(answer, "the link was closed"))
+        raise LinkRefused(refusal(answer, "the link was closed"))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mesh_llm.defaults import HOP_LOCAL_S
 from mesh_llm.errors import LinkFailed, PeerLost
 from mesh_llm.peers.meter import Meter
+from mesh_llm.status_schema import Traffic
 from mesh_llm.types import LinkFacts, LinkKind, NodeId
 
 if TYPE_CHECKING:
@@ -91,22 +92,22 @@ class Paths:
 
     # -- what crosses them ---------------------------------------------------------------------
 
-    def traffic(self, node: NodeId) -> dict[str, Any]:
-        """Where `node` is heard from; bytes since it was connected, and per second, now and at best."""
+    def traffic(self, node: NodeId) -> Traffic:
+        """Bytes since `node` was connected, and per second, now and at best."""
         meter = self.meter(node)
-        return {
-            "remote": self._remote(node),
-            "sent_bytes": meter.sent_bytes,
-            "received_bytes": meter.received_bytes,
-            "bytes_per_s": round(meter.bytes_per_s),
-            "peak_bytes_per_s": round(meter.peak_bytes_per_s),
-        }
+        return Traffic(
+            sent_bytes=meter.sent_bytes,
+            received_bytes=meter.received_bytes,
+            bytes_per_s=round(meter.bytes_per_s),
+            peak_bytes_per_s=round(meter.peak_bytes_per_s),
+        )
 
     def meter(self, node: NodeId) -> Meter:
         """As it was read last."""
         return self._meters.get(node, Meter())
 
-    def _remote(self, node: NodeId) -> str | None:
+    def remote(self, node: NodeId) -> str | None:
+        """Where `node` is heard from."""
         peer = self._mesh.peer(node)
         try:
             return peer.path().remote if peer is not None else None

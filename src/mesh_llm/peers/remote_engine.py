@@ -15,9 +15,9 @@ from typing import Any
 from mesh_llm.defaults import ENGINE_EXPLAIN_S
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.upstream import SlotRequest, Upstream
-from mesh_llm.peers.data_links import Passage
+from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.report import peer_documents
+from mesh_llm.status_schema import Serving, from_document
 from mesh_llm.types import NodeId, Plan, ServingPlan, Stage, State
 
 REMOTE_ANSWER_S = 2.0
@@ -47,10 +47,10 @@ class _Engine:
         return f"http://{self.host[:16]}:{self.epoch}"
 
 
-class Remote:
+class RemoteEngine:
     """Follows whoever serves, and asks whether it takes requests."""
 
-    def __init__(self, mesh: Mesh, data_links: Passage) -> None:
+    def __init__(self, mesh: Mesh, data_links: DataLinks) -> None:
         self._mesh = mesh
         self._data_links = data_links
         self._wake = asyncio.Event()
@@ -117,7 +117,7 @@ class Remote:
         part = "which hosts the model" if hosted else f"with layers {lost.first}–{lost.last - 1}"
         return f"{name}, {part}, was lost"
 
-    async def about(self) -> dict[str, Any] | None:
+    async def about(self) -> Serving | None:
         """What the host says of plan, model and engine; None where it does not answer in time."""
         target = self._target()
         if target is None:
@@ -126,7 +126,7 @@ class Remote:
             async with asyncio.timeout(REMOTE_ANSWER_S):
                 document = await self._ask(*target)
                 # Another epoch than the one asked for is one that has just ended.
-                return peer_documents.about(document) if document.get("epoch") == target[1] else None
+                return from_document(Serving, document) if document.get("epoch") == target[1] else None
         return None
 
     async def samples(self, since: float) -> list[Any]:

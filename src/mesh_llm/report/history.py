@@ -12,16 +12,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mesh_llm.console.event_feed import Feed
 from mesh_llm.defaults import CONSOLE_SAMPLE_S, CONSOLE_SAMPLES
 from mesh_llm.engine.telemetry import Work
+from mesh_llm.host.plan_run import PlanRun
+from mesh_llm.report.view import NodeView
 from mesh_llm.types import NodeId, SpeculationCounters
-
-if TYPE_CHECKING:
-    from mesh_llm.console.event_feed import Feed
-    from mesh_llm.host.plan_run import Run
-    from mesh_llm.node.node import Node
 
 Sample = dict[str, float | None]
 
@@ -30,13 +28,13 @@ _HIGHEST = 1e12
 
 
 class History:
-    def __init__(self, node: Node, feed: Feed, first_tokens_s: Callable[[], list[float]]) -> None:
+    def __init__(self, view: NodeView, feed: Feed, first_tokens_s: Callable[[], list[float]]) -> None:
         """`first_tokens_s`: what clients of this node waited for them, since it was last asked."""
-        self._node = node
+        self._view = view
         self._feed = feed
         self._first_tokens_s = first_tokens_s
         self._samples: deque[Sample] = deque(maxlen=CONSOLE_SAMPLES)
-        self._of: Run | None = None
+        self._of: PlanRun | None = None
         self._before: tuple[float, Work] | None = None
         """When the engine was last heard, and what it had done by then."""
         self._drafts_before = SpeculationCounters()
@@ -51,7 +49,7 @@ class History:
             await asyncio.sleep(CONSOLE_SAMPLE_S)
             await self._step()
 
-    def token_s(self, run: Run) -> float | None:
+    def token_s(self, run: PlanRun) -> float | None:
         """Between two tokens of one answer, as last seen."""
         if run is self._of and self._token_s is not None:
             return self._token_s
@@ -64,8 +62,8 @@ class History:
         return [sample for sample in self._samples if (sample["t"] or 0.0) > time_s]
 
     async def _step(self) -> None:
-        run = self._node.hosting.serving
-        published = self._node.mesh.serving()
+        run = self._view.hosting.serving
+        published = self._view.mesh.serving()
         if run is not None and run.port is not None:
             self._heard = None
             self._add(await self._sample(run))
@@ -76,14 +74,14 @@ class History:
 
     async def catch_up(self) -> None:
         """Before somebody begins to watch: where others host, only they know."""
-        published = self._node.mesh.serving()
-        if self._node.hosting.serving is None and published is not None:
+        published = self._view.mesh.serving()
+        if self._view.hosting.serving is None and published is not None:
             await self._follow(published[0])
 
     # -- the host's ----------------------------------------------------------------------------
 
-    async def _sample(self, run: Run) -> Sample:
-        slot_queue = self._node.slot_queue
+    async def _sample(self, run: PlanRun) -> Sample:
+        slot_queue = self._view.slot_queue
         if run is not self._of:
             self._of, self._before, self._token_s, self._busy = run, None, None, True
         active = slot_queue.taken
@@ -104,7 +102,7 @@ class History:
         self._before = (now, work)
         return point
 
-    def _drafts(self, run: Run) -> Sample:
+    def _drafts(self, run: PlanRun) -> Sample:
         """Guesses since the last point, and those that were right."""
         before, after = self._drafts_before, run.speculation or SpeculationCounters()
         self._drafts_before = after
@@ -132,7 +130,7 @@ class History:
         return self._heard[1] if self._heard is not None and self._heard[0] == host else 0.0
 
     async def _follow(self, host: NodeId) -> None:
-        told = await self._node.remote.samples(self._heard_of(host))
+        told = await self._view.remote_engine.samples(self._heard_of(host))
         # Again: those who begin to watch in the same moment ask for the same.
         since = self._heard_of(host)
         checked = [sample for entry in told[-CONSOLE_SAMPLES:] if (sample := _checked(entry)) is not None]

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
@@ -22,25 +21,22 @@ from prometheus_client.registry import Collector
 from mesh_llm import __version__
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.engine.telemetry import figures_in
-from mesh_llm.host.plan_run import Run
+from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.membership.member import Member, Standing, serving_among
 from mesh_llm.report.metric_families import gauge, labelled, one_of, summed
 from mesh_llm.report.process_usage import usage
+from mesh_llm.report.view import NodeView
 from mesh_llm.types import (
     Mode,
     NodeId,
     Plan,
     Progress,
-    ProgressSink,
     Role,
     SpeculationCounters,
     Stage,
     StageCounters,
     State,
 )
-
-if TYPE_CHECKING:
-    from mesh_llm.node.node import Node
 
 _PEERS_SHOWN = 64
 """More than a node keeps connections to other nodes; lite clients of one host may be more."""
@@ -65,9 +61,8 @@ class Part(StrEnum):
 
 
 class NodeMetrics(Collector):
-    def __init__(self, node: Node, progress: ProgressSink) -> None:
-        self._node = node
-        self._pass_on = progress
+    def __init__(self, view: NodeView) -> None:
+        self._view = view
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         self._step: tuple[float, Progress] | None = None
@@ -78,7 +73,6 @@ class NodeMetrics(Collector):
 
     def progress(self, step: Progress) -> None:
         self._step = (time.monotonic(), step)
-        self._pass_on(step)
 
     def on_engine(self, report: EngineReport) -> None:
         """Every report of every engine; plans may follow each other with an engine each."""
@@ -92,14 +86,14 @@ class NodeMetrics(Collector):
 
     def text(self, engine: bytes) -> bytes:
         """All series. `engine`: the text of the engine that this node's API leads to."""
-        run = self._node.hosting.serving
+        run = self._view.hosting.serving
         if run is not None and run.port is not None and run.broken is None:
             run.rates.read(figures_in(engine.decode("utf-8", "replace")))
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         # Looked at once: this is most of the work in a large mesh.
-        members = self._node.mesh.members
+        members = self._view.mesh.members
         published = serving_among(members)
         host, plan, epoch = (
             (published[0], published[1].plan, published[1].epoch) if published else (None, None, 0)
@@ -116,25 +110,27 @@ class NodeMetrics(Collector):
         yield from self._progress()
 
     def _about(self, host: NodeId | None, plan: Plan | None) -> Iterator[Metric]:
-        node = self._node
+        view = self._view
         yield labelled(
             "mesh_llm_node_info",
             "This node and its versions, of mesh-llm and of the engine; always 1.",
             ("name", "id", "version", "engine"),
-            [((node.name, node.identity.id[:_ID_SHOWN], __version__, node.mesh.facts.engine), 1)],
+            [((view.name, view.id[:_ID_SHOWN], __version__, view.mesh.facts.engine), 1)],
         )
-        yield one_of("mesh_llm_node_state", "What this node does: 1 for its state now.", State, node.state)
+        yield one_of(
+            "mesh_llm_node_state", "What this node does: 1 for its state now.", State, view.health().state
+        )
         part = Part.STANDBY
-        if node.config.client:
+        if view.config.client:
             part = Part.CLIENT
-        elif host == node.identity.id:
+        elif host == view.id:
             part = Part.HOST
-        elif plan is not None and any(stage.node == node.identity.id for stage in plan.stages):
+        elif plan is not None and any(stage.node == view.id for stage in plan.stages):
             part = Part.WORKER
         yield one_of("mesh_llm_node_role", "This node's part in the plan that serves: 1 for it.", Part, part)
 
     def _plan(self, serving: Plan | None, epoch: int) -> Iterator[Metric]:
-        wanted = self._node.hosting.plan
+        wanted = self._view.hosting.plan
         plan = serving if serving is not None else wanted
         # The prediction of the last look at it, where this node is the one that looks.
         fresh = wanted if wanted is not None and plan is not None and wanted.key == plan.key else plan
@@ -186,7 +182,7 @@ class NodeMetrics(Collector):
             "Memory that the stage needs, cache and scratch included.",
             {s: s.need_bytes for s in stages},
         )
-        run = self._node.hosting.serving
+        run = self._view.hosting.serving
         if run is not None:
             # An old plan's engine may still run while another one is published.
             known = [(labels[stage], stage.node) for stage in stages if stage in run.plan.workers]
@@ -194,10 +190,10 @@ class NodeMetrics(Collector):
             yield from _pace(known, run.paces())
 
     def _stage_labels(self, index: int, stage: Stage) -> tuple[str, ...]:
-        return (str(index), self._node.mesh.name_of(stage.node), stage.node[:_ID_SHOWN])
+        return (str(index), self._view.mesh.name_of(stage.node), stage.node[:_ID_SHOWN])
 
     def _links(self, members: Sequence[Member], plan: Plan | None) -> Iterator[Metric]:
-        mesh = self._node.mesh
+        mesh = self._view.mesh
         partners = {stage.node for stage in plan.stages} if plan is not None else set()
         partners = partners if mesh.me in partners or (plan is not None and plan.host == mesh.me) else set()
         peers = [m for m in members if m.id != mesh.me and (m.connected or (m.present and m.id in partners))]
@@ -245,7 +241,7 @@ class NodeMetrics(Collector):
         )
 
     def _engine(self) -> Iterator[Metric]:
-        hosting = self._node.hosting
+        hosting = self._view.hosting
         run = hosting.serving or hosting.rising
         report = _report(run)
         yield one_of(
@@ -278,33 +274,33 @@ class NodeMetrics(Collector):
         )
 
     def _memory(self) -> Iterator[Metric]:
-        node = self._node
+        view = self._view
         yield gauge(
             "mesh_llm_memory_offered_bytes",
             "Memory that this node gives to models, devices included.",
-            node.mesh.own_memory_bytes(),
+            view.mesh.own_memory_bytes(),
         )
         yield gauge(
-            "mesh_llm_memory_lent_bytes", "Of it, lent to the hosts of plans.", node.lending.lent_bytes
+            "mesh_llm_memory_lent_bytes", "Of it, lent to the hosts of plans.", view.lending.lent_bytes
         )
-        run = node.hosting.serving
+        run = view.hosting.serving
         stages = run.plan.stages if run is not None and run.port is not None else ()
-        own = sum(stage.weight_bytes for stage in stages if stage.node == node.identity.id)
+        own = sum(stage.weight_bytes for stage in stages if stage.node == view.id)
         yield labelled(
             "mesh_llm_weights_resident_bytes",
             "Weights in the memory of this node's children.",
             ("process",),
-            [(("engine",), own), (("worker",), node.lending.resident_bytes)],
+            [(("engine",), own), (("worker",), view.lending.resident_bytes)],
         )
 
     def _processes(self) -> Iterator[Metric]:
-        node = self._node
-        engines = [pid for run in node.hosting.runs if (pid := _report(run).pid) is not None]
-        worker = [pid for pid in (node.lending.worker_pid,) if pid is not None]
+        view = self._view
+        engines = [pid for run in view.hosting.runs if (pid := _report(run).pid) is not None]
+        worker = [pid for pid in (view.lending.worker_pid,) if pid is not None]
         # A llama-server of the user's own is a child of our child.
         used = {
             "node": usage([os.getpid()]),
-            "engine": usage(engines, with_children=node.config.bin_dir is not None),
+            "engine": usage(engines, with_children=view.config.bin_dir is not None),
             "worker": usage(worker),
         }
         yield labelled(
@@ -327,7 +323,7 @@ class NodeMetrics(Collector):
         )
 
     def _counts(self) -> Iterator[Metric]:
-        mesh, lending, tally = self._node.mesh, self._node.lending, self._node.hosting.tally
+        mesh, lending, tally = self._view.mesh, self._view.lending, self._view.hosting.tally
         yield summed(
             "mesh_llm_process_starts",
             "Starts of this node's children; the first of each counts, too.",
@@ -479,7 +475,7 @@ def _guesses(seen: SpeculationCounters) -> Iterator[Metric]:
     )
 
 
-def _report(run: Run | None) -> EngineReport:
+def _report(run: PlanRun | None) -> EngineReport:
     return run.supervisor.report if run is not None and run.supervisor is not None else EngineReport()
 
 

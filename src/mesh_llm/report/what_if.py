@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
@@ -22,10 +22,9 @@ from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
 from mesh_llm.planning.speculation import made_by, model_guesses
 from mesh_llm.report import status
+from mesh_llm.report.view import NodeView
+from mesh_llm.status_schema import to_document
 from mesh_llm.types import Address, Event, HeldModel, MeshSettings, ModelFacts, NodeFacts, NodeId, Plan, Role
-
-if TYPE_CHECKING:
-    from mesh_llm.node.node import Node
 
 THIS_MACHINE = NodeId("0" * 64)
 """Stands for a node that does not run."""
@@ -74,8 +73,7 @@ class Forecast:
         return {"name": draft.name, "weight_bytes": draft.weight_bytes, "fits": fits}
 
     def _plan(self, plan: Plan) -> dict[str, Any]:
-        document = status.plan_document(plan, epoch=None)
-        assert document is not None
+        document: dict[str, Any] = to_document(status.plan_status(plan, epoch=None))
         for stage in document["stages"]:
             stage["link"] = _link(self.snapshot, plan.host, stage["node"])
         return document
@@ -103,16 +101,16 @@ def _link(snapshot: Snapshot, host: NodeId | None, node: NodeId) -> dict[str, An
 # -- over a mesh ----------------------------------------------------------------------------------
 
 
-async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
+async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]:
     """As the mesh is now; with `wishes` for another model or other options, as if they were its own."""
-    agreed = node.mesh.settings() or node.entry.settings
+    agreed = view.settings()
     if agreed is None:
         raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
-    model = await _model(node, agreed, wishes.get("model"))
+    model = await _model(view, agreed, wishes.get("model"))
     if model is None:
-        return await _as_told(node)
+        return await _as_told(view)
     changes = {name: _frozen(wishes[name]) for name in _WISHES if wishes.get(name) is not None}
-    settings, snapshot = agreed, node.mesh.snapshot()
+    settings, snapshot = agreed, view.mesh.snapshot()
     assumed: tuple[NodeId, ...] = ()
     notes: tuple[str, ...] = ()
     if model.fingerprint != agreed.fingerprint:
@@ -122,19 +120,19 @@ async def over_mesh(node: Node, wishes: Mapping[str, Any]) -> dict[str, Any]:
     if settings is not agreed or any(wishes.get(name) is not None for name in _OF_DRAFTS):
         draft, draft_max = wishes.get("draft"), wishes.get("draft_max")
         config = NodeConfig(
-            home=node.config.home,
-            bin_dir=node.config.bin_dir,
+            home=view.config.home,
+            bin_dir=view.config.bin_dir,
             slots=changes.get("slots", settings.slots),
             draft=draft,
             draft_max=draft_max,
             # A mesh that guesses nothing goes on so, unless it is asked otherwise.
             no_draft=bool(wishes.get("no_draft")) or not (agreed.guess or draft or draft_max),
         )
-        guessing, notes = await _guessing(node.model_files, config, model)
+        guessing, notes = await _guessing(view.model_files, config, model)
         changes |= guessing
     settings = replace(settings, **changes)
-    barred = node.mesh.unready()
-    plan = node.hosting.plan if settings == agreed else None
+    barred = view.mesh.unready()
+    plan = view.hosting.plan if settings == agreed else None
     if plan is None:
         plan = decide(snapshot, model, settings, current=None, barred=barred)
     other = alternative(snapshot, model, settings, plan, barred=barred)
@@ -160,10 +158,10 @@ async def _guessing(
     return settings, tuple(event.text for event in told)
 
 
-def snapshot_document(node: Node) -> dict[str, Any]:
+def snapshot_document(view: NodeView) -> dict[str, Any]:
     """All that decisions look at, without what they do not: where nodes are, and what they serve."""
     return {
-        "me": node.mesh.me,
+        "me": view.mesh.me,
         "nodes": [
             {
                 "id": each.id,
@@ -171,35 +169,36 @@ def snapshot_document(node: Node) -> dict[str, Any]:
                 "reachable": each.reachable,
                 "facts": facts_to_document(replace(each.facts, address=Address(), serving=None)),
             }
-            for each in node.mesh.snapshot().nodes
+            for each in view.mesh.snapshot().nodes
         ],
     }
 
 
-async def _model(node: Node, agreed: MeshSettings, name: str | None) -> ModelFacts | None:
+async def _model(view: NodeView, agreed: MeshSettings, name: str | None) -> ModelFacts | None:
     """The named one, or the mesh's; None where its file is not here."""
     if name in (None, agreed.model, agreed.alias):
-        return node.model_files.facts(agreed.fingerprint)
-    return await named_model(node.model_files, str(name), node.home)
+        return view.model_files.facts(agreed.fingerprint)
+    return await named_model(view.model_files, str(name), Home(view.config.home))
 
 
-async def _as_told(node: Node) -> dict[str, Any]:
+async def _as_told(view: NodeView) -> dict[str, Any]:
     """Of a node that lacks the model's file: what the host says."""
-    about = await node.remote.about()
-    if about is None or about.get("plan") is None:
+    about = await view.remote_engine.about()
+    if about is None or about.plan is None:
         raise MeshError(
             "this node does not have the model's file, and no other one serves it",
             hint="ask a node that has it, or try again in a moment",
         )
-    model = about["model"]
-    draft = (model or {}).get("draft") or {}
-    loaded = {"name": draft["name"], "weight_bytes": None, "fits": True} if draft.get("name") else None
+    model, plan = to_document(about.model), to_document(about.plan)
+    draft = about.model.draft if about.model is not None else None
+    named = draft is not None and draft.name is not None
+    loaded = {"name": draft.name, "weight_bytes": None, "fits": True} if draft is not None and named else None
     return {
         "model": {**model, "draft": loaded} if model else model,
-        "nodes": [{"id": m.id, "name": node.mesh.name_of(m.id)} for m in status.ordered(node)],
+        "nodes": [{"id": m.id, "name": view.mesh.name_of(m.id)} for m in status.ordered(view)],
         "assumed": [],
         "notes": [],
-        "plan": about["plan"],
+        "plan": plan,
         "alternative": None,
     }
 

@@ -11,9 +11,10 @@ import pytest
 
 from mesh_llm.cli.live_view import LiveState, Size, frame, painted
 from mesh_llm.cli.status import show
-from mesh_llm.report import peer_documents
 from mesh_llm.report.history import _checked
-from mesh_llm.report.status import plan_document
+from mesh_llm.report.status import plan_status
+from mesh_llm.sanitise import refusal
+from mesh_llm.status_schema import Serving, from_document, to_document
 from mesh_llm.types import Exclusion, Mode, NodeId, Plan, Prediction, Stage
 
 HOST, MINI, LEFT = (NodeId(sign * 64) for sign in "abc")
@@ -53,7 +54,7 @@ def told() -> dict[str, Any]:
             "slots": 2,
             "draft": {**draft, "gain": 1.5},
         },
-        "plan": plan_document(plan, epoch=3),
+        "plan": to_document(plan_status(plan, epoch=3)),
         "engine": {
             "state": "ready",
             "reason": "",
@@ -73,6 +74,12 @@ def told() -> dict[str, Any]:
             },
         },
     }
+
+
+def read(document: object) -> dict[str, Any]:
+    """As another node shows it."""
+    found: dict[str, Any] = to_document(from_document(Serving, document))
+    return found
 
 
 def shown(about: dict[str, Any]) -> str:
@@ -103,7 +110,7 @@ def shown(about: dict[str, Any]) -> str:
 
 def test_what_is_right_is_kept() -> None:
     whole = told()
-    assert peer_documents.about({**whole, "epoch": 3, "key": "secret"}) == whole
+    assert read({**whole, "epoch": 3, "key": "secret"}) == whole
     assert "23.4 tok/s" in shown(whole)
 
 
@@ -137,20 +144,20 @@ def test_whatever_is_told_can_be_shown(value: object, capsys: pytest.CaptureFixt
         for key in place[:-1]:
             inner = inner[key]
         inner[place[-1]] = value
-        about = peer_documents.about(document)
+        about = read(document)
         assert len(json.dumps(about)) < 25_000, place
         seen = shown(about) + capsys.readouterr().out
         assert not {"\x1b", "\r"} & set(seen), place
 
 
 def test_nothing_at_all_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(peer_documents.about({})).startswith("── mini worker serving")
+    assert shown(read({})).startswith("── mini worker serving")
 
 
 def test_a_refusal_is_one_short_line() -> None:
-    assert peer_documents.refusal({"refused": "no\nroom\x1b[2J"}, "-") == "no?room?[2J"
-    assert len(peer_documents.refusal({"refused": "x" * 10_000}, "-")) == 400
-    assert peer_documents.refusal({"refused": 7}, "it gives no reason") == "it gives no reason"
+    assert refusal({"refused": "no\nroom\x1b[2J"}, "-") == "no?room?[2J"
+    assert len(refusal({"refused": "x" * 10_000}, "-")) == 400
+    assert refusal({"refused": 7}, "it gives no reason") == "it gives no reason"
 
 
 @pytest.mark.parametrize("value", [10**400, -1, True, "1", float("inf"), float("nan")])

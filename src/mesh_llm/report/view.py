@@ -1,0 +1,41 @@
+"""What reports may read of a node: its parts, and what it says of itself. They never see the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.gateway.metrics import FirstToken
+from mesh_llm.gateway.slot_queue import SlotQueue
+from mesh_llm.gateway.upstream import Health
+from mesh_llm.host.hosting import Hosting
+from mesh_llm.host.plan_run import PlanRun
+from mesh_llm.local.model_files import ModelFiles
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.remote_engine import RemoteEngine
+from mesh_llm.types import MeshId, MeshSettings, NodeId
+from mesh_llm.worker.lending import Lending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    id: NodeId
+    name: str
+    config: NodeConfig
+    mesh: Mesh
+    hosting: Hosting
+    lending: Lending
+    model_files: ModelFiles
+    remote_engine: RemoteEngine
+    slot_queue: SlotQueue
+    mesh_id: Callable[[], MeshId | None]
+    settings: Callable[[], MeshSettings | None]
+    """Those in force, or as the home remembers them."""
+    health: Callable[[], Health]
+    api_url: Callable[[], str | None]
+    console_url: Callable[[], str | None]
+    first_token: Callable[[], FirstToken | None]
+    """What the last client here waited for one, of the engine that serves now."""
+    token_s: Callable[[PlanRun], float | None]
+    """Between two tokens of one answer, as last seen."""

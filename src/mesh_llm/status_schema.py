@@ -1,0 +1,314 @@
+"""The status document: every field of `mesh-llm status --json`, and the one parser for it.
+
+`report.status` fills it in. What a host tells of its model, plan and engine (`Serving`) reaches other nodes
+as JSON; they may be anybody's, so `from_document` makes nothing of what is missing or makes no sense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from mesh_llm.membership.checked_fields import WHOLE_LIMIT, is_number
+from mesh_llm.membership.plan_documents import NAME_CHARS
+from mesh_llm.sanitise import SENTENCE_CHARS, clean
+
+T = TypeVar("T")
+
+_FIGURE_MOST = 1e18
+_STAGES = 64
+_BUFFERS = 16
+
+# The number is the most that is taken from another node: characters, entries, or a value.
+Name = Annotated[str, NAME_CHARS]
+Sentence = Annotated[str, SENTENCE_CHARS]
+Layer = Annotated[int, 10_000]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    bytes_per_s: int = 0
+    peak_bytes_per_s: int = 0
+
+
+# -- what a host tells of its plan ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftStatus:
+    name: Name | None
+    """None without a draft model, where only the text before guesses."""
+    depth: float
+    drafted: int
+    accepted: int
+    text_drafted: int
+    text_accepted: int
+    gain: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    name: Name
+    fingerprint: Name
+    size_bytes: int
+    layers: Layer
+    quantisation: Name
+    context: int | None
+    slots: int | None
+    draft: DraftStatus | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStageStatus:
+    node: Name
+    first: Layer
+    last: Layer
+    weight_bytes: int
+    need_bytes: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExcludedStatus:
+    node: Name
+    reason: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStatus:
+    epoch: int | None
+    mode: Name
+    host: Name | None
+    need_bytes: int
+    have_bytes: int
+    predicted_tok_s: float
+    predicted_first_token_s: float | None
+    predicted_prompt_tok_s: float | None
+    head_on_worker: bool
+    stages: Annotated[tuple[PlanStageStatus, ...], _STAGES]
+    excluded: Annotated[tuple[ExcludedStatus, ...], 2 * _STAGES]
+    reason: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStageStatus:
+    """Per token, as long as one question at a time is answered."""
+
+    node: Name
+    link: Name | None
+    pushes: bool
+    compute_ms: float
+    wait_ms: float
+    bytes_per_token: int
+    traffic: Traffic
+    pushed: Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPartStatus:
+    kind: Name
+    node: Name | None
+    ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStatus:
+    """Where the time of a token goes."""
+
+    total_ms: float
+    parts: Annotated[tuple[TokenPartStatus, ...], 3 * _STAGES]
+    sentence: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    state: Name
+    reason: Sentence
+    pid: int | None
+    restarts: int
+    ready_s: float
+    buffers: dict[Name, int]
+    weights_sent_bytes: int
+    weights_resident_bytes: int
+    decode_tok_s: float
+    prompt_tok_s: float
+    stages: Annotated[tuple[EngineStageStatus, ...], _STAGES]
+    token: TokenStatus | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    model: ModelStatus | None
+    plan: PlanStatus | None
+    engine: EngineStatus
+
+
+# -- what every node tells of itself and its mesh -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    id: str
+    name: str
+    role: str
+    state: str
+    reason: str
+    resting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedStatus:
+    read_gb_s: float
+    gflops: float
+    attention_gflops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStatus:
+    kind: str
+    rtt_ms: float | None
+    via: tuple[str, ...]
+    remote: str | None
+    sent_bytes: int
+    received_bytes: int
+    bytes_per_s: int
+    peak_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStatus:
+    id: str
+    name: str
+    role: str
+    owner: bool
+    state: str
+    reason: str
+    resting: bool
+    version: str
+    standing: str
+    memory_bytes: int
+    lent_bytes: int
+    devices: tuple[str, ...]
+    models: tuple[str, ...]
+    speed: SpeedStatus | None
+    link: LinkStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshStatus:
+    id: str
+    nodes: tuple[MemberStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTokenStatus:
+    measured_s: float | None
+    prompt_tokens: int | None
+    predicted_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiStatus:
+    url: str | None
+    key_needed: bool
+    first_token: FirstTokenStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleStatus:
+    url: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    version: str
+    node: NodeStatus
+    mesh: MeshStatus
+    model: ModelStatus | None
+    plan: PlanStatus | None
+    engine: EngineStatus
+    api: ApiStatus
+    console: ConsoleStatus
+
+
+# -- as JSON --------------------------------------------------------------------------------------
+
+
+def to_document(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: to_document(getattr(value, field.name)) for field in fields(value)}
+    return [to_document(each) for each in value] if isinstance(value, tuple) else value
+
+
+def from_document(kind: type[T], document: object) -> T:
+    """Checked, whoever wrote it."""
+    read: Callable[[object], T] = _reader(kind)  # type: ignore[arg-type]
+    return read(document)
+
+
+@cache
+def _reader(kind: Any) -> Callable[[object], Any]:
+    limit = None
+    if get_origin(kind) is Annotated:
+        kind, limit = get_args(kind)
+    if is_dataclass(kind):
+        return _record(kind)
+    if isinstance(kind, UnionType) or NoneType in get_args(kind):
+        (known,) = (each for each in get_args(kind) if each is not NoneType)
+        return lambda value: None if value is None else _reader(known)(value)
+    if get_origin(kind) is tuple:
+        return _list(_reader(get_args(kind)[0]), limit)
+    if get_origin(kind) is dict:
+        return _table(*map(_reader, get_args(kind)))
+    return _PLAIN[kind](limit)
+
+
+def _record(kind: Any) -> Callable[[object], Any]:
+    readers = {name: _reader(each) for name, each in get_type_hints(kind, include_extras=True).items()}
+
+    def read(value: object) -> Any:
+        known = value if isinstance(value, Mapping) else {}
+        return kind(**{name: each(known.get(name)) for name, each in readers.items()})
+
+    return read
+
+
+def _list(read: Callable[[object], Any], limit: int | None) -> Callable[[object], Any]:
+    return lambda value: tuple(map(read, value[:limit])) if isinstance(value, list) else ()
+
+
+def _table(key: Callable[[object], Any], read: Callable[[object], Any]) -> Callable[[object], Any]:
+    def table(value: object) -> dict[Any, Any]:
+        known = list(value.items())[:_BUFFERS] if isinstance(value, Mapping) else []
+        return {key(name): read(each) for name, each in known}
+
+    return table
+
+
+def _text(limit: int | None) -> Callable[[object], str]:
+    return lambda value: clean(value, limit or NAME_CHARS) if isinstance(value, str) else ""
+
+
+def _whole(most: int | None) -> Callable[[object], int]:
+    return lambda value: value if isinstance(value, int) and is_number(value, most or WHOLE_LIMIT) else 0
+
+
+def _figure(_: None) -> Callable[[object], Any]:
+    return lambda value: value if is_number(value, _FIGURE_MOST) else 0
+
+
+def _flag(_: None) -> Callable[[object], bool]:
+    return lambda value: value is True
+
+
+_PLAIN: dict[type, Callable[[Any], Callable[[object], Any]]] = {
+    str: _text,
+    int: _whole,
+    float: _figure,
+    bool: _flag,
+}

@@ -20,15 +20,15 @@ from mesh_llm.cli import secret
 from mesh_llm.errors import MeshError
 
 _VERBS = {
-    "serve": ("run", "run a node (the same as mesh-llm without a verb)"),
+    "serve": ("serve", "run a node (the same as mesh-llm without a verb)"),
     "status": ("status", "nodes, links, plan and speed, as the running node knows them"),
     "plan": ("plan", "who would compute what, how fast, and why; nothing is started"),
     "invite": ("invite", "a token for another machine; list, revoke"),
     "promote": ("invite", "make a member an owner of the mesh, too"),
     "leave": ("control", "hand over, leave the mesh and stop"),
     "stop": ("control", "stop the running node"),
-    "download": ("models", "list the catalog, or download a model"),
-    "models": ("listing", "the models on this disk, whoever brought them, and whether they fit"),
+    "download": ("download", "list the catalog, or download a model"),
+    "models": ("models", "the models on this disk, whoever brought them, and whether they fit"),
     "engine": ("engine", "the engine of this machine: info, build"),
     "relay": ("relay", "a relay for meshes across NATs, self-hosted"),
     "agent": ("agent", "what to type and paste for pi, goose, aider and others; --write does it"),
@@ -66,7 +66,7 @@ class Verbs(click.Group):
 
 
 def _group() -> click.Group:
-    from mesh_llm.cli.options import node_options, run_with_options
+    from mesh_llm.cli.options import node_options
 
     @click.group(
         cls=Verbs,
@@ -83,6 +83,8 @@ def _group() -> click.Group:
         http://localhost:9337 until Ctrl-C.
         """
         if ctx.invoked_subcommand is None:
+            from mesh_llm.cli.serve import run_with_options
+
             run_with_options(options)
 
     return mesh_llm

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from mesh_llm.cli import secret
 from mesh_llm.defaults import API_LISTEN, API_PORT, DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
 from mesh_llm.errors import UsageError
+
+if TYPE_CHECKING:
+    from mesh_llm.config import NodeConfig
 
 CONSOLE_PORT = 3131
 """The number that the documents name."""
@@ -194,9 +197,8 @@ def _is_set(name: str) -> bool:
     return os.environ.get(name, "") not in ("", "0", "false", "no")
 
 
-def run_with_options(options: dict[str, Any]) -> None:
-    """Turn options into a node's configuration, check them, and run it."""
-    from mesh_llm.cli.serve import run_node
+def node_config(options: dict[str, Any]) -> NodeConfig:
+    """What the options ask for, checked."""
     from mesh_llm.config import NodeConfig, parse_layers, parse_shares, parse_size
     from mesh_llm.engine.spec import parse_setting
     from mesh_llm.types import Hosting
@@ -207,7 +209,7 @@ def run_with_options(options: dict[str, Any]) -> None:
     if options["join"] == options["api_key"] == "-":
         raise UsageError("--join - and --api-key - cannot both read standard input")
     bin_dir = options["bin_dir"]
-    config = NodeConfig(
+    return NodeConfig(
         home=home_path(options["home"]),
         model=options["model"],
         alias=options["alias"],
@@ -250,7 +252,3 @@ def run_with_options(options: dict[str, Any]) -> None:
         trace=options["trace"].expanduser().absolute() if options["trace"] else None,
         console=options["console"],
     )
-    status = run_node(
-        config, debug=options["debug"], log_format=options["log_format"], plain=options["plain"]
-    )
-    raise SystemExit(status)

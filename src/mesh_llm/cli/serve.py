@@ -14,7 +14,7 @@ import click
 
 from mesh_llm.cli.browser import open_page
 from mesh_llm.cli.live import Live
-from mesh_llm.cli.options import node_options, run_with_options
+from mesh_llm.cli.options import node_config, node_options
 from mesh_llm.cli.output import Output, is_terminal, set_up_logging
 from mesh_llm.cli.terminal import Terminal, is_live
 from mesh_llm.config import NodeConfig
@@ -33,6 +33,14 @@ T = TypeVar("T")
 def serve(**options: Any) -> None:
     """Run a node: load the model and answer until Ctrl-C."""
     run_with_options(options)
+
+
+def run_with_options(options: dict[str, Any]) -> None:
+    config = node_config(options)
+    status = run_node(
+        config, debug=options["debug"], log_format=options["log_format"], plain=options["plain"]
+    )
+    raise SystemExit(status)
 
 
 def run_node(config: NodeConfig, *, debug: bool, log_format: str, plain: bool) -> int:

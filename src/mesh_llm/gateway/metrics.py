@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mesh_llm.gateway.answer_writer import AnswerWriter
+from mesh_llm.gateway.api_errors import Failure
 from mesh_llm.gateway.slot_queue import SlotQueue
-
-if TYPE_CHECKING:
-    from mesh_llm.gateway.answer import Answer
 
 # The version in which the engine writes its own series, too.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -84,8 +82,8 @@ class Exchange:
     own_answer_s: float = 0.0
     answer_writer: AnswerWriter | None = None
     """The way to the client, once the head of the engine's answer is on it."""
-    answer: Answer | None = None
-    """Of a request for text."""
+    last_words: Callable[[Failure], bytes] | None = None
+    """How a text under way tells the client that it broke off."""
     first_event_s: float = 0.0
     """When the first event of a text was told, by the monotonic clock."""
     prompt_tokens: int | None = None

@@ -161,7 +161,8 @@ class Relay:
         engine_request: EngineRequest,
         generation: TextRequest,
     ) -> web.StreamResponse:
-        answer = exchange.answer = Answer(request, generation, exchange, self._limits)
+        answer = Answer(request, generation, exchange, self._limits)
+        exchange.last_words = answer.last_words
         try:
             with answer.beating():
                 refusal = await self._complete(request, exchange, engine_request, answer)

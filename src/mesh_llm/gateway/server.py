@@ -205,8 +205,8 @@ class Gateway:
             self._serving.remark("refused", f"A request was refused: {failure.message}")
         if exchange.answer_writer is not None:
             exchange.outcome = BROKEN
-            answer = exchange.answer
-            words = failure.event(request.path) if answer is None else answer.last_words(failure)
+            last_words = exchange.last_words
+            words = failure.event(request.path) if last_words is None else last_words(failure)
             await exchange.answer_writer.break_off(words)
             return exchange.answer_writer.response
         return self._ours(request, exchange, failure.response(request.path))

@@ -7,8 +7,7 @@ from typing import Any
 from mesh_llm.errors import LinkRefused, MeshError
 from mesh_llm.node.model_supply import ModelSupply
 from mesh_llm.peers.data_links import DataLinks
-from mesh_llm.peers.mesh import Service
-from mesh_llm.peers.trust import Origin
+from mesh_llm.peers.trust import Origin, Service
 from mesh_llm.report import status
 from mesh_llm.report.history import History
 from mesh_llm.report.view import NodeView

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mesh_llm.errors import MeshError
+from mesh_llm.errors import MeshError, NodeUnreachable
 from mesh_llm.node.joining import Joining
+from mesh_llm.peers.claims_exchange import promotion
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.transport.credential import Credential, check_may_invite, extend, issuers_of
 from mesh_llm.transport.identity import Identity
@@ -161,7 +162,10 @@ class Invites:
         invite = admissions.issue(role=Role.OWNER, now=time.time(), lifetime_s=None, limit=1)
         own, mesh = self._membership.credential, self._membership.mesh
         credential = extend(own, mesh, self._identity, member.id, Role.OWNER, invite.id)
-        self._mesh.promote(member.id, credential)
+        peer = self._mesh.peer(member.id)
+        if peer is None:
+            raise NodeUnreachable(f"{name} is not connected", hint="try again when it is")
+        peer.send(promotion(credential))
         admissions.use(invite.id, member.id)
         self._joining.write()
         return {"id": member.id, "name": member.facts.name, "invite": invite.id}

@@ -210,7 +210,7 @@ class Joining:
             # Another owner may have set something meanwhile, which this run's options are not to undo.
             with suppress(TimeoutError):
                 async with asyncio.timeout(OWNER_HEARS_S):
-                    await mesh.claims_heard.wait()
+                    await mesh.claims.heard.wait()
 
     def _look_for_others(self, mesh: Mesh) -> None:
         mesh.know(self._hints, epoch=self.epoch)

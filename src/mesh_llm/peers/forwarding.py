@@ -11,22 +11,21 @@ import json
 import logging
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mesh_llm.errors import Forged, MalformedMessage, NodeUnreachable, PeerLost
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
-from mesh_llm.peers.trust import Origin
+from mesh_llm.peers.members import Members
+from mesh_llm.peers.trust import Origin, Service
 from mesh_llm.tasks import task_group
 from mesh_llm.transport.claims import Claim, Signer, signer_of
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Peer, Stream
 from mesh_llm.types import NodeId, Role
-
-if TYPE_CHECKING:
-    from mesh_llm.peers.mesh import Mesh
 
 FORWARD_PROOF_S = 10.0
 """For the opener of a forwarded stream to prove who it is: one round trip through a third node."""
@@ -45,21 +44,23 @@ _KIND_CHARS = 64
 
 
 class Forwarding:
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+    def __init__(self, members: Members, service: Callable[[str, Role], Service | None]) -> None:
+        """`service`: what serves a stream of that kind, for one of that role."""
+        self._members = members
+        self._service = service
         self._for_account: Counter[str] = Counter()
         self._to_target: Counter[NodeId] = Counter()
 
     async def open(self, helper: Peer, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
         """A stream to `node` through `helper`."""
-        mesh = self._mesh
+        members = self._members
         stream = await helper.open("forward", {"to": node})
         try:
             async with asyncio.timeout(FORWARD_PROOF_S):
-                await prove(stream, mesh.membership, mesh.identity, to=node, kind=kind, header=header)
+                await prove(stream, members.membership, members.identity, to=node, kind=kind, header=header)
         except TimeoutError:
             stream.reset()
-            names = f"{mesh.name_of(node)} does not answer through {mesh.name_of(helper.id)}"
+            names = f"{members.name_of(node)} does not answer through {members.name_of(helper.id)}"
             raise NodeUnreachable(names) from None
         except BaseException:
             stream.reset()
@@ -68,7 +69,7 @@ class Forwarding:
 
     async def serve_middle(self, origin: Origin, header: dict[str, Any], stream: Stream) -> None:
         """Join two streams: `origin` cannot reach whom it wants to speak to, and this node can."""
-        target = self._mesh.peer(NodeId(str(header.get("to"))))
+        target = self._members.peer(NodeId(str(header.get("to"))))
         if target is None or target.role is Role.CLIENT or self._is_busy(origin, target.id):
             stream.reset()
             return
@@ -89,13 +90,13 @@ class Forwarding:
         """Somebody beyond another member: it has to prove who it is."""
         try:
             async with asyncio.timeout(FORWARD_PROOF_S):
-                asked = await challenge(stream, self._mesh.membership, self._mesh.me)
+                asked = await challenge(stream, self._members.membership, self._members.me)
         except (Forged, MalformedMessage, TimeoutError) as error:
             log.info("stream refused between=%s: %r", between.id[:8], error)
             stream.reset()
             return
         opener = asked.opener
-        service = self._mesh.service(asked.kind, opener.role)
+        service = self._service(asked.kind, opener.role)
         if service is None or asked.kind in ("forward", "forwarded"):
             stream.reset()
             return

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,29 +18,22 @@ from mesh_llm.defaults import MEMBER_KNOWN_LIMIT, REMEMBERED_LIMIT
 from mesh_llm.errors import Expelled, Forged, MalformedMessage, MeshError, NodeUnreachable
 from mesh_llm.membership.checked_fields import counts_up_to
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
-from mesh_llm.membership.member import Member, Standing, serving_among
+from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import from_document, signed_to_document, to_document, told_to_document
 from mesh_llm.membership.record import Record, Told
 from mesh_llm.membership.view import View
 from mesh_llm.peers import claims_exchange
 from mesh_llm.peers.claims_exchange import ClaimsExchange
 from mesh_llm.peers.forwarding import Forwarding
+from mesh_llm.peers.members import Members
 from mesh_llm.peers.paths import Paths
-from mesh_llm.peers.trust import Origin, Trust
-from mesh_llm.planning.memory_budget import usable_bytes
-from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.transport import credential as credentials
-from mesh_llm.transport.credential import Credential
-from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.network import Membership, Network, Peer, Stream
+from mesh_llm.peers.trust import Origin, Service, Trust
+from mesh_llm.transport.network import Network, Peer, Stream
 from mesh_llm.types import (
     Address,
-    MeshSettings,
     NodeFacts,
     NodeId,
     Role,
-    ServingPlan,
-    State,
 )
 
 MESH_TICK_S = 0.25
@@ -56,20 +49,12 @@ WELCOME_BYTES = 128 << 10
 log = logging.getLogger(__name__)
 
 
-Service = Callable[[Origin, dict[str, Any], Stream], Awaitable[None]]
-"""Serves one stream that another member opened; its task ends with the stream."""
-
 FOR_CLIENTS = frozenset({"http", "serving", "forward"})
 """Kinds of streams that a member which only uses the API may open."""
-_UNREADY = {
-    State.STARTING: "is starting",
-    State.DRAINING: "is leaving",
-    State.FAILED: "its engine does not run",
-}
 
 
-class Mesh:
-    """What this node knows of the others."""
+class Mesh(Members):
+    """Keeps up with the others, and with them what this node knows."""
 
     def __init__(
         self,
@@ -80,11 +65,19 @@ class Mesh:
         on_change: Callable[[], None],
         on_refused: Callable[[NodeId, str], None],
     ) -> None:
-        self.me = me
-        self.facts = facts
+        trust = Trust()
+        view = View(
+            me,
+            incarnation=incarnation,
+            facts=facts,
+            now=_now(),
+            seed=incarnation,
+            seal=trust.seal,
+            open=trust.verified,
+        )
+        super().__init__(me, facts, view, trust)
         self.failure: MeshError | None = None
         """Why this node can be a member no longer: it was expelled, or is not the only one of its id."""
-        self._expelled: set[NodeId] = set()
         self.connections: Counter[str] = Counter()
         """Made since this node started: with members that were `new` to it, and `again` with others."""
         self.disconnections: Counter[str] = Counter()
@@ -92,19 +85,11 @@ class Mesh:
         self.paths = Paths(self)
         self.on_refused = on_refused
         self._on_change = on_change
-        self._trust = Trust()
-        self._view = View(
-            me,
-            incarnation=incarnation,
-            facts=facts,
-            now=_now(),
-            seed=incarnation,
-            seal=self._trust.seal,
-            open=self._trust.verified,
-        )
         self._network: Network | None = None
         self._claims: ClaimsExchange | None = None
-        self._forwarding = Forwarding(self)
+        self._forwarding = Forwarding(
+            self, lambda kind, role: self._services.get(kind) if kind in self.kinds_for(role) else None
+        )
         self._services: dict[str, Service] = {
             "forward": self._forwarding.serve_middle,
             "forwarded": self._forwarding.serve_end,
@@ -114,7 +99,6 @@ class Mesh:
         """Whoever was connected since this node started, the last few thousand."""
         self._links_told = 0.0
         self._partners: set[NodeId] = set()
-        self._highest_epoch = 0
 
     def attach(self, network: Network, services: Mapping[str, Service]) -> None:
         self._network = self._trust.network = network
@@ -175,106 +159,6 @@ class Mesh:
         self._perform(self._view.know(found, _now()))
         return {record.node for record in found}
 
-    @property
-    def records(self) -> tuple[Record, ...]:
-        """Of members that are not gone, as they have signed them."""
-        return self._view.records
-
-    # -- what others ask -----------------------------------------------------------------------
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        return self._view.members
-
-    def alive(self) -> list[Member]:
-        return [member for member in self._view.members if member.present]
-
-    def others_reason(self) -> str:
-        """Why nothing serves, by the word of another node: one that knows the model, perhaps."""
-        busy = (State.LOADING, State.WAITING)
-        reasons = (m.facts.reason for m in self.alive() if m.facts.state in busy and m.id != self.me)
-        return next((reason for reason in reasons if reason), "")
-
-    def member(self, node: NodeId) -> Member | None:
-        return self._view.member(node)
-
-    def name_of(self, node: NodeId) -> str:
-        member = self._view.member(node)
-        return member.facts.name if member is not None and member.facts.name else node[:8]
-
-    def has_company(self) -> bool:
-        return len(self.alive()) > 1
-
-    def shares_machine(self, node: NodeId) -> bool:
-        member = self._view.member(node)
-        return member is not None and bool(self.facts.machine) and member.facts.machine == self.facts.machine
-
-    def nodes_here(self) -> int:
-        """Nodes that compute on this machine, this one included."""
-        nodes = (m for m in self.alive() if m.facts.role is not Role.CLIENT)
-        return max(1, sum(self.shares_machine(member.id) for member in nodes))
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
-            nodes=tuple(
-                Candidate(
-                    id=member.id,
-                    facts=member.facts,
-                    alive=member.present,
-                    reachable=member.id == self.me or self._is_heard(member),
-                )
-                for member in self._view.members
-                if member.standing is not Standing.LEFT
-            )
-        )
-
-    def _is_heard(self, member: Member) -> bool:
-        """Whether a new plan may count on it; one that runs goes on until its members are dead."""
-        return member.standing is Standing.ALIVE and (member.connected or bool(member.via))
-
-    def unready(self) -> dict[NodeId, str]:
-        """Members that take no part yet, or no longer."""
-        found = {m.id: _UNREADY[m.facts.state] for m in self.alive() if m.facts.state in _UNREADY}
-        if self.facts.state is State.FAILED:
-            # It knows best itself when to try again.
-            found.pop(self.me, None)
-        return found | {m.id: "its user unloaded the model there" for m in self.alive() if m.facts.resting}
-
-    def own_memory_bytes(self) -> int:
-        """All that a plan of its own may take."""
-        return usable_bytes(self.facts)
-
-    def serving(self) -> tuple[NodeId, ServingPlan] | None:
-        """The published plan of the highest epoch, and its host."""
-        return serving_among(self.alive())
-
-    def highest_epoch(self) -> int:
-        """Of all plans that were ever published, as far as this node has heard."""
-        epochs = [m.facts.serving.epoch for m in self.members if m.facts.serving]
-        self._highest_epoch = max([self._highest_epoch, *epochs])
-        return self._highest_epoch
-
-    def started(self, node: NodeId) -> int | None:
-        """Another number after each restart: incarnations begin with the time in ms, and count doubts."""
-        member = self._view.member(node)
-        return member.incarnation // 1000 if member is not None else None
-
-    def settings(self) -> MeshSettings | None:
-        """Those in force: an owner has signed them."""
-        return self.membership.settings if self._network is not None else None
-
-    @property
-    def membership(self) -> Membership:
-        return self._trust.membership
-
-    @property
-    def identity(self) -> Identity:
-        return self._trust.identity
-
-    def service(self, kind: str, role: Role) -> Service | None:
-        """What serves a stream of that kind, if one of that role may open it."""
-        return self._services.get(kind) if kind in self.kinds_for(role) else None
-
     def _keep_partners(self) -> None:
         """Those with whom a plan is shared are watched closest, in however large a mesh."""
         published = self.serving()
@@ -295,10 +179,6 @@ class Mesh:
             if (helper := self.peer(between)) is not None:
                 return await self._forwarding.open(helper, node, kind, header)
         raise NodeUnreachable(f"there is no way to {self.name_of(node)}")
-
-    def peer(self, node: NodeId) -> Peer | None:
-        """The connection to it, if there is one."""
-        return self._network.peers.get(node) if self._network is not None else None
 
     # -- what the network reports (transport.network.Handler) -----------------------------------
 
@@ -327,12 +207,10 @@ class Mesh:
 
     def on_message(self, peer: Peer, body: dict[str, Any]) -> None:
         if body.get("kind") == claims_exchange.KIND:
-            assert self._claims is not None
-            self._claims.receive(peer, body)
+            self.claims.receive(peer, body)
             return
         if body.get("kind") == claims_exchange.PROMOTION:
-            assert self._claims is not None
-            if self._claims.promoted(body):
+            if self.claims.promoted(body):
                 self.publish(role=Role.OWNER)
                 self._on_change()
             return
@@ -383,15 +261,13 @@ class Mesh:
     # -- who may say what ----------------------------------------------------------------------
 
     @property
-    def claims_heard(self) -> asyncio.Event:
-        """A member has told what was claimed while this node was away."""
+    def claims(self) -> ClaimsExchange:
         assert self._claims is not None
-        return self._claims.heard
+        return self._claims
 
     def claim(self) -> None:
         """Tell everybody what this node has set or revoked."""
-        assert self._claims is not None
-        self._claims.spread()
+        self.claims.spread()
         self._on_claims()
 
     def _on_claims(self) -> None:
@@ -408,31 +284,6 @@ class Mesh:
         except MeshError as error:
             self._fail(error)
         self._on_change()
-
-    @property
-    def expelled(self) -> set[NodeId]:
-        """Since this node started, and not let in again."""
-        return self._expelled - {record.node for record in self._view.all_records}
-
-    def _credentials(self) -> Iterator[tuple[NodeId, Credential]]:
-        """By which others are or were members, or clients that are connected here, as they have shown."""
-        assert self._network is not None
-        for peer in self._network.peers.values():
-            yield peer.id, peer.credential
-        for record in self._view.all_records:
-            if record.node != self.me and record.signed is not None:
-                yield record.node, credentials.from_text(record.signed.credential)
-
-    def credentials_of(self, *nodes: NodeId) -> list[Credential]:
-        """All that these have shown, or everybody has: one who was promoted has two."""
-        return [credential for node, credential in self._credentials() if not nodes or node in nodes]
-
-    def promote(self, node: NodeId, credential: Credential) -> None:
-        """Hand a member the credential that makes it an owner."""
-        peer = self.peer(node)
-        if peer is None:
-            raise NodeUnreachable(f"{self.name_of(node)} is not connected", hint="try again when it is")
-        peer.send(claims_exchange.promotion(credential))
 
     # -- effects -------------------------------------------------------------------------------
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mesh_llm.defaults import HOP_LOCAL_S
 from mesh_llm.errors import LinkFailed, PeerLost
+from mesh_llm.peers.members import Members
 from mesh_llm.peers.meter import Meter
 from mesh_llm.status_schema import Traffic
 from mesh_llm.types import LinkFacts, LinkKind, NodeId
-
-if TYPE_CHECKING:
-    from mesh_llm.peers.mesh import Mesh
 
 MESH_METER_S = 1.0
 """Between two looks at the bytes that crossed each connection."""
@@ -22,8 +19,8 @@ MESH_RTT_LEAST_S = 0.0005
 
 
 class Paths:
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self.farther_s: Callable[[NodeId], float] = lambda _: 0.0
         """Added to the round trip to a node: a laboratory's longer links are not where pings go."""
         self._meters: dict[NodeId, Meter] = {}
@@ -31,13 +28,13 @@ class Paths:
 
     def link_to(self, node: NodeId) -> LinkFacts | None:
         """What is known of the way that data takes to `node`: shown and planned with alike."""
-        if node == self._mesh.me:
+        if node == self._members.me:
             return LinkFacts(kind=LinkKind.SELF, rtt_s=0.0)
         kind = self.of_links(node)
         if kind is LinkKind.LOCAL:
             # A socket, from child to child. Pings go through QUIC and two loops, and tell how busy those are.
             return LinkFacts(kind=kind, rtt_s=HOP_LOCAL_S + self.farther_s(node))
-        member = self._mesh.member(node)
+        member = self._members.member(node)
         rtt_s = member.rtt_s if member is not None else None
         if rtt_s is None:
             rtt_s = self._forwarded_rtt_s(node)
@@ -48,7 +45,7 @@ class Paths:
     def _forwarded_rtt_s(self, node: NodeId) -> float | None:
         """Of the way through another member: our part of it, and what that member has told of the rest."""
         for between in self.between(node)[:1]:
-            helper = self._mesh.member(between)
+            helper = self._members.member(between)
             if helper is not None and helper.rtt_s is not None:
                 rest = dict(helper.facts.links).get(node)
                 return helper.rtt_s + rest.rtt_s if rest is not None else None
@@ -56,26 +53,26 @@ class Paths:
 
     def between(self, node: NodeId) -> tuple[NodeId, ...]:
         """Members that pass on what is meant for `node`; nobody has to where it is connected."""
-        member = self._mesh.member(node)
-        if member is None or member.connected or node == self._mesh.me:
+        member = self._members.member(node)
+        if member is None or member.connected or node == self._members.me:
             return ()
-        return tuple(other for other in member.via if self._mesh.peer(other) is not None)
+        return tuple(other for other in member.via if self._members.peer(other) is not None)
 
     def of_links(self, node: NodeId) -> LinkKind:
         """The way that data links take."""
-        if self._mesh.shares_machine(node):
+        if self._members.shares_machine(node):
             return LinkKind.LOCAL
         way = self.of_streams(node)
         return LinkKind.TCP if way is LinkKind.QUIC and self._is_plain(node) else way
 
     def _is_plain(self, node: NodeId) -> bool:
         """Both have said that the network between them is private."""
-        member = self._mesh.member(node)
-        return self._mesh.facts.plain_lan and member is not None and member.facts.plain_lan
+        member = self._members.member(node)
+        return self._members.facts.plain_lan and member is not None and member.facts.plain_lan
 
     def of_streams(self, node: NodeId) -> LinkKind:
         """The way that streams take."""
-        peer = self._mesh.peer(node)
+        peer = self._members.peer(node)
         if peer is None:
             return LinkKind.RELAY
         try:
@@ -85,9 +82,9 @@ class Paths:
 
     def host_of(self, node: NodeId) -> str:
         """The IP address from which `node` is heard."""
-        peer = self._mesh.peer(node)
+        peer = self._members.peer(node)
         if peer is None or peer.path().kind is not LinkKind.QUIC:
-            raise LinkFailed(f"there is no direct path to {self._mesh.name_of(node)}")
+            raise LinkFailed(f"there is no direct path to {self._members.name_of(node)}")
         return peer.path().remote.rpartition(":")[0].strip("[]")
 
     # -- what crosses them ---------------------------------------------------------------------
@@ -108,7 +105,7 @@ class Paths:
 
     def remote(self, node: NodeId) -> str | None:
         """Where `node` is heard from."""
-        peer = self._mesh.peer(node)
+        peer = self._members.peer(node)
         try:
             return peer.path().remote if peer is not None else None
         except PeerLost:
@@ -118,16 +115,16 @@ class Paths:
         if now - self._metered < MESH_METER_S:
             return
         self._metered = now
-        for node in [member.id for member in self._mesh.members if member.connected]:
-            if (peer := self._mesh.peer(node)) is not None:
+        for node in [member.id for member in self._members.members if member.connected]:
+            if (peer := self._members.peer(node)) is not None:
                 crossed = peer.crossed()
                 meter = self._meters.setdefault(node, Meter())
                 meter.read(crossed.sent_bytes, crossed.received_bytes, now)
 
     def news(self) -> tuple[tuple[NodeId, LinkFacts], ...] | None:
         """All links, if what was measured of one is another than was told, by more than noise."""
-        told = dict(self._mesh.facts.links)
-        others = (member.id for member in self._mesh.alive() if member.id != self._mesh.me)
+        told = dict(self._members.facts.links)
+        others = (member.id for member in self._members.alive() if member.id != self._members.me)
         links = {node: link for node in others if (link := self.link_to(node)) is not None}
         same = links.keys() == told.keys() and all(_is_about(links[node], told[node]) for node in links)
         return None if same else tuple(sorted(links.items()))

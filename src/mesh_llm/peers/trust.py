@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mesh_llm.errors import Forged, MalformedMessage
 from mesh_llm.membership.checked_fields import counts_up_to
@@ -12,7 +14,7 @@ from mesh_llm.membership.record import Record, Told, read_record
 from mesh_llm.transport.claims import Claim, signer_of
 from mesh_llm.transport.credential import Credential, origin_of
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.network import Membership, Network
+from mesh_llm.transport.network import Membership, Network, Stream
 from mesh_llm.types import NodeId, Role, ServingPlan, Signed
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,10 @@ class Origin:
     def of(cls, node: NodeId, role: Role, credential: Credential) -> Origin:
         account = f"client:{origin_of(credential)}" if role is Role.CLIENT else node
         return cls(id=node, role=role, account=account)
+
+
+Service = Callable[[Origin, dict[str, Any], Stream], Awaitable[None]]
+"""Serves one stream that another member opened; its task ends with the stream."""
 
 
 class Trust:

@@ -1,0 +1,150 @@
+"""What this node knows of the members of its mesh: who is here, what they offer, what serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mesh_llm.membership.member import Member, Standing, serving_among
+from mesh_llm.membership.record import Record
+from mesh_llm.membership.view import View
+from mesh_llm.peers.trust import Trust
+from mesh_llm.planning.memory_budget import usable_bytes
+from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.transport import credential as credentials
+from mesh_llm.transport.credential import Credential
+from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.network import Membership, Peer
+from mesh_llm.types import MeshSettings, NodeFacts, NodeId, Role, ServingPlan, State
+
+_UNREADY = {
+    State.STARTING: "is starting",
+    State.DRAINING: "is leaving",
+    State.FAILED: "its engine does not run",
+}
+
+
+class Members:
+    def __init__(self, me: NodeId, facts: NodeFacts, view: View, trust: Trust) -> None:
+        self.me = me
+        self.facts = facts
+        """What this node tells about itself."""
+        self._view = view
+        self._trust = trust
+        self._highest_epoch = 0
+        self._expelled: set[NodeId] = set()
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self._view.members
+
+    def alive(self) -> list[Member]:
+        return [member for member in self._view.members if member.present]
+
+    def others_reason(self) -> str:
+        """Why nothing serves, by the word of another node: one that knows the model, perhaps."""
+        busy = (State.LOADING, State.WAITING)
+        reasons = (m.facts.reason for m in self.alive() if m.facts.state in busy and m.id != self.me)
+        return next((reason for reason in reasons if reason), "")
+
+    def member(self, node: NodeId) -> Member | None:
+        return self._view.member(node)
+
+    def name_of(self, node: NodeId) -> str:
+        member = self._view.member(node)
+        return member.facts.name if member is not None and member.facts.name else node[:8]
+
+    def has_company(self) -> bool:
+        return len(self.alive()) > 1
+
+    def shares_machine(self, node: NodeId) -> bool:
+        member = self._view.member(node)
+        return member is not None and bool(self.facts.machine) and member.facts.machine == self.facts.machine
+
+    def nodes_here(self) -> int:
+        """Nodes that compute on this machine, this one included."""
+        nodes = (m for m in self.alive() if m.facts.role is not Role.CLIENT)
+        return max(1, sum(self.shares_machine(member.id) for member in nodes))
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            nodes=tuple(
+                Candidate(
+                    id=member.id,
+                    facts=member.facts,
+                    alive=member.present,
+                    reachable=member.id == self.me or self._is_heard(member),
+                )
+                for member in self._view.members
+                if member.standing is not Standing.LEFT
+            )
+        )
+
+    def _is_heard(self, member: Member) -> bool:
+        """Whether a new plan may count on it; one that runs goes on until its members are dead."""
+        return member.standing is Standing.ALIVE and (member.connected or bool(member.via))
+
+    def unready(self) -> dict[NodeId, str]:
+        """Members that take no part yet, or no longer."""
+        found = {m.id: _UNREADY[m.facts.state] for m in self.alive() if m.facts.state in _UNREADY}
+        if self.facts.state is State.FAILED:
+            # It knows best itself when to try again.
+            found.pop(self.me, None)
+        return found | {m.id: "its user unloaded the model there" for m in self.alive() if m.facts.resting}
+
+    def own_memory_bytes(self) -> int:
+        """All that a plan of its own may take."""
+        return usable_bytes(self.facts)
+
+    def serving(self) -> tuple[NodeId, ServingPlan] | None:
+        """The published plan of the highest epoch, and its host."""
+        return serving_among(self.alive())
+
+    def highest_epoch(self) -> int:
+        """Of all plans that were ever published, as far as this node has heard."""
+        epochs = [m.facts.serving.epoch for m in self.members if m.facts.serving]
+        self._highest_epoch = max([self._highest_epoch, *epochs])
+        return self._highest_epoch
+
+    def started(self, node: NodeId) -> int | None:
+        """Another number after each restart: incarnations begin with the time in ms, and count doubts."""
+        member = self._view.member(node)
+        return member.incarnation // 1000 if member is not None else None
+
+    def settings(self) -> MeshSettings | None:
+        """Those in force: an owner has signed them."""
+        return self.membership.settings if self._trust.network is not None else None
+
+    @property
+    def membership(self) -> Membership:
+        return self._trust.membership
+
+    @property
+    def identity(self) -> Identity:
+        return self._trust.identity
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Of members that are not gone, as they have signed them."""
+        return self._view.records
+
+    def peer(self, node: NodeId) -> Peer | None:
+        """The connection to it, if there is one."""
+        return self._trust.network.peers.get(node) if self._trust.network is not None else None
+
+    @property
+    def expelled(self) -> set[NodeId]:
+        """Since this node started, and not let in again."""
+        return self._expelled - {record.node for record in self._view.all_records}
+
+    def _credentials(self) -> Iterator[tuple[NodeId, Credential]]:
+        """By which others are or were members, or clients that are connected here, as they have shown."""
+        assert self._trust.network is not None
+        for peer in self._trust.network.peers.values():
+            yield peer.id, peer.credential
+        for record in self._view.all_records:
+            if record.node != self.me and record.signed is not None:
+                yield record.node, credentials.from_text(record.signed.credential)
+
+    def credentials_of(self, *nodes: NodeId) -> list[Credential]:
+        """All that these have shown, or everybody has: one who was promoted has two."""
+        return [credential for node, credential in self._credentials() if not nodes or node in nodes]

@@ -149,8 +149,6 @@ MEASURE_ATTEMPTS = 3
 # -- nodes among themselves ---------------------------------------------------------------------
 
 ALPN = b"mesh-llm/1"
-INVITE_LIFETIME_S = 7 * 24 * 3600
-"""An invite that nobody used within a week was forgotten, not delayed."""
 INVITE_TEXT_LIMIT = 4096
 CREDENTIAL_CHAIN_LIMIT = 8
 """Grants from the creator down to a member: people invite people, but not over that many corners."""

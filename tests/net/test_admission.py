@@ -74,7 +74,7 @@ def new_mesh() -> Any:
 
 async def test_expired_by_the_inviters_clock(mesh: Mesh) -> None:
     first, joiner = await mesh.creator(), await mesh.member()
-    issued, _ = first.network.invite()
+    issued, _ = first.invite()
     token = first.token()
     first.network.mesh.admissions._invites[token.id] = replace(
         issued, id=token.id, secret=token.secret, expires=1
@@ -98,7 +98,7 @@ async def test_expired_by_ones_own_clock_sends_nothing(mesh: Mesh) -> None:
 async def test_revoked(mesh: Mesh) -> None:
     first, joiner = await mesh.creator(), await mesh.member()
     token = first.token()
-    first.network.revoke(token.id)
+    first.revoke(token.id)
 
     assert await refusal(joiner, token) == "the token was revoked"
     assert first.handler.events == [("refused", joiner.network.id, "its invite was revoked")]
@@ -109,7 +109,7 @@ async def test_truncated(mesh: Mesh) -> None:
     first = await mesh.creator()
 
     with pytest.raises(InviteRefused, match=r"^the token is damaged: a part of it is missing or altered$"):
-        invite.decode(first.network.invite()[1][:-1])
+        invite.decode(first.invite()[1][:-1])
 
 
 async def test_ones_own_token(mesh: Mesh) -> None:

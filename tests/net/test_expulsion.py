@@ -131,7 +131,7 @@ async def test_the_revocation_itself_convinces(mesh: Mesh) -> None:
     with pytest.raises(Expelled):
         await second.network.connect(liar.id, liar.address)
     with pytest.raises(Expelled):
-        second.network.invite()
+        second.invite()
 
 
 async def test_a_member_that_comes_back_is_shown_why_it_is_out(mesh: Mesh) -> None:
@@ -141,7 +141,7 @@ async def test_a_member_that_comes_back_is_shown_why_it_is_out(mesh: Mesh) -> No
     for member in (second, third):
         await member.network.close()
     invite = first.network.mesh.admissions.invites()[0].id
-    first.network.revoke(invite)
+    first.revoke(invite)
 
     for member in (second, third):
         again = await mesh.member(member.written(), member.identity)
@@ -154,7 +154,7 @@ async def test_a_member_that_comes_back_is_shown_why_it_is_out(mesh: Mesh) -> No
 async def test_a_member_that_was_expelled_is_refused_by_those_who_know(mesh: Mesh) -> None:
     """Also where the expelled one is the acceptor, and has heard of nothing."""
     first, second = await mesh.pair()
-    first.network.revoke(first.network.mesh.admissions.invites()[0].id)
+    first.revoke(first.network.mesh.admissions.invites()[0].id)
     await second.handler.wait("lost")
 
     with pytest.raises(JoinRefused, match="was expelled from the mesh"):
@@ -171,7 +171,7 @@ async def test_an_owner_expels_whom_it_has_not_invited(mesh: Mesh) -> None:
     await node.connect(owner)
     await owner.handler.wait("peer", 2)
 
-    owner.network.revoke(node.network.mesh.credential[0].invite, first.id)
+    owner.revoke(node.network.mesh.credential[0].invite, first.id)
 
     assert await owner.handler.wait("lost") == [(node.id, "expelled: the invite was revoked")]
     await node.handler.wait("lost")
@@ -186,7 +186,7 @@ async def test_a_node_has_no_say_over_others(mesh: Mesh) -> None:
     await third.connect(second)
     await second.handler.wait("peer", 2)
 
-    second.network.revoke(third.network.mesh.credential[0].invite, first.id)
+    second.revoke(third.network.mesh.credential[0].invite, first.id)
 
     assert set(second.network.peers) == {first.id, third.id}
     assert (await third.connect(second)).id == second.id
@@ -194,7 +194,7 @@ async def test_a_node_has_no_say_over_others(mesh: Mesh) -> None:
 
 async def test_one_comes_back_by_another_invite(mesh: Mesh) -> None:
     first, second = await mesh.pair()
-    first.network.revoke(first.network.mesh.admissions.invites()[0].id)
+    first.revoke(first.network.mesh.admissions.invites()[0].id)
     await second.handler.wait("lost")
     with pytest.raises(Expelled):
         await second.connect(first)

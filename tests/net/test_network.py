@@ -94,7 +94,7 @@ async def test_the_invited_invite(mesh: Mesh) -> None:
     issuers = issuers_of(first.peer(third).credential, MeshId(first.id))
     assert issuers == (first.id, second.id)
     with pytest.raises(CredentialRefused, match=r"^a client cannot invite others$"):
-        third.network.invite()
+        third.invite()
 
 
 @pytest.mark.parametrize("round", range(20))
@@ -254,7 +254,7 @@ async def test_revoking_expels(mesh: Mesh) -> None:
     await bystander.network.join(first.token())
     await first.handler.wait("peer", 3)
 
-    first.network.revoke(first.network.mesh.admissions.invites()[0].id)
+    first.revoke(first.network.mesh.admissions.invites()[0].id)
 
     lost = await first.handler.wait("lost", 2)
     reason = "expelled: the invite was revoked"

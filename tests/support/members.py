@@ -12,9 +12,11 @@ from typing import Any
 
 from mesh_llm.defaults import ALPN
 from mesh_llm.errors import PeerLost
+from mesh_llm.transport.admissions import IssuedInvite
+from mesh_llm.transport.credential import check_may_invite
 from mesh_llm.transport.endpoint import remote_address
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.invite import Invite, decode
+from mesh_llm.transport.invite import Invite, decode, encode
 from mesh_llm.transport.iroh_library import iroh, use_running_loop
 from mesh_llm.transport.network import Membership, Network, NetworkConfig, Peer, Stream
 from mesh_llm.types import Address, NodeId, Role
@@ -109,8 +111,35 @@ class Member:
         self.id = network.id
         self.identity = network.config.identity
 
+    def invite(
+        self, *, role: Role = Role.NODE, lifetime_s: float | None = 3600.0, limit: int | None = None
+    ) -> tuple[IssuedInvite, str]:
+        """One of its own, and its token."""
+        network = self.network
+        check_may_invite(network.mesh.role(self.id), role)
+        assert network.mesh.mesh is not None
+        issued = network.mesh.admissions.issue(
+            role=role, now=time.time(), lifetime_s=lifetime_s, limit=limit
+        )
+        content = Invite(
+            id=issued.id,
+            mesh=network.mesh.mesh,
+            secret=issued.secret,
+            inviter=self.id,
+            address=network.address,
+            own_relay=network.config.relay is not None,
+            relay_token=network.config.relay_token,
+            role=role,
+            expires=issued.expires,
+        )
+        return issued, encode(content, self.identity)
+
     def token(self, **options: Any) -> Invite:
-        return decode(self.network.invite(**options)[1])
+        return decode(self.invite(**options)[1])
+
+    def revoke(self, invite: str, issuer: NodeId | None = None) -> None:
+        self.network.mesh.revoke(invite, self.identity, issuer)
+        self.network.expel()
 
     def peer(self, other: Member) -> Peer:
         return self.network.peers[other.id]

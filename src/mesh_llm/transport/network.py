@@ -11,15 +11,13 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from mesh_llm.defaults import CONNECT_S, HANDSHAKE_S, INVITE_LIFETIME_S, JOIN_RETRY_S, NETWORK_CLOSE_S
+from mesh_llm.defaults import CONNECT_S, HANDSHAKE_S, JOIN_RETRY_S, NETWORK_CLOSE_S
 from mesh_llm.errors import Forged, InviteRefused, JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
 from mesh_llm.transport import invite as invites
-from mesh_llm.transport.admissions import IssuedInvite
 from mesh_llm.transport.close_codes import Code
 from mesh_llm.transport.connections import Roster
 from mesh_llm.transport.control_stream import ControlStream
-from mesh_llm.transport.credential import check_may_invite
 from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, may_pass, tried
 from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_seen, bind, ports_of
 from mesh_llm.transport.handshake import Dropped, Introduction, Joined
@@ -29,7 +27,7 @@ from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.peer import Handler, PathFacts, Peer
 from mesh_llm.transport.pending_connections import PendingConnections
 from mesh_llm.transport.stream import Stream, StreamCode
-from mesh_llm.types import Address, NodeId, Role, Signed
+from mesh_llm.types import Address, NodeId, Signed
 
 JOIN_S = 20.0
 """Long enough for a relay and for a busy inviter, short enough for a person who waits."""
@@ -146,36 +144,6 @@ class Network:
                 self._handler.on_address()
 
     # -- invites ---------------------------------------------------------------------------------
-
-    def invite(
-        self,
-        *,
-        role: Role = Role.NODE,
-        lifetime_s: float | None = INVITE_LIFETIME_S,
-        limit: int | None = None,
-    ) -> tuple[IssuedInvite, str]:
-        """A new invite and its token."""
-        check_may_invite(self.mesh.role(self.id), role)
-        mesh = self.mesh.mesh
-        assert mesh is not None
-        issued = self.mesh.admissions.issue(role=role, now=time.time(), lifetime_s=lifetime_s, limit=limit)
-        content = Invite(
-            id=issued.id,
-            mesh=mesh,
-            secret=issued.secret,
-            inviter=self.id,
-            address=self.address,
-            own_relay=self.config.relay is not None,
-            relay_token=self.config.relay_token,
-            role=role,
-            expires=issued.expires,
-        )
-        return issued, invites.encode(content, self.config.identity)
-
-    def revoke(self, invite_id: str, issuer: NodeId | None = None) -> None:
-        """Those who came in by it are expelled; others learn of it from the node. `issuer`: another one's."""
-        self.mesh.revoke(invite_id, self.config.identity, issuer)
-        self.expel()
 
     def expel(self) -> None:
         """End the connections to those whose invites are revoked by now."""

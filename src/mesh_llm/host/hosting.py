@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from mesh_llm.defaults import PLAN_DRAIN_POLL_S, PLAN_DRAIN_S
-from mesh_llm.engine.telemetry import engine_figures
 from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.host.ending_runs import EndingRuns
 from mesh_llm.host.plan_run import PlanRun, StageLost
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.backoff import Attempts
@@ -32,8 +31,6 @@ PLAN_GATHER_S = 0.02
 PLAN_RETRY_FIRST_S = 0.2
 PLAN_RETRY_LAST_S = 30.0
 """Between two attempts to bring a plan up, where no node is to blame."""
-PLAN_DRAIN_LEAST_S = 1.0
-"""That a replaced engine still takes requests: others hear of its successor within a few round trips."""
 
 
 log = logging.getLogger(__name__)
@@ -90,10 +87,7 @@ class Hosting:
         self._wake = asyncio.Event()
         self._pause_s = PLAN_RETRY_FIRST_S
         self._not_before = 0.0
-        self._drains: set[asyncio.Task[None]] = set()
-        self._ends: set[asyncio.Task[None]] = set()
-        self._draining: dict[int, PlanRun] = {}
-        """Replaced plans by epoch, whose engines finish the answers that they have begun."""
+        self._ending = EndingRuns(is_needed=watcher.leans_on, on_drained=watcher.on_drained)
         self._started: dict[NodeId, int] = {}
         """When members that failed had been started."""
         self._fatal: MeshError | None = None
@@ -101,21 +95,23 @@ class Hosting:
         self.plan: Plan | None = None
         """What should run, as this node sees it."""
         self.serving: PlanRun | None = None
-        self._rising: PlanRun | None = None
+        self._starting: PlanRun | None = None
         self._instead_of: ServingPlan | None = None
-        """What served when the rising one was begun."""
+        """What served when the one that starts was begun."""
         self._has_served = False
         self._last_epoch = 0
 
     @property
-    def rising(self) -> PlanRun | None:
+    def starting(self) -> PlanRun | None:
         """The one that is being brought up, beside the one that serves."""
-        return self._rising
+        return self._starting
 
     @property
     def runs(self) -> tuple[PlanRun, ...]:
         """All that may have an engine here: the one that serves, its successor, those that drain."""
-        return tuple(run for run in (self.serving, self._rising, *self._draining.values()) if run is not None)
+        return tuple(
+            run for run in (self.serving, self._starting, *self._ending.draining.values()) if run is not None
+        )
 
     def wake(self) -> None:
         """Something has changed."""
@@ -126,7 +122,7 @@ class Hosting:
         serving = self.serving
         run = serving if serving is not None and serving.epoch == epoch else None
         if run is None and isinstance(epoch, int):
-            run = self._draining.get(epoch)
+            run = self._ending.draining.get(epoch)
         return run if run is not None and run.port is not None and run.broken is None else None
 
     async def why(self, port: int) -> str:
@@ -138,7 +134,7 @@ class Hosting:
 
     def last(self) -> PlanRun | None:
         """The replaced plan that can still answer, until its successor elsewhere is known."""
-        return self.find(max(self._draining, default=None))
+        return self.find(max(self._ending.draining, default=None))
 
     async def run(self) -> None:
         """Returns only by failing or being cancelled."""
@@ -154,7 +150,8 @@ class Hosting:
                 if self._fatal is not None:
                     raise self._fatal
         finally:
-            await self._end_all()
+            starting = (run for run in (self._starting, self.serving) if run is not None)
+            await self._ending.end_all(starting)
 
     def _next_look_s(self) -> float:
         now = asyncio.get_running_loop().time()
@@ -163,18 +160,7 @@ class Hosting:
 
     async def drained(self) -> None:
         """Until the answers of replaced engines are finished."""
-        while self._draining:
-            await asyncio.sleep(PLAN_DRAIN_POLL_S)
-
-    async def _end_all(self) -> None:
-        for task in self._drains:
-            task.cancel()
-        await asyncio.gather(*self._drains, return_exceptions=True)
-        for run in (self._rising, self.serving, *self._draining.values()):
-            if run is not None:
-                self._sink_now(run)
-        # Waited for and never cancelled: that would leave engines to nobody.
-        await asyncio.gather(*self._ends, return_exceptions=True)
+        await self._ending.drained()
 
     # -- decisions -----------------------------------------------------------------------------
 
@@ -193,27 +179,27 @@ class Hosting:
         elif self.serving is not None and self._is_followed() and _still_good(self.serving, plan, settings):
             if self.serving.settings.plan_version != settings.plan_version:
                 self._publish_serving(self.serving, settings)
-            self._drop_rising()
-        elif self._rising is None or not _still_good(self._rising, plan, settings):
-            self._drop_rising()
+            self._drop_starting()
+        elif self._starting is None or not _still_good(self._starting, plan, settings):
+            self._drop_starting()
             if now >= self._not_before and self._has_room_for(plan):
-                self._rise(plan)
+                self._start(plan)
 
     def _decided(self, model: ModelFacts, settings: MeshSettings, now: float) -> Plan:
         snapshot = self._mesh.snapshot()
         barred = {**self._attempts.barred(now=now), **self._mesh.unready()}
-        rising = self._rising
+        starting = self._starting
         if (
-            rising is not None
-            and rising.settings.plan_version == settings.plan_version
+            starting is not None
+            and starting.settings.plan_version == settings.plan_version
             and not self._is_outdone()
         ):
             # Given up for the reasons for which one that serves is: delays stray, most of all at first.
             begun = ServingPlan(
-                epoch=rising.epoch, plan=rising.plan, settings_version=rising.settings.plan_version
+                epoch=starting.epoch, plan=starting.plan, settings_version=starting.settings.plan_version
             )
             plan = decide(snapshot, model, settings, current=begun, barred=barred)
-            if plan.key == rising.plan.key:
+            if plan.key == starting.plan.key:
                 return plan
         current = self._current(settings)
         if current is None and (lacking := without_layers(snapshot, model)):
@@ -224,7 +210,7 @@ class Hosting:
         return decide(snapshot, model, settings, current=current, barred=barred)
 
     def _is_outdone(self) -> bool:
-        """Whether another node has begun to serve since the rising plan was proposed."""
+        """Whether another node has begun to serve since the plan that starts was proposed."""
         published = self._mesh.serving()
         return not self._is_followed() and published is not None and published[1] != self._instead_of
 
@@ -258,14 +244,14 @@ class Hosting:
     def _retire(self) -> None:
         """Make way for a plan of somebody else's that serves."""
         if self.serving is not None and (not self._is_followed() or self.serving.broken is not None):
-            self._sink(self.serving)
+            self._end(self.serving)
 
     def _stand_back(self, plan: Plan, *, own_failure: str | None) -> None:
         """Somebody else hosts, or nobody can."""
-        self._drop_rising()
+        self._drop_starting()
         self._retire()
         if self.serving is not None and plan.mode is Mode.WAITING:
-            self._sink(self.serving)
+            self._end(self.serving)
         if own_failure is not None:
             # Said for as long as it lasts: the others elect by it.
             self._watcher.on_hosting(State.FAILED, own_failure)
@@ -276,7 +262,7 @@ class Hosting:
 
     # -- runs ----------------------------------------------------------------------------------
 
-    def _rise(self, plan: Plan) -> None:
+    def _start(self, plan: Plan) -> None:
         # Above every one that was published, and every one that this node tried: leases go by it.
         epoch = self._last_epoch = max(self._mesh.highest_epoch(), self._last_epoch) + 1
         log.info(
@@ -285,44 +271,44 @@ class Hosting:
         self.tally.proposed += 1
         published = self._mesh.serving()
         self._instead_of = published[1] if published is not None else None
-        run = self._rising = self._make_run(epoch, plan)
+        run = self._starting = self._make_run(epoch, plan)
         run.start(self.wake, lambda reason: self._watcher.on_hosting(State.LOADING, reason))
         self._watcher.on_hosting(State.LOADING, "the plan is being prepared")
 
     def _has_room_for(self, plan: Plan) -> bool:
         """Beside the engines that still run here; where there is none, the serving one makes room first."""
-        runs = [*self._draining.values(), *([self.serving] if self.serving is not None else [])]
+        runs = [*self._ending.draining.values(), *([self.serving] if self.serving is not None else [])]
         need_bytes = sum(self._own_bytes(each) for each in (plan, *(run.plan for run in runs)))
         if not runs or need_bytes <= self._mesh.own_memory_bytes():
             return True
         if self.serving is not None:
-            self._sink(self.serving)
+            self._end(self.serving)
             self._watcher.on_hosting(State.LOADING, "the plan before makes room for the next one")
         return False
 
     def _own_bytes(self, plan: Plan) -> int:
         return sum(stage.need_bytes for stage in plan.stages if stage.node == self._mesh.me)
 
-    def _drop_rising(self) -> None:
-        if self._rising is not None:
-            log.info("plan dropped epoch=%d", self._rising.epoch)
+    def _drop_starting(self) -> None:
+        if self._starting is not None:
+            log.info("plan dropped epoch=%d", self._starting.epoch)
             self.tally.dropped += 1
-            self._sink_now(self._rising)
-            self._rising = None
+            self._ending.end(self._starting)
+            self._starting = None
 
     def _look_at_runs(self, now: float) -> None:
-        rising = self._rising
-        if rising is not None and rising.is_ready:
-            self._rising = None
-            self._publish(rising)
-        elif rising is not None and (error := rising.failure()) is not None:
-            self._rising = None
-            self._sink_now(rising)
-            self._on_failure(rising, error, now)
+        starting = self._starting
+        if starting is not None and starting.is_ready:
+            self._starting = None
+            self._publish(starting)
+        elif starting is not None and (error := starting.failure()) is not None:
+            self._starting = None
+            self._ending.end(starting)
+            self._on_failure(starting, error, now)
         serving = self.serving
         if serving is not None and (error := serving.failure()) is not None:
             # One that lost a worker fails every request: its memory is better used by the next one.
-            self._sink(serving)
+            self._end(serving)
             self._on_failure(serving, error, now)
 
     def _publish(self, run: PlanRun) -> None:
@@ -334,7 +320,7 @@ class Hosting:
         self._publish_serving(run, run.settings)
         self._watcher.on_serving(run)
         if old is not None:
-            self._sink_task(old)
+            self._ending.drain(old)
 
     def _publish_serving(self, run: PlanRun, settings: MeshSettings) -> None:
         run.settings = settings
@@ -369,56 +355,18 @@ class Hosting:
         alone = not self._mesh.has_company()
         return isinstance(error, EngineFailed) and alone and not self._has_served and not run.plan.workers
 
-    # -- the end of runs -----------------------------------------------------------------------
-
-    def _sink(self, run: PlanRun) -> None:
+    def _end(self, run: PlanRun) -> None:
         """End a run that no longer serves; what is broken does not wait for its answers."""
         if run is self.serving:
             self.serving = None
             self._mesh.publish(serving=None)
         if run.failure() is not None:
-            self._sink_now(run)
+            self._ending.end(run)
         else:
-            self._sink_task(run)
-
-    def _sink_now(self, run: PlanRun) -> None:
-        run.cancel()
-        _own(self._ends, run.ended(), f"end of plan {run.epoch}")
-
-    def _sink_task(self, run: PlanRun) -> None:
-        self._draining[run.epoch] = run
-        _own(self._drains, self._drained(run), f"drain of plan {run.epoch}")
-
-    async def _drained(self, run: PlanRun) -> None:
-        """Let the answers of a replaced engine finish, then end it."""
-        try:
-            # Other nodes have yet to hear of its successor, and send requests here until then.
-            await asyncio.sleep(PLAN_DRAIN_LEAST_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PLAN_DRAIN_S):
-                    while run.failure() is None and (self._watcher.leans_on(run) or await _busy(run)):
-                        await asyncio.sleep(PLAN_DRAIN_POLL_S)
-        finally:
-            del self._draining[run.epoch]
-            self._sink_now(run)
-            self._watcher.on_drained()
-
-
-def _own(tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None], name: str) -> None:
-    task = asyncio.create_task(work, name=name)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
+            self._ending.drain(run)
 
 
 def _still_good(run: PlanRun, plan: Plan, settings: MeshSettings) -> bool:
     """Whether an engine is what the plan and the settings ask for."""
     same = run.settings.engine_key == settings.engine_key
     return same and run.broken is None and run.plan.key == plan.key
-
-
-async def _busy(run: PlanRun) -> bool:
-    if run.port is None:
-        return False
-    figures = await engine_figures(*run.engine_address())
-    # One that is too busy to tell is busy.
-    return not figures or figures.get("requests_processing", 0) + figures.get("requests_deferred", 0) > 0

@@ -242,7 +242,7 @@ class NodeMetrics(Collector):
 
     def _engine(self) -> Iterator[Metric]:
         hosting = self._view.hosting
-        run = hosting.serving or hosting.rising
+        run = hosting.serving or hosting.starting
         report = _report(run)
         yield one_of(
             "mesh_llm_engine_state", "1 for the state of this node's engine.", EngineState, report.state

@@ -42,7 +42,7 @@ async def status(view: NodeView) -> Status:
         about = Serving(
             model=_model(view, None),
             plan=plan_status(view.hosting.plan, epoch=_epoch(view)),
-            engine=_engine(view, view.hosting.rising),
+            engine=_engine(view, view.hosting.starting),
         )
     health = view.health()
     return Status(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -27,7 +29,20 @@ class Background:
             async with asyncio.timeout(within_s):
                 return await work
 
-        return asyncio.run_coroutine_threadsafe(bounded(), self._loop).result(within_s + WITHIN_S)
+        future = asyncio.run_coroutine_threadsafe(bounded(), self._loop)
+        try:
+            return future.result(within_s + WITHIN_S)
+        except TimeoutError:
+            if future.done():
+                raise
+            raise AssertionError(f"the background loop hangs:\n{self._where()}") from None
+
+    def _where(self) -> str:
+        """What its thread and its tasks are at."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        stack = "".join(traceback.format_stack(frame)[-6:])
+        tasks = "\n".join(map(repr, asyncio.all_tasks(self._loop)))
+        return f"{stack}\n{tasks}"
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """A plain function, on the loop's thread."""

@@ -1,0 +1,106 @@
+"""The design pages keep their length, name only files that exist, and link to pages that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "mesh_llm"
+DESIGN = ROOT / "DESIGN.md"
+PAGES = [DESIGN, *sorted((ROOT / "docs" / "design").glob("*.md"))]
+LINKING_PAGES = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+CODE = re.compile(r"`([^`\n]+)`")
+PATH = re.compile(r"[\w-]+(/[\w-]+)*/?(\.(py|toml|cpp|h|md|txt|js))?")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def is_path(text: str) -> bool:
+    """Whether words in backticks name a file, a folder or a test module of ours."""
+    return bool(PATH.fullmatch(text)) and ("/" in text or "." in text or text.startswith("test_"))
+
+
+def exists(path: str) -> bool:
+    if path.startswith("test_") and "." not in path:
+        return any((ROOT / "tests").rglob(f"{path}.py"))
+    if path.endswith((".cpp", ".h")) and "/" not in path:
+        return any((ROOT / "native").rglob(path))
+    return any((base / path).exists() for base in (ROOT, PACKAGE))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_design_can_be_read_in_a_quarter_of_an_hour() -> None:
+    assert len(DESIGN.read_text("utf-8").split()) <= 3500
+
+
+def test_the_glossary_is_short_and_has_one_meaning_for_each_word() -> None:
+    glossary = DESIGN.read_text("utf-8").split("## 3. Glossary")[1].split("\n## ")[0]
+    words = re.findall(r"^\| ([^|]+) \|", glossary, re.MULTILINE)[2:]
+    assert 20 <= len(words) <= 40
+    assert len(set(words)) == len(words)
+
+
+def test_every_package_is_on_the_map() -> None:
+    packages = {init.parent.relative_to(PACKAGE).as_posix() for init in PACKAGE.glob("*/__init__.py")}
+    named = set(re.findall(r"^\| `([\w/]+)` \|", DESIGN.read_text("utf-8"), re.MULTILINE))
+    assert named >= packages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    text = FENCE.sub("", page.read_text("utf-8"))
+    assert [path for path in CODE.findall(text) if is_path(path) and not exists(path)] == []
+
+
+@pytest.mark.parametrize("page", LINKING_PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(page.read_text("utf-8")):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        file = (page.parent / target).resolve() if target else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    ("text", "checked"),
+    [
+        ("planning/fit.py", True),
+        ("wire.h", True),
+        ("tests/hostile", True),
+        ("test_clients", True),
+        ("/v1/messages", False),
+        ("~/.models", False),
+        ("logs/access.log", False),
+        ("--no-fetch", False),
+        ("lease", False),
+    ],
+)
+def test_what_counts_as_a_path(text: str, checked: bool) -> None:
+    assert is_path(text) is checked
+
+
+@pytest.mark.parametrize("path", ["planning/fit.py", "wire.h", "test_clients"])
+def test_a_file_that_exists_is_found(path: str) -> None:
+    assert exists(path)
+
+
+@pytest.mark.parametrize("path", ["planning/nothing.py", "nothing.h", "test_nothing_at_all"])
+def test_a_missing_file_is_noticed(path: str) -> None:
+    assert not exists(path)

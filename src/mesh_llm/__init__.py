@@ -1,20 +1,24 @@
 """mesh-llm: one large language model over several machines, behind one OpenAI-compatible API.
 
 A node finds its peers, agrees with them who holds which layers, runs its share
-in an engine child (llama.cpp) and answers the whole llama-server API for all.
+in an engine child (llama.cpp) and answers the whole llama-server API.
 
-Imports point one way, and tests/unit/test_architecture.py keeps it so:
+Imports point down this list, and tests/unit/test_architecture.py keeps it so:
 
-    cli         one file per verb family; the only place that prints
-    node        composition root: wires what follows, one task group
-    gateway, console, engine, transport, models
-                the outside world, one part each; none imports another
-    membership, planning
+    cli         the commands; the only package that prints
+    lab         meshes on one machine, for tests, benches and the demo
+    node        wires one node together
+    host, worker, peers, report, local
+                what a node hosts, lends, knows of others, tells, and has on its machine
+    gateway, console, engine, transport, relay, models, download, peer_fetch
+                the outside world, one part each
+    membership, planning, agents
                 decisions: pure, time is passed in and effects come out
-    types, errors, defaults
-                nouns, sentences for people, every port and limit with its reason
+    types, errors, defaults, loopback
+                shared nouns, sentences for people, limits with their reasons
 
-Beside them, `config` and `home` hold what a person set and where state lies.
+Beside them, `config` and `home` hold what a person set and where state lies, `tasks` helps with asyncio.
+Each package's docstring lists its modules; DESIGN.md is the map.
 """
 
 __version__ = "0.2.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def test_every_package_is_on_the_map() -> None:
     packages = {init.parent.relative_to(PACKAGE).as_posix() for init in PACKAGE.glob("*/__init__.py")}
     named = set(re.findall(r"^\| `([\w/]+)` \|", DESIGN.read_text("utf-8"), re.MULTILINE))
     assert named >= packages
+
+
+@pytest.mark.parametrize("init", sorted(PACKAGE.glob("*/**/__init__.py")), ids=name)
+def test_every_package_lists_its_modules(init: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(init.read_text("utf-8"))) or ""
+    listed = set(re.findall(r"^ *(\w+)  +\S", docstring, re.MULTILINE))
+    assert {file.stem for file in init.parent.glob("*.py")} - {"__init__"} - listed == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -1,8 +1,7 @@
-"""What to type and paste so that other people's agents use a node: one source for terminal, page and files.
+"""Commands and settings that let other people's agents use a node: one source for terminal, page and files.
+All of it is pure: whoever calls it reads and writes the files.
 
-`snippets`     the commands and snippets, as people copy them
-`config_files`   what an agent's own config file has to say, and what that makes of the file that is there
-`json_edit`   changes to a JSON text that leave everything else in it as it was
-
-All of it is pure: whoever calls reads and writes the files.
+    snippets      commands and snippets to copy
+    config_files  what an agent's own config file has to say, and how the existing file changes
+    json_edit     changes to a JSON text that keep everything else in it as it was
 """

@@ -1,1 +1,26 @@
-"""The command line: the only place that prints. One file per family of verbs."""
+"""The command line: the only package that prints. One file for each group of verbs.
+
+main           all verbs, and how each of them ends
+serve          `mesh-llm`, `mesh-llm serve`: run a node
+options        the options of a node
+demo           `mesh-llm demo`: a mesh on this machine
+status         `mesh-llm status`
+plan           `mesh-llm plan`
+models         `mesh-llm models`: what is on this disk
+inventory      every model on this disk, and whether it fits
+download       `mesh-llm download`: the catalog, and models from it
+progress_bars  progress of downloads, as bars or lines
+invite         `mesh-llm invite`, `promote`
+control        `mesh-llm stop`, `leave`; the connection to the running node
+engine         `mesh-llm engine info`, `engine build`
+agent          `mesh-llm agent`
+relay          `mesh-llm relay`
+secret         keys and tokens from files, standard input and the environment
+output         text, tables and JSON on stdout, messages on stderr
+tables         tables of nodes, stages and plans
+live           the view of a running node in a terminal, once a second
+live_view      that view as lines
+terminal       draws below lines that stay
+node_events    what a running node reports, for other commands that watch it
+browser        opens the console's page
+"""

@@ -1,16 +1,22 @@
-"""llama.cpp as a wheel: found, loaded, built for this machine, run as a child, explained.
+"""llama.cpp as a wheel: found, built for this machine, run in child processes, supervised.
 
-Modules that run inside a child process, each fed one JSON line on stdin and
-answering in JSON lines on stdout:
+The node never loads the engine; programs in `children` do. These modules own them:
 
-    gguf      reads model files (short-lived: a hostile file takes only it down)
-    describe  lists devices and libraries (short-lived)
-    serve     llama-server over the model (lives as long as the plan)
-    external  the same with a llama-server that the user built
-    worker    lends a device to engines elsewhere
-
-Modules of the node that own them: `process` (the only place that spawns or
-signals), `supervisor` (an engine child's life), `worker_process` (a worker child's),
-`diagnostics` (why they died), `inspect` (asks the short-lived ones), `build`
-and `library`.
+    process         child processes: the only module that spawns or signals
+    supervisor      the life of an engine child: start, watch, restart, end
+    worker_process  the life of a worker child
+    health_check    whether a running engine still answers
+    diagnostics     the engine's log: buffer sizes, and why it died
+    log_file        the engine's log on disk
+    telemetry       figures that a running engine reports
+    spec            what an engine or worker child is told, as one JSON document
+    inspect         asks the short-lived children about model files and devices
+    speed           how fast this machine's devices are, measured once
+    machine         processor, memory, threads
+    gpus            GPUs on Linux, and the libraries that were built for them
+    library         finds and loads the wheel and the native libraries
+    build           builds native libraries, once per machine
+    sources         the engine's sources, which libraries are built from
+    packages        fetches packages with pip
+    file_lock       a lock between processes
 """

@@ -1,27 +1,59 @@
-"""The HTTP front of a node: everything llama-server answers, on one port, whoever computes it.
+"""The HTTP API of a node: everything llama-server answers, on one port, whoever computes it.
 
 The life of a request:
 
 1. `server` takes the connection (`client_connection`) and reads the headers; `access` refuses strangers.
-2. `/health` and `/metrics` are answered here, from `upstream.Serving` and `metrics`. What else is
-   offered is the table in `routes`; `headers` lists what passes either way.
-3. A request for text (`text_request`, in one of the `dialects`) is asked for as a stream;
-   anything else goes to the engine as it came (`delivery`, and `redaction` where the engine tells of
-   itself). What makes the engine compute waits for its
-   turn first (`slot_queue`), here or, if the engine is elsewhere, there. `engine_choice` asks `Serving`
-   where the engine listens, `proxy` takes an `engine_connection` to it from the `connection_pool`.
-4. The answer's body goes from the engine's socket to the client's within one callback:
-   `http_framing` unwraps and checks it, `answer` notes its events, `answer_writer` wraps them for the
-   client. A client that does not keep up pauses the reading of the engine's socket;
-   `stall_timer` bounds every wait.
+2. `/health` and `/metrics` are answered here, from `upstream.Serving` and `metrics`. `routes` lists what
+   else is offered; `headers` lists what passes either way.
+3. A request for text (`text_request`, in one of the `dialects`) is sent as a stream; anything else goes
+   to the engine as it came (`delivery`, and `redaction` where the engine reports on itself). What makes
+   the engine compute waits for a slot first (`slot_queue`), here or, if the engine is elsewhere, there.
+   `engine_choice` asks `Serving` where the engine listens, `proxy` takes an `engine_connection` to it
+   from the `connection_pool`.
+4. The answer's body goes from the engine's socket to the client's within one callback: `http_framing`
+   unwraps and checks it, `answer` notes its events, `answer_writer` wraps them for the client. A client
+   that does not keep up pauses the reading of the engine's socket; `stall_timer` bounds every wait.
 5. A client that leaves cancels its request, and the engine sees its connection close.
-6. When the engine dies, `engine_choice` waits for the next one. As long as the client has heard
-   nothing, the request is sent again; an answer under way goes on there, joined by `resume_join`.
-   What cannot go on is explained: an error body where nothing was sent yet, an error event
-   in an open event stream, a broken connection otherwise. Never a clean end.
+6. When the engine dies, `engine_choice` waits for the next one. As long as the client has received
+   nothing, the request is sent again; an answer under way is continued there, joined by `resume_join`.
+   What cannot continue is explained: an error body where nothing was sent yet, an error event in an
+   open event stream, a broken connection otherwise. Never a clean end.
 
-Other nodes' gateways (`guest`) ask for the engine here by `guests`: the same reading of requests, the
-same bounds, the same routes and the same queue, and no step 3 or 6, which are theirs.
+Other nodes' gateways (`guest`) reach the engine here by `guests`: the same parser, bounds, routes and
+queue, but without rewriting (3) and resuming (6), which are theirs.
 
-`api_errors` is the only place that writes an error for a client to read.
+    server             the API port: connections, who answers what, an orderly end
+    ports              takes a port, or says why not
+    limits             the bounds of one gateway
+    access             who may use the API
+    routes             what of the engine's API is offered
+    headers            which headers pass
+    client_connection  a client's connection
+    request_body       the request's body on its way to the engine
+    text_request       a request for text, and how the engine is asked for it
+    dialects           the APIs in which clients ask for text
+    engine_request     a request as the engine gets it
+    slot_queue         the fair queue in front of an engine's slots
+    engine_choice      which engine to ask, and which one next
+    upstream           what the gateway asks of the node behind it
+    proxy              sends a request to an engine, and to the next one if that dies
+    connection_pool    connections to engines
+    engine_connection  one connection to an engine
+    http_framing       HTTP/1.1 answers as bytes
+    delivery           an engine's answer on its way to the client
+    answer             one answer, from however many engines it takes
+    answer_writer      the client's end of an answer
+    sse                server-sent events as bytes
+    first_event        the first event, where the engine leaves it out
+    resume_cut         where to cut an answer so that another engine can continue it
+    resume_join        joins the second engine's part to the first one's
+    keep_alive         comments for a client that waits
+    stall_timer        notices that nothing has happened for too long
+    redaction          removes paths and other clients' texts
+    engine_errors      the engine's errors, in the client's API
+    api_errors         our own errors, in the client's API: the only place that writes one
+    model_list         one model of the engine's list
+    guests             requests of other nodes' gateways
+    guest              one such gateway, and for whom it asks
+    metrics            counts requests, and logs a line for each
 """

@@ -1,1 +1,6 @@
-"""The plans that this node hosts: which one should run, bringing it up, and what its children are told."""
+"""The plans that this node hosts.
+
+hosting   decides when to bring up, replace or retry a plan
+plan_run  one plan: leases of its workers, links to them, an engine over all of it
+launch    what the engine and worker children are told for a plan
+"""

@@ -1,1 +1,14 @@
-"""Model files: what they say about themselves, where they lie and where they come from."""
+"""Model files: what they say about themselves, what they are called, where they lie.
+
+facts             from a GGUF's metadata and tensor table to what planning needs
+metadata          checked reading of a GGUF's metadata
+cache_layout      what each layer keeps per sequence
+layer_ranges      which bytes of the files belong to which layers
+header_cache      headers of model files, kept for the next time
+names             from any text that names a model to a file here or a download
+catalog           models known by name: catalog.toml, and the user's own
+draft_pairs       which draft model belongs to which model
+unsupported       sound files that the engine cannot run, and what to do instead
+incoming_folders  folders for files that are not complete yet
+stores            models of other programs: Hugging Face, LM Studio, Ollama
+"""

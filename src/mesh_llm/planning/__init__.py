@@ -1,5 +1,31 @@
-"""Decisions: what fits, who does what, what comes next.
+"""What fits, who hosts, which layers go where, how fast it will be.
 
-PURE: time, memory and the state of the mesh are passed in and answers come
-out. Nothing here imports asyncio, socket, time, os or subprocess.
+Pure: time, memory and the state of the mesh are passed in and answers come out. Nothing here imports
+asyncio, socket, time, os or subprocess.
+
+    decide           the plan that should run: keep the current one, or replace it
+    proposal         the best plan if nothing ran yet
+    snapshot         what one node knows of its mesh at one moment
+    plan_inputs      memory, speeds and costs of hops, for all plans over one snapshot
+    eligibility      who may take part, and why others may not
+    exclusion        the reason for every node without a part
+    election         who hosts
+    placement        which nodes compute which layers
+    layer_shares     how many layers each node gets
+    manual_layers    --tensor-split and --layers
+    worker_order     the order of workers
+    output_head      where the output head belongs
+    memory_budget    what a node uses itself, and what it lends
+    memory_layout    how layers lie in GPUs and main memory
+    fit              how much memory a model needs, and how much context fits
+    would_fit        whether a model would fit if every node had it
+    layer_costs      what ranges of layers take and cost
+    predict          how fast a plan will be
+    shared_machines  speed of nodes that share a machine
+    token_time       where a token's time goes
+    alternative      the plan that was not chosen, to compare
+    batch_sizes      how many tokens of a prompt the engine takes at once
+    speculation      speculative decoding: draft lengths, and what the settings ask for
+    engine_options   how the engine is run
+    backoff          how long a node that failed is left out
 """

@@ -1,1 +1,14 @@
-"""What a node tells about itself and its mesh: status, metrics, history, events, and plans that might be."""
+"""What a node tells about itself and its mesh.
+
+status               what `mesh-llm status` shows
+what_if              what `mesh-llm plan` shows
+metrics              the node's series in `/metrics`
+metric_families      how such series are written
+history              the last minutes, kept by the host
+events               what has changed in the mesh
+traffic              what crosses to each peer
+token_latency        where a token's time goes
+time_to_first_token  measured and predicted
+process_usage        what this node's processes use
+peer_documents       what other nodes report, checked and sanitised
+"""

@@ -1,1 +1,12 @@
-"""Programs of child processes, which load the engine; whoever starts them never does."""
+"""Programs that run in child processes and load the engine; their owners are in `engine`.
+
+Each reads one JSON line from stdin and answers in JSON lines on stdout.
+
+    serve       llama-server over the model; lives as long as its plan
+    external    the same, with a llama-server that the user built
+    worker      lends a device to engines elsewhere
+    gguf        reads model files (a hostile file takes down only this child)
+    describe    lists devices, CPU features and libraries
+    measure     measures a device's speed
+    vocabulary  compares the vocabularies of a model and its draft model
+"""

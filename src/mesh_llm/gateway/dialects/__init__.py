@@ -1,8 +1,14 @@
-"""The ways in which a client may ask for text, and how each of them is answered.
+"""The APIs in which a client may ask for text, and how each of them is answered.
 
-All of them end in the same engine. They differ in what a request is called and how the
-events of its answer look, and so in what it takes to go on with an answer after the
-engine that began it is gone.
+All of them end in the same engine. They differ in what a request is called and how the events of its
+answer look, and so in what it takes to continue an answer after the engine that began it is gone.
+
+    base        what all of them have in common
+    chat        /v1/chat/completions
+    completion  /v1/completions, and llama-server's own /completion
+    messages    Anthropic's /v1/messages
+    responses   OpenAI's /v1/responses
+    choices     answers with several choices
 """
 
 from __future__ import annotations

@@ -4,10 +4,17 @@
     found.models     what can be named to --model; no header has been read yet
     found.skipped    what looked like a model and is none, with the reason
 
-`find_all` is the first of these alone. Every store is read as anybody's: names,
-manifests and links may have been made to mislead, so that nothing is opened but
-regular files, no walk goes on forever, and of a manifest only a digest is
-believed that is made of 64 hexadecimal digits.
+Every store is read as hostile input: names, manifests and links may be made to mislead. So nothing is
+opened but regular files, every walk is bounded, and of a manifest only a digest of 64 hexadecimal
+digits is believed.
+
+    search   every store in turn; what several of them hold is listed once
+    places   where each store lies
+    reading  one store being read: folders, files, what is left out and why
+    files    GGUF files in a folder: shards put together, projectors left out
+    hub      the Hugging Face cache
+    ollama   Ollama's store
+    local    a model on this disk
 """
 
 from mesh_llm.models.stores.local import Found, LocalModel, Skipped, Store

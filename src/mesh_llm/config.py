@@ -87,7 +87,7 @@ class NodeConfig:
         if self.max_memory_bytes is not None and self.max_memory_bytes < 1:
             raise UsageError(
                 "--max-memory 0 leaves no memory for a model",
-                hint="a size above 0, as in 8GB; --client takes part without a model",
+                hint="give a size above 0, such as 8GB; --client takes part without a model",
             )
         _check_range("--draft-max", self.draft_max, 1, GUESS_TEXT_MAX)
         _check_range("--bind-port", self.bind_port, 0, 65535)
@@ -99,17 +99,17 @@ class NodeConfig:
             raise UsageError("--api-key is empty")
         if not _is_loopback(self.listen) and self.api_key is None:
             raise UsageError(
-                f"--listen {self.listen} opens the API to the network, and there is no --api-key",
+                f"--listen {self.listen} opens the API to the network, but there is no --api-key",
                 hint="set MESH_LLM_API_KEY, or listen on 127.0.0.1",
             )
         if self.settings and self.bin_dir is not None:
             raise UsageError(
-                "--engine-set speaks to the bundled engine and cannot be used with --bin-dir",
+                "--engine-set is for the bundled engine and cannot be used with --bin-dir",
                 hint="leave one of them out",
             )
         if self.trace is not None and self.bin_dir is not None:
             raise UsageError(
-                "--trace shows what the bundled engine says to workers, and --bin-dir brings another one",
+                "--trace is for the bundled engine and cannot be used with --bin-dir",
                 hint="leave one of them out",
             )
         if self.trace is not None and not self.trace.absolute().parent.is_dir():
@@ -124,30 +124,32 @@ class NodeConfig:
 
     def _check_draft(self) -> None:
         if self.no_draft and (self.draft is not None or self.draft_max is not None):
-            raise UsageError("--no-draft guesses nothing ahead", hint="leave it or the other option out")
+            raise UsageError(
+                "--no-draft disables speculative decoding", hint="leave it or the other option out"
+            )
         if self.bin_dir is not None and (self.draft is not None or self.draft_max is not None):
             raise UsageError(
-                "a draft is for the bundled engine, and --bin-dir brings another one",
+                "--draft and --draft-max are for the bundled engine and cannot be used with --bin-dir",
                 hint="leave one of them out",
             )
 
     def _check_mesh(self) -> None:
         """Options about the mesh that exclude each other."""
         if self.join is not None and self.new_mesh:
-            raise UsageError("--join enters a mesh and --new-mesh starts one", hint="leave one of them out")
+            raise UsageError("--join and --new-mesh cannot be used together", hint="leave one of them out")
         if self.relay is not None and self.no_relay:
-            raise UsageError("--relay and --no-relay exclude each other", hint="leave one of them out")
+            raise UsageError("--relay and --no-relay cannot be used together", hint="leave one of them out")
         if self.tensor_split is not None and self.layers is not None:
-            raise UsageError("--tensor-split and --layers say the same thing", hint="leave one of them out")
-        if self.bin_dir is not None and (self.split or self.tensor_split or self.layers):
             raise UsageError(
-                "a llama-server of --bin-dir runs alone, and cannot be split", hint="leave --bin-dir out"
+                "--tensor-split and --layers cannot be used together", hint="leave one of them out"
             )
+        if self.bin_dir is not None and (self.split or self.tensor_split or self.layers):
+            raise UsageError("a llama-server from --bin-dir cannot be split", hint="leave --bin-dir out")
         if self.bind_ip is not None:
             try:
                 ipaddress.ip_address(self.bind_ip)
             except ValueError:
-                raise UsageError(f"--bind-ip {self.bind_ip}: this is not an address") from None
+                raise UsageError(f"--bind-ip {self.bind_ip} is not an IP address") from None
         if self.client:
             self._check_client()
 
@@ -183,13 +185,14 @@ class NodeConfig:
         for option, given in wrong.items():
             if given:
                 raise UsageError(
-                    f"{option} is for nodes that compute, and --client does not", hint="leave one of them out"
+                    f"{option} cannot be used with --client, which does not compute",
+                    hint="leave one of them out",
                 )
 
 
 def _check_range(option: str, value: int | None, least: int, most: int) -> None:
     if value is not None and not least <= value <= most:
-        raise UsageError(f"{option} {value} makes no sense: between {least} and {most:,}")
+        raise UsageError(f"{option} {value} is not between {least} and {most:,}")
 
 
 def _is_loopback(address: str) -> bool:
@@ -208,7 +211,7 @@ def parse_shares(text: str) -> tuple[float, ...]:
     except ValueError:
         raise UsageError(f"--tensor-split {text}: shares are numbers, as in 3,1 or 0.75,0.25") from None
     if any(not 0 <= share < 1e9 for share in shares) or sum(shares) <= 0:
-        raise UsageError(f"--tensor-split {text}: shares are at least 0, and one of them more")
+        raise UsageError(f"--tensor-split {text}: shares must be at least 0, and one of them above 0")
     return shares
 
 
@@ -220,7 +223,7 @@ def parse_layers(text: str) -> tuple[tuple[str, int, int], ...]:
         match = _SPAN.match(span)
         if not separator or not name or match is None or int(match[1]) > int(match[2] or match[1]):
             raise UsageError(
-                f"--layers {part}: layers are given by node name", hint="for example desk=0-14,laptop=15-29"
+                f"--layers {part}: give layers by node name", hint="for example desk=0-14,laptop=15-29"
             )
         parts.append((name, int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(parts)

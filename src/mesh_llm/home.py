@@ -84,7 +84,7 @@ def _private_run_folder() -> Path:
         if _is_private(folder):
             return folder
     raise MeshError(
-        f"{folders[0]} is not a folder that is yours alone, and would hold sockets",
+        f"{folders[0]} would hold sockets, but it is not a private folder of yours",
         hint="remove it, or name a folder of your own in TMPDIR",
     )
 
@@ -171,7 +171,7 @@ class Home:
         owner = self.run_folder.stat()
         if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
             raise MeshError(
-                f"{self.run_folder} is open to others, and would hold this node's sockets",
+                f"{self.run_folder} would hold this node's sockets, but other users can open it",
                 hint=f"chmod 700 {self.run_folder}",
             )
         _private_run_folder()  # where others look for its door: it has to be there, or it is said now
@@ -215,7 +215,7 @@ class Home:
         if len(secret) != 32:
             raise MeshError(
                 f"{path} is damaged: it should hold 64 hexadecimal digits",
-                hint=f"restore it from a backup, or remove it and be a new node: rm {path}",
+                hint=f"restore it from a backup, or remove it to become a new node: rm {path}",
             )
         return secret
 

@@ -71,7 +71,7 @@ def test_a_client_that_is_lost_is_not_dialled(nodes: Lab, villain: Villain, ear:
     other = villain(one.token())
     bad.sequence += 1
     assert not other.tell(bad.record(facts=bad.facts(address=bad.place(place))))
-    assert "by somebody else than its node" in other.refusal()
+    assert "that its own node did not sign" in other.refusal()
 
     assert not soon(lambda: rings(ear)), "a packet went to where a client said"
     bad.handler.silent.set()

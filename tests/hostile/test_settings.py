@@ -27,7 +27,7 @@ from tests.hostile.honest import (
 )
 from tests.support.joining import PLAN, JoiningNode, Lab, write_model
 
-REFUSALS = ("signature does not hold", "by a node that is no owner of the mesh")
+REFUSALS = ("invalid signature", "by a node that is not an owner of the mesh")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.hostile.honest import address_of, restarted, serves
 from tests.support.background import Background
 from tests.support.joining import PLAN, Lab
 
-USED = "used as often as it may"
+USED = "used up"
 
 
 def test_an_invite_for_one_lets_one_in(nodes: Lab, villain: Villain, loop: Background) -> None:

@@ -106,7 +106,7 @@ def test_the_api_without_an_engine_or_a_model(
     # It returns without its token, and as nothing else.
     client.stop()
     as_node = mesh_llm("--home", client.home, "--port", "0")
-    assert refused(as_node) == "the invite is for clients, which lend no device"
+    assert refused(as_node) == "the invite is for a lite client, which lends no device"
     client = nodes.start("client", "--client", env=without_engine).until_ready()
     # It invites nobody.
     ended = mesh_llm("invite", "--home", client.home)
@@ -120,7 +120,7 @@ def test_a_client_token_lends_nothing(mesh: tuple[Lab, JoiningNode]) -> None:
     one.until_nodes("one")
     token = one.token(role="client")
     ended = mesh_llm("--home", nodes.folder / "lender", "--port", "0", "--join", token)
-    assert refused(ended) == "the invite is for clients, which lend no device"
+    assert refused(ended) == "the invite is for a lite client, which lends no device"
     assert names_of(one.status()) == ["one"]
 
 
@@ -147,13 +147,13 @@ def test_a_client_token_lends_nothing(mesh: tuple[Lab, JoiningNode]) -> None:
     ],
 )
 def test_options_of_nodes_that_compute_are_refused(home: Path, option: str, value: object) -> None:
-    with pytest.raises(UsageError, match=r"^--[a-z-]+ is for nodes that compute, and --client does not$"):
+    with pytest.raises(UsageError, match=r"^--[a-z-]+ cannot be used with --client, which does not compute$"):
         NodeConfig(home=home, client=True, join="hello", **{option: value})  # type: ignore[arg-type]
 
 
 def test_such_an_option_as_it_is_typed(home: Path) -> None:
     ended = mesh_llm("--home", home, "--client", "--join", "hello", "--gpu-layers", "0")
-    assert refused(ended, status=2) == "--gpu-layers is for nodes that compute, and --client does not"
+    assert refused(ended, status=2) == "--gpu-layers cannot be used with --client, which does not compute"
 
 
 def test_a_client_needs_a_mesh(home: Path) -> None:

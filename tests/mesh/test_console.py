@@ -242,7 +242,7 @@ def test_options_of_a_node_are_not_the_plans_of_a_mesh(nodes: tuple[NodeProcess,
 
     assert ended.status == 2
     assert ended.stderr.startswith(
-        f"Error: --max-memory belongs to each node, and one runs on {nodes[0].home}\n"
+        f"Error: --max-memory is an option of each node, and a node is running on {nodes[0].home}\n"
     )
 
 

@@ -131,7 +131,11 @@ class Terminal(Running):
             self.screen += data.decode(errors="replace")
 
     def until_serving(self) -> None:
-        self.until(lambda: "Serving on; Ctrl-C ends it" in self.screen, what="it serves on", within_s=WAIT_S)
+        self.until(
+            lambda: "Still serving; Ctrl-C ends it" in self.screen,
+            what="it serves on",
+            within_s=WAIT_S,
+        )
 
     def close(self) -> None:
         os.close(self._theirs)
@@ -224,8 +228,8 @@ def test_a_second_demo_says_that_there_is_one(smollm2: Path, home: Path) -> None
     [
         (["no-such-model"], 1, "no-such-model is neither a file nor a model that mesh-llm knows by name"),
         (["--nodes", "0"], 2, "Invalid value for '--nodes'"),
-        (["--latency", "slow"], 2, "--latency slow: milliseconds between 0 and 10,000"),
-        (["--latency", "1,2,3"], 2, "--latency has 3 values for 2 nodes behind the first"),
+        (["--latency", "slow"], 2, "--latency slow is not a delay: give milliseconds between 0 and 10,000"),
+        (["--latency", "1,2,3"], 2, "--latency has 3 values for 2 nodes after the first"),
     ],
 )
 def test_what_it_refuses(home: Path, options: list[str], status: int, message: str) -> None:

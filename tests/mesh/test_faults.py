@@ -215,7 +215,7 @@ def struck(
         with blocked(node) as blocker:
             client = Client(node, body, do=lambda: None)
             client.start()
-            until(lambda: queued(host), within_s=MOMENT_S, what="it waits for its turn")
+            until(lambda: queued(host), within_s=MOMENT_S, what="it waiting for a slot")
             strike()
             blocker.close()
             return client.finished()

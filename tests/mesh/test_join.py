@@ -183,7 +183,10 @@ def invite_of(node: JoiningNode, *options: str) -> dict[str, Any]:
 
 def test_revoking_what_does_not_exist(shared: tuple[Lab, JoiningNode]) -> None:
     ended = mesh_llm("invite", "revoke", "00" * 8, "--home", shared[1].home)
-    assert refused(ended) == "this node made no invite '0000000000000000', nor is it above one who did"
+    assert (
+        refused(ended)
+        == "this node may not revoke '0000000000000000': no invite of its own, or of nodes it let in"
+    )
     assert refused(mesh_llm("invite", "--expires", "soon", "--home", shared[1].home), status=2)
 
 

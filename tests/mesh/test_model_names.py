@@ -29,10 +29,10 @@ def test_a_model_of_the_catalog_comes_from_a_peer_before_the_hub(nodes: Lab, tmp
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("glm", "--model belongs to the mesh, where it is Qwen2.5-32B; its owners set it"),
+        ("glm", "only owners of the mesh can set --model; it is Qwen2.5-32B"),
         (
             "hf:somebody/Something-GGUF:Q4_0",
-            "the mesh serves Qwen2.5-32B-Instruct-Q4_K_M, and --model is hf:somebody/Something-GGUF:Q4_0",
+            "the mesh serves Qwen2.5-32B-Instruct-Q4_K_M, but --model is hf:somebody/Something-GGUF:Q4_0",
         ),
     ],
 )

@@ -54,15 +54,14 @@ def text_of(node: JoiningNode) -> str:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--ctx-size", "1024"), "--ctx-size belongs to the mesh, where it is 512; its owners set it"),
-        (("--parallel", "3"), "--parallel belongs to the mesh, where it is 1; its owners set it"),
-        (("--alias", "mine"), "--alias belongs to the mesh, where it is tiny; its owners set it"),
-        (("--split",), "--split belongs to the mesh, where it is not set; its owners set it"),
-        (("--tensor-split", "1,1"), "--tensor-split belongs to the mesh, where it is not set; its owners set "
-         "it"),
-        (("--layers", "one=0-29"), "--layers belongs to the mesh, where it is not set; its owners set it"),
-        (("--model", "smollm2"), "--model belongs to the mesh, where it is tiny; its owners set it"),
-        (("--cache-type-v", "f16"), "--cache-type-v belongs to the mesh, where it is f32; its owners set it"),
+        (("--ctx-size", "1024"), "only owners of the mesh can set --ctx-size; it is 512"),
+        (("--parallel", "3"), "only owners of the mesh can set --parallel; it is 1"),
+        (("--alias", "mine"), "only owners of the mesh can set --alias; it is tiny"),
+        (("--split",), "only owners of the mesh can set --split; it is not set"),
+        (("--tensor-split", "1,1"), "only owners of the mesh can set --tensor-split; it is not set"),
+        (("--layers", "one=0-29"), "only owners of the mesh can set --layers; it is not set"),
+        (("--model", "smollm2"), "only owners of the mesh can set --model; it is tiny"),
+        (("--cache-type-v", "f16"), "only owners of the mesh can set --cache-type-v; it is f32"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )  # fmt: skip
@@ -90,7 +89,7 @@ def test_another_model_file_is_refused_and_the_same_options_are_fine(
     two.stop()
     # A member that returns is held to them, too.
     ended = mesh_llm("--home", two.home, "--port", "0", "--ctx-size", "1024")
-    assert refused(ended) == "--ctx-size belongs to the mesh, where it is 512; its owners set it"
+    assert refused(ended) == "only owners of the mesh can set --ctx-size; it is 512"
 
 
 def test_all_follow_when_the_creator_comes_back_with_other_options(nodes: Lab, tmp_path: Path) -> None:
@@ -157,8 +156,8 @@ def id_of(node: JoiningNode) -> str:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--tensor-split", "0,0"), "--tensor-split 0,0: shares are at least 0, and one of them more"),
-        (("--layers", "one=0-9,two=11-29"), "--layers two=11-29: layer 10 is nobody's"),
+        (("--tensor-split", "0,0"), "--tensor-split 0,0: shares must be at least 0, and one of them above 0"),
+        (("--layers", "one=0-9,two=11-29"), "--layers two=11-29: layer 10 is missing"),
         (("--layers", "one=0-19"), "--layers gives 20 layers, the model has 30"),
         (("--device", "CUDA7"), "--device CUDA7: there is no such device"),
     ],
@@ -175,10 +174,10 @@ def test_what_makes_no_sense_is_refused(
     ("parse", "text", "sentence"),
     [
         (parse_shares, "1,x", "--tensor-split 1,x: shares are numbers, as in 3,1 or 0.75,0.25"),
-        (parse_shares, "nan", "--tensor-split nan: shares are at least 0, and one of them more"),
-        (parse_shares, "1,-1", "--tensor-split 1,-1: shares are at least 0, and one of them more"),
-        (parse_layers, "one", "--layers one: layers are given by node name"),
-        (parse_layers, "one=5-3", "--layers one=5-3: layers are given by node name"),
+        (parse_shares, "nan", "--tensor-split nan: shares must be at least 0, and one of them above 0"),
+        (parse_shares, "1,-1", "--tensor-split 1,-1: shares must be at least 0, and one of them above 0"),
+        (parse_layers, "one", "--layers one: give layers by node name"),
+        (parse_layers, "one=5-3", "--layers one=5-3: give layers by node name"),
         (parse_size, "much", "'much' is not a size"),
     ],
 )
@@ -248,7 +247,7 @@ def test_every_node_that_is_left_out_has_its_reason(nodes: Lab, tmp_path: Path) 
     for node in started:
         node.until_status(lambda s: left_out(s) == reasons, what=f"it knows why: {reasons}")
         assert text_of(node) == text_of(one)
-    started[0].until_said("There is no tiny here, and --no-fetch: nothing is lent")
+    started[0].until_said("tiny is not on this machine and --no-fetch is set; not acting as a worker")
     assert list((tmp_path / "bare").iterdir()) == []
 
 

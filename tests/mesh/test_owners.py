@@ -73,7 +73,7 @@ def test_an_owner_by_its_token_invites_and_revokes(nodes: Lab) -> None:
     assert refused(ended) == "only an owner of the mesh can make another owner"
     assert refused(mesh_llm("promote", "three", "--home", three.home))
     ended = mesh_llm("invite", "revoke", "two", "--home", three.home)
-    assert refused(ended) == "this node made no invite 'two', nor is it above one who did"
+    assert refused(ended) == "this node may not revoke 'two': no invite of its own, or of nodes it let in"
 
     answer = said(mesh_llm("invite", "revoke", "three", "--home", two.home, "--json"))
     assert answer["expelled"] == ["three"]
@@ -85,9 +85,7 @@ def test_a_token_for_one_machine(nodes: Lab) -> None:
     one = nodes.create("one")
     token = said(mesh_llm("invite", "--uses", "1", "--home", one.home, "--json"))["token"]
     two = nodes.start("two", "--join", token).until_ready()
-    assert (
-        refused(nodes.start("three", "--join", token).wait()) == "the token has been used as often as it may"
-    )
+    assert refused(nodes.start("three", "--join", token).wait()) == "the token has been used up"
     # As a service does that has it in its command line.
     two.stop()
     two = nodes.start("two", "--join", token).until_ready()

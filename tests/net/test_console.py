@@ -282,19 +282,19 @@ async def test_the_page_may_manage(console: Bench) -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ("[", "a call's body is a JSON object"),
-        ("[]", "a call's body is a JSON object"),
-        ("[" * 10_000, "a call's body is a JSON object"),
-        ('{"role": "king"}', "an invite is for an owner, a node or a client"),
-        ('{"role": ["node"]}', "an invite is for an owner, a node or a client"),
-        ('{"lifetime_s": "long"}', "an invite lives for a second at least, and for ten years at most"),
-        ('{"lifetime_s": true}', "an invite lives for a second at least, and for ten years at most"),
-        ('{"lifetime_s": NaN}', "an invite lives for a second at least, and for ten years at most"),
+        ("[", "a request body must be a JSON object"),
+        ("[]", "a request body must be a JSON object"),
+        ("[" * 10_000, "a request body must be a JSON object"),
+        ('{"role": "king"}', "an invite must be for an owner, a node or a client"),
+        ('{"role": ["node"]}', "an invite must be for an owner, a node or a client"),
+        ('{"lifetime_s": "long"}', "an invite must last at least a second and at most ten years"),
+        ('{"lifetime_s": true}', "an invite must last at least a second and at most ten years"),
+        ('{"lifetime_s": NaN}', "an invite must last at least a second and at most ten years"),
         *(
             (f'{{"uses": {uses}}}', "an invite can be limited to 1 to 1000000 uses")
             for uses in ("0", "-1", "1.5", "true", '"2"', "1000001")
         ),
-        (" " * (CONSOLE_BODY_LIMIT_BYTES + 1), "a call is no longer than 64 KiB"),
+        (" " * (CONSOLE_BODY_LIMIT_BYTES + 1), "a request body must not be larger than 64 KiB"),
     ],
 )
 async def test_calls_that_make_no_sense(console: Bench, body: str, sentence: str) -> None:

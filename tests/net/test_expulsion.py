@@ -64,7 +64,7 @@ async def test_a_code_convinces_nobody(mesh: Mesh) -> None:
 
     message = await told(second, liar, code=Code.REVOKED)
 
-    assert message == f"node {liar.id[:10]} says that this node was expelled, and does not prove it"
+    assert message == f"node {liar.id[:10]} says that this node was expelled, but does not prove it"
     # The connection that it has goes on.
     assert list(second.network.peers) == [first.id]
     assert second.handler.of("lost") == []
@@ -96,7 +96,7 @@ async def test_revocations_that_do_not_concern_it(mesh: Mesh) -> None:
 
     for name, signed in claims.items():
         message = await told(second, liar, shown(signed), code=Code.REVOKED)
-        expected = f"node {liar.id[:10]} says that this node was expelled, which is not so"
+        expected = f"node {liar.id[:10]} says that this node was expelled, which is not true"
         assert message == expected, name
 
 
@@ -106,7 +106,7 @@ async def test_a_malformed_revocation(mesh: Mesh, body: dict[str, Any]) -> None:
     liar = await mesh.stranger()
 
     answering = asyncio.create_task(answer(liar, [(FrameType.EXPELLED, body)], Code.REVOKED))
-    with pytest.raises(JoinRefused, match="does not keep to the mesh's protocol"):
+    with pytest.raises(JoinRefused, match="violates the mesh's protocol"):
         await second.network.connect(liar.id, liar.address)
     async with asyncio.timeout(WITHIN_S):
         await answering

@@ -128,7 +128,7 @@ async def test_two_fetches_at_once_share_one(model: Model) -> None:
         assert first == second == (model.folder / "tiny.gguf",)
         assert anna.bytes_asked == model.size_bytes
     assert model.names() == ["tiny.gguf"]
-    assert model.said() == ["tiny is being fetched by another node of this machine"]
+    assert model.said() == ["tiny is being fetched by another node on this machine"]
 
 
 # -- cuts -----------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ async def test_the_next_peer_goes_on_where_one_was_cut(model: Model, cut: int) -
         assert anna.offsets == [(0, 0)]
         assert bert.offsets == [(0, cut)]
     assert paths[0].read_bytes() == model.content[0]
-    assert model.said() == ["tiny from anna: it broke off"]
+    assert model.said() == ["tiny from anna: it stopped early"]
 
 
 async def test_one_peer_that_is_cut_again_and_again(sharded: Model) -> None:
@@ -160,7 +160,7 @@ async def test_a_later_run_goes_on_where_one_failed(model: Model, cut: int) -> N
     async with peer("anna", only_once(meddling(model.honest(), limit=cut))) as anna:
         with pytest.raises(DownloadFailed) as caught:
             await model.fetch(anna)
-    assert caught.value.message.startswith("tiny could not be fetched: anna: it broke off")
+    assert caught.value.message.startswith("tiny could not be fetched: anna: it stopped early")
     assert [path.stat().st_size for path in model.parts()] == [cut]
     async with peer("bert", model.honest()) as bert:
         paths = await model.fetch(bert)
@@ -288,8 +288,8 @@ async def test_an_honest_peer_is_not_blamed_for_what_another_began(model: Model)
         assert (anna.offsets, bert.offsets) == ([(0, 0)], [(0, 1000), (0, 0)])
     assert paths[0].read_bytes() == model.content[0]
     assert model.said() == [
-        "tiny from anna: it broke off",
-        "tiny from bert: a piece that another one began was damaged and is fetched again",
+        "tiny from anna: it stopped early",
+        "tiny from bert: a piece that another source began was damaged and is fetched again",
     ]
 
 
@@ -349,7 +349,7 @@ async def test_a_full_disk_is_said_before_a_byte_is_asked_for(
         assert anna.bytes_asked == 0
     assert caught.value.message == (
         f"tiny could not be fetched: anna: {model.size_bytes / 1e6:.1f} MB are still to come, "
-        f"and {model.folder} has room for 0.3 MB"
+        f"but {model.folder} has room for 0.3 MB"
     )
     assert caught.value.hint == "free some space, or name another folder in MESH_LLM_MODELS"
 

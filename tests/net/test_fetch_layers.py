@@ -239,7 +239,7 @@ async def test_two_fetches_at_once_share_the_files(model: Model) -> None:
     assert one.paths == other.paths
     latest = max(one, other, key=lambda held: len(held.tensors))
     model.check(latest, MIDDLE, LAST)
-    assert model.said() == ["tiny is being fetched by another node of this machine"]
+    assert model.said() == ["tiny is being fetched by another node on this machine"]
 
 
 # -- cuts -----------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ async def test_the_next_peer_goes_on_where_one_was_cut(model: Model, cut: int) -
         # What was complete is not fetched twice.
         assert bert.bytes_asked <= whole - cut // PIECE_BYTES * PIECE_BYTES
     model.check(held, MIDDLE)
-    assert "tiny from anna: it broke off" in model.said()
+    assert "tiny from anna: it stopped early" in model.said()
 
 
 async def test_a_later_run_goes_on_where_one_failed(model: Model) -> None:
@@ -405,7 +405,7 @@ async def test_a_source_without_ranges_is_left(model: Model) -> None:
         await model.honest()(stream, {**request, "ask": "old"} if request["ask"] == "ranges" else request)
 
     async with peer("old", old) as older:
-        with pytest.raises(DownloadFailed, match="it does not know what that asks for"):
+        with pytest.raises(DownloadFailed, match="it does not understand the request"):
             await model.fetch(MIDDLE, older)
     async with peer("old", old) as older, peer("bert", model.honest()) as bert:
         model.check(await model.fetch(MIDDLE, older, bert), MIDDLE)
@@ -414,12 +414,12 @@ async def test_a_source_without_ranges_is_left(model: Model) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b'{"bytes": 5}\n12345', "it answers another question than it was asked"),
-        (b'{"bytes": true}\n', "it answers another question than it was asked"),
-        (b"x" * 10_000, "it sent a line without an end"),
+        (b'{"bytes": 5}\n12345', "it answered another question"),
+        (b'{"bytes": true}\n', "it answered another question"),
+        (b"x" * 10_000, "it sent a line that is too long"),
         (b"[]\n", "it sent something unreadable"),
         (b'{"refused": "\\u001b[2J"}\n', "?[2J"),
-        (b"", "it broke off in the middle of its answer"),
+        (b"", "it stopped in the middle of its answer"),
     ],
 )
 @pytest.mark.parametrize("ask", ["bytes", "ranges"])
@@ -499,7 +499,10 @@ async def test_another_version_is_refused_and_gives_way_when_nobody_has_it(
         async with peer("bert", model.honest()) as bert:
             # While it is here, both are there to choose from: pieces of the two are never mixed.
             held = await model.fetch(LAST, bert, mallory)
-            assert "tiny from bert: its copy is not the one that layers are here of" in model.said()
+            assert (
+                "tiny from bert: its copy is not the one that the layers on this disk are from"
+                in model.said()
+            )
             assert bert.bytes_asked == 0
             assert held.has(MIDDLE)
     async with peer("bert", model.honest()) as bert:
@@ -518,7 +521,7 @@ async def test_a_file_system_without_holes_is_said(model: Model, monkeypatch: py
 
     monkeypatch.setattr(os, "truncate", no_room)
     async with peer("anna", model.honest()) as anna:
-        with pytest.raises(NoHoles, match="makes no holes in files: File too large"):
+        with pytest.raises(NoHoles, match="does not support sparse files: File too large"):
             await model.fetch(MIDDLE, anna)
         assert anna.bytes_asked == 0
 

@@ -624,7 +624,7 @@ async def test_a_gap_between_plans_has_an_end(
     monkeypatch.setattr("mesh_llm.gateway.engine_choice.GATEWAY_GAP_S", 0.2)
     node.where = None
     answer = await client.request("POST", "/v1/chat/completions", body=b"{}")
-    assert (answer.status, answer.json()["reason"]) == (503, "nothing is being served right now")
+    assert (answer.status, answer.json()["reason"]) == (503, "no model is being served right now")
 
 
 async def test_metrics(client: RawClient, engine: FakeEngine, node: FakeNode) -> None:

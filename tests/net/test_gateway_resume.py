@@ -540,7 +540,7 @@ async def test_signs_of_life_while_there_is_no_engine(
     second.on(CHAT, says("b"))
     helps(second)
     async with beating_gateway(node) as gateway, connect(gateway.port) as client:
-        await hears(client, ask(stream=True), CHAT, "waits for the next engine")
+        await hears(client, ask(stream=True), CHAT, "waiting for the next engine")
         node.where = second.upstream
         assert await ends_well(client)
 
@@ -554,7 +554,7 @@ async def test_signs_of_life_while_it_waits_for_its_turn(
         second.on(CHAT, says("b"))
         helps(second)
         async with connect(gateway.port) as client:
-            await hears(client, ask(stream=True), CHAT, "waits for its turn")
+            await hears(client, ask(stream=True), CHAT, "waiting for a slot")
             await others.aclose()
             assert await ends_well(client)
 
@@ -573,7 +573,7 @@ async def test_signs_of_life_while_the_next_engine_thinks_about_our_questions(
     helps(second)
     second.on("/apply-template", thinks)
     async with beating_gateway(node) as gateway, connect(gateway.port) as client:
-        await hears(client, ask(stream=True), CHAT, "waits for its turn")
+        await hears(client, ask(stream=True), CHAT, "waiting for a slot")
         heard.set()
         assert await ends_well(client)
 

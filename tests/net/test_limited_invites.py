@@ -19,7 +19,7 @@ from mesh_llm.transport.invite import Invite
 from mesh_llm.types import Role
 from tests.support.members import Member, Mesh, mesh_of_members, ordered_identities
 
-USED = "the token has been used as often as it may"
+USED = "the token has been used up"
 
 
 @pytest.fixture

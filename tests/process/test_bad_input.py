@@ -170,13 +170,19 @@ def can_run(prefix: list[str]) -> bool:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--ctx-size", "0"], "--ctx-size 0 makes no sense: between 1 and 134,217,728"),
-        (["--ctx-size", "-1"], "--ctx-size -1 makes no sense: between 1 and 134,217,728"),
-        (["--ctx-size", "1000000000"], "--ctx-size 1000000000 makes no sense: between 1 and 134,217,728"),
-        (["--parallel", "0"], "--parallel 0 makes no sense: between 1 and 256"),
-        (["--parallel", "-1"], "--parallel -1 makes no sense: between 1 and 256"),
-        (["--parallel", "1000000000"], "--parallel 1000000000 makes no sense: between 1 and 256"),
-        (["--listen", "0.0.0.0"], "--listen 0.0.0.0 opens the API to the network, and there is no --api-key"),
+        (["--ctx-size", "0"], "--ctx-size 0 is not between 1 and 134,217,728"),
+        (["--ctx-size", "-1"], "--ctx-size -1 is not between 1 and 134,217,728"),
+        (
+            ["--ctx-size", "1000000000"],
+            "--ctx-size 1000000000 is not between 1 and 134,217,728",
+        ),
+        (["--parallel", "0"], "--parallel 0 is not between 1 and 256"),
+        (["--parallel", "-1"], "--parallel -1 is not between 1 and 256"),
+        (
+            ["--parallel", "1000000000"],
+            "--parallel 1000000000 is not between 1 and 256",
+        ),
+        (["--listen", "0.0.0.0"], "--listen 0.0.0.0 opens the API to the network, but there is no --api-key"),
         (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key belong together"),
         (["--engine-set", "n_bath=1"], "--engine-set n_bath=1: no such setting"),
         (["--max-memory", "lots"], "'lots' is not a size"),
@@ -201,10 +207,7 @@ def test_a_context_beyond_memory_waits_and_says_what_would_help(home: Path, tiny
         node.until_said("On this machine alone: ")
 
         assert "Waiting for more peers: need 274.9 GB for the model, have " in node.stdout
-        assert (
-            "On this machine alone: --ctx-size 8192 fits; so does a smaller quantisation or more machines\n"
-            in (node.stdout)
-        )
+        assert "On this machine alone: --ctx-size 8192 would fit, as would a smaller" in node.stdout
 
 
 def test_a_model_beyond_the_memory_that_is_lent_waits(home: Path, tiny_model: Path) -> None:

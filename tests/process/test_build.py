@@ -240,7 +240,7 @@ def test_a_failure_is_remembered_until_somebody_insists(cache: Path, wrapped: Co
     assert calls == wrapped.calls() == 1
     assert isinstance(first.missing["mesh"], BuildFailed)
     assert second.missing["mesh"].message == first.missing["mesh"].message
-    assert second.missing["mesh"].hint == "mesh-llm engine build tries it again"
+    assert second.missing["mesh"].hint == "mesh-llm engine build tries again"
     wrapped.before("")
     third = ensure(retry=True)
     assert third.missing == {}
@@ -286,7 +286,7 @@ def test_a_library_that_computes_wrong_is_not_installed(
     built = ensure()
 
     assert built.libraries == {}
-    assert built.missing["mesh"].message == ("ggml-mesh was built, but does not compute right: 1 + 1 = 3")
+    assert built.missing["mesh"].message == ("ggml-mesh was built, but computes wrong results: 1 + 1 = 3")
     assert looks_finished(cache) == leftovers(cache) == []
 
 
@@ -300,7 +300,7 @@ def test_a_library_that_crashes_is_not_installed(
 
     message = ensure().missing["mesh"].message
 
-    assert message.startswith("ggml-mesh was built, but does not compute right: it ends with status -")
+    assert message.startswith("ggml-mesh was built, but computes wrong results: it ended with status -")
     assert looks_finished(cache) == []
 
 

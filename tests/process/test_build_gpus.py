@@ -80,7 +80,7 @@ def test_one_kind_of_gpu_at_a_time(options: tuple[str, str]) -> None:
     ended = mesh_llm("engine", "build", *options)
 
     assert ended.status == 2
-    assert ended.stderr.startswith(f"Error: {', '.join(options)}: one at a time\n")
+    assert ended.stderr.startswith(f"Error: {', '.join(options)}: choose one at a time\n")
 
 
 def borrow_mesh(libraries: dict[str, Path]) -> None:
@@ -114,7 +114,7 @@ def test_info_tells_what_does_not_load_and_what_is_idle(
     said = document["libraries"]["cuda"]["instead"]
     assert said.startswith(f"libggml-cuda no longer works: the engine refused to load {entry.path}: ")
     assert said.endswith(
-        "; mesh-llm engine build --cuda builds it again, mesh-llm engine build --no-gpu does without it"
+        "; mesh-llm engine build --cuda rebuilds it, mesh-llm engine build --no-gpu removes it"
     )
     assert document["gpu_kinds"] == []
     assert document["idle_gpus"] == [
@@ -150,7 +150,7 @@ def test_a_gpus_library_that_fails_its_test_leaves_the_earlier_one(
     built = asyncio.run(build.ensure(("mesh", "cuda"), ignore, retry=True))
 
     assert built.missing["cuda"].message == (
-        "ggml-cuda was built, but does not compute right: it finds no GPU that it can use"
+        "ggml-cuda was built, but computes wrong results: it finds no GPU that it can use"
     )
     assert earlier.path.read_bytes() == b"as it was"
     assert leftovers(cache) == []

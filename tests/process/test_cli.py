@@ -87,7 +87,7 @@ def test_help_lists_the_verbs_and_the_defaults() -> None:
     ):
         assert f"\n  {verb} " in text
     assert "[default: 9337]" in words
-    assert "(default: the mesh's model for one who joins, smollm2 otherwise)" in words
+    assert "(default: the mesh's model when joining one, smollm2 otherwise)" in words
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_help_lists_the_verbs_and_the_defaults() -> None:
         (["invite", "--uses", "0"], "Invalid value for '--uses': 0 is not in the range x>=1."),
         (["promote"], "Missing argument 'NAME'."),
         (["download", "a", "b"], "Got unexpected extra argument (b)"),
-        (["--port", "0", "status"], "--port stands before status; options follow their verb"),
+        (["--port", "0", "status"], "--port comes before status; options go after the command"),
     ],
 )
 def test_wrong_usage_ends_with_2(arguments: list[str], message: str | None) -> None:
@@ -114,7 +114,7 @@ def test_wrong_usage_ends_with_2(arguments: list[str], message: str | None) -> N
     assert "Traceback" not in ended.stderr
     if message is not None:
         assert ended.stderr.startswith(f"Error: {message}")
-        assert ended.stderr.endswith("Hint: mesh-llm --help lists what there is\n")
+        assert ended.stderr.endswith("Hint: mesh-llm --help lists commands and options\n")
 
 
 def test_download_lists_what_there_is(smollm2: Path, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_verbs_that_need_a_node_say_so(home: Path, arguments: list[str]) -> None
     assert ended.status == 1
     assert ended.stdout == ""
     assert ended.stderr == (
-        f"Error: no node is running on {where}\nHint: start one with mesh-llm, or name its --home\n"
+        f"Error: no node is running on {where}\nHint: start one with mesh-llm, or give its --home\n"
     )
 
 

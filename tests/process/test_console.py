@@ -144,7 +144,7 @@ def test_a_mesh_that_forms_answers_and_breaks(smollm2: Path) -> None:
                 # A worker loses its power in the middle of it.
                 mesh.kill("two")
                 lost, _ = watch.until_events(
-                    says("two was lost"), says("An answer goes on with the engine of one")
+                    says("two was lost"), says("An answer continues with the engine of one")
                 )
                 assert lost["kind"] in ("lost", "failed")
                 watch.until("status", lambda status: names(status) == ["one", "three"])

@@ -78,9 +78,7 @@ def test_another_file_of_that_name_stays(person: Person, stored: Stored) -> None
     ended = person.downloads(NAME)
 
     assert ended.status == 1
-    assert (
-        f"Error: {person.models / FILE} is there already, and is another file than {NAME}\n" in ended.stderr
-    )
+    assert f"Error: {person.models / FILE} exists already and is another file than {NAME}\n" in ended.stderr
     assert (person.models / FILE).read_bytes() == b"mine"
 
 
@@ -92,7 +90,11 @@ def test_a_model_that_is_not_for_everybody(person: Person, stored: Stored, gated
     host = person.hub.url.removeprefix("http://")
 
     ended = person.downloads(NAME)
-    what = "is given to those who accept its licence" if gated else "is private, gated, or does not exist"
+    what = (
+        "is only for accounts that have accepted its licence"
+        if gated
+        else "is private, gated, or does not exist"
+    )
     assert ended.status == 1
     assert ended.stderr.splitlines() == [
         f"Error: {REPO} on {host} {what} (401)",
@@ -102,7 +104,7 @@ def test_a_model_that_is_not_for_everybody(person: Person, stored: Stored, gated
     ended = person.downloads(NAME, HF_TOKEN=TOKEN)
     assert ended.status == 1
     assert ended.stderr.splitlines() == [
-        f"Error: {host} does not give {REPO} to the account of this HF_TOKEN (403)",
+        f"Error: {host} does not give the account of this HF_TOKEN access to {REPO} (403)",
         f"Hint: accept its licence at {page} with that account, or set another HF_TOKEN",
     ]
 
@@ -145,9 +147,9 @@ def test_a_busy_hub_gets_the_time_that_it_asks_for(person: Person, stored: Store
     [
         (
             [(429, {"Retry-After": "3600"})],
-            "has had too many requests (429) and asks for 3600 s of patience\n",
+            "has had too many requests (429) and asks for 3600 s before the next try\n",
         ),
-        ([(503, {})] * 50, "is in trouble (503), and 5 more tries changed nothing\n"),
+        ([(503, {})] * 50, "has an internal problem (503), and 5 more tries failed\n"),
         ([(418, {})], "answers 418 to the question about maker/Model-3B-GGUF\n"),
     ],
 )
@@ -199,7 +201,7 @@ def test_a_server_that_drips(person: Person) -> None:
     person.hub.faults.pause_s = 0.3
 
     host = person.hub.storage_url.removeprefix("http://")
-    words = f"Error: {FILE} could not be downloaded: {host} sends next to nothing, "
+    words = f"Error: {FILE} could not be downloaded: {host} sends almost nothing, "
 
     for _ in range(3):
         ended = person.downloads(NAME, HF_HUB_DOWNLOAD_TIMEOUT="1")
@@ -263,12 +265,12 @@ def test_nobody_there(person: Person, stored: Stored) -> None:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ({"HF_ENDPOINT": "mirror"}, "HF_ENDPOINT is mirror, which is no address"),
-        ({"HF_ENDPOINT": "http://[x"}, "HF_ENDPOINT is http://[x, which is no address"),
-        ({"HF_ENDPOINT": ""}, "HF_ENDPOINT is empty, which is no address"),
-        ({"HF_TOKEN": "hf_\u00e4"}, "HF_TOKEN holds what no token has in it"),
-        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "the environment names a socks proxy, and models are"),
-        ({"ALL_PROXY": "http://p:port", "NO_PROXY": ""}, "the environment names a malformed proxy, and"),
+        ({"HF_ENDPOINT": "mirror"}, "HF_ENDPOINT is mirror, which is not a URL"),
+        ({"HF_ENDPOINT": "http://[x"}, "HF_ENDPOINT is http://[x, which is not a URL"),
+        ({"HF_ENDPOINT": ""}, "HF_ENDPOINT is empty, which is not a URL"),
+        ({"HF_TOKEN": "hf_\u00e4"}, "HF_TOKEN has characters that no token has"),
+        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "the environment sets a socks proxy, but models can"),
+        ({"ALL_PROXY": "http://p:port", "NO_PROXY": ""}, "the environment sets a malformed proxy, but"),
         (
             {"ALL_PROXY": "127.0.0.1:9", "NO_PROXY": ""},
             "cannot be reached: the proxy 127.0.0.1:9 refuses the connection",
@@ -290,7 +292,7 @@ def test_an_address_with_a_port_that_is_none(person: Person, port: str) -> None:
     ended = person.downloads(f"http://127.0.0.1:{port}/model.gguf")
 
     assert ended.status == 2
-    assert "is no address of a .gguf file" in ended.stderr
+    assert "is not the URL of a .gguf file" in ended.stderr
 
 
 def test_no_network(person: Person) -> None:
@@ -341,7 +343,7 @@ def test_a_lite_client_is_told_what_it_lacks(person: Person) -> None:
         ended = person.downloads(name, PYTHONPATH=str(packages))
         assert ended.status == 1
         assert ended.stderr.splitlines() == [
-            "Error: models are downloaded with the help of huggingface_hub, which is not installed",
+            "Error: downloading models needs huggingface_hub, which is not installed",
             "Hint: pip install 'mesh-llm[engine]'",
         ]
 
@@ -389,7 +391,7 @@ def test_a_disk_that_fills_up_keeps_what_has_come(person: Person) -> None:
 
     assert ended.status == 1
     assert f"Error: the disk filled up while downloading {FILE.removesuffix('.gguf')}" in ended.stderr
-    assert "what has arrived is kept, and the next run goes on from there" in ended.stderr
+    assert "what has arrived is kept, and the next run continues from there" in ended.stderr
     assert f"left {FILE}.part " in ended.stdout
 
 

@@ -141,7 +141,10 @@ def test_a_model_and_its_draft(person: Person, stored: Stored) -> None:
     assert_is_here(person, small.data, "small.gguf")
 
     ended = person.downloads("small", "--draft")
-    assert (ended.status, ended.stderr.splitlines()[0]) == (1, "Error: the catalog names no draft for small")
+    assert (ended.status, ended.stderr.splitlines()[0]) == (
+        1,
+        "Error: the catalog has no draft model for small",
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_a_name_as_model_takes_it(person: Person, stored: Stored) -> None:
     ("name", "words"),
     [
         (REPO, f"there is no file {REPO}\nHint: on Hugging Face it is hf:{REPO}\n"),
-        ("./model.gguf", "./model.gguf is the path of a file, and no model that can be downloaded\n"),
+        ("./model.gguf", "./model.gguf is a file path, not a model to download\n"),
         ("ollama:qwen3", "ollama:qwen3 is not in Ollama's store on this machine\n"),
         ("GLM-4.8-Flash", "knows by name\nHint: did you mean GLM-4.7-Flash?\n"),
     ],
@@ -326,9 +329,8 @@ def test_one_that_is_always_cut_ends(person: Person, stored: Stored) -> None:
     assert ended.status == 1
     host = person.hub.storage_url.removeprefix("http://")
     assert ended.stderr.splitlines()[-2:] == [
-        f"Error: {FILE} could not be downloaded: the connection to {host} broke off, "
-        "and 5 more tries changed nothing",
-        "Hint: what has arrived is kept: run it again later, and it goes on from there",
+        f"Error: {FILE} could not be downloaded: the connection to {host} was lost, and 5 more tries failed",
+        "Hint: what has arrived is kept; run it again later to continue",
     ]
     assert person.part_bytes() == 60_000
 
@@ -412,7 +414,7 @@ def test_two_at_once_fetch_it_once(person: Person, stored: Stored) -> None:
     with start("download", NAME, env=env) as first:
         first.until(lambda: person.part_bytes() > 0, what="a part has come")
         with start("download", NAME, env=person.env) as second:
-            second.until_said("is being downloaded by another process of this machine: waiting for it")
+            second.until_said("is being downloaded by another process on this machine; waiting for it")
             person.hub.release()
             ended = second.wait()
         assert first.wait().status == 0

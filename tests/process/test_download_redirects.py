@@ -128,7 +128,7 @@ def test_a_server_must_not_lead_out_of_the_web(person: Person) -> None:
 
     host = url.removeprefix("http://")
     assert ended.status == 1
-    assert f"Error: {host} redirects {FILE} to file:, which is no web address\n" in ended.stderr
+    assert f"Error: {host} redirects {FILE} to file:, which is not a web address\n" in ended.stderr
 
 
 def test_a_mirror_without_encryption_may_lead_to_another(person: Person, stored: Stored) -> None:

@@ -181,5 +181,5 @@ def test_settings_of_the_bundled_engine_are_refused(
     ended = mesh_llm("--home", home, "--model", tiny_model, "--port", "0", "--bin-dir", folder, *option)
 
     assert ended.status == 2
-    assert ended.stderr.startswith("Error: --engine-set speaks to the bundled engine")
+    assert ended.stderr.startswith("Error: --engine-set is for the bundled engine")
     assert json.dumps(ended.stdout) == '""'

@@ -115,7 +115,7 @@ def test_nothing_there_yet(home: Home) -> None:
     assert ended == Ended(
         status=0,
         stdout="",
-        stderr="No models on this disk yet; mesh-llm download lists what there is\n",
+        stderr="No models on this disk yet; mesh-llm download lists models to download\n",
     )
     assert listed(home)["models"] == []
 

@@ -152,7 +152,7 @@ def test_an_ambiguous_name(stores: Stores, home: Path) -> None:
 
     assert refused(stores, home, "mine-7b") == (
         1,
-        "Error: mine-7b may be Mine-7B-Q4_0 (models, Q4_0) or Mine-7B-Q8_0 (lmstudio, Q8_0)\n"
+        "Error: mine-7b could be Mine-7B-Q4_0 (models, Q4_0) or Mine-7B-Q8_0 (lmstudio, Q8_0)\n"
         "Hint: name one of them in full, or by its path\n",
     )
 
@@ -176,7 +176,7 @@ def test_an_ambiguous_name(stores: Stores, home: Path) -> None:
             "ollama:nobody",
             1,
             "Error: ollama:nobody is not in Ollama's store on this machine\n"
-            "Hint: ollama pull nobody brings it\n",
+            "Hint: ollama pull nobody downloads it\n",
         ),
         (
             "hf:nobody",
@@ -187,7 +187,7 @@ def test_an_ambiguous_name(stores: Stores, home: Path) -> None:
         (
             "https://example.org/x.bin",
             2,
-            "Error: https://example.org/x.bin is no address of a .gguf file\n"
+            "Error: https://example.org/x.bin is not the URL of a .gguf file\n"
             "Hint: models on Hugging Face can be named as hf:OWNER/REPO[:FILE|QUANT], too\n",
         ),
     ],

@@ -439,7 +439,7 @@ def test_first_ctrl_c_lets_an_answer_finish(home: Path, smollm2: Path) -> None:
         assert last == "[DONE]"
         assert json.loads(chunks[-1])["usage"]["completion_tokens"] == 200
         assert node.wait().status == 130
-        assert "Stopping; Ctrl-C again does not wait for answers under way\n" in node.stderr
+        assert "Stopping after open answers; press Ctrl-C again to stop at once\n" in node.stderr
 
 
 def test_second_ctrl_c_does_not_wait(home: Path, smollm2: Path) -> None:

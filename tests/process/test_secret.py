@@ -86,7 +86,7 @@ def with_input(folder: Path, *arguments: str, stdin: int | None = None, text: st
     [
         ("hello\n", "Error: this is not an invite token"),
         ("", "Error: --join -: standard input is empty"),
-        ("one\ntwo\n", "Error: --join -: standard input holds more than the one line that is expected"),
+        ("one\ntwo\n", "Error: --join -: standard input holds more than one line"),
     ],
 )
 def test_a_token_by_standard_input(tmp_path: Path, text: str, said: str) -> None:
@@ -101,7 +101,7 @@ def test_a_terminal_is_no_place_for_a_token(tmp_path: Path) -> None:
         os.close(ours)
         os.close(theirs)
 
-    assert said == "Error: --join - reads standard input, and that is a terminal"
+    assert said == "Error: --join - reads standard input, which is a terminal"
 
 
 def test_standard_input_is_read_once(tmp_path: Path) -> None:
@@ -114,5 +114,5 @@ def test_options_in_the_wrong_place_are_refused_as_before() -> None:
     stands = mesh_llm("--join", "hello", "status")
     unknown = mesh_llm("status", "--join", "hello")
 
-    assert refused(stands, status=2) == "--join stands before status; options follow their verb"
+    assert refused(stands, status=2) == "--join comes before status; options go after the command"
     assert "No such option" in refused(unknown, status=2)

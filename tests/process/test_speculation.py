@@ -220,14 +220,14 @@ def test_a_draft_that_does_not_fit_is_refused(smollm2: Path, tmp_path: Path) -> 
     )
     assert found.status == 1
     assert "Error: other cannot draft for SmolLM2-135M-Instruct.Q4_1: it " in found.stderr
-    assert "Hint: a draft is a small model of the same family" in found.stderr
+    assert "Hint: choose a small model of the same family" in found.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "code", "sentence"),
     [
         (("--draft", "no-such-model"), 1, "no-such-model"),
-        (("--draft", "x.gguf", "--no-draft"), 2, "--no-draft guesses nothing ahead"),
+        (("--draft", "x.gguf", "--no-draft"), 2, "--no-draft disables speculative decoding"),
         (("--draft-max", "0"), 2, "--draft-max 0 makes no sense"),
         (("--draft", ""), 2, "--draft is empty"),
     ],
@@ -259,7 +259,7 @@ def test_a_plan_counts_the_draft(smollm2: Path, tmp_path: Path) -> None:
             assert need_bytes > plain_bytes + draft["weight_bytes"] > 50_000_000
             # Options that come to nothing say so.
             told = mesh_llm("plan", "--home", where, "--model", smollm2, "--draft-max", "3")
-            assert "note     --draft-max has nothing to limit: no draft model for " in told.stdout
+            assert "note     --draft-max has no effect: " in told.stdout
     # Where the model alone fits, it runs alone.
     limit = f"{(plain_bytes + need_bytes) // 2_000_000}MB"
     draft, without_bytes = draft_of_plan(

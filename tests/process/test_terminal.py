@@ -90,7 +90,7 @@ def test_q_drains_and_quits(screen: Screen) -> None:
     screen.press(b"q")
     assert screen.wait() == 0
     restored(screen)
-    assert screen.lines[-1] == "Stopping; Ctrl-C again does not wait for answers under way"
+    assert screen.lines[-1] == "Stopping after open answers; press Ctrl-C again to stop at once"
     # What was told stays to be read.
     assert "Invite token: " in screen.everything
     assert "API ready at " in screen.everything
@@ -521,4 +521,4 @@ def test_agent_asks_the_running_node(node: NodeProcess, tmp_path: Path) -> None:
     first = mesh_llm("agent", "pi", "--write", "--home", node.home, env=env)
     assert first.stdout.splitlines() == ["Wrote ~/.pi/agent/models.json", "", shown.stdout.splitlines()[0]]
     again = mesh_llm("agent", "pi", "--write", "--home", node.home, env=env)
-    assert again.stdout.splitlines()[0] == "~/.pi/agent/models.json says so already: nothing changed"
+    assert again.stdout.splitlines()[0] == "~/.pi/agent/models.json is up to date already; nothing changed"

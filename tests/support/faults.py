@@ -184,7 +184,7 @@ def continued(node: NodeProcess, body: dict[str, Any], beginning: str, tokens: i
 
 def events_at_seams(log: str) -> list[int]:
     """From a node's log: how many events had been told each time that another engine went on."""
-    return [int(count) for count in re.findall(r"goes on elsewhere events=([0-9]+)", log)]
+    return [int(count) for count in re.findall(r"resumed elsewhere events=([0-9]+)", log)]
 
 
 def pieces_at_seams(events: list[int]) -> list[int]:

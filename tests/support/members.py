@@ -118,9 +118,7 @@ class Member:
         network = self.network
         check_may_invite(network.mesh.role(self.id), role)
         assert network.mesh.mesh is not None
-        issued = network.mesh.admissions.issue(
-            role=role, now=time.time(), lifetime_s=lifetime_s, limit=limit
-        )
+        issued = network.mesh.admissions.issue(role=role, now=time.time(), lifetime_s=lifetime_s, limit=limit)
         content = Invite(
             id=issued.id,
             mesh=network.mesh.mesh,

@@ -90,7 +90,7 @@ def test_an_answer_takes_half_of_the_context_at_most() -> None:
 
 def test_small_contexts_get_the_advice_that_pi_needs_there() -> None:
     assert "compaction.reserveTokens" not in snippets.recipe("pi", HERE).note
-    assert "in a context of 2048, set compaction.reserveTokens" in snippets.recipe("pi", WITH_KEY).note
+    assert "with a context of 2048, set compaction.reserveTokens" in snippets.recipe("pi", WITH_KEY).note
 
 
 # -- pi's file -------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_older_backups_are_kept(person: Path) -> None:
         (b'{"providers": []}', "providers is not an object there"),
         (b'{"providers": {"mesh": {"models": {}}}}', "providers.mesh.models is not a list there"),
         (b'{"\xff": 1}', "it is not UTF-8"),
-        (b" " * (5 << 20), "larger than any config file"),
+        (b" " * (5 << 20), "it is too large for a config file"),
     ],
 )
 def test_what_cannot_be_changed_safely_is_left_as_it_is(person: Path, content: bytes, said: str) -> None:
@@ -228,7 +228,7 @@ def test_what_cannot_be_changed_safely_is_left_as_it_is(person: Path, content: b
     path.write_bytes(content)
     with pytest.raises(AgentConfigRefused) as refused:
         agent.write_config("pi", HERE)
-    assert refused.value.message == f"{path} is left as it is: {said}"
+    assert refused.value.message == f"{path} was not changed: {said}"
     assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
 

@@ -68,7 +68,10 @@ def test_a_name_like_no_other_says_where_names_are_listed() -> None:
     with pytest.raises(ModelError) as caught:
         catalog.load().find("xyz")
 
-    assert caught.value.hint == "mesh-llm models lists what is here, mesh-llm download what can be had"
+    assert (
+        caught.value.hint
+        == "mesh-llm models lists the models on this disk, mesh-llm download those to download"
+    )
 
 
 def test_of_a_models_many_names_one_is_suggested() -> None:
@@ -224,8 +227,8 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[mine", "is no TOML: "),
-        ("mine = 1", ", entry mine: it is no table of fields"),
+        ("[mine", "is not valid TOML: "),
+        ("mine = 1", ", entry mine: it is not a table of fields"),
         ("[mine]", ", entry mine, field repo: one of repo, package and url says where a model comes from"),
         (f'[mine]\n{FINE}url = "https://x/x.gguf"', ", entry mine, field repo: one of repo, package and url"),
         ('[mine]\nrepo = "b"\nfiles = ["x.gguf"]', ", entry mine, field repo: it is written owner/name"),
@@ -233,7 +236,7 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
         ('[mine]\nrepo = "a/b"\nfiles = "x.gguf"', ", entry mine, field files: it has to be a list of texts"),
         (
             '[mine]\nrepo = "a/b"\nfiles = ["../x.gguf"]',
-            ", entry mine, field files: '../x.gguf' is no name of a .gguf file",
+            ", entry mine, field files: '../x.gguf' is not the name of a .gguf file",
         ),
         (
             '[mine]\nrepo = "a/b"\nfiles = ["x.gguf", "y/x.gguf"]',
@@ -241,10 +244,13 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
         ),
         (
             '[mine]\nurl = "ftp://x/x.gguf"',
-            ", entry mine, field url: it is no address that begins with https://",
+            ", entry mine, field url: it is not a URL that begins with https://",
         ),
-        ('[mine]\nurl = "https://x/x.bin"', ", entry mine, field url: '/x.bin' is no name of a .gguf file"),
-        ('[mine]\npackage = "p==1"', ", entry mine, field member: '' is no name of a .gguf file"),
+        (
+            '[mine]\nurl = "https://x/x.bin"',
+            ", entry mine, field url: '/x.bin' is not the name of a .gguf file",
+        ),
+        ('[mine]\npackage = "p==1"', ", entry mine, field member: '' is not the name of a .gguf file"),
         (
             f"[mine]\n{FINE}size_bytes = -1",
             ", entry mine, field size_bytes: it has to be a whole number",
@@ -257,8 +263,11 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
             ", entry mine, field aliases: 'a/b' has a slash, colon",
         ),
         (f'[mine]\n{FINE}sha256 = ["1234"]', ", entry mine, field sha256: it has to be a list of 1 sha256"),
-        (f'[mine]\n{FINE}draft = "nothing"', ", entry mine, field draft: nothing is no entry of the catalog"),
-        (f'[mine]\n{FINE}draft = "mine"', ", entry mine, field draft: a model is no draft for itself"),
+        (
+            f'[mine]\n{FINE}draft = "nothing"',
+            ", entry mine, field draft: nothing is not an entry of the catalog",
+        ),
+        (f'[mine]\n{FINE}draft = "mine"', ", entry mine, field draft: a model cannot be its own draft"),
         (
             f"[mine]\n{FINE}size_byte = 1",
             "field size_byte: there is no such field; size_bytes is one",
@@ -272,7 +281,7 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
             f"[Mine2.5-7B]\n{FINE}",
             ', entry Mine2, field 5-7B: a name with a dot in it is written ["Mine2.5-7B"]',
         ),
-        ('[mine]\nurl = "https://[x/x.gguf"', ", entry mine, field url: it is no address that begins"),
+        ('[mine]\nurl = "https://[x/x.gguf"', ", entry mine, field url: it is not a URL that begins"),
         (
             '[mine]\npackage = "--pre"\nmember = "x.gguf"',
             ", entry mine, field package: it is written name==version",

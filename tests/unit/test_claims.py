@@ -21,7 +21,7 @@ CLIENT = ANNE.invites(4, Role.CLIENT)
 OLGA = CREATOR.invites(5, Role.OWNER)
 MESH = CREATOR.mesh
 TEXT = '{"what":"ever","and":"ü\\n"}'
-NO_SIGNATURE = "a record whose signature does not hold"
+NO_SIGNATURE = "a record with an invalid signature"
 
 
 def forged(signed: Signed, *, mesh: MeshId = MESH, claim: Claim = Claim.RECORD) -> str:
@@ -50,7 +50,7 @@ def test_who_signed_it(person: Person, role: Role, claim: Claim) -> None:
 def test_a_claim_of_one_kind_is_none_of_another() -> None:
     for claim in Claim:
         for other in set(Claim) - {claim}:
-            assert forged(ANNE.says(claim, TEXT), claim=other).endswith(" whose signature does not hold")
+            assert forged(ANNE.says(claim, TEXT), claim=other).endswith(" with an invalid signature")
 
 
 def test_a_claim_in_one_mesh_is_none_in_another() -> None:
@@ -59,7 +59,7 @@ def test_a_claim_in_one_mesh_is_none_in_another() -> None:
     there = other.invites(2, invite=ANNE.invite)
     assert there.id == ANNE.id
 
-    assert "no member" in forged(ANNE.says(Claim.RECORD, TEXT), mesh=other.mesh)
+    assert "not a member" in forged(ANNE.says(Claim.RECORD, TEXT), mesh=other.mesh)
     moved = replace(ANNE.says(Claim.RECORD, TEXT), credential=to_text(there.credential))
     assert forged(moved, mesh=other.mesh) == NO_SIGNATURE
 
@@ -113,13 +113,13 @@ def test_an_altered_signature(alter: Callable[[str], str]) -> None:
         ("", NO_SIGNATURE),
         (to_text(BERT.credential), NO_SIGNATURE),
         (to_text(OLGA.credential), NO_SIGNATURE),
-        (to_text(BERT.credential[1:]), "no member"),
-        (to_text(ANNE.credential)[:-4], "no member"),
-        (to_text(ANNE.credential) + "=", "no member"),
-        ("!", "no member"),
-        (to_text(creator(9).invites(2).credential), "no member"),
-        (to_text((replace(ANNE.credential[0], role=Role.OWNER),)), "no member"),
-        (to_text((replace(ANNE.credential[0], invite="00" * 8),)), "no member"),
+        (to_text(BERT.credential[1:]), "not a member"),
+        (to_text(ANNE.credential)[:-4], "not a member"),
+        (to_text(ANNE.credential) + "=", "not a member"),
+        ("!", "not a member"),
+        (to_text(creator(9).invites(2).credential), "not a member"),
+        (to_text((replace(ANNE.credential[0], role=Role.OWNER),)), "not a member"),
+        (to_text((replace(ANNE.credential[0], invite="00" * 8),)), "not a member"),
     ],
 )
 def test_an_altered_credential(credential: str, reason: str) -> None:
@@ -136,7 +136,7 @@ def test_a_right_that_one_has_given_oneself() -> None:
     signed = sign(BERT.identity, MESH, chain, Claim.SETTINGS, TEXT)
 
     assert forged(signed, claim=Claim.SETTINGS) == (
-        "settings of somebody who is no member: the credential was issued by a node, which cannot do that"
+        "settings of a node that is not a member: the credential was issued by a node, which cannot do that"
     )
 
 

@@ -110,7 +110,7 @@ def test_whoever_brings_something_forged_has_made_it_up(
     here.receive(here.anne, **{name: [spoilt]})
 
     (closed,) = here.anne.closed
-    assert closed.endswith(f"{kind} whose signature does not hold")
+    assert closed.endswith(f"{kind} with an invalid signature")
     assert here.mesh.claims() == ([], [])
     assert (here.bert.sent, here.news) == ([], 0)
 

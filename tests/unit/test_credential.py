@@ -241,7 +241,7 @@ def test_a_damaged_membership(change: dict[str, Any]) -> None:
 
 
 def test_who_has_joined_nothing_is_nobody() -> None:
-    with pytest.raises(CredentialRefused, match=r"^this node has joined no mesh$"):
+    with pytest.raises(CredentialRefused, match=r"^this node has not joined a mesh$"):
         Membership().role(ANNE.id)
 
 

@@ -90,7 +90,7 @@ def test_waiting_says_what_there_is_and_what_is_missing() -> None:
     need = memory_need(BIG, CacheSettings(context=4096, slots=1)).total_bytes
     assert (plan.need_bytes, plan.have_bytes) == (need, 18 * GB)
     assert (plan.host, plan.stages, plan.predicted) == (None, (), None)
-    assert reasons(plan) == dict.fromkeys("ab", "waits with the others: there is no plan yet")
+    assert reasons(plan) == dict.fromkeys("ab", "waiting: there is no plan yet")
 
 
 def test_waiting_for_memory_in_larger_pieces() -> None:
@@ -119,12 +119,12 @@ def test_nobody_at_all() -> None:
     ("wishes", "reason"),
     [
         (settings(cache_type_k="q9"), "q9 is not a cache type"),
-        (settings(context=0), "context, slots and micro-batch have to be at least 1"),
-        (settings(slots=0), "context, slots and micro-batch have to be at least 1"),
-        (settings(tensor_split=()), "--tensor-split takes shares of zero or more"),
-        (settings(tensor_split=(0.0,)), "--tensor-split takes shares of zero or more"),
-        (settings(tensor_split=(1e308, 1e308)), "--tensor-split takes shares of zero or more"),
-        (settings(tensor_split=(float("nan"),)), "--tensor-split takes shares of zero or more"),
+        (settings(context=0), "context, slots and micro-batch must be at least 1"),
+        (settings(slots=0), "context, slots and micro-batch must be at least 1"),
+        (settings(tensor_split=()), "--tensor-split shares must be at least 0"),
+        (settings(tensor_split=(0.0,)), "--tensor-split shares must be at least 0"),
+        (settings(tensor_split=(1e308, 1e308)), "--tensor-split shares must be at least 0"),
+        (settings(tensor_split=(float("nan"),)), "--tensor-split shares must be at least 0"),
         (settings(layers=()), "--layers gives 0 layers, the model has 40"),
         (settings(layers=(("a", -5, 40),)), "--layers a=-5-39: layer -5 is given twice"),
     ],

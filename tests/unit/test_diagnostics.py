@@ -80,7 +80,7 @@ PORT_TAKEN = """\
             "the engine aborted (/src/ggml/src/ggml.c:3150: GGML_ASSERT(ggml_can_mul_mat(a, b)) failed)",
         ),
         (-signal.SIGABRT, UNCAUGHT, Cause.ABORT, "the engine aborted (what():  Invalid diff)"),
-        (-signal.SIGABRT, "", Cause.ABORT, "the engine aborted (it left no word)"),
+        (-signal.SIGABRT, "", Cause.ABORT, "the engine aborted (it left no message)"),
         (1, PORT_TAKEN, Cause.PORT, "the engine could not open a port on 127.0.0.1"),
         (-signal.SIGKILL, "", Cause.SIGNAL, "the engine was killed (SIGKILL)"),
         (-signal.SIGSEGV, "", Cause.SIGNAL, "the engine crashed (SIGSEGV)"),

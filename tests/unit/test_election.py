@@ -78,7 +78,7 @@ def test_never_is_never_and_nobody_left_waits() -> None:
     alone = decide(mesh(never), SMALL, settings(), current=None)
     assert alone.mode is Mode.WAITING
     assert alone.reason == "no node that has the model may host: all have --hosting never"
-    assert reasons(alone) == {"a": "waits with the others: there is no plan yet"}
+    assert reasons(alone) == {"a": "waiting: there is no plan yet"}
 
 
 def test_never_still_computes() -> None:

@@ -65,7 +65,7 @@ async def test_who_says_something_gives_the_next_loss_all_the_time_again() -> No
 
 async def test_an_engine_that_was_not_asked_is_no_try_and_no_new_beginning() -> None:
     world = World()
-    untried = EngineUntried("the engine was replaced while the request waited for its turn")
+    untried = EngineUntried("the engine was replaced while the request waited for a slot")
     async with world.attempts as attempts:
         # Nothing is lost yet: it waits in the queue like everybody else.
         await world.lose(told=False, after_s=200, error=untried)

@@ -290,29 +290,29 @@ def test_layers_that_predict_ahead_weigh_but_keep_nothing() -> None:
         ({"attention__head_count": [0, 0]}, "its llama.attention.head_count is 0"),
         (
             {"block_count": 0},
-            "its llama.block_count is 0, where a whole number from 1 to 512 belongs",
+            "its llama.block_count is 0, but should be a whole number from 1 to 512",
         ),
         (
             {"block_count": 1 << 31},
-            "its llama.block_count is 2147483648, where a whole number from 1 to 512 belongs",
+            "its llama.block_count is 2147483648, but should be a whole number from 1 to 512",
         ),
         (
             {"block_count": "many"},
-            "its llama.block_count is 'many', where a whole number from 1 to 512 belongs",
+            "its llama.block_count is 'many', but should be a whole number from 1 to 512",
         ),
         ({"block_count": 1}, "it claims 1 layers and has blk.1.ffn_up.weight"),
         (
             {"embedding_length": -64},
-            "its llama.embedding_length is -64, where a whole number from 1 to 1048576 belongs",
+            "its llama.embedding_length is -64, but should be a whole number from 1 to 1048576",
         ),
         (
             {"embedding_length": 64.0},
-            "its llama.embedding_length is 64.0, where a whole number from 1 to 1048576 belongs",
+            "its llama.embedding_length is 64.0, but should be a whole number from 1 to 1048576",
         ),
         (
             {"attention__key_length": 1 << 40},
             "its llama.attention.key_length is 1099511627776, "
-            "where a whole number from 0 to 16777216 belongs",
+            "but should be a whole number from 0 to 16777216",
         ),
         (
             {"attention__head_count_kv": [2]},
@@ -321,10 +321,10 @@ def test_layers_that_predict_ahead_weigh_but_keep_nothing() -> None:
         (
             {"attention__head_count_kv": {"length": 4000}},
             "its llama.attention.head_count_kv is {'length': 4000}, "
-            "where a whole number from 0 to 16777216 belongs",
+            "but should be a whole number from 0 to 16777216",
         ),
         ({"expert_count": 2, "expert_used_count": 3}, "it uses 3 experts of 2"),
-        ({"attention__causal": "no"}, "its llama.attention.causal is 'no', where true or false belongs"),
+        ({"attention__causal": "no"}, "its llama.attention.causal is 'no', but should be true or false"),
     ],
 )
 def test_damaged_metadata_is_one_sentence(keys: dict[str, Any], what: str) -> None:

@@ -134,7 +134,7 @@ def test_without_flash_attention_values_are_as_wide_as_the_widest() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="q9 is not a cache type; there are f32, f16, bf16, q8_0"):
+    with pytest.raises(UsageError, match="q9 is not a cache type; choose one of f32, f16, bf16, q8_0"):
         CacheSettings(context=512, slots=1, type_v="q9")
     with pytest.raises(UsageError, match="at least 1"):
         CacheSettings(context=512, slots=0)
@@ -252,7 +252,7 @@ def test_refusal_says_what_and_how_much() -> None:
         "for 4 slots of 131072 tokens; this machine has 8.0 GB free"
     )
     assert error.hint == (
-        "--ctx-size 84480 or --parallel 1 fits; so does a smaller quantisation or more machines"
+        "--ctx-size 84480 or --parallel 1 would fit, as would a smaller quantisation or more machines"
     )
 
 
@@ -263,7 +263,8 @@ def test_refusal_offers_one_slot_with_less_context() -> None:
 
     assert error.message.endswith("for 8 slots of 8192 tokens; this machine has 250 MB free")
     assert error.hint == (
-        "--ctx-size 512 or --parallel 1 --ctx-size 5888 fits; so does a smaller quantisation or more machines"
+        "--ctx-size 512 or --parallel 1 --ctx-size 5888 would fit, "
+        "as would a smaller quantisation or more machines"
     )
 
 

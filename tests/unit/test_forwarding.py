@@ -83,12 +83,12 @@ async def test_who_opened_it_and_for_what(person: Person, role: Role) -> None:
 
 async def test_one_that_was_opened_to_somebody_else() -> None:
     """The one in the middle passes on what was meant for another node."""
-    with pytest.raises(Forged, match="opened to somebody else, or before"):
+    with pytest.raises(Forged, match="opened to another node, or was used before"):
         await asked_by(OPENER, to=MIDDLE.id)
 
 
 async def test_one_who_was_expelled() -> None:
-    with pytest.raises(Forged, match="one who was expelled"):
+    with pytest.raises(Forged, match="a node that was expelled"):
         await asked_by(OPENER, revoked=(CREATOR.revokes(OPENER.invite),))
 
 
@@ -106,7 +106,7 @@ async def overheard() -> Signed:
 
 
 async def test_an_answer_is_good_once() -> None:
-    with pytest.raises(Forged, match="opened to somebody else, or before"):
+    with pytest.raises(Forged, match="opened to another node, or was used before"):
         await answered_with(signed_to_document(await overheard()))
 
 

@@ -312,7 +312,7 @@ def test_a_library_that_no_longer_loads_has_two_mends(kernel: Kernel, tmp_path: 
 
     assert said(tmp_path, built, {"cuda": "libcudart.so.13: no such file"}) == (
         "Engine: libggml-cuda no longer works: libcudart.so.13: no such file; mesh-llm engine build --cuda "
-        "builds it again, mesh-llm engine build --no-gpu does without it"
+        "rebuilds it, mesh-llm engine build --no-gpu removes it"
     )
 
 

@@ -37,7 +37,7 @@ def test_it_is_no_host_even_where_all_would_fit_on_it() -> None:
     wishes = settings(layers=(("b", 0, 10), ("a", 10, 40)))
     plan = decide(mesh(node("a", 30), lacking("b", 30)), model(), wishes, current=None)
     assert plan.mode is Mode.WAITING
-    assert plan.reason == "--layers: no node that may host has the first layers or none"
+    assert plan.reason == "--layers: no node that may host has the first layers, or no layers at all"
 
 
 def test_a_plan_whose_host_has_lost_the_file_is_given_up() -> None:

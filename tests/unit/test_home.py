@@ -87,7 +87,7 @@ def test_a_run_folder_open_to_others_is_refused(home: Path) -> None:
     (home / "run").mkdir(mode=0o755)
     (home / "run").chmod(0o755)
 
-    with pytest.raises(MeshError, match="is open to others") as caught:
+    with pytest.raises(MeshError, match="other users can open it") as caught:
         Home(home).create()
 
     assert caught.value.hint == f"chmod 700 {home}/run"
@@ -217,5 +217,5 @@ def test_no_folder_at_all(home: Path, shared: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(MeshError) as caught:
         Home(home / "one").create()
 
-    assert caught.value.message == f"{shared} is not a folder that is yours alone, and would hold sockets"
+    assert caught.value.message == f"{shared} would hold sockets, but it is not a private folder of yours"
     assert caught.value.hint == "remove it, or name a folder of your own in TMPDIR"

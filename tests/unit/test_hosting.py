@@ -220,7 +220,7 @@ async def test_without_room_for_two_engines_the_first_makes_way() -> None:
         await room.until(lambda: len(room.runs) > 1)
 
         assert room.runs[0].was_cancelled
-        assert (State.LOADING, "the plan before makes room for the next one") in room.told
+        assert (State.LOADING, "the old plan is making room for the next one") in room.told
 
 
 async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() -> None:

@@ -169,7 +169,8 @@ def test_the_sentence_about_time_and_the_drafts_are_shown_once_there_is_somethin
     lines = shown(LiveState(status=document), columns=100)
     assert "time    72 % is the link to mini" in lines
     assert (
-        "drafts  by Qwen3-0.6B and the text: 150 of 200 tokens right, last 8 at once, 1.50 x as fast" in lines
+        "drafts  by Qwen3-0.6B and the text: 150 of 200 tokens accepted, last 8 at once, 1.50 x as fast"
+        in lines
     )
 
 

@@ -448,12 +448,12 @@ def test_the_expelled_stay_out_while_nobody_verifies_them() -> None:
 
 def test_who_passes_on_a_forged_record_is_disconnected() -> None:
     def refuse(told: Told) -> Record:
-        raise Forged("a record whose signature does not hold")
+        raise Forged("a record with an invalid signature")
 
     view = View(ME, incarnation=1000, facts=facts("me"), now=START, seed=1, seal=seal, open=refuse)
     view.on_connected(ANN, START)
     effects = view.on_message(ANN, update(a_record(CAT)), START)
-    assert Disconnect(node=ANN, reason="a record whose signature does not hold") in effects
+    assert Disconnect(node=ANN, reason="a record with an invalid signature") in effects
     assert view.member(CAT) is None
 
 

@@ -130,7 +130,7 @@ async def test_where_no_peer_delivers_the_catalog_does(
 
     assert await away.model_supply.bring(None) is NOW
     assert away.downloaded == ["Qwen2.5-32B"]
-    assert away.said == ["no member has it; it is downloaded instead"]
+    assert away.said == ["no member has it; downloading it instead"]
 
 
 async def test_the_catalogs_file_has_to_be_the_meshs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,5 +370,5 @@ async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified
         await ours._grow(Share(first=0, last=1, head=False), OURS, lambda done, total: None)
 
     assert [(wish.fingerprint, wish.digest) for wish in wanted] == [(OURS, digest)] * 2
-    once = ["ours is fetched unverified: its owner has not published a digest yet"]
+    once = ["ours is fetched without verification: its owner has not published a digest yet"]
     assert said == ([] if digest else once)

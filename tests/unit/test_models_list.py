@@ -89,4 +89,4 @@ async def test_without_an_engine_files_are_listed_by_name(
 
     captured = capsys.readouterr()
     assert captured.out.splitlines()[1].split() == ["x", "0", "MB", "models"]
-    assert captured.err == "No headers were read: the engine is not installed\n"
+    assert captured.err == "The model files could not be read: the engine is not installed\n"

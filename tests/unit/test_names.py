@@ -125,7 +125,7 @@ def test_what_ollama_has_not() -> None:
 
     assert missing.message == "ollama:qwen3:9b is not in Ollama's store on this machine"
     assert missing.hint == "did you mean ollama:qwen3:8b?"
-    assert unlike.hint == "ollama pull mistral brings it"
+    assert unlike.hint == "ollama pull mistral downloads it"
 
 
 def test_the_beginning_of_a_name() -> None:
@@ -138,7 +138,7 @@ def test_the_beginning_of_a_name() -> None:
     assert is_here("llama3.2", local("ollama:llama3.2:3b", OLLAMA)).name.startswith("sha256-")
     assert (
         refused("min", mine, other).hint
-        == "mesh-llm models lists what is here, mesh-llm download what can be had"
+        == "mesh-llm models lists the models on this disk, mesh-llm download those to download"
     )
 
 
@@ -162,7 +162,7 @@ def test_an_ambiguous_name_lists_what_it_may_be() -> None:
     assert isinstance(error, ModelError)
     assert error.exit_code == 1
     assert error.message == (
-        "mine may be Mine-Q4_0 (models, Q4_0), Mine-Q8_0 (lmstudio, Q8_0) or ollama:mine:latest (ollama)"
+        "mine could be Mine-Q4_0 (models, Q4_0), Mine-Q8_0 (lmstudio, Q8_0) or ollama:mine:latest (ollama)"
     )
     assert error.hint == "name one of them in full, or by its path"
 
@@ -173,7 +173,7 @@ def test_ambiguous_files_of_one_name_are_told_by_their_paths() -> None:
     )
 
     assert error.message == (
-        "mine-q4_0 may be /stores/huggingface/Mine-Q4_0.gguf (huggingface, Q4_0) "
+        "mine-q4_0 could be /stores/huggingface/Mine-Q4_0.gguf (huggingface, Q4_0) "
         "or /stores/lmstudio/Mine-Q4_0.gguf (lmstudio, Q4_0)"
     )
 
@@ -186,7 +186,7 @@ def test_too_many_candidates_are_counted() -> None:
 
 def test_an_ambiguous_name_of_the_catalog() -> None:
     assert refused("Qwen2.5-Coder").message == (
-        "Qwen2.5-Coder may be Qwen2.5-Coder-0.5B, Qwen2.5-Coder-1.5B, Qwen2.5-Coder-3B, "
+        "Qwen2.5-Coder could be Qwen2.5-Coder-0.5B, Qwen2.5-Coder-1.5B, Qwen2.5-Coder-3B, "
         "Qwen2.5-Coder-7B, Qwen2.5-Coder-14B or Qwen2.5-Coder-32B"
     )
 
@@ -231,7 +231,7 @@ def test_another_quantisation_that_is_here_will_do_unless_one_was_named() -> Non
     assert is_here("gemma-3-27b", published) == published.path
     assert resolve("Qwen2.5-32B-Instruct-Q4_K_M", finer) == CATALOG.find("32b")
     assert refused("32b", finer, coarser).message == (
-        "Qwen2.5-32B may be Qwen2.5-32B-Instruct-Q8_0 (lmstudio, Q8_0) "
+        "Qwen2.5-32B could be Qwen2.5-32B-Instruct-Q8_0 (lmstudio, Q8_0) "
         "or Qwen2.5-32B-Instruct-IQ3_XS (models, IQ3_XS)"
     )
     assert resolve("32b", local("Qwen2.5-32B-Q8_0")) == CATALOG.find("32b")
@@ -345,9 +345,9 @@ def test_an_address_of_a_file() -> None:
         ("hf:qwen", "hf:qwen is not of the form hf:OWNER/REPO[:FILE|QUANT]"),
         ("hf:a/b:../../x.gguf", "hf:a/b:../../x.gguf is not of the form hf:OWNER/REPO[:FILE|QUANT]"),
         ("hf:a/b:c:d", "hf:a/b:c:d is not of the form hf:OWNER/REPO[:FILE|QUANT]"),
-        ("https://", "https:// is no address of a .gguf file"),
-        ("https://[x/y.gguf", "https://[x/y.gguf is no address of a .gguf file"),
-        ("https://example.org/model.bin", "https://example.org/model.bin is no address of a .gguf file"),
+        ("https://", "https:// is not the URL of a .gguf file"),
+        ("https://[x/y.gguf", "https://[x/y.gguf is not the URL of a .gguf file"),
+        ("https://example.org/model.bin", "https://example.org/model.bin is not the URL of a .gguf file"),
         ("https://a/x-00001-of-00002.gguf", "https://a/x-00001-of-00002.gguf is one file of several"),
     ],
 )

@@ -327,8 +327,8 @@ def test_zero_shares(ratios: tuple[float, ...], expected: dict[str, int], mode: 
     ("ratios", "reason"),
     [
         ((1.0, 1.0, 1.0), "--tensor-split names 3 nodes, 2 are here"),
-        ((0.0, 0.0), "--tensor-split takes shares of zero or more, at least one of them above zero"),
-        ((1.0, -1.0), "--tensor-split takes shares of zero or more, at least one of them above zero"),
+        ((0.0, 0.0), "--tensor-split shares must be at least 0, and one of them above 0"),
+        ((1.0, -1.0), "--tensor-split shares must be at least 0, and one of them above 0"),
         ((1.0, 9.0), "layers 4-39 need 18.8 GB on b, which lends 12.0 GB"),
     ],
 )
@@ -356,7 +356,7 @@ def test_layers_are_where_they_are_told() -> None:
 
     assert layers(plan) == {"c": (0, 5), "b": (5, 15), "a": (15, 40)}
     assert plan.host == "c"
-    assert reasons(plan) == {"d": "--layers gives it none"}
+    assert reasons(plan) == {"d": "--layers gives it no layers"}
     assert plan.reason == "as --layers says"
 
 
@@ -375,7 +375,7 @@ def test_a_first_layer_on_who_may_not_host_leaves_it_to_another() -> None:
     ("wish", "reason"),
     [
         ((("x", 0, 20), ("y", 20, 40)), "--layers names x, y: no such node is here"),
-        ((("a", 0, 20), ("b", 21, 40)), "--layers b=21-39: layer 20 is nobody's"),
+        ((("a", 0, 20), ("b", 21, 40)), "--layers b=21-39: layer 20 is missing"),
         ((("a", 0, 20), ("b", 19, 40)), "--layers b=19-39: layer 19 is given twice"),
         ((("a", 0, 20), ("b", 20, 39)), "--layers gives 39 layers, the model has 40"),
         ((("a", 0, 20), ("b", 20, 41)), "--layers gives 41 layers, the model has 40"),
@@ -383,7 +383,7 @@ def test_a_first_layer_on_who_may_not_host_leaves_it_to_another() -> None:
         ((("a", 0, 20), ("client", 20, 40)), "--layers names client, which has no part: no such model file"),
         (
             (("a", 0, 10), ("b", 10, 20), ("a", 20, 40)),
-            "--layers gives a node two ranges; one of them has to be all it has",
+            "--layers gives a node two ranges; give each node one",
         ),
         ((("a", 0, 1), ("b", 1, 40)), "layers 1-39 need 20.4 GB on b, which lends 12.0 GB"),
     ],

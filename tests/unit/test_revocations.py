@@ -303,5 +303,7 @@ def test_whoever_has_no_room_left_is_told() -> None:
     for number in range(3):
         membership.revoke(f"{number:016x}", ANNE.identity)
 
-    with pytest.raises(MeshError, match=r"^this node has revoked as many invites as the others keep of it$"):
+    with pytest.raises(
+        MeshError, match=r"^this node has revoked as many invites as other nodes keep for it$"
+    ):
         membership.revoke("ff" * 8, ANNE.identity)

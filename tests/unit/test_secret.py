@@ -100,8 +100,8 @@ def test_a_file_that_others_can_read_is_worth_a_warning(
         (None, "there is no such file"),
         ("", "the file is empty"),
         (" \n\n", "the file is empty"),
-        ("one\ntwo\n", "the file holds more than the one line that is expected"),
-        ("x" * 70_000, "the file holds more than the one line that is expected"),
+        ("one\ntwo\n", "the file holds more than one line"),
+        ("x" * 70_000, "the file holds more than one line"),
     ],
 )
 def test_a_file_that_is_of_no_use(tmp_path: Path, text: str | None, why: str) -> None:

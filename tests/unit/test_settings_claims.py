@@ -111,16 +111,16 @@ def test_others_set_nothing(person: Person) -> None:
     "text", ["", "{", "[]", "{}", "[" * 100_000, '{"settings":null}', '{"settings":{"version":1}}']
 )
 def test_settings_that_make_no_sense(text: str) -> None:
-    with pytest.raises(Forged, match=r"^settings that make no sense$"):
+    with pytest.raises(Forged, match=r"^malformed settings$"):
         told(OLGA.says(Claim.SETTINGS, text))
 
 
 def test_altered_on_the_way() -> None:
     signed = sets(OLGA, 2)
 
-    with pytest.raises(Forged, match="signature does not hold"):
+    with pytest.raises(Forged, match="invalid signature"):
         told(replace(signed, text=signed.text.replace('"version":2', '"version":3')))
-    with pytest.raises(Forged, match="signature does not hold"):
+    with pytest.raises(Forged, match="invalid signature"):
         told(replace(signed, credential=sets(OTTO).credential))
 
 

@@ -283,7 +283,7 @@ async def test_late() -> None:
 async def test_who_has_less_time_than_the_queue_gives() -> None:
     turns = SlotQueue(1)
     async with turns.take("a"):
-        with pytest.raises(SlotWaitExpired, match=r"has waited 0\.01 s for its turn"):
+        with pytest.raises(SlotWaitExpired, match=r"has waited 0\.01 s for a slot"):
             async with turns.take("b", resumed=True, within_s=0.01):
                 pass
         assert (turns.taken, turns.waiting) == (1, 0)

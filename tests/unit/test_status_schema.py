@@ -157,7 +157,7 @@ def test_nothing_at_all_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_refusal_is_one_short_line() -> None:
     assert refusal({"refused": "no\nroom\x1b[2J"}, "-") == "no?room?[2J"
     assert len(refusal({"refused": "x" * 10_000}, "-")) == 400
-    assert refusal({"refused": 7}, "it gives no reason") == "it gives no reason"
+    assert refusal({"refused": 7}, "it gave no reason") == "it gave no reason"
 
 
 @pytest.mark.parametrize("value", [10**400, -1, True, "1", float("inf"), float("nan")])

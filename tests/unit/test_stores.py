@@ -285,7 +285,7 @@ def test_what_may_not_be_read_has_a_reason() -> None:
 
     assert found == {
         "secret.gguf": "cannot be read: Permission denied",
-        "closed": "cannot be looked into: Permission denied",
+        "closed": "cannot be opened: Permission denied",
     }
 
 
@@ -314,7 +314,7 @@ def test_a_folder_without_end_is_left_half_read(home: Home, monkeypatch: pytest.
     found = search(home.places)
 
     assert len(found.models) == 10
-    assert reasons(found) == {".models": "looked no further: more than 10 files and folders"}
+    assert reasons(found) == {".models": "not searched further: more than 10 files and folders"}
 
 
 def test_deep_folders_end_somewhere(home: Home) -> None:
@@ -352,11 +352,11 @@ DIGEST = f"sha256:{'a' * 64}"
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [
-        (b"", "is a manifest that is no JSON"),
-        (b"{", "is a manifest that is no JSON"),
-        (b"\xff\xfe", "is a manifest that is no JSON"),
-        (b"[" * 100_000, "is a manifest that is no JSON"),
-        (b"9" * 10_000, "is a manifest that is no JSON"),
+        (b"", "is a manifest that is not JSON"),
+        (b"{", "is a manifest that is not JSON"),
+        (b"\xff\xfe", "is a manifest that is not JSON"),
+        (b"[" * 100_000, "is a manifest that is not JSON"),
+        (b"9" * 10_000, "is a manifest that is not JSON"),
         (b"[]", "is a manifest without a list of layers"),
         ({"layers": {}}, "is a manifest without a list of layers"),
         ({"layers": [0] * 5000}, "is a manifest without a list of layers"),
@@ -416,7 +416,7 @@ def test_only_a_digest_becomes_a_path(home: Home, digest: object) -> None:
     found = search(home.places)
 
     assert names(found) == []
-    assert reasons(found) == {"latest": "names its weights by something that is no sha256 digest"}
+    assert reasons(found) == {"latest": "names its weights by something that is not a sha256 digest"}
 
 
 def test_a_manifest_of_a_gigabyte_is_not_read(home: Home) -> None:

@@ -86,7 +86,7 @@ def test_what_is_no_latency(text: str) -> None:
 
 
 def test_latencies_for_other_nodes_than_there_are(tmp_path: Any) -> None:
-    with pytest.raises(UsageError, match="--latency has 3 values for 2 nodes behind the first"):
+    with pytest.raises(UsageError, match="--latency has 3 values for 2 nodes after the first"):
         ClusterSpec(home=tmp_path, nodes=3, latency_s=(0.1, 0.1, 0.1))
 
 

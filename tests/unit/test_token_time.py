@@ -167,7 +167,7 @@ def made(total_us: int, *entries: tuple[PartKind, NodeId | None, int]) -> TokenT
 def test_a_far_link() -> None:
     token = split()
     assert said(token) == "72 % of 61 ms is the link to mini: a draft model would help"
-    assert said(token, drafts=True) == "72 % of 61 ms is the link to mini: a shorter way would help"
+    assert said(token, drafts=True) == "72 % of 61 ms is the link to mini: a shorter path would help"
 
 
 def test_several_links_alike() -> None:

@@ -32,7 +32,7 @@ _FILES = {
 WRITTEN = frozenset(_FILES)
 """Agents with a file in which a provider or a model has a place of its own."""
 _NOT_WRITTEN = {
-    "claude": "Claude Code's settings hold for all that it does: they are not changed for one model",
+    "claude": "Claude Code's settings apply to everything it does, so they are not changed for one model",
     "curl": "curl needs no config file",
     "openai": "openai-python needs no config file",
 }

@@ -50,7 +50,7 @@ def _key(endpoint: Endpoint) -> str:
 
 def _key_note(endpoint: Endpoint) -> str:
     if endpoint.key_needed:
-        return f"This node asks for its API key: set {KEY_VARIABLE} to it."
+        return f"This node needs its API key: set {KEY_VARIABLE} to it."
     return f'No key is needed; where an agent insists on one, any will do ("{NO_KEY}").'
 
 
@@ -68,7 +68,7 @@ def _pi(endpoint: Endpoint) -> Recipe:
         title="pi",
         command=_pi_command(endpoint),
         snippet=json_edit.dumps({"providers": {PROVIDER: config_files.pi_provider(endpoint)}}),
-        note=_note(endpoint, f"The snippet belongs into {file_of('pi')}.", *_pi_reserve(endpoint)),
+        note=_note(endpoint, f"Put the snippet into {file_of('pi')}.", *_pi_reserve(endpoint)),
     )
 
 
@@ -77,7 +77,7 @@ def _pi_reserve(endpoint: Endpoint) -> list[str]:
     if endpoint.window > 2 * _PI_RESERVE:
         return []
     return [
-        f"pi sums a conversation up when fewer than {_PI_RESERVE} tokens are free: in a context of "
+        f"pi summarises a conversation when fewer than {_PI_RESERVE} tokens are free: with a context of "
         f"{endpoint.window}, set compaction.reserveTokens in ~/.pi/agent/settings.json to "
         f"{max(256, endpoint.window // 4)}."
     ]
@@ -98,7 +98,7 @@ def _goose(endpoint: Endpoint) -> Recipe:
         snippet=json_edit.dumps(config_files.goose_provider(endpoint)),
         note=_note(
             endpoint,
-            f"The command needs no file. With the snippet as {file_of('goose')} this one does: "
+            f"The command needs no file. With the snippet saved as {file_of('goose')} this one does: "
             f"GOOSE_PROVIDER={PROVIDER} GOOSE_MODEL={shlex.quote(endpoint.model)} goose session.",
         ),
     )
@@ -124,7 +124,7 @@ def _opencode(endpoint: Endpoint) -> Recipe:
         title="OpenCode",
         command=f"opencode --model {shlex.quote(f'{PROVIDER}/{endpoint.model}')}",
         snippet=json_edit.dumps({"provider": {PROVIDER: config_files.opencode_provider(endpoint)}}),
-        note=_note(endpoint, f"The snippet belongs into {file_of('opencode')}."),
+        note=_note(endpoint, f"Put the snippet into {file_of('opencode')}."),
     )
 
 

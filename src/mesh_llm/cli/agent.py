@@ -41,11 +41,11 @@ class Written:
 @json_option
 @debug_option
 def agent(name: str | None, write: bool, home: Path | None, as_json: bool, debug: bool) -> None:
-    """What to type and paste so that an agent uses the running node; without NAME, all commands.
+    """Show how to connect an agent to the running node; without NAME, for all agents.
 
     --write merges it into the agent's own config and leaves everything else
     there as it is: pi (~/.pi/agent/models.json), goose, aider and opencode.
-    A key is never shown or written: MESH_LLM_API_KEY stands for it.
+    A key is never shown or written; MESH_LLM_API_KEY takes its place.
     """
     if write and name is None:
         raise click.UsageError("--write needs the name of an agent")
@@ -70,7 +70,7 @@ async def _endpoint(home: Home) -> tuple[Endpoint, str]:
     try:
         status = await call(home, "GET", "/api/status")
     except NodeNotRunning:
-        return default, f"No node is running on {home.path}: this is for the default port and model"
+        return default, f"No node is running on {home.path}; showing the default port and model"
     api, model = status["api"], status["model"] or {}
     endpoint = Endpoint(
         url=config_files.as_typed(api["url"] or default.url),
@@ -79,7 +79,7 @@ async def _endpoint(home: Home) -> tuple[Endpoint, str]:
         key_needed=api.get("key_needed", False),
     )
     if endpoint.context is None:
-        return endpoint, "The node does not serve yet: its context is not known, and this may change"
+        return endpoint, "The node does not serve yet, so its context size is unknown and this may change"
     return endpoint, ""
 
 
@@ -92,7 +92,7 @@ def _list(endpoint: Endpoint, *, as_json: bool) -> None:
         print_json({"agents": [asdict(recipe) for recipe in recipes]})
         return
     print_table([(recipe.name, recipe.title) for recipe in recipes], headers=("name", "agent"))
-    click.echo("\nmesh-llm agent NAME shows what to type and paste")
+    click.echo("\nRun mesh-llm agent NAME for the details")
 
 
 def _show(name: str, endpoint: Endpoint) -> None:
@@ -101,7 +101,7 @@ def _show(name: str, endpoint: Endpoint) -> None:
     click.echo(f"{recipe.command}\n")
     if recipe.snippet:
         if name in config_files.WRITTEN:
-            click.echo(f"In {_shown(config_file(name))} (mesh-llm agent {name} --write does it):\n")
+            click.echo(f"In {_shown(config_file(name))} (mesh-llm agent {name} --write does this):\n")
         click.echo(f"{recipe.snippet}\n")
     click.echo(recipe.note)
 
@@ -109,11 +109,11 @@ def _show(name: str, endpoint: Endpoint) -> None:
 def _tell(name: str, endpoint: Endpoint, written: Written) -> None:
     file = _shown(written.file)
     if not written.changed:
-        click.echo(f"{file} says so already: nothing changed")
+        click.echo(f"{file} is up to date already; nothing changed")
     elif written.backup is None:
         click.echo(f"Wrote {file}")
     else:
-        click.echo(f"Changed {file}; as it was: {_shown(written.backup)}")
+        click.echo(f"Changed {file}; the previous version is {_shown(written.backup)}")
     click.echo(f"\n{snippets.recipe(name, endpoint).command}")
 
 
@@ -167,7 +167,7 @@ def write_config(name: str, endpoint: Endpoint) -> Written:
     try:
         after = config_files.rewritten(name, before or "", endpoint)
     except AgentConfigRefused as error:
-        raise AgentConfigRefused(f"{named} is left as it is: {error.message}", hint=error.hint) from None
+        raise AgentConfigRefused(f"{named} was not changed: {error.message}", hint=error.hint) from None
     if before == after:
         return Written(file=named, changed=False)
     backup = None
@@ -193,7 +193,7 @@ def _target(named: Path) -> Path:
     try:
         return named.resolve()
     except (OSError, RuntimeError):  # the latter before Python 3.13
-        raise AgentConfigRefused(f"{named} is a link that leads to itself") from None
+        raise AgentConfigRefused(f"{named} is a symbolic link that points to itself") from None
 
 
 def _read(path: Path, named: Path) -> str | None:
@@ -206,11 +206,11 @@ def _read(path: Path, named: Path) -> str | None:
     except FileNotFoundError:
         return None
     if len(content) > AGENT_CONFIG_BYTES:
-        raise AgentConfigRefused(f"{named} is left as it is: larger than any config file")
+        raise AgentConfigRefused(f"{named} was not changed: it is too large for a config file")
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise AgentConfigRefused(f"{named} is left as it is: it is not UTF-8") from None
+        raise AgentConfigRefused(f"{named} was not changed: it is not UTF-8") from None
 
 
 def _backed_up(path: Path, named: Path) -> Path:

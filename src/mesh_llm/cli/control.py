@@ -34,7 +34,7 @@ async def call(home: Home, method: str, path: str, body: dict[str, Any] | None =
     except (aiohttp.ClientConnectionError, FileNotFoundError):
         # Refused, or cut off in the middle: the node has just ended.
         raise NodeNotRunning(
-            f"no node is running on {home.path}", hint="start one with mesh-llm, or name its --home"
+            f"no node is running on {home.path}", hint="start one with mesh-llm, or give its --home"
         ) from None
     except TimeoutError:
         raise MeshError(
@@ -50,7 +50,7 @@ async def call(home: Home, method: str, path: str, body: dict[str, Any] | None =
 @json_option
 @debug_option
 def stop(home: Path | None, as_json: bool, debug: bool) -> None:
-    """Stop the running node: answers under way finish first. Returns when it is gone.
+    """Stop the running node after its open answers. Returns when the node has ended.
 
     It stays a member of its mesh, and returns to it when it is started again.
     """
@@ -85,8 +85,8 @@ def wait_until_gone(pid: int, home: Home) -> None:
     while _runs(pid):
         if time.monotonic() > deadline:
             raise MeshError(
-                f"the node with pid {pid} was told to stop and still runs after {STOP_TIMEOUT_S:.0f} s",
-                hint=f"kill -9 {pid} ends it; its children follow by themselves",
+                f"the node with pid {pid} was told to stop and is still running after {STOP_TIMEOUT_S:.0f} s",
+                hint=f"kill -9 {pid} ends it, and its children with it",
             )
         time.sleep(LOCK_POLL_S / 4)
 

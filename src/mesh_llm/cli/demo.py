@@ -46,10 +46,12 @@ class Answer:
 @click.option(
     "--latency",
     metavar="MS[,MS…]",
-    help="one-way delay of the links: one for all, or one for each node behind the first",
+    help="one-way delay of the links: one value for all, or one for each node after the first",
 )
-@click.option("--once", is_flag=True, help="end after the answer instead of serving on")
-@click.option("--port", type=int, default=API_PORT, show_default=True, help="API port; any free one if taken")
+@click.option("--once", is_flag=True, help="end after the answer instead of serving further requests")
+@click.option(
+    "--port", type=int, default=API_PORT, show_default=True, help="API port; any free one if it is taken"
+)
 @json_option
 @debug_option
 def demo(
@@ -57,7 +59,7 @@ def demo(
 ) -> None:
     """Split MODEL over several nodes on this machine, ask it one question and show the figures.
 
-    In a terminal it serves on until Ctrl-C. `mesh-llm demo stop` ends a demo
+    In a terminal it keeps serving until Ctrl-C. `mesh-llm demo stop` ends a demo
     that runs elsewhere. Each node is a process with a home of its own; nothing
     listens beyond this machine.
     """
@@ -86,7 +88,8 @@ def parse_latency(text: str | None) -> tuple[float, ...]:
         values = (-1.0,)
     if any(not 0 <= value <= 10 for value in values):
         raise UsageError(
-            f"--latency {text}: milliseconds between 0 and 10,000", hint="for example 10 or 5,20"
+            f"--latency {text} is not a delay: give milliseconds between 0 and 10,000",
+            hint="for example 10 or 5,20",
         )
     return values
 
@@ -130,7 +133,7 @@ async def _demo(spec: ClusterSpec, output: Output, *, stay: bool, as_json: bool)
             _show(await mesh.status(), answer, as_json=as_json)
             answered.set()
             if stay:
-                output.note("Serving on; Ctrl-C ends it")
+                output.note("Still serving; Ctrl-C ends it")
                 await mesh.ended()
 
     answered = asyncio.Event()
@@ -169,7 +172,7 @@ async def _ask(mesh: Cluster, began: float, *, echo: bool) -> Answer:
         async for line in response.content:
             chunk = _chunk(line)
             if "error" in chunk:
-                raise MeshError(f"the answer broke off: {chunk['error']['message']}")
+                raise MeshError(f"the answer was cut off: {chunk['error']['message']}")
             piece = _piece(chunk)
             if piece and not text:
                 first_token_s = time.monotonic() - began

@@ -30,8 +30,8 @@ from mesh_llm.models.stores import LocalModel, Places, Store, find_all
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--draft", is_flag=True, help="and the small model that drafts for it")
-@click.option("--check", is_flag=True, help="compare every byte of the files here with their hashes")
+@click.option("--draft", is_flag=True, help="also download its draft model")
+@click.option("--check", is_flag=True, help="check the files on this disk against their hashes")
 @home_option
 @json_option
 @debug_option
@@ -40,9 +40,9 @@ def download(
 ) -> None:
     """List the catalog, or download the model NAME to ~/.models (MESH_LLM_MODELS).
 
-    NAME is one of the list, hf:OWNER/REPO[:FILE|QUANT], or a URL. What was
-    interrupted goes on where it was; what another program has brought to this
-    machine is not fetched again.
+    NAME is from the list, hf:OWNER/REPO[:FILE|QUANT], or a URL. An interrupted
+    download continues where it stopped; a file that another program has already
+    brought to this machine is not downloaded again.
     """
     own = Home(home_path(home))
     listed = catalog.load(own.catalog_file)
@@ -73,8 +73,8 @@ async def _entries(name: str, listed: Catalog, *, draft: bool) -> tuple[CatalogE
         return (entry,)
     if entry.draft is None:
         raise ModelError(
-            f"the catalog names no draft for {entry.name}",
-            hint="download one by its own name",
+            f"the catalog has no draft model for {entry.name}",
+            hint="download a draft model by its own name",
         )
     return entry, listed.find(entry.draft)
 
@@ -97,8 +97,8 @@ def _named(name: str, listed: Catalog) -> CatalogEntry | HubName:
     meant = names.resolve(name, catalog=listed, find=tuple)
     if isinstance(meant, names.Here):
         raise ModelError(
-            f"{name} is the path of a file, and no model that can be downloaded",
-            hint="mesh-llm download lists what can be",
+            f"{name} is a file path, not a model to download",
+            hint="mesh-llm download lists the models that can be downloaded",
         )
     return meant
 

@@ -32,7 +32,7 @@ def engine() -> None:
 @json_option
 @debug_option
 def info(as_json: bool, debug: bool) -> None:
-    """Version, devices with memory and speed, CPU features, which libraries are native, and GPUs not used.
+    """Show version, devices with memory and speed, CPU features, native libraries, and unused GPUs.
 
     A speed is shown once a node has measured it.
     """
@@ -102,22 +102,22 @@ def _speed(libraries: dict[str, Path], device: str) -> dict[str, float] | None:
 
 
 @engine.command()
-@click.option("--cuda", is_flag=True, help="for this machine's NVIDIA GPUs, too, now and from now on")
-@click.option("--vulkan", is_flag=True, help="the same by Vulkan, for GPUs of any make")
-@click.option("--hip", is_flag=True, help="the same for AMD's GPUs, by ROCm")
-@click.option("--no-gpu", is_flag=True, help="drop what was built for GPUs")
-@click.option("--force", is_flag=True, help="build again what is there already")
+@click.option("--cuda", is_flag=True, help="also build for NVIDIA GPUs, now and from now on")
+@click.option("--vulkan", is_flag=True, help="the same with Vulkan, for GPUs of any maker")
+@click.option("--hip", is_flag=True, help="the same for AMD GPUs, with ROCm")
+@click.option("--no-gpu", is_flag=True, help="remove the libraries that were built for GPUs")
+@click.option("--force", is_flag=True, help="rebuild what is there already")
 @json_option
 @debug_option
 def build(cuda: bool, vulkan: bool, hip: bool, no_gpu: bool, force: bool, as_json: bool, debug: bool) -> None:
-    """Build the native libraries for this machine: a minute, once; for a GPU many minutes.
+    """Build the native libraries for this machine: takes a minute, for a GPU many minutes.
 
-    Without an option: those of CPUs and links, and of GPUs that were asked for before.
+    Without an option: those for the CPU and links, and those for GPUs that were asked for before.
     """
     asked = [kind for kind, given in (("cuda", cuda), ("vulkan", vulkan), ("hip", hip)) if given]
     if len(asked) + no_gpu > 1:
         named = ", ".join([*(gpus.KINDS[kind].option for kind in asked), *(["--no-gpu"] if no_gpu else [])])
-        raise UsageError(f"{named}: one at a time", hint="what was built before is kept")
+        raise UsageError(f"{named}: choose one at a time", hint="what was built before is kept")
     if no_gpu:
         builder.drop_gpus()
     with Output() as output:

@@ -63,7 +63,7 @@ async def take_stock(home: Home, *, progress: ProgressSink) -> Inventory:
         find_wheel()
         headers = await _headers(found, progress)
     except EngineMissing as error:
-        headers, note = {}, f"No headers were read: {error.message}"
+        headers, note = {}, f"The model files could not be read: {error.message}"
     listed = [Listed(model=model, header=headers.get(model.path)) for model in found.models]
     skipped = [
         Skipped(path=each.model.path, store=each.model.store, reason=each.header.problem)

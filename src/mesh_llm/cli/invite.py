@@ -23,7 +23,12 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @click.group(invoke_without_command=True)
 @click.option("--role", type=click.Choice(("owner", "node", "client")), default="node", show_default=True)
 @click.option("--expires", metavar="SPAN", default="7d", show_default=True, help="30m, 12h, 7d, 4w, or never")
-@click.option("--uses", type=click.IntRange(1), metavar="N", help="so many may come in by it (default: any)")
+@click.option(
+    "--uses",
+    type=click.IntRange(1),
+    metavar="N",
+    help="how many nodes may join with it (default: any number)",
+)
 @home_option
 @json_option
 @debug_option
@@ -57,7 +62,7 @@ def invite(
 @json_option
 @debug_option
 def list_invites(home: Path | None, as_json: bool, debug: bool) -> None:
-    """The invites that the running node made, and how many came in by each."""
+    """List the invites that the running node made, and how many nodes joined with each."""
     answer = asyncio.run(call(Home(home_path(home)), "GET", "/api/invites"))
     if as_json:
         print_json(answer)
@@ -82,10 +87,10 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
 @json_option
 @debug_option
 def revoke(id: str, home: Path | None, as_json: bool, debug: bool) -> None:
-    """Take an invite back, and expel those who came in by it.
+    """Revoke an invite, and expel everyone who joined with it.
 
-    Named by its id, or by a member that came in by it. Owners may revoke any, others their own and those of
-    nodes below them.
+    Name it by its id, or by a member that joined with it. Owners may revoke any invite, other nodes their own
+    and those made by nodes that they let in.
     """
     answer = asyncio.run(call(Home(home_path(home)), "POST", "/api/revoke", {"id": id}))
     if as_json:
@@ -93,7 +98,7 @@ def revoke(id: str, home: Path | None, as_json: bool, debug: bool) -> None:
     elif answer["expelled"]:
         click.echo(f"Revoked {answer['id']}; expelled {', '.join(answer['expelled'])}")
     else:
-        click.echo(f"Revoked {answer['id']}; nobody who is here came in by it")
+        click.echo(f"Revoked {answer['id']}; no member that is here joined with it")
 
 
 def parse_span(text: str) -> float | None:
@@ -102,7 +107,7 @@ def parse_span(text: str) -> float | None:
         return None
     match = _SPAN.match(text)
     if match is None or int(match[1]) == 0:
-        raise UsageError(f"--expires {text}: that is no span of time", hint="30m, 12h, 7d, 4w, or never")
+        raise UsageError(f"--expires {text} is not a duration", hint="30m, 12h, 7d, 4w, or never")
     return float(int(match[1]) * _UNIT_S[match[2]])
 
 
@@ -112,7 +117,7 @@ def parse_span(text: str) -> float | None:
 @json_option
 @debug_option
 def promote(name: str, home: Path | None, as_json: bool, debug: bool) -> None:
-    """Make a member of the mesh an owner, too.
+    """Make a member an owner of the mesh.
 
     Owners set the model and the plan's options, and may revoke any invite. `invite revoke` takes it back,
     and expels that machine.

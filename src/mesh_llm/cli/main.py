@@ -20,19 +20,19 @@ from mesh_llm.cli import secret
 from mesh_llm.errors import MeshError
 
 _VERBS = {
-    "serve": ("serve", "run a node (the same as mesh-llm without a verb)"),
-    "status": ("status", "nodes, links, plan and speed, as the running node knows them"),
-    "plan": ("plan", "who would compute what, how fast, and why; nothing is started"),
-    "invite": ("invite", "a token for another machine; list, revoke"),
-    "promote": ("invite", "make a member an owner of the mesh, too"),
+    "serve": ("serve", "run a node (the same as mesh-llm without a command)"),
+    "status": ("status", "show nodes, links, plan and speed"),
+    "plan": ("plan", "show who would compute what, how fast, and why; starts nothing"),
+    "invite": ("invite", "make, list and revoke tokens for other machines"),
+    "promote": ("invite", "make a member an owner of the mesh"),
     "leave": ("control", "hand over, leave the mesh and stop"),
     "stop": ("control", "stop the running node"),
     "download": ("download", "list the catalog, or download a model"),
-    "models": ("models", "the models on this disk, whoever brought them, and whether they fit"),
-    "engine": ("engine", "the engine of this machine: info, build"),
-    "relay": ("relay", "a relay for meshes across NATs, self-hosted"),
-    "agent": ("agent", "what to type and paste for pi, goose, aider and others; --write does it"),
-    "demo": ("demo", "a mesh on this machine, one question, the figures; stop"),
+    "models": ("models", "list the models on this disk and whether they fit"),
+    "engine": ("engine", "show the engine of this machine, or build its libraries"),
+    "relay": ("relay", "run a relay for nodes behind NATs"),
+    "agent": ("agent", "connect pi, goose, aider and other agents to a node"),
+    "demo": ("demo", "try a mesh on this machine; demo stop ends it"),
 }
 
 
@@ -60,7 +60,7 @@ class Verbs(click.Group):
         given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
         if given:
             raise click.UsageError(
-                f"--{given[0].replace('_', '-')} stands before {args[0]}; options follow their verb"
+                f"--{given[0].replace('_', '-')} comes before {args[0]}; options go after the command"
             )
         return super().resolve_command(ctx, args)
 
@@ -79,7 +79,7 @@ def _group() -> click.Group:
     def mesh_llm(ctx: click.Context, /, **options: Any) -> None:
         """Pool your machines into one OpenAI-compatible endpoint.
 
-        Without a verb it runs a node: it loads the model and answers at
+        Without a command it runs a node: it loads the model and answers at
         http://localhost:9337 until Ctrl-C.
         """
         if ctx.invoked_subcommand is None:
@@ -107,7 +107,7 @@ def main() -> None:
         status = error.exit_code
     except click.ClickException as error:
         print(f"Error: {error.format_message()}", file=sys.stderr)
-        print("Hint: mesh-llm --help lists what there is", file=sys.stderr)
+        print("Hint: mesh-llm --help lists commands and options", file=sys.stderr)
         status = 2
     except (click.Abort, KeyboardInterrupt):
         status = 130

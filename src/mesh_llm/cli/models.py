@@ -38,10 +38,10 @@ _NOTES = 12
 @json_option
 @debug_option
 def models(home: Path | None, as_json: bool, debug: bool) -> None:
-    """Every model on this disk: ~/.models, the Hugging Face cache, LM Studio's and Ollama's.
+    """List every model on this disk: ~/.models, and those of Hugging Face, LM Studio and Ollama.
 
-    Any name of the first column can be given to --model. The fit is for this
-    machine and, where a node runs on this home, for its mesh.
+    Any name in the first column can be given to --model. Whether it fits is shown for
+    this machine and, if a node is running on this home, for its mesh.
     """
     with ExitStack() as ended:
         inventory = asyncio.run(take_stock(Home(home_path(home)), progress=_progress(ended)))
@@ -136,7 +136,7 @@ def _outlook(fit: WouldFit | None) -> dict[str, Any] | None:
 def show(inventory: Inventory) -> None:
     """As wide as the terminal: one line for each model, or its name on a line of its own."""
     if not inventory.listed:
-        click.echo("No models on this disk yet; mesh-llm download lists what there is", err=True)
+        click.echo("No models on this disk yet; mesh-llm download lists models to download", err=True)
     else:
         rows = [_row(each) for each in inventory.listed]
         full = [(*row, _origin(each.model)) for row, each in zip(rows, inventory.listed, strict=True)]

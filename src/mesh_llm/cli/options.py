@@ -27,10 +27,10 @@ _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "i
 _PATH = click.Path(path_type=Path)
 
 home_option = click.option(
-    "--home", type=_PATH, metavar="DIR", help="the node's state (MESH_LLM_HOME, else ~/.mesh-llm)"
+    "--home", type=_PATH, metavar="DIR", help="folder for the node's state (MESH_LLM_HOME, else ~/.mesh-llm)"
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
-debug_option = click.option("--debug", is_flag=True, help="log everything to stderr, show tracebacks")
+debug_option = click.option("--debug", is_flag=True, help="log everything to stderr and show tracebacks")
 
 _OPTIONS = [
     click.option(
@@ -38,15 +38,15 @@ _OPTIONS = [
         metavar="NAME|PATH",
         help="a name from mesh-llm models or mesh-llm download, a GGUF file (any shard of a multi-file one), "
         "hf:OWNER/REPO[:FILE|QUANT], ollama:NAME or a URL "
-        f"(default: the mesh's model for one who joins, {DEFAULT_MODEL} otherwise)",
+        f"(default: the mesh's model when joining one, {DEFAULT_MODEL} otherwise)",
     ),
     click.option(
         "--join",
         metavar="TOKEN|@FILE|-",
-        help="join the mesh of this invite token; @FILE and - read it from a file and from standard input "
+        help="join the mesh of this invite token; @FILE reads it from a file, - from standard input "
         "(also MESH_LLM_JOIN)",
     ),
-    click.option("--new-mesh", is_flag=True, help="start a new mesh (default: return to the one it was in)"),
+    click.option("--new-mesh", is_flag=True, help="start a new mesh (default: return to the last one)"),
     click.option("--client", is_flag=True, help="lite client: the API only; no model, no engine"),
     click.option(
         "--alias", metavar="NAME", help="name under which the model is served (default: its file name)"
@@ -59,55 +59,61 @@ _OPTIONS = [
         metavar="ADDR",
         default=API_LISTEN,
         show_default=True,
-        help="API address; beyond loopback it needs --api-key",
+        help="API address; any but loopback needs --api-key",
     ),
-    click.option("--api-key", metavar="KEY|@FILE|-", help="asked of API clients (also MESH_LLM_API_KEY)"),
+    click.option(
+        "--api-key", metavar="KEY|@FILE|-", help="key that API clients must send (also MESH_LLM_API_KEY)"
+    ),
     click.option("--tls-cert", type=_PATH, metavar="FILE", help="serve HTTPS with this certificate"),
-    click.option("--tls-key", type=_PATH, metavar="FILE", help="and this key"),
+    click.option("--tls-key", type=_PATH, metavar="FILE", help="private key for --tls-cert"),
     click.option("--bind-port", type=int, default=0, metavar="PORT", help="fixed UDP port for QUIC"),
     click.option("--bind-ip", metavar="IP", help="address for QUIC (MESH_LLM_BIND_IP; default: all)"),
     click.option(
         "--relay",
         metavar="URL",
-        help="own relay, remembered with the mesh (its token: MESH_LLM_RELAY_TOKEN); public: iroh's again",
+        help="your own relay, remembered with the mesh (token: MESH_LLM_RELAY_TOKEN); public: iroh's relays",
     ),
     click.option(
         "--no-relay", is_flag=True, help="direct paths only, no public lookups (also MESH_LLM_NO_RELAY=1)"
     ),
     click.option(
-        "--plain-lan", is_flag=True, help="unencrypted data links, for networks that are already private"
+        "--plain-lan", is_flag=True, help="use unencrypted data links; only for networks that are private"
     ),
     click.option(
         "--split", is_flag=True, help="spread the model over every capable node, even if it fits on one"
     ),
     click.option(
-        "--tensor-split", metavar="R,R,...", help="shares in the order of status, host first; 0 is none"
+        "--tensor-split",
+        metavar="R,R,...",
+        help="share of each node, in the order of status, host first; 0: no part",
     ),
-    click.option("--layers", metavar="NODE=A-B,...", help="exact layers by node name"),
+    click.option("--layers", metavar="NODE=A-B,...", help="exact layers for each node, by name"),
     click.option(
         "--hosting",
         type=click.Choice(("auto", "prefer", "never")),
         default="auto",
         show_default=True,
-        help="whether this node may be, or should be, the host",
+        help="whether this node may or should be the host",
     ),
     click.option("--no-fetch", is_flag=True, help="never copy a missing model from a peer"),
     click.option(
         "--ctx-size", type=int, metavar="N", help="context per slot (default: the largest that fits)"
     ),
-    click.option("--parallel", type=int, metavar="N", help=f"slots (default: {DEFAULT_SLOTS})"),
+    click.option(
+        "--parallel", type=int, metavar="N", help=f"requests at once, called slots (default: {DEFAULT_SLOTS})"
+    ),
     click.option(
         "--draft",
         metavar="NAME|PATH",
-        help="a small model that guesses ahead (default: the one that belongs to the model, if it is here)",
+        help="draft model for speculative decoding (default: the model's own, if it is on this disk)",
     ),
     click.option(
         "--draft-max",
         type=int,
         metavar="N",
-        help=f"most tokens that it guesses at once (default: {DRAFT_MAX})",
+        help=f"most tokens to draft at once (default: {DRAFT_MAX})",
     ),
-    click.option("--no-draft", is_flag=True, help="guess nothing ahead, from the text neither"),
+    click.option("--no-draft", is_flag=True, help="disable speculative decoding (draft model and n-gram)"),
     click.option(
         "--max-memory",
         metavar="SIZE",
@@ -122,42 +128,49 @@ _OPTIONS = [
         "--gpu-layers",
         type=int,
         metavar="N",
-        help="layers on the GPU (default: all that fit); a host has the rest in main memory, "
-        "a worker takes no more, and 0 is the CPU",
+        help="layers on the GPU (default: all that fit); a host keeps the rest in main memory, "
+        "a worker takes no more; 0: use the CPU",
     ),
     click.option("--threads", type=int, metavar="N", help="CPU threads (default: physical cores)"),
     click.option(
         "--mmproj",
         type=_PATH,
         metavar="FILE",
-        help="projector, for models that see images (default: one beside the model; none: without)",
+        help="projector, for models that take images (default: the one beside the model; none: no images)",
     ),
     click.option("--embeddings", is_flag=True, help="serve embeddings"),
     click.option("--rerank", is_flag=True, help="serve reranking"),
     click.option(
         "--cache-type-k", type=click.Choice(_CACHE_TYPES), help="type of cached keys (default: f16)"
     ),
-    click.option("--cache-type-v", type=click.Choice(_CACHE_TYPES), help="and of cached values"),
-    click.option("--engine-set", multiple=True, metavar="KEY=VALUE", help="a setting of llama.cpp's own"),
     click.option(
-        "--bin-dir", type=_PATH, metavar="DIR", help="a llama-server and ggml backends that you built"
+        "--cache-type-v", type=click.Choice(_CACHE_TYPES), help="type of cached values (default: f16)"
     ),
+    click.option(
+        "--engine-set",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="set a parameter of llama.cpp; can be repeated",
+    ),
+    click.option("--bin-dir", type=_PATH, metavar="DIR", help="folder of a llama-server that you built"),
     click.option(
         "--console",
         type=int,
         is_flag=False,
         flag_value=CONSOLE_PORT,
         metavar="[PORT]",
-        help=f"web console on loopback ({CONSOLE_PORT}; 0 takes any free port); opened in a browser "
-        "where there is one (MESH_LLM_NO_BROWSER=1: not)",
+        help=f"start the web console on loopback (port {CONSOLE_PORT}; 0: any free port) and open it in a "
+        "browser if there is one (not with MESH_LLM_NO_BROWSER=1)",
     ),
     click.option("--name", metavar="NAME", default="", help="this node's name (default: the machine's)"),
     home_option,
     click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True),
-    click.option("--plain", is_flag=True, help="lines only, no live view (as when piped, or with TERM=dumb)"),
+    click.option(
+        "--plain", is_flag=True, help="plain lines, no live view (the default in a pipe, or if TERM=dumb)"
+    ),
     debug_option,
     click.option(
-        "--trace", type=_PATH, metavar="FILE", help="log the link protocol there, command by command"
+        "--trace", type=_PATH, metavar="FILE", help="write every command of the link protocol to this file"
     ),
 ]
 

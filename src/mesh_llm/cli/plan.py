@@ -27,11 +27,10 @@ _OF_A_NODE = ("max_memory", "device", "gpu_layers", "threads")
 @options_named("model", *_OF_THE_MESH, *_OF_A_NODE, "home", "debug")
 @json_option
 def plan(as_json: bool, **options: Any) -> None:
-    """The plan for a model and its prediction. Nothing is started, built or downloaded.
+    """Show the plan for a model and its predicted speed. Starts, builds and downloads nothing.
 
-    Where a node runs on this home, the plan is for its mesh as it is now; of
-    another model than the mesh's as if every node had its file. Otherwise it is
-    for this machine alone.
+    If a node is running on this home, the plan is for its mesh as it is now; for a model
+    other than the mesh's, as if every node had its file. Otherwise it is for this machine alone.
     """
     config = _config(options)
     document = asyncio.run(_planned(config, options))
@@ -77,7 +76,7 @@ async def _planned(config: NodeConfig, options: dict[str, Any]) -> dict[str, Any
         if options[option] is not None:
             flag = option.replace("_", "-")
             raise UsageError(
-                f"--{flag} belongs to each node, and one runs on {config.home}",
+                f"--{flag} is an option of each node, and a node is running on {config.home}",
                 hint=f"start that node with --{flag}, or plan for this machine alone with another --home",
             )
     return {"scope": "mesh", **document}
@@ -133,7 +132,7 @@ def _model_rows(document: dict[str, Any], names: tables.Names) -> list[tuple[str
         rows.append(("context", f"{model['slots']} x {model['context']} tokens"))
     if draft := model["draft"]:
         size = f", {tables.size(draft['weight_bytes'])}" if draft["weight_bytes"] else ""
-        note = "" if draft["fits"] else "; left out, there is no memory for it"
+        note = "" if draft["fits"] else "; left out, because there is no memory for it"
         rows.append(("draft", f"{draft['name']}{size}{note}"))
     rows += [("note", text) for text in document["notes"]]
     return rows
@@ -182,7 +181,7 @@ def _show_predictions(document: dict[str, Any], names: tables.Names) -> None:
     if other is not None and other["plan"] is None:
         print(f"no {other['mode']} plan: {other['reason']}")
     if not plan["predicted_tok_s"]:
-        print("A speed is predicted once every node of the plan has measured its own; a first start does")
+        print("A speed is predicted once every node of the plan has measured its own, at its first start")
 
 
 def _prediction(which: str, plan: dict[str, Any], names: tables.Names) -> tuple[str, ...]:

@@ -42,36 +42,42 @@ _FILES_SPARE = 64
     "--listen", "where", metavar="ADDR:PORT", default=RELAY_LISTEN, show_default=True, help="address"
 )
 @click.option("--tls-cert", type=_PATH, metavar="FILE", help="serve HTTPS with this certificate")
-@click.option("--tls-key", type=_PATH, metavar="FILE", help="and this key")
-@click.option("--token", metavar="TOKEN|@FILE|-", help=f"asked of every node (also {TOKEN_VARIABLE})")
-@click.option("--allow", multiple=True, metavar="NODE_ID", help="let in these nodes only; repeat it")
+@click.option("--tls-key", type=_PATH, metavar="FILE", help="private key for --tls-cert")
 @click.option(
-    "--metrics", is_flag=True, help="figures for Prometheus at /metrics, for this machine or the token"
+    "--token", metavar="TOKEN|@FILE|-", help=f"token that every node must send (also {TOKEN_VARIABLE})"
+)
+@click.option("--allow", multiple=True, metavar="NODE_ID", help="admit only this node; can be repeated")
+@click.option(
+    "--metrics", is_flag=True, help="serve Prometheus metrics at /metrics, to this machine or with the token"
 )
 @click.option(
-    "--max-clients", type=click.IntRange(1), default=RELAY_CLIENTS, show_default=True, help="nodes at once"
+    "--max-clients",
+    type=click.IntRange(1),
+    default=RELAY_CLIENTS,
+    show_default=True,
+    help="most nodes at once",
 )
 @click.option(
     "--per-address",
     type=click.IntRange(0),
     default=RELAY_PER_ADDRESS,
     show_default=True,
-    help="connections from one IP address; 0 for any number, as behind a proxy",
+    help="most connections from one IP address; 0: no limit, for a proxy",
 )
 @click.option(
     "--rate",
     metavar="SIZE",
     default=f"{RELAY_CLIENT_BYTES_S / 1e6:g}MB",
     show_default=True,
-    help="what one node may send in a second",
+    help="most that one node may send in a second",
 )
 @click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
 @debug_option
 def relay(log_format: str, debug: bool, **options: Any) -> None:
-    """A relay for nodes that cannot reach each other, until Ctrl-C.
+    """Run a relay for nodes that cannot reach each other, until Ctrl-C.
 
-    What it passes on is encrypted between the nodes. Beyond loopback it demands
-    a token or a list of nodes.
+    The nodes encrypt what it passes on. On any address but loopback it needs a token
+    or a list of nodes.
     """
     set_up_logging(None, debug=debug, log_format=log_format)
     with Output(log_format=log_format) as output:
@@ -149,7 +155,7 @@ def _introduce(url: str, config: RelayConfig, output: Output) -> None:
     variable = f"{TOKEN_VARIABLE}=… " if config.token is not None else ""
     output.event(Event(kind="use", text=f"Nodes use it with: {variable}mesh-llm --relay {url}"))
     if config.allowed is not None:
-        output.note(f"It lets in {len(config.allowed)} nodes, by their ids")
+        output.note(f"It admits {len(config.allowed)} nodes, by their ids")
     if config.metrics:
         output.note(f"Figures: {url}/metrics")
 

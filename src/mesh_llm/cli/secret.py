@@ -101,7 +101,7 @@ def _line(data: bytes, source: str) -> str:
     if not lines:
         raise UsageError(f"{source} is empty")
     if len(lines) > 1 or len(data) > _LIMIT_BYTES:
-        raise UsageError(f"{source} holds more than the one line that is expected")
+        raise UsageError(f"{source} holds more than one line")
     return lines[0]
 
 
@@ -122,8 +122,8 @@ def _file(option: str, path: Path) -> bytes:
 def _standard_input(option: str) -> bytes:
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError(
-            f"{option} - reads standard input, and that is a terminal",
-            hint=f"write it there through a pipe, or name a file: {option} @FILE",
+            f"{option} - reads standard input, which is a terminal",
+            hint=f"pipe it in, or name a file: {option} @FILE",
         )
     descriptor, data = sys.stdin.fileno(), b""
     deadline = time.monotonic() + _STDIN_S

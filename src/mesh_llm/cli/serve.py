@@ -84,7 +84,7 @@ async def until_stopped(node: Node, output: Output, live: Live | None) -> int:
         node.stop()
         # A terminal that is gone must not keep it from stopping.
         with suppress(OSError):
-            output.note("Stopping; Ctrl-C again does not wait for answers under way")
+            output.note("Stopping after open answers; press Ctrl-C again to stop at once")
 
     def on_signal(number: signal.Signals) -> None:
         caught.append(number)

@@ -28,14 +28,14 @@ STATUS_WATCH_S = 1.0
 
 @click.command()
 @click.option(
-    "--watch", is_flag=True, help="look on, once a second, until q or Ctrl-C; in a pipe: every change"
+    "--watch", is_flag=True, help="refresh every second until q or Ctrl-C; in a pipe, print every change"
 )
-@click.option("--layers", is_flag=True, help="which layer is where")
+@click.option("--layers", is_flag=True, help="show which layer is on which node")
 @home_option
 @json_option
 @debug_option
 def status(watch: bool, layers: bool, home: Path | None, as_json: bool, debug: bool) -> None:
-    """What the running node knows: nodes, roles, links, plan, memory and speed."""
+    """Show what the running node knows: nodes, roles, links, plan, memory and speed."""
     where = Home(home_path(home))
     if watch and is_live() and not as_json:
         with Terminal() as terminal:

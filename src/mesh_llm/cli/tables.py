@@ -88,14 +88,14 @@ def layers(stage: Mapping[str, Any]) -> str:
 
 
 def drafts(draft: Mapping[str, Any] | None) -> str:
-    """`by Qwen2.5-0.5B and the text: 312 of 400 tokens right, last 8 at once, 2.10 x as fast`."""
+    """`by Qwen2.5-0.5B and the text: 312 of 400 tokens accepted, last 8 at once, 2.10 x as fast`."""
     if draft is None:
         return ""
     by = f"{draft['name']} and the text" if draft["name"] else "the text"
     if not draft["drafted"]:
         return f"by {by}, none yet"
     gain = f", {draft['gain']:.2f} x as fast" if draft["gain"] else ""
-    right = f"{draft['accepted']} of {draft['drafted']} tokens right"
+    right = f"{draft['accepted']} of {draft['drafted']} tokens accepted"
     return f"by {by}: {right}, last {draft['depth']} at once{gain}"
 
 

@@ -42,7 +42,7 @@ class Guard:
     def check_origin(self, request: web.BaseRequest) -> None:
         hosts = request.headers.getall("Host", [])
         if not self._names.mean_us(hosts):
-            raise Refused(403, "the console answers to localhost only", code="foreign_host")
+            raise Refused(403, "the console answers on localhost only", code="foreign_host")
         own = f"http://{hosts[0]}".lower()
         if any(origin.lower() != own for origin in request.headers.getall("Origin", [])):
             raise Refused(403, "other web pages may not use the console", code="foreign_origin")

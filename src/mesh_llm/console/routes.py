@@ -156,11 +156,13 @@ async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.read() or b"{}")
     except web.HTTPRequestEntityTooLarge:
-        raise UsageError(f"a call is no longer than {CONSOLE_BODY_LIMIT_BYTES >> 10} KiB") from None
+        raise UsageError(
+            f"a request body must not be larger than {CONSOLE_BODY_LIMIT_BYTES >> 10} KiB"
+        ) from None
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise UsageError("a call's body is a JSON object")
+        raise UsageError("a request body must be a JSON object")
     return body
 
 
@@ -169,14 +171,14 @@ def _asked_invite(asked: dict[str, Any]) -> tuple[Role, float | None, int | None
     if lifetime_s is not None:
         number = isinstance(lifetime_s, int | float) and not isinstance(lifetime_s, bool)
         if not number or not 0 < lifetime_s < _HIGHEST_LIFETIME_S:
-            raise UsageError("an invite lives for a second at least, and for ten years at most")
+            raise UsageError("an invite must last at least a second and at most ten years")
     limit = asked.get("uses")
     if limit is not None and (type(limit) is not int or not 1 <= limit <= _HIGHEST_USES):
         raise UsageError(f"an invite can be limited to 1 to {_HIGHEST_USES} uses")
     try:
         return Role(asked.get("role", "node")), lifetime_s, limit
     except ValueError:
-        raise UsageError("an invite is for an owner, a node or a client") from None
+        raise UsageError("an invite must be for an owner, a node or a client") from None
 
 
 async def _events(request: web.Request, feed: Feed) -> web.StreamResponse:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _RATE_LIMIT = re.compile(r";\s*r=0\s*;\s*t=(\d+)")
 """Of a quota that is used up: seconds until there is another one."""
-_AGAIN = "what has arrived is kept: run it again later, and it goes on from there"
+_AGAIN = "what has arrived is kept; run it again later to continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +91,13 @@ class Patience:
         if self._failures > DOWNLOAD_TRIES:
             raise DownloadFailed(
                 f"{self._what} could not be downloaded: {failure.why}, "
-                f"and {DOWNLOAD_TRIES} more tries changed nothing",
+                f"and {DOWNLOAD_TRIES} more tries failed",
                 hint=_AGAIN,
             )
         if failure.wait_s is not None and failure.wait_s > DOWNLOAD_WAIT_LIMIT_S:
             raise DownloadFailed(
                 f"{self._what} cannot be downloaded now: {failure.why} "
-                f"and asks for {failure.wait_s:.0f} s of patience",
+                f"and asks for {failure.wait_s:.0f} s before the next try",
                 hint=_AGAIN,
             )
         pause_s = min(self._pause_s * 2 ** (self._failures - 1), DOWNLOAD_PAUSE_LIMIT_S)
@@ -113,7 +113,7 @@ async def answered(name: str, ask: Callable[[], Awaitable[T]]) -> T:
         except Unreachable as error:
             raise DownloadFailed(
                 f"{name} cannot be downloaded: {error.why}",
-                hint="is this machine connected? HF_ENDPOINT names a mirror, HTTPS_PROXY a proxy",
+                hint="check the network; HF_ENDPOINT sets a mirror, HTTPS_PROXY a proxy",
             ) from error
         except Passing as failure:
             await patience.after(failure)
@@ -180,7 +180,9 @@ def check_redirect(url: str, location: str) -> None:
     target = urljoin(url, location)
     scheme = urlsplit(target).scheme
     if scheme not in ("http", "https"):
-        raise DownloadFailed(f"{host_of(url)} redirects {file_of(url)} to {scheme}:, which is no web address")
+        raise DownloadFailed(
+            f"{host_of(url)} redirects {file_of(url)} to {scheme}:, which is not a web address"
+        )
     if urlsplit(url).scheme == "https" and scheme == "http":
         raise DownloadFailed(
             f"{host_of(url)} redirects {file_of(url)} from https to {shown(target)}, which is not encrypted",
@@ -206,9 +208,9 @@ async def get(
     except aiohttp.SocketTimeoutError as error:
         raise Passing(f"{host} sent nothing for {stall_s():g} s") from error
     except (aiohttp.InvalidURL, aiohttp.TooManyRedirects, aiohttp.NonHttpUrlClientError) as error:
-        raise DownloadFailed(f"{host} leads nowhere: {shown(url)} is redirected in vain") from error
+        raise DownloadFailed(f"{host} redirects {shown(url)} to nowhere") from error
     except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-        raise Passing(f"the connection to {host} broke off") from error
+        raise Passing(f"the connection to {host} was lost") from error
 
 
 def _as_given(url: str) -> URL:
@@ -231,8 +233,8 @@ def proxy_for(url: str) -> str | None:
 
 def unusable_proxy(kind: str) -> DownloadFailed:
     return DownloadFailed(
-        f"the environment names a {kind} proxy, and models are downloaded by way of http proxies only",
-        hint="name one in HTTPS_PROXY and unset ALL_PROXY, or go without: NO_PROXY='*'",
+        f"the environment sets a {kind} proxy, but models can only be downloaded through http proxies",
+        hint="set one in HTTPS_PROXY and unset ALL_PROXY, or use none: NO_PROXY='*'",
     )
 
 
@@ -275,7 +277,7 @@ def passing_status(status: int, host: str, headers: Mapping[str, str]) -> Passin
     if status == 429:
         return Passing(f"{host} has had too many requests (429)", wait_s=waits_s(headers))
     if status == 408 or status >= 500:
-        return Passing(f"{host} is in trouble ({status})", wait_s=waits_s(headers))
+        return Passing(f"{host} has an internal problem ({status})", wait_s=waits_s(headers))
     return None
 
 
@@ -296,7 +298,7 @@ async def locate_url(session: aiohttp.ClientSession, url: str) -> RemoteFile:
         if answer.status in (404, 410):
             raise DownloadFailed(f"there is no {file_of(url)} at {shown(url)} ({answer.status})")
         if answer.status in (401, 403):
-            raise DownloadFailed(f"{host} does not give {file_of(url)} to everybody ({answer.status})")
+            raise DownloadFailed(f"{host} does not give everybody access to {file_of(url)} ({answer.status})")
         if answer.status == 206 and (found := content_range(answer)) is not None:
             size_bytes = found[1]
         elif answer.status == 200:

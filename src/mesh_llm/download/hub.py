@@ -71,15 +71,15 @@ def check() -> None:
     """That a hub can be asked at all. A lite client has no use for the library, and comes without it."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise DownloadFailed(
-            "models are downloaded with the help of huggingface_hub, which is not installed",
+            "downloading models needs huggingface_hub, which is not installed",
             hint="pip install 'mesh-llm[engine]'",
         )
     # Here: the library would not even let itself be imported.
     mirror = os.environ.get("HF_ENDPOINT")
     if mirror is not None and not is_address(mirror):
         raise DownloadFailed(
-            f"HF_ENDPOINT is {mirror or 'empty'}, which is no address",
-            hint="it is one such as https://huggingface.co",
+            f"HF_ENDPOINT is {mirror or 'empty'}, which is not a URL",
+            hint="set it to a URL such as https://huggingface.co",
         )
 
 
@@ -229,7 +229,7 @@ def _choose(name: HubName, variants: list[_Variant]) -> _Variant:
             f"{wanted or 'it'} means {len(found)} files of {name.repo}",
             hint=f"name one: {', '.join(variant.files[0] for variant in found[:8])}",
         )
-    what = f"no {wanted}" if wanted else "nothing that would be the usual choice"
+    what = f"no {wanted}" if wanted else "none of the usual quantisations"
     raise DownloadFailed(f"{name.repo} has {what}", hint=f"it has {', '.join(kinds[:16])}")
 
 
@@ -323,18 +323,16 @@ def _explained(error: Exception, *, repo: str, revision: str, file: str | None) 
     if isinstance(error, HfHubHTTPError):
         return _refused(error, host=host, repo=repo, revision=revision, file=file)
     if isinstance(error, HFValidationError):
-        return DownloadFailed(f"{repo} is no name of a repository", hint="it is written OWNER/NAME")
+        return DownloadFailed(f"{repo} is not the name of a repository", hint="write it as OWNER/NAME")
     if isinstance(error, UnicodeEncodeError | httpx2.LocalProtocolError):
-        return DownloadFailed("HF_TOKEN holds what no token has in it", hint="set it anew, or unset it")
+        return DownloadFailed("HF_TOKEN has characters that no token has", hint="set it again, or unset it")
     if isinstance(error, ImportError) and "socks" in str(error).lower():
         return unusable_proxy("socks")
     if isinstance(error, httpx2.ConnectError | httpx2.TimeoutException | httpx2.ProxyError):
         return Unreachable(cannot_reach(endpoint(), error))
     if isinstance(error, httpx2.TransportError):
-        return Passing(f"the connection to {host} broke off")
-    return DownloadFailed(
-        f"{host} answered something about {repo} that makes no sense ({type(error).__name__})"
-    )
+        return Passing(f"the connection to {host} was lost")
+    return DownloadFailed(f"{host} sent an invalid answer about {repo} ({type(error).__name__})")
 
 
 def _refused(error: HfHubHTTPError, *, host: str, repo: str, revision: str, file: str | None) -> Exception:
@@ -353,7 +351,7 @@ def _refused(error: HfHubHTTPError, *, host: str, repo: str, revision: str, file
         )
     if status == 404:
         where = f" (asked for {file})" if file else ""
-        return DownloadFailed(f"there is no {repo} on {host}{where}", hint="is it spelt as on its page?")
+        return DownloadFailed(f"there is no {repo} on {host}{where}", hint="check its spelling on its page")
     return DownloadFailed(f"{host} answers {status} to the question about {repo}")
 
 
@@ -367,10 +365,14 @@ def _not_for_everybody(status: int, *, host: str, repo: str, gated: bool) -> Dow
     page = f"{endpoint()}/{repo}"
     if get_token():
         return DownloadFailed(
-            f"{host} does not give {repo} to the account of this HF_TOKEN ({status})",
+            f"{host} does not give the account of this HF_TOKEN access to {repo} ({status})",
             hint=f"accept its licence at {page} with that account, or set another HF_TOKEN",
         )
-    what = "is given to those who accept its licence" if gated else "is private, gated, or does not exist"
+    what = (
+        "is only for accounts that have accepted its licence"
+        if gated
+        else "is private, gated, or does not exist"
+    )
     return DownloadFailed(
         f"{repo} on {host} {what} ({status})",
         hint=f"accept the licence at {page}, and set HF_TOKEN to a token of that account",

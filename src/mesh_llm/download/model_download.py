@@ -107,7 +107,7 @@ def _disk_failure(name: str, folder: Path, error: OSError, *, kept: bool = False
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadFailed(
             f"the disk filled up while downloading {name} to {folder}",
-            hint=f"{_ELSEWHERE}{'; what has arrived is kept, and the next run goes on from there' * kept}",
+            hint=f"{_ELSEWHERE}{'; what has arrived is kept, and the next run continues from there' * kept}",
         )
     return DownloadFailed(
         f"cannot write to {folder}: {error.strerror or error}",
@@ -156,7 +156,7 @@ async def _from_servers(
         # In one order everywhere: two that want the same two models must not wait for each other.
         scratch: dict[str, Path] = {}
         for entry in sorted(wanted, key=_key):
-            text = f"{entry.name} is being downloaded by another process of this machine: waiting for it"
+            text = f"{entry.name} is being downloaded by another process on this machine; waiting for it"
             scratch[entry.name] = await stack.enter_async_context(
                 incoming_folders.resumable(folder, _key(entry), waiting=partial(say, text))
             )
@@ -240,7 +240,7 @@ class _Download:
             raise DownloadFailed(
                 f"{file.name} is not the file that the catalog means: the hub's sha256 is "
                 f"{remote.sha256[:12]}…, the catalog's {(file.sha256 or '')[:12]}…",
-                hint="it was changed on the hub; correct the catalog if that is as it should be",
+                hint="it was changed on the hub; if that is right, correct the catalog",
             )
         if file.target.exists() or file.target.is_symlink():
             await asyncio.to_thread(_compare, file, remote)
@@ -277,7 +277,7 @@ class _Download:
             raise DownloadFailed(
                 f"{file.name} arrived damaged and was thrown away: its sha256 is {found[:12]}…, "
                 f"it should be {file.sha256[:12]}…",
-                hint="run it again; if it stays so, the server has an altered file",
+                hint="run it again; if this repeats, the server has an altered file",
             )
         self._tell(file, always=True)
 
@@ -308,7 +308,7 @@ def _compare(file: _File, remote: RemoteFile) -> None:
         same = noted == wanted
     if not same:
         raise DownloadFailed(
-            f"{file.target} is there already, and is another file than {file.entry.source}",
+            f"{file.target} exists already and is another file than {file.entry.source}",
             hint="remove it or give it another name, and run this again",
         )
 
@@ -322,7 +322,7 @@ def _place(file: _File) -> None:
     except FileExistsError:
         if not file.target.samefile(part):
             raise DownloadFailed(
-                f"{file.target} has come from elsewhere in the meantime",
+                f"{file.target} was created by somebody else in the meantime",
                 hint="remove it or give it another name, and run this again",
             ) from None
     except OSError as error:

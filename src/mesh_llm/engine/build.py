@@ -172,7 +172,7 @@ async def ensure(
         entry = library(backend)
         try:
             if not (retry or force or entry.built) and entry.failure.is_file():
-                raise MeshError(entry.failure.read_text(), hint="mesh-llm engine build tries it again")
+                raise MeshError(entry.failure.read_text(), hint="mesh-llm engine build tries again")
             await build(entry, progress, retry=retry, force=force, mesh=libraries.get("mesh"))
             libraries[backend] = entry.path
         except BuildFailed as error:
@@ -220,7 +220,7 @@ async def build(
                 )
                 flaw = await _flaw(entry, made, mesh)
             if flaw is not None:
-                raise BuildFailed(f"{entry.name} was built, but does not compute right: {flaw}")
+                raise BuildFailed(f"{entry.name} was built, but computes wrong results: {flaw}")
             _install(made, entry)
 
 
@@ -327,7 +327,7 @@ async def _compile(
     )
     made = next(iter((folder / "lib").glob(f"lib{entry.name}.*")), None)
     if made is None:
-        raise BuildFailed(f"building {entry.name} left no library behind")
+        raise BuildFailed(f"building {entry.name} produced no library")
     return made.rename(made.with_name(entry.path.name))
 
 
@@ -409,6 +409,6 @@ async def _flaw(entry: Library, made: Path, mesh: Path | None) -> str | None:
         timeout_s=INSPECT_TIMEOUT_S,
     )
     if finished.status != 0:
-        return f"it ends with status {finished.status}"
+        return f"it ended with status {finished.status}"
     answer = json.loads(finished.output[-1])
     return answer.get("error") or None

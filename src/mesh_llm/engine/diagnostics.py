@@ -128,4 +128,4 @@ def _last(lines: Sequence[str], *words: str) -> str:
     for line in reversed(lines):
         if any(word in line for word in words):
             return line
-    return lines[-1] if lines else "it left no word"
+    return lines[-1] if lines else "it left no message"

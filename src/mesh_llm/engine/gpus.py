@@ -281,5 +281,5 @@ def _record() -> Path:
 
 def broken_text(kind: str, why: str) -> str:
     """Of a library that was built and does not load any more."""
-    mend = f"{KINDS[kind].command} builds it again, {DROP} does without it"
+    mend = f"{KINDS[kind].command} rebuilds it, {DROP} removes it"
     return f"libggml-{kind} no longer works: {why}; {mend}"

@@ -153,7 +153,7 @@ async def describe(libraries: dict[str, Path]) -> dict[str, Any]:
         raise EngineFailed(
             f"the engine does not run on this machine: status {finished.status}"
             f"{_last_words(finished.errors)}",
-            hint="mesh-llm engine build --force builds its libraries again",
+            hint="mesh-llm engine build --force rebuilds its libraries",
         )
     if "error" in answer:
         raise EngineFailed(answer["error"], hint=answer["hint"])

@@ -96,7 +96,7 @@ class Engine:
         if not self.native.ggml_backend_load(str(path).encode()):
             raise EngineMissing(
                 f"the engine refused to load {path}{_refusal(path)}",
-                hint="mesh-llm engine build --force builds it again",
+                hint="mesh-llm engine build --force rebuilds it",
             )
 
     def devices(self) -> tuple[Device, ...]:
@@ -168,7 +168,7 @@ class MeshLibrary:
         if made_for != ENGINE_VERSION:
             raise EngineMissing(
                 f"{path} was made for engine {made_for}; this mesh-llm needs {ENGINE_VERSION}",
-                hint="mesh-llm engine build --force builds it again",
+                hint="mesh-llm engine build --force rebuilds it",
             )
 
     def guard(self, descriptor: int) -> None:

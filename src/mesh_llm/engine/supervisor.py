@@ -183,7 +183,7 @@ class EngineSupervisor:
         try:
             event = json.loads(line)
         except ValueError:
-            log.warning("engine said something that is not JSON: %.200s", printable(line))
+            log.warning("engine wrote a line that is not JSON: %.200s", printable(line))
             return
         if event.get("event") == "ready":
             ready_s = time.monotonic() - self._started

@@ -57,12 +57,12 @@ class Guard:
     def _check_names(self, request: web.BaseRequest) -> None:
         if not self._means_us(request):
             raise api_errors.forbidden(
-                "this API answers to localhost only; other names need a node with --api-key",
+                "this API must be called as localhost; other names need a node with --api-key",
                 code="foreign_host",
             )
         if not self._names.are_local(request.headers.getall("Origin", [])):
             raise api_errors.forbidden(
-                "web pages from elsewhere may not use this API; they need a node with --api-key",
+                "web pages of other origins may not use this API; they need a node with --api-key",
                 code="foreign_origin",
             )
 

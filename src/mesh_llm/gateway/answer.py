@@ -53,7 +53,7 @@ class EngineGaveUp(EngineError):
     """It lives, and says that it cannot go on: a worker was lost, or the request is too much for it."""
 
     def __init__(self, event: bytes) -> None:
-        super().__init__("the engine gave up")
+        super().__init__("the engine could not go on")
         self.event = event
 
 
@@ -139,7 +139,7 @@ class Answer:
             self._exchange.found_again()
         self._told_bytes += len(event)
         if not self._generation.streamed and self._told_bytes > GATEWAY_DOCUMENT_BYTES:
-            raise MalformedAnswer("the answer does not end")
+            raise MalformedAnswer("the answer is too long")
         self._last = event
         if not self.is_too_long:
             self._told.append(event)
@@ -204,7 +204,7 @@ class Answer:
         self._has_differed |= isinstance(self._joint, Repeating) and self._joint.has_differed
         self._joint = None
         self._looks_for_progress = self._dialect.reports_progress
-        self.doing = "waits for its turn"
+        self.doing = "waiting for a slot"
         if self._generation.is_several and not self._generation.streamed:
             # Nobody has seen it, and in another run the choices' events come in another order.
             self._forget()
@@ -261,11 +261,11 @@ class Answer:
     async def _count(self, count: Count, body: Document) -> int:
         question = self._dialect.counting(body)
         if question is None:
-            raise EngineError("nobody can say how long the answer is")
+            raise EngineError("the length of the answer is unknown")
         try:
             return self._dialect.counted(await count(*question))
         except (LookupError, TypeError, ValueError) as error:
-            raise EngineError("the next engine does not say how long the answer is") from error
+            raise EngineError("the next engine does not report the length of the answer") from error
 
     # -- to the client -------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Failure(Exception):
 
 
 def not_serving(health: Health) -> Failure:
-    reason = health.reason or "nothing is being served right now"
+    reason = health.reason or "no model is being served right now"
     state = {"state": health.state.value, "reason": reason, "model": health.model}
     return Failure(503, reason, kind="unavailable_error", code="not_serving", headers=_RETRY, more=state)
 
@@ -118,7 +118,7 @@ def busy(retry_after_s: int) -> Failure:
 
 
 def queue_late(waited_s: float) -> Failure:
-    message = f"the request has waited {waited_s:.3g} s for its turn at the engine"
+    message = f"the request has waited {waited_s:.3g} s for a slot of the engine"
     return Failure(503, message, kind="unavailable_error", code="queue_late", headers=_RETRY)
 
 
@@ -151,7 +151,7 @@ def engine_gave_up(error: Mapping[str, object]) -> Failure:
     message, kind, code = (error.get(name) for name in ("message", "type", "code"))
     return Failure(
         code if isinstance(code, int) and 400 <= code < 600 else 502,
-        message if isinstance(message, str) and message else "the engine gave up",
+        message if isinstance(message, str) and message else "the engine could not go on",
         kind=kind if isinstance(kind, str) else "server_error",
         code=code if isinstance(code, str | int) else "engine_gave_up",
     )
@@ -177,7 +177,7 @@ def bad_request(message: str, *, status: int = 400, code: str = "bad_request") -
 
 
 def no_such_model(name: str) -> Failure:
-    message = f"the model {name[:_NAME_SHOWN]!r} does not exist; GET /v1/models names those that do"
+    message = f"the model {name[:_NAME_SHOWN]!r} does not exist; GET /v1/models lists those that do"
     return Failure(404, message, kind="invalid_request_error", code="model_not_found")
 
 
@@ -201,7 +201,7 @@ def forbidden(message: str, *, code: str) -> Failure:
 
 
 def internal() -> Failure:
-    message = "mesh-llm made a mistake in answering; its log has the details"
+    message = "an internal error of mesh-llm; its log has the details"
     return Failure(500, message, kind="server_error", code="internal_error", headers=_CLOSE)
 
 

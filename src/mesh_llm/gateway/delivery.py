@@ -46,7 +46,7 @@ async def _redacted(
     try:
         body = redacted(request.path, bytes(whole))
     except (ValueError, RecursionError) as error:
-        raise EngineGarbled("the answer makes no sense") from error
+        raise EngineGarbled("the answer is malformed") from error
     for name in ("Content-Length", "Content-Encoding", "Content-Type"):
         headers.popall(name, None)
     headers["Content-Type"] = "application/json; charset=utf-8"

@@ -139,7 +139,7 @@ class Attempts:
             self._in_vain += 0 if told else 1
         if self._why is not None:
             self._why.cancel()
-        self._why = asyncio.create_task(self._explain(upstream, error), name="why the engine broke off")
+        self._why = asyncio.create_task(self._explain(upstream, error), name="why the engine was lost")
 
     async def why(self) -> str:
         """The sentence why the last one failed."""

@@ -130,7 +130,7 @@ class Guests:
             log.exception("request of a guest failed method=%s path=%r", exchange.method, exchange.path)
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the answer broke off")
+        raise ConnectionResetError("the answer was cut off")
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange, guest: Guest) -> web.StreamResponse:
         check_head(request)

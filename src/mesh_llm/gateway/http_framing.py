@@ -50,7 +50,7 @@ def split_head(data: bytes) -> tuple[Head, bytes] | None:
     end = data.find(_HEAD_END, 0, GATEWAY_ANSWER_HEAD_LIMIT_BYTES)
     if end < 0:
         if len(data) >= GATEWAY_ANSWER_HEAD_LIMIT_BYTES:
-            raise MalformedAnswer("the head does not end")
+            raise MalformedAnswer("the head is too long")
         return None
     return _parse_head(data[:end]), data[end + len(_HEAD_END) :]
 
@@ -69,7 +69,7 @@ def _parse_head(raw: bytes) -> Head:
     for line in lines:
         name, colon, value = line.partition(":")
         if not (colon and _FIELD_NAME.fullmatch(name)):
-            raise MalformedAnswer("a header is not one")
+            raise MalformedAnswer("a header is malformed")
         headers.add(name, value.strip(" \t"))
     options = [option.strip() for option in ",".join(headers.getall("Connection", ())).lower().split(",")]
     return Head(
@@ -106,7 +106,7 @@ def body_of(head: Head, method: str) -> Body:
     lengths = set(head.headers.getall("Content-Length", ()))
     if codings:
         if lengths or [coding.lower() for coding in codings] != ["chunked"]:
-            raise MalformedAnswer("nobody can say how long the body is")
+            raise MalformedAnswer("the length of the body is unknown")
         return ChunkedBody()
     if not lengths:
         return EndlessBody()
@@ -224,7 +224,7 @@ class ChunkedBody:
             return None
         self._trailer_bytes += len(line[0])
         if self._trailer_bytes > GATEWAY_ANSWER_HEAD_LIMIT_BYTES:
-            raise MalformedAnswer("the trailers do not end")
+            raise MalformedAnswer("the trailers are too long")
         if not line[1]:
             self.done = True
             self._read = self._surplus
@@ -236,4 +236,4 @@ class ChunkedBody:
 
     def _check_unfinished(self, data: bytes, at: int) -> None:
         if data.find(b"\n", at) >= 0 or len(data) - at > GATEWAY_CHUNK_HEAD_LIMIT_BYTES:
-            raise MalformedAnswer("this is no beginning of a chunk")
+            raise MalformedAnswer("a chunk has no valid size")

@@ -147,34 +147,36 @@ class Meters:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "mesh_llm_gateway_requests",
-            "Requests answered, by route and by status or other end.",
+            "Requests answered, by route and by status or other outcome.",
             ("route", "status"),
             registry=self._registry,
         )
         self._guests = Counter(
             "mesh_llm_gateway_guest_requests",
-            "Requests of other nodes' gateways to the engine here, by status or other end.",
+            "Requests of other nodes' gateways to the engine here, by status or other outcome.",
             ("status",),
             registry=self._registry,
         )
-        self._in_flight = Gauge("mesh_llm_gateway_in_flight", "Requests under way.", registry=self._registry)
+        self._in_flight = Gauge(
+            "mesh_llm_gateway_in_flight", "Requests in progress.", registry=self._registry
+        )
         self._first_byte = Histogram(
             "mesh_llm_gateway_first_byte_seconds",
-            "From a request's headers to the first byte of its answer's body.",
+            "Time from a request's headers to the first byte of its answer's body.",
             ("route",),
             buckets=_SECONDS,
             registry=self._registry,
         )
         self._first_token = Histogram(
             "mesh_llm_gateway_first_token_seconds",
-            "From a request's headers to the first event of its text, queue and prompt included.",
+            "Time to first token: from a request's headers to the first event of its text, queue included.",
             ("route",),
             buckets=_SECONDS,
             registry=self._registry,
         )
         self._token = Histogram(
             "mesh_llm_gateway_token_seconds",
-            "Between two events of a text, the mean of each answer.",
+            "Time between two events of a text, the mean of each answer.",
             ("route",),
             buckets=_TOKEN_SECONDS,
             registry=self._registry,
@@ -186,18 +188,18 @@ class Meters:
         )
         self._resumed = Counter(
             "mesh_llm_gateway_resumed",
-            "Times that another engine went on with a request.",
+            "Times that another engine resumed a request.",
             registry=self._registry,
         )
         self._pause = Histogram(
             "mesh_llm_gateway_resume_pause_seconds",
-            "From the loss of an engine to the next event of the text, which another engine sent.",
+            "Pause of a resumed text: from the loss of an engine to the next event, from another one.",
             buckets=_PAUSE_SECONDS,
             registry=self._registry,
         )
         directions = Counter(
             "mesh_llm_gateway_bytes",
-            "Bytes of bodies, from clients (in) and to them (out).",
+            "Bytes of request bodies from clients (in) and of answers to them (out).",
             ("direction",),
             registry=self._registry,
         )
@@ -225,7 +227,7 @@ class Meters:
         gauge.set_function(lambda: slot_queue.taken)
         slot_queue.on_wait = Histogram(
             "mesh_llm_gateway_queue_seconds",
-            "That requests waited for a slot of the engine on this node.",
+            "Time that requests waited for a slot of the engine on this node.",
             buckets=_SECONDS,
             registry=self._registry,
         ).observe

@@ -136,7 +136,7 @@ class Relay:
                     attempts.failed(upstream, error, told=False)
                     exchange.resumed += 1
         if head.status != 200:
-            raise api_errors.engine_lost("the engine does not say which models it has")
+            raise api_errors.engine_lost("the engine did not report its models")
         model = found(name, listed)
         if model is None:
             raise api_errors.no_such_model(name)
@@ -176,7 +176,7 @@ class Relay:
         """Ask engines until nothing is missing; returns what one says instead where it does not mean to."""
         async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
             while not answer.is_whole:
-                answer.doing = "waits for the next engine"
+                answer.doing = "waiting for the next engine"
                 upstream = await attempts.next()
                 if attempts.count:
                     await self._resume(answer, exchange, attempts, upstream)
@@ -211,9 +211,9 @@ class Relay:
         exchange.resumed += 1
         why = await attempts.why()
         where = upstream.served_by or upstream.url
-        log.warning("request goes on elsewhere events=%d node=%s cause=%s", exchange.events, where, why)
+        log.warning("request resumed elsewhere events=%d node=%s cause=%s", exchange.events, where, why)
         answer.remark(f"resumed {exchange.resumed}, served by {where}: {why}")
-        self._serving.remark("resumed", f"An answer goes on with the engine of {where}: {why}")
+        self._serving.remark("resumed", f"An answer continues with the engine of {where}: {why}")
 
     async def _attempt(
         self,
@@ -239,7 +239,7 @@ class Relay:
             async with asyncio.timeout(left_s):
                 document = await answer.next_request(count)
         except TimeoutError:
-            raise EngineUntried("the engine has not answered our own questions in time") from None
+            raise EngineUntried("the engine did not answer the gateway's own requests in time") from None
         if left_s is not None:
             left_s = max(0.0, left_s - (time.monotonic() - began_s))
         turn = engine_request.turn(resumed=answer.has_begun, within_s=left_s)
@@ -278,7 +278,7 @@ class Relay:
         if head.status != _COMPUTE_ERROR:
             return
         if await is_given_up(self._serving, upstream, within_s=GATEWAY_DOUBT_S):
-            raise EngineLost(f"the engine answered {head.status} in its last moments")
+            raise EngineLost(f"the engine answered {head.status} while it was failing")
 
     async def _question(self, upstream: Upstream, target: str, document: Document | None) -> Document:
         """Something small that the engine knows."""
@@ -388,7 +388,7 @@ class Relay:
             nonlocal size
             size += len(part)
             if size > GATEWAY_REDACTED_LIMIT_BYTES:
-                raise MalformedAnswer("the answer does not end")
+                raise MalformedAnswer("the answer is too long")
             parts.append(part)
 
         request = engine_request.with_body(upstream, body) if body else engine_request.head(upstream, {})
@@ -407,7 +407,7 @@ class Relay:
         exchange.served_by = _elsewhere(upstream)
         async with self._in_turn(upstream, turn):
             if turn is not None and self._serving.upstream() != upstream:
-                raise EngineUntried("the engine was replaced while the request waited for its turn")
+                raise EngineUntried("the engine was replaced while the request waited for a slot")
             connection = await self._pool.ask(upstream, method, request, turn)
             try:
                 yield connection
@@ -437,14 +437,14 @@ async def _finished(answer: Answer) -> web.StreamResponse:
     try:
         return await answer.finish()
     except (LookupError, TypeError, AttributeError) as error:
-        raise api_errors.engine_lost("the engine's answer makes no sense") from error
+        raise api_errors.engine_lost("the engine's answer is malformed") from error
 
 
 async def _send_body(connection: EngineConnection, method: str, head: bytes, body: Body) -> None:
     try:
         await connection.upload(method, head, body.parts(), chunked=body.chunked)
     except Failure as failure:
-        connection.fail(EngineLost(f"the upload broke off: {failure.message}"))
+        connection.fail(EngineLost(f"the upload was cut off: {failure.message}"))
 
 
 async def _refusal_in(request: web.BaseRequest, head: Head, connection: EngineConnection) -> Refusal | None:

@@ -22,7 +22,7 @@ def redacted(path: str, body: bytes) -> bytes:
         case "/lora-adapters" if isinstance(document, list):
             document = [_by_file_name(adapter) for adapter in document]
         case _:
-            raise ValueError(f"this is no answer to {path}")
+            raise ValueError(f"this is not an answer to {path}")
     return dump(document)
 
 

@@ -74,7 +74,7 @@ class Matching:
         told = self._told[self._at]
         self._at += 1
         if not _is_same(told, event, self._names):
-            raise Diverged("the answer was made again, and came out different from what was already sent")
+            raise Diverged("the answer was generated again and differs from what was already sent")
         return None
 
 
@@ -119,7 +119,7 @@ class Repeating:
             return joined
         if not _is_same(self._told.pop(0), joined, Names()):
             self.has_differed = True
-            raise NotRepeated("the next engine begins with something else than what was told last")
+            raise NotRepeated("the next engine did not begin with what was sent last")
         return None
 
 

@@ -63,9 +63,9 @@ _POST = dict.fromkeys(DIALECT_PATHS, _COMPUTES) | {
 }
 _OFFERED = {"GET": _GET, "HEAD": _GET, "POST": _POST}
 
-_FOR_EVERYBODY = "this would change the engine for everybody who uses it; options are set where a node starts"
+_FOR_EVERYBODY = "this would change the engine for everybody who uses it; set options when you start the node"
 _CHOSEN = "the model of a mesh is chosen where its nodes are started"
-_RESUMED = "answers are not kept for a second connection; a node goes on with a broken one by itself"
+_RESUMED = "answers are not kept for a second connection; the node resumes a broken one itself"
 _OFF = "the engine's tools and its proxy are not part of this API"
 _REFUSED = {
     "/props": _FOR_EVERYBODY,

@@ -133,7 +133,7 @@ class Gateway:
         while under_way := self._all_under_way():
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
-                log.warning("drain ended with requests under way count=%d", len(under_way))
+                log.warning("drain ended with open requests count=%d", len(under_way))
                 return
             await asyncio.wait(under_way, timeout=left_s)
 
@@ -223,7 +223,7 @@ class Gateway:
         if request.method == "OPTIONS" and request.path.startswith("/"):
             return self._ours(request, exchange, web.Response(body=b"", headers=_PREFLIGHT))
         if self._draining:
-            raise api_errors.leaving("this node is leaving; requests under way are being finished")
+            raise api_errors.leaving("this node is stopping; open requests are being finished")
         response = await self._relay.answer(request, exchange)
         if not response.prepared:
             response.headers.update(exchange.headers)

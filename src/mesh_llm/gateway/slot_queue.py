@@ -42,7 +42,7 @@ class QueueFull(Exception):
     """The queue is full."""
 
     def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"the queue is full; it has room again in about {retry_after_s} s")
+        super().__init__(f"the queue is full; try again in about {retry_after_s} s")
         self.retry_after_s = retry_after_s
 
 
@@ -50,7 +50,7 @@ class SlotWaitExpired(Exception):
     """It has waited for too long."""
 
     def __init__(self, waited_s: float) -> None:
-        super().__init__(f"the request has waited {waited_s:.3g} s for its turn at the engine")
+        super().__init__(f"the request has waited {waited_s:.3g} s for a slot of the engine")
         self.waited_s = waited_s
 
 

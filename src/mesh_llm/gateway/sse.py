@@ -34,7 +34,7 @@ class EventCutter:
             self._rest = payload or self._rest
             self._waiting_bytes += len(payload)
             if self._waiting_bytes > GATEWAY_EVENT_LIMIT_BYTES:
-                raise MalformedAnswer("an event does not end")
+                raise MalformedAnswer("an event is too long")
             return []
         *whole, rest = b"".join((*self._parts, payload)).split(END)
         self._parts, self._rest, self._waiting_bytes = ([rest] if rest else []), rest, len(rest)

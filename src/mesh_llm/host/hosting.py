@@ -283,7 +283,7 @@ class Hosting:
             return True
         if self.serving is not None:
             self._end(self.serving)
-            self._watcher.on_hosting(State.LOADING, "the plan before makes room for the next one")
+            self._watcher.on_hosting(State.LOADING, "the old plan is making room for the next one")
         return False
 
     def _own_bytes(self, plan: Plan) -> int:
@@ -348,7 +348,7 @@ class Hosting:
                 self._attempts = self._attempts.failed(self._mesh.me, error.message, now=now)
                 self._watcher.on_hosting(State.FAILED, error.message)
                 return
-        self._watcher.on_hosting(State.LOADING, f"{error.message}; it is being tried again")
+        self._watcher.on_hosting(State.LOADING, f"{error.message}; trying again")
 
     def _is_hopeless(self, run: PlanRun, error: MeshError) -> bool:
         """Alone, and not once able to load the model: a person has to look at it."""

@@ -221,10 +221,10 @@ class PlanRun:
                     ):
                         self._progress(stage.node, done, total, fetching=answer.get("fetching") is True)
                     case {"refused": str()}:
-                        reason = refusal(answer, "it gives no reason")
+                        reason = refusal(answer, "it gave no reason")
                         raise StageLost(stage.node, f"{name} refused its layers: {reason}")
                     case _:
-                        raise StageLost(stage.node, f"{name} gave an answer that makes no sense")
+                        raise StageLost(stage.node, f"{name} sent an invalid answer")
         except TimeoutError:
             raise StageLost(stage.node, f"{name} did not answer within {LEASE_SILENCE_S:.0f} s") from None
         except StageLost:
@@ -296,7 +296,7 @@ class PlanRun:
                 await stream.finish()
                 linked = answer.get("linked") is True
                 if not linked:
-                    reason = refusal(answer, "it gives no reason")
+                    reason = refusal(answer, "it gave no reason")
                     log.warning("workers not linked epoch=%d: %s", self.epoch, reason)
         self.pushes[node] = linked
         return number if linked else None

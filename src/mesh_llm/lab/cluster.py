@@ -57,8 +57,8 @@ class ClusterSpec:
             raise UsageError(f"--nodes {self.nodes}: between 1 and {len(NAMES)}")
         if len(self.latency_s) not in (0, 1, self.nodes - 1):
             raise UsageError(
-                f"--latency has {len(self.latency_s)} values for {self.nodes - 1} nodes behind the first",
-                hint="one for all of them, or one for each",
+                f"--latency has {len(self.latency_s)} values for {self.nodes - 1} nodes after the first",
+                hint="give one for all of them, or one for each",
             )
 
     def homes(self) -> list[Home]:

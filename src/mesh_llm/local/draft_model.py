@@ -50,13 +50,13 @@ class DraftModels:
         found = await asyncio.to_thread(self._paired, model)
         if found is None:
             if config.draft_max is not None:
-                text = f"--draft-max has nothing to limit: no draft model for {file_stem(model)} is here"
+                text = f"--draft-max has no effect: {file_stem(model)} has no draft model here"
                 self._tell(Event(kind="draft", text=text))
             return None
         try:
             draft = await self._chosen(model, found.path)
         except MeshError as error:
-            self._tell(Event(kind="draft", text=f"The draft model {found.path} is left out: {error.message}"))
+            self._tell(Event(kind="draft", text=f"The draft model {found.path} is not used: {error.message}"))
             return None
         self._tell(Event(kind="draft", text=f"Auto-detected draft model: {found.path}"))
         return draft
@@ -85,7 +85,8 @@ class DraftModels:
         named = await model_names.resolve(text, self._home)
         if not isinstance(named, Here):
             raise ModelError(
-                f"the draft model {text} is not on this machine", hint=f"mesh-llm download {text} brings it"
+                f"the draft model {text} is not on this machine",
+                hint=f"mesh-llm download {text} downloads it",
             )
         return named.path
 
@@ -96,14 +97,14 @@ class DraftModels:
     async def _chosen(self, model: ModelFacts, path: Path) -> Draft:
         if not can_guess(model):
             raise ModelError(
-                f"nothing can be guessed for {file_stem(model)}: its state cannot be taken back",
+                f"{file_stem(model)} cannot use speculative decoding: its state cannot be rolled back",
                 hint="leave --draft out",
             )
         facts = await self._model_files.look(path)
         if reason := await vocabularies_differ(model.files[0], facts.files[0]):
             raise ModelError(
                 f"{file_stem(facts)} cannot draft for {file_stem(model)}: {reason}",
-                hint="a draft is a small model of the same family; --no-draft does without",
+                hint="choose a small model of the same family, or use --no-draft",
             )
         self._files[facts.fingerprint] = facts.files[0]
         slots = self._config.slots or DEFAULT_SLOTS

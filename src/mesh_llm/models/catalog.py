@@ -197,7 +197,7 @@ class Catalog:
         return ModelError(
             f"{name} is neither a file nor a model that mesh-llm knows by name",
             hint=self.nearest(name, others)
-            or "mesh-llm models lists what is here, mesh-llm download what can be had",
+            or "mesh-llm models lists the models on this disk, mesh-llm download those to download",
         )
 
     def nearest(self, name: str, others: Iterable[str] = ()) -> str | None:
@@ -269,9 +269,9 @@ def _check_drafts(entries: Iterable[CatalogEntry], catalog: Catalog, where: str)
             continue
         draft = catalog.get(entry.draft)
         if draft is None:
-            raise _wrong(where, entry.name, "draft", f"{entry.draft} is no entry of the catalog")
+            raise _wrong(where, entry.name, "draft", f"{entry.draft} is not an entry of the catalog")
         if draft is entry:
-            raise _wrong(where, entry.name, "draft", "a model is no draft for itself")
+            raise _wrong(where, entry.name, "draft", "a model cannot be its own draft")
 
 
 # -- their file -----------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def parse(text: str, where: str) -> tuple[CatalogEntry, ...]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ModelError(f"{where} is no TOML: {error}") from error
+        raise ModelError(f"{where} is not valid TOML: {error}") from error
     entries = tuple(_Table(where=where, name=name, fields=value).entry() for name, value in document.items())
     _check_names(entries, where)
     return entries
@@ -328,7 +328,7 @@ class _Table:
 
     def entry(self) -> CatalogEntry:
         if not isinstance(self.fields, Mapping):
-            raise ModelError(f"{self.where}, entry {self.name}: it is no table of fields")
+            raise ModelError(f"{self.where}, entry {self.name}: it is not a table of fields")
         if not _NAME.fullmatch(self.name):
             raise self._wrong("name", "a name has no slash, colon, comma or space around it")
         self._check_fields(self.fields)
@@ -400,13 +400,13 @@ class _Table:
     def _url(self) -> UrlSource:
         url = self._text("url")
         if not is_address(url):
-            raise self._wrong("url", "it is no address that begins with https://")
+            raise self._wrong("url", "it is not a URL that begins with https://")
         self._gguf(unquote(urlsplit(url).path), "url")
         return UrlSource(url=url)
 
     def _gguf(self, file: str, at: str) -> str:
         if not is_model_file(file):
-            raise self._wrong(at, f"{file!r} is no name of a .gguf file")
+            raise self._wrong(at, f"{file!r} is not the name of a .gguf file")
         return file
 
     # -- values ------------------------------------------------------------------------------------

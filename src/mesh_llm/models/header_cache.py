@@ -34,7 +34,7 @@ _FORMAT = 1
 _NO_MODEL = {
     "adapter": "is an adapter, which only goes with the model that it was made for",
     "mmproj": "is a projector, which only goes with the model that it was made for",
-    "imatrix": "is an importance matrix, and no model",
+    "imatrix": "is an importance matrix, not a model",
 }
 _ELSEWHERE = {"files", "fingerprint", "layers", "chat_template"}
 _KINDS = {"int": int, "str": str, "bool": bool}

@@ -57,14 +57,14 @@ class Metadata:
     def flag(self, key: str, *, default: bool) -> bool:
         value = self._metadata.get(self._full(key), default)
         if not isinstance(value, bool):
-            self.damaged(f"its {self._full(key)} is {_shown(value)}, where true or false belongs")
+            self.damaged(f"its {self._full(key)} is {_shown(value)}, but should be true or false")
         return value
 
     def _checked(self, key: str, value: Any, minimum: int, maximum: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             self.damaged(
                 f"its {self._full(key)} is {_shown(value)}, "
-                f"where a whole number from {minimum} to {maximum} belongs"
+                f"but should be a whole number from {minimum} to {maximum}"
             )
         return value
 

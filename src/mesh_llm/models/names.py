@@ -118,7 +118,7 @@ def parse_url(url: str) -> CatalogEntry | HubName:
         return named
     if not parts.hostname or not is_model_file(unquote(parts.path)):
         raise UsageError(
-            f"{url} is no address of a .gguf file",
+            f"{url} is not the URL of a .gguf file",
             hint="models on Hugging Face can be named as hf:OWNER/REPO[:FILE|QUANT], too",
         )
     if _SHARDS.search(unquote(parts.path)):
@@ -209,7 +209,7 @@ class _Names:
         wanted = text[len(_OLLAMA) :]
         raise ModelError(
             f"{text} is not in Ollama's store on this machine",
-            hint=Catalog(()).nearest(text, names) or f"ollama pull {wanted} brings it",
+            hint=Catalog(()).nearest(text, names) or f"ollama pull {wanted} downloads it",
         )
 
     def by_name(self, text: str) -> Named:
@@ -378,4 +378,4 @@ def _listed(names: Sequence[str]) -> str:
 def _ambiguous(text: str, candidates: Sequence[str]) -> ModelError:
     more = len(candidates) - _SHOWN
     shown = f"{_listed(candidates)}" if more > 0 else either(list(candidates))
-    return ModelError(f"{text} may be {shown}", hint="name one of them in full, or by its path")
+    return ModelError(f"{text} could be {shown}", hint="name one of them in full, or by its path")

@@ -61,7 +61,7 @@ class IncomingStreams:
                 case {"epoch": int(epoch), "number": int(number), "next": str(following)}:
                     lease = lending.lease_of(host, epoch)
                 case _:
-                    raise LinkRefused("this is no introduction")
+                    raise LinkRefused("this is not an introduction")
             purpose = {"kind": "neighbour", "host": host, "epoch": epoch, "number": number}
             link = await self._data_links.link(NodeId(following), purpose)
             await lending.add_neighbour(lease, number, link.socket)

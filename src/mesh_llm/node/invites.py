@@ -101,8 +101,8 @@ class Invites:
         found = self._by_id(what) or self._by_name(what)
         if not found:
             raise MeshError(
-                f"this node made no invite {what!r}, nor is it above one who did",
-                hint="`mesh-llm invite list` shows its own; an owner can revoke any, by a member's name",
+                f"this node may not revoke {what!r}: no invite of its own, or of nodes it let in",
+                hint="`mesh-llm invite list` lists its own; an owner can revoke any invite",
             )
         return found
 

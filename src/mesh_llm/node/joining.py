@@ -108,7 +108,7 @@ class Joining:
     def _check_role(self, role: Role) -> None:
         if role is Role.CLIENT and not self._config.client:
             raise MeshError(
-                "the invite is for clients, which lend no device",
+                "the invite is for a lite client, which lends no device",
                 hint="add --client, or ask for another invite",
             )
 
@@ -331,7 +331,7 @@ class Joining:
             if given is not None and given != agreed:
                 shown = "not set" if agreed in (None, False) else str(agreed)
                 raise MeshError(
-                    f"{option} belongs to the mesh, where it is {shown}; its owners set it",
+                    f"only owners of the mesh can set {option}; it is {shown}",
                     hint=f"leave {option} out",
                 )
 

@@ -113,11 +113,11 @@ class ModelSupply:
             known = self._in_catalog(settings)
             if known is None:
                 raise
-            self._tell(Event(kind="model", text=f"{error.message}; it is downloaded instead"))
+            self._tell(Event(kind="model", text=f"{error.message}; downloading it instead"))
         facts = await self._download(known)
         if facts.fingerprint != settings.fingerprint:
             # It may be there again on a peer: no reason to end.
-            raise DownloadFailed(f"what the catalog has as {known.name} is not the file that the mesh serves")
+            raise DownloadFailed(f"the catalog's {known.name} is not the file that the mesh serves")
         return facts
 
     async def bring_first(self, given: ModelFacts | None) -> ModelFacts | None:
@@ -127,7 +127,7 @@ class ModelSupply:
         except DownloadFailed as error:
             if self._joining.sets_plan:
                 raise
-            self._tell(Event(kind="model", text=f"{error.message}; it is tried again"))
+            self._tell(Event(kind="model", text=f"{error.message}; trying again"))
             return None
         self._on_model(model)
         return model
@@ -164,7 +164,7 @@ class ModelSupply:
             except MeshError as error:
                 pause_s = FOLLOW_RETRY_S
                 log.warning("no model yet alias=%s: %s", wanted.alias, error.message)
-                self._doing(f"{wanted.alias} could not be fetched: {error.message}; it is tried again")
+                self._doing(f"{wanted.alias} could not be fetched: {error.message}; trying again")
                 continue
             pause_s, refused = None, wanted.fingerprint if model is None else None
             self._on_model(model)
@@ -245,7 +245,7 @@ class ModelSupply:
         known = catalog.load().get(settings.model)
         if self._asked is not None and not means(self._asked, known.stem if known else settings.model):
             raise MeshError(
-                f"the mesh serves {settings.alias}, and --model is {self._asked}",
+                f"the mesh serves {settings.alias}, but --model is {self._asked}",
                 hint="leave --model out to take part with the mesh's model, or start a mesh with --new-mesh",
             )
         known = self._in_catalog(settings)
@@ -275,11 +275,11 @@ class ModelSupply:
         if size_bytes < LAYERS_LEAST_BYTES or not await self._only_works(settings, size_bytes):
             return None
         if held is None:
-            self._doing(f"{settings.alias} is being looked at in the mesh")
+            self._doing(f"{settings.alias} is being looked up in the mesh")
             try:
                 held = await self._fetch_layers(self._wish(settings), None, self._progress)
             except DownloadFailed as error:
-                self._tell(Event(kind="model", text=f"{error.message}; all of {settings.alias} is fetched"))
+                self._tell(Event(kind="model", text=f"{error.message}; fetching all of {settings.alias}"))
                 return None
         facts = self._model_files.keep_part(held)
         self._joining.check_model(facts)
@@ -314,7 +314,7 @@ class ModelSupply:
             return Weights(files=files)
         part = self._model_files.part(fingerprint)
         if part is None:
-            raise LinkRefused("there is no such model file")
+            raise LinkRefused("this node does not have the model file")
         share = Share(first=terms.first, last=terms.last, head=terms.head)
         if not part.has(share):
             part = await self._grow(share, fingerprint, step)
@@ -322,7 +322,7 @@ class ModelSupply:
 
     async def _grow(self, share: Share, fingerprint: Fingerprint, step: Step) -> Held:
         if self._config.no_fetch:
-            raise LinkRefused("it has not all of these layers, and --no-fetch")
+            raise LinkRefused("it does not have all of these layers, and --no-fetch is set")
 
         def progress(made: Progress) -> None:
             self._progress(made)
@@ -369,7 +369,9 @@ class ModelSupply:
         """The mesh's model, in the copy that its owner chose, as far as that is known."""
         if not settings.digest and self._unverified != settings.fingerprint:
             self._unverified = settings.fingerprint
-            text = f"{settings.alias} is fetched unverified: its owner has not published a digest yet"
+            text = (
+                f"{settings.alias} is fetched without verification: its owner has not published a digest yet"
+            )
             self._tell(Event(kind="fetch", text=text))
         return Wanted(fingerprint=settings.fingerprint, name=settings.alias, digest=settings.digest)
 

@@ -361,7 +361,7 @@ class Node:
             self._say(kind, text, once=True)
 
     def _tell_model(self, facts: ModelFacts | None) -> None:
-        missing = f"There is no {self.model_name} here, and --no-fetch: nothing is lent"
+        missing = f"{self.model_name} is not on this machine and --no-fetch is set; not acting as a worker"
         self._say("model", missing if facts is None else described(self.config, facts))
 
     def _tell_lease(self, lease: Lease) -> None:

@@ -71,10 +71,10 @@ class Inbox:
         """The next line, which has to be a JSON object of at most `limit` bytes."""
         while (end := self._held.find(b"\n")) < 0:
             if len(self._held) > limit:
-                raise SourceWrong("it sent a line without an end")
+                raise SourceWrong("it sent a line that is too long")
             more = await self._more(1 << 16)
             if not more:
-                raise SourceLost("it broke off in the middle of its answer")
+                raise SourceLost("it stopped in the middle of its answer")
             self._held += more
         text = bytes(self._held[:end])
         del self._held[: end + 1]

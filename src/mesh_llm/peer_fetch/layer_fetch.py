@@ -103,7 +103,7 @@ async def fetch_layers(
 
     Raises DownloadFailed, and keeps what came until then.
     """
-    waits = Event(kind="fetch", text=f"{wanted.name} is being fetched by another node of this machine")
+    waits = Event(kind="fetch", text=f"{wanted.name} is being fetched by another node on this machine")
     place = folder / _FOLDER
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ class _LayerFetch(SourceSearch):
             return self.holding
         if self.holding is not None and self.holding.proven:
             self.others.add(source.name)
-            raise SourceWrong("its copy is not the one that layers are here of")
+            raise SourceWrong("its copy is not the one that the layers on this disk are from")
         self.holding = await self.disk.run(SparseFiles.create, self.folder, self.wanted.fingerprint, told)
         return self.holding
 
@@ -245,7 +245,7 @@ class _LayerFetch(SourceSearch):
                 table = tensor_table(await self.read(holding.paths[0]))
                 if not any(holding.lacks(header) for header in table.headers):
                     return table
-                wrong = ModelError("its header has no end")
+                wrong = ModelError("its header is too long")
             except ModelError as error:
                 wrong = error
             if count >= most or count * holding.piece_bytes >= max(holding.sizes):
@@ -308,7 +308,7 @@ async def _exactly(inbox: Inbox, size: int, told: Callable[[int], None] = lambda
     while len(data) < size:
         more = await inbox.some(min(FETCH_CHUNK_BYTES, size - len(data)))
         if not more:
-            raise SourceLost("it broke off")
+            raise SourceLost("it stopped early")
         data += more
         told(len(data))
     return bytes(data)

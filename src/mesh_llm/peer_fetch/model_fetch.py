@@ -46,7 +46,7 @@ async def fetch(
     times: FetchTimes | None = None,
 ) -> tuple[Path, ...]:
     """The model's files in `folder`, in order. Raises DownloadFailed, and keeps what came until then."""
-    waits = Event(kind="fetch", text=f"{wanted.name} is being fetched by another node of this machine")
+    waits = Event(kind="fetch", text=f"{wanted.name} is being fetched by another node on this machine")
     key = hashlib.sha256(wanted.fingerprint.encode()).hexdigest()[:32]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class _Fetch(SourceSearch):
             except PieceDamaged:
                 if file.offset >= answers_from:
                     raise SourceWrong("a piece arrived damaged and was thrown away") from None
-                self.say("a piece that another one began was damaged and is fetched again", source)
+                self.say("a piece that another source began was damaged and is fetched again", source)
 
     async def _receive_rest(self, source: Source, part: Part, index: int, file: PartFile) -> None:
         where = {
@@ -156,7 +156,7 @@ class _Fetch(SourceSearch):
         if lost is not None:
             raise lost
         if len(chunk) < wanted:
-            raise SourceLost("it broke off")
+            raise SourceLost("it stopped early")
 
     def _count_progress(self, source: Source, part: Part) -> None:
         total_bytes = sum(file.entry.size_bytes for file in part.files.values())

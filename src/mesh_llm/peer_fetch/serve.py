@@ -83,7 +83,7 @@ class FileServer:
             case "ranges":
                 await self._send(outbox, files, request, request.get("ranges"))
             case _:
-                raise ModelError("it does not know what that asks for")
+                raise ModelError("it does not understand the request")
 
     def _files(self, fingerprint: Any) -> tuple[Path, ...]:
         files = self._models().get(Fingerprint(fingerprint)) if isinstance(fingerprint, str) else None

@@ -40,7 +40,7 @@ T = TypeVar("T")
 _ANSWER_BYTES = 4096
 """Of the line that a file's bytes begin with."""
 _REASON_CHARACTERS = 200
-_TRY_AGAIN = "what has arrived is kept; it goes on from there when a node that has the model is back"
+_TRY_AGAIN = "what has arrived is kept; it continues when a node that has the model is back"
 _MAKE_ROOM = "free some space, or name another folder in MESH_LLM_MODELS"
 
 
@@ -156,7 +156,7 @@ class SourceSearch:
             async with asyncio.timeout(self.times.manifest_s), self._ask(source, request) as inbox:
                 told = manifest.parse(await self._after_hashing(source, inbox))
         except TimeoutError:
-            raise SourceLost("it never came to tell what it has") from None
+            raise SourceLost("it did not say what it has") from None
         if self.wanted.size_bytes not in (None, told.size_bytes):
             raise SourceWrong(f"its copy has {told.size_bytes:,} bytes, not {self.wanted.size_bytes:,}")
         if self.wanted.digest not in ("", told.digest):
@@ -179,7 +179,7 @@ class SourceSearch:
             hashed_bytes = max(done, hashed_bytes)
             total_bytes = self.wanted.size_bytes or hashed_bytes
             self.tell(f"{source.name} reads its copy of {self.wanted.name}", hashed_bytes, total_bytes)
-        raise SourceWrong("it tells of its hashing without an end")
+        raise SourceWrong("it did not finish its hashing")
 
     @asynccontextmanager
     async def bytes_of(self, source: Source, where: dict[str, Any], length: int) -> AsyncIterator[Inbox]:
@@ -189,7 +189,7 @@ class SourceSearch:
             message = await inbox.line(_ANSWER_BYTES)
             _check_refusal(message)
             if message != {"bytes": length}:
-                raise SourceWrong("it answers another question than it was asked")
+                raise SourceWrong("it answered another question")
             yield inbox
 
     @asynccontextmanager
@@ -218,7 +218,7 @@ class SourceSearch:
         if missing_bytes and free < missing_bytes + FETCH_SPARE_BYTES:
             raise NoRoom(
                 f"{_shown(missing_bytes)} are still to come, "
-                f"and {self.folder} has room for {_shown(max(0, free - FETCH_SPARE_BYTES))}"
+                f"but {self.folder} has room for {_shown(max(0, free - FETCH_SPARE_BYTES))}"
             )
 
 

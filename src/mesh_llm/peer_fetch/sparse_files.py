@@ -190,9 +190,11 @@ def _check_holes(folder: Path) -> None:
         probe.touch(0o600)
         os.truncate(probe, _PROBE_BYTES)
         if probe.stat().st_blocks * 512 > _PROBE_BYTES // 2:
-            raise NoHoles(f"the file system of {folder} keeps no holes in files")
+            raise NoHoles(f"the file system of {folder} does not support sparse files")
     except OSError as error:
         # exFAT and the like answer that there is no room for the zeros.
-        raise NoHoles(f"the file system of {folder} makes no holes in files: {error.strerror}") from error
+        raise NoHoles(
+            f"the file system of {folder} does not support sparse files: {error.strerror}"
+        ) from error
     finally:
         probe.unlink(missing_ok=True)

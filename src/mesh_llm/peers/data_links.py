@@ -91,7 +91,7 @@ class DataLinks:
                     return Link(socket=self.through(node, await way(node, purpose)), kind=kind)
             except (LinkFailed, PeerLost, OSError, TimeoutError) as error:
                 log.info("no %s link node=%s error=%r", kind, node[:8], error)
-        async with _bounded(f"{self._mesh.name_of(node)} does not open a link"):
+        async with _bounded(f"{self._mesh.name_of(node)} did not open a link"):
             stream = await self._mesh.open(node, "link", {"way": "quic", "purpose": purpose})
             await _taken(stream)
         ours, theirs = socket.socketpair()
@@ -127,12 +127,12 @@ class DataLinks:
         try:
             door = await stream.read_document()
             if "refused" in door:
-                raise LinkRefused(refusal(door, "it gives no reason"))
+                raise LinkRefused(refusal(door, "it gave no reason"))
             match door:
                 case {"door": True, "port": int(port)} if 0 <= port < 1 << 16:
                     link = await knock(ticket, port)
                 case _:
-                    raise LinkFailed("there is no such door")
+                    raise LinkFailed("it does not accept this kind of link")
             try:
                 await _taken(stream)
             except BaseException:
@@ -227,7 +227,7 @@ class DataLinks:
         try:
             return self.door.listen(bound or facing(self._mesh.paths.host_of(origin)))
         except (LinkFailed, PeerLost) as error:
-            log.info("no door for plain links node=%s: %s", origin[:8], error.message)
+            log.info("cannot listen for plain links node=%s: %s", origin[:8], error.message)
             return None
 
     async def serve_http(self, account: str, header: dict[str, Any], stream: Stream) -> None:
@@ -267,7 +267,7 @@ def _ticket_of(header: dict[str, Any]) -> bytes:
     except ValueError:
         ticket = b""
     if len(ticket) != LINK_TICKET_BYTES:
-        raise LinkRefused("the ticket is none")
+        raise LinkRefused("the ticket is invalid")
     return ticket
 
 

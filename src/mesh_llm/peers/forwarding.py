@@ -137,7 +137,7 @@ async def challenge(stream: Stream, membership: Membership, me: NodeId) -> Forwa
     signed = signed_from_fields(Fields(await stream.read_document(), "forwarded"))
     opener = signer_of(signed, membership.mesh, Claim.STREAM)
     if membership.revocations.strikes(opener.credential) is not None:
-        raise Forged("a stream of one who was expelled")
+        raise Forged("a stream from a node that was expelled")
     try:
         fields = Fields(json.loads(signed.text), "forwarded")
     except (ValueError, RecursionError):
@@ -148,7 +148,7 @@ async def challenge(stream: Stream, membership: Membership, me: NodeId) -> Forwa
         or fields.text("nonce", 4 * _NONCE_BYTES) != nonce
         or not isinstance(header, dict)
     ):
-        raise Forged("a stream that was opened to somebody else, or before")
+        raise Forged("a stream that was opened to another node, or was used before")
     return Forwarded(opener=opener, kind=fields.text("kind", _KIND_CHARS), header=header)
 
 

@@ -178,7 +178,7 @@ class Mesh(Members):
         for between in self.paths.between(node):
             if (helper := self.peer(between)) is not None:
                 return await self._forwarding.open(helper, node, kind, header)
-        raise NodeUnreachable(f"there is no way to {self.name_of(node)}")
+        raise NodeUnreachable(f"there is no path to {self.name_of(node)}")
 
     # -- what the network reports (transport.network.Handler) -----------------------------------
 

@@ -73,7 +73,7 @@ class Trust:
             return None
         signer = signer_of(told.signed, membership.mesh, Claim.RECORD)
         if signer.node != told.node or signer.role is Role.CLIENT:
-            raise Forged("a record by somebody else than its node")
+            raise Forged("a record that its own node did not sign")
         if membership.revocations.strikes(signer.credential) is not None:
             self._refuse(told.signed)
             return None

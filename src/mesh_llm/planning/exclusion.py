@@ -17,7 +17,7 @@ SLOW_LINK_RTT_S = 0.01
 
 
 NOT_NEEDED = "not needed: the model fits on fewer nodes"
-WAITING = "waits with the others: there is no plan yet"
+WAITING = "waiting: there is no plan yet"
 
 
 def exclusions(asked: Question, inputs: PlanInputs, layout: Layout | None) -> tuple[Exclusion, ...]:
@@ -39,7 +39,7 @@ def _reason(asked: Question, inputs: PlanInputs, layout: Layout | None, node: Ca
     if layout is None:
         return WAITING
     if asked.settings.layers is not None:
-        return "--layers gives it none"
+        return "--layers gives it no layers"
     if asked.settings.tensor_split is not None:
         return "--tensor-split gives it no share"
     if asked.settings.split and not layout.solo:

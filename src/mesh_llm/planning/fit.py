@@ -57,10 +57,10 @@ class CacheSettings:
 
     def __post_init__(self) -> None:
         if self.context < 1 or self.slots < 1 or self.micro_batch < 1:
-            raise UsageError("context, slots and micro-batch have to be at least 1")
+            raise UsageError("context, slots and micro-batch must be at least 1")
         for kind in (self.type_k, self.type_v):
             if kind not in _BLOCKS:
-                raise UsageError(f"{kind} is not a cache type; there are {', '.join(CACHE_TYPES)}")
+                raise UsageError(f"{kind} is not a cache type; choose one of {', '.join(CACHE_TYPES)}")
 
     def __str__(self) -> str:
         return f"{self.slots} {'slot' if self.slots == 1 else 'slots'} of {self.context} tokens"
@@ -259,7 +259,7 @@ def advice(facts: ModelFacts, settings: CacheSettings, have_bytes: int) -> str:
         elif alone is not None and alone > (shorter or 0):
             ways.append(f"--parallel 1 --ctx-size {alone}")
     if ways:
-        return f"{' or '.join(ways)} fits; so does a smaller quantisation or more machines"
+        return f"{' or '.join(ways)} would fit, as would a smaller quantisation or more machines"
     smallest = replace(settings, context=smallest_context(facts), slots=1)
     least = memory_need(facts, smallest).total_bytes
     return (

@@ -25,7 +25,7 @@ def by_ratios(
 ) -> Layout | str:
     """Shares of `count` layers: the host's first, then the others' by id."""
     if not _are_shares(ratios):
-        return "--tensor-split takes shares of zero or more, at least one of them above zero"
+        return "--tensor-split shares must be at least 0, and one of them above 0"
     order = listing(host.id, (node.id for node in able if not split_refusal(node, host)))
     if len(ratios) > len(order):
         here = "1 is" if len(order) == 1 else f"{len(order)} are"
@@ -72,10 +72,10 @@ def by_names(
         return wrong
     spans = tuple(Span(owners[name].id, first, last) for first, last, name in ranges)
     if len({span.node for span in spans}) < len(spans):
-        return "--layers gives a node two ranges; one of them has to be all it has"
+        return "--layers gives a node two ranges; give each node one"
     host = _host(spans, owners[ranges[0][2]], roster, elected)
     if host is None:
-        return "--layers: no node that may host has the first layers or none"
+        return "--layers: no node that may host has the first layers, or no layers at all"
     for name, node in owners.items():
         refused = split_refusal(node, host) if len(spans) > 1 or host.id != node.id else ""
         if refused:
@@ -109,7 +109,7 @@ def misfit(count: int, layers: NamedLayers) -> str:
     expected = 0
     for first, last, name in _ranges(layers):
         if first != expected or last <= first:
-            what = f"layer {expected} is nobody's" if first > expected else f"layer {first} is given twice"
+            what = f"layer {expected} is missing" if first > expected else f"layer {first} is given twice"
             return f"--layers {name}={first}-{last - 1}: {what}"
         expected = last
     if expected != count:

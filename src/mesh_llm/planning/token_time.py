@@ -180,7 +180,7 @@ def _about_links(
 ) -> str:
     ranked = sorted(links, key=lambda node: -links[node])
     whole = sum(links.values())
-    advice = "a shorter way would help" if drafts else "a draft model would help"
+    advice = "a shorter path would help" if drafts else "a draft model would help"
     if 2 * links[ranked[0]] > whole:
         return f"{_of_all(links[ranked[0]], token.total_us)} is the link to {name(ranked[0])}: {advice}"
     names = [name(node) for node in ranked]

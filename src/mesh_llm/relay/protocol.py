@@ -116,7 +116,7 @@ def authentication(id: bytes, signature: bytes) -> bytes:
 
 def parse_authentication(frame: bytes) -> Authentication:
     if len(frame) != 1 + ID_BYTES + 1 + SIGNATURE_BYTES or frame[0] != Kind.AUTHENTICATION:
-        raise BadFrame("this is no authentication")
+        raise BadFrame("this is not an authentication message")
     if frame[1 + ID_BYTES] != SIGNATURE_BYTES:
         raise BadFrame("a signature has 64 bytes")
     return Authentication(id=frame[1 : 1 + ID_BYTES], signature=frame[-SIGNATURE_BYTES:])

@@ -145,7 +145,7 @@ class RelayServer:
             return web.json_response({"status": "ok"})
         if request.path == "/metrics" and self._config.metrics:
             return self._show_metrics(request)
-        return web.Response(status=404, text="this is a relay of mesh-llm\n")
+        return web.Response(status=404, text="this is a mesh-llm relay\n")
 
     def _show_metrics(self, request: web.BaseRequest) -> web.Response:
         token = self._config.token
@@ -165,7 +165,9 @@ class RelayServer:
         )
         ready = socket.can_prepare(request)
         if not ready or ready.protocol is None:
-            return self._refuse("no relay client", web.Response(status=400, text="this is no relay client\n"))
+            return self._refuse(
+                "no relay client", web.Response(status=400, text="this is not a relay client\n")
+            )
         await socket.prepare(request)
         try:
             await self._converse(request, socket, ready.protocol)

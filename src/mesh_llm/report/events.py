@@ -34,7 +34,7 @@ class News:
         published = mesh.serving()
         if published is None:
             if self._epoch is not None:
-                yield Event(kind="plan", text="Nothing serves the mesh: the next plan is being made")
+                yield Event(kind="plan", text="Nothing is serving: the next plan is being made")
             self._epoch = None
             return
         host, serving = published
@@ -54,7 +54,7 @@ def _departure(mesh: Mesh, node: NodeId, name: str) -> Event:
     member = mesh.member(node)
     if member is not None and member.standing is Standing.LEFT:
         return Event(kind="left", text=f"{name} left the mesh")
-    return Event(kind="lost", text=f"{name} was lost: it does not answer any more")
+    return Event(kind="lost", text=f"{name} was lost: it no longer answers")
 
 
 def _described(mesh: Mesh, host: NodeId, plan: Plan) -> str:

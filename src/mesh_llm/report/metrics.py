@@ -113,12 +113,15 @@ class NodeMetrics(Collector):
         view = self._view
         yield labelled(
             "mesh_llm_node_info",
-            "This node and its versions, of mesh-llm and of the engine; always 1.",
+            "This node, with the versions of mesh-llm and of the engine; always 1.",
             ("name", "id", "version", "engine"),
             [((view.name, view.id[:_ID_SHOWN], __version__, view.mesh.facts.engine), 1)],
         )
         yield one_of(
-            "mesh_llm_node_state", "What this node does: 1 for its state now.", State, view.health().state
+            "mesh_llm_node_state",
+            "The state of this node: 1 for the current one.",
+            State,
+            view.health().state,
         )
         part = Part.STANDBY
         if view.config.client:
@@ -127,7 +130,9 @@ class NodeMetrics(Collector):
             part = Part.HOST
         elif plan is not None and any(stage.node == view.id for stage in plan.stages):
             part = Part.WORKER
-        yield one_of("mesh_llm_node_role", "This node's part in the plan that serves: 1 for it.", Part, part)
+        yield one_of(
+            "mesh_llm_node_role", "This node's part in the serving plan: 1 for the current one.", Part, part
+        )
 
     def _plan(self, serving: Plan | None, epoch: int) -> Iterator[Metric]:
         wanted = self._view.hosting.plan
@@ -135,11 +140,11 @@ class NodeMetrics(Collector):
         # The prediction of the last look at it, where this node is the one that looks.
         fresh = wanted if wanted is not None and plan is not None and wanted.key == plan.key else plan
         yield gauge(
-            "mesh_llm_plan_epoch", "Number of the plan that serves the mesh; 0 while none does.", epoch
+            "mesh_llm_plan_epoch", "Epoch of the plan that serves the mesh; 0 while none does.", epoch
         )
         yield one_of(
             "mesh_llm_plan_mode",
-            "1 for the mode of the plan that serves, or that waits for memory.",
+            "The mode of the plan that serves, or that waits for memory: 1 for the current one.",
             Mode,
             plan.mode if plan is not None else None,
         )
@@ -148,19 +153,19 @@ class NodeMetrics(Collector):
         yield gauge(
             "mesh_llm_plan_need_bytes", "Memory that the plan needs, on all its nodes.", plan.need_bytes
         )
-        yield gauge("mesh_llm_plan_have_bytes", "Memory that the mesh has for it.", plan.have_bytes)
+        yield gauge("mesh_llm_plan_have_bytes", "Memory that the mesh has for the plan.", plan.have_bytes)
         yield gauge(
             "mesh_llm_plan_left_out_nodes", "Members without a part in the plan.", len(fresh.excluded)
         )
         if fresh.predicted is not None:
             yield gauge(
                 "mesh_llm_plan_predicted_tokens_per_second",
-                "Decoding speed that was predicted for one request at a time.",
+                "Predicted decoding speed, for one request at a time.",
                 fresh.predicted.tok_s,
             )
             yield gauge(
                 "mesh_llm_plan_predicted_first_token_seconds",
-                "Time to the first token that was predicted for a prompt of 512 tokens.",
+                "Predicted time to first token, for a prompt of 512 tokens.",
                 fresh.predicted.first_token_s,
             )
 
@@ -171,11 +176,15 @@ class NodeMetrics(Collector):
         def each(name: str, text: str, figures: Mapping[Stage, float]) -> Metric:
             return labelled(name, text, STAGE, [(labels[stage], value) for stage, value in figures.items()])
 
-        yield each("mesh_llm_stage_layers", "Layers of each stage.", {s: s.last - s.first for s in stages})
-        yield each("mesh_llm_stage_first_layer", "The first of them.", {s: s.first for s in stages})
-        yield each("mesh_llm_stage_share_ratio", "Their share of the model.", {s: s.share for s in stages})
         yield each(
-            "mesh_llm_stage_weight_bytes", "Size of their weights.", {s: s.weight_bytes for s in stages}
+            "mesh_llm_stage_layers", "Number of layers of a stage.", {s: s.last - s.first for s in stages}
+        )
+        yield each("mesh_llm_stage_first_layer", "First layer of a stage.", {s: s.first for s in stages})
+        yield each(
+            "mesh_llm_stage_share_ratio", "Share of the model that a stage has.", {s: s.share for s in stages}
+        )
+        yield each(
+            "mesh_llm_stage_weight_bytes", "Size of a stage's weights.", {s: s.weight_bytes for s in stages}
         )
         yield each(
             "mesh_llm_stage_need_bytes",
@@ -211,31 +220,31 @@ class NodeMetrics(Collector):
         meters = {id: mesh.paths.meter(id) for _, id in rows}
         yield labelled(
             "mesh_llm_link_info",
-            "The way that data takes to a peer: local, quic, tcp or relay; always 1.",
+            "Kind of path that data takes to a peer: local, quic, tcp or relay; always 1.",
             (*PEER, "kind"),
             [((*labels, links[id].kind), 1) for labels, id in rows if id in links],
         )
         yield labelled(
             "mesh_llm_link_round_trip_seconds",
-            "Round trip to a peer: of pings, smoothed; on one machine what a hop over a socket takes.",
+            "Round trip to a peer: smoothed pings; on one machine, the time of a hop over a socket.",
             PEER,
             [(labels, links[id].rtt_s) for labels, id in rows if id in links],
         )
         yield labelled(
             "mesh_llm_link_peak_bytes_per_second",
-            "Most bytes per second, both ways together, that a peer's connection has carried.",
+            "Highest rate, both ways together, that a peer's connection has carried.",
             PEER,
             [(labels, meters[id].peak_bytes_per_s) for labels, id in rows],
         )
         yield summed(
             "mesh_llm_link_sent_bytes",
-            "Bytes sent on the connection to a peer; links on one machine take another way.",
+            "Bytes sent on the connection to a peer; links on one machine are not included.",
             PEER,
             [(labels, meters[id].sent_bytes) for labels, id in rows],
         )
         yield summed(
             "mesh_llm_link_received_bytes",
-            "Bytes received on the connection to a peer; links on one machine take another way.",
+            "Bytes received on the connection to a peer; links on one machine are not included.",
             PEER,
             [(labels, meters[id].received_bytes) for labels, id in rows],
         )
@@ -245,9 +254,14 @@ class NodeMetrics(Collector):
         run = hosting.serving or hosting.starting
         report = _report(run)
         yield one_of(
-            "mesh_llm_engine_state", "1 for the state of this node's engine.", EngineState, report.state
+            "mesh_llm_engine_state",
+            "The state of this node's engine: 1 for the current one.",
+            EngineState,
+            report.state,
         )
-        yield gauge("mesh_llm_engine_ready_seconds", "What the engine's last start took.", report.ready_s)
+        yield gauge(
+            "mesh_llm_engine_ready_seconds", "Time that the engine's last start took.", report.ready_s
+        )
         yield gauge(
             "mesh_llm_engine_decode_tokens_per_second",
             "Decoding speed of this node's engine, measured over its last answers.",
@@ -255,7 +269,7 @@ class NodeMetrics(Collector):
         )
         yield gauge(
             "mesh_llm_engine_prompt_tokens_per_second",
-            "The same of prompts.",
+            "Prompt speed of this node's engine, measured over its last answers.",
             run.rates.prompt_tok_s if run is not None else 0.0,
         )
         yield from _guesses(report.speculation or SpeculationCounters())
@@ -311,13 +325,13 @@ class NodeMetrics(Collector):
         )
         yield labelled(
             "mesh_llm_process_open_fds",
-            "Their open file descriptors.",
+            "Open file descriptors of this node's processes.",
             ("process",),
             [((name,), used.open_fds) for name, used in used.items()],
         )
         yield summed(
             "mesh_llm_process_cpu_seconds",
-            "Processor time of those that run now.",
+            "Processor time of this node's processes that run now.",
             ("process",),
             [((name,), used.cpu_s) for name, used in used.items()],
         )
@@ -326,21 +340,21 @@ class NodeMetrics(Collector):
         mesh, lending, tally = self._view.mesh, self._view.lending, self._view.hosting.tally
         yield summed(
             "mesh_llm_process_starts",
-            "Starts of this node's children; the first of each counts, too.",
+            "Starts of this node's children, the first one included.",
             ("process",),
             [(("engine",), self._engine_starts), (("worker",), lending.starts)],
         )
         yield summed(
             "mesh_llm_process_deaths",
-            "Deaths of this node's children that nobody asked for.",
+            "Unexpected deaths of this node's children.",
             ("process",),
             [(("engine",), self._engine_deaths), (("worker",), lending.deaths)],
         )
         for name, text, value in (
             ("proposed", "Plans that this node began to bring up as their host.", tally.proposed),
-            ("served", "Of them, those that came to serve.", tally.served),
-            ("failed", "Of them, those that failed, before they served or later.", tally.failed),
-            ("dropped", "Of them, those given up for another before they served.", tally.dropped),
+            ("served", "Hosted plans that came to serve.", tally.served),
+            ("failed", "Hosted plans that failed, before they served or later.", tally.failed),
+            ("dropped", "Hosted plans that were dropped for another one before they served.", tally.dropped),
         ):
             yield summed(f"mesh_llm_plans_{name}", text, (), [((), value)])
         yield summed(
@@ -351,13 +365,13 @@ class NodeMetrics(Collector):
         )
         yield summed(
             "mesh_llm_peer_connections",
-            "Connections to members that were made: with one that is new to this node, or again.",
+            "Connections made to members: to a new one, or again to a known one.",
             ("member",),
             [((kind,), mesh.connections[kind]) for kind in ("new", "again")],
         )
         yield summed(
             "mesh_llm_peer_disconnections",
-            "Connections that ended: the member left, this node closed it, or it was lost.",
+            "Connections that ended because the member left, this node closed it, or it was lost.",
             ("reason",),
             [((reason,), mesh.disconnections[reason]) for reason in ("left", "closed", "lost")],
         )
@@ -370,8 +384,13 @@ class NodeMetrics(Collector):
             return
         done, size = "mesh_llm_transfer_done_bytes", "mesh_llm_transfer_size_bytes"
         what = [((step.what,), step.done)]
-        yield labelled(done, "Of what is being fetched, unpacked or loaded now.", ("what",), what)
-        yield labelled(size, "All of it.", ("what",), [((step.what,), step.total)])
+        yield labelled(done, "Bytes done of what is being fetched, unpacked or loaded now.", ("what",), what)
+        yield labelled(
+            size,
+            "Size of what is being fetched, unpacked or loaded now.",
+            ("what",),
+            [((step.what,), step.total)],
+        )
 
 
 def _members(members: Iterable[Member]) -> Iterator[Metric]:
@@ -383,13 +402,13 @@ def _members(members: Iterable[Member]) -> Iterator[Metric]:
             states[_kind(member), member.facts.state] += 1
     yield labelled(
         "mesh_llm_members",
-        "Members of the mesh that this node knows, itself included, by how they stand.",
+        "Members of the mesh that this node knows, itself included, by standing.",
         ("standing",),
         [((standing,), standings[standing]) for standing in Standing],
     )
     yield labelled(
         "mesh_llm_members_present",
-        "Those that are here, by what they may do and what they do.",
+        "Members that are here, by role and state.",
         ("role", "state"),
         [((role, state), states[role, state]) for role in _KINDS for state in State],
     )
@@ -439,12 +458,12 @@ def _pace(
         ),
         (
             "wait_seconds",
-            "Time that it waited for each of them.",
+            "Time that a worker waited for each run of its last busy second.",
             [(labels, p.wait_ns * _NS / p.runs) for labels, p in known],
         ),
         (
             "bytes",
-            "Bytes between it and the host for each of them.",
+            "Bytes between a worker and the host for each run of its last busy second.",
             [(labels, (p.sent_bytes + p.received_bytes) / p.runs) for labels, p in known],
         ),
     ):
@@ -457,20 +476,20 @@ def _guesses(seen: SpeculationCounters) -> Iterator[Metric]:
     accepted = (seen.text_accepted, seen.accepted - seen.text_accepted)
     yield summed(
         "mesh_llm_draft_tokens",
-        "Tokens guessed ahead, by what stood in the text before or by the draft model.",
+        "Tokens drafted from the earlier text (n-gram) or by the draft model.",
         ("by",),
         [((one,), count) for one, count in zip(by, drafted, strict=True)],
     )
     yield summed(
         "mesh_llm_draft_accepted_tokens",
-        "Of these, the ones that were right.",
+        "Drafted tokens that were accepted.",
         ("by",),
         [((one,), count) for one, count in zip(by, accepted, strict=True)],
     )
-    yield gauge("mesh_llm_draft_depth_tokens", "Tokens of the last guess.", seen.depth)
+    yield gauge("mesh_llm_draft_depth_tokens", "Number of tokens in the last draft.", seen.depth)
     yield gauge(
         "mesh_llm_draft_gain_ratio",
-        "Decoding speed against what it would be without guesses; 1 before there were any.",
+        "Decoding speed relative to the speed without speculative decoding; 1 before anything was drafted.",
         seen.plain_seconds / seen.seconds if seen.seconds else 1.0,
     )
 

@@ -67,13 +67,13 @@ def signer_of(signed: Signed, mesh: MeshId, claim: Claim) -> Signer:
     try:
         signer = _holder(signed.credential, mesh)
     except CredentialRefused as error:
-        raise Forged(f"{_NOUNS[claim]} of somebody who is no member: {error.message}") from None
+        raise Forged(f"{_NOUNS[claim]} of a node that is not a member: {error.message}") from None
     try:
         signature = base64.b64decode(signed.signature, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         signature = b""
     if not verify(signer.node, _message(mesh, claim, signed.text), signature):
-        raise Forged(f"{_NOUNS[claim]} whose signature does not hold")
+        raise Forged(f"{_NOUNS[claim]} with an invalid signature")
     return signer
 
 
@@ -82,7 +82,7 @@ def holder_of_right(credential: str, mesh: MeshId) -> Signer:
     try:
         return _holder(credential, mesh)
     except CredentialRefused as error:
-        raise Forged(f"a claim of somebody who is no member: {error.message}") from None
+        raise Forged(f"a claim of a node that is not a member: {error.message}") from None
 
 
 @lru_cache(maxsize=CLAIMS_CHECKED)

@@ -36,7 +36,7 @@ class ControlStream:
     async def expect(self, type: FrameType) -> dict[str, Any]:
         frame = await self.read()
         if frame is None or frame.type != type:
-            raise FrameError(f"something else than {type.name}")
+            raise FrameError(f"a frame that is not {type.name}")
         return frame.body
 
     async def write(self, type: FrameType, body: dict[str, Any]) -> None:

@@ -130,7 +130,7 @@ def from_text(text: object) -> Credential:
     pieces = (data[start : start + _GRANT_BYTES] for start in range(0, len(data), _GRANT_BYTES))
     credential = tuple(_unpack(piece) for piece in pieces)
     if to_text(credential) != text:
-        raise CredentialRefused("the credential can be written in another way")
+        raise CredentialRefused("the credential is not in canonical form")
     return credential
 
 

@@ -102,7 +102,7 @@ def join_refused(dropped: Dropped) -> JoinRefused:
         Code.WRONG: ("the token was not accepted: it is wrong, or belongs to another mesh", _NEW_TOKEN),
         Code.EXPIRED: ("the token has expired", _NEW_TOKEN),
         Code.REVOKED: ("the token was revoked", _NEW_TOKEN),
-        Code.USED: ("the token has been used as often as it may", _NEW_TOKEN),
+        Code.USED: ("the token has been used up", _NEW_TOKEN),
         Code.CROWDED: ("too many clients with this token are connected", "end one, or ask for another token"),
         Code.OWN_ID: ("the inviter runs with this node's identity", "give each node a home of its own"),
     }
@@ -117,7 +117,7 @@ def connect_refused(node: NodeId, dropped: Dropped) -> MeshError:
         return PeerLost(f"no connection to {other}: {dropped.closing.reason}")
     if dropped.closing.code is Code.REVOKED and not dropped.by_us:
         # Without the revocation it is one node's word: it may be out of its mind, or of the mesh.
-        return PeerLost(f"{other} says that this node was expelled, and does not prove it")
+        return PeerLost(f"{other} says that this node was expelled, but does not prove it")
     again = "join again with a new token"
     told = {
         Code.WRONG: (f"{other} does not accept this node as a member of its mesh", again),
@@ -140,7 +140,5 @@ def _refused(dropped: Dropped, known: Mapping[Code, tuple[str, str | None]], oth
     if code in known:
         return JoinRefused(known[code][0], hint=known[code][1])
     if dropped.by_us:
-        return JoinRefused(
-            f"{other} does not keep to the mesh's protocol", hint="update mesh-llm on both machines"
-        )
+        return JoinRefused(f"{other} violates the mesh's protocol", hint="update mesh-llm on both machines")
     return JoinRefused(f"{other} refused: {dropped.closing.reason}")

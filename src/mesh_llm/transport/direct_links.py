@@ -201,7 +201,7 @@ class _Expected:
             self.arrival.set_exception(
                 LinkFailed(
                     f"a data link did not arrive within {LINK_EXPECT_S:.0f} s",
-                    hint="can the other node reach this one? mesh-llm status tells",
+                    hint="check in mesh-llm status whether the other node can reach this one",
                 )
             )
 
@@ -252,7 +252,7 @@ def _family(ip: str) -> socket.AddressFamily:
     try:
         version = ipaddress.ip_address(ip).version
     except ValueError:
-        raise LinkFailed(f"{ip!r} is no IP address") from None
+        raise LinkFailed(f"{ip!r} is not an IP address") from None
     return socket.AF_INET6 if version == 6 else socket.AF_INET
 
 
@@ -262,7 +262,7 @@ def facing(ip: str) -> str:
         try:
             probe.connect((ip, 9))
         except OSError as error:
-            raise LinkFailed(f"there is no way to {ip}: {_cause(error)}") from None
+            raise LinkFailed(f"there is no route to {ip}: {_cause(error)}") from None
         return str(probe.getsockname()[0])
 
 
@@ -291,7 +291,7 @@ async def _knock(make: Callable[[], socket.socket], address: Any, ticket: bytes)
     except TimeoutError:
         raise LinkFailed(f"{_shown(address)} did not answer within {LINK_KNOCK_S:.0f} s") from None
     except EOFError:
-        raise LinkFailed(f"{_shown(address)} did not let a data link in") from None
+        raise LinkFailed(f"{_shown(address)} refused a data link") from None
     except OSError as error:
         raise LinkFailed(f"cannot reach {_shown(address)}: {_cause(error)}") from error
     finally:
@@ -309,10 +309,10 @@ async def _enter(link: socket.socket, address: Any, ticket: bytes) -> None:
     answer = await _read(link, _NONCE_BYTES + _PROOF_BYTES)
     nonces = nonce, answer[:_NONCE_BYTES]
     if not hmac.compare_digest(answer[_NONCE_BYTES:], _proof(ticket, b"door", nonces)):
-        raise LinkFailed(f"{_shown(address)} is not the node that was meant")
+        raise LinkFailed(f"{_shown(address)} is not the expected node")
     await loop.sock_sendall(link, _proof(ticket, b"knock", nonces))
     if await _read(link, len(_TAKEN)) != _TAKEN:
-        raise LinkFailed(f"{_shown(address)} did not let a data link in")
+        raise LinkFailed(f"{_shown(address)} refused a data link")
     link.setblocking(True)
 
 

@@ -136,6 +136,6 @@ def remote_address(node: NodeId, address: Address) -> Any:
     try:
         key = ffi.EndpointId.from_bytes(bytes.fromhex(node))
     except (ffi.IrohError, ValueError):
-        raise PeerLost(f"node {node[:10]} has an id that is no key") from None
+        raise PeerLost(f"node {node[:10]} has an id that is not a valid key") from None
     relay = address.relay if address.relay and is_relay_url(address.relay) else None
     return ffi.EndpointAddr(key, relay, list(ordered(address.direct, {})))

@@ -292,7 +292,7 @@ async def _admitted(control: ControlStream) -> dict[str, Any]:
         except MalformedMessage as error:
             raise FrameError(error.message) from None
     if frame is None or frame.type != FrameType.ADMITTED:
-        raise FrameError("something else than ADMITTED")
+        raise FrameError("a frame that is not ADMITTED")
     return frame.body
 
 

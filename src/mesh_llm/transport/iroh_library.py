@@ -36,7 +36,7 @@ def iroh() -> Any:
         raise MeshError(f"iroh cannot be loaded: {error}", hint="install mesh-llm again") from error
     if version != IROH_VERSION:
         raise MeshError(
-            f"iroh {version} is installed, and this mesh-llm was made for {IROH_VERSION}",
+            f"iroh {version} is installed, but this mesh-llm needs {IROH_VERSION}",
             hint=f"pip install iroh=={IROH_VERSION}",
         )
     _write_at_once(module)

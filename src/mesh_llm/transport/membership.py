@@ -73,7 +73,7 @@ class Membership:
     def role(self, node: NodeId) -> Role:
         """This node's own; `CredentialRefused` when it is no member, `Expelled` when it is none any more."""
         if self.mesh is None:
-            raise CredentialRefused("this node has joined no mesh", hint="mesh-llm --join TOKEN")
+            raise CredentialRefused("this node has not joined a mesh", hint="mesh-llm --join TOKEN")
         role = credentials.check(self.credential, self.mesh, node)
         if self.revocations.strikes(self.credential) is not None:
             raise expelled()
@@ -116,7 +116,7 @@ class Membership:
             return False
         signer = signer_of(signed, self.mesh, Claim.SETTINGS)
         if signer.role is not Role.OWNER:
-            raise Forged("settings by a node that is no owner of the mesh")
+            raise Forged("settings by a node that is not an owner of the mesh")
         if known is None and len(self.owners) >= OWNERS_LIMIT:
             self._forget_owners()
         is_full = known is None and len(self.owners) >= OWNERS_LIMIT
@@ -138,7 +138,7 @@ class Membership:
         """Sign that an invite, this node's own or `issuer`'s, is taken back; raises without room for it."""
         if not self.revocations.has_room(identity.id, self.credential):
             raise MeshError(
-                "this node has revoked as many invites as the others keep of it",
+                "this node has revoked as many invites as other nodes keep for it",
                 hint="revoke it on the machine that started the mesh, or on another owner's",
             )
         text = revocation_text(invite, issuer or identity.id)
@@ -197,7 +197,7 @@ def _read_settings(signed: Signed) -> MeshSettings:
             return settings_from_document(Fields(json.loads(signed.text), "claim").get("settings"))
     except (ValueError, RecursionError, MalformedMessage):
         pass
-    raise Forged("settings that make no sense")
+    raise Forged("malformed settings")
 
 
 def _signed(document: Any) -> Signed:

@@ -236,7 +236,7 @@ class Network:
                 raise connect_refused(node, error) from None
         except handshake.SaidExpelled as error:
             self._verify_expulsion(error.signed)
-            raise PeerLost(f"node {node[:10]} says that this node was expelled, which is not so") from None
+            raise PeerLost(f"node {node[:10]} says that this node was expelled, which is not true") from None
         # The other side holds a connection, which it is about to confirm, or which it has yet to find dead.
         if (peer := await self._roster.wait_for(node, min(timeout_s, HANDSHAKE_S))) is not None:
             return peer

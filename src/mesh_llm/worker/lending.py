@@ -64,7 +64,7 @@ class Terms:
                     need_bytes=need,
                     head=header.get("head") is not False,
                 )
-        raise LinkRefused("this is no request for layers")
+        raise LinkRefused("this is not a request for layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +274,7 @@ class Lending:
                 async with asyncio.timeout(LEASE_SILENCE_S):
                     await self._hand_over(origin, purpose, link)
         except TimeoutError:
-            raise LinkRefused(f"the worker took no link within {LEASE_SILENCE_S:.0f} s") from None
+            raise LinkRefused(f"the worker did not accept a link within {LEASE_SILENCE_S:.0f} s") from None
 
     async def _hand_over(self, origin: NodeId, purpose: dict[str, Any], link: socket.socket) -> None:
         match purpose:
@@ -284,7 +284,7 @@ class Lending:
             case {"kind": "neighbour", "host": str(host), "epoch": int(epoch), "number": int(number)}:
                 await self.add_neighbour(self.lease_of(NodeId(host), epoch), number, link)
             case _:
-                raise LinkRefused("there is no such link")
+                raise LinkRefused("this link does not exist")
 
     async def add_neighbour(self, lease: Lease, number: int, link: socket.socket) -> None:
         """Owns the link from here on, whatever happens."""

@@ -82,7 +82,7 @@ def start(spec: EngineSpec, report: Report) -> Any:
     engine, mesh = load_guarded(spec.library_paths(), overriding=bool(spec.links) or drafting or paced)
     if mesh is None:
         if spec.links:
-            raise EngineFailed("there is no libggml-mesh on this machine, and the plan has links")
+            raise EngineFailed("the plan has links, but libggml-mesh is not built on this machine")
         return _serve(spec, engine, directed=False)
     if spec.trace is not None:
         mesh.trace(spec.trace)

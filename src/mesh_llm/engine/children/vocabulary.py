@@ -26,12 +26,12 @@ _FIRST_COMPARED = 5
 
 _SAME = {
     "tokenizer.ggml.model": "another kind of tokenizer",
-    "tokenizer.ggml.add_bos_token": "another way to begin a text",
+    "tokenizer.ggml.add_bos_token": "another way to start a text",
     "tokenizer.ggml.add_eos_token": "another way to end a text",
 }
 _SAME_IF_ADDED = (
-    ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token", True, "another token to begin with"),
-    ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token", False, "another token to end with"),
+    ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token", True, "another start token"),
+    ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_eos_token", False, "another end token"),
 )
 """Tokens that count only where every text gets one, and whether it does if the file does not say.
 

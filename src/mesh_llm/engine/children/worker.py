@@ -53,7 +53,7 @@ def main() -> None:
 def _open(spec: WorkerSpec) -> WorkerHandle:
     _, mesh = load_guarded({name: Path(path) for name, path in spec.libraries.items()})
     if mesh is None:
-        raise EngineFailed("there is no libggml-mesh on this machine", hint="mesh-llm engine build")
+        raise EngineFailed("libggml-mesh is not built on this machine", hint="mesh-llm engine build")
     if spec.trace is not None:
         mesh.trace(spec.trace)
     worker = mesh.new_worker(spec.device, threads=spec.threads, quota_bytes=spec.quota_bytes)
@@ -135,7 +135,7 @@ def _read_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]
     while not message.endswith(b"\n"):
         more = connection.recv(_REQUEST_BYTES)
         if not more or len(message) > _REQUEST_BYTES:
-            raise ValueError("a request has no end")
+            raise ValueError("a request is too long")
         message += more
     connection.settimeout(None)
     request: dict[str, Any] = json.loads(message)

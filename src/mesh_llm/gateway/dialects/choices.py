@@ -16,7 +16,7 @@ def total_usage(usages: Sequence[tuple[int, Document]], each: int) -> Document:
     for index, usage in usages:
         first_of_prompt.setdefault(index // each, usage)
     if not first_of_prompt:
-        raise LookupError("the engine has not said what the answer took")
+        raise LookupError("the engine has not reported the usage of the answer")
     completion_tokens = sum(usage.get("completion_tokens", 0) for _, usage in usages)
     prompt_tokens = sum(usage.get("prompt_tokens", 0) for usage in first_of_prompt.values())
     cached = sum(_cached_tokens(usage) for usage in first_of_prompt.values())

@@ -87,7 +87,7 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise _Unusable("is a manifest that is no JSON") from None
+        raise _Unusable("is a manifest that is not JSON") from None
 
 
 def _weights(manifest: Any) -> str:
@@ -108,7 +108,7 @@ def _weights(manifest: Any) -> str:
     digest = models[0].get("digest")
     match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     if match is None:
-        raise _Unusable("names its weights by something that is no sha256 digest")
+        raise _Unusable("names its weights by something that is not a sha256 digest")
     return match[1]
 
 

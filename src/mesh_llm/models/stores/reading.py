@@ -47,13 +47,13 @@ class Reading:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            self.skip(folder, f"cannot be looked into: {error.strerror}")
+            self.skip(folder, f"cannot be opened: {error.strerror}")
         return sorted(found, key=lambda entry: entry.name)
 
     def _stop(self, folder: Path) -> None:
         if not self._cut:
             self._cut = True
-            self.skip(folder, f"looked no further: more than {STORE_ENTRIES:,} files and folders")
+            self.skip(folder, f"not searched further: more than {STORE_ENTRIES:,} files and folders")
 
     def files(self, folder: Path, *, suffix: str = "", depth: int = STORE_DEPTH) -> Iterator[Path]:
         """Files below a folder whose names end so, whatever they are. Follows links, each folder once."""
@@ -71,7 +71,7 @@ class Reading:
         try:
             about = folder.stat()
         except OSError as error:
-            self.skip(folder, f"cannot be looked into: {error.strerror}")
+            self.skip(folder, f"cannot be opened: {error.strerror}")
             return False
         identity = (about.st_dev, about.st_ino)
         new = identity not in seen

@@ -34,7 +34,7 @@ export async function ask(body, turn, { signal, changed }) {
       else take(turn, JSON.parse(data), clock);
       changed();
     }
-    if (!isWhole && !turn.error) turn.error = "the answer broke off";
+    if (!isWhole && !turn.error) turn.error = "the answer was cut off";
   } catch (error) {
     if (signal.aborted) turn.isStopped = true;
     else turn.error = error.message + (error.hint ? `: ${error.hint}` : "");

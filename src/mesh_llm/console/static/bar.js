@@ -30,7 +30,7 @@ function summary(status, nodes) {
   const plan = status.plan;
   if (!plan) return `${who}, ${bytes(total)} of memory. No plan yet.`;
   if (plan.mode === "waiting") {
-    return `${who}. Waiting for more: the model needs ${bytes(plan.need_bytes)}, there is ${bytes(plan.have_bytes)}.`;
+    return `${who}. Waiting for more memory: the model needs ${bytes(plan.need_bytes)}, the mesh has ${bytes(plan.have_bytes)}.`;
   }
   const over = new Set(plan.stages.map((stage) => stage.node)).size;
   const all = over === lenders.length ? "all" : over;

@@ -160,7 +160,7 @@ function drawReadiness({ status, link }) {
     link.is !== "open"
       ? "The node does not answer at the moment."
       : `The node is ${status?.node.state ?? "starting"}.`;
-  say(find("chat-ready"), isServing || !status ? "" : `${why} A question waits until the model serves.`);
+  say(find("chat-ready"), isServing || !status ? "" : `${why} Your question waits until the model is ready.`);
   show(find("chat-ready"), !isServing && status);
   if (isServing) pictures.look(`${status.model?.fingerprint} ${status.plan?.epoch}`);
 }
@@ -238,13 +238,13 @@ function fillResumed(list, resumed) {
   show(list, resumed.length);
   if (list.childElementCount === resumed.length) return;
   list.replaceChildren(
-    ...resumed.map(({ text }) => h("li", { text: `Resumed after a loss, now by ${text}` })),
+    ...resumed.map(({ text }) => h("li", { text: `Resumed after a failure, now served by ${text}` })),
   );
 }
 
 function noteOf(turn) {
   if (turn.isStopped) return "Stopped.";
-  if (turn.finish === "length" && !turn.isOpen) return "Ended at the longest length allowed.";
+  if (turn.finish === "length" && !turn.isOpen) return "Stopped at the maximum length.";
   if (!turn.isOpen) return "";
   if (turn.note) return `mesh-llm ${turn.note} …`;
   return turn.content || turn.reasoning ? "" : "Waiting for the first token …";

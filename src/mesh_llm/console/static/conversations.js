@@ -5,9 +5,9 @@ const KEPT = 20;
 
 export const SETTINGS = [
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, hint: "0 = always the likeliest" },
-  { name: "top_p", label: "Top-p", min: 0, max: 1, step: 0.05, hint: "share of likely tokens" },
-  { name: "top_k", label: "Top-k", min: 0, max: 500, step: 1, hint: "so many likely tokens" },
-  { name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, hint: "of the likeliest one" },
+  { name: "top_p", label: "Top-p", min: 0, max: 1, step: 0.05, hint: "share of the likeliest tokens" },
+  { name: "top_k", label: "Top-k", min: 0, max: 500, step: 1, hint: "number of the likeliest tokens" },
+  { name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, hint: "relative to the likeliest token" },
   { name: "repeat_penalty", label: "Repeat penalty", min: 0.5, max: 2, step: 0.05, hint: "1 = none" },
   { name: "max_tokens", label: "Longest answer", min: 1, max: 1_000_000, step: 1, hint: "tokens" },
   { name: "seed", label: "Seed", min: 0, max: 4_294_967_295, step: 1, hint: "same seed, same answer" },

@@ -8,7 +8,7 @@ import { post } from "./session.js";
 const ACTIONS = {
   unload: {
     title: "Unload the model here?",
-    text: "This machine’s memory becomes free. Others take over first, if they can; the node stays in its mesh.",
+    text: "This frees the machine’s memory. Others take over first, if they can; the node stays in its mesh.",
     action: "Unload",
   },
   stop: {

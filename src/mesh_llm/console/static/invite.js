@@ -76,11 +76,11 @@ async function list() {
 async function revoke(invite) {
   const isSure = await confirmed({
     title: "Revoke this invite?",
-    text: `Nobody can join with ${invite.id} any more, and those who joined with it have to leave the mesh.`,
+    text: `Nobody can join with ${invite.id} any more, and everyone who joined with it is expelled from the mesh.`,
     action: "Revoke",
   });
   if (!isSure) return;
   const { expelled } = await post("/api/revoke", { id: invite.id });
-  announce(expelled?.length ? `Revoked; ${expelled.join(", ")} had to leave` : "Revoked");
+  announce(expelled?.length ? `Revoked; ${expelled.join(", ")} expelled` : "Revoked");
   await list();
 }

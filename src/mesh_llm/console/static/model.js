@@ -63,7 +63,7 @@ function engineText(engine) {
   return `${engine.state}${engine.reason ? `: ${engine.reason}` : ""}${restarts}`;
 }
 
-const sentText = (sent) => (sent ? bytes(sent) : "none: all were there");
+const sentText = (sent) => (sent ? bytes(sent) : "none: every node had them");
 
 const makeFact = ([name]) => h("div", { class: "fact" }, h("dt", { text: name }), h("dd"));
 const fillFact = (element, [, text]) => say(element.lastChild, text);

@@ -135,7 +135,7 @@ def test_a_stream_survives_the_death_of_a_worker(visited: Visit, whole: MeshProc
     until_true(page, "document.querySelector('.answer-text')?.textContent.length > 60")
     before = written(page)
     whole.kill(next(name for name in whole.serving().workers if name != "one"))
-    expect(page.locator(".resumed li").first).to_contain_text("Resumed after a loss")
+    expect(page.locator(".resumed li").first).to_contain_text("Resumed after a failure")
     until_true(page, f"document.querySelector('.answer-text').textContent.length > {len(before) + 60}")
     assert written(page).startswith(before[:-2].rstrip())
     page.click("#chat-stop")

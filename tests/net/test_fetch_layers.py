@@ -419,7 +419,7 @@ async def test_a_source_without_ranges_is_left(model: Model) -> None:
         (b"x" * 10_000, "it sent a line that is too long"),
         (b"[]\n", "it sent something unreadable"),
         (b'{"refused": "\\u001b[2J"}\n', "?[2J"),
-        (b"", "it stopped in the middle of its answer"),
+        (b"", "it stopped early, in the middle of its answer"),
     ],
 )
 @pytest.mark.parametrize("ask", ["bytes", "ranges"])

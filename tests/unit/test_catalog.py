@@ -270,13 +270,13 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
         (f'[mine]\n{FINE}draft = "mine"', ", entry mine, field draft: a model cannot be its own draft"),
         (
             f"[mine]\n{FINE}size_byte = 1",
-            "field size_byte: there is no such field; size_bytes is one",
+            "field size_byte: there is no such field; did you mean size_bytes?",
         ),
         (
             '[mine]\nrepo = "a/b"\nfiles = ["x-00001-of-00003.gguf", "x-00002-of-00003.gguf"]',
             ", entry mine, field files: x-00001-of-00003.gguf is one of 3, and 2 of them are named",
         ),
-        ('[mine]\nrep = "a/b"', ", entry mine, field rep: there is no such field; repo is one"),
+        ('[mine]\nrep = "a/b"', ", entry mine, field rep: there is no such field; did you mean repo?"),
         (
             f"[Mine2.5-7B]\n{FINE}",
             ', entry Mine2, field 5-7B: a name with a dot in it is written ["Mine2.5-7B"]',

@@ -51,7 +51,7 @@ class Chat:
         if api is None:
             raise Refused(503, "the API is not open yet", code="not_ready")
         if self._under_way >= CONSOLE_CHATS:
-            raise Refused(429, "too many answers are under way on this page", code="too_many_requests")
+            raise Refused(429, "too many answers are open on this page", code="too_many_requests")
         self._under_way += 1
         try:
             return await self._pass_on(request, api)

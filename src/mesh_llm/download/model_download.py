@@ -322,7 +322,7 @@ def _place(file: _File) -> None:
     except FileExistsError:
         if not file.target.samefile(part):
             raise DownloadFailed(
-                f"{file.target} was created by somebody else in the meantime",
+                f"{file.target} was created by another program in the meantime",
                 hint="remove it or give it another name, and run this again",
             ) from None
     except OSError as error:

@@ -169,7 +169,7 @@ class Transfer:
         if self._slot_queue > DOWNLOAD_TURNS:
             raise DownloadFailed(
                 f"{self._name} was restarted {DOWNLOAD_TURNS} times: it changes on its server, "
-                "or the server cannot go on where it was",
+                "or the server cannot continue downloads",
                 hint="try again later",
             )
 

@@ -360,7 +360,7 @@ class _Table:
                 quoted = f'["{self.name}.{name}"]'
                 raise self._wrong(name, f"a name with a dot in it is written {quoted}")
             near = difflib.get_close_matches(name, _FIELDS, n=1)
-            raise self._wrong(name, f"there is no such field{f'; {near[0]} is one' if near else ''}")
+            raise self._wrong(name, f"there is no such field{f'; did you mean {near[0]}?' if near else ''}")
 
     # -- where it comes from -----------------------------------------------------------------------
 

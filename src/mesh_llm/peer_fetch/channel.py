@@ -74,7 +74,7 @@ class Inbox:
                 raise SourceWrong("it sent a line that is too long")
             more = await self._more(1 << 16)
             if not more:
-                raise SourceLost("it stopped in the middle of its answer")
+                raise SourceLost("it stopped early, in the middle of its answer")
             self._held += more
         text = bytes(self._held[:end])
         del self._held[: end + 1]

@@ -42,20 +42,22 @@ class RelayMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counters = self._counters
-        yield GaugeMetricFamily("mesh_relay_clients", "Connections of endpoints now", value=self._clients())
+        yield GaugeMetricFamily(
+            "mesh_relay_clients", "Endpoints that are connected now", value=self._clients()
+        )
         for name, words, value in (
             ("frames", "Messages with datagrams received", counters.frames),
-            ("bytes", "Bytes in them", counters.bytes),
+            ("bytes", "Bytes of datagrams received", counters.bytes),
             ("delivered", "Messages with datagrams passed on", counters.delivered),
-            ("admitted", "Endpoints let in", counters.admitted),
-            ("replaced", "Times that an id came again while it was connected", counters.replaced),
-            ("throttled", "Times that a client had to wait for its rate", counters.throttled),
+            ("admitted", "Endpoints admitted", counters.admitted),
+            ("replaced", "Times that an id connected again while it was connected", counters.replaced),
+            ("throttled", "Times that a client had to wait because of its rate limit", counters.throttled),
         ):
             yield CounterMetricFamily(f"mesh_relay_{name}", words, value=value)
         for name, words, reasons in (
             ("dropped", "Messages with datagrams dropped", counters.dropped),
             ("refused", "Connections refused", counters.refused),
-            ("removed", "Clients that the relay sent away", counters.removed),
+            ("removed", "Clients that the relay disconnected", counters.removed),
         ):
             family = CounterMetricFamily(f"mesh_relay_{name}", words, labels=["reason"])
             for reason, count in sorted(reasons.items()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import webbrowser
 
 from mesh_llm.cli.output import is_terminal
 
@@ -15,6 +14,8 @@ _NOBODY_LOOKS = ("CI", "SSH_CONNECTION", "SSH_TTY", "MESH_LLM_NO_BROWSER")
 def open_page(url: str) -> None:
     """Where somebody sits at this machine's own screen; elsewhere the printed link has to do."""
     if is_at_a_screen():
+        import webbrowser
+
         # Some browsers keep their caller waiting until they are closed.
         threading.Thread(target=webbrowser.open, args=(url,), name="browser", daemon=True).start()
 

@@ -10,23 +10,16 @@ from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TextIO
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from mesh_llm.defaults import NODE_LOG_BYTES, NODE_LOG_COUNT, PROGRESS_LINE_S
 from mesh_llm.errors import MeshError
 from mesh_llm.types import Event, Progress
+
+# `rich` is imported where something is drawn: in a pipe nothing is, and a node starts sooner.
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
 _LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -44,7 +37,6 @@ class Output:
 
     def __init__(self, *, log_format: str = "text") -> None:
         self._json = log_format == "json"
-        self._console = Console(stderr=True)
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}
@@ -74,7 +66,7 @@ class Output:
     def note(self, text: str) -> None:
         """For the person at the terminal, beside the events."""
         self._end_bars()
-        if self.live is not None and self._console.is_terminal:
+        if self.live is not None and is_terminal(sys.stderr):
             self.live.tell(text)
         else:
             print(text, file=sys.stderr, flush=True)
@@ -82,21 +74,24 @@ class Output:
     def progress(self, step: Progress) -> None:
         if self.live is not None:
             self.live.progress(step)
-        if self._console.is_terminal and not self._json:
+        if is_terminal(sys.stderr) and not self._json:
             if self.live is None:
                 self._draw(step)
         else:
             self._print_step(step)
 
     def _draw(self, step: Progress) -> None:
+        from rich import progress
+        from rich.console import Console
+
         if self._bars is None or step.what not in self._tasks:
             self._end_bars()
-            self._bars = Bars(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                DownloadColumn() if step.unit == "bytes" else MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=self._console,
+            self._bars = progress.Progress(
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(),
+                progress.DownloadColumn() if step.unit == "bytes" else progress.MofNCompleteColumn(),
+                progress.TimeRemainingColumn(),
+                console=Console(stderr=True),
                 transient=True,
             )
             self._bars.start()
@@ -143,6 +138,9 @@ def print_table(rows: Sequence[tuple[str, ...]], *, headers: tuple[str, ...] = (
         for line in lines:
             print("  ".join(map(str.ljust, line, widths)).rstrip())
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, show_header=bool(headers), pad_edge=False, header_style="bold")
     for index in range(len(rows[0]) if rows else 0):
         table.add_column(headers[index] if headers else "", overflow="fold")

@@ -4,6 +4,8 @@
 .PHONY: help setup demo test test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
 
 BIN := .venv/bin
+# What Python compiled is kept, whatever the caller's environment says: compiling the tests takes ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # How long `make fuzz` looks for findings.
 SECONDS ?= 600
 # Test files that run at once; those of one file never do. Most tests wait more than they compute.

@@ -44,6 +44,7 @@ def rings(ear: socket.socket) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_a_client_does_not_send_nodes_anywhere(nodes: Lab, villain: Villain, ear: socket.socket) -> None:
     """A node dials members at the addresses that they tell: not at a client's."""
     one = nodes.create("one")
@@ -59,6 +60,7 @@ def test_a_client_does_not_send_nodes_anywhere(nodes: Lab, villain: Villain, ear
     serves(one)
 
 
+@pytest.mark.full
 def test_a_client_that_is_lost_is_not_dialled(nodes: Lab, villain: Villain, ear: socket.socket) -> None:
     """Not by the one that let it in, and not by another one, which heard of it."""
     one = nodes.create("one")

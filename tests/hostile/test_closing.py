@@ -20,6 +20,7 @@ from tests.hostile.honest import (
 from tests.support.joining import PLAN, Lab
 
 
+@pytest.mark.full
 def test_a_member_that_refuses_does_not_end_those_who_dial_it(nodes: Lab, villain: Villain) -> None:
     """It says in the handshake that they were expelled, and shows what looks like a revocation."""
     one = nodes.create("one")

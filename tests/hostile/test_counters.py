@@ -41,6 +41,7 @@ def have_heard(epoch: int, *nodes: JoiningNode, expected: bool) -> bool:
     return comes_to(lambda: all(remembered(node.home)["epoch"] >= epoch for node in nodes), expected=expected)
 
 
+@pytest.mark.full
 def test_a_mesh_outlives_an_epoch_that_is_the_last(nodes: Lab, villain: Villain) -> None:
     """Of a plan that a member says to host itself, as it may."""
     one = nodes.create("one")
@@ -63,7 +64,7 @@ def test_a_mesh_outlives_an_epoch_that_is_the_last(nodes: Lab, villain: Villain)
     agree(one, two)
 
 
-@pytest.mark.parametrize("victim", ["the creator", "a joiner"])
+@pytest.mark.parametrize("victim", ["the creator", pytest.param("a joiner", marks=pytest.mark.full)])
 def test_a_node_outlives_an_incarnation_that_is_the_last(nodes: Lab, villain: Villain, victim: str) -> None:
     """Said of it by another one, who has no right to: to itself, and to one who hears of it."""
     one = nodes.create("one")
@@ -93,6 +94,7 @@ def test_a_node_outlives_an_incarnation_that_is_the_last(nodes: Lab, villain: Vi
     assert serves(one) == serves(two)
 
 
+@pytest.mark.full
 def test_claims_of_a_node_by_another_do_not_end_it(nodes: Lab, villain: Villain) -> None:
     """As if a copy of its home were running: an incarnation above its own, again and again."""
     one = nodes.create("one")

@@ -263,7 +263,7 @@ def run(mesh: Mesh, bad: Adversary, kind: str, count: int) -> None:
     assert fuzz.arrived >= count or not mesh.one.running
 
 
-@pytest.mark.parametrize("role", ["node", "client"])
+@pytest.mark.parametrize("role", ["node", pytest.param("client", marks=pytest.mark.full)])
 def test_messages(mesh: Mesh, villain: Villain, role: str) -> None:
     bad = villain(mesh.one.token(role=role))
     bad.introduce()

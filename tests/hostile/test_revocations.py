@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mesh_llm.transport.revocations import REVOKED_PER_BRANCH, REVOKED_PER_NODE
 from tests.hostile.adversary import FORGERIES, Adversary
 from tests.hostile.conftest import Villain
@@ -36,6 +38,7 @@ def fill(bad: Adversary) -> None:
         assert bad.said(bad.claims(revocations=signed[start : start + AT_ONCE])), bad.refusal()
 
 
+@pytest.mark.full
 def test_invented_revocations_leave_room_for_real_ones(nodes: Lab, villain: Villain) -> None:
     """The creator's, and those of a node that has let somebody in."""
     one = nodes.create("one")
@@ -89,6 +92,7 @@ def test_a_member_cannot_expel_another_one(nodes: Lab, villain: Villain) -> None
     two.until_status(lambda status: "one" in names_of(status), what="it is back", within_s=QUICK_S)
 
 
+@pytest.mark.full
 def test_an_owner_expels_anybody_but_the_creator(nodes: Lab, villain: Villain) -> None:
     """Whom it revoked may come back once it is revoked itself: the creator is heard first."""
     one = nodes.create("one")

@@ -80,6 +80,7 @@ def test_a_member_does_not_choose_the_creators_model(
     assert serves(one) == text
 
 
+@pytest.mark.full
 def test_a_member_does_not_choose_what_a_joiner_goes_by(nodes: Lab, villain: Villain, other: Path) -> None:
     one = nodes.create("one")
     two = nodes.join("two", one)
@@ -98,6 +99,7 @@ def test_a_member_does_not_choose_what_a_joiner_goes_by(nodes: Lab, villain: Vil
     assert serves(two) == text
 
 
+@pytest.mark.full
 def test_the_creator_can_change_settings_after_somebody_counted_to_the_end(
     nodes: Lab, villain: Villain
 ) -> None:

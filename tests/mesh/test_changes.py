@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
+
 from tests.support.command import mesh_llm
 from tests.support.mesh import HEAL_S, SPARE_EPOCHS, MeshProcesses
 from tests.support.series import Scrape
@@ -112,6 +114,7 @@ def test_node_that_is_not_needed_changes_nothing(mesh: MeshProcesses) -> None:
     assert after == before
 
 
+@pytest.mark.full
 def test_worker_stops_while_an_answer_streams(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
     leaving, through = before.workers
@@ -140,6 +143,7 @@ def test_host_stops_while_an_answer_streams_through_another_node(trio: MeshProce
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_node_that_leaves_is_forgotten_and_forgets(mesh: MeshProcesses) -> None:
     mesh.create("one", "--split")
     mesh.join("two")
@@ -161,6 +165,7 @@ def test_node_that_leaves_is_forgotten_and_forgets(mesh: MeshProcesses) -> None:
     assert mesh.chat() == text
 
 
+@pytest.mark.full
 def test_restarted_in_another_order_without_tokens(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
     names = [before.workers[1], before.host, before.workers[0]]
@@ -176,6 +181,7 @@ def test_restarted_in_another_order_without_tokens(trio: MeshProcesses) -> None:
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_two_that_hold_the_model_only_together(mesh: MeshProcesses) -> None:
     mesh.create("one", "--max-memory", "0.12GB")
     plan = mesh.waiting()

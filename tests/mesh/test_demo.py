@@ -38,6 +38,7 @@ def demo(home: Path, *options: str) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.full
 def test_it_answers_from_three_nodes_and_ends(smollm2: Path, home: Path) -> None:
     figures = demo(home)
 
@@ -171,6 +172,7 @@ def test_ctrl_c_ends_all_of_it(smollm2: Path, home: Path) -> None:
     assert not list(home.rglob("control.sock"))
 
 
+@pytest.mark.full
 def test_stop_ends_it_from_elsewhere(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home) as running:
         status = mesh_llm("status", "--json", "--home", home / "demo")
@@ -182,6 +184,7 @@ def test_stop_ends_it_from_elsewhere(smollm2: Path, home: Path) -> None:
         assert running.wait(within_s=WAIT_S).status == 0
 
 
+@pytest.mark.full
 def test_a_killed_demo_leaves_no_nodes_behind(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home) as running:
         assert len(running.members()) == 3

@@ -124,6 +124,7 @@ def test_a_worker_fetches_its_layers_and_no_more(nodes: Lab, text: list[Any], tm
     assert received_bytes(two, "one") < added + CHATTER_BYTES
 
 
+@pytest.mark.full
 def test_the_mesh_serves_while_a_new_worker_fetches(nodes: Lab, text: list[Any], tmp_path: Path) -> None:
     one = nodes.create("one", "--split", "--hosting", "prefer")
     two = join(nodes, "two", one, tmp_path)
@@ -150,6 +151,7 @@ def test_no_fetch_refuses_layers_too(nodes: Lab, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_one_who_wants_to_host_fetches_all_of_it(nodes: Lab, tmp_path: Path) -> None:
     one = nodes.create("one", "--split")
     two = join(nodes, "two", one, tmp_path, "--hosting", "prefer")

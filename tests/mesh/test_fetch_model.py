@@ -54,6 +54,7 @@ def test_a_node_without_the_file_fetches_it_and_takes_part(nodes: Lab, tmp_path:
     assert (tmp_path / "two" / "tiny.gguf").stat().st_mtime_ns == stamp
 
 
+@pytest.mark.full
 def test_another_file_of_that_name_is_left_alone(nodes: Lab, tmp_path: Path) -> None:
     one = nodes.create("one", "--split", "--hosting", "prefer")
     other = write_model(tmp_path / "two", seed=7)

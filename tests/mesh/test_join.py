@@ -76,7 +76,7 @@ def test_altered_and_cut_off_tokens_are_refused_before_a_packet_is_sent(
     shared: tuple[Lab, JoiningNode],
 ) -> None:
     with inviter_that_listens() as (ear, token):
-        for damaged in (token[:-1], token[: len(token) // 2], token + "A", _altered(token, len(token) // 3)):
+        for damaged in (token[:-1], _altered(token, len(token) // 3)):
             assert attempt(shared[0], damaged) == DAMAGED
         with pytest.raises(BlockingIOError):
             ear.recv(1)
@@ -102,6 +102,9 @@ def inviter_that_listens() -> Iterator[tuple[socket.socket, str]]:
 def test_no_altered_character_goes_unnoticed(shared: tuple[Lab, JoiningNode]) -> None:
     token = shared[1].token()
 
+    for damaged in (token[: len(token) // 2], token + "A"):
+        with pytest.raises(Exception, match="token is damaged"):
+            decode(damaged)
     # As the command reads it: sixty thousand processes would take a day.
     for place in range(len(token)):
         with pytest.raises(Exception, match=r"token is damaged|not an invite token|newer mesh-llm"):
@@ -118,7 +121,14 @@ def test_what_is_no_token_at_all(shared: tuple[Lab, JoiningNode]) -> None:
     assert attempt(shared[0], "mesh2-abcd") == "the token was made by a newer mesh-llm"
 
 
-@pytest.mark.parametrize("wrong", [{"secret": bytes(16)}, {"mesh": MeshId("ab" * 32)}, {"id": "00" * 8}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"secret": bytes(16)},
+        pytest.param({"mesh": MeshId("ab" * 32)}, marks=pytest.mark.full),
+        pytest.param({"id": "00" * 8}, marks=pytest.mark.full),
+    ],
+)
 def test_wrong_and_foreign_tokens(shared: tuple[Lab, JoiningNode], wrong: dict[str, Any]) -> None:
     nodes, one = shared
     identity = Identity.from_secret(bytes.fromhex((one.home / "identity").read_text()))
@@ -259,6 +269,7 @@ def test_a_node_returns_without_its_token_leave_forgets_and_new_mesh_starts_afre
     assert names_of(two.status()) == ["two"]
 
 
+@pytest.mark.full
 def test_a_new_mesh_has_none_of_the_old_ones_members(nodes: Lab) -> None:
     port = spare_port(socket.SOCK_DGRAM)
     one = nodes.create("one", "--bind-port", str(port))
@@ -281,6 +292,7 @@ def test_a_new_mesh_has_none_of_the_old_ones_members(nodes: Lab) -> None:
     assert names_of(two.status()) == ["two"]
 
 
+@pytest.mark.full
 def test_joining_again_keeps_invites_and_mends_a_damaged_record(nodes: Lab) -> None:
     one = nodes.create("one")
     two = nodes.join("two", one)
@@ -298,6 +310,7 @@ def test_joining_again_keeps_invites_and_mends_a_damaged_record(nodes: Lab) -> N
     nodes.join("two", one).until_nodes("one", "two")
 
 
+@pytest.mark.full
 def test_a_copied_home_ends_one_of_the_two(nodes: Lab) -> None:
     one = nodes.create("one")
     two = nodes.join("two", one)
@@ -406,6 +419,7 @@ FLOOD_BYTES = 128 << 20
 """What a node may grow meanwhile: twice what it does on a machine with little else to do."""
 
 
+@pytest.mark.full
 async def test_a_flood_of_wrong_tokens_keeps_nobody_out(nodes: Lab) -> None:
     one = nodes.create("one")
     rss = psutil.Process(one.pid).memory_info().rss

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.mesh import HEAL_S, SPARE_EPOCHS, MeshProcesses
 from tests.support.waiting import until
 
@@ -25,6 +27,7 @@ def test_killed_worker_node(trio: MeshProcesses) -> None:
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_killed_host_node(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
 
@@ -36,6 +39,7 @@ def test_killed_host_node(trio: MeshProcesses) -> None:
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_killed_worker_child(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
     child = trio.worker_child(before.workers[-1])
@@ -49,6 +53,7 @@ def test_killed_worker_child(trio: MeshProcesses) -> None:
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_killed_engine(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
 

@@ -167,6 +167,7 @@ def test_a_split_mesh_and_the_loss_of_its_engine(nodes: Lab) -> None:
     assert after.value("mesh_llm_plan_epoch") > seen.value("mesh_llm_plan_epoch")
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_and_a_peer_that_leaves_are_counted(nodes: Lab) -> None:
     one, two = split(nodes)
     (worker,) = [p for p in two.descendants() if "mesh_llm.engine.children.worker" in p.cmdline()]
@@ -204,6 +205,7 @@ def test_a_worker_that_dies_and_a_peer_that_leaves_are_counted(nodes: Lab) -> No
     assert "mesh_llm_link_round_trip_seconds" not in seen.names()
 
 
+@pytest.mark.full
 def test_a_lite_client_has_series_of_its_own(nodes: Lab) -> None:
     one = nodes.create("one")
     client = nodes.start("guest", "--client", "--join", one.token(role="client")).until_ready()

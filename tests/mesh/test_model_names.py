@@ -30,9 +30,10 @@ def test_a_model_of_the_catalog_comes_from_a_peer_before_the_hub(nodes: Lab, tmp
     ("model", "message"),
     [
         ("glm", "only owners of the mesh can set --model; it is Qwen2.5-32B"),
-        (
+        pytest.param(
             "hf:somebody/Something-GGUF:Q4_0",
             "the mesh serves Qwen2.5-32B-Instruct-Q4_K_M, but --model is hf:somebody/Something-GGUF:Q4_0",
+            marks=pytest.mark.full,
         ),
     ],
 )
@@ -47,6 +48,7 @@ def test_whoever_joins_does_not_bring_another(nodes: Lab, tmp_path: Path, model:
     assert not (tmp_path / "two").exists() or list((tmp_path / "two").iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_file_that_is_called_as_another_model(nodes: Lab, tmp_path: Path) -> None:
     """Nobody downloads GLM for it."""
     own = write_model(tmp_path / "own", name="glm.gguf", seed=5)

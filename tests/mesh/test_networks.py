@@ -88,6 +88,7 @@ def is_metered(other: str, status: dict[str, Any]) -> bool:
     return bool(link.get("sent_bytes", 0) > 0 < link.get("received_bytes", 0))
 
 
+@pytest.mark.full
 def test_three_hosts_on_a_switch_split_over_quic(lab: Lab) -> None:
     hosts = lab.build(namespaces.switch(3))
     one = lab.found("one", hosts[0], "--split").until_ready()
@@ -111,9 +112,8 @@ def test_three_hosts_on_a_switch_split_over_quic(lab: Lab) -> None:
             assert 0 < measured(node, other, "quic")["rtt_ms"] < 10_000
 
 
-@pytest.mark.parametrize(
-    "also_two", [True, pytest.param(False, marks=pytest.mark.full)], ids=["both", "one-of-them"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("also_two", [True, False], ids=["both", "one-of-them"])
 def test_plain_lan_takes_two_to_agree(lab: Lab, also_two: bool) -> None:
     first, second = lab.build(namespaces.switch(2))
     one = lab.found("one", first, "--split", "--plain-lan").until_ready()
@@ -195,6 +195,7 @@ def test_a_node_with_a_new_address_finds_back(lab: Lab) -> None:
     _is_one_mesh([one, two], "one", "two")
 
 
+@pytest.mark.full
 def test_a_flood_of_wrong_tokens_costs_little(lab: Lab) -> None:
     first, second, third = lab.build(namespaces.switch(3))
     one = lab.found("one", first, "--split").until_ready()

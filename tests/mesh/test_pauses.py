@@ -36,6 +36,7 @@ def test_hanging_worker_child_is_replaced(trio: MeshProcesses) -> None:
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_hanging_engine_is_replaced(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
     engine = psutil.Process(before.engine)
@@ -50,6 +51,7 @@ def test_hanging_engine_is_replaced(trio: MeshProcesses) -> None:
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_stopped_worker_node_is_left_out_and_comes_back(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
     away = before.workers[0]
@@ -87,6 +89,7 @@ def test_stopped_host_node_stands_back_when_it_goes_on(trio: MeshProcesses) -> N
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_stream_does_not_hang_with_a_stopped_host(trio: MeshProcesses) -> None:
     before = trio.serving()
     host, other = trio.nodes[before.host], trio.nodes[before.workers[0]]

@@ -1,7 +1,7 @@
 # From a clone: `make demo` and `make test` set up what they need. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
+.PHONY: help setup setup-dev demo test test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
 
 BIN := .venv/bin
 # What Python compiled is kept, whatever the caller's environment says: compiling the tests takes ten seconds.
@@ -24,6 +24,9 @@ help: ## list the targets
 setup: ## make .venv with the locked dependencies and the mesh-llm command
 	@sh tools/setup.sh
 
+setup-dev: ## and what tests and tools need; part of the targets that do
+	@sh tools/setup.sh dev
+
 demo: setup ## a mesh on this machine and one question to it; ARGS="--once" and others go to mesh-llm demo
 	@$(BIN)/mesh-llm demo $(ARGS)
 
@@ -34,37 +37,37 @@ test: check test-native ## check, native tests, a minute of fuzzing, all tests b
 test-full: check test-native fuzz ## check, then every test, and fuzzing for SECONDS=600
 	$(BIN)/pytest $(PARALLEL) $(ARGS)
 
-test-repeat: setup ## the tests that ARGS name, N=10 times, until a run fails
+test-repeat: setup-dev ## the tests that ARGS name, N=10 times, until a run fails
 	@for run in $$(seq $(N)); do \
 		$(BIN)/pytest -q -n $(WORKERS) --dist $(DIST) $(ARGS) || exit 1; echo "run $$run of $(N) passed"; \
 	done
 
-test-native: setup ## the native tests: plain, then under the address and thread sanitizers
+test-native: setup-dev ## the native tests: plain, then under the address and thread sanitizers
 	sh tools/test_native.sh plain
 	sh tools/test_native.sh address
 	sh tools/test_native.sh thread
 
-fuzz: setup ## look for findings in workers for SECONDS=600
+fuzz: setup-dev ## look for findings in workers for SECONDS=600
 	sh tools/fuzz_native.sh $(SECONDS)
 
-check: setup ## lint, format, types, import direction, native code
+check: setup-dev ## lint, format, types, import direction, native code
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/pytest -q tests/unit/test_architecture.py
 	sh tools/check_native.sh
 
-bench: setup ## the quick benchmarks, tables to bench/results; ARGS go to bench.run
+bench: setup-dev ## the quick benchmarks, tables to bench/results; ARGS go to bench.run
 	@$(BIN)/python -m bench.run --quick $(ARGS)
 
-fmt: setup ## format the code, mend what the linter can mend
+fmt: setup-dev ## format the code, mend what the linter can mend
 	$(BIN)/ruff check --fix-only --exit-zero $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-lock: ## write requirements.lock anew from pyproject.toml; ARGS="--upgrade" takes newer versions
+lock: ## write the lock files anew from pyproject.toml; ARGS="--upgrade" takes newer versions
 	@sh tools/lock.sh $(ARGS)
 
-screenshots: setup ## the pictures of the console in docs/, from a mesh on this machine
+screenshots: setup-dev ## the pictures of the console in docs/, from a mesh on this machine
 	$(BIN)/python -m tests.browser.screenshots
 
 clean: ## remove .venv, build output and caches of this clone

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Writes requirements.lock from pyproject.toml, and that of a client which cannot live beside our own
-# dependencies: exact versions with hashes, one file for Linux and macOS, Python 3.11 and newer.
+# Writes requirements.lock (what running needs) and requirements-dev.lock (tests and tools besides) from pyproject.toml,
+# and the lock file of a client which cannot live beside our own dependencies: exact versions with hashes, for Linux
+# and macOS, Python 3.11 and newer.
 # Versions that are locked already stay, unless `--upgrade` is given.
 set -eu
 
@@ -22,7 +23,10 @@ lock() {
         --generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 }
 
-lock pyproject.toml --extra engine --extra dev --extra test "$@" --output-file requirements.lock
+lock pyproject.toml --extra engine --extra setup "$@" --output-file requirements.lock
+# In both the same versions: the second is installed on top of the first.
+lock pyproject.toml --all-extras --constraint requirements.lock "$@" --output-file requirements-dev.lock
 client=tests/clients/litellm
 lock "$client/requirements.in" "$@" --output-file "$client/requirements.lock"
-echo "requirements.lock: $(grep -c == requirements.lock) packages" >&2
+echo "requirements.lock: $(grep -c == requirements.lock) packages," \
+    "requirements-dev.lock: $(grep -c == requirements-dev.lock)" >&2

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Sets up .venv from requirements.lock; when that is done already, says nothing and takes milliseconds.
 #
-#   sh tools/setup.sh            set up (what `make setup` runs)
+#   sh tools/setup.sh            what running needs (what `make setup` runs)
+#   sh tools/setup.sh dev        and what tests and tools need, from requirements-dev.lock
 #   sh tools/setup.sh python     print the Python that a set-up would use
 #
 # Nothing counts as done before its stamp lies in .venv, and stamps are written last: after an
@@ -81,7 +82,7 @@ venv_works() {
 }
 
 is_finished() {
-    [ -e "$stamp" ] && venv_works
+    [ -e "$stamp" ] && { [ -z "$dev" ] || [ -e "$dev" ]; } && venv_works
 }
 
 # --- steps -------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ explain_pip() {
         fail "the disk was full before set-up was done" \
             "make room (df -h . ~ /tmp shows where), $again"
     elif log_says 'do not match the hashes'; then
-        fail "a downloaded package is not the one that requirements.lock names" \
+        fail "a downloaded package is not the one that the lock file names" \
             "clear pip's cache ($python -m pip cache purge), $again"
     elif log_says "$NO_NETWORK"; then
         fail "no package index can be reached" \
@@ -161,9 +162,13 @@ install_dependencies() {
     rm -rf .venv
     mkdir .venv
     "$python" -m venv .venv >"$log" 2>&1 || explain_pip
-    # Ready-made packages only: compiling one takes an hour and fails late.
-    pip_install --require-hashes --only-binary :all: -r requirements.lock
+    install_locked requirements.lock
     : >"$locked"
+}
+
+# Ready-made packages only: compiling one takes an hour and fails late.
+install_locked() {
+    pip_install --require-hashes --only-binary :all: -r "$1"
 }
 
 install_project() {
@@ -198,6 +203,8 @@ fi
 
 locked=.venv/.locked-$(fingerprint requirements.lock)
 stamp=.venv/.stamp-$(fingerprint requirements.lock pyproject.toml)
+dev=''
+[ "${1:-}" != dev ] || dev=.venv/.dev-$(fingerprint requirements-dev.lock)
 is_finished && exit
 
 find_python
@@ -212,6 +219,12 @@ else
     echo "Setting up .venv (one minute the first time) …" >&2
     install_dependencies
 fi
-install_project
+if [ -n "$dev" ] && [ ! -e "$dev" ]; then
+    echo "Installing what tests and tools need …" >&2
+    rm -f .venv/.dev-*
+    install_locked requirements-dev.lock
+    : >"$dev"
+fi
+[ -e "$stamp" ] || install_project
 echo "Set up in $(($(date +%s) - started)) s: .venv/bin/mesh-llm" >&2
 note_compiler

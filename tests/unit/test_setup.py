@@ -62,7 +62,8 @@ class Clone:
         self.bin = folder / "bin"
         (self.root / "tools").mkdir(parents=True)
         shutil.copy(ROOT / "tools" / "setup.sh", self.root / "tools")
-        (self.root / "requirements.lock").write_text("# nothing is needed\n")
+        for name in ("requirements.lock", "requirements-dev.lock"):
+            (self.root / name).write_text("# nothing is needed\n")
         (self.root / "pyproject.toml").write_text(TINY_PROJECT)
         (self.root / "backend.py").write_text(BACKEND)
         self.bin.mkdir()
@@ -84,14 +85,14 @@ class Clone:
         run = f'exec {sys.executable} -c "{prelude}" "$@"' if before else f'exec {sys.executable} "$@"'
         self.command(name, run)
 
-    def start(self) -> subprocess.Popen[str]:
-        argv = [str(self.bin / "sh"), "tools/setup.sh"]
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        argv = [str(self.bin / "sh"), "tools/setup.sh", *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, cwd=self.root, env=self.env, stdout=pipe, stderr=pipe, text=True)
 
-    def setup(self) -> tuple[int, str]:
+    def setup(self, *arguments: str) -> tuple[int, str]:
         """Exit code and stderr; stdout stays empty whatever happens."""
-        with self.start() as process:
+        with self.start(*arguments) as process:
             out, err = process.communicate()
         assert out == ""
         return process.returncode, err
@@ -208,6 +209,26 @@ def test_once_set_up_it_needs_nothing(clone: Clone) -> None:
     assert (code, err.startswith("Error: Python 3.11 or newer is needed; found none\n")) == (1, True), err
 
 
+def test_what_tests_need_comes_on_top(clone: Clone) -> None:
+    clone.python()
+    first, _ = clone.setup()
+    code, err = clone.setup("dev")
+    pattern = (
+        r"Setting up \.venv \(a few seconds\) …\nInstalling what tests and tools need …\n"
+        r"Set up in \d+ s: \.venv/bin/mesh-llm\n"
+    )
+    assert (first, code, bool(re.fullmatch(pattern, err))) == (0, 0, True), err
+    assert len(clone.stamps()) == 3
+    assert clone.setup("dev") == clone.setup() == (0, "")
+
+    # Other versions of them are installed anew, and nothing else is.
+    (clone.root / "requirements-dev.lock").write_text("# still nothing\n")
+    assert clone.setup() == (0, "")
+    code, err = clone.setup("dev")
+    assert (code, bool(re.fullmatch(pattern, err))) == (0, True), err
+    assert len(clone.stamps()) == 3
+
+
 def test_two_at_once_wait_for_each_other(clone: Clone) -> None:
     clone.python()
     clone.command("df", FULL_DISK)
@@ -232,12 +253,17 @@ def test_the_engine_is_pinned_alike_everywhere() -> None:
 def test_the_lock_names_every_dependency_and_no_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["engine"], *extras["dev"], *extras["test"]]
-    lock = (ROOT / "requirements.lock").read_text("utf-8")
-    locked = set(re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE))
-    assert {re.split("[=<>~ ]", line)[0].replace("_", "-") for line in wanted} - locked == set()
-    assert "://" not in lock
-    assert "index" not in lock
+    running = [*project["dependencies"], *extras["engine"], *extras["setup"]]
+    everything = [*running, *extras["dev"], *extras["test"]]
+    pins = []
+    for name, wanted in (("requirements.lock", running), ("requirements-dev.lock", everything)):
+        lock = (ROOT / name).read_text("utf-8")
+        pins.append(set(re.findall(r"^([a-z0-9-]+==\S+)", lock, re.MULTILINE)))
+        locked = {pin.partition("==")[0] for pin in pins[-1]}
+        assert {re.split("[=<>~ ]", line)[0].replace("_", "-") for line in wanted} - locked == set()
+        assert "://" not in lock
+        assert "index" not in lock
+    assert pins[0] < pins[1], "the same versions in both"
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "tools").glob("*.sh")))

@@ -6,12 +6,8 @@ quick.
 
 from __future__ import annotations
 
-import gc
-import importlib
-import os
 import signal
 import sys
-from types import ModuleType
 from typing import Any
 
 import click
@@ -19,6 +15,7 @@ from click.core import ParameterSource
 
 from mesh_llm import __version__
 from mesh_llm.cli import secret
+from mesh_llm.cli.imports import import_quickly
 from mesh_llm.errors import MeshError
 
 _VERBS = {
@@ -47,7 +44,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _VERBS:
             return None
-        command = getattr(_import_verb(name), name)
+        command = getattr(import_quickly(f"mesh_llm.cli.{_VERBS[name][0]}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -66,27 +63,8 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _import_verb(name: str) -> ModuleType:
-    """The module of a verb, and what it needs: most of the time that a node takes to start.
-
-    Importing aiohttp reads this machine's certificate authorities, a tenth of a second in every process.
-    Nothing here needs them: a download brings its own (`download.hub.trust`). And what is imported stays,
-    so there is no garbage to look for.
-    """
-    authorities = os.environ.get("SSL_CERT_FILE")
-    os.environ["SSL_CERT_FILE"] = os.devnull
-    gc.disable()
-    try:
-        return importlib.import_module(f"mesh_llm.cli.{_VERBS[name][0]}")
-    finally:
-        gc.enable()
-        del os.environ["SSL_CERT_FILE"]
-        if authorities is not None:
-            os.environ["SSL_CERT_FILE"] = authorities
-
-
 def _group() -> click.Group:
-    from mesh_llm.cli.options import node_options
+    from mesh_llm.cli.options import node_config, node_options
 
     @click.group(
         cls=Verbs,
@@ -103,7 +81,9 @@ def _group() -> click.Group:
         http://localhost:9337 until Ctrl-C.
         """
         if ctx.invoked_subcommand is None:
-            _import_verb("serve").run_with_options(options)
+            # Checked first: most mistakes are told at once.
+            config = node_config(options)
+            import_quickly("mesh_llm.cli.serve").run_with_options(config, options)
 
     return mesh_llm
 

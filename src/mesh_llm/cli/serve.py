@@ -32,11 +32,10 @@ T = TypeVar("T")
 @node_options
 def serve(**options: Any) -> None:
     """Run a node: load the model and answer until Ctrl-C."""
-    run_with_options(options)
+    run_with_options(node_config(options), options)
 
 
-def run_with_options(options: dict[str, Any]) -> None:
-    config = node_config(options)
+def run_with_options(config: NodeConfig, options: dict[str, Any]) -> None:
     status = run_node(
         config, debug=options["debug"], log_format=options["log_format"], plain=options["plain"]
     )

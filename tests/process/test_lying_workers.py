@@ -23,6 +23,7 @@ from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, worker_spec
 from tests.support import tiny_gguf
+from tests.support.sampling import sampled
 from tests.support.split import client, lenders, over, plan_for, token_ids, until
 
 LAYERS = 4
@@ -210,7 +211,7 @@ async def test_requests_fail_and_the_engine_lives(
     [b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff", b"\xff\xff\x7f\x7f", b"\xff\xff\xff\xff"],
     ids=["NaN", "infinite", "negative", "largest", "ones"],
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", sampled([0.0, 1.0], 1.0))
 async def test_numbers_that_mean_nothing(
     value: bytes, temperature: float, plan: SplitPlan, worker: WorkerProcess
 ) -> None:

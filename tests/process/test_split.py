@@ -18,6 +18,7 @@ import pytest
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.types import Setting
 from tests.support import tiny_gguf
+from tests.support.sampling import sampled
 from tests.support.split import HYBRID, Answer, Client, client, over, plan_for, token_ids
 
 LAYERS = 6
@@ -155,7 +156,7 @@ async def test_links_that_take_time(libraries: dict[str, Path], tmp_path: Path) 
     await compare(alone, [over(alone, 2, 1, 2, delay_s=0.003)])
 
 
-@pytest.mark.parametrize("quantisation", ["Q4_0", "Q8_0", "F16"])
+@pytest.mark.parametrize("quantisation", sampled(["Q4_0", "Q8_0", "F16"], "Q4_0"))
 @pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])
 async def test_weights_in_the_layout_that_the_engine_chooses(
     architecture: str, quantisation: str, libraries: dict[str, Path], tmp_path: Path
@@ -166,7 +167,7 @@ async def test_weights_in_the_layout_that_the_engine_chooses(
     await compare(alone, [over(alone, 6), over(alone, 2, 2)])
 
 
-@pytest.mark.parametrize("quantisation", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("quantisation", sampled(["Q4_0", "Q8_0"], "Q4_0"))
 async def test_weights_sent_are_multiplied_as_they_are(
     quantisation: str, libraries: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -198,7 +199,7 @@ async def test_several_slots_at_once(libraries: dict[str, Path], tmp_path: Path)
     await compare(plan, [over(plan, 6), over(plan, 2, 1, 2), over(plan, 2, 2, push=False)], ask)
 
 
-@pytest.mark.parametrize("architecture", tiny_gguf.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", sampled(tiny_gguf.ARCHITECTURES, "llama", "gemma3", "lfm2"))
 async def test_context_shift(architecture: str, libraries: dict[str, Path], tmp_path: Path) -> None:
     settings = settings_for(architecture) | {"ctx_shift": True, "swa_full": True}
     alone = await plan_for(tiny(tmp_path, architecture), libraries, context=256, settings=settings)
@@ -226,7 +227,7 @@ async def test_a_cached_piece_in_another_place(libraries: dict[str, Path], tmp_p
 
 
 @pytest.mark.parametrize("cache_type", ["q8_0", pytest.param("q4_0", marks=pytest.mark.full)])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt-oss"])
+@pytest.mark.parametrize("architecture", sampled(["llama", "gemma3", "gpt-oss"], "llama"))
 async def test_quantised_cache(
     architecture: str, cache_type: str, libraries: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -235,7 +236,9 @@ async def test_quantised_cache(
     await compare(alone, [over(alone, 6), over(alone, 2, 1, 2)])
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "deepseek2", "gpt-oss", *HYBRID])
+@pytest.mark.parametrize(
+    "architecture", sampled(["llama", "gemma3", "deepseek2", "gpt-oss", *HYBRID], "llama", "deepseek2")
+)
 async def test_without_flash_attention(architecture: str, libraries: dict[str, Path], tmp_path: Path) -> None:
     settings = SMALL_BATCHES | {"flash_attn_type": FLASH_OFF}
     alone = await plan_for(tiny(tmp_path, architecture), libraries, settings=settings)
@@ -272,7 +275,7 @@ async def test_more_graphs_than_a_worker_keeps(libraries: dict[str, Path], tmp_p
 # -- embeddings -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pooling", ["none", "mean", "last"])
+@pytest.mark.parametrize("pooling", sampled(["none", "mean", "last"], "mean"))
 async def test_embeddings(pooling: str, libraries: dict[str, Path], tmp_path: Path) -> None:
     kinds = {"none": 0, "mean": 1, "last": 3}
     settings = SMALL_BATCHES | {"pooling_type": kinds[pooling], "n_ubatch": 64}

@@ -32,6 +32,7 @@ from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, split_engine, worker_spec
 from tests.support import tiny_gguf
+from tests.support.sampling import sampled
 from tests.support.split import Client, client, lenders, over, plan_for, token_ids, until
 
 FAST_S = 20.0
@@ -88,7 +89,7 @@ async def assert_useless_but_alive(asking: Client, name: str) -> None:
 # -- a worker dies ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", range(len(LAYERS)))
+@pytest.mark.parametrize("victim", sampled(range(len(LAYERS)), 0))
 async def test_killed_while_nobody_asks(victim: int, plan: SplitPlan) -> None:
     async with client(over(plan, *LAYERS)) as asking:
         await asking.complete(PROMPT, n_predict=2)
@@ -96,8 +97,8 @@ async def test_killed_while_nobody_asks(victim: int, plan: SplitPlan) -> None:
         await assert_useless_but_alive(asking, f"MESH{victim}")
 
 
-@pytest.mark.parametrize("push", [True, False])
-@pytest.mark.parametrize("victim", range(len(LAYERS)))
+@pytest.mark.parametrize("push", sampled([True, False], True))
+@pytest.mark.parametrize("victim", sampled(range(len(LAYERS)), 0))
 async def test_killed_while_a_prompt_is_read(victim: int, push: bool, plan: SplitPlan) -> None:
     async with client(over(plan, *LAYERS, push=push)) as asking:
         pid = asking.engine.workers[victim].child.pid
@@ -115,8 +116,8 @@ async def test_killed_while_a_prompt_is_read(victim: int, push: bool, plan: Spli
         await assert_useless_but_alive(asking, f"MESH{victim}")
 
 
-@pytest.mark.parametrize("push", [True, False])
-@pytest.mark.parametrize("victim", range(len(LAYERS)))
+@pytest.mark.parametrize("push", sampled([True, False], True))
+@pytest.mark.parametrize("victim", sampled(range(len(LAYERS)), 0))
 async def test_killed_while_it_answers(victim: int, push: bool, plan: SplitPlan) -> None:
     undisturbed = await _ask(plan, **LONG)
     async with client(over(plan, *LAYERS, push=push, delay_s=FAR_S)) as asking:
@@ -279,7 +280,7 @@ async def test_refused_with_another_file(
     assert message == f"the engine cannot use its workers (MESH0: its copy of the model {flaw})"
 
 
-@pytest.mark.parametrize("quota_bytes", [0, 100_000, 850_000])
+@pytest.mark.parametrize("quota_bytes", sampled([0, 100_000, 850_000], 850_000))
 async def test_refused_for_want_of_room(quota_bytes: int, plan: SplitPlan) -> None:
     """Too little for the cache, or enough for it and not for computing."""
     message = await _refusal(plan, quota_bytes=quota_bytes)

@@ -180,6 +180,7 @@ def test_a_disk_that_fills_up_while_a_model_is_unpacked(index: Index) -> None:
     assert ended.stdout == "left somebody elses\n"
 
 
+@pytest.mark.full
 @AS_ROOT
 @pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler on this machine")
 def test_a_disk_that_fills_up_while_building(tmp_path: Path, engine_sources: Path) -> None:

@@ -12,6 +12,7 @@ from mesh_llm.membership.member import Standing
 from mesh_llm.membership.outbox import MEMBER_MESSAGE_BYTES
 from mesh_llm.membership.own_record import COPIED_HOME
 from tests.support.membership_world import World, facts, node_id
+from tests.support.sampling import sampled
 
 SEEDS = [1, 2, 3]
 
@@ -80,7 +81,7 @@ def test_facts_reach_everybody_once_they_change() -> None:
     assert took_s < 0.5
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", sampled(range(10), 0, 1))
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_a_killed_member_is_known_within_three_seconds(count: int, seed: int) -> None:
     world = a_mesh(count, seed=seed)

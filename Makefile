@@ -1,7 +1,7 @@
 # From a clone: `make demo` and `make test` set up what they need. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
+.PHONY: help setup setup-dev demo test test-more test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
 
 BIN := .venv/bin
 # What Python compiled is kept, whatever the caller's environment says: compiling the tests takes ten seconds.
@@ -30,9 +30,15 @@ setup-dev: ## and what tests and tools need; part of the targets that do
 demo: setup ## a mesh on this machine and one question to it; ARGS="--once" and others go to mesh-llm demo
 	@$(BIN)/mesh-llm demo $(ARGS)
 
-test: check test-native ## check, native tests, a minute of fuzzing, all tests but the long ones; ARGS="-k name" and others go to pytest
-	sh tools/fuzz_native.sh 60
+test: check ## check, the native tests, all tests but those marked `full`; ARGS="-k name" and others go to pytest
+	sh tools/test_native.sh plain
+	sh tools/test_native.sh address
 	$(BIN)/pytest -m "not full" $(PARALLEL) $(ARGS)
+
+test-more: setup-dev ## what make test leaves out and CI runs after it: threads, a minute of fuzzing, tests marked `full`
+	sh tools/test_native.sh thread
+	sh tools/fuzz_native.sh 60
+	$(BIN)/pytest -x -m "full and not long" $(PARALLEL) $(ARGS)
 
 test-full: check test-native fuzz ## check, then every test, and fuzzing for SECONDS=600
 	$(BIN)/pytest $(PARALLEL) $(ARGS)

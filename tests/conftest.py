@@ -32,6 +32,13 @@ _NEED_LIBRARIES = {"libraries", "engine_sources"}
 _NEED_MODEL = {"smollm2"}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("full")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Set up what the chosen tests need: here, where a test's time limit does not count."""
     if session.config.option.collectonly:

@@ -274,7 +274,7 @@ def test_messages(mesh: Mesh, villain: Villain, role: str) -> None:
 
 
 # On a busy machine the adversary itself has got stuck in cancelling its streams, for a reason not yet found.
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["node", "client"])
 def test_streams(mesh: Mesh, villain: Villain, role: str) -> None:
     bad = villain(mesh.one.token(role=role))
@@ -285,7 +285,7 @@ def test_streams(mesh: Mesh, villain: Villain, role: str) -> None:
         bad.end()
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", [*MESSAGES, *STREAMS])
 def test_one_kind_for_long(mesh: Mesh, villain: Villain, kind: str) -> None:
@@ -296,7 +296,7 @@ def test_one_kind_for_long(mesh: Mesh, villain: Villain, kind: str) -> None:
         bad.end()
 
 
-@pytest.mark.parametrize("count", [QUICK, pytest.param(FULL, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [QUICK, pytest.param(FULL, marks=pytest.mark.long)])
 def test_an_owners_settings(count: int) -> None:
     """They are read from an owner alone, which may set what it likes: only that they are read is tried."""
     owner = new_identity()

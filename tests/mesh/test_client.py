@@ -208,7 +208,7 @@ async def test_no_hand_made_stream_of_a_clients_is_served(mesh: tuple[Lab, Joini
         assert (await serving.read_document())["model"]["name"] == "tiny"
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_installed_with_the_base_dependencies_alone(mesh: tuple[Lab, JoiningNode], tmp_path: Path) -> None:
     """As `pip install mesh-llm` leaves it: a fresh environment without the `engine` extra."""
     nodes, one = mesh

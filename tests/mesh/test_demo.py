@@ -70,7 +70,7 @@ def test_what_people_see_of_it(smollm2: Path, home: Path) -> None:
     assert re.search(r"\npredicted +[\d.]+ tok/s\ndecode +[\d.]+ tok/s\n", figures)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_latency_is_on_every_link(smollm2: Path, home: Path) -> None:
     figures = demo(home, "--latency", "40")
 
@@ -81,7 +81,7 @@ def test_latency_is_on_every_link(smollm2: Path, home: Path) -> None:
     assert re.match(ABOUT_SKY, figures["answer"])
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_latency_for_each_node(smollm2: Path, home: Path) -> None:
     figures = demo(home, "--latency", "10,50")
 
@@ -92,7 +92,7 @@ def test_a_latency_for_each_node(smollm2: Path, home: Path) -> None:
     assert figures["decode_tok_s"] < 1 / 0.110
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_more_nodes_than_layers(home: Path, libraries: dict[str, Path], tmp_path: Path) -> None:
     figures = demo(home, "--nodes", "5", str(tiny_gguf.write(tmp_path / "tiny.gguf", "llama")))
 
@@ -192,7 +192,7 @@ def test_a_killed_demo_leaves_no_nodes_behind(smollm2: Path, home: Path) -> None
         running.until_no_descendants(within_s=30)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_lost_node_does_not_end_it(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home) as running:
         members = running.members()
@@ -217,7 +217,7 @@ def test_ctrl_c_before_the_answer(smollm2: Path, home: Path) -> None:
         assert running.wait(within_s=WAIT_S).status == 130
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_second_demo_says_that_there_is_one(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home):
         second = mesh_llm("demo", "--once", "--port", "0", env=environment(home), within_s=WAIT_S)

@@ -41,6 +41,12 @@ SAMPLE = (
     "kill-worker_child-queued-tools",
     "stop-worker_child-middle-whole",
 )
+MORE = (
+    "kill-engine-middle-whole",
+    "kill-worker_node-middle-stream",
+    "kill-host_node-first-whole",
+    "kill-engine-end-schema",
+)
 MOMENT_S = 60.0
 TRIES = 3
 """For a strike to be in time: an answer takes a second, and the machine may stand still for three."""
@@ -62,16 +68,19 @@ class TooLate(AssertionError):
 
 
 def cases() -> list[object]:
-    """A sample for every run, the same each time; all of them with the long tests."""
+    """A sample for every run, the same each time, some more where there is time; all of them take an hour."""
     every = [
         Case(victim=victim, fault=fault, moment=moment, form=form)
         for victim, fault, moment, form in itertools.product(VICTIMS, FAULTS, MOMENTS, FORMS)
     ]
-    assert {str(case) for case in every}.issuperset(SAMPLE)
-    return [
-        pytest.param(case, id=str(case), marks=() if str(case) in SAMPLE else pytest.mark.full)
-        for case in every
-    ]
+    assert {str(case) for case in every}.issuperset(SAMPLE + MORE)
+    return [pytest.param(case, id=str(case), marks=marks(str(case))) for case in every]
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    if name in SAMPLE:
+        return []
+    return [pytest.mark.full if name in MORE else pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -352,7 +352,7 @@ def test_what_cannot_work_is_told_before_anything_is_bound_or_fetched(
     assert names_of(one.status()) == ["one"]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_nobody_there_is_told_with_what_was_tried_and_status_answers_meanwhile(nodes: Lab) -> None:
     with inviter_that_listens() as (ear, token):
         two = nodes.start("two", "--join", token)
@@ -376,7 +376,7 @@ def test_nobody_there_is_told_with_what_was_tried_and_status_answers_meanwhile(n
 IDLE_BYTES_PER_S = 2000.0
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_an_idle_mesh_says_little(nodes: Lab) -> None:
     one = nodes.create("one")
     token = one.token()

@@ -113,7 +113,9 @@ def test_three_hosts_on_a_switch_split_over_quic(lab: Lab) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("also_two", [True, False], ids=["both", "one-of-them"])
+@pytest.mark.parametrize(
+    "also_two", [True, pytest.param(False, marks=pytest.mark.long)], ids=["both", "one-of-them"]
+)
 def test_plain_lan_takes_two_to_agree(lab: Lab, also_two: bool) -> None:
     first, second = lab.build(namespaces.switch(2))
     one = lab.found("one", first, "--split", "--plain-lan").until_ready()
@@ -155,7 +157,7 @@ def test_the_end_of_an_active_peer_is_known(idle_lab: Lab) -> None:
         assert min(took_s) <= limit_s, took_s
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_cable_is_pulled_and_put_back(lab: Lab) -> None:
     hosts = lab.build(namespaces.switch(3))
     one = lab.found("one", hosts[0], "--split")
@@ -247,7 +249,7 @@ def test_two_behind_nats_meet_at_our_relay(lab: Lab) -> None:
         lab.end()
 
 
-@pytest.mark.parametrize("host", [pytest.param("public", marks=pytest.mark.full), "behind"])
+@pytest.mark.parametrize("host", [pytest.param("public", marks=pytest.mark.long), "behind"])
 def test_two_behind_nats_and_a_third_that_both_reach(lab: Lab, host: str) -> None:
     """No relay at all: what the two have to say to each other goes through the third."""
     net = lab.build(namespaces.two_nats())
@@ -292,7 +294,7 @@ def test_where_all_udp_is_dropped_the_relay_carries_the_mesh(lab: Lab) -> None:
         assert one.sky() == two.sky()
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_where_udp_is_let_through_again_the_mesh_leaves_the_relay(lab: Lab) -> None:
     """Packets find the direct way by themselves, and the plan goes on."""
     with a_mesh_without_udp(lab) as (hosts, one, two):
@@ -308,7 +310,7 @@ def test_where_udp_is_let_through_again_the_mesh_leaves_the_relay(lab: Lab) -> N
         assert [node.sky() for node in (one, two)] == [text] * 2
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_relay_that_dies_and_comes_back(lab: Lab) -> None:
     net = lab.build(namespaces.two_nats())
     with relay_on(net.public[0]) as relay:

@@ -113,7 +113,7 @@ def test_mesh_sleeps_and_wakes(trio: MeshProcesses) -> None:
     sleep_and_wake(trio, SLEEP_S)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_mesh_wakes_one_by_one_and_has_lost_every_connection(trio: MeshProcesses) -> None:
     lost = sleep_and_wake(trio, SLEEP_S, apart_s=APART_S)

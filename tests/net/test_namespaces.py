@@ -102,7 +102,7 @@ async def test_nat_lets_out_and_not_in() -> None:
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.full
+@pytest.mark.long
 async def test_two_nats_meet_only_in_public(symmetric: bool) -> None:
     async with namespaces.two_nats(symmetric=symmetric) as net, answering([*net.public, *net.behind]):
         (public,), (one, other) = net.public, net.behind

@@ -111,7 +111,7 @@ def test_a_build_is_used_again_until_forced(cache: Path, wrapped: Compiler) -> N
     assert len(looks_finished(cache)) == 1
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_two_at_once_build_once(cache: Path, wrapped: Compiler) -> None:
     with start_ensure(cache, wrapped) as first, start_ensure(cache, wrapped) as second:
         ends = [first.wait(within_s=BUILD_S), second.wait(within_s=BUILD_S)]
@@ -134,7 +134,7 @@ def gate(wrapped: Compiler, folder: Path) -> Path:
     return opened
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_killed_build_leaves_nothing_that_counts(cache: Path, wrapped: Compiler, tmp_path: Path) -> None:
     opened = gate(wrapped, tmp_path)
     with start_ensure(cache, wrapped) as running:
@@ -216,7 +216,7 @@ def fail_on_our_code(wrapped: Compiler) -> None:
     )
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_compilers_words_are_shown(cache: Path, wrapped: Compiler) -> None:
     fail_on_our_code(wrapped)
 
@@ -290,7 +290,7 @@ def test_a_library_that_computes_wrong_is_not_installed(
     assert looks_finished(cache) == leftovers(cache) == []
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_library_that_crashes_is_not_installed(
     cache: Path, wrapped: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

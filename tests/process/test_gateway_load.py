@@ -136,7 +136,7 @@ def test_crowd(nodes: Lab) -> None:
     _crowd(nodes, requests=3, at_most_s=WAIT_S, seed=11)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_crowd_for_two_minutes(nodes: Lab) -> None:
     _crowd(nodes, requests=100_000, at_most_s=120.0, seed=12)

@@ -100,7 +100,7 @@ async def test_architecture(architecture: str, libraries: dict[str, Path], tmp_p
     assert len({token for answer in answers.values() for token in answer.tokens}) > 3
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("ways", [{}, {"push": False}, {"by_reference": False}], ids=str)
 @pytest.mark.parametrize("architecture", tiny_gguf.ARCHITECTURES)
 async def test_architecture_in_every_way(
@@ -226,7 +226,7 @@ async def test_a_cached_piece_in_another_place(libraries: dict[str, Path], tmp_p
     assert answers["cut"].cached > len(head) + 16
 
 
-@pytest.mark.parametrize("cache_type", ["q8_0", pytest.param("q4_0", marks=pytest.mark.full)])
+@pytest.mark.parametrize("cache_type", ["q8_0", pytest.param("q4_0", marks=pytest.mark.long)])
 @pytest.mark.parametrize("architecture", sampled(["llama", "gemma3", "gpt-oss"], "llama"))
 async def test_quantised_cache(
     architecture: str, cache_type: str, libraries: dict[str, Path], tmp_path: Path
@@ -245,7 +245,7 @@ async def test_without_flash_attention(architecture: str, libraries: dict[str, P
     await compare(alone, [over(alone, 6), over(alone, 2, 1, 2)])
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("flash", [FLASH_OFF, FLASH_ON])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 async def test_across_512_cells(

@@ -188,7 +188,7 @@ async def _outcome(plan: SplitPlan, worker: WorkerProcess) -> str | int:
         return error.message
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
 async def test_cut_after_so_many_commands(step: int, plan: SplitPlan) -> None:
     """While the model loads the engine ends by itself, with the reason; later the request fails."""
     outcomes: list[str | int] = []

@@ -310,7 +310,7 @@ def test_no_ghost_comes_back_from_old_gossip() -> None:
     assert world.agreed([1, 2, 3])
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
 def test_a_hundred_nodes_with_loss_and_a_partition(seed: int) -> None:
     world = a_warm_mesh(100, seed=seed, loss=0.1, weigh_every=11)
     world.run(10)
@@ -401,7 +401,7 @@ def test_a_thousand_nodes() -> None:
     assert world.largest_bytes <= MEMBER_MESSAGE_BYTES
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_thousand_nodes_part_and_heal() -> None:
     world = a_warm_mesh(1000, tick_s=0.5, weigh_every=997)
@@ -413,7 +413,7 @@ def test_a_thousand_nodes_part_and_heal() -> None:
     assert world.largest_bytes <= MEMBER_MESSAGE_BYTES
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
 def test_a_long_rough_life(seed: int) -> None:
     world = a_mesh(12, seed=seed, loss=0.05)

@@ -12,6 +12,7 @@ from tests.support.installed import Client, FromNpm, FromPyPI
 from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
 from tests.support.pairs import Pair, Pairs
+from tests.support.sampling import sampled
 from tests.support.strangers import Strangers
 
 FOLDER = Path(__file__).parent
@@ -78,7 +79,7 @@ def embedding_pair(libraries: dict[str, Path], tmp_path_factory: pytest.TempPath
     return PAIRS.get(tiny_gguf.write(path, "llama", metadata={"pooling_type": 1}), *TINY, "--embeddings")
 
 
-@pytest.fixture(scope="module", params=["host", "client"])
+@pytest.fixture(scope="module", params=sampled(["host", "client"], "client"))
 def way(request: pytest.FixtureRequest) -> str:
     """Through which node of a pair a test asks."""
     return str(request.param)

@@ -284,6 +284,7 @@ def reasons(status: Any) -> list[str]:
     return [entry["reason"] for entry in status["plan"]["excluded"]]
 
 
+@pytest.mark.full
 def test_others_take_over_before_a_host_unloads(smollm2: Path) -> None:
     with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
         one = mesh.create("one", "--console", "0").until_ready()
@@ -299,6 +300,7 @@ def test_others_take_over_before_a_host_unloads(smollm2: Path) -> None:
         assert page.call("/v1/completions", {"prompt": "1 2 3", "max_tokens": 4})["choices"][0]["text"]
 
 
+@pytest.mark.full
 def test_one_who_is_refused_is_news(smollm2: Path) -> None:
     with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
         one = mesh.create("one", "--console", "0")

@@ -16,6 +16,7 @@ import pytest
 from tests.support.command import MESH_LLM, Ended, Running, start
 from tests.support.downloads import FILE, NAME, PAIR, REPO, TOKEN, Person, assert_is_here, some_bytes
 from tests.support.hub import Stored
+from tests.support.sampling import first, sampled
 from tests.support.waiting import until
 
 AS_ROOT = pytest.mark.skipif(
@@ -58,7 +59,7 @@ def test_a_catalog_that_means_other_bytes(person: Person, stored: Stored) -> Non
     assert person.hub.got("storage") == []
 
 
-@pytest.mark.parametrize("said", [2_999_999, 3_000_001])
+@pytest.mark.parametrize("said", sampled([2_999_999, 3_000_001], 2_999_999))
 def test_a_wrong_size(person: Person, stored: Stored, said: int) -> None:
     stored.said_size = said
 
@@ -82,7 +83,7 @@ def test_another_file_of_that_name_stays(person: Person, stored: Stored) -> None
     assert (person.models / FILE).read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("gated", sampled([True, False], True))
 def test_a_model_that_is_not_for_everybody(person: Person, stored: Stored, gated: bool) -> None:
     person.hub.token = "hf_somebody_elses"
     person.hub.gated = gated
@@ -144,14 +145,17 @@ def test_a_busy_hub_gets_the_time_that_it_asks_for(person: Person, stored: Store
 
 @pytest.mark.parametrize(
     ("answers", "words"),
-    [
-        (
-            [(429, {"Retry-After": "3600"})],
-            "has had too many requests (429) and asks for 3600 s before the next try\n",
-        ),
-        ([(503, {})] * 50, "has an internal problem (503), and 5 more tries failed\n"),
-        ([(418, {})], "answers 418 to the question about maker/Model-3B-GGUF\n"),
-    ],
+    first(
+        1,
+        [
+            (
+                [(429, {"Retry-After": "3600"})],
+                "has had too many requests (429) and asks for 3600 s before the next try\n",
+            ),
+            ([(503, {})] * 50, "has an internal problem (503), and 5 more tries failed\n"),
+            ([(418, {})], "answers 418 to the question about maker/Model-3B-GGUF\n"),
+        ],
+    ),
 )
 def test_a_hub_that_will_not(
     person: Person, stored: Stored, answers: list[tuple[int, dict[str, str]]], words: str
@@ -194,6 +198,7 @@ def test_a_server_that_falls_silent(person: Person, stored: Stored) -> None:
     assert 0 < person.part_bytes() == person.hub.got("storage")[-1].start <= 1_000_000
 
 
+@pytest.mark.full
 def test_a_server_that_drips(person: Person) -> None:
     """Each byte comes in time, and the file never would."""
     person.hub.put(REPO, FILE, some_bytes(30_000))
@@ -235,6 +240,7 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_does_not_answer(person: Person, sto
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.full
 def test_a_slow_server_is_waited_for(person: Person) -> None:
     stored = person.hub.put(REPO, FILE, some_bytes(30_000))
     person.hub.faults.chunk_bytes = 3_000
@@ -264,18 +270,21 @@ def test_nobody_there(person: Person, stored: Stored) -> None:
 
 @pytest.mark.parametrize(
     ("env", "words"),
-    [
-        ({"HF_ENDPOINT": "mirror"}, "HF_ENDPOINT is mirror, which is not a URL"),
-        ({"HF_ENDPOINT": "http://[x"}, "HF_ENDPOINT is http://[x, which is not a URL"),
-        ({"HF_ENDPOINT": ""}, "HF_ENDPOINT is empty, which is not a URL"),
-        ({"HF_TOKEN": "hf_\u00e4"}, "HF_TOKEN has characters that no token has"),
-        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "the environment sets a socks proxy, but models can"),
-        ({"ALL_PROXY": "http://p:port", "NO_PROXY": ""}, "the environment sets a malformed proxy, but"),
-        (
-            {"ALL_PROXY": "127.0.0.1:9", "NO_PROXY": ""},
-            "cannot be reached: the proxy 127.0.0.1:9 refuses the connection",
-        ),
-    ],
+    first(
+        1,
+        [
+            ({"HF_ENDPOINT": "mirror"}, "HF_ENDPOINT is mirror, which is not a URL"),
+            ({"HF_ENDPOINT": "http://[x"}, "HF_ENDPOINT is http://[x, which is not a URL"),
+            ({"HF_ENDPOINT": ""}, "HF_ENDPOINT is empty, which is not a URL"),
+            ({"HF_TOKEN": "hf_\u00e4"}, "HF_TOKEN has characters that no token has"),
+            ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "the environment sets a socks proxy, but models can"),
+            ({"ALL_PROXY": "http://p:port", "NO_PROXY": ""}, "the environment sets a malformed proxy, but"),
+            (
+                {"ALL_PROXY": "127.0.0.1:9", "NO_PROXY": ""},
+                "cannot be reached: the proxy 127.0.0.1:9 refuses the connection",
+            ),
+        ],
+    ),
 )
 def test_settings_with_which_it_cannot_work(
     person: Person, stored: Stored, env: dict[str, str], words: str
@@ -287,7 +296,7 @@ def test_settings_with_which_it_cannot_work(
     assert len(ended.stderr.splitlines()) == 2
 
 
-@pytest.mark.parametrize("port", ["port", "99999", "0"])
+@pytest.mark.parametrize("port", sampled(["port", "99999", "0"], "port"))
 def test_an_address_with_a_port_that_is_none(person: Person, port: str) -> None:
     ended = person.downloads(f"http://127.0.0.1:{port}/model.gguf")
 
@@ -379,6 +388,7 @@ def test_too_little_room_is_said_before_a_byte_comes(person: Person) -> None:
     assert person.hub.got("storage") == []
 
 
+@pytest.mark.full
 @AS_ROOT
 def test_a_disk_that_fills_up_keeps_what_has_come(person: Person) -> None:
     person.hub.put(REPO, FILE, some_bytes(20_000_000))
@@ -416,6 +426,7 @@ def test_a_folder_that_cannot_be_written_to(person: Person, stored: Stored) -> N
     assert f"Error: cannot write to {person.models}: File exists\n" in ended.stderr
 
 
+@pytest.mark.full
 def test_a_part_that_fell_short_is_found_out(person: Person, stored: Stored) -> None:
     """As a machine that lost its power may leave it: the right length, and not the right bytes."""
     person.hub.faults.stalls = [2_000_000]

@@ -14,6 +14,7 @@ from tests.support.command import start
 from tests.support.downloads import FILE, NAME, PAIR, REPO, TOKEN, Person, assert_is_here, some_bytes
 from tests.support.hub import Stored
 from tests.support.node import SMALL, NodeProcess, temporary_home
+from tests.support.sampling import first, sampled
 
 # -- what is fetched --------------------------------------------------------------------------------
 
@@ -32,7 +33,7 @@ def test_a_file_comes_by_way_of_the_hubs_storage(person: Person, stored: Stored)
     assert [each.path for each in person.hub.got("hub")] == [f"/api/models/{REPO}/revision/main"]
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", sampled([True, False], True))
 def test_what_another_program_has_is_not_fetched_again(
     person: Person, tmp_path: Path, libraries: dict[str, Path], whole: bool
 ) -> None:
@@ -74,7 +75,7 @@ def test_the_token_is_for_the_hub_alone(person: Person, stored: Stored) -> None:
     assert [seen.headers.get("Authorization") for seen in person.hub.got("storage")] == [None]
 
 
-@pytest.mark.parametrize("redirects", [True, False])
+@pytest.mark.parametrize("redirects", sampled([True, False], True))
 def test_a_password_for_other_programs_stays_out_of_it(
     person: Person, stored: Stored, redirects: bool
 ) -> None:
@@ -106,6 +107,7 @@ def test_what_is_here_is_not_fetched_again(person: Person, stored: Stored) -> No
     assert person.hub.got("storage") == []
 
 
+@pytest.mark.full
 def test_a_model_of_several_files(person: Person) -> None:
     shards = {f"big/m-Q8_0-{n:05}-of-00006.gguf": some_bytes(400_000 + n, n) for n in range(1, 7)}
     for name, data in shards.items():
@@ -149,12 +151,15 @@ def test_a_model_and_its_draft(person: Person, stored: Stored) -> None:
 
 @pytest.mark.parametrize(
     ("given", "file"),
-    [
-        ("", "m-Q4_K_M.gguf"),
-        (":Q8_0", "m-Q8_0.gguf"),
-        (":q6_k", "m-Q6_K.gguf"),
-        (":m-Q8_0.gguf", "m-Q8_0.gguf"),
-    ],
+    first(
+        1,
+        [
+            ("", "m-Q4_K_M.gguf"),
+            (":Q8_0", "m-Q8_0.gguf"),
+            (":q6_k", "m-Q6_K.gguf"),
+            (":m-Q8_0.gguf", "m-Q8_0.gguf"),
+        ],
+    ),
 )
 def test_a_quantisation_of_a_repository(person: Person, given: str, file: str) -> None:
     for kind in ("Q6_K", "Q4_K_M", "Q8_0"):
@@ -170,21 +175,24 @@ def test_a_quantisation_of_a_repository(person: Person, given: str, file: str) -
 
 @pytest.mark.parametrize(
     ("files", "given", "words"),
-    [
-        (
-            ("m-Q6_K.gguf", "m-Q8_0.gguf"),
-            ":Q4_K_M",
-            f"Error: {REPO} has no Q4_K_M\nHint: it has Q6_K, Q8_0\n",
-        ),
-        (("a-Q8_0.gguf", "b-Q8_0.gguf"), ":Q8_0", "Hint: name one: a-Q8_0.gguf, b-Q8_0.gguf\n"),
-        (("model.safetensors",), "", f"Error: {REPO} has no GGUF file\n"),
-        (
-            ("m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"),
-            "",
-            f"Error: {REPO} has 2 of the 3 files of m-Q8_0\n",
-        ),
-        (("a\x1b[2J.gguf", "../b.gguf"), "", f"Error: {REPO} has no GGUF file\n"),
-    ],
+    first(
+        1,
+        [
+            (
+                ("m-Q6_K.gguf", "m-Q8_0.gguf"),
+                ":Q4_K_M",
+                f"Error: {REPO} has no Q4_K_M\nHint: it has Q6_K, Q8_0\n",
+            ),
+            (("a-Q8_0.gguf", "b-Q8_0.gguf"), ":Q8_0", "Hint: name one: a-Q8_0.gguf, b-Q8_0.gguf\n"),
+            (("model.safetensors",), "", f"Error: {REPO} has no GGUF file\n"),
+            (
+                ("m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"),
+                "",
+                f"Error: {REPO} has 2 of the 3 files of m-Q8_0\n",
+            ),
+            (("a\x1b[2J.gguf", "../b.gguf"), "", f"Error: {REPO} has no GGUF file\n"),
+        ],
+    ),
 )
 def test_a_name_that_does_not_mean_one_model(
     person: Person, files: tuple[str, ...], given: str, words: str
@@ -211,12 +219,15 @@ def test_a_name_as_model_takes_it(person: Person, stored: Stored) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        (REPO, f"there is no file {REPO}\nHint: on Hugging Face it is hf:{REPO}\n"),
-        ("./model.gguf", "./model.gguf is a file path, not a model to download\n"),
-        ("ollama:qwen3", "ollama:qwen3 is not in Ollama's store on this machine\n"),
-        ("GLM-4.8-Flash", "knows by name\nHint: did you mean GLM-4.7-Flash?\n"),
-    ],
+    first(
+        2,
+        [
+            (REPO, f"there is no file {REPO}\nHint: on Hugging Face it is hf:{REPO}\n"),
+            ("./model.gguf", "./model.gguf is a file path, not a model to download\n"),
+            ("ollama:qwen3", "ollama:qwen3 is not in Ollama's store on this machine\n"),
+            ("GLM-4.8-Flash", "knows by name\nHint: did you mean GLM-4.7-Flash?\n"),
+        ],
+    ),
 )
 def test_what_cannot_be_downloaded(person: Person, name: str, words: str) -> None:
     ended = person.downloads(name)
@@ -267,6 +278,7 @@ def test_a_server_that_does_not_say_how_long_it_is(person: Person) -> None:
     assert_is_here(person, data)
 
 
+@pytest.mark.full
 def test_check_compares_every_byte(person: Person, stored: Stored) -> None:
     person.downloads(NAME)
     digest = hashlib.sha256(stored.data).hexdigest()
@@ -287,7 +299,7 @@ def test_check_compares_every_byte(person: Person, stored: Stored) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "status"), first(1, [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 )
 def test_an_interrupted_download_goes_on(
     person: Person, stored: Stored, number: signal.Signals, status: int
@@ -407,6 +419,7 @@ def test_a_plain_file_that_nothing_tells_apart_is_not_taken_up(person: Person) -
     assert_is_here(person, data)
 
 
+@pytest.mark.full
 def test_two_at_once_fetch_it_once(person: Person, stored: Stored) -> None:
     person.hub.faults.holds = [2_000_000]
     # The first one is to wait for the second, however long that takes to start.
@@ -461,7 +474,7 @@ def test_the_list_for_programs(person: Person) -> None:
     }
 
 
-@pytest.mark.parametrize("flag", ["--draft", "--check"])
+@pytest.mark.parametrize("flag", sampled(["--draft", "--check"], "--draft"))
 def test_a_flag_that_needs_a_name(person: Person, flag: str) -> None:
     ended = person.downloads(flag)
 

@@ -109,6 +109,7 @@ def test_it_comes_back_when_it_is_killed(home: Path, tmp_path: Path, tiny_model:
         assert node.ask("/v1/chat/completions", SKY).status == 200
 
 
+@pytest.mark.full
 def test_it_comes_back_when_it_hangs(home: Path, tmp_path: Path, tiny_model: Path) -> None:
     folder = write_server(tmp_path / "bin")
     with NodeProcess(*SMALL, "--bin-dir", folder, home=home, model=tiny_model) as node:
@@ -124,6 +125,7 @@ def test_it_comes_back_when_it_hangs(home: Path, tmp_path: Path, tiny_model: Pat
         assert node.ask("/v1/chat/completions", SKY).status == 200
 
 
+@pytest.mark.full
 def test_it_goes_with_the_process_that_watches_it(home: Path, tmp_path: Path, tiny_model: Path) -> None:
     folder = write_server(tmp_path / "bin")
     with NodeProcess(*SMALL, "--bin-dir", folder, home=home, model=tiny_model) as node:

@@ -181,6 +181,7 @@ def test_it_reads_well_in_eighty_columns(home: Home, contents: dict[str, bytes])
         assert lines[5].index(fact) == lines[1].index(heading)
 
 
+@pytest.mark.full
 def test_a_wide_terminal_shows_more(home: Home, contents: dict[str, bytes]) -> None:
     home.add_hub("owner/repo", "hub.gguf", contents["qwen3"])
     home.add("mine.gguf", contents["llama"])
@@ -331,6 +332,7 @@ def test_names_that_are_made_to_harm_are_shown_harmless(home: Home, contents: di
 # -- many -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_two_hundred_models_come_from_the_cache(home: Home, contents: dict[str, bytes]) -> None:
     kinds = list(contents.values())
     for index in range(MANY):
@@ -348,6 +350,7 @@ def test_two_hundred_models_come_from_the_cache(home: Home, contents: dict[str, 
     assert took_s < MANY_S
 
 
+@pytest.mark.full
 def test_what_changed_is_read_again(home: Home, contents: dict[str, bytes]) -> None:
     home.add("x.gguf", contents["llama"])
     assert by_name(listed(home))["x"]["architecture"] == "llama"
@@ -358,6 +361,7 @@ def test_what_changed_is_read_again(home: Home, contents: dict[str, bytes]) -> N
     assert by_name(listed(home))["x"]["architecture"] == "gemma3"
 
 
+@pytest.mark.full
 def test_a_damaged_cache_is_none(home: Home, contents: dict[str, bytes]) -> None:
     home.add("x.gguf", contents["llama"])
     cache = put(home.path / "cache" / "headers.json", b'{"format": 1, "headers": [')

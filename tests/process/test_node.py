@@ -21,6 +21,7 @@ from mesh_llm import __version__
 from tests.support.command import mesh_llm
 from tests.support.node import ENDLESS, SKY, SMALL, NodeProcess, ask, temporary_home
 from tests.support.questions import ABOUT_SKY
+from tests.support.sampling import first
 from tests.support.waiting import until
 from tests.support.wheel import direct_answers
 
@@ -185,6 +186,7 @@ def test_errors_have_the_shape_of_openais(
     assert error["message"]
 
 
+@pytest.mark.full
 def test_alias_is_the_name_it_serves_under(home: Path, smollm2: Path) -> None:
     with NodeProcess("--alias", "little", *SMALL, home=home, model=smollm2) as node:
         node.until_ready()
@@ -413,7 +415,7 @@ def test_stop_returns_when_the_node_is_gone(home: Path, smollm2: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+    ("number", "status"), first(1, [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
 )
 def test_signals_end_it(home: Path, tiny_model: Path, number: signal.Signals, status: int) -> None:
     with NodeProcess(*SMALL, home=home, model=tiny_model) as node:
@@ -461,6 +463,7 @@ def test_second_ctrl_c_does_not_wait(home: Path, smollm2: Path) -> None:
         assert message in ("this node is stopping", "the engine was stopped")
 
 
+@pytest.mark.full
 def test_two_homes_are_two_nodes(node: NodeProcess, home: Path, tiny_model: Path) -> None:
     with NodeProcess(*SMALL, "--name", "second", home=home, model=tiny_model) as second:
         second.until_ready()
@@ -517,6 +520,7 @@ HANG_S = 60.0
 HUNG = "Engine lost: the engine did not answer for 6 s, and was ended. Restarting it\n"
 
 
+@pytest.mark.full
 def test_an_engine_that_hangs_in_an_answer_comes_back(
     home: Path, smollm2: Path, direct: list[dict[str, Any]]
 ) -> None:
@@ -538,6 +542,7 @@ def test_an_engine_that_hangs_in_an_answer_comes_back(
         assert node.stdout.count(HUNG) == 1
 
 
+@pytest.mark.full
 def test_an_engine_that_hangs_while_nobody_asks_comes_back(home: Path, tiny_model: Path) -> None:
     with NodeProcess(*SMALL, home=home, model=tiny_model) as node:
         node.until_ready()
@@ -565,6 +570,7 @@ def test_a_killed_node_takes_its_engine_along(home: Path, smollm2: Path) -> None
     assert f"no node is running on {home}" in ended.stderr
 
 
+@pytest.mark.full
 def test_a_killed_node_takes_a_loading_engine_along(home: Path, slow_model: Path) -> None:
     with NodeProcess(*SMALL, "--engine-set", "check_tensors=true", home=home, model=slow_model) as node:
         node.until_state("loading")
@@ -577,6 +583,7 @@ def test_a_killed_node_takes_a_loading_engine_along(home: Path, slow_model: Path
         node.until_no_descendants(within_s=ORPHAN_S)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="without our library only Linux tells an orphan")
 def test_without_our_library_a_killed_node_takes_its_engine_along(slow_model: Path) -> None:
     spec = {

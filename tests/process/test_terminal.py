@@ -24,6 +24,7 @@ from aiohttp import web
 from tests.support import tiny_gguf
 from tests.support.command import MESH_LLM, marked, mesh_llm
 from tests.support.node import ENDLESS, SMALL, NodeProcess, send, status_of, temporary_home
+from tests.support.sampling import first, sampled
 from tests.support.screen import Screen, in_terminal
 from tests.support.waiting import until
 
@@ -102,6 +103,7 @@ def test_ctrl_c_is_as_before(screen: Screen) -> None:
     restored(screen)
 
 
+@pytest.mark.full
 def test_ctrl_c_after_q_does_not_wait(home: Path, smollm2: Path) -> None:
     with node_in(home, smollm2) as screen:
         screen.until_seen(TITLE)
@@ -120,13 +122,14 @@ def test_ctrl_c_after_q_does_not_wait(home: Path, smollm2: Path) -> None:
         restored(screen)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGHUP], signal.SIGTERM))
 def test_a_signal_leaves_the_terminal_as_it_was(screen: Screen, number: signal.Signals) -> None:
     screen.signal(number)
     assert screen.wait() == 0
     restored(screen)
 
 
+@pytest.mark.full
 def test_quitting_the_hard_way_leaves_it_as_it_was(screen: Screen) -> None:
     screen.press(b"\x1c")
     assert screen.process.wait(30) == -signal.SIGQUIT
@@ -197,6 +200,7 @@ def test_the_window_may_change_at_any_time(screen: Screen) -> None:
     assert screen.wait() == 0
 
 
+@pytest.mark.full
 def test_forty_columns_from_the_start(home: Path, tiny: Path) -> None:
     with node_in(home, tiny, columns=40) as screen:
         screen.until_seen("── desk host serving ─────── q quits ──")
@@ -208,6 +212,7 @@ def test_forty_columns_from_the_start(home: Path, tiny: Path) -> None:
         restored(screen)
 
 
+@pytest.mark.full
 def test_no_colour_where_none_is_wanted(home: Path, tiny: Path) -> None:
     with node_in(home, tiny, NO_COLOR="1") as screen:
         screen.until_seen(TITLE)
@@ -217,7 +222,7 @@ def test_no_colour_where_none_is_wanted(home: Path, tiny: Path) -> None:
         assert screen.wait() == 0
 
 
-@pytest.mark.parametrize("how", ["--plain", "dumb", "json"])
+@pytest.mark.parametrize("how", sampled(["--plain", "dumb", "json"], "--plain"))
 def test_plain_lines_where_a_view_is_not_wanted_or_cannot_be(home: Path, tiny: Path, how: str) -> None:
     options = {"--plain": ["--plain"], "json": ["--log-format", "json"]}.get(how, [])
     with node_in(home, tiny, *options, TERM="dumb" if how == "dumb" else "xterm") as screen:
@@ -232,6 +237,7 @@ def test_plain_lines_where_a_view_is_not_wanted_or_cannot_be(home: Path, tiny: P
             assert b"\x1b[" not in screen.raw.replace(b"\x1b[?25h", b"")
 
 
+@pytest.mark.full
 def test_a_terminal_that_does_not_take_anything_does_not_stop_the_node(home: Path, tiny: Path) -> None:
     with node_in(home, tiny) as screen:
         screen.until_seen(TITLE)
@@ -251,7 +257,7 @@ def test_a_terminal_that_does_not_take_anything_does_not_stop_the_node(home: Pat
         assert screen.has_cursor()
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
+@pytest.mark.parametrize("closed", sampled(["<&-", ">&-", "<&- >&-"], "<&-"))
 def test_a_node_needs_no_standard_streams(home: Path, closed: str) -> None:
     """As some supervisors start it; what cannot work is still said where it can be."""
     command = shlex.join([*MESH_LLM, "--home", str(home), "--port", "0", "--model", "/there/is/none.gguf"])
@@ -327,7 +333,7 @@ sys.exit(asyncio.run(main()))
 """
 
 
-@pytest.mark.parametrize(("asked", "status"), [("SIGINT", 130), ("SIGTERM", 1), ("", 1)])
+@pytest.mark.parametrize(("asked", "status"), first(1, [("SIGINT", 130), ("SIGTERM", 1), ("", 1)]))
 def test_ctrl_c_is_how_it_ended_whatever_went_wrong_on_the_way_down(asked: str, status: int) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", STUMBLE, asked], capture_output=True, text=True, timeout=60, check=False
@@ -501,6 +507,7 @@ def test_status_watch_ends_with_its_node(node: NodeProcess) -> None:
         assert screen.mode() == screen.mode_before
 
 
+@pytest.mark.full
 def test_status_watch_in_a_dumb_terminal_prints_every_change(node: NodeProcess) -> None:
     with in_terminal("status", "--watch", "--home", node.home, env={"TERM": "dumb"}) as screen:
         screen.until_seen("layers")

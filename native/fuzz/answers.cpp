@@ -5,9 +5,9 @@
 //
 // What must not happen: a crash, a finding of a sanitizer, a hang.
 
-#include "device.h"
 #include "ggml-mesh.h"
-#include "liar.h"
+#include "host/device.h"
+#include "tests/lying_worker.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -31,7 +31,7 @@ std::string thrown(const std::function<void()> & work) {
 
 namespace {
 
-using session::liar;
+using session::lying_worker;
 
 // Options: an answer has all of these bits, or it is not meant.
 constexpr uint8_t OTHER_KIND = 0x03;
@@ -49,7 +49,7 @@ class script {
   public:
     script(const uint8_t * data, size_t size) : data_(data), size_(size) {}
 
-    bool answer(liar & self, const mesh::frame & to) {
+    bool answer(lying_worker & self, const mesh::frame & to) {
         const auto kind = kind_of(to);
         if (kind == 0) {
             return true;
@@ -70,7 +70,7 @@ class script {
             payload[i] = next();
         }
         self.say(
-            static_cast<liar::answer>(has(options, OTHER_KIND) ? next() : kind),
+            static_cast<lying_worker::answer>(has(options, OTHER_KIND) ? next() : kind),
             to.head.ticket + (has(options, OTHER_TICKET) ? 1 : 0), payload.data(), payload.size()
         );
         return true;
@@ -86,12 +86,12 @@ class script {
     }
 
     static uint8_t kind_of(const mesh::frame & command) {
-        switch (static_cast<liar::command>(command.head.kind)) {
-        case liar::command::hello:
-        case liar::command::supports:
-        case liar::command::size:
-        case liar::command::run:
-        case liar::command::get:
+        switch (static_cast<lying_worker::command>(command.head.kind)) {
+        case lying_worker::command::hello:
+        case lying_worker::command::supports:
+        case lying_worker::command::size:
+        case lying_worker::command::run:
+        case lying_worker::command::get:
             return command.head.kind | 0x80;
         default:
             return 0;
@@ -99,23 +99,23 @@ class script {
     }
 
     static std::vector<uint8_t> truth(const mesh::frame & command) {
-        switch (static_cast<liar::command>(command.head.kind)) {
-        case liar::command::hello: {
-            const auto facts = liar::facts_for(command);
+        switch (static_cast<lying_worker::command>(command.head.kind)) {
+        case lying_worker::command::hello: {
+            const auto facts = lying_worker::facts_for(command);
             const auto * bytes = reinterpret_cast<const uint8_t *>(&facts);
             return {bytes, bytes + sizeof facts};
         }
-        case liar::command::supports:
+        case lying_worker::command::supports:
             return {1, 0, 0, 0};
-        case liar::command::size: {
-            const uint64_t size = liar::true_size(command);
+        case lying_worker::command::size: {
+            const uint64_t size = lying_worker::true_size(command);
             const auto * bytes = reinterpret_cast<const uint8_t *>(&size);
             return {bytes, bytes + sizeof size};
         }
-        case liar::command::run:
+        case lying_worker::command::run:
             return std::vector<uint8_t>(sizeof(mesh::wire::telemetry));
         default:
-            return std::vector<uint8_t>(liar::payload<mesh::wire::span>(command).size);
+            return std::vector<uint8_t>(lying_worker::payload<mesh::wire::span>(command).size);
         }
     }
 };
@@ -149,7 +149,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
         return 0;
     }
     script answers(data + 1, size - 1);
-    liar worker([&](liar & self, const mesh::frame & to) { return answers.answer(self, to); });
+    lying_worker worker([&](lying_worker & self, const mesh::frame & to) { return answers.answer(self, to); });
     char why[512] = "";
     const char * name = "FUZZED";
     const int fd = worker.client_fd();

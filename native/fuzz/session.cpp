@@ -3,10 +3,10 @@
 // The first byte of an input holds options: bit 0 greets before its frames are sent, bit 1 computes with two
 // threads. The rest are frames, as recordings of sessions hold them (../tests/session.h, MESH_RECORD).
 
-#include "frames.h"
 #include "ggml-mesh.h"
-#include "model.h"
-#include "wire.h"
+#include "tests/frames.h"
+#include "tests/model.h"
+#include "wire/protocol.h"
 
 #include "ggml.h"
 

@@ -1,4 +1,4 @@
-#include "splice.h"
+#include "splice/splice.h"
 
 #include <algorithm>
 #include <atomic>

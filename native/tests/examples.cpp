@@ -1,4 +1,4 @@
-#include "host.h"
+#include "tests/host.h"
 
 #include <array>
 

@@ -1,4 +1,4 @@
-#include "frames.h"
+#include "tests/frames.h"
 
 #include <algorithm>
 

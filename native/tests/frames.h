@@ -2,7 +2,7 @@
 
 // A recorded session: the frames that a client sent, and the graphs inside of them.
 
-#include "wire.h"
+#include "wire/protocol.h"
 
 #include <cstdint>
 #include <cstring>

@@ -1,7 +1,7 @@
-#include "host.h"
+#include "tests/host.h"
 
-#include "check.h"
-#include "rules.h"
+#include "rules/rules.h"
+#include "tests/check.h"
 
 #include "ggml-cpu.h"
 

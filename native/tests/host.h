@@ -2,7 +2,7 @@
 
 // Small graphs, built with ggml's own functions, on memory of this process or of a device at the other end of a link.
 
-#include "graph.h"
+#include "wire/graph.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"

@@ -1,7 +1,7 @@
 // Runs all tests, or those whose names contain the argument, each in a process of its own: one that crashes is
 // named, and the others still run.
 
-#include "check.h"
+#include "tests/check.h"
 
 #include "ggml.h"
 

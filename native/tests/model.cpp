@@ -1,4 +1,4 @@
-#include "model.h"
+#include "tests/model.h"
 
 #include "ggml-cpp.h"
 #include "gguf.h"

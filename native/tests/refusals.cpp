@@ -1,6 +1,6 @@
-#include "refusals.h"
+#include "tests/refusals.h"
 
-#include "check.h"
+#include "tests/check.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 
 // Tables of good graphs, spoilt, and what is said of them.
 
-#include "host.h"
+#include "tests/host.h"
 
 #include <functional>
 #include <string>

@@ -1,7 +1,7 @@
-#include "session.h"
+#include "tests/session.h"
 
-#include "check.h"
 #include "ggml-mesh.h"
+#include "tests/check.h"
 
 #include <array>
 #include <cstdlib>

@@ -2,8 +2,8 @@
 
 // A client and a worker in one process, with something between them that can cut the link.
 
-#include "host.h"
-#include "link.h"
+#include "tests/host.h"
+#include "wire/link.h"
 
 #include <atomic>
 #include <cstdio>

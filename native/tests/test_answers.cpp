@@ -2,10 +2,10 @@
 //
 // Most of these are in processes of their own: a client that lost one worker gives up all.
 
-#include "answers.h"
-#include "check.h"
 #include "ggml-mesh.h"
-#include "liar.h"
+#include "host/answers.h"
+#include "tests/check.h"
+#include "tests/lying_worker.h"
 
 #include <algorithm>
 #include <array>
@@ -17,16 +17,16 @@ using namespace std::chrono_literals;
 
 namespace {
 
-using answer = liar::answer;
-using command = liar::command;
+using answer = lying_worker::answer;
+using command = lying_worker::command;
 using facts = mesh::wire::hello_answer;
 
 using sizes = std::vector<uint64_t>;
 
 constexpr uint64_t MOST = std::numeric_limits<uint64_t>::max();
 
-liar::lie about(command kind, const std::function<void(liar &, const mesh::frame &)> & said) {
-    return [=](liar & self, const mesh::frame & message) {
+lying_worker::lie about(command kind, const std::function<void(lying_worker &, const mesh::frame &)> & said) {
+    return [=](lying_worker & self, const mesh::frame & message) {
         const bool mine = message.head.kind == static_cast<uint8_t>(kind);
         if (mine) {
             said(self, message);
@@ -35,15 +35,15 @@ liar::lie about(command kind, const std::function<void(liar &, const mesh::frame
     };
 }
 
-template <typename T> liar::lie answers(command to, answer kind, T value) {
-    return about(to, [=](liar & self, const mesh::frame & message) {
+template <typename T> lying_worker::lie answers(command to, answer kind, T value) {
+    return about(to, [=](lying_worker & self, const mesh::frame & message) {
         self.say(kind, message.head.ticket, value);
     });
 }
 
-liar::lie greets(const std::function<void(facts &)> & change) {
-    return about(command::hello, [=](liar & self, const mesh::frame & message) {
-        facts said = liar::facts_for(message);
+lying_worker::lie greets(const std::function<void(facts &)> & change) {
+    return about(command::hello, [=](lying_worker & self, const mesh::frame & message) {
+        facts said = lying_worker::facts_for(message);
         change(said);
         self.say(answer::hello, message.head.ticket, said);
     });
@@ -54,10 +54,10 @@ void is_one_line(const std::string & text) {
     CHECK(text.size() < 500);
 }
 
-// Why the device at the other end of a liar fails, if `deed` makes it; empty if it does not.
-std::string failure_of(const liar::lie & lie, const std::function<void(const device &)> & deed) {
+// Why the device at the other end of a lying_worker fails, if `deed` makes it; empty if it does not.
+std::string failure_of(const lying_worker::lie & lie, const std::function<void(const device &)> & deed) {
     std::string said;
-    liar worker(lie);
+    lying_worker worker(lie);
     const std::string refused = check::thrown([&] {
         const device on(worker.client_fd());
         const std::string thrown = check::thrown([&] { deed(on); });
@@ -75,7 +75,9 @@ void in_its_own_process(const std::function<void()> & work) {
     });
 }
 
-void fails(const liar::lie & lie, const std::function<void(const device &)> & deed, const std::string & sentence) {
+void fails(
+    const lying_worker::lie & lie, const std::function<void(const device &)> & deed, const std::string & sentence
+) {
     in_its_own_process([&] { CHECK_EQUAL(failure_of(lie, deed), "TEST0: " + sentence); });
 }
 
@@ -114,10 +116,10 @@ TEST("answers: memory has to be of a size that there is, and the grant a part of
             [=](facts & f) { f.total_bytes = said; }, "it sent a memory of " + std::to_string(said) + " bytes"
         );
     }
-    for (const uint64_t said : sizes{liar::MEMORY + 1, 1ULL << 63, MOST}) {
+    for (const uint64_t said : sizes{lying_worker::MEMORY + 1, 1ULL << 63, MOST}) {
         greeting_fails(
             [=](facts & f) { f.grant_bytes = said; },
-            "it sent a grant of " + std::to_string(said) + " of " + std::to_string(liar::MEMORY) + " bytes"
+            "it sent a grant of " + std::to_string(said) + " of " + std::to_string(lying_worker::MEMORY) + " bytes"
         );
     }
 }
@@ -138,7 +140,7 @@ TEST("answers: names reach logs as printable text that ends") {
         );
         CHECK_CONTAINS(engine, "it runs engine ??????");
     });
-    liar worker(greets([](facts & f) {
+    lying_worker worker(greets([](facts & f) {
         std::memset(f.name, 0x1b, sizeof f.name);
         std::memset(f.description, 'a', sizeof f.description);
         std::memcpy(f.description, "GPU\n\x1b[2J\x9b", 9);
@@ -152,7 +154,7 @@ TEST("answers: names reach logs as printable text that ends") {
 
 TEST("answers: a greeting of another length or kind is refused") {
     const auto says = [](answer kind, size_t size) {
-        return about(command::hello, [=](liar & self, const mesh::frame & message) {
+        return about(command::hello, [=](lying_worker & self, const mesh::frame & message) {
             const std::vector<uint8_t> bytes(size, 7);
             self.say(kind, message.head.ticket, bytes.data(), bytes.size());
         });
@@ -212,7 +214,7 @@ TEST("answers: it cannot refuse to write to its own memory, which ggml counts on
 TEST("answers: a tensor takes what it needs at least, and what there is at most") {
     const host::graph here(host::example_named("flash_attn"), ggml_backend_get_default_buffer_type(host::cpu()));
     const uint64_t needed = here.result().size();
-    for (const uint64_t said : sizes{0, needed - 1, liar::MEMORY + 1, 1ULL << 63, MOST - 62, MOST}) {
+    for (const uint64_t said : sizes{0, needed - 1, lying_worker::MEMORY + 1, 1ULL << 63, MOST - 62, MOST}) {
         fails(
             answers(command::size, answer::size, said), exercises("flash_attn"),
             "it sent a size of " + std::to_string(said) + " bytes for a tensor of " + std::to_string(needed)
@@ -226,7 +228,7 @@ TEST("answers: a tensor takes what it needs at least, and what there is at most"
     });
     in_its_own_process([&] {
         CHECK_CONTAINS(
-            failure_of(answers(command::size, answer::size, liar::MEMORY), exercises("flash_attn")),
+            failure_of(answers(command::size, answer::size, lying_worker::MEMORY), exercises("flash_attn")),
             "it has no room for"
         );
     });
@@ -254,8 +256,8 @@ TEST("answers: a size that was asked for lately is not asked for again, and cann
 
 TEST("answers: data has the length that was asked for") {
     const auto gives = [](int64_t more) {
-        return about(command::get, [=](liar & self, const mesh::frame & message) {
-            const auto asked = static_cast<int64_t>(liar::payload<mesh::wire::span>(message).size);
+        return about(command::get, [=](lying_worker & self, const mesh::frame & message) {
+            const auto asked = static_cast<int64_t>(lying_worker::payload<mesh::wire::span>(message).size);
             const std::vector<uint8_t> bytes(static_cast<size_t>(asked + more), 1);
             self.say(answer::data, message.head.ticket, bytes.data(), bytes.size());
         });
@@ -263,11 +265,11 @@ TEST("answers: data has the length that was asked for") {
     for (const int64_t more : {-1, 1, 60'000'000}) {
         fails(gives(more), exercises("add"), "its answer has the wrong size");
     }
-    const auto twisted = about(command::get, [](liar & self, const mesh::frame & message) {
+    const auto twisted = about(command::get, [](lying_worker & self, const mesh::frame & message) {
         self.say(answer::data, message.head.ticket + 1, nullptr, 0);
     });
     fails(twisted, exercises("add"), "it answered what was not asked");
-    const auto endless = about(command::get, [](liar & self, const mesh::frame & message) {
+    const auto endless = about(command::get, [](lying_worker & self, const mesh::frame & message) {
         mesh::wire::header head{};
         head.kind = static_cast<uint8_t>(answer::data);
         head.ticket = message.head.ticket;
@@ -280,7 +282,7 @@ TEST("answers: data has the length that was asked for") {
 TEST("answers: a run is done once, in its turn, before what follows it") {
     const auto done = mesh::wire::telemetry{};
     const auto says_done = [=](const std::vector<int> & tickets) {
-        return about(command::run, [=](liar & self, const mesh::frame & message) {
+        return about(command::run, [=](lying_worker & self, const mesh::frame & message) {
             for (const int more : tickets) {
                 self.say(answer::done, message.head.ticket + static_cast<uint32_t>(more), done);
             }
@@ -311,7 +313,7 @@ TEST("answers: what a run cost is believable, and sums do not start again from n
         costs([](auto & cost) { cost.queued = ~0U; }), exercises("add"), "it sent a queue of 4294967295 commands"
     );
 
-    liar worker(costs([](auto & cost) { cost.compute_ns = 300ULL * 24 * 3600 * 1'000'000'000; }));
+    lying_worker worker(costs([](auto & cost) { cost.compute_ns = 300ULL * 24 * 3600 * 1'000'000'000; }));
     const device on(worker.client_fd());
     const host::graph graph(host::example_named("add"), ggml_backend_dev_buffer_type(on.handle));
     const ggml_backend_ptr backend(ggml_backend_dev_init(on.handle, nullptr));
@@ -332,9 +334,9 @@ TEST("answers: what a run cost is believable, and sums do not start again from n
 namespace {
 
 // Answers every GET with these numbers, again and again.
-liar::lie gives_numbers(const std::vector<int32_t> & numbers) {
-    return about(command::get, [=](liar & self, const mesh::frame & message) {
-        std::vector<int32_t> all(liar::payload<mesh::wire::span>(message).size / sizeof(int32_t));
+lying_worker::lie gives_numbers(const std::vector<int32_t> & numbers) {
+    return about(command::get, [=](lying_worker & self, const mesh::frame & message) {
+        std::vector<int32_t> all(lying_worker::payload<mesh::wire::span>(message).size / sizeof(int32_t));
         for (size_t i = 0; i < all.size(); ++i) {
             all[i] = numbers[i % numbers.size()];
         }
@@ -406,16 +408,17 @@ TEST("answers: an error is one printable line of bounded length, however it is h
     const std::string text = "no\nroom\r\x1b[31m\x80\xff left";
     const std::string clean = "no?room??[31m?? left";
     for (const command kind : {command::hello, command::alloc, command::graph, command::run, command::get}) {
-        const auto complains = about(kind, [=](liar & self, const mesh::frame &) { self.say_error(text); });
+        const auto complains =
+            about(kind, [=](lying_worker & self, const mesh::frame &) { self.say_error(text); });
         fails(complains, exercises("add"), clean);
     }
     // Before the link ends, while nobody asks: found by a write that fails, or by who looks.
-    const auto leaves = about(command::alloc, [=](liar & self, const mesh::frame &) {
+    const auto leaves = about(command::alloc, [=](lying_worker & self, const mesh::frame &) {
         self.say_error(text);
         self.wire().shut();
     });
     fails(leaves, exercises("add"), clean);
-    const auto shouts = about(command::get, [](liar & self, const mesh::frame &) {
+    const auto shouts = about(command::get, [](lying_worker & self, const mesh::frame &) {
         self.say_error(std::string(mesh::wire::MAX_FRAME_BYTES, '\n'));
     });
     fails(shouts, exercises("add"), std::string(mesh::MAX_ERROR_BYTES, '?'));
@@ -425,7 +428,7 @@ TEST("answers: an error is one printable line of bounded length, however it is h
 
 namespace {
 
-void fails_in_time(const liar::lie & lie, const char * part) {
+void fails_in_time(const lying_worker::lie & lie, const char * part) {
     in_its_own_process([&] {
         mesh::host_patience() = {500ms, 500ms, 500ms};
         const auto start = std::chrono::steady_clock::now();
@@ -437,18 +440,19 @@ void fails_in_time(const liar::lie & lie, const char * part) {
 }  // namespace
 
 TEST("answers: a worker that falls silent is given up") {
-    const auto silent = [](liar &, const mesh::frame &) {};
+    const auto silent = [](lying_worker &, const mesh::frame &) {};
     for (const command kind : {command::hello, command::get}) {
         fails_in_time(about(kind, silent), "it said nothing for 0 s");
     }
     // In the middle of a header, which somebody else finds readable; and of a payload.
     for (const command kind : {command::hello, command::get}) {
         for (const size_t count : {size_t{1}, size_t{15}, size_t{16}, size_t{20}}) {
-            const auto stops = about(kind, [=](liar & self, const mesh::frame & message) {
+            const auto stops = about(kind, [=](lying_worker & self, const mesh::frame & message) {
                 mesh::wire::header head{};
                 head.kind = static_cast<uint8_t>(kind == command::hello ? answer::hello : answer::data);
                 head.ticket = message.head.ticket;
-                head.size = kind == command::hello ? sizeof(facts) : liar::payload<mesh::wire::span>(message).size;
+                head.size =
+                    kind == command::hello ? sizeof(facts) : lying_worker::payload<mesh::wire::span>(message).size;
                 std::vector<uint8_t> bytes(sizeof head + 16);
                 std::memcpy(bytes.data(), &head, sizeof head);
                 self.write_raw(bytes.data(), count);
@@ -462,7 +466,7 @@ TEST("answers: a worker that takes nothing is given up") {
     in_its_own_process([] {
         mesh::host_patience() = {500ms, 500ms, 500ms};
         std::atomic<bool> over{false};
-        const auto deaf = about(command::alloc, [&](liar &, const mesh::frame &) {
+        const auto deaf = about(command::alloc, [&](lying_worker &, const mesh::frame &) {
             while (!over) {
                 std::this_thread::sleep_for(1ms);
             }

@@ -1,9 +1,9 @@
 // Row numbers: looked at before each run, or bounded by what computes them.
 
-#include "check.h"
-#include "far.h"
-#include "host.h"
-#include "refusals.h"
+#include "tests/check.h"
+#include "tests/host.h"
+#include "tests/opaque_memory.h"
+#include "tests/refusals.h"
 
 #include <tuple>
 
@@ -41,43 +41,45 @@ TEST("indices: numbers out of bounds are found before each run") {
 }
 
 TEST("indices: numbers in another device's memory are looked at, too") {
-    far::device() = {};
+    opaque_memory::device() = {};
     for (const auto & [name, op, i] :
          {std::tuple{"get_rows", GGML_OP_GET_ROWS, 1}, std::tuple{"set_rows", GGML_OP_SET_ROWS, 1},
           std::tuple{"ssm_scan mamba2", GGML_OP_SSM_SCAN, 6}}) {
         const auto source = static_cast<size_t>(i);
-        CHECK_EQUAL(said_of_numbers(name, op, source, 0, far::memory()), "");
-        CHECK_CONTAINS(said_of_numbers(name, op, source, 6, far::memory()), "row 6 is asked for");
-        CHECK_CONTAINS(said_of_numbers(name, op, source, -1, far::memory()), "row -1 is asked for");
+        CHECK_EQUAL(said_of_numbers(name, op, source, 0, opaque_memory::memory()), "");
+        CHECK_CONTAINS(said_of_numbers(name, op, source, 6, opaque_memory::memory()), "row 6 is asked for");
+        CHECK_CONTAINS(said_of_numbers(name, op, source, -1, opaque_memory::memory()), "row -1 is asked for");
     }
-    CHECK_CONTAINS(said_of_numbers("mul_mat_id", GGML_OP_MUL_MAT_ID, 2, 1, far::memory()), "asked for twice");
+    CHECK_CONTAINS(
+        said_of_numbers("mul_mat_id", GGML_OP_MUL_MAT_ID, 2, 1, opaque_memory::memory()), "asked for twice"
+    );
 }
 
 TEST("indices: what the graph computes itself is not read back") {
-    far::device() = {};
-    CHECK_EQUAL(said_of_numbers("mixture", GGML_OP_SOFT_MAX, 0, 0, far::memory()), "");
-    CHECK_EQUAL(far::device().copied, 0U);
+    opaque_memory::device() = {};
+    CHECK_EQUAL(said_of_numbers("mixture", GGML_OP_SOFT_MAX, 0, 0, opaque_memory::memory()), "");
+    CHECK_EQUAL(opaque_memory::device().copied, 0U);
 }
 
 TEST("indices: numbers that lie far apart do not bring along what lies between them") {
-    far::device() = {};
+    opaque_memory::device() = {};
     const auto sparse = [](ggml_context * c) {
         ggml_tensor * all = ggml_new_tensor_2d(c, GGML_TYPE_I32, 1 << 18, 4);
         ggml_tensor * some = ggml_view_2d(c, all, 3, 4, all->nb[1], 0);
         return ggml_get_rows(c, ggml_new_tensor_3d(c, GGML_TYPE_F32, 8, 6, 4), some);
     };
-    const host::graph built({"sparse", sparse}, far::memory());
+    const host::graph built({"sparse", sparse}, opaque_memory::memory());
     mesh::run_checks(built.decode(built.table()).checks);
-    CHECK_EQUAL(far::device().copied, 3 * 4 * sizeof(int32_t));
+    CHECK_EQUAL(opaque_memory::device().copied, 3 * 4 * sizeof(int32_t));
     const auto dense = [](ggml_context * c) {
         ggml_tensor * rows = ggml_new_tensor_2d(c, GGML_TYPE_F32, 2, 1 << 18);
         return ggml_get_rows(c, rows, ggml_new_tensor_1d(c, GGML_TYPE_I32, 1 << 18));
     };
-    const host::graph long_row({"dense", dense}, far::memory());
-    far::device() = {};
+    const host::graph long_row({"dense", dense}, opaque_memory::memory());
+    opaque_memory::device() = {};
     mesh::run_checks(long_row.decode(long_row.table()).checks);
-    CHECK_EQUAL(far::device().copied, sizeof(int32_t) << 18);
-    CHECK(far::device().largest_copy <= 1 << 16);  // and not all at once
+    CHECK_EQUAL(opaque_memory::device().copied, sizeof(int32_t) << 18);
+    CHECK(opaque_memory::device().largest_copy <= 1 << 16);  // and not all at once
 }
 
 TEST("indices: more numbers than there are experts are refused before they are remembered") {
@@ -102,7 +104,7 @@ TEST("indices: all users of what a GPU sorts take the same of it") {
     };
     const host::graph here({"two views", two_views}, main_memory());
     CHECK_EQUAL(check::thrown([&] { here.decode(here.table()); }), "");  // the CPU writes all of it
-    const host::graph there({"two views", two_views}, far::memory());
+    const host::graph there({"two views", two_views}, opaque_memory::memory());
     CHECK_CONTAINS(check::thrown([&] { there.decode(there.table()); }), "may be out of bounds");
 }
 

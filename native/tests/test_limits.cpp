@@ -1,8 +1,8 @@
 // What one client can cost a worker, and the other clients: memory, threads and time have bounds.
 
-#include "check.h"
-#include "model.h"
-#include "stranger.h"
+#include "tests/check.h"
+#include "tests/model.h"
+#include "tests/rogue_client.h"
 
 #include <chrono>
 #include <fstream>
@@ -49,12 +49,12 @@ rlim_t pages_in_use() {
 }
 #endif
 
-void send_graph(stranger & to, const std::vector<mesh::wire::tensor> & table) {
+void send_graph(rogue_client & to, const std::vector<mesh::wire::tensor> & table) {
     const mesh::wire::graph_head head = {{}, {}, static_cast<uint32_t>(table.size()), 0};
     to.send(command::graph, {{&head, sizeof head}, {table.data(), table.size() * sizeof table[0]}});
 }
 
-void send_run(stranger & to) {
+void send_run(rogue_client & to) {
     const mesh::wire::graph_key key = {};
     to.send(command::run, {{&key, sizeof key}});
 }
@@ -63,15 +63,15 @@ void send_run(stranger & to) {
 
 TEST("limits: a worker takes so many sessions, and another when one has left") {
     worker remote(QUOTA);
-    std::vector<std::unique_ptr<stranger>> seated;
+    std::vector<std::unique_ptr<rogue_client>> seated;
     for (size_t i = 0; i < SESSIONS; ++i) {
-        seated.push_back(std::make_unique<stranger>(remote));
+        seated.push_back(std::make_unique<rogue_client>(remote));
         seated.back()->greet();
     }
-    CHECK_CONTAINS(stranger(remote).complaint(), "it has as many sessions as it takes");
+    CHECK_CONTAINS(rogue_client(remote).complaint(), "it has as many sessions as it takes");
     seated.pop_back();
     const auto end = std::chrono::steady_clock::now() + check::PATIENCE;
-    while (!stranger(remote).is_welcome()) {
+    while (!rogue_client(remote).is_welcome()) {
         CHECK(std::chrono::steady_clock::now() < end);
         std::this_thread::sleep_for(5ms);
     }
@@ -106,12 +106,12 @@ TEST("limits: a peer that reads nothing holds up nobody else") {
     CHECK_EQUAL(ggml_mesh_worker_add_peer(remote.handle(), 0, deaf.first), 0);
     CHECK_EQUAL(ggml_mesh_worker_add_peer(remote.handle(), 1, pair.first), 0);
     CHECK_EQUAL(ggml_mesh_worker_add_peer(remote.handle(), 2, pair.second), 0);
-    stranger stuck(remote);
+    rogue_client stuck(remote);
     stuck.greet();
     stuck.alloc(1, 32 << 20);
     const mesh::wire::push large = {{1, 0, 0, 16 << 20}, 1, 0, 0};
     stuck.send(command::push, {{&large, sizeof large}});
-    stranger other(remote, {{5, 6}});
+    rogue_client other(remote, {{5, 6}});
     other.greet();
     other.alloc(1, 64);
     const mesh::wire::span where = {1, 0, 0, 64};
@@ -133,7 +133,7 @@ TEST("limits: weights are not attached without end") {
     const char * paths[] = {file.path().c_str()};
     char why[256] = "";
     CHECK_EQUAL(ggml_mesh_worker_add_model(remote.handle(), model::FINGERPRINT, paths, 1, why, sizeof why), 0);
-    stranger other(remote);
+    rogue_client other(remote);
     other.greet();
     mesh::wire::attach request{};
     request.count = 200'000;
@@ -148,7 +148,7 @@ TEST("limits: weights are not attached without end") {
 TEST("limits: a few bytes do not stand for endless inputs") {
     worker remote(QUOTA);
     const host::graph built(host::example_named("add"), ggml_backend_get_default_buffer_type(host::cpu()));
-    stranger other(remote);
+    rogue_client other(remote);
     other.greet();
     CHECK(other.alloc(1, 33 << 20));
     send_graph(other, built.table());
@@ -180,7 +180,7 @@ TEST("limits: a computation ends when its client leaves") {
     std::vector<mesh::wire::tensor> table = built.table();
     table.insert(table.end(), 10'000, table.back());
     {
-        stranger leaving(remote);
+        rogue_client leaving(remote);
         leaving.greet();
         CHECK(leaving.alloc(1, 8 << 20));
         send_graph(leaving, table);
@@ -193,7 +193,7 @@ TEST("limits: a computation ends when its client leaves") {
     const auto start = std::chrono::steady_clock::now();
     remote.join();
     CHECK(std::chrono::steady_clock::now() - start < 20s);
-    CHECK_EQUAL(stranger(remote).greet(), QUOTA);
+    CHECK_EQUAL(rogue_client(remote).greet(), QUOTA);
 }
 
 #if MESH_PLAIN  // sanitizers reserve more addresses than a limit could allow
@@ -211,7 +211,7 @@ TEST("limits: no memory to compute with ends a session, not the worker") {
     const auto wide_table = host::graph({"wide", wide}, memory).table();
     const auto small_table = host::graph(host::example_named("mul_mat q4_k"), memory).table();
     const auto outcome = [&](const std::vector<mesh::wire::tensor> & table, uint64_t size, rlim_t more) {
-        stranger other(remote);
+        rogue_client other(remote);
         other.greet();
         CHECK(other.alloc(1, size));
         send_graph(other, table);

@@ -1,9 +1,9 @@
 // Frames over a socket: in any pieces, and with an end anywhere.
 
-#include "check.h"
-#include "inputs.h"
-#include "link.h"
-#include "mailbox.h"
+#include "tests/check.h"
+#include "wire/inputs.h"
+#include "wire/link.h"
+#include "worker/pushed_activations.h"
 
 #include <array>
 #include <chrono>
@@ -118,8 +118,8 @@ TEST("link: shut ends a read that waits, and sending to nobody throws") {
 
 // --- what is pushed ---
 
-TEST("mailbox: a push waits for its session, or is waited for") {
-    mesh::mailbox mail;
+TEST("pushed_activations: a push waits for its session, or is waited for") {
+    mesh::pushed_activations mail;
     const mesh::wire::session_id id = {{1, 2}};
     std::vector<uint8_t> data;
     CHECK(!mail.deliver(id, 1, {1, 2, 3}));  // nobody is here
@@ -137,8 +137,8 @@ TEST("mailbox: a push waits for its session, or is waited for") {
     CHECK_EQUAL(data.size(), 1U);
 }
 
-TEST("mailbox: the end of a session wakes who waits") {
-    mesh::mailbox mail;
+TEST("pushed_activations: the end of a session wakes who waits") {
+    mesh::pushed_activations mail;
     const mesh::wire::session_id id = {{1, 2}};
     std::vector<uint8_t> data;
     mail.open(id);
@@ -151,8 +151,8 @@ TEST("mailbox: the end of a session wakes who waits") {
     CHECK(!mail.deliver(id, 1, {1}));
 }
 
-TEST("mailbox: a session cannot hoard") {
-    mesh::mailbox mail;
+TEST("pushed_activations: a session cannot hoard") {
+    mesh::pushed_activations mail;
     const mesh::wire::session_id id = {{1, 2}};
     mail.open(id);
     const size_t piece = mesh::wire::MAX_QUEUE_BYTES / 4 - 1024;
@@ -167,8 +167,8 @@ TEST("mailbox: a session cannot hoard") {
     CHECK(mail.deliver(id, 6, std::vector<uint8_t>(piece)));
 }
 
-TEST("mailbox: pushes of no bytes are not kept for ever") {
-    mesh::mailbox mail;
+TEST("pushed_activations: pushes of no bytes are not kept for ever") {
+    mesh::pushed_activations mail;
     const mesh::wire::session_id id = {{1, 2}};
     mail.open(id);
     uint64_t kept = 0;

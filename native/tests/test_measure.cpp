@@ -1,7 +1,7 @@
 // The measurement of a device's speed: figures that can be, with little memory too, and refusals by name.
 
-#include "check.h"
 #include "ggml-mesh.h"
+#include "tests/check.h"
 
 #include <cmath>
 #include <string>

@@ -1,10 +1,10 @@
 // One field of a good graph is changed: it is refused, or it computes without touching anything else. Under
 // AddressSanitizer a kernel that leaves its memory ends the test, as does one that asserts.
 
-#include "check.h"
-#include "frames.h"
-#include "host.h"
-#include "validate.h"
+#include "rules/validate.h"
+#include "tests/check.h"
+#include "tests/frames.h"
+#include "tests/host.h"
 
 #include <algorithm>
 #include <cstdlib>

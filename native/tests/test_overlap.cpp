@@ -3,11 +3,11 @@
 // The stages are stand-ins that speak the protocol and compute nothing. Their clock is a number: what a run takes,
 // and when it may begin, follows from the order of commands alone.
 
-#include "check.h"
 #include "ggml-mesh.h"
-#include "host.h"
-#include "link.h"
-#include "session.h"
+#include "tests/check.h"
+#include "tests/host.h"
+#include "tests/session.h"
+#include "wire/link.h"
 
 #include <algorithm>
 #include <atomic>

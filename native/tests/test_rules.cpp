@@ -1,13 +1,13 @@
 // The rules: every example passes them and computes the same after the round trip over the wire; every rule
 // refuses what breaks it.
 
-#include "check.h"
-#include "far.h"
-#include "frames.h"
-#include "host.h"
-#include "refusals.h"
-#include "rules.h"
-#include "validate.h"
+#include "rules/rules.h"
+#include "rules/validate.h"
+#include "tests/check.h"
+#include "tests/frames.h"
+#include "tests/host.h"
+#include "tests/opaque_memory.h"
+#include "tests/refusals.h"
 
 #include "ggml-cpu.h"
 
@@ -209,20 +209,20 @@ TEST("rules: scratch memory is not a client's to choose") {
 
 TEST("rules: what another device keeps behind a result lies in the same memory") {
     const auto said = [](const char * name) {
-        const host::graph built(host::example_named(name), far::memory());
+        const host::graph built(host::example_named(name), opaque_memory::memory());
         return check::thrown([&] { built.decode(built.table()); });
     };
     CHECK_EQUAL(said("flash_attn"), "");
-    far::device().scratch = 1 << 10;
+    opaque_memory::device().scratch = 1 << 10;
     CHECK_EQUAL(said("flash_attn"), "");
     // Planned by somebody who does not know what lies behind the result.
-    const host::graph planned(host::example_named("flash_attn"), far::memory());
-    far::device().scratch = 1 << 20;
+    const host::graph planned(host::example_named("flash_attn"), opaque_memory::memory());
+    opaque_memory::device().scratch = 1 << 20;
     CHECK_CONTAINS(
         check::thrown([&] { planned.decode(planned.table()); }),
         "(FLASH_ATTN_EXT): this device needs more memory for it than there is behind it"
     );
-    far::device() = {};
+    opaque_memory::device() = {};
 }
 
 TEST("rules: what they let through, the CPU supports") {

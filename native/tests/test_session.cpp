@@ -1,11 +1,11 @@
 // Whole sessions: a real client and a real worker over a socket pair.
 
-#include "check.h"
-#include "frames.h"
 #include "ggml-mesh.h"
-#include "session.h"
-#include "stranger.h"
-#include "validate.h"
+#include "rules/validate.h"
+#include "tests/check.h"
+#include "tests/frames.h"
+#include "tests/rogue_client.h"
+#include "tests/session.h"
 
 #include <chrono>
 #include <cstring>
@@ -29,16 +29,16 @@ std::vector<uint8_t> computed_here(const host::example & what) {
 
 namespace {
 
-std::string complaint_about(worker & to, const std::function<void(stranger &)> & deed) {
-    stranger other(to);
+std::string complaint_about(worker & to, const std::function<void(rogue_client &)> & deed) {
+    rogue_client other(to);
     other.greet();
     other.alloc(1, 4096);
     deed(other);
     return other.complaint();
 }
 
-template <typename Request> std::function<void(stranger &)> sends(mesh::wire::command kind, Request request) {
-    return [=](stranger & other) { other.send(kind, {{&request, sizeof request}}); };
+template <typename Request> std::function<void(rogue_client &)> sends(mesh::wire::command kind, Request request) {
+    return [=](rogue_client & other) { other.send(kind, {{&request, sizeof request}}); };
 }
 
 }  // namespace
@@ -81,12 +81,12 @@ TEST("session: a graph is sent once, and runs again with other inputs") {
 TEST("session: quotas are kept, and a refusal ends one session") {
     worker remote(QUOTA);
     for (const uint64_t size : {QUOTA + 1, UINT64_MAX}) {
-        stranger greedy(remote);
+        rogue_client greedy(remote);
         CHECK_EQUAL(greedy.greet(), QUOTA);
         CHECK(!greedy.alloc(1, size));
     }
     remote.join();
-    stranger other(remote);
+    rogue_client other(remote);
     CHECK_EQUAL(other.greet(), QUOTA);
     CHECK(other.alloc(1, QUOTA));
     other.free(1);
@@ -123,7 +123,7 @@ int cut_session(cut when, size_t count, bool & failed) {
     }
     remote.join();
     CHECK(std::chrono::steady_clock::now() - start < check::PATIENCE);
-    stranger next(remote);
+    rogue_client next(remote);
     CHECK_EQUAL(next.greet(), QUOTA);  // what the session held is there again
     return static_cast<int>(seen);
 }
@@ -156,7 +156,7 @@ TEST("session: two at once share the quota, and one that dies does not disturb t
     const device staying(between.client_fd());
     {
         // Not with a client of ours: all devices of a process are one session.
-        stranger leaving(remote);
+        rogue_client leaving(remote);
         leaving.greet();
         leaving.alloc(1, QUOTA / 2);
     }
@@ -193,26 +193,26 @@ TEST("session: activations go straight from one worker to the next") {
 TEST("session: who does not greet, or speaks another version, is sent away") {
     worker remote(QUOTA);
     {
-        stranger other(remote);
+        rogue_client other(remote);
         other.send(mesh::wire::command::alloc, {});
         CHECK_CONTAINS(other.complaint(), "the first command has to be HELLO");
     }
-    auto self = stranger::hello();
+    auto self = rogue_client::hello();
     self.version = 77;
     {
-        stranger other(remote);
+        rogue_client other(remote);
         other.send(mesh::wire::command::hello, {{&self, sizeof self}});
         CHECK_CONTAINS(other.complaint(), "it speaks protocol 77, this worker 1");
     }
-    self = stranger::hello();
+    self = rogue_client::hello();
     std::strncpy(self.engine, "1999.1.1", sizeof self.engine - 1);
     {
-        stranger other(remote);
+        rogue_client other(remote);
         other.send(mesh::wire::command::hello, {{&self, sizeof self}});
         CHECK_CONTAINS(other.complaint(), "it runs engine 1999.1.1");
     }
     CHECK_CONTAINS(
-        complaint_about(remote, sends(mesh::wire::command::hello, stranger::hello())), "HELLO comes once"
+        complaint_about(remote, sends(mesh::wire::command::hello, rogue_client::hello())), "HELLO comes once"
     );
 }
 
@@ -221,16 +221,16 @@ TEST("session: who leaves without a greeting ends nobody else's mail") {
     const auto pair = sockets();
     CHECK_EQUAL(ggml_mesh_worker_add_peer(first.handle(), 0, pair.first), 0);
     CHECK_EQUAL(ggml_mesh_worker_add_peer(first.handle(), 1, pair.second), 0);
-    stranger staying(first);  // its id is 0, as that of one who never said
+    rogue_client staying(first);  // its id is 0, as that of one who never said
     staying.greet();
     staying.alloc(1, 64);
-    { const stranger leaving(first); }
+    { const rogue_client leaving(first); }
     const mesh::wire::span half = {1, 0, 0, 32};
     const mesh::wire::push there = {half, 7, 0, 0};
     const mesh::wire::recv back = {half, 7};
     // Its link is gone for the worker, too, when the worker sees a second one that came later go.
     {
-        stranger later(first);
+        rogue_client later(first);
         later.send(mesh::wire::command::alloc, {});
         later.complaint();
     }
@@ -250,7 +250,7 @@ TEST("session: a link to another worker that was dropped is closed, and its numb
         close(pair.second);
     }
     ggml_mesh_worker_drop_peer(first.handle(), 5);
-    stranger staying(first);
+    rogue_client staying(first);
     staying.greet();
     staying.alloc(1, 64);
     const mesh::wire::push there = {{1, 0, 0, 32}, 7, 5, 0};
@@ -298,7 +298,7 @@ TEST("session: commands outside of what the session has are refused") {
     );
     CHECK_CONTAINS(complaint_about(remote, sends(command::supports, uint32_t{1})), "does not end with a tensor");
     remote.join();
-    CHECK_EQUAL(stranger(remote).greet(), QUOTA);
+    CHECK_EQUAL(rogue_client(remote).greet(), QUOTA);
 }
 
 TEST("session: a foreign graph is refused with the tensor, the op and the rule") {
@@ -307,7 +307,7 @@ TEST("session: a foreign graph is refused with the tensor, the op and the rule")
     auto table = built.table();
     table.back().op_params[1] = 0;
     const mesh::wire::graph_head head = {{}, {}, static_cast<uint32_t>(table.size()), 0};
-    const std::string answer = complaint_about(remote, [&](stranger & other) {
+    const std::string answer = complaint_about(remote, [&](rogue_client & other) {
         other.send(
             mesh::wire::command::graph, {{&head, sizeof head}, {table.data(), table.size() * sizeof table[0]}}
         );

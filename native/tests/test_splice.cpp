@@ -1,8 +1,8 @@
 // Splices between sockets and streams. iroh is played by queues in memory, with futures that are polled, woken from
 // other threads and cancelled as uniffi's are.
 
-#include "check.h"
 #include "splice/splice.h"
+#include "tests/check.h"
 
 #include <algorithm>
 #include <array>

@@ -1,10 +1,10 @@
 // What no rule can look at: the bytes in a client's tensors. Whatever they are, kernels stay inside of their memory.
 
-#include "check.h"
-#include "frames.h"
-#include "host.h"
-#include "refusals.h"
-#include "rules.h"
+#include "rules/rules.h"
+#include "tests/check.h"
+#include "tests/frames.h"
+#include "tests/host.h"
+#include "tests/refusals.h"
 
 #include <cstring>
 #include <limits>

@@ -1,11 +1,11 @@
 // Weights by reference: from the worker's own file, in the layouts that its device likes.
 
-#include "check.h"
 #include "ggml-mesh.h"
-#include "model.h"
-#include "session.h"
-#include "store.h"
-#include "weights.h"
+#include "tests/check.h"
+#include "tests/model.h"
+#include "tests/session.h"
+#include "worker/store.h"
+#include "worker/weights.h"
 
 #include <cmath>
 #include <cstring>

@@ -278,7 +278,7 @@ def test_a_library_that_computes_wrong_is_not_installed(
     cache: Path, wrapped: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = copy_of_native(tmp_path, monkeypatch)
-    source = native / "selftest.cpp"
+    source = native / "worker" / "selftest.cpp"
     source.write_text(
         source.read_text().replace("    test_cpu();", '    throw std::runtime_error("1 + 1 = 3");')
     )
@@ -295,7 +295,7 @@ def test_a_library_that_crashes_is_not_installed(
     cache: Path, wrapped: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = copy_of_native(tmp_path, monkeypatch)
-    source = native / "selftest.cpp"
+    source = native / "worker" / "selftest.cpp"
     source.write_text(source.read_text().replace("    test_cpu();", "    __builtin_trap();"))
 
     message = ensure().missing["mesh"].message
@@ -327,7 +327,7 @@ def append(path: Path) -> None:
     ("change", "mesh_changes", "cpu_changes"),
     [
         (lambda native, patch: append(native / "guard.cpp"), True, False),
-        (lambda native, patch: append(native / "ggml-mesh.h"), True, False),
+        (lambda native, patch: append(native / "wire" / "protocol.h"), True, False),
         (lambda native, patch: append(native / "CMakeLists.txt"), True, True),
         (lambda native, patch: patch.setattr(build, "ENGINE_VERSION", "2027.1.12345"), True, True),
         (lambda native, patch: patch.setattr(build, "platform_name", lambda: "plan9-vax"), True, True),

@@ -1,0 +1,219 @@
+#include "hooks/draft_policy.h"
+
+#include <algorithm>
+
+namespace mesh {
+
+namespace {
+
+constexpr size_t LENGTHS[] = {3, 4, 7, 15};                    // of matches: the last of each kind but one
+constexpr double MATCH_RATES[] = {0.35, 0.5, 0.65, 0.8, 0.9};  // before anything was seen
+constexpr double MODEL_RATE = 0.7;
+constexpr size_t PLAIN_AFTER = 64;    // steps with drafts, one without: what it is all compared with changes
+constexpr double CATCHING_UP = 0.03;  // of the time, to see whether a model that did not pay does now
+constexpr double INVESTED = 0.25;     // of the time since a request began, before the model has drafted anything
+constexpr size_t AT_ONCE = 10;        // steps
+constexpr size_t AT_HAND = 2;         // tokens that a draft model reads anyway, the last of a draft among them
+constexpr double FRESH = 0.15;
+
+void average(double & mean, double value) {
+    mean = mean == 0 ? value : mean + FRESH * (value - mean);
+}
+
+std::array<acceptance, 5> first_matches() {
+    return {
+        acceptance(MATCH_RATES[0]), acceptance(MATCH_RATES[1]), acceptance(MATCH_RATES[2]),
+        acceptance(MATCH_RATES[3]), acceptance(MATCH_RATES[4]),
+    };
+}
+
+}  // namespace
+
+draft_policy::sequence::sequence(const draft_policy & all) : matches(all.matches), model(all.model) {}
+
+draft_policy::draft_policy(speculation_limits allowed, size_t count)
+    : limits(allowed), matches(first_matches()), model(MODEL_RATE) {
+    for (size_t i = 0; i < count; ++i) {
+        sequences.emplace_back(*this);
+    }
+}
+
+size_t draft_policy::kind_of(size_t length) {
+    size_t kind = 0;
+    while (kind < std::size(LENGTHS) && length > LENGTHS[kind]) {
+        ++kind;
+    }
+    return kind;
+}
+
+void draft_policy::begin(size_t id) {
+    sequence & one = sequences[id];
+    one.open = false;
+    one.last = {};
+    one.since_plain = 0;
+    one.began_at = -1;
+    one.model_used_at = -1;
+    // What others have seen is where a new request starts, and no more than that.
+    for (size_t kind = 0; kind < KINDS; ++kind) {
+        one.matches[kind] = acceptance(matches[kind].rate());
+    }
+    one.model = acceptance(model.rate());
+}
+
+std::vector<decision> draft_policy::decide(const std::vector<request> & requests, double now) {
+    for (sequence & one : sequences) {
+        settle(one);
+    }
+    std::vector<decision> all;
+    size_t tokens = requests.size();
+    double yield = static_cast<double>(requests.size());
+    drafting_s = 0;
+    for (const request & asked : requests) {
+        sequence & one = sequences[asked.sequence];
+        one.began_at = one.began_at < 0 ? now : one.began_at;
+        decision made = decide_one(asked, tokens, yield, drafting_s, now);
+        one.last = made;
+        one.open = true;
+        one.drafted = 0;
+        one.accepted = 0;
+        if (made.source == drafted_by::nobody) {
+            one.since_plain = 0;
+        } else {
+            ++one.since_plain;
+            tokens += made.depth;
+            const bool by_text = made.source == drafted_by::text;
+            const double rate = by_text ? one.matches[kind_of(made.match.length)].rate() : one.model.rate();
+            yield += expected_tokens(rate, made.depth);
+            counters.depth = made.depth;
+        }
+        all.push_back(made);
+    }
+    yielding = requests.size();
+    decided_at = now;
+    ++counters.steps;
+    return all;
+}
+
+decision draft_policy::decide_one(const request & asked, size_t others, double yield, double spent_s, double now) {
+    sequence & one = sequences[asked.sequence];
+    decision made;
+    if (limits.text > 0) {
+        one.text.follow(*asked.text, asked.last);
+    }
+    if (!costs.known() || one.since_plain >= PLAIN_AFTER) {
+        return made;
+    }
+    double best = 0;
+    if (limits.text > 0) {
+        const ngram_index::match match = one.text.longest();
+        if (match.length > 0) {
+            acceptance & rate = one.matches[kind_of(match.length)];
+            const size_t limit = std::min({asked.room, limits.text, rate.trusted()});
+            const draft_source source{rate.rate(), limit, 0, 0};
+            const draft_choice choice = best_depth(costs, source, others, yield, spent_s);
+            if (choice.depth > 0) {
+                made = {drafted_by::text, choice.depth, match};
+                best = choice.tokens_per_s;
+            } else {
+                rate.skipped();
+            }
+        }
+    }
+    if (limits.model > 0 && asked.follows) {
+        if (may_use_model(one, asked, now)) {
+            const draft_source source{
+                one.model.rate(), std::min({asked.room, limits.model, one.model.trusted()}), draft_s,
+                reading_s(std::min(asked.missing, AT_HAND))};
+            const draft_choice choice = best_depth(costs, source, others, yield, spent_s);
+            if (choice.depth > 0 && choice.tokens_per_s > best) {
+                made = {drafted_by::model, choice.depth, {}};
+            } else if (choice.depth == 0) {
+                one.model.skipped();
+            }
+        }
+    }
+    return made;
+}
+
+// A model that has not read along has to catch up first. At the beginning of a request that is an investment, if
+// drafts have paid so far: a few steps' worth at once, and more as the answer turns out to be long, since nobody knows
+// that before. Once the model was put aside, it may cost no more than a small part of the time since.
+bool draft_policy::may_use_model(const sequence & one, const request & asked, double now) const {
+    if (asked.missing <= AT_HAND) {
+        return true;
+    }
+    const double catching_up_s = reading_s(asked.missing);
+    if (one.model_used_at < 0) {
+        const double at_once_s = costs.of(1) * static_cast<double>(std::min(asked.room, AT_ONCE));
+        return catching_up_s <= std::max(at_once_s, INVESTED * (now - one.began_at));
+    }
+    return catching_up_s <= CATCHING_UP * (now - one.model_used_at);
+}
+
+double draft_policy::reading_s(size_t tokens) const {
+    return tokens > 0 && reads.known() ? reads.of(tokens) : 0;
+}
+
+void draft_policy::drafted(size_t id, size_t count) {
+    sequence & one = sequences[id];
+    one.drafted = count;
+    counters.drafted += count;
+    if (one.last.source == drafted_by::text) {
+        counters.text_drafted += count;
+    } else {
+        // Not before: a long text is read in several steps, and the first would forbid the others.
+        one.model_used_at = decided_at;
+    }
+}
+
+void draft_policy::accepted(size_t id, size_t count) {
+    sequence & one = sequences[id];
+    one.accepted = std::min(count, one.drafted);
+    counters.accepted += one.accepted;
+    if (one.last.source == drafted_by::text) {
+        counters.text_accepted += one.accepted;
+    }
+}
+
+void draft_policy::settle(sequence & one) {
+    if (one.open && one.drafted > 0) {
+        if (one.last.source == drafted_by::text) {
+            const size_t kind = kind_of(one.last.match.length);
+            one.matches[kind].seen(one.drafted, one.accepted);
+            matches[kind].seen(one.drafted, one.accepted);
+        } else if (one.last.source == drafted_by::model) {
+            one.model.seen(one.drafted, one.accepted);
+            model.seen(one.drafted, one.accepted);
+        }
+    }
+    one.open = false;
+}
+
+void draft_policy::drafting_took(double seconds, size_t tokens) {
+    drafting_s += seconds;
+    if (tokens > 0) {
+        average(draft_s, seconds / static_cast<double>(tokens));
+    }
+}
+
+void draft_policy::reading_took(double seconds, size_t tokens) {
+    drafting_s += seconds;
+    if (tokens > 0) {
+        reads.seen(tokens, seconds);
+    }
+}
+
+void draft_policy::stepped(size_t tokens, double seconds) {
+    costs.seen(tokens, seconds);
+    size_t gained = 0;
+    for (const sequence & one : sequences) {
+        gained += one.open ? 1 + one.accepted : 0;
+    }
+    counters.tokens += gained;
+    counters.seconds += seconds + drafting_s;
+    // Each step without drafts gives a token to every sequence.
+    counters.plain_seconds +=
+        costs.of(yielding) * static_cast<double>(gained) / static_cast<double>(std::max<size_t>(1, yielding));
+}
+
+}  // namespace mesh

@@ -1,0 +1,230 @@
+#pragma once
+
+// A worker as the host sees it: a stream of commands, and what has become of them.
+//
+// Commands are written and forgotten; only reading data back waits. Whatever
+// goes wrong on a link is remembered as the device's failure: the graph under
+// way and every later one fail with it, and no process ends because of it.
+
+#include "ggml-mesh.h"
+#include "host/answers.h"
+#include "rules/supports.h"
+#include "wire/graph.h"
+#include "wire/inputs.h"
+#include "wire/link.h"
+
+#include "ggml-backend-impl.h"
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace mesh {
+
+// A stretch of a worker's memory.
+struct stretch {
+    uint32_t buffer_id;
+    uint64_t begin;
+    uint64_t end;
+
+    bool touches(const stretch & other) const {
+        return buffer_id == other.buffer_id && begin < other.end && other.begin < end;
+    }
+};
+
+// A graph that the worker keeps: its table, what it reads without computing it, and what it writes.
+struct known_graph {
+    std::vector<wire::tensor> table;
+    std::vector<stretch> reads;
+    std::vector<stretch> writes;
+};
+
+// Graphs that the worker keeps, in the order in which they were sent. Both sides forget the oldest one at
+// the same moment, so the client always knows what has to be sent.
+class known_graphs {
+  public:
+    // Null where the worker does not know the graph.
+    const known_graph * find(const wire::graph_key & key) const;
+    const known_graph * add(const wire::graph_key & key, std::vector<wire::tensor> && table);
+
+    // The latest of the same length, which a graph of `count` tensors probably resembles.
+    const wire::graph_key * resembling(size_t count) const;
+
+    void clear();
+
+  private:
+    std::deque<wire::graph_key> order_;
+    std::unordered_map<wire::graph_key, known_graph, key_hash, key_equal> graphs_;
+};
+
+// A range of addresses that stands for a worker's memory: llama.cpp does
+// arithmetic on it, and touching it is an error that shows at once.
+class address_range {
+  public:
+    explicit address_range(size_t size);
+    ~address_range();
+
+    address_range(const address_range &) = delete;
+    address_range & operator=(const address_range &) = delete;
+
+    // Null where there were no addresses left.
+    uint8_t * base() const noexcept {
+        return base_;
+    }
+
+  private:
+    size_t size_;
+    uint8_t * base_;
+};
+
+class device;
+
+// What stands behind a ggml buffer on a device.
+struct remote_buffer {
+    device * owner;
+    uint32_t id;
+    size_t size;
+    address_range addresses;
+    bool attached;  // holds weights that the worker has read itself
+
+    remote_buffer(device * holder, uint32_t number, size_t bytes, bool is_attached)
+        : owner(holder), id(number), size(bytes), addresses(bytes), attached(is_attached) {}
+
+    uint64_t offset_of(const ggml_tensor * tensor) const {
+        return static_cast<uint64_t>(static_cast<const uint8_t *>(tensor->data) - addresses.base());
+    }
+};
+
+using remote_buffer_ptr = std::unique_ptr<remote_buffer>;
+
+class device {
+  public:
+    // Sends a greeting to the worker at the other end of `fd`, which names the model that its layers are of.
+    device(int fd, std::string name, const std::string & model);
+
+    // Waits for the answer. Throws link_error.
+    void be_greeted();
+
+    // Made by ggml's rules: they live as long as the process.
+    ggml_backend_device handle{};
+    ggml_backend_buffer_type buffer_type{};
+
+    const std::string & name() const {
+        return name_;
+    }
+
+    const wire::hello_answer & facts() const {
+        return facts_;
+    }
+
+    // True where the device has failed: graphs fail then, while ggml ends the process over a no that it did not expect.
+    bool supports(const ggml_tensor * op) noexcept;
+
+    // Bytes that a tensor takes over there.
+    uint64_t size_of(const ggml_tensor * tensor) noexcept;
+
+    // Memory of the worker's; null where it surely has none left, which is then the device's failure. That it has
+    // none after all shows when the memory is used.
+    remote_buffer_ptr alloc(size_t size, ggml_backend_buffer_usage usage) noexcept;
+
+    bool has_model() const {
+        return facts_.has_model != 0;
+    }
+
+    // Weights that the worker reads itself, of the model that it was greeted with and has.
+    remote_buffer_ptr attach(const std::vector<wire::attach_entry> & entries, size_t size) noexcept;
+
+    // From outside: why this device is of no use.
+    void fail(const std::string & reason) noexcept;
+
+    void free(const remote_buffer & buffer) noexcept;
+    void clear(const wire::span & where, uint8_t value) noexcept;
+    void
+    set(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size, bool is_weight) noexcept;
+    void hold(const remote_buffer & buffer, uint64_t offset, const void * data, size_t size) noexcept;
+    bool get(const remote_buffer & buffer, uint64_t offset, void * data, size_t size) noexcept;
+
+    // Whether what was read of a graph's result may be used here; the device fails where not.
+    bool vet(const ggml_tensor & tensor, size_t offset, const void * data, size_t size) noexcept;
+
+    void copy(const wire::copy & what) noexcept;
+    // False where there is no link between the two.
+    bool push(const wire::span & from, const device & to, uint64_t number) noexcept;
+    void recv(const wire::span & to, uint64_t number) noexcept;
+    ggml_status compute(const ggml_cgraph * graph) noexcept;
+
+    void add_peer(const device * other, uint32_t number);
+
+    // Why nothing works any more; empty while all is well. What the worker has said unasked is read first.
+    std::string failure() noexcept;
+
+    ggml_mesh_stage counters() noexcept;
+
+  private:
+    std::mutex mutex_;
+    std::string name_;
+    link link_;
+    std::string failure_;
+    wire::hello_answer facts_{};
+    bool greeted_ = false;
+    ggml_mesh_stage counters_{};
+    uint32_t last_ticket_ = 0;
+    uint32_t last_buffer_id_ = 0;
+    uint64_t allocated_ = 0;     // of the grant
+    std::deque<uint32_t> runs_;  // tickets of those that are not done, in their order
+    uint64_t last_uid_ = 0;
+    wire::graph_key last_key_{};
+    const known_graph * last_graph_ = nullptr;
+    known_graphs known_;
+    std::vector<input> held_;  // set, and not sent before a graph reads it
+    shadows shadows_;
+    support_cache supported_;
+    size_cache sizes_;
+    std::map<const device *, uint32_t> peers_;
+
+    void send(wire::command kind, std::initializer_list<bytes_view> parts);
+    wire::header await(wire::answer kind, uint32_t ticket);
+    wire::header next_header();
+    void take_notice(const wire::header & head);
+    void drain();
+    bool read_notices() noexcept;
+    remote_buffer_ptr new_buffer(size_t size, bool attached);
+    std::string last_words(const std::string & otherwise) noexcept;
+    template <typename T> T receive_as(const wire::header & head);
+
+    const known_graph * announce(const ggml_cgraph * graph);
+    void send_graph(const std::vector<wire::tensor> & table);
+    void send_piecewise(uint32_t buffer_id, uint64_t offset, const uint8_t * data, size_t size);
+    void let_go(const stretch & wanted);
+    void replace(const stretch & fresh);
+
+    // Runs `work` unless the device has failed; turns what it throws into the failure.
+    template <typename Work> bool attempt(Work && work) noexcept {
+        const std::lock_guard lock(mutex_);
+        return failure_.empty() && carry_out(std::forward<Work>(work));
+    }
+
+    // The same with the lock held, and no failure so far.
+    template <typename Work> bool carry_out(Work && work) noexcept {
+        try {
+            work();
+            return true;
+        } catch (const bad_answer & error) {
+            failure_ = name_ + ": " + error.what();
+        } catch (const std::exception & error) {
+            failure_ = name_ + ": " + last_words(error.what());
+        }
+        link_.shut();
+        return false;
+    }
+};
+
+// All of this process; together they are one session.
+std::vector<std::unique_ptr<device>> & devices();
+
+}  // namespace mesh

@@ -1,0 +1,284 @@
+#include "rules/indices.h"
+
+#include "rules/rules.h"
+#include "rules/validate.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace mesh {
+
+namespace {
+
+// Nodes that take row numbers, per graph: each is compared with all nodes before it. Known graphs have hundreds.
+constexpr size_t MAX_INDEX_USERS = 8192;
+
+// Of another device's memory that is looked at in one go. A token's numbers are a few hundred bytes.
+constexpr size_t PIECE_BYTES = 64 << 10;
+
+struct index_use {
+    size_t source;
+    int64_t bound;
+    bool distinct;
+};
+
+// Which source of an op holds row numbers, if one does.
+bool find_use(const ggml_tensor & node, index_use & use) {
+    switch (node.op) {
+    case GGML_OP_GET_ROWS:
+        use = {1, node.src[0]->ne[1], false};
+        return true;
+    case GGML_OP_SET_ROWS:
+        use = {1, node.ne[1], false};
+        return true;
+    case GGML_OP_ADD_ID:
+        use = {2, node.src[1]->ne[1], false};
+        return true;
+    case GGML_OP_MUL_MAT_ID:
+        // The repacking kernel has room for one row per token and expert.
+        use = {2, node.src[0]->ne[2], true};
+        return true;
+    case GGML_OP_SSM_SCAN:
+        use = {6, node.src[0]->ne[3], false};
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool is_far(const ggml_tensor & t) {
+    return t.buffer != nullptr && !ggml_backend_buffer_is_host(t.buffer);
+}
+
+bool is_bounded_by(const ggml_tensor & ids, const ggml_tensor & writer, const index_use & use) {
+    const bool sorts = writer.op == GGML_OP_ARGSORT || writer.op == GGML_OP_TOP_K;
+    const bool computed = (writer.flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
+    if (!sorts || !computed || ids.type != GGML_TYPE_I32 || writer.src[0]->ne[0] > use.bound) {
+        return false;
+    }
+    // Rows with gaps between them would leave old numbers in the gaps.
+    const bool inside = byte_range(writer).contains(byte_range(ids)) && ggml_is_contiguous(&writer);
+    return inside && (!use.distinct || is_part_of_rows(ids, writer));
+}
+
+bool same_numbers(const ggml_tensor & a, const ggml_tensor & b) {
+    return a.data == b.data && a.type == b.type && std::equal(a.ne, a.ne + GGML_MAX_DIMS, b.ne) &&
+           std::equal(a.nb, a.nb + GGML_MAX_DIMS, b.nb);
+}
+
+// Layers share their row numbers: one look is enough.
+void add_check(std::vector<index_check> & checks, const ggml_tensor * ids, const index_use & use) {
+    for (index_check & known : checks) {
+        if (same_numbers(*known.tensor, *ids)) {
+            known.bound = std::min(known.bound, use.bound);
+            known.distinct = known.distinct || use.distinct;
+            return;
+        }
+    }
+    checks.push_back({ids, use.bound, use.distinct});
+}
+
+// Follows a graph in the order of execution, and decides for each node that takes row numbers.
+class index_finder {
+  public:
+    void add(size_t index, const ggml_tensor & node) {
+        index_use use{};
+        const bool runs = (node.flags & GGML_TENSOR_FLAG_COMPUTE) != 0 && !ggml_is_empty(&node);
+        if (runs && find_use(node, use)) {
+            add_use(index, node, use);
+        }
+        if (!op_only_renames(node.op)) {
+            writers_.push_back({byte_range(node), &node, nullptr});
+        }
+    }
+
+    std::vector<index_check> take() {
+        return std::move(checks_);
+    }
+
+  private:
+    struct writer {
+        byte_range range;
+        const ggml_tensor * node;
+        const ggml_tensor * ids;  // the numbers that have been taken from it
+    };
+
+    std::vector<index_check> checks_;
+    std::vector<writer> writers_;
+    size_t users_ = 0;
+
+    void add_use(size_t index, const ggml_tensor & node, const index_use & use) {
+        const ggml_tensor & ids = *node.src[use.source];
+        if (++users_ > MAX_INDEX_USERS) {
+            refuse(index, node.op, "too many nodes take row numbers");
+        }
+        if (ids.nb[0] != ggml_type_size(ids.type)) {
+            refuse(index, node.op, "its row numbers do not lie side by side");
+        }
+        const byte_range range(ids);
+        const auto last = std::find_if(writers_.rbegin(), writers_.rend(), [&](const writer & each) {
+            return each.range.overlaps(range);
+        });
+        if (last == writers_.rend()) {
+            add_check(checks_, &ids, use);
+        } else if (!is_bounded_by(ids, *last->node, use) || !takes_the_same(*last, ids)) {
+            refuse(index, node.op, "its row numbers are computed, and may be out of bounds");
+        }
+    }
+
+    // GPUs choose experts in one kernel, which writes no more of what it sorts than its first user takes: a second
+    // user that takes others would find old numbers there.
+    static bool takes_the_same(writer & from, const ggml_tensor & ids) {
+        if (is_far(ids) && from.ids != nullptr && !same_numbers(*from.ids, ids)) {
+            return false;
+        }
+        from.ids = &ids;
+        return true;
+    }
+};
+
+// --- before a run ---
+
+// Rows of numbers, in the order in which they lie. Those of another device are copied, a piece at a time: a client
+// chooses how many there are and how far they lie apart.
+class number_rows {
+  public:
+    // `near` are the tensor's bytes in this process; null where they have to be asked for.
+    number_rows(const ggml_tensor & tensor, const uint8_t * near)
+        : tensor_(tensor), near_(near),
+          piece_(ggml_is_contiguous(&tensor) ? PIECE_BYTES : ggml_row_size(tensor.type, tensor.ne[0])) {}
+
+    // `size` bytes at `offset`; valid until the next call.
+    const uint8_t * at(size_t offset, size_t size) {
+        if (near_ != nullptr) {
+            return near_ + offset;
+        }
+        if (offset < begin_ || offset + size > begin_ + copy_.size()) {
+            copy_.resize(std::min(std::max(piece_, size), ggml_nbytes(&tensor_) - offset));
+            ggml_backend_tensor_get(&tensor_, copy_.data(), offset, copy_.size());
+            begin_ = offset;
+        }
+        return copy_.data() + (offset - begin_);
+    }
+
+  private:
+    const ggml_tensor & tensor_;
+    const uint8_t * near_;
+    size_t piece_;
+    size_t begin_ = 0;
+    std::vector<uint8_t> copy_;
+};
+
+// Where all of a tensor's bytes are fresh, and written once; null else.
+const uint8_t * find_fresh(const ggml_tensor & tensor, const std::vector<fresh_bytes> & fresh) {
+    const auto * begin = static_cast<const uint8_t *>(tensor.data);
+    const uint8_t * end = begin + ggml_nbytes(&tensor);
+    const fresh_bytes * only = nullptr;
+    for (const fresh_bytes & each : fresh) {
+        if (each.address < end && begin < each.address + each.bytes->size()) {
+            if (only != nullptr) {
+                return nullptr;
+            }
+            only = &each;
+        }
+    }
+    const bool whole = only != nullptr && only->address <= begin && end <= only->address + only->bytes->size();
+    return whole ? only->bytes->data() + (begin - only->address) : nullptr;
+}
+
+[[noreturn]] void out_of_bounds(int64_t number, int64_t bound) {
+    throw std::invalid_argument(
+        "row " + std::to_string(number) + " is asked for where there are " + std::to_string(bound)
+    );
+}
+
+template <typename Number>
+void check_part(const uint8_t * part, size_t count, const index_check & check, std::vector<Number> & seen) {
+    for (size_t i = 0; i < count; ++i) {
+        Number number = 0;
+        std::memcpy(&number, part + i * sizeof number, sizeof number);
+        if (number < 0 || number >= check.bound) {
+            out_of_bounds(number, check.bound);
+        }
+        if (check.distinct) {
+            seen.push_back(number);
+        }
+    }
+}
+
+template <typename Number>
+void check_row(number_rows & rows, size_t offset, const index_check & check, std::vector<Number> & seen) {
+    const auto length = static_cast<size_t>(check.tensor->ne[0]);
+    constexpr size_t at_once = PIECE_BYTES / sizeof(Number);
+    // More numbers than there are different ones: said before they are remembered.
+    bool twice = check.distinct && check.tensor->ne[0] > check.bound;
+    seen.clear();
+    for (size_t first = 0; first < length && !twice; first += at_once) {
+        const size_t count = std::min(at_once, length - first);
+        check_part<Number>(rows.at(offset + first * sizeof(Number), count * sizeof(Number)), count, check, seen);
+    }
+    std::sort(seen.begin(), seen.end());
+    twice = twice || std::adjacent_find(seen.begin(), seen.end()) != seen.end();
+    if (twice) {
+        throw std::invalid_argument("one expert is asked for twice by one token");
+    }
+}
+
+template <typename Number> void check_numbers(const index_check & check, const uint8_t * near) {
+    const ggml_tensor & t = *check.tensor;
+    number_rows rows(t, near);
+    std::vector<Number> seen;
+    for (int64_t i3 = 0; i3 < t.ne[3]; ++i3) {
+        for (int64_t i2 = 0; i2 < t.ne[2]; ++i2) {
+            for (int64_t i1 = 0; i1 < t.ne[1]; ++i1) {
+                const size_t offset = static_cast<size_t>(i1) * t.nb[1] + static_cast<size_t>(i2) * t.nb[2] +
+                                      static_cast<size_t>(i3) * t.nb[3];
+                check_row<Number>(rows, offset, check, seen);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+bool is_part_of_rows(const ggml_tensor & ids, const ggml_tensor & sorted) {
+    const size_t offset = byte_range(ids).begin - byte_range(sorted).begin;
+    const size_t row = sorted.nb[1];
+    if (ids.nb[0] != sizeof(int32_t) || row == 0 || (ids.ne[1] > 1 && ids.nb[1] % row != 0)) {
+        return false;
+    }
+    return offset % row + static_cast<size_t>(ids.ne[0]) * sizeof(int32_t) <=
+           static_cast<size_t>(sorted.ne[0]) * sizeof(int32_t);
+}
+
+std::vector<index_check> index_checks(const std::vector<placed_node> & nodes) {
+    index_finder finder;
+    for (const auto & [index, node] : nodes) {
+        finder.add(index, *node);
+    }
+    return finder.take();
+}
+
+void run_checks(
+    const std::vector<index_check> & checks, const std::vector<fresh_bytes> & fresh,
+    const std::function<void()> & settle
+) {
+    for (const index_check & check : checks) {
+        const uint8_t * near = find_fresh(*check.tensor, fresh);
+        if (near == nullptr) {
+            settle();
+            near = is_far(*check.tensor) ? nullptr : static_cast<const uint8_t *>(check.tensor->data);
+        }
+        if (check.tensor->type == GGML_TYPE_I64) {
+            check_numbers<int64_t>(check, near);
+        } else {
+            check_numbers<int32_t>(check, near);
+        }
+    }
+}
+
+}  // namespace mesh

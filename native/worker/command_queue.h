@@ -1,0 +1,45 @@
+#pragma once
+
+// Commands that have arrived and wait to be executed.
+
+#include "wire/link.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+
+namespace mesh {
+
+// Bounded in bytes, so that a client cannot fill our memory. One thread puts, one takes, any may close.
+class command_queue {
+  public:
+    // Waits for room. False when the session is over.
+    bool put(frame && message);
+
+    // The next frame; false at the end. Frames that arrived before the end are dropped: nobody waits for them.
+    bool take(frame & message);
+
+    // The same within bounded time; throws when it is over.
+    bool take_within(std::chrono::milliseconds time, frame & message);
+
+    uint32_t waiting();
+    void close();
+    bool is_closed();
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<frame> frames_;
+    uint64_t bytes_ = 0;
+    bool closed_ = false;
+
+    bool can_take() const {
+        return closed_ || !frames_.empty();
+    }
+
+    bool take_first(frame & message);
+};
+
+}  // namespace mesh

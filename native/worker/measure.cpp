@@ -1,0 +1,386 @@
+// How fast is a device? Multiplies matrices as models have them, laid out as the store lays them out, with one
+// column, which is what decoding does to them, and with many, which is what a prompt does. A long prompt also attends
+// to all of itself, by other kernels: on a CPU they can be ten times slower. Takes two seconds or so: a first run
+// tells how much work the rest of that time has room for.
+
+#include "ggml-mesh.h"
+#include "worker/weights.h"
+#include "worker/worker.h"
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using std::chrono::steady_clock;
+using seconds = std::chrono::duration<double>;
+
+constexpr ggml_type TYPE = GGML_TYPE_Q4_K;  // most files that people run are made of it
+constexpr int64_t WIDTH = 4096;             // of an 8B model: kernels of small ones are mostly overhead
+constexpr size_t MAX_MATRICES = 28;         // 264 MB, more than the caches of all but a few machines
+constexpr size_t MIN_MATRICES = 7;          // 66 MB, more than the caches of a machine that is slow
+constexpr int64_t MANY = 512;               // columns of a prompt that llama.cpp computes at once
+constexpr int64_t FEW = 64;                 // enough for the kernels of prompts
+constexpr size_t MAX_PRODUCTS = 8;          // with many columns; their results take memory, too
+
+// Attention as 8B models have it, with a quarter of their heads: each takes its own time.
+constexpr int64_t HEAD_WIDTH = 128;
+constexpr int64_t HEADS = 8;
+constexpr int64_t CACHED_HEADS = 2;
+constexpr int64_t DEPTH = 1024;  // tokens that came before
+
+constexpr seconds PREPARING{0.5};  // for all matrices to be laid out
+constexpr seconds READING{0.4};
+constexpr seconds COMPUTING{0.3};
+// Runs are short, and of each the best one counts: on a machine that is busy with other things, too, some of them
+// are left alone. Shorter ones would measure how a run starts.
+constexpr seconds SHORT_RUN{0.002};
+constexpr seconds LONG_RUN{0.025};  // a product that takes longer gets fewer columns
+constexpr int MIN_ROUNDS = 2;
+constexpr int PATIENCE = 4;     // times as long as usual, if none was left alone so far
+constexpr double ALONE = 0.85;  // of the time that threads would have had, had nobody else wanted their cores
+
+constexpr size_t PAGE = 4096;
+constexpr const char * CANNOT = "the device cannot multiply Q4_K matrices";
+
+struct free_memory {
+    void operator()(uint8_t * bytes) const {
+        std::free(bytes);
+    }
+};
+
+using pages = std::unique_ptr<uint8_t, free_memory>;
+
+size_t matrix_size() {
+    return ggml_row_size(TYPE, WIDTH) * WIDTH;
+}
+
+std::vector<uint8_t> quantised_row() {
+    std::vector<float> values(WIDTH);
+    for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = std::sin(static_cast<float>(i) * 0.11F);
+    }
+    std::vector<uint8_t> bytes(ggml_row_size(TYPE, WIDTH));
+    ggml_quantize_chunk(TYPE, values.data(), bytes.data(), 0, 1, WIDTH, nullptr);
+    return bytes;
+}
+
+// A weight in memory of its own instead of a file's: no cache holds it along with the others.
+class matrix {
+  public:
+    matrix(ggml_backend_dev_t device, const std::vector<uint8_t> & row)
+        : bytes_(new_pages()), weight_(device, TYPE, SHAPE, bytes_.get()) {
+        for (size_t i = 0; i < matrix_size(); i += row.size()) {
+            std::memcpy(bytes_.get() + i, row.data(), row.size());
+        }
+        weight_.settle();
+    }
+
+    // The tensor that `product` is best computed with.
+    ggml_tensor * source_for(ggml_tensor * product) {
+        ggml_tensor * better = weight_.best_for(product);
+        return better != nullptr ? better : const_cast<ggml_tensor *>(weight_.plain());
+    }
+
+    static constexpr int64_t SHAPE[4] = {WIDTH, WIDTH, 1, 1};
+
+  private:
+    pages bytes_;
+    mesh::weight weight_;
+
+    static pages new_pages() {
+        auto * bytes = static_cast<uint8_t *>(std::aligned_alloc(PAGE, (matrix_size() + PAGE - 1) / PAGE * PAGE));
+        if (bytes == nullptr) {
+            throw std::runtime_error("no memory for a matrix");
+        }
+        return pages(bytes);
+    }
+};
+
+// A run: how long it took, and how many cores it had.
+struct timed {
+    seconds wall;
+    double cores;
+};
+
+seconds cpu_time() {
+    timespec now{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return seconds(static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9);
+}
+
+using matrices = std::vector<std::unique_ptr<matrix>>;
+
+// A graph that is computed again and again.
+class work {
+  public:
+    work(ggml_backend_t backend, size_t tensors)
+        : backend_(backend),
+          context_(ggml_init({tensors * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true})),
+          graph_(ggml_new_graph(context_.get())) {}
+
+    ggml_context * context() {
+        return context_.get();
+    }
+
+    // False where the device has no kernel for it; the work is useless then.
+    bool add(ggml_tensor * result) {
+        ggml_build_forward_expand(graph_, result);
+        return ggml_backend_supports_op(backend_, result);
+    }
+
+    // Gives all tensors memory. The contents do not matter, as long as they are numbers.
+    void settle() {
+        buffer_.reset(ggml_backend_alloc_ctx_tensors(context_.get(), backend_));
+        if (!buffer_) {
+            throw std::runtime_error("no memory for what its speed is measured with");
+        }
+        ggml_backend_buffer_clear(buffer_.get(), 0);
+    }
+
+    timed run() {
+        const seconds cpu_before = cpu_time();
+        const auto start = steady_clock::now();
+        if (ggml_backend_graph_compute(backend_, graph_) != GGML_STATUS_SUCCESS) {
+            throw std::runtime_error(CANNOT);
+        }
+        const seconds wall = steady_clock::now() - start;
+        return {wall, (cpu_time() - cpu_before) / wall};
+    }
+
+  private:
+    ggml_backend_t backend_;
+    ggml_context_ptr context_;
+    ggml_cgraph * graph_;
+    ggml_backend_buffer_ptr buffer_;
+};
+
+// Products of `count` matrices from the one at `first` on with the same columns.
+work products(ggml_backend_t backend, const matrices & from, size_t first, size_t count, int64_t columns) {
+    work made(backend, count + 1);
+    const ggml_context_ptr shapes(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * shape = ggml_new_tensor(shapes.get(), TYPE, GGML_MAX_DIMS, matrix::SHAPE);
+    ggml_tensor * input = ggml_new_tensor_2d(made.context(), GGML_TYPE_F32, WIDTH, columns);
+    for (size_t i = 0; i < count; ++i) {
+        ggml_tensor * product = ggml_mul_mat(made.context(), shape, input);
+        product->src[0] = from[first + i]->source_for(product);
+        if (!made.add(product)) {
+            throw std::runtime_error(CANNOT);
+        }
+    }
+    made.settle();
+    return made;
+}
+
+// So many tokens attend to all that came before, `count` times; none where the device has no kernel for it.
+std::optional<work> attention(ggml_backend_t backend, size_t count, int64_t tokens) {
+    work made(backend, count + 4);
+    ggml_context * context = made.context();
+    ggml_tensor * queries = ggml_new_tensor_3d(context, GGML_TYPE_F32, HEAD_WIDTH, tokens, HEADS);
+    ggml_tensor * keys = ggml_new_tensor_3d(context, GGML_TYPE_F16, HEAD_WIDTH, DEPTH, CACHED_HEADS);
+    ggml_tensor * values = ggml_new_tensor_3d(context, GGML_TYPE_F16, HEAD_WIDTH, DEPTH, CACHED_HEADS);
+    ggml_tensor * mask = ggml_new_tensor_2d(context, GGML_TYPE_F16, DEPTH, tokens);
+    const float scale = 1.0F / std::sqrt(static_cast<float>(HEAD_WIDTH));
+    for (size_t i = 0; i < count; ++i) {
+        if (!made.add(ggml_flash_attn_ext(context, queries, keys, values, mask, scale, 0.0F, 0.0F))) {
+            return std::nullopt;
+        }
+    }
+    made.settle();
+    return made;
+}
+
+struct best_time {
+    seconds wall;
+    bool left_alone;
+};
+
+// The least time that all of them take, one after the other, and whether most of them were left alone then: that is,
+// had `cores` for themselves. First runs do not count: they bring in code, pages and clock rates.
+best_time best_of(std::vector<work> & all, seconds usually, double cores) {
+    std::vector<timed> best(all.size(), {seconds(INFINITY), 0});
+    const auto is_left_alone = [&] {
+        const auto count = std::count_if(best.begin(), best.end(), [&](const timed & each) {
+            return each.cores >= ALONE * cores;
+        });
+        return 2 * static_cast<size_t>(count) > best.size();
+    };
+    for (work & each : all) {
+        each.run();
+    }
+    const auto start = steady_clock::now();
+    for (int round = 0;; ++round) {
+        const seconds spent = steady_clock::now() - start;
+        if (round >= MIN_ROUNDS && spent >= usually && (is_left_alone() || spent >= usually * PATIENCE)) {
+            break;
+        }
+        for (size_t i = 0; i < all.size(); ++i) {
+            const timed found = all[i].run();
+            best[i] = found.wall < best[i].wall ? found : best[i];
+        }
+    }
+    const seconds sum =
+        std::accumulate(best.begin(), best.end(), seconds(0), [](seconds total, const timed & each) {
+            return total + each.wall;
+        });
+    return {sum, is_left_alone()};
+}
+
+best_time best_of(work && one, seconds usually, double cores) {
+    std::vector<work> all;
+    all.push_back(std::move(one));
+    return best_of(all, usually, cores);
+}
+
+// How many, each of which takes so long, make one run.
+size_t as_many(seconds time, seconds each, size_t most) {
+    const double fitting = std::ceil(time / std::max(each, seconds(1e-9)));
+    return fitting < static_cast<double>(most) ? static_cast<size_t>(fitting) : most;
+}
+
+// How many there is memory for, with as much again left for those who have it now.
+size_t affordable(ggml_backend_dev_t device, unsigned long long max_bytes) {
+    size_t free = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(device, &free, &total);
+    unsigned long long room = max_bytes;
+    if (total > 0) {
+        room = std::min<unsigned long long>(room, free / 2);
+    }
+    if (room < matrix_size()) {
+        throw std::runtime_error("there is no memory to measure its speed with");
+    }
+    return static_cast<size_t>(std::min<unsigned long long>(room / matrix_size(), MAX_MATRICES));
+}
+
+// A device as it is measured: what it computes with, and how many cores that should keep busy.
+struct subject {
+    ggml_backend_dev_t device;
+    ggml_backend_ptr backend;
+    double cores;
+
+    subject(ggml_backend_dev_t which, int threads)
+        : device(which), backend(mesh::open_device(which, threads)),
+          cores(ggml_backend_dev_type(which) == GGML_BACKEND_DEVICE_TYPE_CPU ? threads : 0) {}
+};
+
+void prepare(const subject & on, size_t most, matrices & made) {
+    const auto start = steady_clock::now();
+    const std::vector<uint8_t> row = quantised_row();
+    while (made.size() < most && (made.size() < MIN_MATRICES || steady_clock::now() - start < PREPARING)) {
+        made.push_back(std::make_unique<matrix>(on.device, row));
+    }
+}
+
+best_time read_all(const subject & on, const matrices & made) {
+    ggml_backend_t backend = on.backend.get();
+    const seconds one = best_of(products(backend, made, 0, 1, 1), seconds(0), 0).wall;
+    const size_t together = as_many(SHORT_RUN, one, made.size());
+    std::vector<work> all;
+    for (size_t i = 0; i < made.size(); i += together) {
+        all.push_back(products(backend, made, i, std::min(together, made.size() - i), 1));
+    }
+    return best_of(all, READING, on.cores);
+}
+
+struct rate {
+    double per_s;
+    bool left_alone;
+};
+
+// Operations a second, in work that `make(count, columns)` makes and of which each column takes so many.
+template <typename Make> rate prompt_rate(const subject & on, Make make, size_t most, double operations) {
+    const seconds column = best_of(make(1, FEW), seconds(0), 0).wall / FEW;
+    int64_t columns = MANY;
+    while (columns > FEW && column * columns > LONG_RUN) {
+        columns /= 2;
+    }
+    const size_t count = as_many(SHORT_RUN, column * columns, most);
+    const best_time best = best_of(make(count, columns), COMPUTING, on.cores);
+    return {
+        operations * static_cast<double>(columns) * static_cast<double>(count) / best.wall.count(),
+        best.left_alone};
+}
+
+rate multiply(const subject & on, const matrices & made) {
+    const auto make = [&](size_t count, int64_t columns) {
+        return products(on.backend.get(), made, 0, count, columns);
+    };
+    return prompt_rate(on, make, std::min(MAX_PRODUCTS, made.size()), 2.0 * WIDTH * WIDTH);
+}
+
+// None where attention is made of products, as it is without a kernel of its own.
+std::optional<rate> attend(const subject & on) {
+    if (!attention(on.backend.get(), 1, FEW)) {
+        return std::nullopt;
+    }
+    const auto make = [&](size_t count, int64_t tokens) {
+        return attention(on.backend.get(), count, tokens).value();
+    };
+    // With each element of a key a product and a sum, and the same for its value.
+    return prompt_rate(on, make, MAX_PRODUCTS, 4.0 * DEPTH * HEAD_WIDTH * HEADS);
+}
+
+ggml_mesh_speed speed_of(const subject & on, const matrices & made) {
+    const best_time reading = read_all(on, made);
+    const rate multiplying = multiply(on, made);
+    const rate attending = attend(on).value_or(multiplying);
+    return {
+        static_cast<double>(matrix_size() * made.size()) / reading.wall.count(),
+        multiplying.per_s,
+        attending.per_s,
+        reading.left_alone && multiplying.left_alone && attending.left_alone ? 0 : 1,
+    };
+}
+
+ggml_mesh_speed measure(const char * name, int threads, unsigned long long max_bytes) {
+    ggml_backend_dev_t device = ggml_backend_dev_by_name(name);
+    if (device == nullptr) {
+        throw std::runtime_error(std::string("there is no device ") + name);
+    }
+    const subject whole(device, threads);
+    matrices made;
+    prepare(whole, affordable(device, max_bytes), made);
+    ggml_mesh_speed speed = speed_of(whole, made);
+    if (speed.disturbed != 0 && threads > 1) {
+        // Threads that wait for one that has lost its core can be much slower than one thread alone.
+        const ggml_mesh_speed one = speed_of(subject(device, 1), made);
+        speed.read_bytes_per_s = std::max(speed.read_bytes_per_s, one.read_bytes_per_s);
+        speed.flops_per_s = std::max(speed.flops_per_s, one.flops_per_s);
+        speed.attention_per_s = std::max(speed.attention_per_s, one.attention_per_s);
+    }
+    return speed;
+}
+
+}  // namespace
+
+int ggml_mesh_measure(
+    const char * device_name, int threads, unsigned long long max_bytes, struct ggml_mesh_speed * speed,
+    char * why, size_t why_size
+) {
+    try {
+        *speed = measure(device_name, threads, max_bytes);
+        return 0;
+    } catch (const std::exception & error) {
+        std::snprintf(why, why_size, "%s", error.what());
+        return 1;
+    }
+}

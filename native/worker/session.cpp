@@ -1,0 +1,659 @@
+// One client of a worker.
+//
+// Each session has two threads: one reads commands, so that the end of a link is
+// noticed at once, even in the middle of a computation; one executes them in
+// order. Whatever a client sends, the worst that happens is an ERROR to it and
+// the end of its session.
+
+#include "worker/session.h"
+
+#include "ggml-mesh.h"
+#include "rules/supports.h"
+#include "rules/validate.h"
+#include "wire/delta.h"
+#include "wire/graph.h"
+#include "wire/inputs.h"
+#include "worker/command_queue.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <unordered_map>
+
+namespace mesh {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+uint64_t nanoseconds(clock::duration time) {
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+}
+
+template <typename T> T read_struct(const frame & message) {
+    T value;
+    if (message.payload.size() < sizeof value) {
+        throw std::invalid_argument("a command is too short");
+    }
+    std::memcpy(&value, message.payload.data(), sizeof value);
+    return value;
+}
+
+constexpr std::chrono::seconds PARTING_TIME(2);  // for a client to hear why it is sent away
+
+// Kernels of some devices read whole blocks of a row, also behind the last one.
+constexpr uint64_t BEHIND_THE_END = 16 << 10;
+
+// What one session may cost besides the memory that is counted.
+constexpr std::chrono::seconds HELLO_TIME{10};          // a client greets as soon as it is connected
+constexpr uint64_t MAX_HELLO_BYTES = 4096;              // before that nothing larger is taken from it
+constexpr uint32_t MAX_ATTACHED = 1U << 17;             // weights; the largest models have some 2,000
+constexpr uint64_t MAX_RUN_INPUT_BYTES = 512ULL << 20;  // inputs of one RUN: a few bytes may stand for many
+
+class session {
+  public:
+    session(worker & owner, int fd) : worker_(owner), link_(fd, "client") {}
+
+    ~session() {
+        close_mail();
+        for (const auto & entry : buffers_) {
+            worker_.memory().give_back(entry.second.size);
+        }
+    }
+
+    session(const session &) = delete;
+    session & operator=(const session &) = delete;
+
+    // Says why there is no session, and throws it.
+    [[noreturn]] void send_away(const char * reason) {
+        tell(reason);
+        throw std::runtime_error(reason);
+    }
+
+    // Serves until the link closes. Throws what the client did wrong, after telling it.
+    void serve() {
+        std::promise<void> end_of_reading;
+        std::thread reader([&] {
+            read_commands();
+            end_of_reading.set_value();
+        });
+        std::string fault;
+        try {
+            frame message;
+            while (greeted_ ? queue_.take(message) : queue_.take_within(HELLO_TIME, message)) {
+                execute(message);
+            }
+        } catch (const std::exception & error) {
+            fault = error.what();
+            tell(fault);
+        }
+        queue_.close();
+        if (!fault.empty()) {
+            // A link that is closed over commands that nobody read would take our last words with it.
+            link_.end_sending();
+            end_of_reading.get_future().wait_for(PARTING_TIME);
+        }
+        link_.shut();
+        reader.join();
+        if (!fault.empty()) {
+            throw std::runtime_error(fault);
+        }
+    }
+
+  private:
+    // Either memory of the session's own, or weights of the worker at the client's addresses.
+    struct memory {
+        ggml_backend_buffer_ptr buffer;
+        uint64_t size = 0;
+        bool is_scratch = false;  // nothing in it outlives a graph
+        std::map<uint64_t, weight *> weights;
+        weight_lease lease;
+    };
+
+    struct kept_graph {
+        std::vector<wire::tensor> table;
+        built_graph built;
+    };
+
+    worker & worker_;
+    link link_;
+    command_queue queue_;
+    bool greeted_ = false;
+    std::mutex mail_mutex_;  // the reader closes what the executor opens
+    bool mail_open_ = false;
+    bool mail_closed_ = false;
+    wire::session_id id_{};
+    std::string model_;     // that the client's weights are of
+    uint64_t granted_ = 0;  // when it greeted
+    std::map<uint32_t, memory> buffers_;
+    uint32_t attached_ = 0;  // weights in all of them
+    std::unordered_map<wire::graph_key, kept_graph, key_hash, key_equal> graphs_;
+    std::deque<wire::graph_key> order_;
+    bool ran_ = false;    // and nothing was written since
+    size_t tensors_ = 0;  // of all graphs that are kept
+    shadows shadows_;
+    clock::time_point idle_since_ = clock::now();
+    std::vector<placed_input> received_;  // and not yet written
+    uint64_t pushed_in_ = 0;
+    uint64_t pushed_out_ = 0;
+    uint64_t counted_in_ = 0;
+    uint64_t counted_out_ = 0;
+
+    void read_commands() {
+        try {
+            for (bool open = queue_.put(receive_greeting()); open;) {
+                open = queue_.put(link_.receive_frame());
+            }
+            close_mail();
+            for (;;) {
+                link_.receive_frame();  // what was on its way when the session ended
+            }
+        } catch (const std::exception &) {
+            // The link is gone, or carries nonsense: either way the session is over.
+        }
+        queue_.close();
+        close_mail();  // wakes an executor that waits for a push
+    }
+
+    frame receive_greeting() {
+        frame first;
+        first.head = link_.receive_header();
+        if (first.head.size > MAX_HELLO_BYTES) {
+            throw link_error("a greeting is not so long");
+        }
+        first.payload.resize(first.head.size);
+        link_.receive(first.payload.data(), first.payload.size());
+        return first;
+    }
+
+    void open_mail(const wire::session_id & id) {
+        const std::lock_guard lock(mail_mutex_);
+        id_ = id;
+        if (!mail_closed_) {
+            worker_.pushed().open(id);
+            mail_open_ = true;
+        }
+    }
+
+    void close_mail() {
+        const std::lock_guard lock(mail_mutex_);
+        mail_closed_ = true;
+        if (mail_open_) {  // who never greeted has no id, and must not end the session that has this one
+            worker_.pushed().close(id_);
+            mail_open_ = false;
+        }
+    }
+
+    void tell(const std::string & fault) noexcept {
+        try {
+            link_.send(static_cast<uint8_t>(wire::answer::error), 0, {{fault.data(), fault.size()}});
+        } catch (const std::exception &) {
+            // Nobody is left to be told.
+        }
+    }
+
+    void answer(wire::answer kind, const frame & to, std::initializer_list<bytes_view> parts) {
+        link_.send(static_cast<uint8_t>(kind), to.head.ticket, parts);
+    }
+
+    void execute(const frame & message) {
+        const auto command = static_cast<wire::command>(message.head.kind);
+        if (!greeted_ && command != wire::command::hello) {
+            throw std::invalid_argument("the first command has to be HELLO");
+        }
+        if (command != wire::command::recv && command != wire::command::run && command != wire::command::graph) {
+            write_received();
+        }
+        switch (command) {
+        case wire::command::hello:
+            return on_hello(message);
+        case wire::command::supports:
+            return on_supports(message);
+        case wire::command::size:
+            return on_size(message);
+        case wire::command::alloc:
+            return on_alloc(message);
+        case wire::command::attach:
+            return on_attach(message);
+        case wire::command::free:
+            return on_free(message);
+        case wire::command::clear:
+            return on_clear(message);
+        case wire::command::set:
+            return on_set(message);
+        case wire::command::get:
+            return on_get(message);
+        case wire::command::copy:
+            return on_copy(message);
+        case wire::command::graph:
+            return on_graph(message);
+        case wire::command::run:
+            return on_run(message);
+        case wire::command::push:
+            return on_push(message);
+        case wire::command::recv:
+            return on_recv(message);
+        case wire::command::deliver:
+            break;  // between workers only
+        }
+        throw std::invalid_argument("command " + std::to_string(message.head.kind) + " does not exist");
+    }
+
+    void on_hello(const frame & message) {
+        auto theirs = read_struct<wire::hello>(message);
+        theirs.engine[sizeof theirs.engine - 1] = 0;
+        theirs.model[sizeof theirs.model - 1] = 0;
+        if (greeted_) {
+            throw std::invalid_argument("HELLO comes once");
+        }
+        if (theirs.magic != wire::MAGIC || theirs.version != wire::VERSION) {
+            throw std::invalid_argument(
+                "it speaks protocol " + std::to_string(theirs.version) + ", this worker " +
+                std::to_string(wire::VERSION)
+            );
+        }
+        if (std::strcmp(theirs.engine, ggml_mesh_engine_version()) != 0 || theirs.op_count != GGML_OP_COUNT ||
+            theirs.type_count != GGML_TYPE_COUNT || theirs.tensor_size != sizeof(ggml_tensor)) {
+            throw std::invalid_argument(
+                std::string("it runs engine ") + theirs.engine + ", this worker " + ggml_mesh_engine_version() +
+                "; links need the same one"
+            );
+        }
+        greeted_ = true;
+        model_ = theirs.model;
+        open_mail(theirs.session);
+        const wire::hello_answer facts = describe(theirs);
+        granted_ = facts.grant_bytes;
+        answer(wire::answer::hello, message, {{&facts, sizeof facts}});
+    }
+
+    wire::hello_answer describe(const wire::hello & self) {
+        wire::hello_answer facts{};
+        size_t free_bytes = 0;
+        size_t total_bytes = 0;
+        ggml_backend_dev_memory(worker_.device(), &free_bytes, &total_bytes);
+        facts.self = self;
+        facts.has_model = worker_.memory().has_model(model_) ? 1 : 0;
+        facts.device_type = static_cast<uint32_t>(ggml_backend_dev_type(worker_.device()));
+        facts.grant_bytes = worker_.memory().left();
+        facts.total_bytes = std::max<uint64_t>(total_bytes, worker_.memory().quota());
+        facts.alignment = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(worker_.device()));
+        std::snprintf(facts.name, sizeof facts.name, "%s", ggml_backend_dev_name(worker_.device()));
+        std::snprintf(
+            facts.description, sizeof facts.description, "%s", ggml_backend_dev_description(worker_.device())
+        );
+        return facts;
+    }
+
+    static std::vector<wire::tensor> read_table(const uint8_t * bytes, size_t size) {
+        if (size == 0 || size % sizeof(wire::tensor) != 0) {
+            throw std::invalid_argument("a graph does not end with a tensor");
+        }
+        std::vector<wire::tensor> table(size / sizeof(wire::tensor));
+        std::memcpy(table.data(), bytes, size);
+        return table;
+    }
+
+    void on_supports(const frame & message) {
+        const uint32_t yes =
+            device_computes(worker_.device(), read_table(message.payload.data(), message.payload.size()));
+        answer(wire::answer::supports, message, {{&yes, sizeof yes}});
+    }
+
+    void on_size(const frame & message) {
+        const uint64_t bytes =
+            device_size(worker_.device(), read_table(message.payload.data(), message.payload.size()));
+        answer(wire::answer::size, message, {{&bytes, sizeof bytes}});
+    }
+
+    void on_alloc(const frame & message) {
+        const auto request = read_struct<wire::alloc>(message);
+        if (request.buffer_id == 0 || buffers_.count(request.buffer_id) != 0 ||
+            buffers_.size() >= wire::MAX_BUFFERS) {
+            throw std::invalid_argument("buffer " + std::to_string(request.buffer_id) + " cannot be made");
+        }
+        const bool granted = worker_.memory().take(request.size);
+        ggml_backend_buffer_ptr buffer(
+            granted ? ggml_backend_buft_alloc_buffer(
+                          ggml_backend_dev_buffer_type(worker_.device()), request.size + BEHIND_THE_END
+                      )
+                    : nullptr
+        );
+        if (!buffer) {
+            worker_.memory().give_back(granted ? request.size : 0);
+            throw std::runtime_error(
+                "it has no room for " + in_megabytes(request.size) + " (" + in_megabytes(granted_) +
+                " were free for this engine)"
+            );
+        }
+        ggml_backend_buffer_clear(buffer.get(), 0);
+        memory made;
+        made.buffer = std::move(buffer);
+        made.size = request.size;
+        made.is_scratch = request.usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+        buffers_.emplace(request.buffer_id, std::move(made));
+    }
+
+    void on_attach(const frame & message) {
+        const auto request = read_struct<wire::attach>(message);
+        if (request.buffer_id == 0 || buffers_.count(request.buffer_id) != 0 ||
+            buffers_.size() >= wire::MAX_BUFFERS || request.count > MAX_ATTACHED - attached_ ||
+            message.payload.size() != sizeof request + request.count * sizeof(wire::attach_entry)) {
+            throw std::invalid_argument(
+                "weights cannot be attached as buffer " + std::to_string(request.buffer_id)
+            );
+        }
+        std::vector<wire::attach_entry> entries(request.count);
+        if (!entries.empty()) {
+            std::memcpy(
+                entries.data(), message.payload.data() + sizeof request, entries.size() * sizeof entries[0]
+            );
+        }
+        memory attached;
+        attached.lease = worker_.memory().attach(model_, entries, attached.weights);
+        attached_ += static_cast<uint32_t>(attached.weights.size());
+        buffers_.emplace(request.buffer_id, std::move(attached));
+    }
+
+    void on_free(const frame & message) {
+        const auto id = read_struct<uint32_t>(message);
+        const auto found = buffers_.find(id);
+        if (found == buffers_.end()) {
+            throw std::invalid_argument("buffer " + std::to_string(id) + " does not exist");
+        }
+        graphs_.clear();
+        order_.clear();
+        tensors_ = 0;
+        shadows_.clear();
+        worker_.memory().give_back(found->second.size);
+        attached_ -= static_cast<uint32_t>(found->second.weights.size());
+        buffers_.erase(found);
+    }
+
+    // The memory behind a client's address; throws where it is not the client's.
+    location find(uint32_t id, uint64_t offset, uint64_t size) {
+        const auto found = buffers_.find(id);
+        if (found == buffers_.end()) {
+            throw std::invalid_argument("buffer " + std::to_string(id) + " does not exist");
+        }
+        memory & place = found->second;
+        if (!place.buffer) {
+            return find_weight(place, offset, size);
+        }
+        if (offset > place.size || size > place.size - offset) {
+            throw std::invalid_argument("a range lies outside of its buffer");
+        }
+        auto * base = static_cast<uint8_t *>(ggml_backend_buffer_get_base(place.buffer.get()));
+        return {place.buffer.get(), base + offset, nullptr, false};
+    }
+
+    static location find_weight(memory & place, uint64_t offset, uint64_t size) {
+        auto after = place.weights.upper_bound(offset);
+        if (after == place.weights.begin()) {
+            throw std::invalid_argument("a range begins before the first weight");
+        }
+        const auto [start, source] = *std::prev(after);
+        const uint64_t inside = offset - start;
+        if (inside > source->size() || size > source->size() - inside) {
+            throw std::invalid_argument("a range lies outside of its weight");
+        }
+        const ggml_tensor * plain = source->plain();
+        return {plain->buffer, static_cast<uint8_t *>(plain->data) + inside, inside == 0 ? source : nullptr, true};
+    }
+
+    // What a run left in scratch memory has been read by now. With poison in it, a graph that reads more than its
+    // inputs shows at once: 0xff is not a number in every float type, and no row.
+    void poison_scratch() {
+        ran_ = false;
+        for (const auto & entry : buffers_) {
+            if (entry.second.is_scratch) {
+                ggml_backend_buffer_clear(entry.second.buffer.get(), 0xff);
+            }
+        }
+    }
+
+    location writable(const wire::span & where) {
+        if (ran_ && worker_.poisons()) {
+            poison_scratch();
+        }
+        const location found = find(where.buffer_id, where.offset, where.size);
+        if (found.is_weight) {
+            throw std::invalid_argument("a command would overwrite a weight");
+        }
+        return found;
+    }
+
+    void on_clear(const frame & message) {
+        const auto request = read_struct<wire::clear>(message);
+        const location at = writable(request.where);
+        if (request.where.size > 0) {
+            byte_tensor bytes(at, request.where.size);
+            ggml_backend_tensor_memset(&bytes.tensor, request.value, 0, request.where.size);
+        }
+    }
+
+    void on_set(const frame & message) {
+        const auto where = read_struct<wire::span>(message);
+        const location at = writable(where);
+        if (message.payload.size() != sizeof where + where.size) {
+            throw std::invalid_argument("a SET carries another size than it says");
+        }
+        if (where.size > 0) {
+            byte_tensor bytes(at, where.size);
+            ggml_backend_tensor_set(&bytes.tensor, message.payload.data() + sizeof where, 0, where.size);
+        }
+    }
+
+    void on_get(const frame & message) {
+        const auto where = read_struct<wire::span>(message);
+        if (where.size > wire::MAX_FRAME_BYTES) {
+            throw std::invalid_argument("a GET asks for more than a frame holds");
+        }
+        const location at = find(where.buffer_id, where.offset, where.size);
+        std::vector<uint8_t> data(where.size);
+        if (where.size > 0) {
+            byte_tensor bytes(at, where.size);
+            ggml_backend_tensor_get(&bytes.tensor, data.data(), 0, where.size);
+        }
+        answer(wire::answer::data, message, {{data.data(), data.size()}});
+    }
+
+    void on_copy(const frame & message) {
+        const auto request = read_struct<wire::copy>(message);
+        const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
+        const location to = writable({request.to_buffer_id, 0, request.to_offset, request.from.size});
+        if (from.data < to.data + request.from.size && to.data < from.data + request.from.size) {
+            throw std::invalid_argument("a COPY overlaps itself");
+        }
+        if (request.from.size > 0) {
+            byte_tensor source(from, request.from.size);
+            byte_tensor target(to, request.from.size);
+            ggml_backend_tensor_copy(&source.tensor, &target.tensor);
+        }
+    }
+
+    void on_push(const frame & message) {
+        const auto request = read_struct<wire::push>(message);
+        if (request.from.size > wire::MAX_FRAME_BYTES / 2) {
+            throw std::invalid_argument("a PUSH is larger than a frame holds");
+        }
+        const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
+        std::vector<uint8_t> data(request.from.size);
+        if (!data.empty()) {
+            byte_tensor bytes(from, data.size());
+            ggml_backend_tensor_get(&bytes.tensor, data.data(), 0, data.size());
+        }
+        worker_.push(request.peer, {id_, request.number}, data);
+        pushed_out_ += data.size();
+    }
+
+    void on_recv(const frame & message) {
+        const auto request = read_struct<wire::recv>(message);
+        const location to = writable(request.to);
+        std::vector<uint8_t> data;
+        if (!worker_.pushed().receive(
+                id_, request.number, std::chrono::milliseconds(wire::RECV_TIMEOUT_MS), data
+            )) {
+            throw std::runtime_error("the stage before it sent nothing");
+        }
+        pushed_in_ += data.size();
+        if (data.size() != request.to.size) {
+            throw std::runtime_error(
+                "the stage before it sent " + std::to_string(data.size()) + " bytes instead of " +
+                std::to_string(request.to.size)
+            );
+        }
+        received_.push_back({to, std::move(data)});
+    }
+
+    // What was received is written with the inputs of the graph that follows; somebody else wants to see it now.
+    void write_received() {
+        for (const placed_input & each : received_) {
+            if (!each.bytes.empty()) {
+                byte_tensor bytes(each.to, each.bytes.size());
+                ggml_backend_tensor_set(&bytes.tensor, each.bytes.data(), 0, each.bytes.size());
+            }
+        }
+        received_.clear();
+    }
+
+    void on_graph(const frame & message) {
+        const auto head = read_struct<wire::graph_head>(message);
+        kept_graph graph;
+        graph.table = read_graph(head, message);
+        graph.built = decode(graph.table, [this](uint32_t id, uint64_t offset, uint64_t size) {
+            return find(id, offset, size);
+        });
+        check_supported(*graph.built.graph);
+        if (graphs_.count(head.key) != 0) {
+            throw std::invalid_argument("a graph is sent twice");
+        }
+        if (order_.size() == wire::MAX_CACHED_GRAPHS) {
+            forget(order_.front());
+            order_.pop_front();
+        }
+        tensors_ += graph.table.size();
+        if (tensors_ > wire::MAX_CACHED_TENSORS) {
+            throw std::invalid_argument("its graphs are too large to be kept");
+        }
+        order_.push_back(head.key);
+        graphs_.emplace(head.key, std::move(graph));
+    }
+
+    std::vector<wire::tensor> read_graph(const wire::graph_head & head, const frame & message) {
+        const uint8_t * bytes = message.payload.data() + sizeof head;
+        const size_t size = message.payload.size() - sizeof head;
+        if (head.has_base == 0) {
+            std::vector<wire::tensor> table = read_table(bytes, size);
+            if (table.size() != head.count) {
+                throw std::invalid_argument("a graph has another length than it says");
+            }
+            return table;
+        }
+        const auto base = graphs_.find(head.base);
+        if (base == graphs_.end() || base->second.table.size() != head.count) {
+            throw std::invalid_argument("a graph is built on one that is not here");
+        }
+        std::vector<wire::tensor> table = base->second.table;
+        decode_delta(bytes, size, reinterpret_cast<uint8_t *>(table.data()), table.size() * sizeof table[0]);
+        return table;
+    }
+
+    // A device may end the process over an op that it does not know.
+    void check_supported(ggml_cgraph & graph) const {
+        for (int i = 0; i < ggml_graph_n_nodes(&graph); ++i) {
+            const ggml_tensor * node = ggml_graph_node(&graph, i);
+            if (!op_only_renames(node->op) && !ggml_backend_dev_supports_op(worker_.device(), node)) {
+                throw std::invalid_argument(
+                    std::string("this device does not compute ") + ggml_op_desc(node) + " as it is asked to"
+                );
+            }
+        }
+    }
+
+    void forget(const wire::graph_key & key) {
+        const auto found = graphs_.find(key);
+        tensors_ -= found->second.table.size();
+        graphs_.erase(found);
+    }
+
+    void read_inputs(const frame & message, size_t position, std::vector<placed_input> & inputs) {
+        uint64_t total = 0;
+        while (position < message.payload.size()) {
+            input value = shadows_.decode(message.payload, position);
+            total += value.data.size();
+            if (total > MAX_RUN_INPUT_BYTES) {
+                throw std::invalid_argument("the inputs of a RUN are too large");
+            }
+            inputs.push_back(
+                {writable({value.buffer_id, 0, value.offset, value.data.size()}), std::move(value.data)}
+            );
+        }
+    }
+
+    void on_run(const frame & message) {
+        const auto found = graphs_.find(read_struct<wire::graph_key>(message));
+        if (found == graphs_.end()) {
+            throw std::invalid_argument("a graph is run that was never sent");
+        }
+        std::vector<placed_input> inputs = std::move(received_);
+        received_.clear();
+        read_inputs(message, sizeof(wire::graph_key), inputs);
+        wire::telemetry cost{};
+        const auto start = clock::now();
+        cost.wait_ns = nanoseconds(start - idle_since_);
+        cost.queued = queue_.waiting();
+        worker_.compute(found->second.built, inputs, [this] { return queue_.is_closed(); });
+        ran_ = true;
+        idle_since_ = clock::now();
+        cost.compute_ns = nanoseconds(idle_since_ - start);
+        cost.bytes_in = link_.received_bytes() + pushed_in_ - counted_in_;
+        cost.bytes_out = link_.sent_bytes() + pushed_out_ - counted_out_;
+        counted_in_ += cost.bytes_in;
+        counted_out_ += cost.bytes_out;
+        answer(wire::answer::done, message, {{&cost, sizeof cost}});
+    }
+};
+
+}  // namespace
+
+namespace {
+
+// A place among the sessions of a worker, while there is one.
+class seat {
+  public:
+    explicit seat(worker & owner) : owner_(owner), taken_(owner.take_seat()) {}
+
+    ~seat() {
+        if (taken_) {
+            owner_.leave_seat();
+        }
+    }
+
+    seat(const seat &) = delete;
+    seat & operator=(const seat &) = delete;
+
+    bool is_taken() const {
+        return taken_;
+    }
+
+  private:
+    worker & owner_;
+    bool taken_;
+};
+
+}  // namespace
+
+void serve_session(worker & owner, int fd) {
+    const seat place(owner);
+    session here(owner, fd);
+    if (!place.is_taken()) {
+        here.send_away("it has as many sessions as it takes");
+    }
+    here.serve();
+}
+
+}  // namespace mesh

@@ -1,0 +1,247 @@
+#include "worker/store.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <utility>
+
+namespace mesh {
+
+namespace {
+
+const std::vector<std::string> NOTHING;
+
+uint64_t sum_of_sizes(const std::vector<weight *> & weights) {
+    return std::accumulate(weights.begin(), weights.end(), uint64_t{0}, [](uint64_t sum, const weight * one) {
+        return sum + one->size();
+    });
+}
+
+}  // namespace
+
+std::string in_megabytes(uint64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+    return text;
+}
+
+weight_lease::~weight_lease() {
+    if (owner_ != nullptr) {
+        owner_->release(held_);
+    }
+}
+
+weight_lease::weight_lease(weight_lease && other) noexcept
+    : owner_(std::exchange(other.owner_, nullptr)), held_(std::move(other.held_)) {}
+
+weight_lease & weight_lease::operator=(weight_lease && other) noexcept {
+    std::swap(owner_, other.owner_);
+    std::swap(held_, other.held_);
+    return *this;
+}
+
+uint64_t store::left() {
+    const std::lock_guard lock(mutex_);
+    return unused();
+}
+
+uint64_t store::unused() const {
+    return quota_ - std::min(quota_, taken_ + resident_ - sum_of_sizes(idle_weights()));
+}
+
+bool store::take(uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (!make_room(bytes)) {
+        return false;
+    }
+    taken_ += bytes;
+    return true;
+}
+
+void store::give_back(uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    taken_ -= bytes;
+}
+
+void store::add_model(
+    const std::string & fingerprint, const std::vector<std::string> & paths, const std::vector<std::string> * there
+) {
+    auto model = std::make_unique<model_weights>(device_, paths);
+    const std::lock_guard lock(mutex_);
+    const auto known = models_.find(fingerprint);
+    if (known != models_.end() && known->second->paths() != paths) {
+        forget(fingerprint);  // the same model in other files
+    }
+    // Told twice, it is the same one: the files may only have got more of what was missing.
+    models_.emplace(fingerprint, std::move(model)).first->second->allow(there);
+}
+
+// With the lock held.
+void store::forget(const std::string & fingerprint) {
+    model_weights & model = *models_.at(fingerprint);
+    for (const weight * one : model.all()) {
+        if (one->residence.holders != 0) {
+            throw std::runtime_error("engines use its weights from other files");
+        }
+    }
+    for (weight * one : model.all()) {
+        if (one->residence.counted) {
+            evict(one);
+        }
+    }
+    // Not freed: a session may be about to look a weight up in it, and finds out under the lock.
+    model.allow(&NOTHING);
+    retired_.push_back(std::move(models_.at(fingerprint)));
+    models_.erase(fingerprint);
+}
+
+model_weights & store::find_model(const std::string & fingerprint) {
+    const std::lock_guard lock(mutex_);
+    const auto found = models_.find(fingerprint);
+    if (found == models_.end()) {
+        throw std::runtime_error("it has no copy of the model " + fingerprint);
+    }
+    return *found->second;
+}
+
+bool store::has_model(const std::string & fingerprint) {
+    const std::lock_guard lock(mutex_);
+    return models_.count(fingerprint) != 0;
+}
+
+weight_lease store::attach(
+    const std::string & fingerprint, const std::vector<wire::attach_entry> & entries,
+    std::map<uint64_t, weight *> & by_offset
+) {
+    model_weights & model = find_model(fingerprint);
+    std::vector<weight *> wanted;
+    for (const wire::attach_entry & entry : entries) {
+        const std::string name(entry.name, std::find(entry.name, entry.name + sizeof entry.name, '\0'));
+        weight * found = model.find(name);
+        if (found == nullptr) {
+            throw std::runtime_error("its copy of the model has no tensor " + name);
+        }
+        if (static_cast<uint32_t>(found->type()) != entry.type || found->elements() != entry.elements ||
+            found->size() != entry.size) {
+            throw std::runtime_error("its copy of the model has another " + name);
+        }
+        by_offset[entry.offset] = found;
+        wanted.push_back(found);
+    }
+    return hold(std::move(wanted));
+}
+
+weight_lease store::hold(std::vector<weight *> && wanted) {
+    // One that is named twice is held once.
+    std::sort(wanted.begin(), wanted.end());
+    wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+    const std::lock_guard lock(mutex_);
+    for (const weight * one : wanted) {
+        if (!one->residence.there) {
+            throw std::runtime_error("its files have holes where some of these weights belong");
+        }
+    }
+    uint64_t missing = 0;
+    for (weight * one : wanted) {
+        ++one->residence.holders;  // before room is made: these may not go
+        missing += one->residence.counted ? 0 : one->size();
+    }
+    if (!make_room(missing)) {
+        let_go(wanted);
+        throw std::runtime_error(
+            "it has no room for " + in_megabytes(missing) + " of weights (" + in_megabytes(unused()) +
+            " were free for this engine)"
+        );
+    }
+    for (weight * one : wanted) {
+        resident_ += one->residence.counted ? 0 : one->size();
+        one->residence.counted = true;
+    }
+    return {this, std::move(wanted)};
+}
+
+void store::release(const std::vector<weight *> & held) {
+    const std::lock_guard lock(mutex_);
+    let_go(held);
+}
+
+void store::let_go(const std::vector<weight *> & held) {
+    for (weight * one : held) {
+        if (--one->residence.holders == 0) {
+            one->residence.idle_since = ++clock_;
+        }
+    }
+}
+
+uint64_t store::prepare(
+    const std::string & fingerprint, int first, int last,
+    const std::function<void(uint64_t done, uint64_t total)> & progress
+) {
+    std::vector<weight *> wanted = find_model(fingerprint).layers(first, last);
+    const uint64_t total = sum_of_sizes(wanted);
+    const weight_lease lease = hold(std::vector<weight *>(wanted));
+    uint64_t done = 0;
+    for (weight * one : wanted) {
+        one->settle();
+        done += one->size();
+        progress(done, total);
+    }
+    return total;
+}
+
+uint64_t store::unload(const std::string & fingerprint) {
+    model_weights & model = find_model(fingerprint);
+    const std::lock_guard lock(mutex_);
+    const uint64_t before = resident_;
+    for (weight * one : model.all()) {
+        if (one->residence.counted && one->residence.holders == 0) {
+            evict(one);
+        }
+    }
+    return before - resident_;
+}
+
+uint64_t store::resident() {
+    const std::lock_guard lock(mutex_);
+    return resident_;
+}
+
+// Drops idle weights until `bytes` fit; none where even all of them would not be enough.
+bool store::make_room(uint64_t bytes) {
+    const auto fits = [&](uint64_t resident) { return bytes <= quota_ && taken_ + resident <= quota_ - bytes; };
+    if (fits(resident_)) {
+        return true;
+    }
+    const std::vector<weight *> idle = idle_weights();
+    if (!fits(resident_ - sum_of_sizes(idle))) {
+        return false;
+    }
+    for (auto next = idle.begin(); !fits(resident_); ++next) {
+        evict(*next);
+    }
+    return true;
+}
+
+// The longest idle ones first.
+std::vector<weight *> store::idle_weights() const {
+    std::vector<weight *> idle;
+    for (const auto & model : models_) {
+        for (weight * one : model.second->all()) {
+            if (one->residence.counted && one->residence.holders == 0) {
+                idle.push_back(one);
+            }
+        }
+    }
+    std::sort(idle.begin(), idle.end(), [](const weight * a, const weight * b) {
+        return a->residence.idle_since < b->residence.idle_since;
+    });
+    return idle;
+}
+
+void store::evict(weight * idle) {
+    idle->drop();
+    idle->residence.counted = false;
+    resident_ -= idle->size();
+}
+
+}  // namespace mesh

@@ -1,0 +1,109 @@
+#pragma once
+
+// A ggml device of this machine that is lent to clients at the other end of links.
+
+#include "wire/graph.h"
+#include "wire/link.h"
+#include "worker/pushed_activations.h"
+#include "worker/store.h"
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace mesh {
+
+// A device ready to compute, with so many threads where it has any.
+ggml_backend_ptr open_device(ggml_backend_dev_t device, int threads);
+
+// A link to another worker. Pushes of two sessions must not mix their frames on it.
+struct peer_link {
+    link wire;
+    std::mutex writing;
+
+    std::atomic<bool> ended{false};  // nothing is received any more
+
+    peer_link(uint32_t number, int fd);
+};
+
+// An input of a graph, and where it goes.
+struct placed_input {
+    location to;
+    std::vector<uint8_t> bytes;
+};
+
+class worker {
+  public:
+    worker(ggml_backend_dev_t device, int threads, uint64_t quota)
+        : device_(device), threads_(threads), memory_(device, quota) {}
+
+    ~worker();
+
+    worker(const worker &) = delete;
+    worker & operator=(const worker &) = delete;
+
+    ggml_backend_dev_t device() const {
+        return device_;
+    }
+
+    store & memory() {
+        return memory_;
+    }
+
+    // A session takes a seat before it costs anything else. False if there is none left.
+    bool take_seat();
+    void leave_seat();
+
+    // Computes one graph at a time: sessions that computed together would share the cores and both be slower, and each
+    // would keep scratch memory of its own. Inputs are written first, and checked. Ends early once `is_over` says so.
+    void
+    compute(built_graph & graph, const std::vector<placed_input> & inputs, const std::function<bool()> & is_over);
+
+    // A link to another worker, in both directions, until one of them closes it.
+    void add_peer(uint32_t number, int fd);
+    void drop_peer(uint32_t number);
+    void push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data);
+
+    // For tests: between runs compute buffers are filled with what no graph may read.
+    void poison() {
+        poisons_ = true;
+    }
+
+    bool poisons() const {
+        return poisons_;
+    }
+
+    pushed_activations & pushed() {
+        return pushed_;
+    }
+
+  private:
+    ggml_backend_dev_t device_;
+    int threads_;
+    store memory_;
+    std::atomic<bool> poisons_{false};
+    std::mutex computing_;
+    ggml_backend_ptr backend_;  // made when it is first needed
+    std::atomic<uint32_t> sessions_{0};
+    pushed_activations pushed_;
+    std::mutex peers_mutex_;
+    std::map<uint32_t, std::shared_ptr<peer_link>> peers_;
+    std::vector<std::pair<std::shared_ptr<peer_link>, std::thread>>
+        receivers_;  // one for each peer, until it is dropped
+
+    void write(const std::vector<placed_input> & inputs);
+    std::shared_ptr<peer_link> find_peer(uint32_t number);
+    void receive_pushes(link & peer) noexcept;
+};
+
+}  // namespace mesh

@@ -117,6 +117,18 @@ GGML_MESH_API int ggml_mesh_speculation_counters(struct ggml_mesh_speculation * 
 // cannot be replaced.
 GGML_MESH_API int ggml_mesh_pace(unsigned int usual, unsigned int fewest, double seconds);
 
+// A function of the engine that this library knows by its symbol (hooks/engine_symbols.h).
+struct ggml_mesh_symbol {
+    const char * name;     // as the linker has it; empty where functions cannot be replaced at all
+    const char * feature;  // that is off where the engine lacks the symbol
+    const char * without;  // what happens then
+    int replaced;          // 1: our function is called in its place
+    int found;             // in the engine that is loaded
+};
+
+// One after the other. Returns 0, or 1 where there is no such index.
+GGML_MESH_API int ggml_mesh_engine_symbol(size_t index, struct ggml_mesh_symbol * symbol);
+
 // --- both ---
 
 // Appends a line of JSON to `fd` for each frame that is sent or received from now on.

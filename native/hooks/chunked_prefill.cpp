@@ -21,14 +21,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <dlfcn.h>
 #include <optional>
 
 #ifdef __linux__
-
-#define BATCH_SIZE "llama_n_batch"
-#define BATCH_CLEAR "_ZN12common_batch5clearEv"
-#define STEP "_ZN19server_context_impl12update_slotsEv"
-#define FILLING "_ZN19server_context_impl10pre_decodeEv"
 
 namespace {
 
@@ -168,6 +164,9 @@ void * mesh_step(void * server) {
 }
 
 int ggml_mesh_pace(unsigned int usual, unsigned int fewest, double seconds) {
+    if (!mesh::engine_has(mesh::feature::chunked_prefill)) {
+        return 1;
+    }
     the_pacemaker().keep(usual, fewest, seconds);
     return 0;
 }

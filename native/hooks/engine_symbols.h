@@ -1,24 +1,40 @@
 #pragma once
 
-// Functions of the engine that this library has by the same names.
+// Every function of the engine that this library knows by its symbol.
 //
-// Where it was loaded before the engine, with global symbols, the engine calls ours; they go on to its own.
+// Where this library was loaded before the engine, with global symbols, the engine calls our functions of these names;
+// they go on to its own. A C++ symbol spells the parameters, so that a function which takes others now is not found.
+// A feature is used only where the engine has all of its symbols; ggml_mesh_engine_symbol says which are missing.
 
-#include <dlfcn.h>
+// llama_mmap::llama_mmap(llama_file *, size_t prefetch, bool numa, const ranges & lazy)
+#define LLAMA_MMAP "_ZN10llama_mmapC1EP10llama_filembRKSt6vectorISt4pairImmESaIS4_EE"
+
+#define SPECULATIVE_DRAFT "_Z24common_speculative_draftP18common_speculative"
+#define SPECULATIVE_ACCEPT "_Z25common_speculative_acceptP18common_speculativeit"
+#define SPECULATIVE_BEGIN "_Z24common_speculative_beginP18common_speculativeiRKSt6vectorIiSaIiEE"
+#define SPECULATIVE_PROCESS "_Z26common_speculative_processP18common_speculativeRK12common_batch"
+#define SPECULATIVE_INIT "_Z23common_speculative_initR25common_params_speculativej"
+#define SPECULATIVE_PARAMS "_Z35common_speculative_get_draft_paramsP18common_speculativei"
+#define DRAFT_CONTEXT "_ZN30common_speculative_init_result7contextEv"
+#define MEMORY_REMOVE "llama_memory_seq_rm"
+#define STATE_RESTORE "llama_state_seq_set_data_ext"
+#define SAMPLER_INIT "_Z19common_sampler_initPK11llama_modelR22common_params_sampling"
+#define SET_SAMPLER "llama_set_sampler"
+
+#define BATCH_SIZE "llama_n_batch"
+#define BATCH_CLEAR "_ZN12common_batch5clearEv"
+#define STEP "_ZN19server_context_impl12update_slotsEv"
+#define FILLING "_ZN19server_context_impl10pre_decodeEv"
 
 namespace mesh {
 
-// The engine's own function of a name that is also ours: looked up in the library that ggml is in.
-inline void * in_engine(const char * name) {
-    Dl_info engine{};
-    // By name: an address in our own tables would have to be known before the engine is there.
-    void * known = dlsym(RTLD_DEFAULT, "ggml_backend_dev_count");
-    if (known == nullptr || dladdr(known, &engine) == 0) {
-        return nullptr;
-    }
-    void * library = dlopen(engine.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    return library != nullptr ? dlsym(library, name) : nullptr;
-}
+enum class feature { sparse_mapping, draft_policy, chunked_prefill };
+
+// Whether the engine that is loaded has every symbol of a feature.
+bool engine_has(feature wanted);
+
+// The engine's own function of a name that may also be ours: looked up in the library that ggml is in.
+void * in_engine(const char * name);
 
 // The same, as a pointer that can be called.
 template <typename function> void find_in_engine(function & pointer, const char * name) {

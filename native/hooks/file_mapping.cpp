@@ -9,7 +9,6 @@
 #include "hooks/file_mapping.h"
 
 #include "ggml-mesh.h"
-
 #include "hooks/engine_symbols.h"
 
 #include <atomic>
@@ -25,13 +24,10 @@ std::atomic<bool> & sparing() {
 }  // namespace
 
 void mesh::map_files_sparingly() {
-    sparing() = true;
+    sparing() = engine_has(feature::sparse_mapping);
 }
 
 #ifdef __linux__
-
-// llama_mmap::llama_mmap(llama_file *, size_t prefetch, bool numa, const ranges & lazy)
-#define LLAMA_MMAP "_ZN10llama_mmapC1EP10llama_filembRKSt6vectorISt4pairImmESaIS4_EE"
 
 extern "C" GGML_MESH_API void
 mesh_llama_mmap(void * self, void * file, size_t prefetch, bool numa, const void * lazy) __asm__(LLAMA_MMAP);

@@ -34,18 +34,6 @@
 
 #ifdef __linux__
 
-#define SPECULATIVE_DRAFT "_Z24common_speculative_draftP18common_speculative"
-#define SPECULATIVE_ACCEPT "_Z25common_speculative_acceptP18common_speculativeit"
-#define SPECULATIVE_BEGIN "_Z24common_speculative_beginP18common_speculativeiRKSt6vectorIiSaIiEE"
-#define SPECULATIVE_PROCESS "_Z26common_speculative_processP18common_speculativeRK12common_batch"
-#define SPECULATIVE_INIT "_Z23common_speculative_initR25common_params_speculativej"
-#define SPECULATIVE_PARAMS "_Z35common_speculative_get_draft_paramsP18common_speculativei"
-#define DRAFT_CONTEXT "_ZN30common_speculative_init_result7contextEv"
-#define MEMORY_REMOVE "llama_memory_seq_rm"
-#define STATE_RESTORE "llama_state_seq_set_data_ext"
-#define SAMPLER_INIT "_Z19common_sampler_initPK11llama_modelR22common_params_sampling"
-#define SET_SAMPLER "llama_set_sampler"
-
 namespace {
 
 using draft_params = common_speculative_draft_params;
@@ -421,6 +409,9 @@ bool mesh_set_sampler(llama_context * context, llama_seq_id id, llama_sampler * 
 }
 
 int ggml_mesh_speculate(int model_depth, int text_depth) {
+    if (!mesh::engine_has(mesh::feature::draft_policy)) {
+        return 1;
+    }
     the_director().allow(
         {static_cast<size_t>(std::max(0, model_depth)), static_cast<size_t>(std::max(0, text_depth))}
     );

@@ -18,6 +18,7 @@ from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.speed import known_speed
 from mesh_llm.errors import UsageError
 from mesh_llm.home import cache_folder
+from mesh_llm.third_party import texts_missing
 
 _INSTEAD = {"cpu": "the wheel's own code is used", "mesh": "no links to other machines"}
 _NO_GPU = "its GPUs are not used"
@@ -61,6 +62,7 @@ def info(as_json: bool, debug: bool) -> None:
     rows.append(("CPU code", " ".join(document["cpu_features"])))
     for name, library in document["libraries"].items():
         rows.append((f"ggml-{name}", library["path"] or library["instead"]))
+    rows += [("missing", sentence) for sentence in document["features_off"]]
     for idle in document["idle_gpus"]:
         count = f"{idle['count']} × " if idle["count"] > 1 else ""
         rows.append(("idle GPU", f"{count}{idle['name']}: {idle['command']}"))
@@ -88,6 +90,7 @@ async def _describe() -> dict[str, Any]:
         "devices": [{**device, "speed": _speed(usable, device["name"])} for device in described["devices"]],
         "cpu_features": described["cpu_features"],
         "libraries": libraries,
+        "features_off": [*described["features_off"], *texts_missing(wheel.module)],
         "gpu_kinds": [name for name in usable if name in gpus.KINDS],
         "idle_gpus": [
             {**dataclasses.asdict(idle), "command": idle.command} for idle in gpus.idle(gpus.found(), usable)

@@ -46,6 +46,7 @@ SCRATCH_PAUSE_S = 0.05
 """To remove the folder of a build whose compiler was killed a moment ago, and may still write a file."""
 
 
+_MESH_SUFFIXES = (".cmake", ".cpp", ".h")
 _MESH_FOLDERS = ("wire", "host", "worker", "rules", "hooks")
 _NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
 
@@ -116,7 +117,9 @@ def _source_digests(backend: str) -> Iterable[str]:
         own = [native_folder() / "CMakeLists.txt"]
     if backend == "mesh":
         folders = [native_folder(), *(native_folder() / name for name in _MESH_FOLDERS)]
-        own += sorted(file for folder in folders for file in folder.iterdir() if file.suffix in (".cpp", ".h"))
+        own += sorted(
+            file for folder in folders for file in folder.iterdir() if file.suffix in _MESH_SUFFIXES
+        )
     return [hashlib.sha256(path.read_bytes()).hexdigest() for path in own]
 
 

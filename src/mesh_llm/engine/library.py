@@ -17,6 +17,7 @@ from pathlib import Path
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.engine.diagnostics import sentence
 from mesh_llm.errors import EngineFailed, EngineMissing
+from mesh_llm.third_party import EngineSymbol
 from mesh_llm.types import Device, DeviceKind, SpeculationCounters, Speed, StageCounters
 
 Signatures = dict[str, tuple[object, list[object]]]
@@ -246,6 +247,14 @@ class MeshLibrary:
         self.native.ggml_mesh_speculation_counters(ctypes.byref(counters))
         return SpeculationCounters(**{name: getattr(counters, name) for name, _ in counters._fields_})
 
+    def engine_symbols(self) -> tuple[EngineSymbol, ...]:
+        """Functions of the engine that the library knows by name, looked up in the one that is loaded."""
+        known, symbol = [], _Symbol()
+        while self.native.ggml_mesh_engine_symbol(len(known), ctypes.byref(symbol)) == 0:
+            texts = {name: getattr(symbol, name).decode() for name in _SYMBOL_TEXTS}
+            known.append(EngineSymbol(**texts, replaced=bool(symbol.replaced), found=bool(symbol.found)))
+        return tuple(known)
+
     def trace(self, path: str) -> None:
         """Append a line to a file for each frame that is sent or received from now on."""
         self.native.ggml_mesh_trace(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
@@ -355,6 +364,18 @@ class _Stage(ctypes.Structure):
     )
 
 
+_SYMBOL_TEXTS = ("name", "feature", "without")
+
+
+class _Symbol(ctypes.Structure):
+    """struct ggml_mesh_symbol"""
+
+    _fields_ = (
+        *((name, ctypes.c_char_p) for name in _SYMBOL_TEXTS),
+        *((name, ctypes.c_int) for name in ("replaced", "found")),
+    )
+
+
 class _Speculation(ctypes.Structure):
     """struct ggml_mesh_speculation"""
 
@@ -413,6 +434,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_speculate": (number, [number, number]),
             "ggml_mesh_pace": (number, [ctypes.c_uint, ctypes.c_uint, ctypes.c_double]),
             "ggml_mesh_speculation_counters": (number, [ctypes.POINTER(_Speculation)]),
+            "ggml_mesh_engine_symbol": (number, [size, ctypes.POINTER(_Symbol)]),
             "ggml_mesh_trace": (None, [number]),
             "ggml_mesh_worker_prepare": (number, [pointer, text, number, number, _PROGRESS, text, size]),
             "ggml_mesh_worker_unload": (ctypes.c_ulonglong, [pointer, text]),
@@ -451,6 +473,8 @@ def _declare(native: ctypes.CDLL) -> None:
 
 def _apply(native: ctypes.CDLL, signatures: Signatures) -> None:
     for name, (result, arguments) in signatures.items():
-        function = getattr(native, name)
+        function = getattr(native, name, None)
+        if function is None:
+            raise EngineMissing(f"{native._name} has no function {name}: it is of another version")
         function.restype = result
         function.argtypes = arguments

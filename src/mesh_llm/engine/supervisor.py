@@ -197,6 +197,9 @@ class EngineSupervisor:
             log.warning("worker lost link=%s: %s", event["name"], cause)
             failed = {**self.report.failed_links, event["name"]: cause}
             self._change(failed_links=failed)
+        elif event.get("event") == "features_off":
+            for off in event["sentences"]:
+                log.warning("engine feature missing: %s", sentence(off))
         elif event.get("event") == "stages":
             # No change of state: whoever wants the figures looks at the report.
             stages = {entry.pop("link"): StageCounters(**entry) for entry in event["stages"]}

@@ -18,6 +18,7 @@ from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.api_errors import Failure
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.limits import Limits
+from mesh_llm.third_party import require_aiohttp
 
 GATEWAY_HEADER_LIMIT_BYTES = 16 << 10
 """Of a request line or one header: twice what browsers and proxies send at their worst."""
@@ -34,6 +35,8 @@ GATEWAY_TURNED_AWAY_S = 1.0
 
 
 log = logging.getLogger(__name__)
+
+require_aiohttp("gateway/client_connection.py")
 
 ALL_HEADERS = f"the request's headers are longer than {GATEWAY_HEAD_LIMIT_BYTES >> 10} KiB in all"
 

@@ -14,6 +14,7 @@ from aiohttp import web
 from mesh_llm.defaults import RELAY_CLIENTS_SPARE
 from mesh_llm.relay.limits import Allowance, RelayLimits
 from mesh_llm.relay.metrics import RelayCounters
+from mesh_llm.third_party import require_aiohttp
 
 RELAY_ARRIVALS_S = 4
 """New connections from an address in a second, for each that it may have: a signature takes 0.2 ms."""
@@ -22,6 +23,8 @@ RELAY_SOURCES = 4096
 
 
 log = logging.getLogger(__name__)
+
+require_aiohttp("relay/connections.py")
 
 _HEADER_LIMIT_BYTES = 8 << 10
 

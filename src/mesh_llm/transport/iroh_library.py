@@ -9,12 +9,16 @@ import asyncio
 import ctypes
 import importlib
 import importlib.metadata
+import logging
 import os
 import re
 from functools import cache
 from typing import Any
 
 from mesh_llm.errors import MeshError
+from mesh_llm.third_party import IROH, attributes_missing
+
+log = logging.getLogger(__name__)
 
 IROH_VERSION = "1.2.0"
 """Pinned exactly: a piece of its generated code is replaced."""
@@ -39,7 +43,10 @@ def iroh() -> Any:
             f"iroh {version} is installed, but this mesh-llm needs {IROH_VERSION}",
             hint=f"pip install iroh=={IROH_VERSION}",
         )
-    _write_at_once(module)
+    if missing := attributes_missing(IROH):
+        log.warning("links are slow: %s", missing[0])
+    else:
+        _write_at_once(module)
     return module
 
 

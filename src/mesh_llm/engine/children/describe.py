@@ -16,6 +16,7 @@ from typing import Any
 from mesh_llm.engine.gpus import KINDS
 from mesh_llm.engine.library import Engine, MeshLibrary
 from mesh_llm.errors import EngineMissing, MeshError
+from mesh_llm.third_party import EngineSymbol, features_off
 
 
 def main() -> None:
@@ -51,7 +52,12 @@ def _described(libraries: dict[str, Path]) -> dict[str, Any]:
         "devices": [dataclasses.asdict(device) for device in engine.devices()],
         "cpu_features": engine.cpu_features(),
         "unusable": unusable,
+        "features_off": features_off(_symbols(libraries)),
     }
+
+
+def _symbols(libraries: dict[str, Path]) -> tuple[EngineSymbol, ...]:
+    return MeshLibrary(libraries["mesh"]).engine_symbols() if "mesh" in libraries else ()
 
 
 def _add(engine: Engine, name: str, path: Path) -> None:

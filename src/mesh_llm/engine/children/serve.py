@@ -8,7 +8,8 @@
    stderr;
 4. prints `{"event": "link_failed", "name", "cause"}` for each worker that no
    longer works, at any time: requests fail then, and the engine lives on;
-5. prints `{"event": "stages", "stages"}` about once a second while workers
+5. prints `{"event": "features_off", "sentences"}` where this engine lacks what our library builds on;
+6. prints `{"event": "stages", "stages"}` about once a second while workers
    compute: what each of them has done so far; and `{"event": "speculation", …}`
    while tokens are drafted.
 """
@@ -34,6 +35,7 @@ from mesh_llm.defaults import ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
 from mesh_llm.engine.library import Engine, MeshLibrary
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.third_party import features_off
 from mesh_llm.types import Device, DeviceKind, SpeculationCounters, StageCounters
 
 Report = Callable[[dict[str, Any]], None]
@@ -84,6 +86,8 @@ def start(spec: EngineSpec, report: Report) -> Any:
         if spec.links:
             raise EngineFailed("the plan has links, but libggml-mesh is not built on this machine")
         return _serve(spec, engine, directed=False)
+    if off := features_off(symbol for symbol in mesh.engine_symbols() if symbol.name):
+        report({"event": "features_off", "sentences": off})
     if spec.trace is not None:
         mesh.trace(spec.trace)
     if spec.pace is not None:

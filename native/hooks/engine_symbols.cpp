@@ -1,0 +1,92 @@
+#include "hooks/engine_symbols.h"
+
+#include "ggml-mesh.h"
+
+#include <algorithm>
+#include <dlfcn.h>
+#include <iterator>
+
+namespace mesh {
+
+namespace {
+
+struct described {
+    const char * name;
+    const char * without;
+};
+
+// In the order of `feature`.
+constexpr described FEATURES[] = {
+    {"sparse mapping", "a host reads the layers of its workers from disk, too"},
+    {"draft policy", "the engine drafts a fixed number of tokens at a time"},
+    {"chunked prefill", "answers under way pause while the engine reads a long prompt"},
+};
+
+struct symbol {
+    feature of;
+    const char * name;
+    bool replaced = true;
+};
+
+#ifdef __linux__
+
+constexpr symbol SYMBOLS[] = {
+    {feature::sparse_mapping, LLAMA_MMAP},
+    {feature::draft_policy, SPECULATIVE_DRAFT},
+    {feature::draft_policy, SPECULATIVE_ACCEPT},
+    {feature::draft_policy, SPECULATIVE_BEGIN},
+    {feature::draft_policy, SPECULATIVE_PROCESS},
+    {feature::draft_policy, SPECULATIVE_INIT},
+    {feature::draft_policy, SPECULATIVE_PARAMS, false},
+    {feature::draft_policy, DRAFT_CONTEXT},
+    {feature::draft_policy, MEMORY_REMOVE},
+    {feature::draft_policy, STATE_RESTORE},
+    {feature::draft_policy, SAMPLER_INIT},
+    {feature::draft_policy, SET_SAMPLER},
+    {feature::chunked_prefill, BATCH_SIZE},
+    {feature::chunked_prefill, BATCH_CLEAR},
+    {feature::chunked_prefill, STEP},
+    {feature::chunked_prefill, FILLING, false},
+};
+
+#else
+
+// Elsewhere a library cannot stand in for functions of another: every symbol counts as missing.
+constexpr symbol SYMBOLS[] = {
+    {feature::sparse_mapping, "", false},
+    {feature::draft_policy, "", false},
+    {feature::chunked_prefill, "", false},
+};
+
+#endif
+
+}  // namespace
+
+void * in_engine(const char * name) {
+    Dl_info engine{};
+    // By name: an address in our own tables would have to be known before the engine is there.
+    void * known = dlsym(RTLD_DEFAULT, "ggml_backend_dev_count");
+    if (known == nullptr || dladdr(known, &engine) == 0) {
+        return nullptr;
+    }
+    void * library = dlopen(engine.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    return library != nullptr ? dlsym(library, name) : nullptr;
+}
+
+bool engine_has(feature wanted) {
+    return std::all_of(std::begin(SYMBOLS), std::end(SYMBOLS), [&](const symbol & one) {
+        return one.of != wanted || in_engine(one.name) != nullptr;
+    });
+}
+
+}  // namespace mesh
+
+int ggml_mesh_engine_symbol(size_t index, ggml_mesh_symbol * symbol) {
+    if (index >= std::size(mesh::SYMBOLS)) {
+        return 1;
+    }
+    const auto & known = mesh::SYMBOLS[index];
+    const auto & feature = mesh::FEATURES[static_cast<size_t>(known.of)];
+    *symbol = {known.name, feature.name, feature.without, known.replaced, mesh::in_engine(known.name) != nullptr};
+    return 0;
+}

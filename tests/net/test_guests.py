@@ -271,6 +271,9 @@ async def test_tokenizing_takes_turns_of_its_own(host: Host) -> None:
         for number in range(4):
             many = await stack.enter_async_context(host.connect(f"client {number}"))
             await many.send(request_bytes("POST", "/tokenize", body=b"many"))
+        async with asyncio.timeout(WAIT_S):
+            while host.streams < 4:
+                await asyncio.sleep(0.001)
         host.account = "client:one"
         one = await stack.enter_async_context(host.connect("single"))
         await one.send(request_bytes("POST", "/tokenize", body=b"one"))

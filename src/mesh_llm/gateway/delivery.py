@@ -26,7 +26,12 @@ async def deliver(
     if redact and head.status == 200 and request.method != "HEAD":
         return await _redacted(request, exchange, connection, headers)
     answer_writer = exchange.answer_writer = await AnswerWriter.open(
-        request, status=head.status, reason=head.reason, headers=headers, silence_s=silence_s
+        request,
+        status=head.status,
+        reason=head.reason,
+        headers=headers,
+        silence_s=silence_s,
+        body=connection.take_short(),
     )
     await answer_writer.pour_from(connection)
     return answer_writer.response

@@ -16,6 +16,8 @@ from mesh_llm.gateway.stall_timer import StallTimer
 
 GATEWAY_HELD_BYTES = 64 << 10
 """Of an answer's body, while its head is on its way to the client; as much as a transport buffers."""
+GATEWAY_AT_ONCE_BYTES = 32 << 10
+"""Of a body that leaves together with its head: too few for aiohttp to wait until they are read."""
 
 
 Sink = Callable[[bytes], None]
@@ -107,6 +109,13 @@ class EngineConnection(asyncio.Protocol):
                 raise self._error
             await self._news()
         return self._head
+
+    def take_short(self) -> bytes:
+        """The answer's body, where all of it came along with the head, and is short; else nothing."""
+        if not self._whole or self._held_bytes > GATEWAY_AT_ONCE_BYTES:
+            return b""
+        held, self._held = self._held, []
+        return b"".join(held)
 
     async def pour(self, sink: Sink) -> None:
         """Hand the answer's body to `sink` as it arrives, and return when that was all of it."""

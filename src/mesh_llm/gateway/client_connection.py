@@ -113,9 +113,10 @@ class ClientConnection(web.RequestHandler):
         super().pause_reading()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
+        # aiohttp calls this for every body, paused or not, and has its parser look for more each time.
         if self._reading_paused:
             self._paid_s += self._loop.time() - self._paused_s
-        super().resume_reading(resume_parser)
+            super().resume_reading(resume_parser)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

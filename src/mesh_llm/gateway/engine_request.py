@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -12,12 +11,12 @@ from multidict import CIMultiDict
 
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.headers import to_engine
+from mesh_llm.gateway.http_framing import has_control
 from mesh_llm.gateway.routes import PLAIN, Route, route_of
 from mesh_llm.gateway.upstream import SlotRequest, Upstream
 
 _TRAITS = ("Authorization", "x-api-key", "User-Agent")
 _NAME = "x-mesh-llm-client"
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +27,21 @@ class EngineRequest:
     headers: CIMultiDict[str]
     route: Route = PLAIN
     client: str = ""
-    """Who asks, as well as it can be told; a key is not to be read from it."""
+    """Who asks, as well as it can be told, where it has to wait; a key is not to be read from it."""
     name: str = ""
     """What that client calls itself this time, likewise."""
 
     @classmethod
     def of(cls, request: web.BaseRequest) -> EngineRequest:
+        route = route_of(request.method, request.path)
+        name = request.headers.get(_NAME, "")
         return cls(
             method=request.method,
             target=_target(request),
             headers=to_engine(request.headers),
-            route=route_of(request.method, request.path),
-            client=_client(request),
-            name=_digest(request.headers[_NAME]) if request.headers.get(_NAME) else "",
+            route=route,
+            client=_client(request) if route.computes else "",
+            name=_digest(name) if name and route.computes else "",
         )
 
     def turn(self, *, resumed: bool = False, within_s: float | None = None) -> SlotRequest | None:
@@ -55,13 +56,14 @@ class EngineRequest:
         lines += [f"{name}: {value}" for name, value in framing.items()]
         if upstream.key:
             lines += [f"Authorization: Bearer {upstream.key}"]
-        if _CONTROL.search("".join(lines)):
-            # A line end among them would be a header of its own, or a second request.
-            raise api_errors.bad_request("the request's path and headers may hold no control characters")
         try:
-            return ("\r\n".join(lines) + "\r\n\r\n").encode()
+            head = "\r\n".join([*lines, "", ""]).encode()
         except UnicodeEncodeError:
             raise api_errors.bad_request("the request's path and headers must be UTF-8") from None
+        if has_control("".join(lines).encode()):
+            # A line end among them would be a header of its own, or a second request.
+            raise api_errors.bad_request("the request's path and headers may hold no control characters")
+        return head
 
     def with_body(self, upstream: Upstream, body: bytes) -> bytes:
         return self.head(upstream, {"Content-Length": str(len(body))}) + body

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from aiohttp import web
@@ -138,8 +138,13 @@ class Guests:
         with self._keeping(guest.account) as keep:
             # All of it before its turn: what does not come holds nobody up.
             body = await self._receive(request, exchange, engine_request.route, keep)
-            async with self._in_turn(engine_request.route, guest):
-                response = await self._ask(request, exchange, guest, engine_request, body)
+            try:
+                async with self._turn(engine_request.route, guest):
+                    response = await self._ask(request, exchange, guest, engine_request, body)
+            except QueueFull as refused:
+                raise api_errors.busy(refused.retry_after_s) from None
+            except SlotWaitExpired as late:
+                raise api_errors.queue_late(late.waited_s) from None
         if exchange.answer_writer is not None:
             await exchange.answer_writer.finish()
         return response
@@ -148,9 +153,13 @@ class Guests:
         self, request: web.BaseRequest, exchange: Exchange, route: Route, keep: Callable[[int], None]
     ) -> Body:
         limits = self._short if route.tokenizes else self._limits
+        receiving = Body.receive(request, exchange, limits, on_bytes=keep)
+        if request.content.is_eof():
+            # It came along with the head.
+            return await receiving
         try:
             async with asyncio.timeout(GUEST_BODY_S):
-                return await Body.receive(request, exchange, limits, on_bytes=keep)
+                return await receiving
         except TimeoutError:
             raise api_errors.body_late(GUEST_BODY_S) from None
 
@@ -173,26 +182,18 @@ class Guests:
             if not self._kept[account]:
                 del self._kept[account]
 
-    @asynccontextmanager
-    async def _in_turn(self, route: Route, guest: Guest) -> AsyncIterator[None]:
+    def _turn(self, route: Route, guest: Guest) -> AbstractAsyncContextManager[None]:
         """By what is asked for, whatever the guest says about it."""
         slot_queue = self._slot_queue if route.computes else self._tokenizing if route.tokenizes else None
         if slot_queue is None:
-            yield
-            return
-        try:
-            async with slot_queue.take(
-                guest.client,
-                account=guest.account,
-                name=guest.name,
-                resumed=guest.resumed,
-                within_s=guest.within_s,
-            ):
-                yield
-        except QueueFull as refused:
-            raise api_errors.busy(refused.retry_after_s) from None
-        except SlotWaitExpired as late:
-            raise api_errors.queue_late(late.waited_s) from None
+            return nullcontext()
+        return slot_queue.take(
+            guest.client,
+            account=guest.account,
+            name=guest.name,
+            resumed=guest.resumed,
+            within_s=guest.within_s,
+        )
 
     async def _ask(
         self,

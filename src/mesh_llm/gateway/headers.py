@@ -44,5 +44,5 @@ def from_engine(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
 def _listed(headers: CIMultiDictProxy[str], names: frozenset[str]) -> CIMultiDict[str]:
     # RFC 9110, 7.6.1: what `Connection` names speaks of one connection, not of the message.
     named = {name.strip().lower() for value in headers.getall("Connection", ()) for name in value.split(",")}
-    passed = names - named
+    passed = names - named if named else names
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() in passed)

@@ -206,6 +206,7 @@ class Meters:
         self._bytes_in, self._bytes_out = directions.labels("in"), directions.labels("out")
         # Looking a series up by its labels takes longer than counting in it.
         self._requests_of = lru_cache(self._requests.labels)
+        self._guests_of = lru_cache(self._guests.labels)
         self._first_byte_of = lru_cache(self._first_byte.labels)
         self._first_token_of = lru_cache(self._first_token.labels)
         self._token_of = lru_cache(self._token.labels)
@@ -215,7 +216,7 @@ class Meters:
 
     def count_guest(self, status: str) -> None:
         """A request of another node's gateway has ended; its client is that one's to count."""
-        self._guests.labels(status).inc()
+        self._guests_of(status).inc()
 
     def watch_queue(self, slot_queue: SlotQueue) -> None:
         """Tell of the queue in front of the engine here, whichever node its requests come from."""

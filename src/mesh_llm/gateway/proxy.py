@@ -104,6 +104,8 @@ class Relay:
     def _within_budget(self) -> Limits:
         """Of all requests together only so much is kept to be sent again; more just goes through."""
         left_bytes = max(0, self._limits.kept_bytes - self._kept_bytes)
+        if left_bytes >= self._limits.replay_bytes:
+            return self._limits
         return replace(self._limits, replay_bytes=min(self._limits.replay_bytes, left_bytes))
 
     async def engine_metrics(self) -> bytes:

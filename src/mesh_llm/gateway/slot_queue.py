@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 GATEWAY_QUEUE_LIMIT = 256
@@ -63,24 +62,25 @@ class _Held:
     """Turns that are taken."""
 
     def __init__(self) -> None:
-        self._counts: Counter[_Who] = Counter()
+        self._counts: dict[_Who, int] = {}
 
     def add(self, who: _Who) -> None:
-        self._counts.update(_levels(who))
+        for level in _levels(who):
+            self._counts[level] = self.by(level) + 1
 
     def remove(self, who: _Who) -> None:
         for level in _levels(who):
-            self._counts[level] -= 1
-            if not self._counts[level]:
-                # What has come to nothing must not stay: names are the clients' to choose.
-                del self._counts[level]
+            left = self._counts.pop(level) - 1
+            # What has come to nothing must not stay: names are the clients' to choose.
+            if left:
+                self._counts[level] = left
 
     def by(self, who: _Who) -> int:
-        return self._counts[who]
+        return self._counts.get(who, 0)
 
 
-def _levels(who: _Who) -> Iterator[_Who]:
-    return (who[:depth] for depth in range(1, len(who) + 1))
+def _levels(who: _Who) -> tuple[_Who, ...]:
+    return who[:1], who[:2], who
 
 
 class _Lane:

@@ -249,7 +249,8 @@ class MeshLibrary:
 
     def engine_symbols(self) -> tuple[EngineSymbol, ...]:
         """Functions of the engine that the library knows by name, looked up in the one that is loaded."""
-        known, symbol = [], _Symbol()
+        known: list[EngineSymbol] = []
+        symbol = _Symbol()
         while self.native.ggml_mesh_engine_symbol(len(known), ctypes.byref(symbol)) == 0:
             texts = {name: getattr(symbol, name).decode() for name in _SYMBOL_TEXTS}
             known.append(EngineSymbol(**texts, replaced=bool(symbol.replaced), found=bool(symbol.found)))

@@ -1,6 +1,7 @@
 """The plans that this node hosts.
 
-hosting   decides when to bring up, replace or retry a plan
-plan_run  one plan: leases of its workers, links to them, an engine over all of it
-launch    what the engine and worker children are told for a plan
+hosting      decides when to bring up, replace or retry a plan
+plan_run     one plan: leases of its workers, links to them, an engine over all of it
+ending_runs  plans that were replaced: their answers finish, then their engines end
+launch       what the engine and worker children are told for a plan
 """

@@ -4,12 +4,13 @@ node              the life of a node, from its home to its last child
 joining           how it gets into its mesh, and what its home remembers of it
 home_upgrade      homes that an earlier version wrote
 invites           invites that it makes and revokes, members that it makes owners
+node_state        what it is doing, derived from its plans and its mesh
+engines           which engine answers the requests of its API
 model_supply      where the mesh's model comes from
 incoming_streams  the streams that other members open, by kind
 management        what the page and the command line can ask of it
 node_console      feeds the console, and opens its port
 announcements     what it says to terminal, log and console
-words             those sentences
 unload            takes the model out of memory when the user asks
 drain             how it ends: others take over, answers finish
 """

@@ -1,5 +1,6 @@
 """What a node tells about itself and its mesh.
 
+view                 what reports may read of a node
 status               what `mesh-llm status` shows
 what_if              what `mesh-llm plan` shows
 metrics              the node's series in `/metrics`
@@ -10,5 +11,4 @@ traffic              what crosses to each peer
 token_latency        where a token's time goes
 time_to_first_token  measured and predicted
 process_usage        what this node's processes use
-peer_documents       what other nodes report, checked and sanitised
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 from mesh_llm.engine import build
@@ -29,9 +30,10 @@ def engine_symbols(library: Path) -> tuple[EngineSymbol, ...]:
 
 def table(symbols: tuple[EngineSymbol, ...]) -> str:
     rows = ["| what we rely on | for | where it is missing |", "| --- | --- | --- |"]
-    for symbol in symbols:
-        use = "" if symbol.replaced else " (looked up, not replaced)"
-        rows.append(f"| `{symbol.name}`{use} | {symbol.feature} | {symbol.without} |")
+    for feature, group in groupby(symbols, lambda symbol: symbol.feature):
+        known = list(group)
+        names = ", ".join(f"`{symbol.name}`{'' if symbol.replaced else '*'}" for symbol in known)
+        rows.append(f"| {names} | {feature} | {known[0].without} |")
     for text in ENGINE_TEXTS:
         literals = ", ".join(f"`{literal}`" for literal in text.literals)
         rows.append(f"| {literals} | {text.read_by} | {text.without} |")

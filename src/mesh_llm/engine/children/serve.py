@@ -121,7 +121,11 @@ def _serve_linked(
 def _serve(spec: EngineSpec, engine: Engine, *, directed: bool) -> Any:
     import xllamacpp  # after the native libraries and the links: importing it fixes the list of devices
 
-    return xllamacpp.Server(parameters(xllamacpp, spec, engine.devices(), directed=directed))
+    try:
+        settings = parameters(xllamacpp, spec, engine.devices(), directed=directed)
+    except AttributeError as error:
+        raise EngineFailed(f"the engine ({engine.wheel.version}) has other settings: {error}") from error
+    return xllamacpp.Server(settings)
 
 
 def load_guarded(

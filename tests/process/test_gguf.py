@@ -27,7 +27,7 @@ VARIANTS = 200
 # One process loads the engine, and a copy of it reads each file: a crash takes only the copy down.
 FORKS = """
 import io, json, os, signal, sys
-from mesh_llm.engine import gguf
+from mesh_llm.engine.children import gguf
 from mesh_llm.engine.library import Engine
 Engine.load()
 for path in sys.argv[1:]:

@@ -86,6 +86,7 @@ def test_others_go_on_while_it_is_read(smollm2: Path, libraries: dict[str, Path]
     assert meanwhile >= 2 * len(PROMPT) // PACE.usual
 
 
+@pytest.mark.full
 def test_guesses_of_all_slots_fit_into_a_short_step(smollm2: Path, libraries: dict[str, Path]) -> None:
     """The engine aborts where they do not."""
     changes = FOUR | {"pace": PACE, "draft": DraftSpec(text_depth=32)}

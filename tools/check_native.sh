@@ -45,7 +45,7 @@ check_tidy() {
     # Two files at a time on each core. Kept back unless it fails: clang-tidy counts the warnings that it does not show.
     flags="-std=c++17 -Inative $ENGINE_DEFINES -DMESH_ENGINE_VERSION=\"check\" -isystem $engine/ggml/include -isystem $engine/ggml/src -isystem $engine/include -isystem $engine/common"
     # shellcheck disable=SC2016  # the inner shell expands them
-    if ! said=$(find native -name '*.cpp' -not -path 'native/tests/*' -not -path 'native/fuzz/*' | TOOL=$tool FLAGS=$flags xargs -n 2 -P "$(getconf _NPROCESSORS_ONLN)" \
+    if ! said=$(find native -name '*.cpp' -not -path 'native/tests/*' -not -path 'native/fuzz/*' -print0 | TOOL=$tool FLAGS=$flags xargs -0 -n 2 -P "$(getconf _NPROCESSORS_ONLN)" \
         sh -c '"$TOOL" --quiet "$@" -- $FLAGS' - 2>&1); then
         echo "$said"
         exit 1

@@ -54,7 +54,7 @@ class Load:
         return b"\0" + size + payload
 
     def message(self, destination: bytes) -> bytes:
-        kind = protocol.Kind.SEND_BATCH if self.datagrams > 1 else protocol.Kind.SEND
+        kind = protocol.FrameKind.SEND_BATCH if self.datagrams > 1 else protocol.FrameKind.SEND
         return websocket_frame(bytes([kind]) + destination + self.body())
 
 

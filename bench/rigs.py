@@ -16,7 +16,7 @@ from bench.servers import Server
 from mesh_llm.engine.process import spawn
 from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import MeshError
-from mesh_llm.lab.delay import Door, Lines, Passage, delay_lines
+from mesh_llm.lab.delay import DelayDoor, Lines, Passage, delay_lines
 from mesh_llm.lab.split import SplitPlan, engine_spec, split_engine
 from mesh_llm.types import StageCounters
 
@@ -88,8 +88,8 @@ async def stock(plan: SplitPlan) -> AsyncIterator[Rig]:
         )
 
 
-def _door(target: tuple[str, int], delay_s: float) -> Door:
-    return Door(listener=socket.create_server(("127.0.0.1", 0)), target=target, delay_s=delay_s)
+def _door(target: tuple[str, int], delay_s: float) -> DelayDoor:
+    return DelayDoor(listener=socket.create_server(("127.0.0.1", 0)), target=target, delay_s=delay_s)
 
 
 @asynccontextmanager

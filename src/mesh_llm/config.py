@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mesh_llm.defaults import API_LISTEN, API_PORT, CONTEXT_LIMIT, GUESS_TEXT_MAX, THREADS_LIMIT
 from mesh_llm.errors import UsageError
-from mesh_llm.types import Hosting, Setting
+from mesh_llm.types import HostingMode, Setting
 
 SLOTS_LIMIT = 256
 """llama.cpp's own limit on sequences."""
@@ -40,7 +40,7 @@ class NodeConfig:
     relay_token: str | None = field(default=None, repr=False)
     no_relay: bool = False
     plain_lan: bool = False
-    hosting: Hosting = Hosting.AUTO
+    hosting: HostingMode = HostingMode.AUTO
     split: bool = False
     tensor_split: tuple[float, ...] | None = None
     layers: tuple[tuple[str, int, int], ...] | None = None
@@ -161,7 +161,7 @@ class NodeConfig:
             "--split": self.split,
             "--tensor-split": self.tensor_split is not None,
             "--layers": self.layers is not None,
-            "--hosting": self.hosting is not Hosting.AUTO,
+            "--hosting": self.hosting is not HostingMode.AUTO,
             "--ctx-size": self.context is not None,
             "--parallel": self.slots is not None,
             "--draft": self.draft is not None,

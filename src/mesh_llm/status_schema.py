@@ -1,7 +1,7 @@
 """The status document: every field of `mesh-llm status --json`, and the one parser for it.
 
-`report.status` fills it in. What a host tells of its model, plan and engine (`Serving`) reaches other nodes
-as JSON; they may be anybody's, so `from_document` makes nothing of what is missing or makes no sense.
+`report.status` fills it in. What a host tells of its model, plan and engine (`ServingStatus`) reaches other
+nodes as JSON. It may be anybody's: `from_document` makes nothing of what is missing or makes no sense.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class EngineStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class ServingStatus:
     model: ModelStatus | None
     plan: PlanStatus | None
     engine: EngineStatus

@@ -220,7 +220,7 @@ class Signed:
         return len(self.text.encode()) + escaped + len(self.signature) + len(self.credential)
 
 
-class Hosting(StrEnum):
+class HostingMode(StrEnum):
     """Whether a node may run the engine."""
 
     AUTO = "auto"
@@ -449,7 +449,7 @@ class NodeFacts:
     """Those that it may use; as a worker it lends the first."""
     gpu_layers: int | None = None
     """Of its layers, at most so many lie on GPUs; None: all that fit there."""
-    hosting: Hosting = Hosting.AUTO
+    hosting: HostingMode = HostingMode.AUTO
     speed: Speed | None = None
     """With all threads that it may use."""
     cores: int = 0

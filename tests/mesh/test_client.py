@@ -19,12 +19,12 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.errors import PeerLost, UsageError
 from mesh_llm.membership.member import Standing
-from mesh_llm.membership.messages import Guest, Update, signed_to_document, to_document
+from mesh_llm.membership.messages import GuestMessage, Update, signed_to_document, to_document
 from mesh_llm.membership.record import Record, record_text, told
 from mesh_llm.transport.claims import Claim
 from mesh_llm.transport.invite import decode
 from mesh_llm.transport.revocations import revocation_text
-from mesh_llm.types import HeldModel, Hosting, NodeFacts, Role, State
+from mesh_llm.types import HeldModel, HostingMode, NodeFacts, Role, State
 from tests.support.command import Running, mesh_llm
 from tests.support.joining import TEXT, JoiningNode, Lab, lab, left_out, names_of, refused, write_model
 from tests.support.members import mesh_of_members
@@ -132,7 +132,7 @@ def test_a_client_token_lends_nothing(mesh: tuple[Lab, JoiningNode]) -> None:
         ("split", True),
         ("tensor_split", (1.0, 1.0)),
         ("layers", (("a", 0, 1),)),
-        ("hosting", Hosting.NEVER),
+        ("hosting", HostingMode.NEVER),
         ("context", 512),
         ("slots", 1),
         ("devices", ("CPU",)),
@@ -198,7 +198,7 @@ async def test_no_hand_made_stream_of_a_clients_is_served(mesh: tuple[Lab, Joini
         record = Record(node=client.id, incarnation=1, sequence=1, standing=Standing.ALIVE, facts=liar)
         signed = membership.seal(client.identity, Claim.RECORD, record_text(record))
         peer.send(to_document(Update(records=(told(replace(record, signed=signed)),))))
-        peer.send(to_document(Guest(name="liar", version=__version__, state=State.SERVING, reason="")))
+        peer.send(to_document(GuestMessage(name="liar", version=__version__, state=State.SERVING, reason="")))
         await asyncio.to_thread(
             one.until_status,
             lambda status: left_out(status).get("liar") == "is a client",

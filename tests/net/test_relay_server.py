@@ -143,10 +143,10 @@ async def test_the_newest_connection_of_an_id_gets_what_comes(server: RelayServe
     async with peer(url(server)) as other, peer(url(server), secret=secret) as older:
         await exchange(older, other)
         async with peer(url(server), secret=secret) as newer:
-            assert await older.receive() == protocol.status(protocol.Status.SAME_ID)
+            assert await older.receive() == protocol.status(protocol.RelayStatus.SAME_ID)
             await exchange(newer, other)
         # Two live endpoints with one id: the older one is not thrown out, and takes over again.
-        assert await older.receive() == protocol.status(protocol.Status.HEALTHY)
+        assert await older.receive() == protocol.status(protocol.RelayStatus.HEALTHY)
         await exchange(older, other)
         assert server.counters.replaced == 1
     await until(lambda: not server.clients)
@@ -156,7 +156,7 @@ async def test_the_older_connection_may_go_first(server: RelayServer) -> None:
     secret = SecretKey.generate()
     async with peer(url(server)) as other, peer(url(server), secret=secret) as newer_or_older:
         async with peer(url(server), secret=secret, version=protocol.VERSIONS[1]) as newest:
-            assert await newer_or_older.receive() == protocol.status(protocol.Status.SAME_ID)
+            assert await newer_or_older.receive() == protocol.status(protocol.RelayStatus.SAME_ID)
             await newer_or_older.socket.close()
             await until(lambda: server.connections == 2)
             await exchange(newest, other)
@@ -485,7 +485,7 @@ async def test_datagrams_for_a_client_whose_connection_just_broke(server: RelayS
 async def test_a_silent_client_is_asked_and_then_removed() -> None:
     async def answer(lively: RelayPeer) -> None:
         while frame := await lively.receive():
-            if frame[0] == protocol.Kind.PING:
+            if frame[0] == protocol.FrameKind.PING:
                 await lively.send(protocol.pong(frame[1:]))
 
     for dead_s in DEAD_S:

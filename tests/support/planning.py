@@ -14,7 +14,7 @@ from mesh_llm.types import (
     DeviceKind,
     Fingerprint,
     HeldModel,
-    Hosting,
+    HostingMode,
     Layer,
     LayerCache,
     LinkFacts,
@@ -219,7 +219,7 @@ def _any_node(random: Random, name: str, names: Sequence[str]) -> Candidate:
         role=Role.CLIENT if random.random() < 0.1 else Role.NODE,
         engine=random.choice([ENGINE] * 8 + ["2026.9.1", ""]),
         splits=random.random() < 0.95,
-        hosting=random.choice([Hosting.AUTO] * 4 + [Hosting.PREFER, Hosting.NEVER]),
+        hosting=random.choice([HostingMode.AUTO] * 4 + [HostingMode.PREFER, HostingMode.NEVER]),
         models=(HELD,) if random.random() < 0.9 else (),
     )
 

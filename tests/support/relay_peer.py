@@ -68,11 +68,11 @@ class RelayPeer:
 
 
 def send_frame(to: bytes, datagram: bytes) -> bytes:
-    return bytes([protocol.Kind.SEND]) + to + b"\0" + datagram
+    return bytes([protocol.FrameKind.SEND]) + to + b"\0" + datagram
 
 
 def delivered(source: bytes, datagram: bytes) -> bytes:
-    return bytes([protocol.Kind.DELIVER]) + source + b"\0" + datagram
+    return bytes([protocol.FrameKind.DELIVER]) + source + b"\0" + datagram
 
 
 @asynccontextmanager

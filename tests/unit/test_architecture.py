@@ -163,6 +163,15 @@ def test_no_module_imports_itself_through_others() -> None:
     assert circle({name: imports(name, text, sources.keys()) for name, text in sources.items()}) == []
 
 
+def test_no_two_classes_have_one_name() -> None:
+    names: dict[str, list[str]] = {}
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                names.setdefault(node.name, []).append(file.name)
+    assert {name: files for name, files in names.items() if len(files) > 1} == {}
+
+
 def test_a_circle_is_found() -> None:
     sources = {
         "mesh_llm.a": "from mesh_llm.b import x",

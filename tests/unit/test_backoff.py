@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from mesh_llm.planning.backoff import Attempts
+from mesh_llm.planning.backoff import Backoff
 from mesh_llm.types import NodeId
 
 A, B = NodeId("a"), NodeId("b")
 
 
 def test_nobody_is_barred_at_first() -> None:
-    assert Attempts().barred(now=0.0) == {}
-    assert Attempts().next_change(now=0.0) is None
+    assert Backoff().barred(now=0.0) == {}
+    assert Backoff().next_change(now=0.0) is None
 
 
 def test_a_failure_bars_for_two_seconds() -> None:
-    attempts = Attempts().failed(A, "refused: no room", now=100.0)
+    attempts = Backoff().failed(A, "refused: no room", now=100.0)
 
     assert attempts.barred(now=100.0) == {A: "refused: no room"}
     assert attempts.barred(now=101.9) == {A: "refused: no room"}
@@ -24,7 +24,7 @@ def test_a_failure_bars_for_two_seconds() -> None:
 
 
 def test_failures_in_a_row_double_the_pause_up_to_a_minute() -> None:
-    attempts, now, pauses = Attempts(), 0.0, []
+    attempts, now, pauses = Backoff(), 0.0, []
     for _ in range(8):
         attempts = attempts.failed(A, "died", now=now)
         until = attempts.next_change(now=now)
@@ -36,7 +36,7 @@ def test_failures_in_a_row_double_the_pause_up_to_a_minute() -> None:
 
 
 def test_five_minutes_of_health_forget_it() -> None:
-    twice = Attempts().failed(A, "died", now=0.0).failed(A, "died", now=3.0)
+    twice = Backoff().failed(A, "died", now=0.0).failed(A, "died", now=3.0)
 
     assert twice.next_change(now=3.0) == 7.0
     assert twice.failed(A, "died", now=306.9).next_change(now=306.9) == 306.9 + 8
@@ -45,7 +45,7 @@ def test_five_minutes_of_health_forget_it() -> None:
 
 
 def test_each_node_has_its_own() -> None:
-    attempts = Attempts().failed(A, "died", now=0.0).failed(A, "died", now=2.0).failed(B, "hung", now=3.0)
+    attempts = Backoff().failed(A, "died", now=0.0).failed(A, "died", now=2.0).failed(B, "hung", now=3.0)
 
     assert attempts.barred(now=4.0) == {A: "died", B: "hung"}
     assert attempts.barred(now=5.5) == {A: "died"}

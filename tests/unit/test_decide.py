@@ -14,7 +14,7 @@ from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import (
     Fingerprint,
     HeldModel,
-    Hosting,
+    HostingMode,
     MeshSettings,
     Mode,
     ModelFacts,
@@ -261,7 +261,7 @@ def test_a_running_plan_survives_what_does_not_matter() -> None:
         mesh(node("a", 12), node("b", 12), rtt_ms=0.8),
         mesh(node("a", 12), node("b", 12, gb_s=30)),
         mesh(node("a", 12), node("b", 12, gb_s=None)),
-        mesh(node("a", 12), node("b", 12), node("0", 12, hosting=Hosting.PREFER)),
+        mesh(node("a", 12), node("b", 12), node("0", 12, hosting=HostingMode.PREFER)),
     ):
         kept = decide(other, BIG, settings(), current=running(plan))
         assert kept.key == plan.key
@@ -289,7 +289,7 @@ def test_figures_of_a_kept_plan_are_fresh() -> None:
         ("b", {"engine": "2026.9.1"}),
         ("b", {"splits": False}),
         ("b", {"memory_bytes": 3 * GB}),
-        ("a", {"hosting": Hosting.NEVER}),
+        ("a", {"hosting": HostingMode.NEVER}),
     ],
 )
 def test_a_running_plan_that_became_invalid_is_replaced(name: str, change: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from mesh_llm.planning.decide import decide
 from mesh_llm.planning.election import solo_hosts, split_hosts
 from mesh_llm.planning.memory_layout import rooms
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
-from mesh_llm.types import Hosting, LinkFacts, LinkKind, Mode, NodeId
+from mesh_llm.types import HostingMode, LinkFacts, LinkKind, Mode, NodeId
 from tests.support.planning import gpu, link, mesh, model, node, reasons, settings
 
 SMALL = model(10, 100_000_000)
@@ -28,7 +28,7 @@ def test_for_a_split_gpu_memory_then_memory_then_id() -> None:
 
 
 def test_who_prefers_comes_first_whatever_it_has() -> None:
-    tiny = node("z", 1, hosting=Hosting.PREFER)
+    tiny = node("z", 1, hosting=HostingMode.PREFER)
 
     assert order(node("a", 64, gpus=(gpu(24),)), tiny) == ["z", "a"]
     seconds = {NodeId("a"): 0.01, NodeId("z"): 9.0}
@@ -72,7 +72,7 @@ def test_solo_ties_go_to_gpu_memory_then_memory_then_id() -> None:
 
 
 def test_never_is_never_and_nobody_left_waits() -> None:
-    never = node("a", 64, gb_s=900, hosting=Hosting.NEVER)
+    never = node("a", 64, gb_s=900, hosting=HostingMode.NEVER)
 
     assert decide(mesh(never, node("b", 8)), SMALL, settings(), current=None).host == "b"
     alone = decide(mesh(never), SMALL, settings(), current=None)
@@ -83,7 +83,7 @@ def test_never_is_never_and_nobody_left_waits() -> None:
 
 def test_never_still_computes() -> None:
     plan = decide(
-        mesh(node("a", 12, hosting=Hosting.NEVER), node("b", 12)), model(), settings(), current=None
+        mesh(node("a", 12, hosting=HostingMode.NEVER), node("b", 12)), model(), settings(), current=None
     )
 
     assert (plan.mode, plan.host) == (Mode.SPLIT, "b")
@@ -100,7 +100,7 @@ def test_who_has_no_model_file_does_not_host() -> None:
 def test_a_tiny_host_that_is_preferred_and_cannot_is_passed_over() -> None:
     """It has no room for the embedding, not to speak of a layer."""
     plan = decide(
-        mesh(node("a", 0.2, hosting=Hosting.PREFER), node("b", 12), node("c", 12)),
+        mesh(node("a", 0.2, hosting=HostingMode.PREFER), node("b", 12), node("c", 12)),
         model(),
         settings(),
         current=None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mesh_llm.gateway.api_errors import Failure
-from mesh_llm.gateway.engine_choice import GATEWAY_RESUME_TRIES, Attempts, EngineUntried
+from mesh_llm.gateway.api_errors import ApiError
+from mesh_llm.gateway.engine_choice import GATEWAY_RESUME_TRIES, EngineChoice, EngineUntried
 from mesh_llm.gateway.engine_connection import EngineLost
 from mesh_llm.gateway.upstream import Upstream
 from tests.support.upstream import FakeNode
@@ -24,7 +24,7 @@ class World:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.node = FakeNode(where=engine(0))
-        self.attempts = Attempts(self.node, limit_s=LIMIT_S, clock=lambda: self.now_s)
+        self.attempts = EngineChoice(self.node, limit_s=LIMIT_S, clock=lambda: self.now_s)
 
     def left_s(self) -> float | None:
         return self.attempts.left_s
@@ -48,7 +48,7 @@ async def test_the_time_counts_over_all_tries() -> None:
         await world.lose(told=False, after_s=50)
         assert world.left_s() == 0
         # A third one is there; the client has waited for long enough.
-        with pytest.raises(Failure) as failure:
+        with pytest.raises(ApiError) as failure:
             await attempts.next()
     assert failure.value.code == "not_resumed"
     assert failure.value.message == f"{world.node.sentence}; no other engine served within 120 s"
@@ -75,6 +75,6 @@ async def test_an_engine_that_was_not_asked_is_no_try_and_no_new_beginning() -> 
         await world.lose(told=False, after_s=10, error=untried)
         assert world.left_s() == LIMIT_S - 10 * (GATEWAY_RESUME_TRIES - 1)
         await world.lose(told=False, after_s=10)
-        with pytest.raises(Failure) as failure:
+        with pytest.raises(ApiError) as failure:
             await attempts.next()
     assert failure.value.code == "engine_lost"

@@ -12,7 +12,7 @@ from mesh_llm.membership.fact_documents import facts_from_document, facts_to_doc
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.eligibility import without_layers
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import Fingerprint, HeldPart, Hosting, Mode, NodeFacts, Role
+from mesh_llm.types import Fingerprint, HeldPart, HostingMode, Mode, NodeFacts, Role
 from tests.support.planning import FINGERPRINT, layers, mesh, model, node, running, settings
 
 
@@ -60,7 +60,7 @@ def test_layers_of_another_model_count_for_nothing() -> None:
 def test_who_has_yet_to_fetch_everything() -> None:
     here = mesh(node("a"), lacking("b"), lacking("c", spans=((3, 9),)), node("d", models=()))
     assert without_layers(here, model()) == {"b": "has yet to fetch its layers"}
-    assert without_layers(mesh(lacking("e", hosting=Hosting.NEVER)), model()) == {
+    assert without_layers(mesh(lacking("e", hosting=HostingMode.NEVER)), model()) == {
         "e": "has yet to fetch its layers"
     }
 

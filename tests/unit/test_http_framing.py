@@ -7,9 +7,9 @@ import pytest
 from mesh_llm.gateway.http_framing import (
     GATEWAY_ANSWER_HEAD_LIMIT_BYTES,
     GATEWAY_CHUNK_HEAD_LIMIT_BYTES,
-    Body,
     ChunkedBody,
     EndlessBody,
+    FramedBody,
     Head,
     MalformedAnswer,
     SizedBody,
@@ -24,7 +24,7 @@ def head(*lines: str, first: str = "HTTP/1.1 200 OK") -> Head:
     return found[0]
 
 
-def feed(body: Body, data: bytes, size: int) -> bytes:
+def feed(body: FramedBody, data: bytes, size: int) -> bytes:
     return b"".join(body.feed(data[at : at + size]) for at in range(0, len(data), size))
 
 
@@ -91,7 +91,9 @@ def test_what_is_no_head(raw: bytes) -> None:
         ("HTTP/1.1 304 Not Modified", "GET", ("Content-Length: 5",), SizedBody),
     ],
 )
-def test_which_body_an_answer_has(first: str, method: str, lines: tuple[str, ...], kind: type[Body]) -> None:
+def test_which_body_an_answer_has(
+    first: str, method: str, lines: tuple[str, ...], kind: type[FramedBody]
+) -> None:
     body = body_of(head(*lines, first=first), method)
     assert isinstance(body, kind)
     assert body.done is (method == "HEAD" or "200" not in first)

@@ -18,7 +18,7 @@ from mesh_llm.planning.decide import decide
 from mesh_llm.planning.engine_options import Fit, fit_solo
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.planning.speculation import cache_settings
-from mesh_llm.types import Draft, Fingerprint, Hosting, MeshSettings, NodeId, Prediction
+from mesh_llm.types import Draft, Fingerprint, HostingMode, MeshSettings, NodeId, Prediction
 from tests.support.planning import GB, counts, gpu, mesh, model, node, settings
 
 DRAFT = Draft(
@@ -148,7 +148,7 @@ def hosted(folder: Path, layers: int, **has: Any) -> tuple[tuple[str, ...], int]
     """Devices of a host with the first of 40 layers, and its layers there; a worker has the others."""
     hardware = replace(HAS, **has)
     published = {**hardware.facts(), "engine": node("a").facts.engine, "machine": "a", "speed": None}
-    host, shares = node("a", hosting=Hosting.PREFER, **published), (layers / 40, 1 - layers / 40)
+    host, shares = node("a", hosting=HostingMode.PREFER, **published), (layers / 40, 1 - layers / 40)
     wanted = settings(tensor_split=shares)
     plan = decide(mesh(host, node("b", 64)), model(), wanted, current=None)
     assert counts(plan) == {each: count for each, count in (("a", layers), ("b", 40 - layers)) if count}

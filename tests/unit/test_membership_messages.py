@@ -27,7 +27,7 @@ from mesh_llm.membership.messages import (
     Ack,
     Compare,
     Entry,
-    Guest,
+    GuestMessage,
     Hears,
     Leave,
     Message,
@@ -49,7 +49,7 @@ from mesh_llm.types import (
     Fingerprint,
     HeldModel,
     HeldPart,
-    Hosting,
+    HostingMode,
     LinkFacts,
     LinkKind,
     MeshSettings,
@@ -110,7 +110,7 @@ FACTS = NodeFacts(
     max_memory_bytes=0,
     gpus=(Device(name="CUDA0", description="H", kind=DeviceKind.GPU, free_bytes=1, total_bytes=2),),
     gpu_layers=0,
-    hosting=Hosting.NEVER,
+    hosting=HostingMode.NEVER,
     speed=Speed(read_bytes_per_s=4e10, flops_per_s=1e12, attention_per_s=1e11),
     cores=8,
     models=(HeldModel(fingerprint=Fingerprint("f" * 64), name="smollm2", size_bytes=100),),
@@ -152,7 +152,7 @@ MESSAGES: list[Message] = [
     Summary(buckets=(1, 2), entries=(Entry(node=ANN, incarnation=4, standing=Standing.SUSPECT, sequence=5),)),
     Want(nodes=(BEN,)),
     Leave(record=told(a_record(BEN, PLAIN, Standing.LEFT))),
-    Guest(name="laptop", version="1", state=State.SERVING, reason="because"),
+    GuestMessage(name="laptop", version="1", state=State.SERVING, reason="because"),
 ]
 
 

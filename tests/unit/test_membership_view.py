@@ -17,7 +17,7 @@ from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.messages import (
     Ack,
     Compare,
-    Guest,
+    GuestMessage,
     Hears,
     Leave,
     Message,
@@ -516,8 +516,8 @@ def test_a_client_tells_its_name_and_no_record() -> None:
     client = a_client()
     effects = client.on_connected(ANN, START)
     assert told(effects, ANN) == []
-    assert [message for message in sent(effects) if isinstance(message, Guest)] == [
-        Guest(name="laptop", version="1.0", state=State.STARTING, reason="")
+    assert [message for message in sent(effects) if isinstance(message, GuestMessage)] == [
+        GuestMessage(name="laptop", version="1.0", state=State.STARTING, reason="")
     ]
     assert client.records == ()
     assert seen(client, ME).facts.role is Role.CLIENT
@@ -528,7 +528,7 @@ def test_a_client_is_known_where_it_is_connected_and_nowhere_else() -> None:
     join(view, ANN)
     view.on_tick(START + 0.25)
     effects = view.on_visitor(CAT, START + 0.5)
-    guest = Guest(name="laptop", version="1.0", state=State.SERVING, reason="")
+    guest = GuestMessage(name="laptop", version="1.0", state=State.SERVING, reason="")
     effects += view.on_message(CAT, guest, START + 0.6)
     effects += ticks(view, START + 0.75, START + 3, pinged_by=(ANN, CAT))
     assert (seen(view, CAT).facts.name, seen(view, CAT).facts.role) == ("laptop", Role.CLIENT)

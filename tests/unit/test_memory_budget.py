@@ -17,7 +17,7 @@ from mesh_llm.planning.decide import decide
 from mesh_llm.planning.memory_budget import loan, unlent, usable_bytes
 from mesh_llm.planning.memory_layout import rooms
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import Device, DeviceKind, Hosting, Mode, NodeId, Plan
+from mesh_llm.types import Device, DeviceKind, HostingMode, Mode, NodeId, Plan
 from tests.support.planning import GB, counts, gpu, mesh, model, node, reasons, settings
 
 MAIN = 32 * GB
@@ -91,8 +91,8 @@ def test_a_worker_gets_no_layer_beyond_its_device(gpus: tuple[Device, ...]) -> N
     """Two GPUs of 8 GB, or one and much main memory, lend 8 GB; a host has all of it."""
     worker = hardware(gpus)
     host = rooms([member(worker)]).hosting[NodeId("b")]
-    short = planned(node("a", 12), member(worker, hosting=Hosting.NEVER))
-    held = planned(node("a", 15), member(worker, hosting=Hosting.NEVER))
+    short = planned(node("a", 12), member(worker, hosting=HostingMode.NEVER))
+    held = planned(node("a", 15), member(worker, hosting=HostingMode.NEVER))
 
     assert host.total_bytes == sum(gpu.free_bytes for gpu in gpus) + MAIN
     assert short.reason == "need 21.6 GB for the model, have 20.0 GB on 2 nodes"
@@ -101,7 +101,7 @@ def test_a_worker_gets_no_layer_beyond_its_device(gpus: tuple[Device, ...]) -> N
 
 
 def test_a_worker_takes_no_more_layers_than_its_gpu_may_have() -> None:
-    worker = member(hardware((gpu(24),), gpu_layers=3), hosting=Hosting.NEVER)
+    worker = member(hardware((gpu(24),), gpu_layers=3), hosting=HostingMode.NEVER)
 
     assert counts(planned(node("a", 21), worker, split=True))["b"] == 3
     forced = planned(node("a", 30), worker, tensor_split=(1.0, 1.0))
@@ -110,7 +110,7 @@ def test_a_worker_takes_no_more_layers_than_its_gpu_may_have() -> None:
 
 
 def test_a_gpu_too_small_for_a_layer_is_named() -> None:
-    worker = member(hardware((gpu(0.3),)), hosting=Hosting.NEVER)
+    worker = member(hardware((gpu(0.3),)), hosting=HostingMode.NEVER)
 
     assert reasons(planned(node("a", 40), worker)) == {
         "b": "not enough memory: 300 MB free on CUDA0, the device that it lends; a layer needs 741 MB"

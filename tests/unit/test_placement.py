@@ -15,7 +15,7 @@ from mesh_llm.planning.layer_costs import load_of
 from mesh_llm.planning.layer_shares import Capacity, apportion, fastest_first, spread
 from mesh_llm.planning.memory_layout import Free, Ledger, divided, furthest, lodge, rooms, total_bytes
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import Hosting, Mode, Plan
+from mesh_llm.types import HostingMode, Mode, Plan
 from tests.support.planning import (
     GB,
     any_model,
@@ -244,7 +244,7 @@ def test_neighbours_are_close() -> None:
 
 
 def test_the_head_goes_to_a_much_faster_worker() -> None:
-    slow_host = node("a", 12, gb_s=5, hosting=Hosting.PREFER)
+    slow_host = node("a", 12, gb_s=5, hosting=HostingMode.PREFER)
 
     assert planned(slow_host, node("b", 64, gb_s=900), split=True).head_on_worker
     assert not planned(node("a", 12, gb_s=40), node("b", 12, gb_s=40)).head_on_worker
@@ -340,7 +340,7 @@ def test_shares_that_cannot_be(ratios: tuple[float, ...], reason: str) -> None:
 
 
 def test_a_host_without_layers_needs_room_for_embedding_and_head() -> None:
-    plan = planned(node("a", 0.5, hosting=Hosting.PREFER), node("b", 64), tensor_split=(0.0, 1.0))
+    plan = planned(node("a", 0.5, hosting=HostingMode.PREFER), node("b", 64), tensor_split=(0.0, 1.0))
 
     assert plan.mode is Mode.WAITING
     assert plan.reason.startswith("embedding and head need ")
@@ -362,7 +362,7 @@ def test_layers_are_where_they_are_told() -> None:
 
 def test_a_first_layer_on_who_may_not_host_leaves_it_to_another() -> None:
     plan = planned(
-        node("a", 64, hosting=Hosting.NEVER),
+        node("a", 64, hosting=HostingMode.NEVER),
         node("b", 64),
         node("c", 70),
         layers=(("a", 0, 10), ("b", 10, 40)),

@@ -12,10 +12,10 @@ from mesh_llm.cli.relay import parse_listen
 from mesh_llm.defaults import RELAY_CLIENTS_SPARE, RELAY_PACKET_LIMIT_BYTES
 from mesh_llm.errors import UsageError
 from mesh_llm.relay import protocol as protocol
-from mesh_llm.relay.connections import RELAY_ARRIVALS_S, Door, source_of
+from mesh_llm.relay.connections import RELAY_ARRIVALS_S, RelayConnections, source_of
 from mesh_llm.relay.limits import Allowance, RelayLimits
 from mesh_llm.relay.metrics import RelayCounters
-from mesh_llm.relay.protocol import BadFrame, Ping, Pong, Send
+from mesh_llm.relay.protocol import BadFrame, Pong, RelayPing, RelaySend
 from mesh_llm.relay.server import RelayConfig, is_loopback
 
 ID, OTHER = bytes(range(32)), bytes(range(32, 64))
@@ -25,20 +25,20 @@ LONGEST = RELAY_PACKET_LIMIT_BYTES - 32
 def test_a_datagram_is_delivered_as_it_came() -> None:
     send = protocol.parse(b"\x04" + OTHER + b"\x02" + b"datagram")
 
-    assert send == Send(OTHER, False, b"\x02datagram")
-    assert isinstance(send, Send)
+    assert send == RelaySend(OTHER, False, b"\x02datagram")
+    assert isinstance(send, RelaySend)
     assert protocol.deliver(ID, send) == b"\x06" + ID + b"\x02datagram"
 
 
 def test_a_batch_is_delivered_as_it_came() -> None:
     send = protocol.parse(b"\x05" + OTHER + b"\x00\x00\x04" + b"fourfoursix")
 
-    assert isinstance(send, Send)
+    assert isinstance(send, RelaySend)
     assert protocol.deliver(ID, send) == b"\x07" + ID + b"\x00\x00\x04fourfoursix"
 
 
 def test_ping_and_pong() -> None:
-    assert protocol.parse(b"\x09" + b"12345678") == Ping(b"12345678")
+    assert protocol.parse(b"\x09" + b"12345678") == RelayPing(b"12345678")
     assert protocol.parse(b"\x0a" + b"12345678") == Pong(b"12345678")
     assert protocol.ping(b"12345678") == b"\x0912345678"
     assert protocol.pong(b"12345678") == b"\x0a12345678"
@@ -49,7 +49,7 @@ def test_what_the_relay_says() -> None:
     assert protocol.confirmed() == b"\x02"
     assert protocol.denied("no") == b"\x03\x02no"
     assert protocol.gone(ID) == b"\x08" + ID
-    assert protocol.status(protocol.Status.SAME_ID) == b"\x0d\x01"
+    assert protocol.status(protocol.RelayStatus.SAME_ID) == b"\x0d\x01"
     assert len(protocol.denied("x" * 1000)) == 2 + protocol.REASON_LIMIT_BYTES
 
 
@@ -57,7 +57,7 @@ def test_what_the_relay_says() -> None:
 def test_a_datagram_up_to_the_limit(length: int) -> None:
     send = protocol.parse(b"\x04" + OTHER + b"\0" + b"d" * length)
 
-    assert isinstance(send, Send)
+    assert isinstance(send, RelaySend)
     assert len(protocol.deliver(ID, send)) == 34 + length <= 1 + RELAY_PACKET_LIMIT_BYTES
 
 
@@ -127,7 +127,7 @@ def test_random_bytes_are_parsed_or_refused_and_nothing_else() -> None:
                 refused += 1
                 continue
             parsed += 1
-            if isinstance(found, Send):
+            if isinstance(found, RelaySend):
                 # Not a byte is lost or added on the way.
                 assert len(protocol.deliver(ID, found)) == len(frame)
                 assert protocol.deliver(found.destination, found)[1:] == bytes(frame[1:])
@@ -170,7 +170,7 @@ async def _nobody(request: web.BaseRequest) -> web.StreamResponse:
 
 
 async def test_an_address_that_connects_again_and_again_is_slowed_down() -> None:
-    door = Door(_nobody, RelayLimits(per_address=4), RelayCounters())
+    door = RelayConnections(_nobody, RelayLimits(per_address=4), RelayCounters())
 
     def come(source: str, now: float) -> str | None:
         refusal = door.enter(source, now)
@@ -185,7 +185,7 @@ async def test_an_address_that_connects_again_and_again_is_slowed_down() -> None
 
 
 async def test_connections_are_counted_by_address_and_in_all() -> None:
-    door = Door(_nobody, RelayLimits(clients=1, per_address=2), RelayCounters())
+    door = RelayConnections(_nobody, RelayLimits(clients=1, per_address=2), RelayCounters())
 
     assert [door.enter("192.0.2.1", 0.0) for _ in range(2)] == [None, None]
     assert door.enter("192.0.2.1", 0.0) == "too many connections from one address"

@@ -14,7 +14,7 @@ from mesh_llm.cli.status import show
 from mesh_llm.report.history import _checked
 from mesh_llm.report.status import plan_status
 from mesh_llm.sanitise import refusal
-from mesh_llm.status_schema import Serving, from_document, to_document
+from mesh_llm.status_schema import ServingStatus, from_document, to_document
 from mesh_llm.types import Exclusion, Mode, NodeId, Plan, Prediction, Stage
 
 HOST, MINI, LEFT = (NodeId(sign * 64) for sign in "abc")
@@ -78,7 +78,7 @@ def told() -> dict[str, Any]:
 
 def read(document: object) -> dict[str, Any]:
     """As another node shows it."""
-    found: dict[str, Any] = to_document(from_document(Serving, document))
+    found: dict[str, Any] = to_document(from_document(ServingStatus, document))
     return found
 
 

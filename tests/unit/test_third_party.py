@@ -15,7 +15,7 @@ from mesh_llm import third_party
 from mesh_llm.engine.diagnostics import Cause, buffer_bytes, explain, redacted
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.client_connection import ClientConnection, ClientServer
-from mesh_llm.relay.connections import Connection, Door
+from mesh_llm.relay.connections import Connection, RelayConnections
 from mesh_llm.third_party import AIOHTTP, ENGINE_TEXTS, IROH, EngineSymbol
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def test_an_aiohttp_with_other_insides_is_refused(owner: str, monkeypatch: pytes
     ("path", "ours"),
     [
         ("gateway/client_connection.py", (ClientConnection, ClientServer)),
-        ("relay/connections.py", (Connection, Door)),
+        ("relay/connections.py", (Connection, RelayConnections)),
     ],
 )
 def test_every_private_attribute_of_aiohttp_is_listed(path: str, ours: tuple[type, ...]) -> None:

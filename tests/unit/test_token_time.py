@@ -9,8 +9,8 @@ import pytest
 from mesh_llm.planning.plan_inputs import way_of
 from mesh_llm.planning.token_time import (
     Measured,
-    Part,
     PartKind,
+    TokenPart,
     TokenTime,
     host_seconds,
     links_seconds,
@@ -160,7 +160,7 @@ def test_the_hosts_part_is_its_layers_and_the_head() -> None:
 
 def made(total_us: int, *entries: tuple[PartKind, NodeId | None, int]) -> TokenTime:
     return TokenTime(
-        total_us=total_us, parts=tuple(Part(kind=kind, node=node, us=us) for kind, node, us in entries)
+        total_us=total_us, parts=tuple(TokenPart(kind=kind, node=node, us=us) for kind, node, us in entries)
     )
 
 

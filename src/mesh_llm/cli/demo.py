@@ -30,7 +30,7 @@ _TOLD = ("model", "build", "engine", "elected", "ready", "api")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DemoAnswer:
     text: str
     prompt_tok_s: float
     decode_tok_s: float
@@ -149,7 +149,7 @@ async def _demo(spec: ClusterSpec, output: Output, *, stay: bool, as_json: bool)
     return 0 if answered.is_set() else 130
 
 
-async def _ask(mesh: Cluster, began: float, *, echo: bool) -> Answer:
+async def _ask(mesh: Cluster, began: float, *, echo: bool) -> DemoAnswer:
     if echo:
         click.echo(f"\nQuestion: {DEMO_QUESTION}\nAnswer:   ", nl=False)
     body = {
@@ -182,7 +182,7 @@ async def _ask(mesh: Cluster, began: float, *, echo: bool) -> Answer:
                 click.echo(piece, nl=False)
     if echo:
         click.echo("\n")
-    return Answer(
+    return DemoAnswer(
         text=text,
         prompt_tok_s=timings.get("prompt_per_second", 0.0),
         decode_tok_s=timings.get("predicted_per_second", 0.0),
@@ -203,7 +203,7 @@ def _piece(chunk: dict[str, Any]) -> str:
     return choices[0].get("delta", {}).get("content") or ""
 
 
-def _show(status: dict[str, Any], answer: Answer, *, as_json: bool) -> None:
+def _show(status: dict[str, Any], answer: DemoAnswer, *, as_json: bool) -> None:
     if as_json:
         print_json(_figures(status, answer))
         return
@@ -248,7 +248,7 @@ def _row(stage: dict[str, Any], node: dict[str, Any], names: tables.Names) -> tu
     )
 
 
-def _figures(status: dict[str, Any], answer: Answer) -> dict[str, Any]:
+def _figures(status: dict[str, Any], answer: DemoAnswer) -> dict[str, Any]:
     members = {node["id"]: node for node in status["mesh"]["nodes"]}
     return {
         "model": status["model"]["name"],

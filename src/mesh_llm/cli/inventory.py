@@ -37,7 +37,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rooms:
+class FreeMemory:
     """Where models may be put."""
 
     here: Snapshot
@@ -50,7 +50,7 @@ class Inventory:
     listed: tuple[Listed, ...]
     skipped: tuple[Skipped, ...]
     places: Places
-    rooms: Rooms | None
+    rooms: FreeMemory | None
     note: str
     """What kept it from being complete."""
 
@@ -114,7 +114,7 @@ async def _headers(found: Found, progress: ProgressSink) -> dict[Path, Header]:
 # -- fit ------------------------------------------------------------------------------------------
 
 
-def _judged(listed: Listed, rooms: Rooms | None) -> Listed:
+def _judged(listed: Listed, rooms: FreeMemory | None) -> Listed:
     header = listed.header
     if rooms is None or header is None or header.facts is None or header.refusal is not None:
         return listed
@@ -124,7 +124,7 @@ def _judged(listed: Listed, rooms: Rooms | None) -> Listed:
     return replace(listed, here=here, mesh=outlook(rooms.mesh, header.facts, slots=DEFAULT_SLOTS))
 
 
-async def _rooms(home: Home) -> Rooms | None:
+async def _rooms(home: Home) -> FreeMemory | None:
     """This machine and the mesh, as a running node knows them; None where the engine does not run here."""
     me, members = await _members(home)
     own = next((node for node in members if node.id == me and node.facts.memory_bytes), None)
@@ -134,7 +134,7 @@ async def _rooms(home: Home) -> Rooms | None:
         except MeshError:
             return None
     here, mesh = supposed([own], NO_FINGERPRINT), supposed(members, NO_FINGERPRINT)
-    return Rooms(here=here, mesh=mesh if len(mesh.nodes) > 1 else None)
+    return FreeMemory(here=here, mesh=mesh if len(mesh.nodes) > 1 else None)
 
 
 async def _members(home: Home) -> tuple[str, Sequence[Candidate]]:

@@ -214,7 +214,7 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
     """What the options ask for, checked."""
     from mesh_llm.config import NodeConfig, parse_layers, parse_shares, parse_size
     from mesh_llm.engine.spec import parse_setting
-    from mesh_llm.types import Hosting
+    from mesh_llm.types import HostingMode
 
     for name in ("model", "join", "draft"):
         if options[name] == "":
@@ -235,7 +235,7 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
         relay_token=secret.read("--token", None),
         no_relay=options["no_relay"] or _is_set("MESH_LLM_NO_RELAY"),
         plain_lan=options["plain_lan"],
-        hosting=Hosting(options["hosting"]),
+        hosting=HostingMode(options["hosting"]),
         split=options["split"],
         tensor_split=parse_shares(options["tensor_split"]) if options["tensor_split"] else None,
         layers=parse_layers(options["layers"]) if options["layers"] else None,

@@ -33,7 +33,7 @@ class Refused(Exception):
         self.code = code
 
 
-class Guard:
+class ConsoleAccess:
     def __init__(self, *, api_key: str | None) -> None:
         self._key = api_key
         self._token = secrets.token_urlsafe(32)

@@ -34,7 +34,7 @@ class Api:
     key: str | None = field(default=None, repr=False)
 
 
-class Chat:
+class ApiProxy:
     def __init__(self, api: Callable[[], Api | None]) -> None:
         """`api`: None while it is not open."""
         self._api = api

@@ -40,7 +40,7 @@ class Crowded(Exception):
     """There are as many who watch as may."""
 
 
-class Watcher:
+class FeedWatcher:
     """One who watches: what is told goes straight to the connection, and waits in its buffer alone.
 
     One that does not read is dropped. It comes again, and gets a fresh snapshot.
@@ -77,7 +77,7 @@ class Feed:
         self._samples: deque[bytes] = deque(maxlen=CONSOLE_SAMPLES)
         self._events: deque[bytes] = deque(maxlen=CONSOLE_EVENTS)
         self._progress: dict[str, bytes] = {}
-        self._watchers: set[Watcher] = set()
+        self._watchers: set[FeedWatcher] = set()
         self._watched = asyncio.Event()
         self.ended = asyncio.Event()
         """With the node."""
@@ -141,7 +141,7 @@ class Feed:
         await self._look()
         if self.is_full:
             raise Crowded
-        watcher = Watcher(transport)
+        watcher = FeedWatcher(transport)
         # Together, with nothing in between: whatever is told from here on follows the snapshot.
         watcher.give(_chunk(_frame(b"snapshot", self._snapshot())), time.monotonic())
         if not self._watchers:

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from mesh_llm.console.access import Guard, Refused
-from mesh_llm.console.api_proxy import Api, Chat
+from mesh_llm.console.access import ConsoleAccess, Refused
+from mesh_llm.console.api_proxy import Api, ApiProxy
 from mesh_llm.console.event_feed import Feed
 from mesh_llm.console.page import get_file
 from mesh_llm.console.routes import Managed, add_management, refusal
@@ -58,8 +58,8 @@ class Console:
     def __init__(
         self, node: Managed, feed: Feed, *, api: Callable[[], Api | None], api_key: str | None
     ) -> None:
-        self._guard = Guard(api_key=api_key)
-        self._chat = Chat(api)
+        self._guard = ConsoleAccess(api_key=api_key)
+        self._chat = ApiProxy(api)
         self._app = web.Application(client_max_size=CONSOLE_BODY_LIMIT_BYTES, middlewares=[self._middleware])
         self._app.on_response_prepare.append(_add_headers)
         add_management(self._app, node, feed)

@@ -16,7 +16,7 @@ from mesh_llm.loopback import Names
 HEALTH_PATHS = frozenset({"/health", "/v1/health"})
 
 
-class Guard:
+class ApiAccess:
     def __init__(self, *, api_key: str | None, listen: str) -> None:
         self._key = None if api_key is None else api_key.encode()
         self._names = Names(listen)

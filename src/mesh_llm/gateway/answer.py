@@ -15,10 +15,10 @@ from multidict import CIMultiDict
 
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.answer_writer import AnswerWriter
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.dialects.base import Document, Said, Seam
 from mesh_llm.gateway.engine_connection import EngineError
-from mesh_llm.gateway.engine_errors import Refusal
+from mesh_llm.gateway.engine_errors import EngineRefusal
 from mesh_llm.gateway.first_event import FirstEvent
 from mesh_llm.gateway.http_framing import MalformedAnswer
 from mesh_llm.gateway.keep_alive import beating
@@ -300,7 +300,7 @@ class Answer:
         return web.Response(status=status, body=body, headers=headers)
 
     def refuse(self, event: bytes) -> web.Response:
-        """What the engine says against it is said to the client; raises the `Failure` in an open stream.
+        """What the engine says against it is said to the client; raises the `ApiError` in an open stream.
 
         There the engine ends properly after its complaint. Passed on like that, an answer that was
         cut in the middle would look like one that has nothing more to say.
@@ -311,10 +311,10 @@ class Answer:
         self._exchange.outcome = BROKEN
         code = error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        refusal = Refusal.of(self._request.path, status, error)
+        refusal = EngineRefusal.of(self._request.path, status, error)
         return self._whole(refusal.body, refusal.status)
 
-    def last_words(self, failure: Failure) -> bytes:
+    def last_words(self, failure: ApiError) -> bytes:
         if self._first_event is not None:
             self._first_event.give_up(self._dialect.start(model="", prompt_tokens=self._prompt_tokens or 0))
         return self._dialect.failed(failure, self._told)

@@ -19,7 +19,7 @@ from mesh_llm.gateway.stall_timer import StallTimer
 _LINGER_NONE = struct.pack("ii", 1, 0)
 
 
-class Source(Protocol):
+class AnswerSource(Protocol):
     """Where the body comes from."""
 
     async def pour(self, sink: Callable[[bytes], None]) -> None: ...
@@ -83,7 +83,7 @@ class AnswerWriter:
             answer_writer.take(body)
         return answer_writer
 
-    async def pour_from(self, source: Source, sink: Callable[[bytes], None] | None = None) -> None:
+    async def pour_from(self, source: AnswerSource, sink: Callable[[bytes], None] | None = None) -> None:
         """All that `source` has, by way of `sink`; more may follow."""
         # The client holds one of the engine's slots; it may not do so and read nothing.
         stuck = StallTimer(self._silence_s, self._transport.abort)

@@ -41,7 +41,7 @@ def anthropic_error(status: int, message: str) -> dict[str, object]:
     return {"type": "error", "error": {"type": _ANTHROPIC_KINDS.get(status, other), "message": message}}
 
 
-class Failure(Exception):
+class ApiError(Exception):
     """Why a request gets no answer from the engine, as its client will read it."""
 
     def __init__(
@@ -101,55 +101,55 @@ class Failure(Exception):
         return response
 
 
-def not_serving(health: Health) -> Failure:
+def not_serving(health: Health) -> ApiError:
     reason = health.reason or "no model is being served right now"
     state = {"state": health.state.value, "reason": reason, "model": health.model}
-    return Failure(503, reason, kind="unavailable_error", code="not_serving", headers=_RETRY, more=state)
+    return ApiError(503, reason, kind="unavailable_error", code="not_serving", headers=_RETRY, more=state)
 
 
-def leaving(message: str) -> Failure:
-    return Failure(503, message, kind="unavailable_error", code="not_serving", headers={**_RETRY, **_CLOSE})
+def leaving(message: str) -> ApiError:
+    return ApiError(503, message, kind="unavailable_error", code="not_serving", headers={**_RETRY, **_CLOSE})
 
 
-def busy(retry_after_s: int) -> Failure:
+def busy(retry_after_s: int) -> ApiError:
     message = f"too many requests are waiting already; try again in {retry_after_s} s"
     headers = {"Retry-After": str(retry_after_s)}
-    return Failure(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
+    return ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
 
 
-def queue_late(waited_s: float) -> Failure:
+def queue_late(waited_s: float) -> ApiError:
     message = f"the request has waited {waited_s:.3g} s for a slot of the engine"
-    return Failure(503, message, kind="unavailable_error", code="queue_late", headers=_RETRY)
+    return ApiError(503, message, kind="unavailable_error", code="queue_late", headers=_RETRY)
 
 
-def crowded() -> Failure:
+def crowded() -> ApiError:
     message = "too many connections are open already"
-    return Failure(
+    return ApiError(
         503, message, kind="unavailable_error", code="too_many_connections", headers={**_RETRY, **_CLOSE}
     )
 
 
-def head_late(limit_s: float) -> Failure:
+def head_late(limit_s: float) -> ApiError:
     message = f"the headers of the request have not arrived within {limit_s:g} s"
     return _refused(408, message, code="header_late")
 
 
-def head_too_large(message: str) -> Failure:
+def head_too_large(message: str) -> ApiError:
     return _refused(431, message, code="header_too_large")
 
 
-def engine_lost(sentence: str) -> Failure:
-    return Failure(502, sentence, kind="server_error", code="engine_lost")
+def engine_lost(sentence: str) -> ApiError:
+    return ApiError(502, sentence, kind="server_error", code="engine_lost")
 
 
-def not_resumed(sentence: str) -> Failure:
-    return Failure(502, sentence, kind="server_error", code="not_resumed")
+def not_resumed(sentence: str) -> ApiError:
+    return ApiError(502, sentence, kind="server_error", code="not_resumed")
 
 
-def engine_gave_up(error: Mapping[str, object]) -> Failure:
+def engine_gave_up(error: Mapping[str, object]) -> ApiError:
     """In the engine's own words."""
     message, kind, code = (error.get(name) for name in ("message", "type", "code"))
-    return Failure(
+    return ApiError(
         code if isinstance(code, int) and 400 <= code < 600 else 502,
         message if isinstance(message, str) and message else "the engine could not go on",
         kind=kind if isinstance(kind, str) else "server_error",
@@ -157,54 +157,54 @@ def engine_gave_up(error: Mapping[str, object]) -> Failure:
     )
 
 
-def engine_silent(silence_s: float) -> Failure:
+def engine_silent(silence_s: float) -> ApiError:
     message = f"the engine has sent nothing for {silence_s:g} s"
-    return Failure(504, message, kind="server_error", code="engine_silent")
+    return ApiError(504, message, kind="server_error", code="engine_silent")
 
 
-def body_too_large(limit_bytes: int) -> Failure:
+def body_too_large(limit_bytes: int) -> ApiError:
     message = f"the request body is larger than {limit_bytes / (1 << 20):g} MiB"
     return _refused(413, message, code="body_too_large")
 
 
-def body_late(silence_s: float) -> Failure:
+def body_late(silence_s: float) -> ApiError:
     message = f"nothing more of the request body has arrived for {silence_s:g} s"
     return _refused(408, message, code="body_late")
 
 
-def bad_request(message: str, *, status: int = 400, code: str = "bad_request") -> Failure:
+def bad_request(message: str, *, status: int = 400, code: str = "bad_request") -> ApiError:
     return _refused(status, message, code=code)
 
 
-def no_such_model(name: str) -> Failure:
+def no_such_model(name: str) -> ApiError:
     message = f"the model {name[:_NAME_SHOWN]!r} does not exist; GET /v1/models lists those that do"
-    return Failure(404, message, kind="invalid_request_error", code="model_not_found")
+    return ApiError(404, message, kind="invalid_request_error", code="model_not_found")
 
 
-def not_found(method: str, path: str) -> Failure:
+def not_found(method: str, path: str) -> ApiError:
     message = f"{method[:20]} {path[:100]} is not a route of this API"
-    return Failure(404, message, kind="not_found_error", code="not_found")
+    return ApiError(404, message, kind="not_found_error", code="not_found")
 
 
-def not_offered(message: str) -> Failure:
-    return Failure(400, message, kind="invalid_request_error", code="not_offered")
+def not_offered(message: str) -> ApiError:
+    return ApiError(400, message, kind="invalid_request_error", code="not_offered")
 
 
-def wrong_key() -> Failure:
+def wrong_key() -> ApiError:
     headers = {"WWW-Authenticate": "Bearer"}
     message = "this API needs a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-    return Failure(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
+    return ApiError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
 
 
-def forbidden(message: str, *, code: str) -> Failure:
-    return Failure(403, message, kind="permission_error", code=code)
+def forbidden(message: str, *, code: str) -> ApiError:
+    return ApiError(403, message, kind="permission_error", code=code)
 
 
-def internal() -> Failure:
+def internal() -> ApiError:
     message = "an internal error of mesh-llm; its log has the details"
-    return Failure(500, message, kind="server_error", code="internal_error", headers=_CLOSE)
+    return ApiError(500, message, kind="server_error", code="internal_error", headers=_CLOSE)
 
 
-def _refused(status: int, message: str, *, code: str) -> Failure:
+def _refused(status: int, message: str, *, code: str) -> ApiError:
     # The rest of such a request may still be on its way: the connection cannot be used again.
-    return Failure(status, message, kind="invalid_request_error", code=code, headers=_CLOSE)
+    return ApiError(status, message, kind="invalid_request_error", code=code, headers=_CLOSE)

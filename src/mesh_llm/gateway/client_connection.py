@@ -15,7 +15,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
 from mesh_llm.gateway import api_errors
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.third_party import require_aiohttp
@@ -144,7 +144,7 @@ class ClientConnection(web.RequestHandler):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _break_off(self, failure: Failure) -> None:
+    def _break_off(self, failure: ApiError) -> None:
         """Refuse a request whose head is not all there."""
         self._head_ended()
         if self.transport is not None and self.is_idle:
@@ -243,7 +243,7 @@ class ClientServer(web.Server):
             protocol.begin(payload)
         return super()._make_request(message, payload, protocol, writer, task)
 
-    def refusal(self, newcomer: ClientConnection) -> Failure | None:
+    def refusal(self, newcomer: ClientConnection) -> ApiError | None:
         """Why there is no room for one more connection; others may have to go for it."""
         connections = [
             each for each in self.connections if isinstance(each, ClientConnection) and not each.is_leaving
@@ -270,7 +270,7 @@ class ClientServer(web.Server):
         latest.force_close()
         return True
 
-    def turn_away(self, client: ClientConnection, transport: asyncio.Transport, failure: Failure) -> None:
+    def turn_away(self, client: ClientConnection, transport: asyncio.Transport, failure: ApiError) -> None:
         """Say why, and stay for a moment: closed at once, what is still arriving would undo the words."""
         if len(self._turned_away) >= GATEWAY_TURNED_AWAY:
             transport.abort()

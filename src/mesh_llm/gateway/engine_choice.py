@@ -57,7 +57,7 @@ async def until_serving(serving: Serving, *, patience_s: float = 0.0) -> Upstrea
     return upstream
 
 
-class Attempts:
+class EngineChoice:
     """For one request: engines one after the other, until one has answered it, or the time is up.
 
     The time counts from the first loss after which the client has heard nothing new, over all tries:
@@ -86,7 +86,7 @@ class Attempts:
         self.count = 0
         """Engines that have failed so far."""
 
-    async def __aenter__(self) -> Attempts:
+    async def __aenter__(self) -> EngineChoice:
         return self
 
     async def __aexit__(

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
-from mesh_llm.gateway.http_framing import Body, Head, MalformedAnswer, body_of, split_head
+from mesh_llm.gateway.http_framing import FramedBody, Head, MalformedAnswer, body_of, split_head
 from mesh_llm.gateway.stall_timer import StallTimer
 
 GATEWAY_HELD_BYTES = 64 << 10
@@ -69,7 +69,7 @@ class EngineConnection(asyncio.Protocol):
         """At least a byte of the answer has arrived."""
         self._raw_head = b""
         self._head: Head | None = None
-        self._body: Body | None = None
+        self._body: FramedBody | None = None
         self._whole = False
         self._error: EngineError | None = None
         self._held: list[bytes] = []
@@ -251,7 +251,7 @@ class EngineConnection(asyncio.Protocol):
         if rest or self._body.done:
             self.data_received(rest)
 
-    def _finish(self, body: Body) -> None:
+    def _finish(self, body: FramedBody) -> None:
         self._whole = True
         self._stall_timer.rest()
         self._wake()

@@ -22,7 +22,7 @@ _TEXT_SHOWN = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class EngineRefusal:
     status: int
     body: bytes
     is_mistake: bool = False
@@ -31,7 +31,7 @@ class Refusal:
     """Else it is what the engine sent, byte for byte."""
 
     @classmethod
-    def read(cls, path: str, status: int, body: bytes) -> Refusal:
+    def read(cls, path: str, status: int, body: bytes) -> EngineRefusal:
         """`status` and `body`: as the engine sent them."""
         error = _error_in(body)
         if error is None:
@@ -42,7 +42,7 @@ class Refusal:
         return cls(status=status, body=body, is_reworded=False)
 
     @classmethod
-    def of(cls, path: str, status: int, error: dict[str, Any]) -> Refusal:
+    def of(cls, path: str, status: int, error: dict[str, Any]) -> EngineRefusal:
         """`error`: the engine's, which it may tell in a stream that nobody sees, too."""
         is_mistake = status == HTTPStatus.INTERNAL_SERVER_ERROR and bool(
             _MISTAKES.match(str(error.get("message")))

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from mesh_llm.defaults import GATEWAY_STOP_S, GUESTS_LIMIT
 from mesh_llm.gateway import api_errors
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.client_connection import ClientConnection, ClientServer, check_head
 from mesh_llm.gateway.connection_pool import ConnectionPool
 from mesh_llm.gateway.delivery import deliver
@@ -29,7 +29,7 @@ from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
-from mesh_llm.gateway.request_body import Body
+from mesh_llm.gateway.request_body import RequestBody
 from mesh_llm.gateway.routes import Route
 from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
 from mesh_llm.gateway.upstream import Serving
@@ -119,7 +119,7 @@ class Guests:
         assert guest is not None
         try:
             return await self._answer(request, exchange, guest)
-        except Failure as failure:
+        except ApiError as failure:
             if exchange.answer_writer is None:
                 return failure.response()
         except EngineError as error:
@@ -151,9 +151,9 @@ class Guests:
 
     async def _receive(
         self, request: web.BaseRequest, exchange: Exchange, route: Route, keep: Callable[[int], None]
-    ) -> Body:
+    ) -> RequestBody:
         limits = self._short if route.tokenizes else self._limits
-        receiving = Body.receive(request, exchange, limits, on_bytes=keep)
+        receiving = RequestBody.receive(request, exchange, limits, on_bytes=keep)
         if request.content.is_eof():
             # It came along with the head.
             return await receiving
@@ -201,7 +201,7 @@ class Guests:
         exchange: Exchange,
         guest: Guest,
         engine_request: EngineRequest,
-        body: Body,
+        body: RequestBody,
     ) -> web.StreamResponse:
         # Only now: it may have ended while the request waited.
         upstream = self._serving.engine(guest.epoch)

@@ -88,7 +88,7 @@ def _parse_head(raw: bytes) -> Head:
 # -- the body -----------------------------------------------------------------------------------
 
 
-class Body(Protocol):
+class FramedBody(Protocol):
     """One way to say where a body ends."""
 
     done: bool
@@ -103,7 +103,7 @@ class Body(Protocol):
         """The connection has ended: whether the body ended with it, as it should."""
 
 
-def body_of(head: Head, method: str) -> Body:
+def body_of(head: Head, method: str) -> FramedBody:
     """How the answer to a `method` request is framed (RFC 9112, 6.3)."""
     if method == "HEAD" or head.status in (204, 304):
         return SizedBody(0)

@@ -13,7 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mesh_llm.gateway.answer_writer import AnswerWriter
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.slot_queue import SlotQueue
 
 # The version in which the engine writes its own series, too.
@@ -82,7 +82,7 @@ class Exchange:
     own_answer_s: float = 0.0
     answer_writer: AnswerWriter | None = None
     """The way to the client, once the head of the engine's answer is on it."""
-    last_words: Callable[[Failure], bytes] | None = None
+    last_words: Callable[[ApiError], bytes] | None = None
     """How a text under way tells the client that it broke off."""
     first_event_s: float = 0.0
     """When the first event of a text was told, by the monotonic clock."""

@@ -19,20 +19,20 @@ from multidict import CIMultiDict
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S, GATEWAY_REDACTED_LIMIT_BYTES
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.connection_pool import ConnectionPool
 from mesh_llm.gateway.delivery import deliver
 from mesh_llm.gateway.dialects.base import Document
-from mesh_llm.gateway.engine_choice import Attempts, EngineUntried, is_given_up, until_serving
+from mesh_llm.gateway.engine_choice import EngineChoice, EngineUntried, is_given_up, until_serving
 from mesh_llm.gateway.engine_connection import EngineConnection, EngineError, EngineLost, EngineSilent
-from mesh_llm.gateway.engine_errors import Refusal, is_worth_reading
+from mesh_llm.gateway.engine_errors import EngineRefusal, is_worth_reading
 from mesh_llm.gateway.engine_request import EngineRequest, small
 from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.http_framing import Head, MalformedAnswer
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.model_list import MODELS_PATH, found, model_asked_for
-from mesh_llm.gateway.request_body import Body
+from mesh_llm.gateway.request_body import RequestBody
 from mesh_llm.gateway.resume_join import Diverged
 from mesh_llm.gateway.routes import PLAIN, Route
 from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
@@ -59,7 +59,7 @@ _COMPUTE_ERROR = 500
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORECASE)
 
 
-class Relay:
+class Proxy:
     """The way to the engine and back, for all requests of one gateway."""
 
     def __init__(self, serving: Serving, limits: Limits, slot_queue: SlotQueue | None = None) -> None:
@@ -75,7 +75,7 @@ class Relay:
     async def answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         engine_request = EngineRequest.of(request)
         await self._until_serving(request)
-        body = await Body.receive(request, exchange, self._within_budget())
+        body = await RequestBody.receive(request, exchange, self._within_budget())
         self._kept_bytes += len(body.start)
         try:
             response = await self._answer(request, exchange, engine_request, body)
@@ -90,7 +90,7 @@ class Relay:
             self._kept_bytes -= len(body.start)
 
     async def _answer(
-        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: Body
+        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: RequestBody
     ) -> web.StreamResponse:
         if not body.complete:
             return await self._upload(request, exchange, engine_request, body)
@@ -122,7 +122,7 @@ class Relay:
 
     async def _model(self, exchange: Exchange, name: str) -> web.Response:
         """One of the list that the engine gives; it has no route of its own for that."""
-        async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
+        async with EngineChoice(self._serving, limit_s=self._limits.resume_s) as attempts:
             while True:
                 upstream = await attempts.next()
                 exchange.served_by = _elsewhere(upstream)
@@ -176,7 +176,7 @@ class Relay:
         self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, answer: Answer
     ) -> web.StreamResponse | None:
         """Ask engines until nothing is missing; returns what one says instead where it does not mean to."""
-        async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
+        async with EngineChoice(self._serving, limit_s=self._limits.resume_s) as attempts:
             while not answer.is_whole:
                 answer.doing = "waiting for the next engine"
                 upstream = await attempts.next()
@@ -208,7 +208,7 @@ class Relay:
         return None
 
     async def _resume(
-        self, answer: Answer, exchange: Exchange, attempts: Attempts, upstream: Upstream
+        self, answer: Answer, exchange: Exchange, attempts: EngineChoice, upstream: Upstream
     ) -> None:
         exchange.resumed += 1
         why = await attempts.why()
@@ -301,10 +301,10 @@ class Relay:
     # -- anything else ---------------------------------------------------------------------------
 
     async def _pass_on(
-        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: Body
+        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: RequestBody
     ) -> web.StreamResponse:
         """As it came; to another engine as long as the client has heard nothing."""
-        async with Attempts(self._serving, limit_s=self._limits.resume_s) as attempts:
+        async with EngineChoice(self._serving, limit_s=self._limits.resume_s) as attempts:
             while True:
                 upstream = await attempts.next()
                 turn = engine_request.turn(within_s=attempts.left_s)
@@ -323,10 +323,10 @@ class Relay:
                     exchange.resumed += 1
 
     async def _upload(
-        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: Body
+        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: RequestBody
     ) -> web.StreamResponse:
         """A body too large to be sent twice: on a connection that nobody has used before."""
-        async with Attempts(self._serving, limit_s=0.0) as attempts:
+        async with EngineChoice(self._serving, limit_s=0.0) as attempts:
             # Asked again: the body may have taken its time, and the engine may be another one by now.
             upstream = await attempts.next()
             head = engine_request.head(upstream, body.headers())
@@ -442,14 +442,16 @@ async def _finished(answer: Answer) -> web.StreamResponse:
         raise api_errors.engine_lost("the engine's answer is malformed") from error
 
 
-async def _send_body(connection: EngineConnection, method: str, head: bytes, body: Body) -> None:
+async def _send_body(connection: EngineConnection, method: str, head: bytes, body: RequestBody) -> None:
     try:
         await connection.upload(method, head, body.parts(), chunked=body.chunked)
-    except Failure as failure:
+    except ApiError as failure:
         connection.fail(EngineLost(f"the upload was cut off: {failure.message}"))
 
 
-async def _refusal_in(request: web.BaseRequest, head: Head, connection: EngineConnection) -> Refusal | None:
+async def _refusal_in(
+    request: web.BaseRequest, head: Head, connection: EngineConnection
+) -> EngineRefusal | None:
     """What the engine says against a request, where it may have to be said in another way."""
     length = head.headers.get("Content-Length", "")
     is_short = length.isdecimal() and int(length) <= GATEWAY_REFUSAL_BYTES
@@ -458,10 +460,10 @@ async def _refusal_in(request: web.BaseRequest, head: Head, connection: EngineCo
         return None
     parts: list[bytes] = []
     await connection.pour(parts.append)
-    return Refusal.read(request.path, head.status, b"".join(parts))
+    return EngineRefusal.read(request.path, head.status, b"".join(parts))
 
 
-def _told(refusal: Refusal, head: Head, exchange: Exchange, headers: CIMultiDict[str]) -> web.Response:
+def _told(refusal: EngineRefusal, head: Head, exchange: Exchange, headers: CIMultiDict[str]) -> web.Response:
     headers.popall("Content-Length", None)
     if refusal.is_reworded:
         headers["Content-Type"] = "application/json; charset=utf-8"

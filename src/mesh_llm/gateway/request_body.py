@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError, HttpVersion11
 
 from mesh_llm.gateway import api_errors
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.client_connection import ClientConnection
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
@@ -18,7 +18,7 @@ from mesh_llm.gateway.metrics import Exchange
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
-class Body:
+class RequestBody:
     """All of what the client sends where it is small, else its start and the way to its rest."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Body:
         """All of it if it is complete, else what was taken in of it."""
         self.complete = not request.body_exists
         """Nothing more is to come: the body can be sent again."""
-        self.failure: Failure | None = None
+        self.failure: ApiError | None = None
         """Why the rest could not be had."""
         self.waiting = False
         """It is the client that everybody waits for."""
@@ -53,7 +53,7 @@ class Body:
         limits: Limits,
         *,
         on_bytes: Callable[[int], None] | None = None,
-    ) -> Body:
+    ) -> RequestBody:
         """Let the client begin, and take in what may have to be sent a second time.
 
         `on_bytes` is told how many have come, and may refuse to take them.
@@ -86,7 +86,7 @@ class Body:
         while not self.complete:
             try:
                 chunk = await self._next_in_time()
-            except Failure as failure:
+            except ApiError as failure:
                 self.failure = failure
                 raise
             if chunk:

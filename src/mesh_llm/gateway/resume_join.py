@@ -30,7 +30,7 @@ class Joint(Protocol):
         """The event as the client should see it; None where it has seen it already, or need not."""
 
 
-class Names:
+class AnswerNames:
     """Random names of a second run, and what the first one called the same things."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Matching:
     def __init__(self, told: Sequence[bytes]) -> None:
         self._told = tuple(told)
         self._at = 0
-        self._names = Names()
+        self._names = AnswerNames()
         created = (data_of(told[0]) or {}).get("created") if told else None
         self._created = b'"created":%d' % created if isinstance(created, int) else None
 
@@ -84,7 +84,7 @@ class Continuing:
     def __init__(self, dialect: Dialect, seam: Seam, told: Sequence[bytes]) -> None:
         self._dialect = dialect
         self._seam = seam
-        self._names = Names()
+        self._names = AnswerNames()
         first = data_of(told[0]) or {}
         self._head = {key: first[key] for key in ("id", "created", "model") if key in first}
         self._told_first: dict[str, dict[str, Any]] = {}
@@ -117,13 +117,13 @@ class Repeating:
         joined = self._joint.feed(event)
         if joined is None or not self._told:
             return joined
-        if not _is_same(self._told.pop(0), joined, Names()):
+        if not _is_same(self._told.pop(0), joined, AnswerNames()):
             self.has_differed = True
             raise NotRepeated("the next engine did not begin with what was sent last")
         return None
 
 
-def _is_same(told: bytes, event: bytes, names: Names) -> bool:
+def _is_same(told: bytes, event: bytes, names: AnswerNames) -> bool:
     old, new = data_of(told), data_of(event)
     if old is None or new is None:
         return told == event

@@ -13,15 +13,15 @@ from aiohttp import web
 from mesh_llm.defaults import API_LISTEN, API_PORT, GATEWAY_STOP_S
 from mesh_llm.errors import UsageError
 from mesh_llm.gateway import api_errors, ports
-from mesh_llm.gateway.access import HEALTH_PATHS, Guard
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.client_connection import ClientServer, check_head
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.guests import Guests
 from mesh_llm.gateway.headers import OURS, SAFE
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
-from mesh_llm.gateway.proxy import Relay
+from mesh_llm.gateway.proxy import Proxy
 from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.gateway.upstream import Serving
 from mesh_llm.loopback import is_loopback
@@ -59,11 +59,11 @@ class Gateway:
         self._config = config
         self._serving = serving
         self._slot_queue = slot_queue
-        self._guard = Guard(api_key=config.api_key, listen=config.listen)
+        self._guard = ApiAccess(api_key=config.api_key, listen=config.listen)
         self._meters = Meters()
         if slot_queue is not None:
             self._meters.watch_queue(slot_queue)
-        self._relay: Relay | None = None
+        self._relay: Proxy | None = None
         self._guests: Guests | None = None
         self._runner: web.ServerRunner | None = None
         self._site: web.SockSite | None = None
@@ -90,7 +90,7 @@ class Gateway:
         context = None if config.tls_cert is None else ports.tls(config.tls_cert, config.tls_key)
         taken = await asyncio.to_thread(ports.bind, config.listen, config.port)
         self._port = taken.getsockname()[1]
-        self._relay = Relay(self._serving, config.limits, self._slot_queue)
+        self._relay = Proxy(self._serving, config.limits, self._slot_queue)
         self._guests = Guests(self._serving, config.limits, self._slot_queue, self._meters.count_guest)
         # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
         self._runner = web.ServerRunner(
@@ -184,7 +184,7 @@ class Gateway:
     ) -> web.StreamResponse:
         try:
             return await self._answer(request, exchange)
-        except Failure as failure:
+        except ApiError as failure:
             return await self._fail(request, exchange, failure)
         except ConnectionError:
             raise
@@ -199,7 +199,7 @@ class Gateway:
             return await self._fail(request, exchange, api_errors.internal())
 
     async def _fail(
-        self, request: web.BaseRequest, exchange: Exchange, failure: Failure
+        self, request: web.BaseRequest, exchange: Exchange, failure: ApiError
     ) -> web.StreamResponse:
         if failure.status in _REFUSALS:
             self._serving.remark("refused", f"A request was refused: {failure.message}")

@@ -26,7 +26,7 @@ class SlotRequest:
     """What is left of its time; None where the queue's own bound will do."""
 
 
-class Connect(Protocol):
+class OpenConnection(Protocol):
     """Makes a connection to an engine on another node. Raises `OSError`.
 
     One with a `turn` carries one request, which waits for it at the engine.
@@ -46,7 +46,7 @@ class Upstream:
     empty for an engine elsewhere."""
     served_by: str = field(default="", compare=False)
     """The name of the node on which it runs."""
-    connect: Connect | None = field(default=None, repr=False, compare=False)
+    connect: OpenConnection | None = field(default=None, repr=False, compare=False)
     """To an engine on another node; that one's url is only a name."""
 
     @property

@@ -19,7 +19,7 @@ from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.ending_runs import EndingRuns
 from mesh_llm.host.plan_run import PlanRun, StageLost
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.planning.backoff import Attempts
+from mesh_llm.planning.backoff import Backoff
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.eligibility import without_layers
 from mesh_llm.types import MeshSettings, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
@@ -36,7 +36,7 @@ PLAN_RETRY_LAST_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class Watcher(Protocol):
+class HostingWatcher(Protocol):
     """Who wants to know what the host does."""
 
     def on_hosting(self, state: State, reason: str) -> None:
@@ -77,13 +77,13 @@ class Hosting:
         mesh: Mesh,
         make_run: Callable[[int, Plan], PlanRun],
         model: Callable[[], tuple[ModelFacts, MeshSettings] | None],
-        watcher: Watcher,
+        watcher: HostingWatcher,
     ) -> None:
         self._mesh = mesh
         self._make_run = make_run
         self._model = model
         self._watcher = watcher
-        self._attempts = Attempts()
+        self._attempts = Backoff()
         self._wake = asyncio.Event()
         self._pause_s = PLAN_RETRY_FIRST_S
         self._not_before = 0.0

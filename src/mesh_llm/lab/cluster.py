@@ -25,7 +25,7 @@ from mesh_llm.engine import machine
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.home import Home
-from mesh_llm.lab.member import Part
+from mesh_llm.lab.member import MemberPart
 from mesh_llm.transport.identity import Identity
 from mesh_llm.types import Event, EventSink, NodeId, Progress, ProgressSink
 
@@ -70,7 +70,7 @@ class ClusterSpec:
         return [0.0, *(given * (self.nodes - 1) if len(given) == 1 else given)]
 
 
-class Member:
+class ClusterMember:
     """One node's process, and what it has told."""
 
     def __init__(self, name: str, tell: EventSink, progress: ProgressSink) -> None:
@@ -106,7 +106,7 @@ class Member:
 
 
 class Cluster:
-    def __init__(self, spec: ClusterSpec, members: Sequence[Member]) -> None:
+    def __init__(self, spec: ClusterSpec, members: Sequence[ClusterMember]) -> None:
         self.spec = spec
         self.members = tuple(members)
 
@@ -173,10 +173,10 @@ async def cluster(spec: ClusterSpec, *, tell: EventSink, progress: ProgressSink)
     """Nodes that have joined each other, or are about to. `tell` hears the first node alone."""
     parts = _parts(spec)
     async with AsyncExitStack() as stack:
-        members: list[Member] = []
+        members: list[ClusterMember] = []
         for name in NAMES[: spec.nodes]:
             first = not members
-            member = Member(name, tell if first else _ignore, progress if first else _ignore)
+            member = ClusterMember(name, tell if first else _ignore, progress if first else _ignore)
             members.append(member)
             # All at once: those that join load their modules while the first one makes the mesh.
             member.child = await stack.enter_async_context(
@@ -192,7 +192,7 @@ async def cluster(spec: ClusterSpec, *, tell: EventSink, progress: ProgressSink)
             await _stop(members)
 
 
-def _parts(spec: ClusterSpec) -> list[Part]:
+def _parts(spec: ClusterSpec) -> list[MemberPart]:
     homes, distances = spec.homes(), spec.distances_s()
     ids: list[NodeId] = []
     for home in homes:
@@ -200,7 +200,7 @@ def _parts(spec: ClusterSpec) -> list[Part]:
         ids.append(Identity.from_secret(home.secret()).id)
     threads = max(1, machine.threads() // spec.nodes)
     return [
-        Part(
+        MemberPart(
             home=str(homes[index].path),
             name=NAMES[index],
             model=spec.model,
@@ -218,12 +218,12 @@ def _parts(spec: ClusterSpec) -> list[Part]:
     ]
 
 
-async def _send(member: Member, part: Part) -> None:
+async def _send(member: ClusterMember, part: MemberPart) -> None:
     assert member.child is not None
     await member.child.send(part.to_line(), close=False)
 
 
-async def _token(member: Member) -> str:
+async def _token(member: ClusterMember) -> str:
     ended = asyncio.create_task(member.ended(), name="first node")
     try:
         await asyncio.wait(
@@ -238,7 +238,7 @@ async def _token(member: Member) -> str:
         ended.cancel()
 
 
-async def _stop(members: Sequence[Member]) -> None:
+async def _stop(members: Sequence[ClusterMember]) -> None:
     """Ask all of them to stop, and give them time to; the end of the block does the rest."""
     for member in members:
         assert member.child is not None

@@ -13,7 +13,7 @@ Python with nobody.
 `joined` is a line in threads of this process, for whoever has no more to do
 than to wait: a node, while its children talk to each other.
 
-A `Door` is a line with an address: whoever connects to it is joined to its
+A `DelayDoor` is a line with an address: whoever connects to it is joined to its
 target, for programs that make their connections themselves.
 """
 
@@ -54,7 +54,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class DelayDoor:
     """A listening socket, which the line owns from here on, and where its connections lead to."""
 
     listener: socket.socket
@@ -199,7 +199,7 @@ class Lines:
 
 
 @asynccontextmanager
-async def delay_lines(lines: Sequence[Line], doors: Sequence[Door] = ()) -> AsyncIterator[Lines]:
+async def delay_lines(lines: Sequence[Line], doors: Sequence[DelayDoor] = ()) -> AsyncIterator[Lines]:
     """Join the ends of each line, and open each door, for the length of the block."""
     running = Lines()
     request = {

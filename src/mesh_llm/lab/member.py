@@ -1,6 +1,6 @@
 """Program: a node of a local cluster, which lives no longer than whoever started it.
 
-It loads its modules, then waits for its first line of input: its `Part`, as
+It loads its modules, then waits for its first line of input: its `MemberPart`, as
 JSON. Any further line asks it to stop as Ctrl-C does. The end of its input
 means that its owner is gone: then it ends at once. What a node tells goes to
 stdout, one JSON document per line; a failure is the last of them.
@@ -25,11 +25,11 @@ from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
 from mesh_llm.lab.delay import joined
 from mesh_llm.node import Node
-from mesh_llm.types import Event, EventSink, Hosting, NodeId, Progress, ProgressSink
+from mesh_llm.types import Event, EventSink, HostingMode, NodeId, Progress, ProgressSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MemberPart:
     """What one node of a cluster is to be."""
 
     home: str
@@ -48,7 +48,7 @@ class Part:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes) -> Part:
+    def from_line(cls, line: bytes) -> MemberPart:
         return cls(**json.loads(line))
 
     def config(self) -> NodeConfig:
@@ -59,7 +59,7 @@ class Part:
             model=self.model,
             port=self.port,
             threads=self.threads,
-            hosting=Hosting.PREFER if self.hosts else Hosting.AUTO,
+            hosting=HostingMode.PREFER if self.hosts else HostingMode.AUTO,
             split=self.split,
             join=self.join,
             new_mesh=self.join is None,
@@ -71,7 +71,7 @@ class Part:
 class MemberNode(Node):
     """A node whose data links are as long as its part says."""
 
-    def __init__(self, part: Part, *, tell: EventSink, progress: ProgressSink) -> None:
+    def __init__(self, part: MemberPart, *, tell: EventSink, progress: ProgressSink) -> None:
         super().__init__(part.config(), tell=tell, progress=progress)
         self._delays_s = part.delays_s
 
@@ -98,7 +98,7 @@ async def _live() -> None:
     first = await lines.readline()
     if not first:
         return
-    part = Part.from_line(first)
+    part = MemberPart.from_line(first)
     home = Home(Path(part.home))
     home.create()
     set_up_logging(home.log_folder / "node.log", debug=False, log_format="text")

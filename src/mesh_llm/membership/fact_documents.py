@@ -29,7 +29,7 @@ from mesh_llm.types import (
     Fingerprint,
     HeldModel,
     HeldPart,
-    Hosting,
+    HostingMode,
     LinkFacts,
     LinkKind,
     NodeFacts,
@@ -101,7 +101,7 @@ def _plain(facts: NodeFacts) -> Document:
         "resting": facts.resting,
     }
     usual = {**dict.fromkeys(values, 0), "engine": "", "splits": True, "machine": "", "reason": ""}
-    usual |= {"hosting": Hosting.AUTO, "state": State.STARTING, "max_memory_bytes": None}
+    usual |= {"hosting": HostingMode.AUTO, "state": State.STARTING, "max_memory_bytes": None}
     usual |= {"gpu_layers": None}
     return {name: value for name, value in values.items() if value != usual[name]}
 
@@ -162,7 +162,7 @@ def facts_from_document(document: object) -> NodeFacts:
         max_memory_bytes=fields.whole("max_memory_bytes") if fields.has("max_memory_bytes") else None,
         gpus=fields.items("gpus", _GPU_LIMIT, _device_from_document),
         gpu_layers=fields.whole("gpu_layers", most=1 << 16) if fields.has("gpu_layers") else None,
-        hosting=fields.word("hosting", Hosting, Hosting.AUTO),
+        hosting=fields.word("hosting", HostingMode, HostingMode.AUTO),
         speed=_maybe(fields, "speed", _speed_from_document),
         cores=fields.whole("cores", default=0, most=1 << 16),
         models=fields.items("models", _MODEL_LIMIT, _model_from_document),

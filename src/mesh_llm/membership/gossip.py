@@ -9,7 +9,7 @@ from mesh_llm.membership.failure_detector import FailureDetector
 from mesh_llm.membership.heartbeat import Heartbeat
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import ENTRY_LIMIT, Compare, Summary, Update, Want
-from mesh_llm.membership.own_record import COPIED_HOME, Verdict
+from mesh_llm.membership.own_record import COPIED_HOME, RecordVerdict
 from mesh_llm.membership.record import Record, Told
 from mesh_llm.membership.view_state import Remembered, ViewState
 from mesh_llm.types import NodeId
@@ -169,12 +169,12 @@ class Gossip:
         mine = state.own.record
         if told.signed is not None and (told.incarnation, told.sequence) > (mine.incarnation, mine.sequence):
             said = state.open(told)
-            verdict = state.own.heard(said, state.now) if said is not None else Verdict.FINE
+            verdict = state.own.heard(said, state.now) if said is not None else RecordVerdict.FINE
         else:
             verdict = state.own.hinted(told.standing, told.incarnation, state.now)
-        if verdict is Verdict.REFUTED:
+        if verdict is RecordVerdict.REFUTED:
             state.renewed()
-        elif verdict is Verdict.COPIED:
+        elif verdict is RecordVerdict.COPIED:
             self.duplicate()
 
     def duplicate(self) -> None:

@@ -103,7 +103,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guest:
+class GuestMessage:
     """What a lite client says of itself, to those that it is connected to and nobody else."""
 
     name: str
@@ -112,7 +112,7 @@ class Guest:
     reason: str
 
 
-Message = Ping | Ack | Hears | Update | Compare | Summary | Want | Leave | Guest
+Message = Ping | Ack | Hears | Update | Compare | Summary | Want | Leave | GuestMessage
 
 
 def to_document(message: Message) -> dict[str, object]:
@@ -143,7 +143,7 @@ def to_document(message: Message) -> dict[str, object]:
             return {"kind": "want", "nodes": list(message.nodes)}
         case Leave():
             return {"kind": "leave", "record": told_to_document(message.record)}
-        case Guest():
+        case GuestMessage():
             return {
                 "kind": "guest",
                 "name": clean(message.name, NAME_CHARS),
@@ -252,7 +252,7 @@ _READERS: dict[str, Callable[[Fields], Message]] = {
     ),
     "want": lambda fields: Want(nodes=fields.items("nodes", NODES_LIMIT, node_id)),
     "leave": lambda fields: Leave(record=told_from_document(fields.get("record"))),
-    "guest": lambda fields: Guest(
+    "guest": lambda fields: GuestMessage(
         name=fields.text("name", NAME_CHARS),
         version=fields.text("version", NAME_CHARS),
         state=fields.word("state", State),

@@ -29,7 +29,7 @@ Seal = Callable[[str], Signed]
 """Signs what this node says about itself."""
 
 
-class Verdict(Enum):
+class RecordVerdict(Enum):
     FINE = 0
     REFUTED = 1
     COPIED = 2
@@ -68,11 +68,11 @@ class OwnRecord:
         changed = {"sequence": self.record.sequence + 1, "signed": None, **changes}
         self.record = replace(self.record, **changed)  # type: ignore[arg-type]
 
-    def hinted(self, standing: Standing, incarnation: int, now: float) -> Verdict:
+    def hinted(self, standing: Standing, incarnation: int, now: float) -> RecordVerdict:
         """Somebody takes this node for suspect or dead."""
         wronged = standing is not Standing.ALIVE and incarnation == self.record.incarnation
         if self.left or not wronged or not self._may_refute(now):
-            return Verdict.FINE
+            return RecordVerdict.FINE
         return self._refute(incarnation)
 
     def _may_refute(self, now: float) -> bool:
@@ -85,22 +85,22 @@ class OwnRecord:
         self._refutations += 1
         return True
 
-    def heard(self, said: Record, now: float) -> Verdict:
+    def heard(self, said: Record, now: float) -> RecordVerdict:
         """Something that was signed with this node's own key: by an earlier run, or by a copy of its home."""
         mine = self.record
         claimed = (said.incarnation, said.sequence) > (mine.incarnation, mine.sequence)
         if self.left or not claimed:
-            return Verdict.FINE
+            return RecordVerdict.FINE
         if self._too_often(said, now):
-            return Verdict.COPIED
+            return RecordVerdict.COPIED
         return self._refute(said.incarnation)
 
-    def _refute(self, incarnation: int) -> Verdict:
+    def _refute(self, incarnation: int) -> RecordVerdict:
         if incarnation >= WHOLE_LIMIT:
             # Nobody counts that far: there is no way to be heard again under this id.
-            return Verdict.COPIED
+            return RecordVerdict.COPIED
         self.record = replace(self.record, incarnation=incarnation + 1, signed=None)
-        return Verdict.REFUTED
+        return RecordVerdict.REFUTED
 
     def _too_often(self, said: Record, now: float) -> bool:
         if abs(now - self._claimed_at) > MEMBER_CLAIMS_S:

@@ -13,7 +13,7 @@ from mesh_llm.membership.messages import (
     NODES_LIMIT,
     Ack,
     Compare,
-    Guest,
+    GuestMessage,
     Hears,
     Leave,
     Message,
@@ -220,7 +220,7 @@ class View:
                 self._gossip.compare(link, message)
             case Want():
                 self._gossip.want(link, message)
-            case Guest(name=name, version=version, state=state, reason=reason):
+            case GuestMessage(name=name, version=version, state=state, reason=reason):
                 visitor.facts = NodeFacts(
                     name=name, role=Role.CLIENT, version=version, state=state, reason=reason
                 )
@@ -397,9 +397,9 @@ class View:
     def _hears_message(self) -> Hears:
         return Hears(nodes=tuple(sorted(self._hears))[:NODES_LIMIT])
 
-    def _guest_message(self) -> Guest:
+    def _guest_message(self) -> GuestMessage:
         facts = self._state.own.record.facts
-        return Guest(name=facts.name, version=facts.version, state=facts.state, reason=facts.reason)
+        return GuestMessage(name=facts.name, version=facts.version, state=facts.state, reason=facts.reason)
 
     def _look_at_visitors(self) -> None:
         state = self._state

@@ -40,7 +40,7 @@ from mesh_llm.types import (
     Event,
     EventSink,
     Fingerprint,
-    Hosting,
+    HostingMode,
     MeshSettings,
     ModelFacts,
     NodeId,
@@ -290,7 +290,7 @@ class ModelSupply:
         sizes = (
             held.size_bytes
             for member in self._mesh.alive()
-            if member.id != self._mesh.me and member.facts.hosting is not Hosting.NEVER
+            if member.id != self._mesh.me and member.facts.hosting is not HostingMode.NEVER
             for held in member.facts.models
             if held.fingerprint == fingerprint
         )
@@ -298,9 +298,9 @@ class ModelSupply:
 
     async def _only_works(self, settings: MeshSettings, size_bytes: int) -> bool:
         """Whether this node would be a worker, next to one who hosts."""
-        if self._config.hosting is Hosting.PREFER:
+        if self._config.hosting is HostingMode.PREFER:
             return False
-        if self._config.hosting is Hosting.NEVER or settings.split or settings.tensor_split is not None:
+        if self._config.hosting is HostingMode.NEVER or settings.split or settings.tensor_split is not None:
             return True
         if settings.layers is not None:
             own = self._mesh.name_of(self._mesh.me)

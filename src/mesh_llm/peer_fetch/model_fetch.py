@@ -23,7 +23,7 @@ from mesh_llm.errors import ModelError
 from mesh_llm.models import incoming_folders
 from mesh_llm.peer_fetch.channel import Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
-from mesh_llm.peer_fetch.part_files import Disk, Part, PartFile, PieceDamaged, disk_failure
+from mesh_llm.peer_fetch.part_files import Disk, PartFile, PartFiles, PieceDamaged, disk_failure
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.peer_fetch.sources import FetchTimes, Source, Sources, SourceSearch, Wanted
 from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
@@ -86,7 +86,7 @@ class _Fetch(SourceSearch):
 
     scratch: Path
     verify: Verify
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, PartFiles] = field(default_factory=dict)
     thrown_away: set[str] = field(default_factory=set)
     """Digests of manifests that turned out to be of something else."""
 
@@ -100,12 +100,12 @@ class _Fetch(SourceSearch):
         await self._check(part)
         return await part.place(self.folder), part.manifest
 
-    async def _part(self, told: Manifest) -> Part:
+    async def _part(self, told: Manifest) -> PartFiles:
         if told.digest in self.thrown_away:
             raise SourceWrong("it offers the same wrong copy")
         if told.digest not in self.parts:
             shards = self.wanted.shards if self.wanted.shards is not None else range(len(told.files))
-            part = Part(self.scratch / told.digest[:32], told, self.disk, frozenset(shards))
+            part = PartFiles(self.scratch / told.digest[:32], told, self.disk, frozenset(shards))
             total_bytes = part.missing_bytes
             await part.open(
                 self.wanted.fingerprint,
@@ -117,7 +117,7 @@ class _Fetch(SourceSearch):
 
     # -- bytes --------------------------------------------------------------------------------------
 
-    async def _receive(self, source: Source, part: Part, index: int, file: PartFile) -> None:
+    async def _receive(self, source: Source, part: PartFiles, index: int, file: PartFile) -> None:
         while file.missing_bytes:
             # A piece that somebody else began may be damaged through no fault of this source. It is asked
             # for the whole piece at once: after another one's turn the blame would be unclear again.
@@ -129,7 +129,7 @@ class _Fetch(SourceSearch):
                     raise SourceWrong("a piece arrived damaged and was thrown away") from None
                 self.say("a piece that another source began was damaged and is fetched again", source)
 
-    async def _receive_rest(self, source: Source, part: Part, index: int, file: PartFile) -> None:
+    async def _receive_rest(self, source: Source, part: PartFiles, index: int, file: PartFile) -> None:
         where = {
             "ask": "bytes",
             "file": index,
@@ -141,7 +141,7 @@ class _Fetch(SourceSearch):
             while file.missing_bytes:
                 await self._receive_chunk(source, part, inbox, file)
 
-    async def _receive_chunk(self, source: Source, part: Part, inbox: Inbox, file: PartFile) -> None:
+    async def _receive_chunk(self, source: Source, part: PartFiles, inbox: Inbox, file: PartFile) -> None:
         wanted = min(FETCH_CHUNK_BYTES, file.piece_end - file.offset)
         chunk = bytearray()
         lost: SourceLost | None = None
@@ -158,7 +158,7 @@ class _Fetch(SourceSearch):
         if len(chunk) < wanted:
             raise SourceLost("it stopped early")
 
-    def _count_progress(self, source: Source, part: Part) -> None:
+    def _count_progress(self, source: Source, part: PartFiles) -> None:
         total_bytes = sum(file.entry.size_bytes for file in part.files.values())
         done_bytes = total_bytes - part.missing_bytes
         self.came(source, done_bytes)
@@ -166,7 +166,7 @@ class _Fetch(SourceSearch):
 
     # -- the whole ----------------------------------------------------------------------------------
 
-    async def _check(self, part: Part) -> None:
+    async def _check(self, part: PartFiles) -> None:
         try:
             found = await self.verify(part.paths)
         except ModelError as error:

@@ -158,7 +158,7 @@ class PartFile:
             os.truncate(self.path, self.offset)
 
 
-class Part:
+class PartFiles:
     """The files of one manifest in a folder of their own, under the names that they are checked by."""
 
     def __init__(self, folder: Path, manifest: Manifest, disk: Disk, wanted: frozenset[int]) -> None:

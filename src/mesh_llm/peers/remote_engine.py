@@ -17,7 +17,7 @@ from mesh_llm.errors import MeshError
 from mesh_llm.gateway.upstream import SlotRequest, Upstream
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.status_schema import Serving, from_document
+from mesh_llm.status_schema import ServingStatus, from_document
 from mesh_llm.types import NodeId, Plan, ServingPlan, Stage, State
 
 REMOTE_ANSWER_S = 2.0
@@ -117,7 +117,7 @@ class RemoteEngine:
         part = "which hosts the model" if hosted else f"with layers {lost.first}–{lost.last - 1}"
         return f"{name}, {part}, was lost"
 
-    async def about(self) -> Serving | None:
+    async def about(self) -> ServingStatus | None:
         """What the host says of plan, model and engine; None where it does not answer in time."""
         target = self._target()
         if target is None:
@@ -126,7 +126,7 @@ class RemoteEngine:
             async with asyncio.timeout(REMOTE_ANSWER_S):
                 document = await self._ask(*target)
                 # Another epoch than the one asked for is one that has just ended.
-                return from_document(Serving, document) if document.get("epoch") == target[1] else None
+                return from_document(ServingStatus, document) if document.get("epoch") == target[1] else None
         return None
 
     async def samples(self, since: float) -> list[Any]:

@@ -15,7 +15,7 @@ RETRY_FORGET_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class NodeFailure:
     """The last of a node's failures, and how long it counts."""
 
     reason: str
@@ -24,16 +24,16 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempts:
+class Backoff:
     """Failures by node. Each one in a row doubles the pause; five minutes of health forget them all."""
 
-    failures: Mapping[NodeId, Failure] = field(default_factory=dict)
+    failures: Mapping[NodeId, NodeFailure] = field(default_factory=dict)
 
-    def failed(self, node: NodeId, reason: str, *, now: float) -> Attempts:
+    def failed(self, node: NodeId, reason: str, *, now: float) -> Backoff:
         before = self.failures.get(node)
         fresh = before is None or now >= before.until_s + RETRY_FORGET_S
         pause = RETRY_FIRST_S if fresh or before is None else min(2 * before.pause_s, RETRY_LAST_S)
-        failure = Failure(reason=reason, pause_s=pause, until_s=now + pause)
+        failure = NodeFailure(reason=reason, pause_s=pause, until_s=now + pause)
         return replace(self, failures={**self._remembered(now), node: failure})
 
     def barred(self, *, now: float) -> dict[NodeId, str]:
@@ -44,9 +44,9 @@ class Attempts:
         """When the next node may be tried again: time to decide anew."""
         return min((each.until_s for each in self.failures.values() if now < each.until_s), default=None)
 
-    def forget(self, node: NodeId) -> Attempts:
+    def forget(self, node: NodeId) -> Backoff:
         """It has changed: come back under a higher incarnation, or been given what it lacked."""
         return replace(self, failures={id: each for id, each in self.failures.items() if id != node})
 
-    def _remembered(self, now: float) -> dict[NodeId, Failure]:
+    def _remembered(self, now: float) -> dict[NodeId, NodeFailure]:
         return {id: each for id, each in self.failures.items() if now < each.until_s + RETRY_FORGET_S}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from mesh_llm.planning.memory_layout import NodeMemory
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import Hosting, NodeId
+from mesh_llm.types import HostingMode, NodeId
 
 
 def split_hosts(hosts: Iterable[Candidate], rooms: Mapping[NodeId, NodeMemory]) -> tuple[Candidate, ...]:
@@ -43,7 +43,7 @@ def solo_hosts(
 
 
 def _prefers(node: Candidate) -> bool:
-    return node.facts.hosting is Hosting.PREFER
+    return node.facts.hosting is HostingMode.PREFER
 
 
 def _size(room: NodeMemory) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import Hosting, MeshSettings, ModelFacts, NodeId, Role
+from mesh_llm.types import HostingMode, MeshSettings, ModelFacts, NodeId, Role
 
 _SHOWN_DIGITS = 12
 """Of a fingerprint: enough to tell two apart."""
@@ -17,7 +17,7 @@ UNREACHABLE = "cannot be reached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roster:
+class Eligible:
     """All members: those who can compute with this model, and the reasons of the rest."""
 
     able: tuple[Candidate, ...]
@@ -31,7 +31,7 @@ class Roster:
 
     def may_host(self, node: Candidate) -> bool:
         """Whether it has all that a host reads, and wants to be one."""
-        return node.facts.hosting is not Hosting.NEVER and node.id not in self.parts
+        return node.facts.hosting is not HostingMode.NEVER and node.id not in self.parts
 
     def keeps(self, node: NodeId) -> bool:
         """Whether it may go on with what it does."""
@@ -40,9 +40,9 @@ class Roster:
 
 def roster_of(
     snapshot: Snapshot, model: ModelFacts, settings: MeshSettings, barred: Mapping[NodeId, str]
-) -> Roster:
+) -> Eligible:
     reasons = {node.id: _refusal(node, model, settings, barred) for node in snapshot.nodes}
-    return Roster(
+    return Eligible(
         able=tuple(node for node in snapshot.nodes if not reasons[node.id]),
         refused={id: reason for id, reason in reasons.items() if reason},
         parts=frozenset(node.id for node in snapshot.nodes if not _has_files(node, model)),

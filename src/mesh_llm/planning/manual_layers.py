@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from mesh_llm.planning.eligibility import Roster, split_refusal
+from mesh_llm.planning.eligibility import Eligible, split_refusal
 from mesh_llm.planning.fit import gigabytes, stage_need
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.layer_shares import apportion
@@ -60,7 +60,7 @@ def obeys_ratios(count: int, ratios: Sequence[float], layout: Layout) -> bool:
 
 
 def by_names(
-    count: int, layers: NamedLayers, snapshot: Snapshot, roster: Roster, elected: Sequence[Candidate]
+    count: int, layers: NamedLayers, snapshot: Snapshot, roster: Eligible, elected: Sequence[Candidate]
 ) -> Layout | str:
     """Exact layers by node name. Who has the first layer hosts, if it may; else somebody without layers."""
     owners = _owners(layers, snapshot, roster)
@@ -83,7 +83,7 @@ def by_names(
     return Layout(host=host.id, spans=spans)
 
 
-def _owners(layers: NamedLayers, snapshot: Snapshot, roster: Roster) -> Mapping[str, Candidate] | str:
+def _owners(layers: NamedLayers, snapshot: Snapshot, roster: Eligible) -> Mapping[str, Candidate] | str:
     here: dict[str, list[Candidate]] = {}
     for node in snapshot.nodes:
         if node.alive:
@@ -118,7 +118,7 @@ def misfit(count: int, layers: NamedLayers) -> str:
 
 
 def _host(
-    spans: Sequence[Span], first: Candidate, roster: Roster, elected: Sequence[Candidate]
+    spans: Sequence[Span], first: Candidate, roster: Eligible, elected: Sequence[Candidate]
 ) -> Candidate | None:
     if roster.may_host(first):
         return first

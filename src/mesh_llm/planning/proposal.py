@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mesh_llm.defaults import CLEARLY_FASTER, USEFUL_CONTEXT
 from mesh_llm.planning.election import solo_hosts, split_hosts
-from mesh_llm.planning.eligibility import Roster, roster_of, split_refusal
+from mesh_llm.planning.eligibility import Eligible, roster_of, split_refusal
 from mesh_llm.planning.fit import (
     CONTEXT_STEP,
     gigabytes,
@@ -32,7 +32,7 @@ from mesh_llm.planning.placement import (
 from mesh_llm.planning.plan_inputs import PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.speculation import cache_settings
-from mesh_llm.types import Hosting, MeshSettings, ModelFacts, NodeId
+from mesh_llm.types import HostingMode, MeshSettings, ModelFacts, NodeId
 
 PLAN_HOSTS_TRIED = 3
 """For each engine version: who is elected nearly always can; a tiny one that its owner prefers may not."""
@@ -49,7 +49,7 @@ class Question:
     snapshot: Snapshot
     model: ModelFacts
     settings: MeshSettings
-    roster: Roster
+    roster: Eligible
     inputs: PlanInputs
 
     @property
@@ -171,7 +171,7 @@ def _solo(asked: Question, inputs: PlanInputs) -> Proposal | None:
 
 
 def _why_this_one(host: Candidate, count: int, *, measured: bool) -> str:
-    if host.facts.hosting is Hosting.PREFER:
+    if host.facts.hosting is HostingMode.PREFER:
         return ", which prefers to host"
     return f", the {'fastest' if measured else 'largest'} of {count} nodes that hold it"
 

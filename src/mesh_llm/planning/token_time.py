@@ -42,7 +42,7 @@ class PartKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TokenPart:
     kind: PartKind
     node: NodeId | None
     """Of a link: the worker that it leads to."""
@@ -69,7 +69,7 @@ class Measured:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTime:
     total_us: int
-    parts: tuple[Part, ...]
+    parts: tuple[TokenPart, ...]
     """Their sum is the total."""
 
 
@@ -82,12 +82,12 @@ def token_time(measured: Measured, *, host: NodeId) -> TokenTime:
     links, left = _fitted({node: share * s for node, s in measured.links_s.items()}, left)
     # Alone there is nobody else who could have taken the time.
     own_us = left if not workers else min(left, round(share * (measured.host_s or 0.0)))
-    parts = [Part(kind=PartKind.DRAFT, node=host, us=draft[host])]
-    parts.append(Part(kind=PartKind.COMPUTE, node=host, us=own_us))
+    parts = [TokenPart(kind=PartKind.DRAFT, node=host, us=draft[host])]
+    parts.append(TokenPart(kind=PartKind.COMPUTE, node=host, us=own_us))
     for node in workers:
-        parts.append(Part(kind=PartKind.WIRE, node=node, us=links.get(node, 0)))
-        parts.append(Part(kind=PartKind.COMPUTE, node=node, us=workers[node]))
-    parts.append(Part(kind=PartKind.WAIT, node=None, us=left - own_us))
+        parts.append(TokenPart(kind=PartKind.WIRE, node=node, us=links.get(node, 0)))
+        parts.append(TokenPart(kind=PartKind.COMPUTE, node=node, us=workers[node]))
+    parts.append(TokenPart(kind=PartKind.WAIT, node=None, us=left - own_us))
     return TokenTime(total_us=total, parts=tuple(part for part in parts if part.us > 0))
 
 

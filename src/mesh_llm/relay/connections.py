@@ -29,7 +29,7 @@ require_aiohttp("relay/connections.py")
 _HEADER_LIMIT_BYTES = 8 << 10
 
 
-class Door(web.Server):
+class RelayConnections(web.Server):
     """Makes a `Connection` of everyone who calls."""
 
     def __init__(
@@ -136,9 +136,9 @@ class Connection(web.RequestHandler):
             door.counters.refused["too slow to say who it is"] += 1
             self.transport.abort()
 
-    def _door(self) -> Door | None:
+    def _door(self) -> RelayConnections | None:
         # aiohttp forgets the server when the connection is lost.
-        return cast("Door | None", self._manager)
+        return cast("RelayConnections | None", self._manager)
 
 
 def source_of(peername: object) -> str:

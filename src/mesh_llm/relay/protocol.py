@@ -48,7 +48,7 @@ _SEND_HEAD_BYTES = 1 + ID_BYTES + 1
 _BATCH_HEAD_BYTES = _SEND_HEAD_BYTES + 2
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     CHALLENGE = 0
     AUTHENTICATION = 1
     CONFIRMED = 2
@@ -63,7 +63,7 @@ class Kind(IntEnum):
     STATUS = 13
 
 
-class Status(IntEnum):
+class RelayStatus(IntEnum):
     HEALTHY = 0
     """After something else: all is well again."""
     SAME_ID = 1
@@ -81,7 +81,7 @@ class Authentication:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class RelaySend:
     """Datagrams on their way; positional, as there is one for each that is relayed."""
 
     destination: bytes
@@ -91,7 +91,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class RelayPing:
     payload: bytes
 
 
@@ -102,7 +102,7 @@ class Pong:
 
 def challenge(random: bytes) -> bytes:
     assert len(random) == CHALLENGE_BYTES
-    return bytes([Kind.CHALLENGE]) + random
+    return bytes([FrameKind.CHALLENGE]) + random
 
 
 def signed_message(random: bytes) -> bytes:
@@ -111,11 +111,11 @@ def signed_message(random: bytes) -> bytes:
 
 
 def authentication(id: bytes, signature: bytes) -> bytes:
-    return bytes([Kind.AUTHENTICATION]) + id + bytes([SIGNATURE_BYTES]) + signature
+    return bytes([FrameKind.AUTHENTICATION]) + id + bytes([SIGNATURE_BYTES]) + signature
 
 
 def parse_authentication(frame: bytes) -> Authentication:
-    if len(frame) != 1 + ID_BYTES + 1 + SIGNATURE_BYTES or frame[0] != Kind.AUTHENTICATION:
+    if len(frame) != 1 + ID_BYTES + 1 + SIGNATURE_BYTES or frame[0] != FrameKind.AUTHENTICATION:
         raise BadFrame("this is not an authentication message")
     if frame[1 + ID_BYTES] != SIGNATURE_BYTES:
         raise BadFrame("a signature has 64 bytes")
@@ -123,57 +123,57 @@ def parse_authentication(frame: bytes) -> Authentication:
 
 
 def confirmed() -> bytes:
-    return bytes([Kind.CONFIRMED])
+    return bytes([FrameKind.CONFIRMED])
 
 
 def denied(reason: str) -> bytes:
     text = reason.encode("ascii", errors="replace")[:REASON_LIMIT_BYTES]
-    return bytes([Kind.DENIED, len(text)]) + text
+    return bytes([FrameKind.DENIED, len(text)]) + text
 
 
-def parse(frame: bytes) -> Send | Ping | Pong:
+def parse(frame: bytes) -> RelaySend | RelayPing | Pong:
     """A message of an endpoint that has been let in."""
     kind = frame[0] if frame else -1
-    if kind == Kind.SEND:
+    if kind == FrameKind.SEND:
         return _send(frame)
-    if kind == Kind.SEND_BATCH:
+    if kind == FrameKind.SEND_BATCH:
         return _send_batch(frame)
-    if kind in (Kind.PING, Kind.PONG):
+    if kind in (FrameKind.PING, FrameKind.PONG):
         if len(frame) != 1 + PING_BYTES:
             raise BadFrame("pings have 8 bytes")
-        return (Ping if kind == Kind.PING else Pong)(frame[1:])
+        return (RelayPing if kind == FrameKind.PING else Pong)(frame[1:])
     raise BadFrame("a kind of message that clients do not send")
 
 
-def _send(frame: bytes) -> Send:
+def _send(frame: bytes) -> RelaySend:
     if not _SEND_HEAD_BYTES < len(frame) <= 1 + RELAY_PACKET_LIMIT_BYTES:
         raise BadFrame("a datagram that is empty or too long")
-    return Send(frame[1 : 1 + ID_BYTES], False, frame[1 + ID_BYTES :])
+    return RelaySend(frame[1 : 1 + ID_BYTES], False, frame[1 + ID_BYTES :])
 
 
-def _send_batch(frame: bytes) -> Send:
+def _send_batch(frame: bytes) -> RelaySend:
     if not _BATCH_HEAD_BYTES < len(frame) <= 1 + RELAY_PACKET_LIMIT_BYTES:
         raise BadFrame("datagrams that are empty or too long")
     if frame[_SEND_HEAD_BYTES:_BATCH_HEAD_BYTES] == b"\0\0":
         raise BadFrame("datagrams of no size")
-    return Send(frame[1 : 1 + ID_BYTES], True, frame[1 + ID_BYTES :])
+    return RelaySend(frame[1 : 1 + ID_BYTES], True, frame[1 + ID_BYTES :])
 
 
-def deliver(source: bytes, send: Send) -> bytes:
+def deliver(source: bytes, send: RelaySend) -> bytes:
     return (b"\7" if send.batch else b"\6") + source + send.body
 
 
 def gone(id: bytes) -> bytes:
-    return bytes([Kind.GONE]) + id
+    return bytes([FrameKind.GONE]) + id
 
 
 def ping(payload: bytes) -> bytes:
-    return bytes([Kind.PING]) + payload
+    return bytes([FrameKind.PING]) + payload
 
 
 def pong(payload: bytes) -> bytes:
-    return bytes([Kind.PONG]) + payload
+    return bytes([FrameKind.PONG]) + payload
 
 
-def status(value: Status) -> bytes:
-    return bytes([Kind.STATUS, value])
+def status(value: RelayStatus) -> bytes:
+    return bytes([FrameKind.STATUS, value])

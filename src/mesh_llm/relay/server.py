@@ -25,7 +25,7 @@ from mesh_llm.defaults import RELAY_STOP_S
 from mesh_llm.errors import UsageError
 from mesh_llm.relay import protocol as protocol
 from mesh_llm.relay.client import RelayClient
-from mesh_llm.relay.connections import Connection, Door
+from mesh_llm.relay.connections import Connection, RelayConnections
 from mesh_llm.relay.limits import RelayLimits
 from mesh_llm.relay.metrics import CONTENT_TYPE, NO_ROOM, UNKNOWN, RelayCounters, RelayMetrics
 from mesh_llm.relay.protocol import BadFrame
@@ -82,7 +82,7 @@ class RelayServer:
         """Those that a newer one with the same id has replaced, and that are still connected."""
         self._everyone: set[RelayClient] = set()
         self._metrics = RelayMetrics(self.counters, lambda: len(self._everyone))
-        self._door: Door | None = None
+        self._door: RelayConnections | None = None
         self._listening: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
         self._port = 0
@@ -110,7 +110,7 @@ class RelayServer:
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve on a bound socket, which is the server's from now on."""
         self._port = listener.getsockname()[1]
-        self._door = Door(self._handle, self._config.limits, self.counters)
+        self._door = RelayConnections(self._handle, self._config.limits, self.counters)
         handshake_s = None if tls is None else self._config.limits.handshake_s
         self._listening = await asyncio.get_running_loop().create_server(
             self._door, sock=listener, ssl=tls, ssl_handshake_timeout=handshake_s
@@ -245,7 +245,7 @@ class RelayServer:
         client.contacts = old.contacts
         outdated = self._outdated.setdefault(client.id, [])
         outdated.append(old)
-        self._tell_status(old, protocol.Status.SAME_ID)
+        self._tell_status(old, protocol.RelayStatus.SAME_ID)
         if len(outdated) >= RELAY_SAME_ID:
             self._remove(min(outdated, key=lambda one: one.heard_at), "same id too often")
 
@@ -257,14 +257,14 @@ class RelayServer:
             outdated.remove(client)
         elif outdated:
             self._clients[client.id] = outdated.pop()
-            self._tell_status(self._clients[client.id], protocol.Status.HEALTHY)
+            self._tell_status(self._clients[client.id], protocol.RelayStatus.HEALTHY)
         else:
             del self._clients[client.id]
             self._tell_gone(client)
         if not outdated:
             self._outdated.pop(client.id, None)
 
-    def _tell_status(self, client: RelayClient, status: protocol.Status) -> None:
+    def _tell_status(self, client: RelayClient, status: protocol.RelayStatus) -> None:
         if client.version == protocol.VERSIONS[0]:
             client.tell(protocol.status(status))
 
@@ -284,9 +284,9 @@ class RelayServer:
                 return
             now = client.heard_at = _now()
             frame = protocol.parse(message.data)
-            if isinstance(frame, protocol.Send):
+            if isinstance(frame, protocol.RelaySend):
                 self._forward(client, frame)
-            elif isinstance(frame, protocol.Ping):
+            elif isinstance(frame, protocol.RelayPing):
                 client.tell(protocol.pong(frame.payload))
             pause_s = client.allowance.spend(max(len(message.data), RELAY_MESSAGE_COST_BYTES), now)
             if pause_s > 0:
@@ -295,7 +295,7 @@ class RelayServer:
                 await asyncio.sleep(pause_s)
                 client.heard_at = _now()
 
-    def _forward(self, client: RelayClient, send: protocol.Send) -> None:
+    def _forward(self, client: RelayClient, send: protocol.RelaySend) -> None:
         counters = self.counters
         counters.frames += 1
         counters.bytes += len(send.body)

@@ -51,7 +51,7 @@ PEER = ("peer", "id")
 STAGE = ("stage", "node", "id")
 
 
-class Part(StrEnum):
+class PlanRole(StrEnum):
     """What a node has to do with the plan that serves."""
 
     HOST = "host"
@@ -123,15 +123,18 @@ class NodeMetrics(Collector):
             State,
             view.health().state,
         )
-        part = Part.STANDBY
+        part = PlanRole.STANDBY
         if view.config.client:
-            part = Part.CLIENT
+            part = PlanRole.CLIENT
         elif host == view.id:
-            part = Part.HOST
+            part = PlanRole.HOST
         elif plan is not None and any(stage.node == view.id for stage in plan.stages):
-            part = Part.WORKER
+            part = PlanRole.WORKER
         yield one_of(
-            "mesh_llm_node_role", "This node's part in the serving plan: 1 for the current one.", Part, part
+            "mesh_llm_node_role",
+            "This node's part in the serving plan: 1 for the current one.",
+            PlanRole,
+            part,
         )
 
     def _plan(self, serving: Plan | None, epoch: int) -> Iterator[Metric]:

@@ -27,7 +27,7 @@ from mesh_llm.status_schema import (
     NodeStatus,
     PlanStageStatus,
     PlanStatus,
-    Serving,
+    ServingStatus,
     SpeedStatus,
     Status,
     Traffic,
@@ -39,7 +39,7 @@ async def status(view: NodeView) -> Status:
     """The whole; plan, model and engine are the host's, wherever this node stands."""
     about = await serving(view) if view.hosting.serving is not None else await view.remote_engine.about()
     if about is None:
-        about = Serving(
+        about = ServingStatus(
             model=_model(view, None),
             plan=plan_status(view.hosting.plan, epoch=_epoch(view)),
             engine=_engine(view, view.hosting.starting),
@@ -71,13 +71,13 @@ async def status(view: NodeView) -> Status:
     )
 
 
-async def serving(view: NodeView) -> Serving:
+async def serving(view: NodeView) -> ServingStatus:
     """Plan, model and engine of the plan that this node hosts."""
     run = view.hosting.serving
     if run is not None and run.port is not None:
         run.rates.read(await run.gauge.read(*run.engine_address()))
     plan = run.plan if run is not None else view.hosting.plan
-    return Serving(
+    return ServingStatus(
         model=_model(view, plan),
         plan=plan_status(_fresh(view, plan), epoch=run.epoch if run is not None else None),
         engine=_engine(view, run),
@@ -116,7 +116,7 @@ def _role(view: NodeView, member: NodeId) -> str:
     return "worker" if any(stage.node == member for stage in published[1].plan.stages) else "standby"
 
 
-def _member(view: NodeView, member: Member, about: Serving) -> MemberStatus:
+def _member(view: NodeView, member: Member, about: ServingStatus) -> MemberStatus:
     facts = member.facts
     return MemberStatus(
         id=member.id,
@@ -147,7 +147,7 @@ def _speed(speed: Speed | None) -> SpeedStatus | None:
     )
 
 
-def _link(view: NodeView, member: NodeId, about: Serving) -> LinkStatus:
+def _link(view: NodeView, member: NodeId, about: ServingStatus) -> LinkStatus:
     paths = view.mesh.paths
     link = paths.link_to(member)
     host = about.plan.host if about.plan is not None else None

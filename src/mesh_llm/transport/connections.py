@@ -12,7 +12,7 @@ from mesh_llm.defaults import PEERS_LIMIT
 from mesh_llm.transport.close_codes import Code
 from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import Credential, origin_of, role_of
-from mesh_llm.transport.handshake import GONE_LIMIT, Introduction, Refusal, is_arbiter
+from mesh_llm.transport.handshake import GONE_LIMIT, HandshakeRefusal, Introduction, is_arbiter
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.peer import Handler, Peer
 from mesh_llm.transport.stream_gate import StreamGate
@@ -22,7 +22,7 @@ CLIENTS_PER_INVITE = 16
 """Connected at once to one node: a token for a family's devices, not for a thousand invented ids."""
 
 
-class Roster:
+class Connections:
     """Everything here happens between two awaits: two handshakes cannot both be the first."""
 
     def __init__(
@@ -70,15 +70,15 @@ class Roster:
         """The connection counts from now on, in the place of any other to this node."""
         node = introduction.node
         if self._membership.revocations.strikes(introduction.credential) is not None:
-            raise Refusal(Code.REVOKED)
+            raise HandshakeRefusal(Code.REVOKED)
         confirm = is_arbiter(self._me, node)
         if confirm and self.existing(introduction) is not None:
-            raise Refusal(Code.DUPLICATE)
+            raise HandshakeRefusal(Code.DUPLICATE)
         old = self.peers.get(node)
         if self._silent or (old is None and len(self.peers) >= PEERS_LIMIT):
-            raise Refusal(Code.BUSY)
+            raise HandshakeRefusal(Code.BUSY)
         if self.is_crowd(node, introduction.credential):
-            raise Refusal(Code.CROWDED)
+            raise HandshakeRefusal(Code.CROWDED)
         if old is not None:
             self.drop(old, Code.REPLACED if old.instance == introduction.instance else Code.OWN_ID)
         peer = Peer(

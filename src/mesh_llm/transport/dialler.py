@@ -9,7 +9,7 @@ from mesh_llm.defaults import ALPN
 from mesh_llm.errors import JoinRefused, MeshError, PeerLost
 from mesh_llm.transport import handshake
 from mesh_llm.transport.close_codes import Code, close
-from mesh_llm.transport.connections import Roster
+from mesh_llm.transport.connections import Connections
 from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.endpoint import remote_address
 from mesh_llm.transport.framing import FrameType
@@ -28,7 +28,7 @@ class Dialler:
         *,
         endpoint: Any,
         me: NodeId,
-        roster: Roster,
+        roster: Connections,
         spawn: Callable[[Coroutine[Any, Any, Any], str], object],
     ) -> None:
         self._endpoint = endpoint

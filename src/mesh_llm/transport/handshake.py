@@ -75,7 +75,7 @@ class Dropped(Exception):
         self.by_us = by_us
 
 
-class Refusal(Exception):
+class HandshakeRefusal(Exception):
     """The handshake ends here, and this is what the other side is told."""
 
     def __init__(self, code: Code, *, revocation: Revocation | None = None) -> None:
@@ -133,7 +133,7 @@ async def conduct(connection: Any, steps: Coroutine[Any, Any, T]) -> T:
     try:
         async with asyncio.timeout(HANDSHAKE_S):
             return await steps
-    except Refusal as refusal:
+    except HandshakeRefusal as refusal:
         closing = close(connection, refusal.code)
     except FrameError as error:
         closing = close(connection, Code.MALFORMED, f"not of this protocol: {error}")
@@ -171,14 +171,14 @@ async def answer(
     await control.write(FrameType.HELLO, _hello(ours))
     prove = await control.expect(FrameType.PROVE)
     if me.membership.mesh is None:
-        raise Refusal(Code.WRONG)
+        raise HandshakeRefusal(Code.WRONG)
     transcript = _transcript(me.membership.mesh, node, me.identity.id, theirs, ours)
     try:
         if "invite" in prove:
             body, introduction = _admit_by_invite(me, node, prove, transcript, now)
         else:
             body, introduction = _admit_by_credential(me, node, prove, transcript)
-    except Refusal as refusal:
+    except HandshakeRefusal as refusal:
         if refusal.revocation is not None:
             await _show(control, refusal.revocation)
         raise
@@ -205,7 +205,7 @@ def _admit_by_invite(
         id=id, node=node, label=_JOINER, transcript=transcript, given=given, now=now
     )
     if verdict is not Verdict.RIGHT:
-        raise Refusal(Code[verdict.name])
+        raise HandshakeRefusal(Code[verdict.name])
     invite = membership.admissions.get(id)
     assert invite is not None
     try:
@@ -216,13 +216,13 @@ def _admit_by_invite(
         )
     except (CredentialRefused, Expelled):
         # Expelled ourselves, or become a client since: our grants are worth nothing.
-        raise Refusal(Code.REVOKED) from None
+        raise HandshakeRefusal(Code.REVOKED) from None
     introduction = _introduction(prove, node, invite.role, granted, transcript)
     if me.is_crowd(node, granted):
-        raise Refusal(Code.CROWDED)
+        raise HandshakeRefusal(Code.CROWDED)
     # Counted here, not when it has confirmed: whoever has the credential is a member wherever it shows it.
     if not membership.admissions.use(id, node):
-        raise Refusal(Code.USED)
+        raise HandshakeRefusal(Code.USED)
     body = {
         "proof": proof(invite.secret, _INVITER, transcript).hex(),
         "granted": credentials.to_text(granted),
@@ -236,7 +236,7 @@ def _admit_by_credential(
 ) -> tuple[dict[str, Any], Introduction]:
     role, credential = _check(me.membership, node, prove)
     if me.is_crowd(node, credential):
-        raise Refusal(Code.CROWDED)
+        raise HandshakeRefusal(Code.CROWDED)
     return {}, _introduction(prove, node, role, credential, transcript)
 
 
@@ -259,7 +259,7 @@ async def prove_invite(control: ControlStream, me: Self, invite: Invite) -> tupl
     admitted = await _admitted(control)
     given = bytes.fromhex(_matching(admitted, "proof", _PROOF))
     if not hmac.compare_digest(proof(invite.secret, _INVITER, transcript), given):
-        raise Refusal(Code.WRONG)
+        raise HandshakeRefusal(Code.WRONG)
     welcome = admitted.get("welcome")
     if not isinstance(welcome, dict):
         raise FrameError("no welcome")
@@ -269,7 +269,7 @@ async def prove_invite(control: ControlStream, me: Self, invite: Invite) -> tupl
         granted = credentials.from_text(admitted.get("granted"))
         credentials.check(granted, invite.mesh, me.identity.id)
     except CredentialRefused:
-        raise Refusal(Code.WRONG) from None
+        raise HandshakeRefusal(Code.WRONG) from None
     return introduction, Joined(mesh=invite.mesh, credential=granted, welcome=welcome)
 
 
@@ -317,9 +317,9 @@ def _hello_nonce(hello: dict[str, Any]) -> bytes:
         raise FrameError("a HELLO without version")
     # Told from the other side's point of view. Between the two lies what both can speak.
     if version < PROTOCOL_OLDEST:
-        raise Refusal(Code.TOO_OLD)
+        raise HandshakeRefusal(Code.TOO_OLD)
     if oldest > PROTOCOL_VERSION:
-        raise Refusal(Code.TOO_NEW)
+        raise HandshakeRefusal(Code.TOO_NEW)
     return bytes.fromhex(_matching(hello, "nonce", _NONCE))
 
 
@@ -341,9 +341,9 @@ def _check(membership: Membership, node: NodeId, body: dict[str, Any]) -> tuple[
         credential = credentials.from_text(body.get("credential"))
         role = credentials.check(credential, mesh, node)
     except CredentialRefused:
-        raise Refusal(Code.WRONG) from None
+        raise HandshakeRefusal(Code.WRONG) from None
     if (revocation := membership.revocations.strikes(credential)) is not None:
-        raise Refusal(Code.REVOKED, revocation=revocation)
+        raise HandshakeRefusal(Code.REVOKED, revocation=revocation)
     return role, credential
 
 

@@ -16,7 +16,7 @@ from mesh_llm.errors import Forged, InviteRefused, JoinRefused, MeshError, PeerL
 from mesh_llm.transport import handshake
 from mesh_llm.transport import invite as invites
 from mesh_llm.transport.close_codes import Code
-from mesh_llm.transport.connections import Roster
+from mesh_llm.transport.connections import Connections
 from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.dialler import Dialler, connect_refused, join_refused, may_pass, tried
 from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_seen, bind, ports_of
@@ -58,7 +58,7 @@ class Network:
         self._dialler: Dialler | None = None
         self._closing = False
         self._address = Address()
-        self._roster = Roster(me=self.id, membership=mesh, handler=handler, spawn=self._spawn)
+        self._roster = Connections(me=self.id, membership=mesh, handler=handler, spawn=self._spawn)
         self._self = handshake.Self(
             identity=config.identity,
             instance=secrets.token_hex(8),

@@ -11,7 +11,7 @@ from typing import Any
 from mesh_llm.defaults import HANDSHAKE_S, HANDSHAKES_LIMIT
 from mesh_llm.transport import handshake
 from mesh_llm.transport.close_codes import Code, close
-from mesh_llm.transport.connections import Roster
+from mesh_llm.transport.connections import Connections
 from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.failed_attempts import FailedAttempts
 from mesh_llm.transport.framing import FrameType
@@ -47,7 +47,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
 class PendingConnections:
     """Bounds what strangers may cost: how many at once, for how long, and how many failures."""
 
-    def __init__(self, *, me: handshake.Self, roster: Roster, spawn: Spawn, handler: Handler) -> None:
+    def __init__(self, *, me: handshake.Self, roster: Connections, spawn: Spawn, handler: Handler) -> None:
         self.turned_away = 0
         """Without a word, because too many came at once."""
         self.attempts = FailedAttempts(now=time.monotonic())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.sse import data_of, make
 
 Document = dict[str, Any]
@@ -128,7 +128,7 @@ class Dialect(ABC):
     def assembled(self, events: Sequence[bytes], body: Document) -> Document:
         """The whole answer as one document; `LookupError` or `TypeError` where something is missing."""
 
-    def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
+    def failed(self, failure: ApiError, events: Sequence[bytes]) -> bytes:
         """The event that ends an answer which cannot go on."""
         return make(failure.document())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.dialects.base import (
     Dialect,
     Document,
@@ -114,7 +114,7 @@ class Chat(Dialect):
         }
         return {**answer, "timings": last["timings"]} if "timings" in last else answer
 
-    def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
+    def failed(self, failure: ApiError, events: Sequence[bytes]) -> bytes:
         choice = {"finish_reason": "error", "index": 0, "delta": {}}
         return make({**head_of(events), **failure.document(), "choices": [choice]})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.dialects.base import (
     Dialect,
     Document,
@@ -89,7 +89,7 @@ class Completion(_Prompted):
         usage = total_usage(usages_of(told), answers_for_each_prompt(body))
         return {**ends[whole[0]["index"]], "choices": whole, "usage": usage}
 
-    def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
+    def failed(self, failure: ApiError, events: Sequence[bytes]) -> bytes:
         choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "error"}
         return make({**head_of(events), **failure.document(), "choices": [choice]})
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.api_errors import Failure, anthropic_error
+from mesh_llm.gateway.api_errors import ApiError, anthropic_error
 from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam, documents, rendered_chat
 from mesh_llm.gateway.sse import make
 
@@ -112,7 +112,7 @@ class Messages(Dialect):
             blocks[index]["input"] = _parsed(text)
         return {**message, "content": [blocks[index] for index in sorted(blocks)]}
 
-    def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
+    def failed(self, failure: ApiError, events: Sequence[bytes]) -> bytes:
         return make(anthropic_error(failure.status, failure.message), "error")
 
 

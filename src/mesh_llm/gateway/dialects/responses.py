@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_llm.gateway.api_errors import Failure
+from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.dialects.base import Dialect, Document, Polish, Said, Seam, documents, rendered_chat
 from mesh_llm.gateway.sse import data_of, make, with_data
 
@@ -96,7 +96,7 @@ class Responses(Dialect):
         response: Document = documents(events)[-1]["response"]
         return {"completed_at": response["created_at"], **response}
 
-    def failed(self, failure: Failure, events: Sequence[bytes]) -> bytes:
+    def failed(self, failure: ApiError, events: Sequence[bytes]) -> bytes:
         error = {"type": "error", "code": str(failure.code), "message": failure.message, "param": None}
         return make({**error, **failure.document()}, "error")
 

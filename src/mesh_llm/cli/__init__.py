@@ -23,5 +23,6 @@ live           the view of a running node in a terminal, once a second
 live_view      that view as lines
 terminal       draws below lines that stay
 node_events    what a running node reports, for other commands that watch it
+imports        keeps imports few, so that commands start fast
 browser        opens the console's page
 """

@@ -2,6 +2,6 @@
 
 hosting      decides when to bring up, replace or retry a plan
 plan_run     one plan: leases of its workers, links to them, an engine over all of it
-ending_runs  plans that were replaced: their answers finish, then their engines end
+ending_runs  plans that were replaced or failed, until their engines have ended
 launch       what the engine and worker children are told for a plan
 """

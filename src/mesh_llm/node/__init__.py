@@ -1,6 +1,8 @@
 """One machine's part in a mesh: wires the other packages together.
 
 node              the life of a node, from its home to its last child
+node_state        what it is doing, derived in one place
+engines           which engine answers its API: its own, or another node's
 joining           how it gets into its mesh, and what its home remembers of it
 home_upgrade      homes that an earlier version wrote
 invites           invites that it makes and revokes, members that it makes owners

@@ -1,7 +1,7 @@
 """The other nodes of the mesh.
 
-mesh             the connections to members, what they tell and are told
-members          what is known of them: who is here, what they offer, what serves
+mesh             the members, the connections to them, what this node tells them
+members          what this node knows of the members: who is here, what they offer
 trust            what this node signs, and what it believes of others
 claims_exchange  passes settings and revocations from node to node
 paths            the path to each member: kind, delay, traffic

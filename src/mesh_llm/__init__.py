@@ -14,7 +14,7 @@ Imports point down this list, and tests/unit/test_architecture.py keeps it so:
                 the outside world, one part each
     membership, planning, agents
                 decisions: pure, time is passed in and effects come out
-    types, errors, defaults, loopback
+    types, status_schema, sanitise, errors, defaults, loopback
                 shared nouns, sentences for people, limits with their reasons
 
 Beside them, `config` and `home` hold what a person set and where state lies, `tasks` helps with asyncio.

@@ -14,10 +14,11 @@ Imports point down this list, and tests/unit/test_architecture.py keeps it so:
                 the outside world, one part each
     membership, planning, agents
                 decisions: pure, time is passed in and effects come out
-    types, status_schema, sanitise, errors, defaults, loopback
+    types, sanitise, errors, defaults, loopback, third_party
                 shared nouns, sentences for people, limits with their reasons
 
-Beside them, `config` and `home` hold what a person set and where state lies, `tasks` helps with asyncio.
+Beside them, `status_schema` is the status document, `config` and `home` hold what a person set and
+where state lies, and `tasks` helps with asyncio.
 Each package's docstring lists its modules; DESIGN.md is the map.
 """
 

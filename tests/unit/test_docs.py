@@ -29,12 +29,18 @@ def is_path(text: str) -> bool:
     return bool(PATH.fullmatch(text)) and ("/" in text or "." in text or text.startswith("test_"))
 
 
+ENGINES_OWN = ("common/", "ggml/", "tools/server/")
+"""Folders of the engine's sources, which are not here."""
+
+
 def exists(path: str) -> bool:
-    if path.startswith("test_") and "." not in path:
-        return any((ROOT / "tests").rglob(f"{path}.py"))
+    if path.startswith("test_"):
+        return any((ROOT / "tests").rglob(f"{path.removesuffix('.py')}.py"))
+    if path.startswith(ENGINES_OWN):
+        return True
     if path.endswith((".cpp", ".h")) and "/" not in path:
         return any((ROOT / "native").rglob(path))
-    return any((base / path).exists() for base in (ROOT, PACKAGE))
+    return any((base / path).exists() for base in (ROOT, PACKAGE, ROOT / "native"))
 
 
 def anchors(page: Path) -> set[str]:

@@ -3,7 +3,6 @@
 main           all verbs, and how each of them ends
 serve          `mesh-llm`, `mesh-llm serve`: run a node
 options        the options of a node
-imports        what makes importing a verb quick
 demo           `mesh-llm demo`: a mesh on this machine
 status         `mesh-llm status`
 plan           `mesh-llm plan`

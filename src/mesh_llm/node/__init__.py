@@ -6,8 +6,6 @@ engines           which engine answers its API: its own, or another node's
 joining           how it gets into its mesh, and what its home remembers of it
 home_upgrade      homes that an earlier version wrote
 invites           invites that it makes and revokes, members that it makes owners
-node_state        what it is doing, derived from its plans and its mesh
-engines           which engine answers the requests of its API
 model_supply      where the mesh's model comes from
 incoming_streams  the streams that other members open, by kind
 management        what the page and the command line can ask of it

@@ -2,7 +2,6 @@
 
 view                 what reports may read of a node
 status               what `mesh-llm status` shows
-view                 what reports may read of a node
 what_if              what `mesh-llm plan` shows
 metrics              the node's series in `/metrics`
 metric_families      how such series are written

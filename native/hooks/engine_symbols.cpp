@@ -23,39 +23,39 @@ constexpr described FEATURES[] = {
 };
 
 struct symbol {
-    feature of;
     const char * name;
+    feature of;
     bool replaced = true;
 };
 
 #ifdef __linux__
 
 constexpr symbol SYMBOLS[] = {
-    {feature::sparse_mapping, LLAMA_MMAP},
-    {feature::draft_policy, SPECULATIVE_DRAFT},
-    {feature::draft_policy, SPECULATIVE_ACCEPT},
-    {feature::draft_policy, SPECULATIVE_BEGIN},
-    {feature::draft_policy, SPECULATIVE_PROCESS},
-    {feature::draft_policy, SPECULATIVE_INIT},
-    {feature::draft_policy, SPECULATIVE_PARAMS, false},
-    {feature::draft_policy, DRAFT_CONTEXT},
-    {feature::draft_policy, MEMORY_REMOVE},
-    {feature::draft_policy, STATE_RESTORE},
-    {feature::draft_policy, SAMPLER_INIT},
-    {feature::draft_policy, SET_SAMPLER},
-    {feature::chunked_prefill, BATCH_SIZE},
-    {feature::chunked_prefill, BATCH_CLEAR},
-    {feature::chunked_prefill, STEP},
-    {feature::chunked_prefill, FILLING, false},
+    {LLAMA_MMAP, feature::sparse_mapping},
+    {SPECULATIVE_DRAFT, feature::draft_policy},
+    {SPECULATIVE_ACCEPT, feature::draft_policy},
+    {SPECULATIVE_BEGIN, feature::draft_policy},
+    {SPECULATIVE_PROCESS, feature::draft_policy},
+    {SPECULATIVE_INIT, feature::draft_policy},
+    {SPECULATIVE_PARAMS, feature::draft_policy, false},
+    {DRAFT_CONTEXT, feature::draft_policy},
+    {MEMORY_REMOVE, feature::draft_policy},
+    {STATE_RESTORE, feature::draft_policy},
+    {SAMPLER_INIT, feature::draft_policy},
+    {SET_SAMPLER, feature::draft_policy},
+    {BATCH_SIZE, feature::chunked_prefill},
+    {BATCH_CLEAR, feature::chunked_prefill},
+    {STEP, feature::chunked_prefill},
+    {FILLING, feature::chunked_prefill, false},
 };
 
 #else
 
 // Elsewhere a library cannot stand in for functions of another: every symbol counts as missing.
 constexpr symbol SYMBOLS[] = {
-    {feature::sparse_mapping, "", false},
-    {feature::draft_policy, "", false},
-    {feature::chunked_prefill, "", false},
+    {"", feature::sparse_mapping, false},
+    {"", feature::draft_policy, false},
+    {"", feature::chunked_prefill, false},
 };
 
 #endif

@@ -433,7 +433,7 @@ async def test_a_fetch_under_way_is_not_removed_however_old(tmp_path: Path) -> N
 
 async def test_the_scratch_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib, time\nfrom mesh_llm.models import incoming\n"
+        "import sys, pathlib, time\nfrom mesh_llm.models import incoming_folders as incoming\n"
         "with incoming.scratch(pathlib.Path(sys.argv[1])) as path:\n"
         "    print(path, flush=True)\n    sys.stdin.read()\n"
     )

@@ -158,6 +158,7 @@ def test_a_client_sees_the_same_and_stands_last(nodes: tuple[NodeProcess, NodePr
     assert "\nplan     split over 2 nodes, hosted by one\n" in plan.stdout
 
 
+@pytest.mark.full
 def test_watching_in_a_pipe_gives_a_block_for_each_change(smollm2: Path) -> None:
     with (
         pair(smollm2, names=("twin", "twin")) as (first, second),

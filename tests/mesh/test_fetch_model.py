@@ -76,6 +76,7 @@ def models_of(status: dict[str, Any]) -> dict[str, list[str]]:
     return {entry["name"]: entry["models"] for entry in status["mesh"]["nodes"]}
 
 
+@pytest.mark.full
 def test_a_source_that_dies_in_the_middle_is_replaced_and_answers_go_on(large: Path, tmp_path: Path) -> None:
     with lab(large) as nodes:
         one = nodes.start("one", "--model", large, *LONG).until_ready()

@@ -13,6 +13,7 @@ EPOCHS = 3 + SPARE_EPOCHS
 """New plans that one loss may cost: without the lost one, and with it again."""
 
 
+@pytest.mark.full
 def test_killed_worker_node(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
     lost = before.workers[0]

@@ -26,14 +26,14 @@ def test_a_model_of_the_catalog_comes_from_a_peer_before_the_hub(nodes: Lab, tmp
     assert [path.read_bytes() for path in (tmp_path / "two").iterdir()] == [nodes.model.read_bytes()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         ("glm", "only owners of the mesh can set --model; it is Qwen2.5-32B"),
-        pytest.param(
+        (
             "hf:somebody/Something-GGUF:Q4_0",
             "the mesh serves Qwen2.5-32B-Instruct-Q4_K_M, but --model is hf:somebody/Something-GGUF:Q4_0",
-            marks=pytest.mark.full,
         ),
     ],
 )

@@ -130,6 +130,7 @@ def test_plain_lan_takes_two_to_agree(lab: Lab, also_two: bool) -> None:
     measured(two, "one", kind)
 
 
+@pytest.mark.full
 def test_the_end_of_an_active_peer_is_known(idle_lab: Lab) -> None:
     """Killed, by its silence: over UDP nobody says that it is gone. In a small mesh all are active."""
     *hosts, last = idle_lab.build(namespaces.switch(3))
@@ -179,6 +180,7 @@ def test_a_cable_is_pulled_and_put_back(lab: Lab) -> None:
     _is_one_mesh([one, two, three], "one", "three", "two")
 
 
+@pytest.mark.full
 def test_a_node_with_a_new_address_finds_back(lab: Lab) -> None:
     first, second = lab.build(namespaces.switch(2))
     one, two = found_and_join(lab, first, second)
@@ -249,6 +251,7 @@ def test_two_behind_nats_meet_at_our_relay(lab: Lab) -> None:
         lab.end()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("host", [pytest.param("public", marks=pytest.mark.long), "behind"])
 def test_two_behind_nats_and_a_third_that_both_reach(lab: Lab, host: str) -> None:
     """No relay at all: what the two have to say to each other goes through the third."""
@@ -332,6 +335,7 @@ def test_a_relay_that_dies_and_comes_back(lab: Lab) -> None:
 # -- no network at all ---------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_no_route_out_and_public_relays_asked_for(lab: Lab) -> None:
     """Ready as fast as one that was told to do without."""
     first, second = lab.build(namespaces.switch(2))

@@ -37,6 +37,7 @@ def promoted(one: JoiningNode, two: JoiningNode) -> None:
     assert (answer["name"], answer["id"]) == ("two", two.status()["node"]["id"])
 
 
+@pytest.mark.full
 def test_an_owner_sets_the_plan_after_the_creator_is_gone(nodes: Lab) -> None:
     one = nodes.create("one")
     two = nodes.join("two", one)

@@ -22,6 +22,7 @@ APART_S = 45.0
 a word (iroh's setting, measured)."""
 
 
+@pytest.mark.full
 def test_hanging_worker_child_is_replaced(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
     child = trio.worker_child(before.workers[0])

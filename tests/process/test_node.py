@@ -444,6 +444,7 @@ def test_first_ctrl_c_lets_an_answer_finish(home: Path, smollm2: Path) -> None:
         assert "Stopping after open answers; press Ctrl-C again to stop at once\n" in node.stderr
 
 
+@pytest.mark.full
 def test_second_ctrl_c_does_not_wait(home: Path, smollm2: Path) -> None:
     with NodeProcess(*SMALL, home=home, model=smollm2) as node:
         node.until_ready()

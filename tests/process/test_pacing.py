@@ -73,6 +73,7 @@ def reads(engine: LoneEngine, prompt: list[int]) -> None:
     assert reply.json()["timings"]["prompt_n"] == len(prompt)
 
 
+@pytest.mark.full
 def test_others_go_on_while_it_is_read(smollm2: Path, libraries: dict[str, Path]) -> None:
     with (
         lone_engine(smollm2, libraries, changes=FOUR | {"pace": PACE}) as engine,

@@ -69,6 +69,7 @@ bench: setup-dev ## the quick benchmarks, tables to bench/results; ARGS go to be
 fmt: setup-dev ## format the code, mend what the linter can mend
 	$(BIN)/ruff check --fix-only --exit-zero $(CODE)
 	$(BIN)/ruff format $(CODE)
+	$(BIN)/python -c 'from mesh_llm.cli import entry, main; entry.HELP.write_text(main.help_text(entry.HELP_COLUMNS))'
 
 lock: ## write the lock files anew from pyproject.toml; ARGS="--upgrade" takes newer versions
 	@sh tools/lock.sh $(ARGS)

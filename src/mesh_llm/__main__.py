@@ -1,6 +1,6 @@
 """`python -m mesh_llm` is `mesh-llm`."""
 
-from mesh_llm.cli.main import main
+from mesh_llm.cli.entry import main
 
 if __name__ == "__main__":
     main()

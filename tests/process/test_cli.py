@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mesh_llm import __version__
+from mesh_llm.cli import entry, main
 from mesh_llm.defaults import ENGINE_VERSION
 from tests.support.command import MESH_LLM, mesh_llm
 
@@ -64,6 +65,10 @@ def test_help_and_version_are_quick(option: str) -> None:
 
 def test_version() -> None:
     assert mesh_llm("--version").stdout == f"mesh-llm, version {__version__}\n"
+
+
+def test_the_help_that_lies_ready_is_that_of_the_options() -> None:
+    assert entry.HELP.read_text() == main.help_text(entry.HELP_COLUMNS), "make fmt writes it anew"
 
 
 def test_help_lists_the_verbs_and_the_defaults() -> None:

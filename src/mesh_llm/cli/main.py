@@ -88,6 +88,12 @@ def _group() -> click.Group:
     return mesh_llm
 
 
+def help_text(columns: int) -> str:
+    group = _group()
+    with group.make_context("mesh-llm", [], resilient_parsing=True, terminal_width=columns - 2) as ctx:
+        return f"{group.get_help(ctx)}\n"
+
+
 def _print_traceback() -> None:
     import traceback
 

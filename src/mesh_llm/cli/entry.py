@@ -1,0 +1,37 @@
+"""Where `mesh-llm` begins: its help lies ready, as importing click takes longer than starting Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+HELP = Path(__file__).with_name("help.txt")
+"""Written by `make fmt`, for this many columns."""
+HELP_COLUMNS = 80
+
+
+def main() -> None:
+    if sys.argv[1:] in (["--help"], ["-h"]) and _columns() >= HELP_COLUMNS:
+        _show(HELP.read_text("utf-8"))
+    from mesh_llm.cli.main import main
+
+    main()
+
+
+def _show(text: str) -> NoReturn:
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        # The reader of our output went away: nobody is left to tell.
+        sys.stderr.close()
+        sys.exit(1)
+    sys.exit()
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return HELP_COLUMNS

@@ -40,6 +40,7 @@ async def plan(tiny_model: Path, with_stock: dict[str, Path]) -> SplitPlan:
     return await plan_for(tiny_model, with_stock, settings={"n_ctx_checkpoints": 0})
 
 
+@pytest.mark.full
 async def test_both_kinds_of_workers_say_what_the_engine_alone_says(plan: SplitPlan) -> None:
     async with rigs.ours(plan) as alone, client() as asker:
         expected = (await complete(asker, alone, token_ids(20), 12)).document["content"]
@@ -79,6 +80,7 @@ async def test_a_block_that_fails_ends_everything_that_it_started(plan: SplitPla
     assert left == set()
 
 
+@pytest.mark.full
 async def test_the_synthetic_models_load_in_both_layouts(with_stock: dict[str, Path], tmp_path: Path) -> None:
     for quantisation in ("Q4_0", "Q4_K"):
         path = tmp_path / f"{quantisation}.gguf"

@@ -172,6 +172,7 @@ def test_an_interrupted_build_ends_everything(
     assert looks_finished(cache) == leftovers(cache) == []
 
 
+@pytest.mark.full
 def test_ctrl_c_during_the_first_build_of_a_node(
     cache: Path, wrapped: Compiler, tmp_path: Path, home: Path, tiny_model: Path
 ) -> None:

@@ -131,6 +131,7 @@ def nodes(libraries: dict[str, Path], tmp_path: Path, request: pytest.FixtureReq
         yield nodes
 
 
+@pytest.mark.full
 def test_crowd(nodes: Lab) -> None:
     """Some two hundred requests: a dozen seconds."""
     _crowd(nodes, requests=3, at_most_s=WAIT_S, seed=11)

@@ -382,6 +382,7 @@ def test_a_link_of_the_hub_cache_is_planned_by_its_name(home: Home, tmp_path: Pa
     assert json.loads(ended.stdout)["model"]["name"] == "tiny"
 
 
+@pytest.mark.full
 def test_a_blob_of_ollamas_is_served_under_its_name(home: Home, smollm2: Path) -> None:
     blob = home.add_ollama("library/smollm2/135m", b"GGUF")
     blob.unlink()

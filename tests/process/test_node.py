@@ -493,6 +493,7 @@ def test_a_node_keeps_its_identity(home: Path, tiny_model: Path) -> None:
 # -- sudden deaths --------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_killed_engine_comes_back(home: Path, smollm2: Path, direct: list[dict[str, Any]]) -> None:
     with NodeProcess(*SMALL, home=home, model=smollm2) as node:
         node.until_ready()

@@ -456,7 +456,7 @@ async def test_a_body_that_is_too_large(host: Host) -> None:
 
 async def test_what_is_tokenized_may_be_less(host: Host) -> None:
     async with host.connect("a") as client:
-        await client.send(request_bytes("POST", "/tokenize", "Content-Length: 8388609"))
+        await client.send(request_bytes("POST", "/tokenize", "Content-Length: 16777217"))
         assert (await client.answer()).status == 413
     assert host.engine.seen == []
 

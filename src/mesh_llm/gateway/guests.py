@@ -43,8 +43,8 @@ GUEST_BODY_S = 300.0
 """For all of it: the longest body over a slow line."""
 GUEST_BODY_LIMIT_BYTES = 64 << 20
 """Of one request, kept until its turn has come: a dozen photographs."""
-GUEST_TOKENIZE_LIMIT_BYTES = 8 << 20
-"""Of one whose tokens are counted: a million of them, with room for an image."""
+GUEST_TOKENIZE_LIMIT_BYTES = 16 << 20
+"""Of one whose tokens are counted: some millions of them, or a few images."""
 GUEST_TOKENIZES = 1
 """Of these at once: each takes a processor from whoever computes."""
 GUEST_KEPT_BYTES = 256 << 20

@@ -1,5 +1,6 @@
 """The command line: the only package that prints. One file for each group of verbs.
 
+entry          where `mesh-llm` begins; its help lies ready
 main           all verbs, and how each of them ends
 serve          `mesh-llm`, `mesh-llm serve`: run a node
 options        the options of a node

@@ -47,12 +47,42 @@ def iroh() -> Any:
         log.warning("links are slow: %s", missing[0])
     else:
         _write_at_once(module)
+    for name in _CONNECTED:
+        _free_on_loop(getattr(module, name))
     return module
+
+
+_CONNECTED = ("Accepting", "BiStream", "Connecting", "Connection", "Incoming", "RecvStream", "SendStream")
+"""Classes whose objects have a part in a connection."""
+_loop: asyncio.AbstractEventLoop | None = None
 
 
 def use_running_loop() -> None:
     """iroh's own threads hand results to this loop; there is one for the whole process."""
-    iroh().uniffi_set_event_loop(asyncio.get_running_loop())
+    global _loop
+    _loop = asyncio.get_running_loop()
+    iroh().uniffi_set_event_loop(_loop)
+
+
+def _free_on_loop(kind: Any) -> None:
+    """Let the loop free what is garbage, not whichever thread finds it.
+
+    Python looks for garbage now and then, on any thread: also on one of iroh's that has called back, and
+    holds the lock of a connection while it does. Freeing a stream takes that lock again: the thread would
+    wait for itself for ever, and the loop for the thread.
+    """
+    free = kind.__del__
+
+    def on_garbage(garbage: Any) -> None:
+        try:
+            if _loop is not None:
+                _loop.call_soon_threadsafe(free, garbage)
+                return
+        except RuntimeError:
+            pass  # the loop is closed, and with it all connections
+        free(garbage)
+
+    kind.__del__ = on_garbage
 
 
 def message_of(error: Exception) -> str:

@@ -345,7 +345,7 @@ async def test_each_side_runs_its_own_code(repository: Path, scratch: Path) -> N
         commit = git(repository, "rev-parse", "--short", "HEAD~1")
         assert (trees.now.commit, trees.then.commit) == ("new-dirty", commit)
     assert list(scratch.iterdir()) == []
-    assert git(repository, "status", "--porcelain") == ""
+    assert git(repository, "status", "--porcelain", "--untracked-files=no") == ""
 
 
 async def test_what_is_no_commit_is_refused(repository: Path, scratch: Path) -> None:

@@ -46,8 +46,8 @@ class Looked:
         self.hints: dict[NodeId, Address] = {}
         self.told: list[Told] = []
         self.epoch = 0
-        self.claims_heard = asyncio.Event()
-        self.claims_heard.set()
+        self.claims = SimpleNamespace(heard=asyncio.Event())
+        self.claims.heard.set()
 
     def know(self, addresses: Mapping[NodeId, Address], *, epoch: int) -> None:
         self.hints, self.epoch = dict(addresses), epoch

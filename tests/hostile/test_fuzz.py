@@ -273,7 +273,6 @@ def test_messages(mesh: Mesh, villain: Villain, role: str) -> None:
         bad.end()
 
 
-# On a busy machine the adversary itself has got stuck in cancelling its streams, for a reason not yet found.
 @pytest.mark.long
 @pytest.mark.parametrize("role", ["node", "client"])
 def test_streams(mesh: Mesh, villain: Villain, role: str) -> None:

@@ -26,10 +26,10 @@ MEMBER_GRACE_S = 0.6
 MEMBER_VOUCH_S = 0.25
 """After a connection closed: others need a moment to notice the same before their word counts."""
 MEMBER_PATIENCE_S = 5.0
-"""For a member that is only known by hearsay to be connected, or heard by a neighbour."""
+"""For a member that, as only others tell, is connected or heard by a neighbour."""
 MEMBER_PATIENCE_LIMIT_S = 120.0
 """Patience doubles whenever it answers by gossip: it lives, just not within reach."""
-MEMBER_HEARSAY_GRACE_S = 5.0
+MEMBER_SECOND_HAND_GRACE_S = 5.0
 """For the answer of such a member to come back through a thousand nodes."""
 
 
@@ -152,7 +152,7 @@ class FailureDetector:
         if state.now - unreached.since >= unreached.patience_s:
             unreached.since = state.now
             unreached.patience_s = min(2 * unreached.patience_s, MEMBER_PATIENCE_LIMIT_S)
-            self._doubt(node, state.now + MEMBER_HEARSAY_GRACE_S, vouch_at=state.now)
+            self._doubt(node, state.now + MEMBER_SECOND_HAND_GRACE_S, vouch_at=state.now)
 
     def _doubt(self, node: NodeId, dead_at: float, *, vouch_at: float) -> None:
         state = self._state

@@ -171,7 +171,7 @@ class ModelSupply:
             on_change()
 
     def _wanted(self) -> MeshSettings | None:
-        """The settings in force, where their model is not on the shelf."""
+        """The settings in force, where their model is not on this disk."""
         settings = self._joining.settings
         if settings is None or self._model_files.facts(settings.fingerprint) is not None:
             return None

@@ -23,6 +23,7 @@ from tests.support.waiting import until
 
 SOON_S = 15.0
 """For an honest request: a moment on a quiet machine."""
+MANY = 6
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +48,10 @@ async def sent(one: JoiningNode, peer: Peer, request: bytes, **header: Any) -> S
     return stream
 
 
-async def answer_of(stream: Stream) -> bytes:
+async def answer_of(stream: Stream, *, within_s: float = SOON_S) -> bytes:
     """Of a request that asks to close the connection."""
     whole = b""
-    async with asyncio.timeout(SOON_S):
+    async with asyncio.timeout(within_s):
         while part := await stream.read(1 << 16):
             whole += part
     return whole
@@ -106,6 +107,24 @@ async def test_without_a_name_it_takes_a_turn_as_others_do(one: JoiningNode) -> 
         assert await asyncio.to_thread(taken, one) == 1
         stream.reset()
         assert await ask_honestly(one) < SOON_S
+
+
+async def test_without_a_name_many_wait_behind_one_of_another(one: JoiningNode) -> None:
+    """In the engine's own queue an honest request would wait for all of them."""
+    body = json.dumps({**TEXT, "max_tokens": 50}).encode()
+    request = request_bytes("POST", "/v1/completions", "Connection: close", body=body)
+    async with client_of(one) as peer, asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(answer_of(await sent(one, peer, request), within_s=2 * SOON_S))
+            for _ in range(MANY)
+        ]
+        # They are all there when this one is answered.
+        listed = await sent(one, peer, request_bytes("GET", "/v1/models", "Connection: close"))
+        assert (await answer_of(listed)).startswith(b"HTTP/1.1 200 ")
+        assert await ask_honestly(one) < SOON_S
+        ended = sum(task.done() for task in tasks)
+    assert all(task.result().startswith(b"HTTP/1.1 200 ") for task in tasks)
+    assert ended <= MANY // 2, f"{ended} of {MANY} went first"
 
 
 async def test_nothing_is_computed_for_one_who_has_left(one: JoiningNode) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 
 import pytest
 
 from mesh_llm.gateway.client_connection import GATEWAY_HEAD_LIMIT_BYTES, GATEWAY_LINGER_S, GATEWAY_TURNED_AWAY
-from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.limits import GATEWAY_CONNECTIONS, Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Upstream
 from tests.support.raw_http import Answer, RawClient, connect, request_bytes
@@ -254,6 +255,34 @@ async def test_bodies_that_do_not_come_make_room(another: Open, engine: FakeEngi
         await closed(gone)
     # The longest without a byte has gone, and no more than had to.
     assert not any(client.reader.at_eof() for client in silent[2:])
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    """For both ends of all connections that a gateway takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * GATEWAY_CONNECTIONS + 500
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"a process may have only {hard} files open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("limits", [Limits()])
+async def test_bodies_that_do_not_come_take_every_place(descriptors: None, another: Open) -> None:
+    """With the limits of a real node; whoever is sent away comes back at once."""
+    begun = request_bytes("POST", "/v1/completions", "Content-Length: 999999") + b"half"
+    silent: list[RawClient] = []
+    for _ in range(GATEWAY_CONNECTIONS):
+        silent.append(await another())
+        await silent[-1].send(begun)
+    assert not any(client.reader.at_eof() for client in silent)
+    for _ in range(3):
+        assert (await soon(another)).status == 200
+        client = await another()
+        await client.send(begun)
+    await closed(silent[0])
 
 
 @pytest.mark.parametrize("limits", [LATE])

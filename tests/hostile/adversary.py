@@ -135,14 +135,19 @@ class Adversary:
         # Behind what waits to be sent: the queue is the only way in between two frames.
         self._loop.call(self.peer(to)._enqueue, frame)
 
-    def open_text(self, streams: Sequence[tuple[bytes, Data]], *, within_s: float = 0.3) -> None:
-        """Streams that begin with these, all at once; their answers are read for so long, then they break."""
-        self._loop.run(self._open_text(streams, within_s))
+    def open_text(self, streams: Sequence[tuple[bytes, Data]], *, within_s: float = 0.3) -> int:
+        """Streams that begin with these, all at once; their answers are read for so long, then they break.
 
-    async def _open_text(self, streams: Sequence[tuple[bytes, Data]], within_s: float) -> None:
+        How many of them did begin.
+        """
+        return self._loop.run(self._open_text(streams, within_s))
+
+    async def _open_text(self, streams: Sequence[tuple[bytes, Data]], within_s: float) -> int:
         peer = self.peer()
+        begun = 0
 
         async def one(text: bytes, data: Data) -> None:
+            nonlocal begun
             with suppress(iroh().IrohError, MeshError, TimeoutError):
                 # A node serves so many streams at once: the next one waits until one of them has ended.
                 async with asyncio.timeout(WITHIN_S / 2):
@@ -150,6 +155,7 @@ class Adversary:
                 try:
                     async with asyncio.timeout(within_s):
                         await stream.write(LENGTH.pack(len(text)) + text)
+                        begun += 1
                         if not isinstance(data, bytes):
                             answer = data(await stream.read_document())
                             data = LENGTH.pack(len(answer)) + answer
@@ -160,6 +166,7 @@ class Adversary:
                     stream.reset()
 
         await asyncio.gather(*(one(text, data) for text, data in streams))
+        return begun
 
     def settle(self, to: NodeId | None = None, *, within_s: float = WITHIN_S) -> bool:
         """Until all that it sent before has been read over there: a ping goes the same way.

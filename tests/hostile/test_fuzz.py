@@ -12,18 +12,22 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from mesh_llm.errors import Forged, MeshError
+from mesh_llm.membership.messages import _READERS as READERS
 from mesh_llm.membership.plan_documents import settings_to_document
+from mesh_llm.node.incoming_streams import IncomingStreams
+from mesh_llm.peers import claims_exchange
+from mesh_llm.peers.mesh import Mesh as NodeMesh
 from mesh_llm.transport.claims import Claim, sign
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.revocations import Revocations
-from mesh_llm.types import Draft, Fingerprint, MeshId, MeshSettings
+from mesh_llm.types import Draft, Fingerprint, MeshId, MeshSettings, NodeFacts, Role
 from tests.hostile import templates
 from tests.hostile.adversary import Adversary, Data
 from tests.hostile.conftest import Villain
@@ -207,19 +211,22 @@ class Fuzz:
         """In batches; where one of them may close the connection, each for itself."""
         at_once = 1 if self._kind in SIGNED else MESSAGES_AT_ONCE
         theirs: dict[str, Any] = {}
+        outdated = 0
         while self.arrived < count and self._is_back():
-            if self.arrived % MESSAGES_AT_ONCE == 0 or not theirs:
+            if self.arrived >= outdated:
                 # What is right at this moment: a number that is out of date is no attack.
                 with suppress(KeyError, AssertionError):
                     theirs = self._bad.record_of(self._one)
                     self._bad.handler.messages.clear()
+                    outdated = self.arrived + MESSAGES_AT_ONCE
+                continue
+            documents = [templates.messages(self._bad, theirs)[self._kind] for _ in range(at_once)]
             # It may be sent away meanwhile, and rightly so.
             with suppress(KeyError):
-                for _ in range(at_once):
-                    document = templates.messages(self._bad, theirs)[self._kind]
+                for document in documents:
                     self._bad.send_text(self._mutations.text(document))
+                    self.arrived += 1
                 self._bad.settle(within_s=QUICK_S)
-            self.arrived += at_once
 
     def streams(self, count: int) -> None:
         status = self._mesh.one.status()
@@ -227,8 +234,7 @@ class Fuzz:
         begin = templates.streams(self._bad, self._client, epoch=epoch, fingerprint=fingerprint)[self._kind]
         while self.arrived < count and self._is_back():
             with suppress(KeyError):
-                self._bad.open_text([self._stream(begin) for _ in range(STREAMS_AT_ONCE)])
-            self.arrived += STREAMS_AT_ONCE
+                self.arrived += self._bad.open_text([self._stream(begin) for _ in range(STREAMS_AT_ONCE)])
 
     def _stream(self, begin: dict[str, Any]) -> tuple[bytes, Data]:
         """A wrong beginning, or a right one with something wrong behind."""
@@ -261,6 +267,18 @@ def run(mesh: Mesh, bad: Adversary, kind: str, count: int) -> None:
     fuzz = Fuzz(mesh, bad, kind)
     (fuzz.messages if kind in MESSAGES else fuzz.streams)(count)
     assert fuzz.arrived >= count or not mesh.one.running
+
+
+def test_every_kind_is_tried() -> None:
+    """What a node learns to understand has to be added to the lists above."""
+    facts = NodeFacts(name="n", role=Role.NODE, version="1")
+    node = NodeMesh(
+        new_identity().id, facts, incarnation=1, on_change=lambda: None, on_refused=lambda node, why: None
+    )
+    nothing: Any = SimpleNamespace(lending=None)
+    node.attach(nothing, IncomingStreams(nothing, nothing, nothing, nothing).services)
+    assert sorted(STREAMS) == sorted(node.kinds_for(Role.NODE))
+    assert sorted(MESSAGES) == sorted([*READERS, claims_exchange.KIND, claims_exchange.PROMOTION])
 
 
 @pytest.mark.parametrize("role", ["node", pytest.param("client", marks=pytest.mark.full)])

@@ -278,6 +278,27 @@ async def test_answer_comes_back_as_it_was_sent(client: RawClient, engine: FakeE
     assert engine.seen[1].header("Cookie") == []
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/health", "/metrics", "/no/such"])
+async def test_no_answer_is_a_page(client: RawClient, engine: FakeEngine, path: str) -> None:
+    """Whoever computes it may be hostile, and its origin is this machine's."""
+
+    async def page(_: Seen, wire: Wire) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 8\r\n\r\n<script>")
+
+    async def stream(_: Seen, wire: Wire) -> None:
+        await wire.send(SSE_HEAD)
+        await wire.send_chunk(b"data: [DONE]\n\n")
+        await wire.send_chunk(b"")
+
+    engine.on("/v1/models", page)
+    engine.on("/v1/chat/completions", stream)
+    method, body = ("POST", b'{"messages": [], "stream": true}') if "chat" in path else ("GET", b"")
+    answer = await client.request(method, path, body=body)
+    assert answer.header("X-Content-Type-Options") == ["nosniff"]
+    [policy] = answer.header("Content-Security-Policy")
+    assert policy.startswith("sandbox; default-src 'none';")
+
+
 async def test_head_is_the_engines_to_answer(client: RawClient, engine: FakeEngine) -> None:
     async def script(_: Seen, wire: Wire) -> None:
         await wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 123\r\nAccess-Control-Allow-Origin: x\r\n\r\n")

@@ -79,6 +79,12 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert [path for path in CODE.findall(text) if is_path(path) and not exists(path)] == []
 
 
+def test_what_each_role_cannot_do_is_tested() -> None:
+    table = DESIGN.read_text("utf-8").split("| role | can | cannot | shown by |")[1].split("\n\n")[0]
+    rows = table.strip().splitlines()[1:]
+    assert [row for row in rows if not CODE.search(row.split("|")[4])] == []
+
+
 @pytest.mark.parametrize("page", LINKING_PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []

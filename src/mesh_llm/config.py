@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from mesh_llm.defaults import API_LISTEN, API_PORT, CONTEXT_LIMIT, GUESS_TEXT_MAX, THREADS_LIMIT
+from mesh_llm.defaults import API_LISTEN, API_PORT, GUESS_TEXT_MAX, THREADS_LIMIT
 from mesh_llm.errors import UsageError
+from mesh_llm.mesh_settings import MESH_OPTIONS, MeshOptions, given_options
 from mesh_llm.types import HostingMode, Setting
 
-SLOTS_LIMIT = 256
-"""llama.cpp's own limit on sequences."""
-
-
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
-_SPAN = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
 PUBLIC_RELAYS = "public"
 """In place of a relay's URL: iroh's public ones, whatever the home remembers."""
+_CLIENTS_OPTIONS = {
+    *("home", "join", "client", "name", "console", "listen", "port", "api_key", "tls_cert", "tls_key"),
+    *("bind_ip", "bind_port", "relay", "relay_token", "no_relay"),
+}
+_FLAGS = {
+    **{name: option.flag for name, option in MESH_OPTIONS.items()},
+    **{"max_memory_bytes": "--max-memory", "devices": "--device", "settings": "--engine-set"},
+}
+"""Where they are not called as their field."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
-    """Plan options that were not given are None: a joiner then takes the mesh's, its creator the defaults."""
+class NodeConfig(MeshOptions):
+    """Where an option of the mesh was not given, a joiner takes the mesh's, and its creator the default."""
 
     home: Path
     model: str | None = None
@@ -41,10 +46,6 @@ class NodeConfig:
     no_relay: bool = False
     plain_lan: bool = False
     hosting: HostingMode = HostingMode.AUTO
-    split: bool = False
-    tensor_split: tuple[float, ...] | None = None
-    layers: tuple[tuple[str, int, int], ...] | None = None
-    """By node name: first layer, and the last, not included."""
     no_fetch: bool = False
     name: str = ""
     listen: str = API_LISTEN
@@ -52,9 +53,6 @@ class NodeConfig:
     api_key: str | None = field(default=None, repr=False)
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    context: int | None = None
-    """Tokens per slot; None takes the largest that fits, up to what the model was trained on."""
-    slots: int | None = None
     max_memory_bytes: int | None = None
     """Of main memory and GPUs together."""
     devices: tuple[str, ...] | None = None
@@ -65,8 +63,6 @@ class NodeConfig:
     no_draft: bool = False
     gpu_layers: int | None = None
     threads: int | None = None
-    cache_type_k: str | None = None
-    cache_type_v: str | None = None
     embeddings: bool = False
     rerank: bool = False
     mmproj: Path | None = None
@@ -78,8 +74,7 @@ class NodeConfig:
     """The port of the web console; 0 takes any free one, None opens none."""
 
     def __post_init__(self) -> None:
-        _check_range("--ctx-size", self.context, 1, CONTEXT_LIMIT)
-        _check_range("--parallel", self.slots, 1, SLOTS_LIMIT)
+        self._check_options()
         _check_range("--threads", self.threads, 1, THREADS_LIMIT)
         _check_range("--port", self.port, 0, 65535)
         _check_range("--console", self.console, 0, 65535)
@@ -122,6 +117,14 @@ class NodeConfig:
         """Whether a projector that lies beside the model is to be left there."""
         return self.mmproj == Path("none")
 
+    def _check_options(self) -> None:
+        for name, value in given_options(self).items():
+            try:
+                MESH_OPTIONS[name].read(value)
+            except ValueError as error:
+                shown = f" {value}" if isinstance(value, int | float | str) else ""
+                raise UsageError(f"{MESH_OPTIONS[name].flag}{shown} is {error}") from None
+
     def _check_draft(self) -> None:
         if self.no_draft and (self.draft is not None or self.draft_max is not None):
             raise UsageError(
@@ -154,38 +157,12 @@ class NodeConfig:
             self._check_client()
 
     def _check_client(self) -> None:
-        wrong = {
-            "--model": self.model is not None,
-            "--alias": self.alias is not None,
-            "--new-mesh": self.new_mesh,
-            "--split": self.split,
-            "--tensor-split": self.tensor_split is not None,
-            "--layers": self.layers is not None,
-            "--hosting": self.hosting is not HostingMode.AUTO,
-            "--ctx-size": self.context is not None,
-            "--parallel": self.slots is not None,
-            "--draft": self.draft is not None,
-            "--draft-max": self.draft_max is not None,
-            "--no-draft": self.no_draft,
-            "--max-memory": self.max_memory_bytes is not None,
-            "--device": self.devices is not None,
-            "--gpu-layers": self.gpu_layers is not None,
-            "--threads": self.threads is not None,
-            "--cache-type-k": self.cache_type_k is not None,
-            "--cache-type-v": self.cache_type_v is not None,
-            "--mmproj": self.mmproj is not None,
-            "--embeddings": self.embeddings,
-            "--rerank": self.rerank,
-            "--engine-set": bool(self.settings),
-            "--bin-dir": self.bin_dir is not None,
-            "--trace": self.trace is not None,
-            "--plain-lan": self.plain_lan,
-            "--no-fetch": self.no_fetch,
-        }
-        for option, given in wrong.items():
-            if given:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in _CLIENTS_OPTIONS and value is not False and value not in (each.default, {}):
+                flag = _FLAGS.get(each.name) or "--" + each.name.replace("_", "-")
                 raise UsageError(
-                    f"{option} cannot be used with --client, which does not compute",
+                    f"{flag} cannot be used with --client, which does not compute",
                     hint="leave one of them out",
                 )
 
@@ -202,31 +179,6 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def parse_shares(text: str) -> tuple[float, ...]:
-    """`R,R,…` of --tensor-split."""
-    try:
-        shares = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--tensor-split {text}: shares are numbers, as in 3,1 or 0.75,0.25") from None
-    if any(not 0 <= share < 1e9 for share in shares) or sum(shares) <= 0:
-        raise UsageError(f"--tensor-split {text}: shares must be at least 0, and one of them above 0")
-    return shares
-
-
-def parse_layers(text: str) -> tuple[tuple[str, int, int], ...]:
-    """`NODE=A-B,…` of --layers; B is the last layer, and included."""
-    parts = []
-    for part in text.split(","):
-        name, separator, span = part.rpartition("=")
-        match = _SPAN.match(span)
-        if not separator or not name or match is None or int(match[1]) > int(match[2] or match[1]):
-            raise UsageError(
-                f"--layers {part}: give layers by node name", hint="for example desk=0-14,laptop=15-29"
-            )
-        parts.append((name, int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(parts)
 
 
 def parse_size(text: str) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+NAME_CHARS = 128
+"""Of names of nodes, models and devices."""
 SENTENCE_CHARS = 400
 _LINE_CHARS = 2000
 

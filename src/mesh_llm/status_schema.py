@@ -13,8 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT, is_number
-from mesh_llm.membership.plan_documents import NAME_CHARS
-from mesh_llm.sanitise import SENTENCE_CHARS, clean
+from mesh_llm.sanitise import NAME_CHARS, SENTENCE_CHARS, clean
 
 T = TypeVar("T")
 

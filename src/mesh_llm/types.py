@@ -358,61 +358,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A small model that guesses ahead for the mesh's, on the host's own device; and what it takes there."""
-
-    name: str
-    """A file's, without its ending: every host looks for it among its own models."""
-    fingerprint: Fingerprint
-    weight_bytes: int
-    cache_bytes: int
-    """For each token of the context."""
-    compute_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshSettings:
-    """The plan options: they belong to the mesh, and its owners set them."""
-
-    version: int
-    """Counts the owners' changes; the highest one seen is in force."""
-    model: str
-    """As people call it: a catalog's name or a file's."""
-    fingerprint: Fingerprint
-    alias: str
-    """The name under which it is served."""
-    digest: str = ""
-    """Of all bytes of its files (models.manifest); empty until an owner has read them."""
-    refined: int = 0
-    """So many of the last versions changed nothing that plans are made by."""
-    context: int | None = None
-    """Tokens per slot; None takes the largest that fits."""
-    slots: int = 4
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    split: bool = False
-    tensor_split: tuple[float, ...] | None = None
-    layers: tuple[tuple[str, int, int], ...] | None = None
-    """By node name: first layer, and the last, not included."""
-    guess: bool = True
-    """Whether tokens are guessed ahead, by what stood in the text before or by a draft model."""
-    draft: Draft | None = None
-    draft_max: int = 8
-    """Tokens that the draft model guesses at once, at most."""
-
-    @property
-    def plan_version(self) -> int:
-        """The last version in which something changed that plans are made by."""
-        return self.version - self.refined
-
-    @property
-    def engine_key(self) -> tuple[object, ...]:
-        """What an engine is started with and its plan does not say."""
-        drafts = (self.guess, self.draft, self.draft_max)
-        return (self.fingerprint, self.alias, self.cache_type_k, self.cache_type_v, *drafts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
     """A plan that its host has published: it passed its readiness check."""
 

@@ -20,14 +20,15 @@ import pytest
 
 from mesh_llm.errors import Forged, MeshError
 from mesh_llm.membership.messages import _READERS as READERS
-from mesh_llm.membership.plan_documents import settings_to_document
+from mesh_llm.membership.settings_documents import settings_to_document
+from mesh_llm.mesh_settings import Draft, MeshSettings
 from mesh_llm.node.incoming_streams import IncomingStreams
 from mesh_llm.peers import claims_exchange
 from mesh_llm.peers.mesh import Mesh as NodeMesh
 from mesh_llm.transport.claims import Claim, sign
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.revocations import Revocations
-from mesh_llm.types import Draft, Fingerprint, MeshId, MeshSettings, NodeFacts, Role
+from mesh_llm.types import Fingerprint, MeshId, NodeFacts, Role
 from tests.hostile import templates
 from tests.hostile.adversary import Adversary, Data
 from tests.hostile.conftest import Villain

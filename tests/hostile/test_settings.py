@@ -11,7 +11,8 @@ import pytest
 
 from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.membership.checked_fields import counts_up_to
-from mesh_llm.types import Fingerprint, MeshSettings
+from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.types import Fingerprint
 from tests.hostile.adversary import FORGERIES, LARGEST, Adversary
 from tests.hostile.conftest import Villain
 from tests.hostile.honest import (

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.config import parse_layers, parse_shares, parse_size
+from mesh_llm.config import parse_size
 from mesh_llm.errors import UsageError
+from mesh_llm.mesh_settings import parse_layers, parse_shares
 from tests.support.command import mesh_llm
 from tests.support.joining import (
     PLAN,

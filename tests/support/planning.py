@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import (
     Device,
@@ -19,7 +20,6 @@ from mesh_llm.types import (
     LayerCache,
     LinkFacts,
     LinkKind,
-    MeshSettings,
     Mode,
     ModelFacts,
     NodeFacts,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import MeshSettings, Mode, Plan
+from mesh_llm.types import Mode, Plan
 from tests.support.planning import counts, mesh, model, node, settings
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.membership.plan_documents import plan_from_document, plan_to_document
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import CacheSettings, memory_need
 from mesh_llm.planning.snapshot import Candidate, Snapshot
@@ -15,7 +16,6 @@ from mesh_llm.types import (
     Fingerprint,
     HeldModel,
     HostingMode,
-    MeshSettings,
     Mode,
     ModelFacts,
     NodeId,

@@ -9,7 +9,8 @@ import pytest
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.local.draft_model import DraftModels
-from mesh_llm.types import Draft, ModelFacts
+from mesh_llm.mesh_settings import Draft
+from mesh_llm.types import ModelFacts
 from tests.support import planning
 from tests.support.stores import Home
 

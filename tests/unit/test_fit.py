@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mesh_llm.defaults import CACHE_TYPES
 from mesh_llm.errors import UsageError
 from mesh_llm.planning.fit import (
-    CACHE_TYPES,
     CacheSettings,
     cache_bytes,
     compute_bytes,
@@ -117,6 +117,11 @@ def test_cache_types(kind: str, bytes_of_192: int) -> None:
 
     assert layer_cache_bytes(layer(ATTENTION), settings) == 256 * (bytes_of_192 + 384)
     assert kind in CACHE_TYPES
+
+
+def test_the_size_of_every_cache_type_is_known() -> None:
+    for kind in CACHE_TYPES:
+        assert layer_cache_bytes(layer(ATTENTION), CacheSettings(context=256, slots=1, type_k=kind))
 
 
 def test_compressed_layers_have_no_values() -> None:

@@ -15,11 +15,12 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.errors import Expelled, MeshError
 from mesh_llm.home import Home
 from mesh_llm.membership.record import Told
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.node import home_upgrade
 from mesh_llm.node.joining import Joining
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
-from mesh_llm.types import Address, Fingerprint, MeshId, MeshSettings, NodeId, Role
+from mesh_llm.types import Address, Fingerprint, MeshId, NodeId, Role
 
 CREATOR, ANNE, BERT = (Identity.from_secret(bytes([number]) * 32) for number in (1, 2, 3))
 MESH = MeshId(CREATOR.id)

@@ -11,9 +11,10 @@ from typing import Any, cast
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun, StageLost
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import HeldPart, MeshSettings, NodeId, Plan, ServingPlan, State
+from mesh_llm.types import HeldPart, NodeId, Plan, ServingPlan, State
 from tests.support import planning
 
 ME = NodeId("me")

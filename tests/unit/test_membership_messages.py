@@ -41,6 +41,7 @@ from mesh_llm.membership.messages import (
 from mesh_llm.membership.outbox import MEMBER_MESSAGE_BYTES, updates
 from mesh_llm.membership.record import Record, read_record, record_text, told
 from mesh_llm.membership.record_table import RecordTable
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.types import (
     Address,
     Device,
@@ -52,7 +53,6 @@ from mesh_llm.types import (
     HostingMode,
     LinkFacts,
     LinkKind,
-    MeshSettings,
     Mode,
     NodeFacts,
     NodeId,

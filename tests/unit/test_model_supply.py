@@ -17,6 +17,7 @@ from mesh_llm.errors import DownloadFailed, MeshError, ModelError
 from mesh_llm.local import model_files as shelving
 from mesh_llm.local.model_files import ModelFiles as RealShelf
 from mesh_llm.membership.member import Member, Standing
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.models.catalog import CatalogEntry
 from mesh_llm.models.layer_ranges import Share
 from mesh_llm.node import model_supply as supplying
@@ -25,7 +26,7 @@ from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
 from mesh_llm.peer_fetch.model_fetch import Wanted
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
-from mesh_llm.types import Event, Fingerprint, MeshSettings, ModelFacts, NodeFacts, NodeId, Role
+from mesh_llm.types import Event, Fingerprint, ModelFacts, NodeFacts, NodeId, Role
 from tests.support import planning
 
 THEN = planning.model()

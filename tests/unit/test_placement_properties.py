@@ -9,10 +9,11 @@ from random import Random
 
 import pytest
 
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.memory_budget import loan, usable_bytes
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import LinkFacts, MeshSettings, Mode, ModelFacts, NodeId, Plan
+from mesh_llm.types import LinkFacts, Mode, ModelFacts, NodeId, Plan
 from tests.support.planning import (
     any_mesh,
     any_model,

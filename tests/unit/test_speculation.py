@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mesh_llm.defaults import GUESS_TEXT_MAX
-from mesh_llm.membership.plan_documents import settings_from_document, settings_to_document
+from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
+from mesh_llm.mesh_settings import Draft
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import advice, compute_bytes, memory_need, stage_need
 from mesh_llm.planning.speculation import cache_settings, can_guess, made_by, model_guesses, text_guesses
-from mesh_llm.types import Draft, Fingerprint, Mode
+from mesh_llm.types import Fingerprint, Mode
 from tests.support.planning import GB, mesh, model, node, settings
 
 DRAFT = Draft(

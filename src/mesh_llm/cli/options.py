@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mesh_llm.cli import secret
-from mesh_llm.defaults import API_LISTEN, API_PORT, DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
+from mesh_llm.defaults import API_LISTEN, API_PORT, CACHE_TYPES, DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
 from mesh_llm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ CONSOLE_PORT = 3131
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 _PATH = click.Path(path_type=Path)
 
@@ -140,11 +138,9 @@ _OPTIONS = [
     ),
     click.option("--embeddings", is_flag=True, help="serve embeddings"),
     click.option("--rerank", is_flag=True, help="serve reranking"),
+    click.option("--cache-type-k", type=click.Choice(CACHE_TYPES), help="type of cached keys (default: f16)"),
     click.option(
-        "--cache-type-k", type=click.Choice(_CACHE_TYPES), help="type of cached keys (default: f16)"
-    ),
-    click.option(
-        "--cache-type-v", type=click.Choice(_CACHE_TYPES), help="type of cached values (default: f16)"
+        "--cache-type-v", type=click.Choice(CACHE_TYPES), help="type of cached values (default: f16)"
     ),
     click.option(
         "--engine-set",
@@ -212,19 +208,16 @@ def _is_set(name: str) -> bool:
 
 def node_config(options: dict[str, Any]) -> NodeConfig:
     """What the options ask for, checked."""
-    from mesh_llm.config import NodeConfig, parse_layers, parse_shares, parse_size
+    from mesh_llm.config import NodeConfig
     from mesh_llm.engine.spec import parse_setting
     from mesh_llm.types import HostingMode
 
-    for name in ("model", "join", "draft"):
-        if options[name] == "":
-            raise UsageError(f"--{name} is empty")
+    if options["join"] == "":
+        raise UsageError("--join is empty")
     if options["join"] == options["api_key"] == "-":
         raise UsageError("--join - and --api-key - cannot both read standard input")
     bin_dir = options["bin_dir"]
     return NodeConfig(
-        home=home_path(options["home"]),
-        model=options["model"],
         alias=options["alias"],
         join=secret.read("--join", options["join"]),
         new_mesh=options["new_mesh"],
@@ -236,9 +229,6 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
         no_relay=options["no_relay"] or _is_set("MESH_LLM_NO_RELAY"),
         plain_lan=options["plain_lan"],
         hosting=HostingMode(options["hosting"]),
-        split=options["split"],
-        tensor_split=parse_shares(options["tensor_split"]) if options["tensor_split"] else None,
-        layers=parse_layers(options["layers"]) if options["layers"] else None,
         no_fetch=options["no_fetch"],
         name=options["name"],
         listen=options["listen"],
@@ -246,17 +236,6 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
         api_key=secret.read("--api-key", options["api_key"] or None),
         tls_cert=options["tls_cert"],
         tls_key=options["tls_key"],
-        context=options["ctx_size"],
-        slots=options["parallel"],
-        draft=options["draft"],
-        draft_max=options["draft_max"],
-        no_draft=options["no_draft"],
-        max_memory_bytes=parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
-        devices=tuple(options["device"].split(",")) if options["device"] is not None else None,
-        gpu_layers=options["gpu_layers"],
-        threads=options["threads"],
-        cache_type_k=options["cache_type_k"],
-        cache_type_v=options["cache_type_v"],
         embeddings=options["embeddings"],
         rerank=options["rerank"],
         mmproj=options["mmproj"],
@@ -264,4 +243,28 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
         bin_dir=bin_dir.expanduser().resolve() if bin_dir else None,
         trace=options["trace"].expanduser().absolute() if options["trace"] else None,
         console=options["console"],
+        **planned(options),
     )
+
+
+def planned(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that `mesh-llm plan` takes, too, as `NodeConfig` calls them."""
+    from mesh_llm.config import parse_size
+    from mesh_llm.mesh_settings import MESH_OPTIONS
+
+    for name in ("model", "draft"):
+        if options[name] == "":
+            raise UsageError(f"--{name} is empty")
+    known = {
+        "home": home_path(options["home"]),
+        "max_memory_bytes": parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
+        "devices": tuple(options["device"].split(",")) if options["device"] is not None else None,
+        **{
+            name: options[name]
+            for name in ("model", "draft", "draft_max", "no_draft", "gpu_layers", "threads")
+        },
+    }
+    for name, option in MESH_OPTIONS.items():
+        if (value := options[option.argument]) not in (None, ""):
+            known[name] = option.parse(value)
+    return known

@@ -10,16 +10,14 @@ import click
 
 from mesh_llm.cli import tables
 from mesh_llm.cli.control import call
-from mesh_llm.cli.options import home_path, json_option, options_named
+from mesh_llm.cli.options import json_option, options_named, planned
 from mesh_llm.cli.output import print_json, print_table
-from mesh_llm.config import NodeConfig, parse_layers, parse_shares, parse_size
+from mesh_llm.config import NodeConfig
 from mesh_llm.errors import NodeNotRunning, UsageError
 from mesh_llm.home import Home
+from mesh_llm.mesh_settings import MESH_OPTIONS, given_options
 
-_OF_THE_MESH = (
-    *("ctx_size", "parallel", "split", "tensor_split", "layers", "cache_type_k", "cache_type_v"),
-    *("draft", "draft_max", "no_draft"),
-)
+_OF_THE_MESH = (*(option.argument for option in MESH_OPTIONS.values()), "draft", "draft_max", "no_draft")
 _OF_A_NODE = ("max_memory", "device", "gpu_layers", "threads")
 
 
@@ -32,36 +30,12 @@ def plan(as_json: bool, **options: Any) -> None:
     If a node is running on this home, the plan is for its mesh as it is now; for a model
     other than the mesh's, as if every node had its file. Otherwise it is for this machine alone.
     """
-    config = _config(options)
+    config = NodeConfig(**planned(options))
     document = asyncio.run(_planned(config, options))
     if as_json:
         print_json(document)
     else:
         show(document)
-
-
-def _config(options: dict[str, Any]) -> NodeConfig:
-    for name in ("model", "draft"):
-        if options[name] == "":
-            raise UsageError(f"--{name} is empty")
-    return NodeConfig(
-        home=home_path(options["home"]),
-        model=options["model"],
-        context=options["ctx_size"],
-        slots=options["parallel"],
-        split=options["split"],
-        tensor_split=parse_shares(options["tensor_split"]) if options["tensor_split"] else None,
-        layers=parse_layers(options["layers"]) if options["layers"] else None,
-        cache_type_k=options["cache_type_k"],
-        cache_type_v=options["cache_type_v"],
-        draft=options["draft"],
-        draft_max=options["draft_max"],
-        no_draft=options["no_draft"],
-        max_memory_bytes=parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
-        devices=tuple(options["device"].split(",")) if options["device"] is not None else None,
-        gpu_layers=options["gpu_layers"],
-        threads=options["threads"],
-    )
 
 
 async def _planned(config: NodeConfig, options: dict[str, Any]) -> dict[str, Any]:
@@ -88,13 +62,7 @@ def _wishes(config: NodeConfig) -> dict[str, Any]:
         "draft": _from_anywhere(config.draft),
         "draft_max": config.draft_max,
         "no_draft": config.no_draft or None,
-        "context": config.context,
-        "slots": config.slots,
-        "split": config.split or None,
-        "tensor_split": config.tensor_split,
-        "layers": config.layers,
-        "cache_type_k": config.cache_type_k,
-        "cache_type_v": config.cache_type_v,
+        **given_options(config),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mesh_llm.defaults import ENGINE_STEP_S
 from mesh_llm.errors import UsageError
+from mesh_llm.mesh_settings import EngineOptions
 from mesh_llm.types import Setting
 
 SETTINGS: dict[str, type] = {
@@ -107,7 +108,7 @@ class PaceSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec:
+class EngineSpec(EngineOptions):
     """Everything that decides how the engine child runs."""
 
     model: str
@@ -126,8 +127,6 @@ class EngineSpec:
     """Of these, what is computed at once."""
     pace: PaceSpec | None = None
     """None: such a step is never shorter, whoever waits."""
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
     embeddings: bool = False
     rerank: bool = False
     mmproj: str | None = None

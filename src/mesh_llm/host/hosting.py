@@ -18,11 +18,12 @@ from typing import Protocol
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.ending_runs import EndingRuns
 from mesh_llm.host.plan_run import PlanRun, StageLost
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.backoff import Backoff
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.eligibility import without_layers
-from mesh_llm.types import MeshSettings, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
+from mesh_llm.types import Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
 PLAN_TICK_S = 1.0
 """Between two looks at the plan when nothing was heard: pauses end, and barred nodes come back."""

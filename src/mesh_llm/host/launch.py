@@ -11,6 +11,7 @@ from mesh_llm.engine import machine
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, WorkerSpec
 from mesh_llm.local.hardware import Hardware
 from mesh_llm.local.modalities import modalities
+from mesh_llm.mesh_settings import ENGINE_OPTIONS, MeshSettings, given_options
 from mesh_llm.planning.batch_sizes import Batches, batches
 from mesh_llm.planning.engine_options import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
@@ -19,7 +20,7 @@ from mesh_llm.planning.memory_budget import loan
 from mesh_llm.planning.memory_layout import free_of, lodge
 from mesh_llm.planning.shared_machines import threads_of
 from mesh_llm.planning.speculation import cache_settings, made_by, model_guesses, text_guesses
-from mesh_llm.types import MeshSettings, ModelFacts, NodeId, Plan
+from mesh_llm.types import ModelFacts, NodeId, Plan
 
 PROMPT_CACHE_LIMIT_BYTES = 8 << 30
 """What the engine keeps of finished prompts in main memory, when there is as much to spare."""
@@ -58,8 +59,6 @@ class Launch:
             key=secrets.token_urlsafe(32),
             devices=devices,
             gpu_layers=gpu_layers,
-            cache_type_k=self.settings.cache_type_k,
-            cache_type_v=self.settings.cache_type_v,
             batch=batch,
             micro_batch=sizes.micro,
             pace=_pace(sizes, plan.slots),
@@ -77,6 +76,7 @@ class Launch:
             head_tied=facts.head_bytes == 0,
             head_on_worker=plan.head_on_worker,
             links=links,
+            **given_options(self.settings, ENGINE_OPTIONS),
         )
 
     def _draft(self, batch: int, slots: int) -> DraftSpec:

@@ -19,21 +19,13 @@ from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.telemetry import Flows, Gauge, Rates
 from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.data_links import DataLinks, Link
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.sanitise import refusal
 from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.network import Stream
-from mesh_llm.types import (
-    Fingerprint,
-    LinkKind,
-    MeshSettings,
-    NodeId,
-    Plan,
-    SpeculationCounters,
-    Stage,
-    StageCounters,
-)
+from mesh_llm.types import Fingerprint, LinkKind, NodeId, Plan, SpeculationCounters, Stage, StageCounters
 
 PLAN_CHECK_S = 60.0
 """For the first token through all stages."""

@@ -13,12 +13,13 @@ from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.home import Home
 from mesh_llm.local import model_names
 from mesh_llm.local.model_files import ModelFiles, file_stem
+from mesh_llm.mesh_settings import Draft, MeshSettings
 from mesh_llm.models import catalog, draft_pairs
 from mesh_llm.models.names import Here
 from mesh_llm.models.stores import LocalModel, Places, find_all
 from mesh_llm.planning.fit import CONTEXT_STEP, CacheSettings, cache_bytes, compute_bytes
 from mesh_llm.planning.speculation import can_guess
-from mesh_llm.types import Draft, Event, EventSink, Fingerprint, MeshSettings, ModelFacts
+from mesh_llm.types import Event, EventSink, Fingerprint, ModelFacts
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import MeshError
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.models import catalog
 from mesh_llm.models.catalog import key_of, stem_of
 from mesh_llm.models.facts import model_facts
 from mesh_llm.models.stores import LocalModel, Places, Store, blob_title, find_all
 from mesh_llm.models.unsupported import check_runs
 from mesh_llm.peer_fetch.layer_fetch import Held
-from mesh_llm.types import Fingerprint, HeldModel, HeldPart, MeshSettings, ModelFacts
+from mesh_llm.types import Fingerprint, HeldModel, HeldPart, ModelFacts
 
 log = logging.getLogger(__name__)
 

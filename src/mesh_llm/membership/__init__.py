@@ -24,7 +24,8 @@ can take that back, with a higher incarnation.
     ring              whom to stay connected to in a large mesh
     messages          what members say to each other, as JSON
     fact_documents    facts of a node as JSON
-    plan_documents    plans and settings as JSON
+    plan_documents    plans as JSON
+    settings_documents  the mesh's settings as JSON
     checked_fields    reads JSON from strangers: every type, length and range is checked
     seeded_random     random numbers that can be repeated
 """

@@ -13,15 +13,9 @@ from typing import Any, TypeVar
 
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.checked_fields import Fields, is_direct, node_id
-from mesh_llm.membership.plan_documents import (
-    NAME_CHARS,
-    Document,
-    plan_from_document,
-    plan_to_document,
-    settings_from_document,
-    settings_to_document,
-)
-from mesh_llm.sanitise import clean
+from mesh_llm.membership.plan_documents import Document, plan_from_document, plan_to_document
+from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
+from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import (
     Address,
     Device,

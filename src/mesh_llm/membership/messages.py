@@ -12,9 +12,8 @@ from mesh_llm.defaults import MEMBER_BUCKETS
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.checked_fields import Fields, node_id
 from mesh_llm.membership.member import Standing
-from mesh_llm.membership.plan_documents import NAME_CHARS
 from mesh_llm.membership.record import Told
-from mesh_llm.sanitise import clean
+from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import NodeId, Signed, State
 
 RECORD_LIMIT = 256

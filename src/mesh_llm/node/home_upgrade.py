@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mesh_llm.membership.plan_documents import settings_from_document
+from mesh_llm.membership.settings_documents import settings_from_document
 from mesh_llm.transport.credential import Grant
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.membership import Membership

@@ -17,13 +17,13 @@ from mesh_llm.home import Home
 from mesh_llm.local.model_files import file_stem
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, told_from_document, told_to_document
-from mesh_llm.membership.plan_documents import NAME_CHARS
 from mesh_llm.membership.record import Told, read_record, told
+from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, given_options
 from mesh_llm.models import catalog, names
 from mesh_llm.node import home_upgrade
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.manual_layers import misfit
-from mesh_llm.sanitise import clean
+from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.transport.credential import (
     role_of,
 )
@@ -31,7 +31,7 @@ from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, decode
 from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Network, NetworkConfig
-from mesh_llm.types import Address, Draft, Fingerprint, MeshSettings, ModelFacts, NodeId, Role
+from mesh_llm.types import Address, Fingerprint, ModelFacts, NodeId, Role
 
 OWNER_HEARS_S = 3.0
 """That an owner's start waits for word of other members: connections to those that run take less than one."""
@@ -237,17 +237,11 @@ class Joining:
             fingerprint=model.fingerprint,
             digest=old.digest if old is not None and same_file else "",
             alias=config.alias or file_stem(model),
-            context=config.context,
-            slots=config.slots or default_slots,
-            cache_type_k=config.cache_type_k or "f16",
-            cache_type_v=config.cache_type_v or "f16",
-            split=config.split,
-            tensor_split=config.tensor_split,
-            layers=config.layers,
             guess=not config.no_draft,
             draft=draft,
             # Without a draft there is nothing to limit, and nothing that travels.
             draft_max=(config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX,
+            **{"slots": default_slots, **given_options(config)},
         )
         chosen = self.membership.in_force
         if chosen is not None and chosen.signer.node != self._identity.id:
@@ -274,21 +268,14 @@ class Joining:
     def _given(self) -> set[str]:
         """The mesh's settings that this run's options name."""
         config = self._config
-        options = {
-            "model": config.model is not None,
-            "alias": config.alias is not None,
-            "context": config.context is not None,
-            "slots": config.slots is not None,
-            "cache_type_k": config.cache_type_k is not None,
-            "cache_type_v": config.cache_type_v is not None,
-            "split": config.split,
-            "tensor_split": config.tensor_split is not None,
-            "layers": config.layers is not None,
-            "guess": config.no_draft,
-            "draft": config.draft is not None,
-            "draft_max": config.draft_max is not None,
+        others = {
+            "model": config.model,
+            "alias": config.alias,
+            "guess": config.no_draft or None,
+            "draft": config.draft,
+            "draft_max": config.draft_max,
         }
-        return {name for name, given in options.items() if given}
+        return {*given_options(config), *(name for name, value in others.items() if value is not None)}
 
     def _given_over(self, others: MeshSettings, own: MeshSettings) -> MeshSettings:
         """Another owner's settings, with what this one was asked to change."""
@@ -314,21 +301,16 @@ class Joining:
         if settings is None or self.is_owner:
             return
         config = self._config
-        for option, given, agreed in (
+        named = given_options(config).items()
+        for option, value, agreed in (
             ("--model", self._named(settings), settings.model),
-            ("--ctx-size", config.context, settings.context),
-            ("--parallel", config.slots, settings.slots),
-            ("--cache-type-k", config.cache_type_k, settings.cache_type_k),
-            ("--cache-type-v", config.cache_type_v, settings.cache_type_v),
             ("--alias", config.alias, settings.alias),
-            ("--split", config.split or None, settings.split),
-            ("--tensor-split", config.tensor_split, settings.tensor_split),
-            ("--layers", config.layers, settings.layers),
+            *((MESH_OPTIONS[name].flag, value, getattr(settings, name)) for name, value in named),
             ("--draft", self._named_draft(settings), settings.draft.name if settings.draft else None),
             ("--draft-max", config.draft_max, settings.draft_max),
             ("--no-draft", config.no_draft or None, not settings.guess),
         ):
-            if given is not None and given != agreed:
+            if value is not None and value != agreed:
                 shown = "not set" if agreed in (None, False) else str(agreed)
                 raise MeshError(
                     f"only owners of the mesh can set {option}; it is {shown}",

@@ -21,6 +21,7 @@ from mesh_llm.local import model_names
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.local.hardware import at_hand
 from mesh_llm.local.model_files import ModelFiles
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.models import catalog
 from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.layer_ranges import Share
@@ -41,7 +42,6 @@ from mesh_llm.types import (
     EventSink,
     Fingerprint,
     HostingMode,
-    MeshSettings,
     ModelFacts,
     NodeId,
     Progress,

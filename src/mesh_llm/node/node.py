@@ -44,6 +44,7 @@ from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.local.hardware import Hardware, equip
 from mesh_llm.local.modalities import described, held_bytes
 from mesh_llm.local.model_files import ModelFiles
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.node.announcements import Announcements, api_lines
 from mesh_llm.node.drain import drain
 from mesh_llm.node.engines import Engines
@@ -68,18 +69,7 @@ from mesh_llm.transport.direct_links import open_door
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.network import Network
-from mesh_llm.types import (
-    EventSink,
-    MeshSettings,
-    ModelFacts,
-    NodeFacts,
-    NodeId,
-    Plan,
-    Progress,
-    ProgressSink,
-    Role,
-    State,
-)
+from mesh_llm.types import EventSink, ModelFacts, NodeFacts, NodeId, Plan, Progress, ProgressSink, Role, State
 from mesh_llm.worker.lending import Lease, Lending
 
 INVITE_DEFAULT_S = 7 * 86400.0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from mesh_llm.membership.member import Member, Standing, serving_among
 from mesh_llm.membership.record import Record
 from mesh_llm.membership.view import View
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.trust import Trust
 from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.planning.snapshot import Candidate, Snapshot
@@ -14,7 +15,7 @@ from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Membership, Peer
-from mesh_llm.types import MeshSettings, NodeFacts, NodeId, Role, ServingPlan, State
+from mesh_llm.types import NodeFacts, NodeId, Role, ServingPlan, State
 
 _UNREADY = {
     State.STARTING: "is starting",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import MeshSettings, Mode, ModelFacts, NodeId, Plan
+from mesh_llm.types import Mode, ModelFacts, NodeId, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from mesh_llm.defaults import CLEARLY_FASTER
 from mesh_llm.errors import UsageError
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.exclusion import exclusions
 from mesh_llm.planning.fit import smallest_context, stage_need
@@ -31,16 +32,7 @@ from mesh_llm.planning.proposal import (
     useful_context,
 )
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import (
-    Exclusion,
-    MeshSettings,
-    Mode,
-    ModelFacts,
-    NodeId,
-    Plan,
-    ServingPlan,
-    Stage,
-)
+from mesh_llm.types import Exclusion, Mode, ModelFacts, NodeId, Plan, ServingPlan, Stage
 
 DELAY_LESS = 0.5
 DELAY_MORE = 1.5

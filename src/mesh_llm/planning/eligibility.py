@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import HostingMode, MeshSettings, ModelFacts, NodeId, Role
+from mesh_llm.types import HostingMode, ModelFacts, NodeId, Role
 
 _SHOWN_DIGITS = 12
 """Of a fingerprint: enough to tell two apart."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from mesh_llm.errors import ModelDoesNotFit, UsageError
-from mesh_llm.types import Draft, Layer, MemoryNeed, ModelFacts
+from mesh_llm.mesh_settings import Draft
+from mesh_llm.types import Layer, MemoryNeed, ModelFacts
 
 SMALLEST_CONTEXT = 512
 """Tokens per slot below which a chat model cannot hold a question and its answer."""
@@ -36,8 +37,6 @@ _BLOCKS = {
 }
 """Cache types: elements and bytes of one block."""
 
-CACHE_TYPES = tuple(_BLOCKS)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
@@ -60,7 +59,7 @@ class CacheSettings:
             raise UsageError("context, slots and micro-batch must be at least 1")
         for kind in (self.type_k, self.type_v):
             if kind not in _BLOCKS:
-                raise UsageError(f"{kind} is not a cache type; choose one of {', '.join(CACHE_TYPES)}")
+                raise UsageError(f"{kind} is not a cache type; choose one of {', '.join(_BLOCKS)}")
 
     def __str__(self) -> str:
         return f"{self.slots} {'slot' if self.slots == 1 else 'slots'} of {self.context} tokens"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mesh_llm.defaults import CLEARLY_FASTER, USEFUL_CONTEXT
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.election import solo_hosts, split_hosts
 from mesh_llm.planning.eligibility import Eligible, roster_of, split_refusal
 from mesh_llm.planning.fit import (
@@ -32,7 +33,7 @@ from mesh_llm.planning.placement import (
 from mesh_llm.planning.plan_inputs import PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.speculation import cache_settings
-from mesh_llm.types import HostingMode, MeshSettings, ModelFacts, NodeId
+from mesh_llm.types import HostingMode, ModelFacts, NodeId
 
 PLAN_HOSTS_TRIED = 3
 """For each engine version: who is elected nearly always can; a tiny one that its owner prefers may not."""

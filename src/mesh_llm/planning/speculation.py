@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mesh_llm.defaults import GUESS_TEXT_MAX
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.batch_sizes import micro_batch
 from mesh_llm.planning.fit import CacheSettings, stage_need
-from mesh_llm.types import MeshSettings, ModelFacts, Plan
+from mesh_llm.types import ModelFacts, Plan
 
 
 def text_guesses(model: ModelFacts, settings: MeshSettings) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import smallest_context
 from mesh_llm.planning.proposal import useful_context
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import Fingerprint, HeldModel, MeshSettings, Mode, ModelFacts, Role
+from mesh_llm.types import Fingerprint, HeldModel, Mode, ModelFacts, Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from mesh_llm.engine.supervisor import EngineReport
 from mesh_llm.engine.telemetry import Flow, Flows, pushed_bytes
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.membership.member import Member
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.snapshot import listing
 from mesh_llm.report.time_to_first_token import first_token_status
 from mesh_llm.report.token_latency import token_status
@@ -32,7 +33,7 @@ from mesh_llm.status_schema import (
     Status,
     Traffic,
 )
-from mesh_llm.types import MeshSettings, Mode, NodeId, Plan, Role, SpeculationCounters, Speed
+from mesh_llm.types import Mode, NodeId, Plan, Role, SpeculationCounters, Speed
 
 
 async def status(view: NodeView) -> Status:

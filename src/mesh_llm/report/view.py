@@ -12,9 +12,10 @@ from mesh_llm.gateway.upstream import Health
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.local.model_files import ModelFiles
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.remote_engine import RemoteEngine
-from mesh_llm.types import MeshId, MeshSettings, NodeId
+from mesh_llm.types import MeshId, NodeId
 from mesh_llm.worker.lending import Lending
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
+from mesh_llm.defaults import DEFAULT_MODEL, DRAFT_MAX
 from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.home import Home
 from mesh_llm.local import hardware, model_names
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.local.model_files import ModelFiles, file_stem
 from mesh_llm.membership.fact_documents import facts_to_document
+from mesh_llm.membership.settings_documents import options_from_document
+from mesh_llm.mesh_settings import MeshSettings, given_options
 from mesh_llm.models.names import Here
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
@@ -24,13 +26,12 @@ from mesh_llm.planning.speculation import made_by, model_guesses
 from mesh_llm.report import status
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
-from mesh_llm.types import Address, Event, HeldModel, MeshSettings, ModelFacts, NodeFacts, NodeId, Plan, Role
+from mesh_llm.types import Address, Event, HeldModel, ModelFacts, NodeFacts, NodeId, Plan, Role
 
 THIS_MACHINE = NodeId("0" * 64)
 """Stands for a node that does not run."""
 
 _OF_DRAFTS = ("draft", "draft_max", "no_draft")
-_WISHES = ("context", "slots", "cache_type_k", "cache_type_v", "split", "tensor_split", "layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
     model = await _model(view, agreed, wishes.get("model"))
     if model is None:
         return await _as_told(view)
-    changes = {name: _frozen(wishes[name]) for name in _WISHES if wishes.get(name) is not None}
+    changes = options_from_document(wishes)
     settings, snapshot = agreed, view.mesh.snapshot()
     assumed: tuple[NodeId, ...] = ()
     notes: tuple[str, ...] = ()
@@ -216,10 +217,6 @@ def _supposed(snapshot: Snapshot, model: ModelFacts) -> tuple[Snapshot, tuple[No
     return Snapshot(nodes=tuple(nodes)), tuple(without)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
-
-
 # -- on this machine ------------------------------------------------------------------------------
 
 
@@ -243,13 +240,7 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
         model=name,
         fingerprint=model.fingerprint,
         alias=config.alias or name,
-        context=config.context,
-        slots=config.slots or DEFAULT_SLOTS,
-        cache_type_k=config.cache_type_k or "f16",
-        cache_type_v=config.cache_type_v or "f16",
-        split=config.split,
-        tensor_split=config.tensor_split,
-        layers=config.layers,
+        **given_options(config),
         **guessing,
     )
     snapshot = Snapshot(nodes=(Candidate(id=THIS_MACHINE, facts=facts),))

@@ -10,14 +10,15 @@ from typing import Any
 from mesh_llm.errors import CredentialRefused, Expelled, Forged, MalformedMessage, MeshError
 from mesh_llm.membership.checked_fields import Fields, counts_up_to
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
-from mesh_llm.membership.plan_documents import settings_from_document, settings_to_document
+from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.admissions import Admissions
 from mesh_llm.transport.claims import Claim, Signer, sign, signer_of
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity, is_node_id
 from mesh_llm.transport.revocations import Revocation, Revocations, revocation_text
-from mesh_llm.types import MeshId, MeshSettings, NodeId, Role, Signed
+from mesh_llm.types import MeshId, NodeId, Role, Signed
 
 SETTINGS_BYTES = 32 << 10
 """Of an owner's settings, as they are signed: layers by name for hundreds of nodes."""

@@ -18,6 +18,7 @@ from mesh_llm.defaults import ENGINE_LOG_VERBOSITY, ENGINE_VERSION, INSPECT_TIME
 from mesh_llm.engine.process import die_of, run, spawn
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import EngineMissing, MeshError
+from mesh_llm.mesh_settings import ENGINE_OPTIONS, given_options
 
 _VERSION = re.compile(r"\bbuild (\d+)|version: (\d+) \(")
 """`version: 0.6.0-dev (build 11549, commit …)`; before that it was `version: 11549 (…)`."""
@@ -47,7 +48,8 @@ def arguments(spec: EngineSpec) -> list[str]:
     """An `EngineSpec` as llama-server's command line; the key travels in the environment."""
     argv = ["--model", spec.model, "--alias", spec.alias, "--host", "127.0.0.1", "--port", "0"]
     argv += ["--ctx-size", str(spec.context), "--parallel", str(spec.slots), "--threads", str(spec.threads)]
-    argv += ["--cache-type-k", spec.cache_type_k, "--cache-type-v", spec.cache_type_v]
+    for name, value in given_options(spec, ENGINE_OPTIONS).items():
+        argv += [ENGINE_OPTIONS[name].flag] if value is True else [ENGINE_OPTIONS[name].flag, str(value)]
     argv += ["--device", ",".join(spec.devices) or "none", "--n-gpu-layers", str(spec.gpu_layers)]
     argv += ["--cache-ram", str(spec.prompt_cache_mib), "--fit", "off", "--offline", "--no-ui"]
     argv += ["--metrics", "--slots", "--log-verbosity", str(ENGINE_LOG_VERBOSITY)]

@@ -31,10 +31,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from mesh_llm.defaults import ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
+from mesh_llm.defaults import CACHE_TYPES, ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
 from mesh_llm.engine.library import Engine, MeshLibrary
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.mesh_settings import ENGINE_OPTIONS, given_options
 from mesh_llm.third_party import features_off
 from mesh_llm.types import Device, DeviceKind, SpeculationCounters, StageCounters
 
@@ -220,8 +221,10 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...], *,
         params.n_batch = spec.batch
     if spec.micro_batch is not None:
         params.n_ubatch = spec.micro_batch
-    params.cache_type_k = cache_type(xllamacpp, spec.cache_type_k)
-    params.cache_type_v = cache_type(xllamacpp, spec.cache_type_v)
+    for name, value in given_options(spec, ENGINE_OPTIONS).items():
+        # Types of the cache are an enumeration there; every other value is taken as it is.
+        known = cache_type(xllamacpp, value) if value in CACHE_TYPES else value
+        setattr(params, ENGINE_OPTIONS[name].parameter, known)
     params.tensor_split = tensor_split(spec.devices, devices, len(params.tensor_split))
     params.n_gpu_layers = spec.gpu_layers
     params.cache_ram_mib = spec.prompt_cache_mib

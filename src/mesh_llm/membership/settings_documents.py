@@ -1,0 +1,85 @@
+"""The mesh's settings as JSON documents, which owners sign."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX
+from mesh_llm.errors import MalformedMessage
+from mesh_llm.membership.checked_fields import Fields
+from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings
+from mesh_llm.sanitise import NAME_CHARS, clean
+from mesh_llm.types import Fingerprint
+
+Document = dict[str, object]
+
+_ALWAYS = {each.name for each in fields(MeshSettings) if each.default is not None} & set(MESH_OPTIONS)
+"""Options that every document has had from the beginning; others are left out where nobody set them."""
+
+
+def settings_to_document(settings: MeshSettings) -> Document:
+    options = {name: getattr(settings, name) for name in MESH_OPTIONS}
+    document: Document = {
+        "version": settings.version,
+        "model": clean(settings.model, NAME_CHARS),
+        "fingerprint": clean(settings.fingerprint, NAME_CHARS),
+        "alias": clean(settings.alias, NAME_CHARS),
+        "context": settings.context,
+        "slots": settings.slots,
+        **{name: value for name, value in options.items() if value is not None},
+    }
+    if settings.digest:
+        document["digest"] = settings.digest
+    if settings.refined:
+        document["refined"] = settings.refined
+    if not settings.guess:
+        document["guess"] = False
+    if settings.draft is not None:
+        draft = asdict(settings.draft)
+        document["draft"] = draft | {name: clean(draft[name], NAME_CHARS) for name in ("name", "fingerprint")}
+        document["draft_max"] = settings.draft_max
+    return document
+
+
+def settings_from_document(document: object) -> MeshSettings:
+    fields = Fields(document, "settings")
+    for name in _ALWAYS:
+        if not fields.has(name):
+            raise MalformedMessage(f"settings.{name}: missing")
+    return MeshSettings(
+        version=fields.whole("version"),
+        model=fields.text("model", NAME_CHARS),
+        fingerprint=Fingerprint(fields.text("fingerprint", NAME_CHARS)),
+        alias=fields.text("alias", NAME_CHARS),
+        digest=fields.digest("digest") if fields.has("digest") else "",
+        refined=fields.whole("refined", default=0),
+        guess=fields.flag("guess") if fields.has("guess") else True,
+        draft=_draft_from_document(fields.get("draft")) if fields.has("draft") else None,
+        draft_max=fields.whole("draft_max", most=GUESS_TEXT_MAX) if fields.has("draft_max") else DRAFT_MAX,
+        **options_from_document({name: fields.get(name) for name in MESH_OPTIONS}),
+    )
+
+
+def options_from_document(document: Mapping[str, object]) -> dict[str, Any]:
+    """Those that somebody has set, checked; `MalformedMessage` where one makes no sense."""
+    found = {}
+    for name, option in MESH_OPTIONS.items():
+        if (value := document.get(name)) is not None:
+            try:
+                found[name] = option.read(value)
+            except ValueError as error:
+                raise MalformedMessage(f"settings.{name}: {error}") from None
+    return found
+
+
+def _draft_from_document(document: object) -> Draft:
+    fields = Fields(document, "draft")
+    return Draft(
+        name=fields.text("name", NAME_CHARS),
+        fingerprint=Fingerprint(fields.text("fingerprint", NAME_CHARS)),
+        weight_bytes=fields.whole("weight_bytes"),
+        cache_bytes=fields.whole("cache_bytes"),
+        compute_bytes=fields.whole("compute_bytes"),
+    )

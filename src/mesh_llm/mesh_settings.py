@@ -1,0 +1,219 @@
+"""The settings of a mesh: every option that holds for all of it is declared here, once.
+
+`MeshOptions` is what a person asks for (`NodeConfig` has them), `MeshSettings` what an owner signs. Those of
+`EngineOptions` go to the engine of whoever hosts (`EngineSpec` has them). `membership.settings_documents`
+writes and reads settings, `transport.owners_settings` verifies them, `node.own_settings` makes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from mesh_llm.defaults import CACHE_TYPES, CONTEXT_LIMIT, DEFAULT_SLOTS, DRAFT_MAX
+from mesh_llm.errors import UsageError
+from mesh_llm.sanitise import NAME_CHARS
+from mesh_llm.types import Fingerprint
+
+SLOTS_LIMIT = 256
+"""llama.cpp's own limit on sequences."""
+SHARES_LIMIT = 256
+"""Nodes that --tensor-split and --layers name."""
+LAYERS_MOST = 1 << 16
+
+_SPAN = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
+
+Read = Callable[[Any], Any]
+"""From JSON that anybody may have written, or a value of that kind: checked, and frozen. `ValueError`
+completes "it is"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How an option is called, and what it may be."""
+
+    flag: str
+    """On the command line; llama-server's own, too, for one of `EngineOptions`."""
+    read: Read
+    parameter: str = ""
+    """What the bundled engine calls it."""
+    parse: Read
+    """From the command line."""
+
+    @property
+    def argument(self) -> str:
+        """What click calls it."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def _option(flag: str, read: Read, parameter: str = "", parse: Read = lambda value: value) -> Any:
+    option = Option(flag=flag, read=read, parameter=parameter, parse=parse)
+    return field(default=None, metadata={"option": option})
+
+
+# -- what options may be ---------------------------------------------------------------------------
+
+
+def _whole(least: int, most: int) -> Read:
+    def read(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"not between {least} and {most:,}")
+        return value
+
+    return read
+
+
+def _cache_type(value: object) -> str:
+    if value not in CACHE_TYPES:
+        raise ValueError(f"not one of {', '.join(CACHE_TYPES)}")
+    return str(value)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("not true or false")
+    return value
+
+
+def _list(value: object, read: Read) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or len(value) > SHARES_LIMIT:
+        raise ValueError(f"not a list of at most {SHARES_LIMIT}")
+    return tuple(map(read, value))
+
+
+def _shares(value: object) -> tuple[float, ...]:
+    return _list(value, _share)
+
+
+def _share(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9:
+        raise ValueError("not a list of shares")
+    return float(value)
+
+
+def _spans(value: object) -> tuple[tuple[str, int, int], ...]:
+    return _list(value, _span)
+
+
+def _span(value: object) -> tuple[str, int, int]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise ValueError("not a list of names, each with two numbers")
+    name, first, last = value[0], *map(_whole(0, LAYERS_MOST), value[1:])
+    if not isinstance(name, str) or len(name) > NAME_CHARS or not name.isprintable() or last < first:
+        raise ValueError("not a list of names, each with its first layer and the one after its last")
+    return name, first, last
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """`R,R,…` of --tensor-split."""
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--tensor-split {text}: shares are numbers, as in 3,1 or 0.75,0.25") from None
+    if any(not 0 <= share < 1e9 for share in shares) or sum(shares) <= 0:
+        raise UsageError(f"--tensor-split {text}: shares must be at least 0, and one of them above 0")
+    return shares
+
+
+def parse_layers(text: str) -> tuple[tuple[str, int, int], ...]:
+    """`NODE=A-B,…` of --layers; B is the last layer, and included."""
+    parts = []
+    for part in text.split(","):
+        name, separator, span = part.rpartition("=")
+        match = _SPAN.match(span)
+        if not separator or not name or match is None or int(match[1]) > int(match[2] or match[1]):
+            raise UsageError(
+                f"--layers {part}: give layers by node name", hint="for example desk=0-14,laptop=15-29"
+            )
+        parts.append((name, int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(parts)
+
+
+# -- the options -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Those that every host's engine is started with; None is the engine's own default."""
+
+    cache_type_k: str | None = _option("--cache-type-k", _cache_type, "cache_type_k")
+    cache_type_v: str | None = _option("--cache-type-v", _cache_type, "cache_type_v")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshOptions(EngineOptions):
+    """All of them; None was not given."""
+
+    context: int | None = _option("--ctx-size", _whole(1, CONTEXT_LIMIT))
+    """Tokens per slot; None takes the largest that fits, up to what the model was trained on."""
+    slots: int | None = _option("--parallel", _whole(1, SLOTS_LIMIT))
+    split: bool | None = _option("--split", _flag)
+    tensor_split: tuple[float, ...] | None = _option("--tensor-split", _shares, parse=parse_shares)
+    layers: tuple[tuple[str, int, int], ...] | None = _option("--layers", _spans, parse=parse_layers)
+    """By node name: first layer, and the last, not included."""
+
+
+ENGINE_OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(EngineOptions)}
+MESH_OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(MeshOptions)}
+
+
+def given_options(options: EngineOptions, among: Mapping[str, Option] = MESH_OPTIONS) -> dict[str, Any]:
+    """Their values by name; a flag that is off was not given."""
+    values = {name: getattr(options, name) for name in among}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+# -- the settings ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A small model that guesses ahead for the mesh's, on the host's own device; and what it takes there."""
+
+    name: str
+    """A file's, without its ending: every host looks for it among its own models."""
+    fingerprint: Fingerprint
+    weight_bytes: int
+    cache_bytes: int
+    """For each token of the context."""
+    compute_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings(MeshOptions):
+    """They belong to the mesh, and its owners set them."""
+
+    version: int
+    """Counts the owners' changes; the highest one seen is in force."""
+    model: str
+    """As people call it: a catalog's name or a file's."""
+    fingerprint: Fingerprint
+    alias: str
+    """The name under which it is served."""
+    digest: str = ""
+    """Of all bytes of its files (models.manifest); empty until an owner has read them."""
+    refined: int = 0
+    """So many of the last versions changed nothing that plans are made by."""
+    # These options are never None here. A new one has to be, where nobody set it: settings are signed.
+    slots: int = DEFAULT_SLOTS
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    split: bool = False
+    guess: bool = True
+    """Whether tokens are guessed ahead, by what stood in the text before or by a draft model."""
+    draft: Draft | None = None
+    draft_max: int = DRAFT_MAX
+    """Tokens that the draft model guesses at once, at most."""
+
+    @property
+    def plan_version(self) -> int:
+        """The last version in which something changed that plans are made by."""
+        return self.version - self.refined
+
+    @property
+    def engine_key(self) -> tuple[object, ...]:
+        """What an engine is started with and its plan does not say."""
+        options = (getattr(self, name) for name in ENGINE_OPTIONS)
+        return (self.fingerprint, self.alias, *options, self.guess, self.draft, self.draft_max)

@@ -1,0 +1,132 @@
+"""Options of the whole mesh: declared once, written as before, and checked whoever sends them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh_llm.cli.options import node_options, planned
+from mesh_llm.config import NodeConfig
+from mesh_llm.engine.children.external import arguments
+from mesh_llm.engine.spec import EngineSpec
+from mesh_llm.errors import MalformedMessage, UsageError
+from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
+from mesh_llm.mesh_settings import (
+    ENGINE_OPTIONS,
+    MESH_OPTIONS,
+    Draft,
+    MeshSettings,
+    given_options,
+)
+from mesh_llm.types import Fingerprint
+
+PLAIN = MeshSettings(version=3, model="smollm2", fingerprint=Fingerprint("ff"), alias="größe")
+DRAFT = Draft(name="small", fingerprint=Fingerprint("dd"), weight_bytes=1, cache_bytes=2, compute_bytes=3)
+HEAD = '{"version":3,"model":"smollm2","fingerprint":"ff","alias":"gr\\u00f6\\u00dfe",'
+WRITTEN: list[tuple[dict[str, Any], str]] = [
+    ({}, '"context":null,"slots":4,"cache_type_k":"f16","cache_type_v":"f16","split":false}'),
+    (
+        {
+            "context": 2048,
+            "slots": 2,
+            "cache_type_k": "q8_0",
+            "cache_type_v": "q4_0",
+            "split": True,
+            "tensor_split": (3.0, 0.0, 1.5),
+            "digest": "0f" * 32,
+            "refined": 2,
+            "guess": False,
+        },
+        '"context":2048,"slots":2,"cache_type_k":"q8_0","cache_type_v":"q4_0","split":true,'
+        f'"tensor_split":[3.0,0.0,1.5],"digest":"{"0f" * 32}","refined":2,"guess":false}}',
+    ),
+    (
+        {"layers": (("ann", 0, 10), ("ben", 10, 40)), "draft": DRAFT, "draft_max": 6},
+        '"context":null,"slots":4,"cache_type_k":"f16","cache_type_v":"f16","split":false,'
+        '"layers":[["ann",0,10],["ben",10,40]],"draft":{"name":"small","fingerprint":"dd",'
+        '"weight_bytes":1,"cache_bytes":2,"compute_bytes":3},"draft_max":6}',
+    ),
+]
+"""As 0.2 wrote them: a home's settings are signed, so that these bytes stay what they are."""
+
+
+@pytest.mark.parametrize(("options", "text"), WRITTEN, ids=["plain", "options", "draft"])
+def test_settings_are_written_as_before(options: dict[str, Any], text: str) -> None:
+    settings = MeshSettings(
+        version=3, model="smollm2", fingerprint=Fingerprint("ff"), alias="größe", **options
+    )
+    assert json.dumps(settings_to_document(settings), separators=(",", ":")) == HEAD + text
+    assert settings_from_document(json.loads(HEAD + text)) == settings
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"context": value} for value in (0, -1, 1 << 40, True, 1.0, "1", [1])),
+        *({"slots": value} for value in (0, 257, None, True, "4")),
+        *({"cache_type_k": value} for value in ("f17", "", None, 7, ["f16"], {})),
+        *({"split": value} for value in (0, "yes", None)),
+        *({"tensor_split": value} for value in ([True], [float("inf")], ["1"], {"a": 1}, 1, [1] * 257)),
+        *({"layers": value} for value in ([["a", 0, 1 << 17]], [["a\n", 0, 1]], [["a" * 129, 0, 1]], [{}])),
+    ],
+    ids=str,
+)
+def test_values_beyond_their_bounds_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(MalformedMessage):
+        settings_from_document({**settings_to_document(PLAIN), **wrong})
+
+
+def test_a_person_is_held_to_the_same_bounds() -> None:
+    with pytest.raises(UsageError, match=r"^--cache-type-k f17 is not one of f32, f16"):
+        NodeConfig(home=Path(), cache_type_k="f17")
+    with pytest.raises(UsageError, match=r"^--layers is not a list of names"):
+        NodeConfig(home=Path(), layers=(("a\n", 0, 1),))
+
+
+def test_an_option_that_is_new_is_not_written_where_nobody_set_it() -> None:
+    """Else settings that an older version signed would lack it, and a node that returns would change them."""
+    old = {"cache_type_k", "cache_type_v", "slots", "split"}
+    defaults = {each.name: each.default for each in fields(MeshSettings) if each.name in MESH_OPTIONS}
+    assert {name for name, default in defaults.items() if default is not None} == old
+
+
+def test_every_option_is_on_the_command_line() -> None:
+    def command() -> None:
+        """Gets a node's options."""
+
+    options = {each.name: each.opts for each in node_options(command).__click_params__}  # type: ignore[attr-defined]
+    assert {each.argument: [each.flag] for each in MESH_OPTIONS.values()}.items() <= options.items()
+    blank = dict.fromkeys(options)
+    assert planned({**blank, "layers": ""}).keys().isdisjoint(MESH_OPTIONS)
+    typed = planned({**blank, "parallel": 0, "tensor_split": "3,1", "layers": "a=0-4"})
+    wanted = {"slots": 0, "tensor_split": (3.0, 1.0), "layers": (("a", 0, 5),)}
+    assert wanted.items() <= typed.items()
+
+
+def test_a_llama_server_gets_the_engine_options() -> None:
+    spec = EngineSpec(model="m", alias="a", context=1, slots=1, threads=1, key="k", cache_type_k="q8_0")
+    argv = " ".join(arguments(spec))
+    assert "--cache-type-k q8_0" in argv
+    assert "--cache-type-v" not in argv
+
+
+def test_what_was_given() -> None:
+    config = NodeConfig(home=Path(), slots=1, split=False)
+    assert given_options(config) == {"slots": 1}
+    assert NodeConfig(home=Path(), client=True, split=False).client
+    assert given_options(PLAIN, ENGINE_OPTIONS) == {"cache_type_k": "f16", "cache_type_v": "f16"}
+
+
+def test_a_change_of_any_engine_option_restarts_the_engine() -> None:
+    values: dict[str, Any] = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+    keys = {MeshSettings(**base(), **{name: value}).engine_key for name, value in values.items()}
+    assert values.keys() == ENGINE_OPTIONS.keys()
+    assert len(keys | {PLAIN.engine_key}) == len(values) + 1
+
+
+def base() -> dict[str, Any]:
+    return {"version": 3, "model": "smollm2", "fingerprint": Fingerprint("ff"), "alias": "größe"}

@@ -2,7 +2,7 @@
 
 `MeshOptions` is what a person asks for (`NodeConfig` has them), `MeshSettings` what an owner signs. Those of
 `EngineOptions` go to the engine of whoever hosts (`EngineSpec` has them). `membership.settings_documents`
-writes and reads settings, `transport.owners_settings` verifies them, `node.own_settings` makes them.
+writes and reads settings, `transport.owners_settings` verifies them, `local.own_settings` makes them.
 """
 
 from __future__ import annotations

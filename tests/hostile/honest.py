@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.mesh_settings import MeshSettings
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.types import Address, NodeId
 from tests.support.joining import TEXT, JoiningNode, Lab
 from tests.support.waiting import until

@@ -26,7 +26,7 @@ from mesh_llm.node.incoming_streams import IncomingStreams
 from mesh_llm.peers import claims_exchange
 from mesh_llm.peers.mesh import Mesh as NodeMesh
 from mesh_llm.transport.claims import Claim, sign
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.transport.revocations import Revocations
 from mesh_llm.types import Fingerprint, MeshId, NodeFacts, Role
 from tests.hostile import templates

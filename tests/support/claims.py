@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mesh_llm.transport.claims import Claim, sign
 from mesh_llm.transport.credential import Credential, extend
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.transport.revocations import Revocations, revocation_text
 from mesh_llm.types import MeshId, NodeId, Role, Signed
 

@@ -66,7 +66,7 @@ CHILDREN = {
     "lab/quic.py",
 }
 METHODS_LIMIT = 25
-GROWN = {"View": 33, "ModelSupply": 33, "Hosting": 28, "Node": 30, "PlanRun": 28, "Joining": 27}
+GROWN = {"View": 33, "ModelSupply": 33, "Hosting": 28, "Node": 30, "PlanRun": 28}
 """Classes with more methods, which may only lose some."""
 
 

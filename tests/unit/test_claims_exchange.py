@@ -13,8 +13,8 @@ from mesh_llm.defaults import FRAME_LIMIT_BYTES
 from mesh_llm.membership.messages import signed_to_document
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.claims_exchange import KIND, ClaimsExchange
-from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Network, Peer
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.types import Fingerprint, NodeId, Role, Signed
 from tests.support.claims import Person, creator
 

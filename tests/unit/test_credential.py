@@ -14,7 +14,7 @@ from mesh_llm.transport.admissions import Admissions, Verdict, proof
 from mesh_llm.transport.credential import Credential, Grant, check, extend, from_text, role_of, to_text
 from mesh_llm.transport.failed_attempts import FailedAttempts
 from mesh_llm.transport.identity import Identity, verify
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.transport.revocations import Revocations
 from mesh_llm.types import MeshId, NodeId, Role
 

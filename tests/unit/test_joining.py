@@ -13,7 +13,7 @@ from mesh_llm.node.home_upgrade import HOME_VERSION
 from mesh_llm.node.joining import Joining
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.types import Address, MeshId
 
 INVITER, JOINER = Identity.from_secret(bytes(range(32))), Identity.from_secret(bytes(range(1, 33)))

@@ -16,8 +16,8 @@ from mesh_llm.host.launch import Launch
 from mesh_llm.local.hardware import Hardware
 from mesh_llm.mesh_settings import Draft, MeshSettings
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.engine_options import Fit, fit_solo
 from mesh_llm.planning.snapshot import Snapshot
+from mesh_llm.planning.solo_fit import Fit, fit_solo
 from mesh_llm.planning.speculation import cache_settings
 from mesh_llm.types import Fingerprint, HostingMode, NodeId, Prediction
 from tests.support.planning import GB, counts, gpu, mesh, model, node, settings

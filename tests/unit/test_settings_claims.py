@@ -13,9 +13,9 @@ from mesh_llm.errors import Forged
 from mesh_llm.membership.checked_fields import counts_up_to
 from mesh_llm.membership.settings_documents import settings_to_document
 from mesh_llm.mesh_settings import MeshSettings
-from mesh_llm.transport import membership as memberships
+from mesh_llm.transport import own_membership as memberships
 from mesh_llm.transport.claims import Claim
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.types import Fingerprint, Role, Signed
 from tests.support.claims import Person, creator
 

@@ -16,8 +16,8 @@ from mesh_llm.errors import EngineMissing, MeshError, ModelError
 from mesh_llm.home import Home, cache_folder
 from mesh_llm.models.header_cache import NO_FINGERPRINT, Header, Headers, header_of
 from mesh_llm.models.stores import Found, LocalModel, Places, Skipped, search
-from mesh_llm.planning.engine_options import choose_devices
 from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.planning.solo_fit import choose_devices
 from mesh_llm.planning.would_fit import WouldFit, outlook, supposed
 from mesh_llm.types import Device, DeviceKind, NodeFacts, NodeId, Progress, ProgressSink, Role
 

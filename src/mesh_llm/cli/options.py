@@ -255,14 +255,12 @@ def planned(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("model", "draft"):
         if options[name] == "":
             raise UsageError(f"--{name} is empty")
+    same = ("model", "draft", "draft_max", "no_draft", "gpu_layers", "threads")
     known = {
         "home": home_path(options["home"]),
         "max_memory_bytes": parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
         "devices": tuple(options["device"].split(",")) if options["device"] is not None else None,
-        **{
-            name: options[name]
-            for name in ("model", "draft", "draft_max", "no_draft", "gpu_layers", "threads")
-        },
+        **{name: options[name] for name in same},
     }
     for name, option in MESH_OPTIONS.items():
         if (value := options[option.argument]) not in (None, ""):

@@ -13,12 +13,12 @@ from mesh_llm.local.hardware import Hardware
 from mesh_llm.local.modalities import modalities
 from mesh_llm.mesh_settings import ENGINE_OPTIONS, MeshSettings, given_options
 from mesh_llm.planning.batch_sizes import Batches, batches
-from mesh_llm.planning.engine_options import Fit, fit_solo
 from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
 from mesh_llm.planning.layer_costs import load_of
 from mesh_llm.planning.memory_budget import loan
 from mesh_llm.planning.memory_layout import free_of, lodge
 from mesh_llm.planning.shared_machines import threads_of
+from mesh_llm.planning.solo_fit import Fit, fit_solo
 from mesh_llm.planning.speculation import cache_settings, made_by, model_guesses, text_guesses
 from mesh_llm.types import ModelFacts, NodeId, Plan
 

@@ -1,8 +1,9 @@
 """This machine: its hardware, and the models on its disk.
 
-hardware     native libraries, devices, memory, speed
-model_files  the mesh's model, and where its files lie here
-model_names  what a model's name means here: the user's catalog and all stores
-draft_model  which draft model the creator chooses, and where its file lies here
-modalities   what a model does beside text
+hardware      native libraries, devices, memory, speed
+model_files   the mesh's model, and where its files lie here
+model_names   what a model's name means here: the user's catalog and all stores
+draft_model   which draft model the creator chooses, and where its file lies here
+own_settings  the mesh's settings as this node's options ask for them
+modalities    what a model does beside text
 """

@@ -13,7 +13,7 @@ from mesh_llm.engine import build, gpus, machine
 from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.speed import known_speed, measured_speed
 from mesh_llm.home import cache_folder
-from mesh_llm.planning.engine_options import choose_devices
+from mesh_llm.planning.solo_fit import choose_devices
 from mesh_llm.types import Device, DeviceKind, ProgressSink, Speed
 
 

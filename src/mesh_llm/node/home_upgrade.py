@@ -14,7 +14,7 @@ from typing import Any
 from mesh_llm.membership.settings_documents import settings_from_document
 from mesh_llm.transport.credential import Grant
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.transport.revocations import Revocations
 from mesh_llm.types import MeshId, NodeId, Role
 

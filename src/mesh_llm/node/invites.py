@@ -12,7 +12,7 @@ from mesh_llm.peers.mesh import Mesh
 from mesh_llm.transport.credential import Credential, check_may_invite, extend, issuers_of
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, encode
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.types import Address, NodeId, Role
 
 

@@ -7,19 +7,24 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import PUBLIC_RELAYS, NodeConfig
-from mesh_llm.defaults import DRAFT_MAX, REMEMBERED_LIMIT
+from mesh_llm.defaults import REMEMBERED_LIMIT
 from mesh_llm.errors import Forged, JoinRefused, MalformedMessage, MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.local.model_files import file_stem
+from mesh_llm.local.own_settings import (
+    given_over,
+    given_settings,
+    own_settings,
+    refuse_changes,
+    version_after,
+)
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, told_from_document, told_to_document
 from mesh_llm.membership.record import Told, read_record, told
-from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, given_options
-from mesh_llm.models import catalog, names
+from mesh_llm.mesh_settings import Draft, MeshSettings
 from mesh_llm.node import home_upgrade
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.manual_layers import misfit
@@ -29,8 +34,8 @@ from mesh_llm.transport.credential import (
 )
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, decode
-from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Network, NetworkConfig
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.types import Address, Fingerprint, ModelFacts, NodeId, Role
 
 OWNER_HEARS_S = 3.0
@@ -81,7 +86,7 @@ class Joining:
         if remembered is not None:
             self._recall(remembered)
             self._check_role(self.membership.role(self._identity.id))
-            self._check_options(self.settings)
+            self._check_options()
         elif self._config.client:
             raise UsageError(
                 "--client needs --join TOKEN: it has no model of its own",
@@ -152,7 +157,7 @@ class Joining:
         """
         chosen = self.membership.in_force
         mine = chosen is None or chosen.signer.node == self._identity.id
-        return self.is_owner and (mine or bool(self._given()))
+        return self.is_owner and (mine or bool(given_settings(self._config)))
 
     def network_config(self) -> NetworkConfig:
         relay, token = self.relay
@@ -181,7 +186,7 @@ class Joining:
         assert self.network is not None and self.invite is not None
         _, welcome = await self.network.join(self.invite)
         self._welcomed(welcome)
-        self._check_options(self.settings)
+        self._check_options()
         self._joining = False
         self._hints = {self.invite.inviter: self.invite.address}
         self._look_for_others(mesh)
@@ -217,35 +222,21 @@ class Joining:
         verified = mesh.recall(self._known.values())
         self._known = {node: told for node, told in self._known.items() if node in verified}
 
-    def settle(
-        self, model: ModelFacts | None, draft: Draft | None, *, default_slots: int
-    ) -> MeshSettings | None:
+    def settle(self, model: ModelFacts | None, draft: Draft | None) -> MeshSettings | None:
         """The mesh's settings: made by its owners, obeyed by everybody else."""
         if not self.sets_plan:
-            self._check_options(self.settings)
+            self._check_options()
+        if not self.sets_plan or model is None:
             return self.settings
-        if model is None:
-            return self.settings
-        config, old = self._config, self.settings
-        if config.layers is not None and (wrong := misfit(len(model.layers), config.layers)):
+        layers = self._config.layers
+        if layers is not None and (wrong := misfit(len(model.layers), layers)):
             raise UsageError(wrong, hint=f"the model's layers are 0-{len(model.layers) - 1}")
-        same_file = old is not None and old.fingerprint == model.fingerprint
-        settings = MeshSettings(
-            version=1,
-            # A name and never a path: others look for it in their own folders.
-            model=_common_name(model),
-            fingerprint=model.fingerprint,
-            digest=old.digest if old is not None and same_file else "",
-            alias=config.alias or file_stem(model),
-            guess=not config.no_draft,
-            draft=draft,
-            # Without a draft there is nothing to limit, and nothing that travels.
-            draft_max=(config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX,
-            **{"slots": default_slots, **given_options(config)},
-        )
+        settings, old = own_settings(self._config, model, draft), self.settings
+        if old is not None and old.fingerprint == model.fingerprint:
+            settings = replace(settings, digest=old.digest)
         chosen = self.membership.in_force
         if chosen is not None and chosen.signer.node != self._identity.id:
-            settings = self._given_over(chosen.settings, settings)
+            settings = given_over(self._config, chosen.settings, settings)
         return self._set(settings)
 
     def set_digest(self, fingerprint: Fingerprint, digest: str) -> None:
@@ -259,31 +250,11 @@ class Joining:
     def _set(self, settings: MeshSettings) -> MeshSettings:
         """Sign them, where they differ from those in force."""
         old = self.settings
-        settings = _version_after(old, settings)
+        settings = version_after(old, settings)
         if settings != old:
             self.membership.set(settings, self._identity, now=time.time())
         self.write()
         return settings
-
-    def _given(self) -> set[str]:
-        """The mesh's settings that this run's options name."""
-        config = self._config
-        others = {
-            "model": config.model,
-            "alias": config.alias,
-            "guess": config.no_draft or None,
-            "draft": config.draft,
-            "draft_max": config.draft_max,
-        }
-        return {*given_options(config), *(name for name, value in others.items() if value is not None)}
-
-    def _given_over(self, others: MeshSettings, own: MeshSettings) -> MeshSettings:
-        """Another owner's settings, with what this one was asked to change."""
-        names = self._given()
-        if "model" in names:
-            names |= {"fingerprint", "digest", "alias", "draft"}
-        changes = {name: getattr(own, name) for name in names}
-        return replace(others, **changes)
 
     def check_model(self, model: ModelFacts) -> None:
         """A joiner's own model has to be the mesh's."""
@@ -296,45 +267,9 @@ class Joining:
             hint="leave --model out to take part with the mesh's model, or start a mesh with --new-mesh",
         )
 
-    def _check_options(self, settings: MeshSettings | None) -> None:
-        """Plan options belong to the mesh: whoever joins may repeat them, and not change them."""
-        if settings is None or self.is_owner:
-            return
-        config = self._config
-        named = given_options(config).items()
-        for option, value, agreed in (
-            ("--model", self._named(settings), settings.model),
-            ("--alias", config.alias, settings.alias),
-            *((MESH_OPTIONS[name].flag, value, getattr(settings, name)) for name, value in named),
-            ("--draft", self._named_draft(settings), settings.draft.name if settings.draft else None),
-            ("--draft-max", config.draft_max, settings.draft_max),
-            ("--no-draft", config.no_draft or None, not settings.guess),
-        ):
-            if value is not None and value != agreed:
-                shown = "not set" if agreed in (None, False) else str(agreed)
-                raise MeshError(
-                    f"only owners of the mesh can set {option}; it is {shown}",
-                    hint=f"leave {option} out",
-                )
-
-    def _named(self, settings: MeshSettings) -> str | None:
-        """The catalog's name that was asked for, in the mesh's words; files are told by their contents."""
-        if self._config.model is None:
-            return None
-        known = catalog.load(self._home.catalog_file).get(self._config.model)
-        if known is None:
-            return None
-        theirs = catalog.load().get(settings.model)
-        same = names.same_model(known.stem, theirs.stem if theirs is not None else settings.model)
-        return settings.model if same else self._config.model
-
-    def _named_draft(self, settings: MeshSettings) -> str | None:
-        """The draft that was asked for, in the mesh's words."""
-        given = self._config.draft
-        if given is None or settings.draft is None:
-            return given
-        same = names.same_model(catalog.stem_of(Path(given).name), settings.draft.name)
-        return settings.draft.name if same else given
+    def _check_options(self) -> None:
+        if self.settings is not None and not self.is_owner:
+            refuse_changes(self._config, self.settings, self._home)
 
     # -- what is remembered --------------------------------------------------------------------
 
@@ -393,26 +328,6 @@ class Joining:
     def forget(self) -> None:
         self._left = True
         self._home.forget_mesh()
-
-
-def _common_name(model: ModelFacts) -> str:
-    """By which every node of the mesh can look for it: never a path, nor one person's own word."""
-    stem = file_stem(model)
-    known = catalog.load().get(stem)
-    if known is None:
-        return stem
-    # A file that is called as somebody else's model: others must not download that one for it.
-    return known.name if catalog.key_of(known.stem) == catalog.key_of(stem) else f"{stem}.gguf"
-
-
-def _version_after(old: MeshSettings | None, settings: MeshSettings) -> MeshSettings:
-    if old is None:
-        return replace(settings, version=1, refined=0)
-    same = replace(settings, version=old.version, refined=old.refined)
-    if same == old:
-        return old
-    only_refined = replace(same, digest=old.digest) == old
-    return replace(settings, version=old.version + 1, refined=old.refined + 1 if only_refined else 0)
 
 
 def _address_of(told: Told) -> Address:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
+from mesh_llm.defaults import DEFAULT_MODEL
 from mesh_llm.download import hub
 from mesh_llm.download.model_download import download
 from mesh_llm.engine.inspect import read_gguf
@@ -135,7 +135,7 @@ class ModelSupply:
     async def settle(self, model: ModelFacts | None) -> MeshSettings | None:
         """The mesh's settings, with the draft that its creator has for the model."""
         draft = await self.drafts.choose(model) if model is not None and self._joining.sets_plan else None
-        settings = self._joining.settle(model, draft, default_slots=DEFAULT_SLOTS)
+        settings = self._joining.settle(model, draft)
         await self.drafts.find(settings)
         return settings
 

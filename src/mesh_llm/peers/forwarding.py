@@ -23,8 +23,8 @@ from mesh_llm.peers.trust import Origin, Service
 from mesh_llm.tasks import task_group
 from mesh_llm.transport.claims import Claim, Signer, signer_of
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.membership import Membership
 from mesh_llm.transport.network import Peer, Stream
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.types import NodeId, Role
 
 FORWARD_PROOF_S = 10.0

@@ -18,6 +18,7 @@ asyncio, socket, time, os or subprocess.
     memory_budget    what a node uses itself, and what it lends
     memory_layout    how layers lie in GPUs and main memory
     fit              how much memory a model needs, and how much context fits
+    solo_fit         how a model lies in one machine's GPUs and main memory
     would_fit        whether a model would fit if every node had it
     layer_costs      what ranges of layers take and cost
     predict          how fast a plan will be
@@ -26,6 +27,5 @@ asyncio, socket, time, os or subprocess.
     alternative      the plan that was not chosen, to compare
     batch_sizes      how many tokens of a prompt the engine takes at once
     speculation      speculative decoding: draft lengths, and what the settings ask for
-    engine_options   how the engine is run
     backoff          how long a node that failed is left out
 """

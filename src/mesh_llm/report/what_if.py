@@ -9,15 +9,16 @@ from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
-from mesh_llm.defaults import DEFAULT_MODEL, DRAFT_MAX
+from mesh_llm.defaults import DEFAULT_MODEL
 from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.home import Home
 from mesh_llm.local import hardware, model_names
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.local.model_files import ModelFiles, file_stem
+from mesh_llm.local.own_settings import own_settings
 from mesh_llm.membership.fact_documents import facts_to_document
 from mesh_llm.membership.settings_documents import options_from_document
-from mesh_llm.mesh_settings import MeshSettings, given_options
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.models.names import Here
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
@@ -129,8 +130,8 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
             # A mesh that guesses nothing goes on so, unless it is asked otherwise.
             no_draft=bool(wishes.get("no_draft")) or not (agreed.guess or draft or draft_max),
         )
-        guessing, notes = await _guessing(view.model_files, config, model)
-        changes |= guessing
+        guessing, notes = await _settings(view.model_files, config, model)
+        changes |= {name: getattr(guessing, name) for name in ("guess", "draft", "draft_max")}
     settings = replace(settings, **changes)
     barred = view.mesh.unready()
     plan = view.hosting.plan if settings == agreed else None
@@ -148,15 +149,13 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
     ).document()
 
 
-async def _guessing(
+async def _settings(
     model_files: ModelFiles, config: NodeConfig, model: ModelFacts
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a mesh that `config` would start has for settings of guessing ahead, and what it would say."""
+) -> tuple[MeshSettings, tuple[str, ...]]:
+    """Those of a mesh that `config` would start, and what it would say."""
     told: list[Event] = []
     draft = await DraftModels(config=config, model_files=model_files, tell=told.append).choose(model)
-    most = (config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX
-    settings = {"guess": not config.no_draft, "draft": draft, "draft_max": most}
-    return settings, tuple(event.text for event in told)
+    return own_settings(config, model, draft), tuple(event.text for event in told)
 
 
 def snapshot_document(view: NodeView) -> dict[str, Any]:
@@ -234,15 +233,7 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
         models=(HeldModel(fingerprint=model.fingerprint, name=name, size_bytes=model.size_bytes),),
         **own.facts(),
     )
-    guessing, notes = await _guessing(model_files, config, model)
-    settings = MeshSettings(
-        version=1,
-        model=name,
-        fingerprint=model.fingerprint,
-        alias=config.alias or name,
-        **given_options(config),
-        **guessing,
-    )
+    settings, notes = await _settings(model_files, config, model)
     snapshot = Snapshot(nodes=(Candidate(id=THIS_MACHINE, facts=facts),))
     plan = decide(snapshot, model, settings, current=None)
     other = alternative(snapshot, model, settings, plan, barred={})

@@ -8,7 +8,8 @@ handshake            what two nodes tell each other first
 credential           proof of membership: grants, back to the mesh's creator
 claims               verifies what members say: the one place
 revocations          invites that were revoked, and whom that concerns
-membership           which mesh this node belongs to, and what its owners have claimed
+own_membership       which mesh this node belongs to, whom it let in, and what its owners have claimed
+owners_settings      the mesh's settings as an owner has signed them
 network              the endpoint: it dials, accepts, and keeps one connection per member
 dialler              connections that this node opens
 pending_connections  connections from strangers, until they are admitted or refused

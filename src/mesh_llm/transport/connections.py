@@ -13,7 +13,7 @@ from mesh_llm.transport.close_codes import Code
 from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import Credential, origin_of, role_of
 from mesh_llm.transport.handshake import GONE_LIMIT, HandshakeRefusal, Introduction, is_arbiter
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.transport.peer import Handler, Peer
 from mesh_llm.transport.stream_gate import StreamGate
 from mesh_llm.types import NodeId, Role

@@ -44,7 +44,7 @@ from mesh_llm.transport.framing import FrameError, FrameType
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite
 from mesh_llm.transport.iroh_library import iroh
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.transport.revocations import Revocation, Revocations
 from mesh_llm.types import MeshId, NodeId, Role, Signed
 

@@ -23,7 +23,7 @@ from mesh_llm.transport.endpoint import NetworkConfig, address_of, addresses_see
 from mesh_llm.transport.handshake import Dropped, Introduction, Joined
 from mesh_llm.transport.invite import Invite
 from mesh_llm.transport.iroh_library import iroh
-from mesh_llm.transport.membership import Membership
+from mesh_llm.transport.own_membership import Membership
 from mesh_llm.transport.peer import Handler, PathFacts, Peer
 from mesh_llm.transport.pending_connections import PendingConnections
 from mesh_llm.transport.stream import Stream, StreamCode

@@ -1,4 +1,4 @@
-"""From a model, a machine and a person's wishes to the way the engine is run. Pure."""
+"""How a model lies in the memory of one machine: which devices, and how many layers on GPUs. Pure."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,18 +9,16 @@ from typing import Any
 from mesh_llm.errors import CredentialRefused, Expelled, Forged, MalformedMessage, MeshError
 from mesh_llm.membership.checked_fields import Fields, counts_up_to
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
-from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.admissions import Admissions
-from mesh_llm.transport.claims import Claim, Signer, sign, signer_of
+from mesh_llm.transport.claims import Claim, sign
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity, is_node_id
+from mesh_llm.transport.owners_settings import OwnersSettings, read_settings, settings_text, verified
 from mesh_llm.transport.revocations import Revocation, Revocations, revocation_text
 from mesh_llm.types import MeshId, NodeId, Role, Signed
 
-SETTINGS_BYTES = 32 << 10
-"""Of an owner's settings, as they are signed: layers by name for hundreds of nodes."""
 SETTINGS_TOLD = 8
 """Owners whose settings are told: those in force, and the next in line should these be revoked."""
 OWNERS_LIMIT = 64
@@ -29,20 +26,6 @@ OWNERS_LIMIT = 64
 
 
 _FIELDS = {"mesh", "credential", "revocations", "settings", "invites"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnersSettings:
-    """What an owner has set."""
-
-    settings: MeshSettings
-    signer: Signer
-    signed: Signed
-
-    @property
-    def rank(self) -> tuple[int, NodeId, str, str]:
-        """One version twice: all nodes have to choose the same one of them."""
-        return self.settings.version, self.signer.node, self.signed.text, self.signed.credential
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,8 +85,7 @@ class Membership:
 
     def set(self, settings: MeshSettings, identity: Identity, *, now: float) -> None:
         """As an owner, which this node has to be."""
-        text = json.dumps({"settings": settings_to_document(settings)}, separators=(",", ":"))
-        self.take_settings(self.seal(identity, Claim.SETTINGS, text), now=now)
+        self.take_settings(self.seal(identity, Claim.SETTINGS, settings_text(settings)), now=now)
 
     def take_settings(self, signed: Signed, *, now: float) -> bool:
         """Verify and keep an owner's settings; whether they are news. `Forged` where they do not hold."""
@@ -111,17 +93,14 @@ class Membership:
         known = self.owners.get(signed.credential)
         if known is not None and known.signed == signed:
             return False
-        settings = _read_settings(signed)
+        settings = read_settings(signed)
         if known is not None and settings.version < known.settings.version:
             # Not worth a look at its signature.
             return False
-        signer = signer_of(signed, self.mesh, Claim.SETTINGS)
-        if signer.role is not Role.OWNER:
-            raise Forged("settings by a node that is not an owner of the mesh")
+        new = verified(signed, settings, self.mesh)
         if known is None and len(self.owners) >= OWNERS_LIMIT:
             self._forget_owners()
         is_full = known is None and len(self.owners) >= OWNERS_LIMIT
-        new = OwnersSettings(settings=settings, signer=signer, signed=signed)
         is_old = known is not None and new.rank <= known.rank
         if is_full or is_old or settings.version > counts_up_to(now):
             return False
@@ -190,15 +169,6 @@ class Membership:
             return found
         except (ValueError, TypeError, CredentialRefused, Forged, MalformedMessage) as error:
             raise MeshError(f"the record of this node's mesh is damaged: {error}") from error
-
-
-def _read_settings(signed: Signed) -> MeshSettings:
-    try:
-        if len(signed.text.encode()) <= SETTINGS_BYTES:
-            return settings_from_document(Fields(json.loads(signed.text), "claim").get("settings"))
-    except (ValueError, RecursionError, MalformedMessage):
-        pass
-    raise Forged("malformed settings")
 
 
 def _signed(document: Any) -> Signed:

@@ -1,0 +1,112 @@
+"""The mesh's settings as this node's own options ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.defaults import DRAFT_MAX
+from mesh_llm.errors import MeshError
+from mesh_llm.home import Home
+from mesh_llm.local.model_files import file_stem
+from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, given_options
+from mesh_llm.models import catalog, names
+from mesh_llm.types import ModelFacts
+
+
+def own_settings(config: NodeConfig, model: ModelFacts, draft: Draft | None) -> MeshSettings:
+    """Of a mesh that is this node's to set."""
+    return MeshSettings(
+        version=1,
+        # A name and never a path: others look for it in their own folders.
+        model=_common_name(model),
+        fingerprint=model.fingerprint,
+        alias=config.alias or file_stem(model),
+        guess=not config.no_draft,
+        draft=draft,
+        # Without a draft there is nothing to limit, and nothing that travels.
+        draft_max=(config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX,
+        **given_options(config),
+    )
+
+
+def given_settings(config: NodeConfig) -> set[str]:
+    """The settings that options name."""
+    others = {
+        "model": config.model,
+        "alias": config.alias,
+        "guess": config.no_draft or None,
+        "draft": config.draft,
+        "draft_max": config.draft_max,
+    }
+    return {*given_options(config), *(name for name, value in others.items() if value is not None)}
+
+
+def given_over(config: NodeConfig, others: MeshSettings, own: MeshSettings) -> MeshSettings:
+    """Another owner's settings, with what this one was asked to change."""
+    named = given_settings(config)
+    if "model" in named:
+        named |= {"fingerprint", "digest", "alias", "draft"}
+    return replace(others, **{name: getattr(own, name) for name in named})
+
+
+def refuse_changes(config: NodeConfig, settings: MeshSettings, home: Home) -> None:
+    """Settings belong to the mesh: whoever joins may repeat them, and not change them."""
+    for flag, value, agreed in _compared(config, settings, home):
+        if value is not None and value != agreed:
+            shown = "not set" if agreed in (None, False) else str(agreed)
+            raise MeshError(
+                f"only owners of the mesh can set {flag}; it is {shown}", hint=f"leave {flag} out"
+            )
+
+
+def _compared(config: NodeConfig, settings: MeshSettings, home: Home) -> Iterator[tuple[str, Any, Any]]:
+    """Each option's flag, what was given, and what the mesh has."""
+    yield "--model", _named_model(config.model, settings, home), settings.model
+    for name, value in given_options(config).items():
+        yield MESH_OPTIONS[name].flag, value, getattr(settings, name)
+    yield "--alias", config.alias, settings.alias
+    yield "--draft", _named_draft(config.draft, settings.draft), settings.draft and settings.draft.name
+    yield "--draft-max", config.draft_max, settings.draft_max
+    yield "--no-draft", config.no_draft or None, not settings.guess
+
+
+def _named_model(given: str | None, settings: MeshSettings, home: Home) -> str | None:
+    """The catalog's name that was asked for, in the mesh's words; files are told by their contents."""
+    known = catalog.load(home.catalog_file).get(given) if given is not None else None
+    if known is None:
+        return None
+    theirs = catalog.load().get(settings.model)
+    same = names.same_model(known.stem, theirs.stem if theirs is not None else settings.model)
+    return settings.model if same else given
+
+
+def _named_draft(given: str | None, draft: Draft | None) -> str | None:
+    """The draft that was asked for, in the mesh's words."""
+    if given is None or draft is None:
+        return given
+    return draft.name if names.same_model(catalog.stem_of(Path(given).name), draft.name) else given
+
+
+def _common_name(model: ModelFacts) -> str:
+    """By which every node of the mesh can look for it: never a path, nor one person's own word."""
+    stem = file_stem(model)
+    known = catalog.load().get(stem)
+    if known is None:
+        return stem
+    # A file that is called as somebody else's model: others must not download that one for it.
+    return known.name if catalog.key_of(known.stem) == catalog.key_of(stem) else f"{stem}.gguf"
+
+
+def version_after(old: MeshSettings | None, settings: MeshSettings) -> MeshSettings:
+    """With the version that they get when they follow `old`; `old` itself where nothing has changed."""
+    if old is None:
+        return replace(settings, version=1, refined=0)
+    same = replace(settings, version=old.version, refined=old.refined)
+    if same == old:
+        return old
+    only_refined = replace(same, digest=old.digest) == old
+    return replace(settings, version=old.version + 1, refined=old.refined + 1 if only_refined else 0)

@@ -140,6 +140,8 @@ class EngineOptions:
 
     cache_type_k: str | None = _option("--cache-type-k", _cache_type, "cache_type_k")
     cache_type_v: str | None = _option("--cache-type-v", _cache_type, "cache_type_v")
+    predict: int | None = _option("--predict", _whole(1, CONTEXT_LIMIT), "n_predict")
+    """Tokens of an answer, at most, where its request sets no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,7 @@ MORE_OPTIONS = [
     (("--tensor-split", "1,1"), "not set"),
     (("--layers", "one=0-29"), "not set"),
     (("--cache-type-v", "f16"), "f32"),
+    (("--predict", "9"), "not set"),
 ]
 
 
@@ -114,8 +115,12 @@ def test_all_follow_when_the_creator_comes_back_with_other_options(nodes: Lab, t
     one.until_plan(("two", 0, 30))
     one.stop()
 
-    one = nodes.create("one", "--hosting", "never", "--split")
+    one = nodes.create("one", "--hosting", "never", "--split", "--predict", "5")
     two.until_plan(("two", 0, 15), ("one", 15, 30), host="two")
+    unlimited = {name: value for name, value in TEXT.items() if name != "max_tokens"}
+    usage = one.ask("/v1/completions", unlimited).json()["usage"]
+    assert usage["completion_tokens"] == 5, "it answers at greater length than the mesh's settings allow"
+    assert one.ask("/v1/completions", TEXT).json()["usage"]["completion_tokens"] == TEXT["max_tokens"]
     one.stop()
 
     # Another model: it is fetched, and then served.

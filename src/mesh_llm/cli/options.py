@@ -101,6 +101,12 @@ _OPTIONS = [
         "--parallel", type=int, metavar="N", help=f"requests at once, called slots (default: {DEFAULT_SLOTS})"
     ),
     click.option(
+        "--predict",
+        type=int,
+        metavar="N",
+        help="most tokens of an answer whose request sets no limit (default: until the context is full)",
+    ),
+    click.option(
         "--draft",
         metavar="NAME|PATH",
         help="draft model for speculative decoding (default: the model's own, if it is on this disk)",

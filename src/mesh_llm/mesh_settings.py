@@ -77,24 +77,19 @@ def _flag(value: object) -> bool:
     return value
 
 
-def _list(value: object, read: Read) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or len(value) > SHARES_LIMIT:
-        raise ValueError(f"not a list of at most {SHARES_LIMIT}")
-    return tuple(map(read, value))
+def _list_of(read: Read) -> Read:
+    def read_all(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple) or len(value) > SHARES_LIMIT:
+            raise ValueError(f"not a list of at most {SHARES_LIMIT}")
+        return tuple(map(read, value))
 
-
-def _shares(value: object) -> tuple[float, ...]:
-    return _list(value, _share)
+    return read_all
 
 
 def _share(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9:
         raise ValueError("not a list of shares")
     return float(value)
-
-
-def _spans(value: object) -> tuple[tuple[str, int, int], ...]:
-    return _list(value, _span)
 
 
 def _span(value: object) -> tuple[str, int, int]:
@@ -152,8 +147,8 @@ class MeshOptions(EngineOptions):
     """Tokens per slot; None takes the largest that fits, up to what the model was trained on."""
     slots: int | None = _option("--parallel", _whole(1, SLOTS_LIMIT))
     split: bool | None = _option("--split", _flag)
-    tensor_split: tuple[float, ...] | None = _option("--tensor-split", _shares, parse=parse_shares)
-    layers: tuple[tuple[str, int, int], ...] | None = _option("--layers", _spans, parse=parse_layers)
+    tensor_split: tuple[float, ...] | None = _option("--tensor-split", _list_of(_share), parse=parse_shares)
+    layers: tuple[tuple[str, int, int], ...] | None = _option("--layers", _list_of(_span), parse=parse_layers)
     """By node name: first layer, and the last, not included."""
 
 

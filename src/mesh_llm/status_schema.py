@@ -156,7 +156,7 @@ class NodeStatus:
     name: str
     role: str
     state: str
-    reason: str
+    reason: Sentence
     resting: bool
 
 
@@ -186,7 +186,7 @@ class MemberStatus:
     role: str
     owner: bool
     state: str
-    reason: str
+    reason: Sentence
     resting: bool
     version: str
     standing: str

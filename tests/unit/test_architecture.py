@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "host": BASE | PURE | MIDDLE | TASKS | PERSON | {"local", "peers"},
     "report": BASE | PURE | MIDDLE | TASKS | PERSON | {"local", "peers", "host", "worker", "status_schema"},
     "node": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"status_schema"},
-    "cli": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "lab"},
+    "cli": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "lab", "status_schema"},
     "lab": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli"},
 }
 IMPURE = {"asyncio", "socket", "time", "subprocess", "os", "random"}

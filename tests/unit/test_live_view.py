@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.cli.live_view import Line, LiveState, Size, frame, painted, rows_taken, width_of
+from mesh_llm.status_schema import Status, from_document
 from mesh_llm.types import Progress
 
 HOST, MINI = "a" * 64, "b" * 64
@@ -23,8 +24,8 @@ def node(id: str, name: str, role: str, **changes: Any) -> dict[str, Any]:
         "state": "serving",
         "reason": "",
         "standing": "alive",
-        "memory_bytes": 16e9,
-        "lent_bytes": 2e9,
+        "memory_bytes": 16_000_000_000,
+        "lent_bytes": 2_000_000_000,
         "link": link,
         **changes,
     }
@@ -60,6 +61,10 @@ def status(*nodes: dict[str, Any], **changes: Any) -> dict[str, Any]:
     }
 
 
+def seen(document: dict[str, Any], **others: Any) -> LiveState:
+    return LiveState(status=from_document(Status, document), **others)
+
+
 def shown(scene: LiveState, columns: int = 80, rows: int = 24) -> list[str]:
     lines = frame(scene, Size(columns=columns, rows=rows))
     assert all(width_of(line) < columns for line in lines)
@@ -68,7 +73,7 @@ def shown(scene: LiveState, columns: int = 80, rows: int = 24) -> list[str]:
 
 
 def test_a_mesh_in_a_wide_terminal() -> None:
-    assert shown(LiveState(status=status()), columns=72) == [
+    assert shown(seen(status()), columns=72) == [
         "── desk host serving ─────────────────────────────────────── q quits ──",
         "speed  23.4 tok/s, predicted 25.0 tok/s; prompts 310 tok/s",
         "plan   split over 2 nodes, hosted by desk",
@@ -81,7 +86,7 @@ def test_a_mesh_in_a_wide_terminal() -> None:
 
 
 def test_in_a_narrow_one_columns_are_left_out_before_words_are_cut() -> None:
-    assert shown(LiveState(status=status()), columns=40) == [
+    assert shown(seen(status()), columns=40) == [
         "── desk host serving ─────── q quits ──",
         "speed  23.4 tok/s, predicted 25.0 tok/…",
         "plan   split over 2 nodes, hosted by d…",
@@ -91,14 +96,14 @@ def test_in_a_narrow_one_columns_are_left_out_before_words_are_cut() -> None:
         "desk  host    0-19    self  -",
         "mini  worker  20-35   quic  4.2 ms",
     ]
-    assert shown(LiveState(status=status()), columns=16)[-3:] == ["node  layers", "desk  0-19", "mini  20-35"]
+    assert shown(seen(status()), columns=16)[-3:] == ["node  layers", "desk  0-19", "mini  20-35"]
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 7, 20, 39, 200])
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 9, 60])
 def test_it_fits_into_any_window(columns: int, rows: int) -> None:
-    scene = LiveState(
-        status=status(),
+    scene = seen(
+        status(),
         progress=[Progress(what="Fetching", done=1, total=3, unit="bytes")],
         events=["something", "else"],
         layers=True,
@@ -110,7 +115,7 @@ def test_it_fits_into_any_window(columns: int, rows: int) -> None:
 
 def test_what_matters_least_goes_first() -> None:
     nodes = [node(HOST, "desk", "host"), *(node(f"{n:064}", f"n{n}", "worker") for n in range(20))]
-    scene = LiveState(status=status(*nodes), events=["once", "upon"])
+    scene = seen(status(*nodes), events=["once", "upon"])
     assert shown(scene, rows=30)[-2:] == ["once", "upon"]
     assert shown(scene, rows=28)[-1] == "upon"
     assert shown(scene, rows=12)[5:] == [
@@ -133,7 +138,7 @@ def test_while_it_waits_the_reason_is_the_first_thing() -> None:
     waiting = {"id": HOST, "name": "desk", "role": "standby", "state": "waiting", "reason": "need 9 GB"}
     document = status(node=waiting, plan=None, engine={"state": "none"}, model=None)
     document["api"]["url"] = None
-    assert shown(LiveState(status=document), columns=40)[:2] == [
+    assert shown(seen(document), columns=40)[:2] == [
         "── desk standby waiting ──── q quits ──",
         "why  need 9 GB",
     ]
@@ -163,10 +168,10 @@ def test_the_sentence_about_time_and_the_drafts_are_shown_once_there_is_somethin
     document["engine"]["token"] = token
     draft = {"name": "Qwen3-0.6B", "depth": 8, "drafted": 0, "accepted": 0, "gain": None}
     document["model"]["draft"] = draft
-    assert shown(LiveState(status=document)) == shown(LiveState(status=status()))
+    assert shown(seen(document)) == shown(seen(status()))
     token |= {"parts": [{"kind": "wire", "node": MINI, "ms": 44.0}], "sentence": "72 % is the link to mini"}
     draft |= {"drafted": 200, "accepted": 150, "gain": 1.5}
-    lines = shown(LiveState(status=document), columns=100)
+    lines = shown(seen(document), columns=100)
     assert "time    72 % is the link to mini" in lines
     assert (
         "drafts  by Qwen3-0.6B and the text: 150 of 200 tokens accepted, last 8 at once, 1.50 x as fast"
@@ -175,7 +180,7 @@ def test_the_sentence_about_time_and_the_drafts_are_shown_once_there_is_somethin
 
 
 def test_which_layer_is_where() -> None:
-    lines = shown(LiveState(status=status(), layers=True), rows=60)
+    lines = shown(seen(status(), layers=True), rows=60)
     assert lines[8:11] == ["layer      node", "embedding  desk", "0          desk"]
     assert lines[-2:] == ["35         mini", "head       desk"]
 
@@ -185,21 +190,21 @@ def test_nothing_that_others_send_moves_the_cursor() -> None:
     document = status(node(HOST, evil, "host", link={"kind": evil, "rtt_ms": None, "bytes_per_s": 0}))
     document["node"]["reason"] = evil
     document["model"]["name"] = evil
-    for line in frame(LiveState(status=document), Size(columns=200, rows=50)):
+    for line in frame(seen(document), Size(columns=200, rows=50)):
         assert painted(line, colour=False).isprintable()
 
 
 def test_wide_letters_count_twice() -> None:
     document = status(node(HOST, "机器人" * 4, "host"), node(MINI, "mini", "worker"))
-    lines = shown(LiveState(status=document), columns=60)
+    lines = shown(seen(document), columns=60)
     table = lines[5:]
     assert table[1].startswith("机器人" * 4 + "  host")
     assert table[2].startswith("mini" + " " * 20 + "  worker")
-    assert all(width_of(line) < 12 for line in frame(LiveState(status=document), Size(columns=12, rows=50)))
+    assert all(width_of(line) < 12 for line in frame(seen(document), Size(columns=12, rows=50)))
 
 
 def test_colour_is_paint_and_nothing_else() -> None:
-    for line in frame(LiveState(status=status()), Size(columns=80, rows=24)):
+    for line in frame(seen(status()), Size(columns=80, rows=24)):
         coloured = painted(line, colour=True)
         plain = painted(line, colour=False)
         assert "\x1b" not in plain
@@ -207,14 +212,14 @@ def test_colour_is_paint_and_nothing_else() -> None:
             coloured = coloured.replace(f"\x1b[{code}m", "")
         assert coloured == plain
     assert "\x1b[32mserving\x1b[0m" in painted(
-        frame(LiveState(status=status()), Size(columns=80, rows=9))[0], colour=True
+        frame(seen(status()), Size(columns=80, rows=9))[0], colour=True
     )
 
 
 def test_what_a_client_has_free_is_of_no_interest() -> None:
     document = status(node(HOST, "desk", "host"), node(MINI, "lap", "client", lent_bytes=0))
     row = "lap   client  serving  20-35   -                  quic  4.2 ms  12 kB/s"
-    assert shown(LiveState(status=document))[-1] == row
+    assert shown(seen(document))[-1] == row
 
 
 def test_rows_of_a_window_that_has_become_narrower() -> None:
@@ -224,6 +229,6 @@ def test_rows_of_a_window_that_has_become_narrower() -> None:
 
 def test_a_node_that_is_suspected_stands_out() -> None:
     document = status(node(HOST, "desk", "host"), node(MINI, "mini", "worker", standing="suspect"))
-    last = frame(LiveState(status=document), Size(columns=80, rows=24))[-1]
+    last = frame(seen(document), Size(columns=80, rows=24))[-1]
     assert last[0][1] == "bad"
     assert "suspect" in last[0][0]

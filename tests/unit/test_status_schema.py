@@ -14,7 +14,7 @@ from mesh_llm.cli.status import show
 from mesh_llm.report.history import _checked
 from mesh_llm.report.status import plan_status
 from mesh_llm.sanitise import refusal
-from mesh_llm.status_schema import ServingStatus, from_document, to_document
+from mesh_llm.status_schema import ServingStatus, Status, from_document, to_document
 from mesh_llm.types import Exclusion, Mode, NodeId, Plan, Prediction, Stage
 
 HOST, MINI, LEFT = (NodeId(sign * 64) for sign in "abc")
@@ -103,8 +103,9 @@ def shown(about: dict[str, Any]) -> str:
         },
         "console": {"url": None},
     }
-    show(document)
-    lines = frame(LiveState(status=document, layers=True), Size(columns=80, rows=40))
+    status = from_document(Status, document)
+    show(status)
+    lines = frame(LiveState(status=status, layers=True), Size(columns=80, rows=40))
     return "\n".join(painted(line, colour=False) for line in lines)
 
 

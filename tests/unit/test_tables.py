@@ -13,14 +13,11 @@ from mesh_llm.cli.demo import parse_latency
 from mesh_llm.cli.output import print_table
 from mesh_llm.errors import UsageError
 from mesh_llm.lab.cluster import ClusterSpec
+from mesh_llm.status_schema import FirstTokenStatus, PlanStatus, from_document
 
 
 def test_names_that_two_nodes_have_get_the_beginning_of_their_ids() -> None:
-    nodes = [
-        {"id": "aa11" * 16, "name": "laptop"},
-        {"id": "bb22" * 16, "name": "laptop"},
-        {"id": "cc33" * 16, "name": "desk"},
-    ]
+    nodes = [("aa11" * 16, "laptop"), ("bb22" * 16, "laptop"), ("cc33" * 16, "desk")]
 
     names = tables.names_of(nodes)
 
@@ -41,7 +38,7 @@ def test_names_that_two_nodes_have_get_the_beginning_of_their_ids() -> None:
     ],
 )
 def test_a_plan_in_words(plan: dict[str, Any], words: str) -> None:
-    assert tables.how_planned(plan, {"a": "desk", "b": "laptop"}) == words
+    assert tables.how_planned(from_document(PlanStatus, plan), {"a": "desk", "b": "laptop"}) == words
 
 
 def test_sizes_and_times_keep_what_matters() -> None:
@@ -65,7 +62,7 @@ def test_sizes_and_times_keep_what_matters() -> None:
 def test_a_first_token_is_told_with_the_length_of_its_prompt(figures: Any, words: str) -> None:
     names = ("measured_s", "prompt_tokens", "predicted_s")
 
-    assert tables.first_token(dict(zip(names, figures, strict=True))) == words
+    assert tables.first_token(FirstTokenStatus(**dict(zip(names, figures, strict=True)))) == words
 
 
 def test_latencies_are_one_for_all_or_one_for_each(tmp_path: Any) -> None:

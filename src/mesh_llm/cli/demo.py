@@ -23,6 +23,7 @@ from mesh_llm.defaults import API_PORT, DEFAULT_MODEL, DEMO_ANSWER_TOKENS, DEMO_
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster
+from mesh_llm.status_schema import MemberStatus, PlanStageStatus, Status, from_document
 from mesh_llm.types import Event
 
 _TOLD = ("model", "build", "engine", "elected", "ready", "api")
@@ -203,48 +204,50 @@ def _piece(chunk: dict[str, Any]) -> str:
     return choices[0].get("delta", {}).get("content") or ""
 
 
-def _show(status: dict[str, Any], answer: DemoAnswer, *, as_json: bool) -> None:
+def _show(document: dict[str, Any], answer: DemoAnswer, *, as_json: bool) -> None:
     if as_json:
-        print_json(_figures(status, answer))
+        print_json(_figures(document, answer))
         return
-    names = tables.names_of(status["mesh"]["nodes"])
-    members = {node["id"]: node for node in status["mesh"]["nodes"]}
+    status = from_document(Status, document)
+    assert status.plan is not None and status.model is not None
+    names = tables.members(status.mesh)
+    members = {node.id: node for node in status.mesh.nodes}
     print_table(
-        [_row(stage, members[stage["node"]], names) for stage in status["plan"]["stages"]],
+        [_row(stage, members[stage.node], names) for stage in status.plan.stages],
         headers=("node", "layers", "share", "link", "rtt", "memory"),
     )
     print()
     print_table(
         [
-            ("model", f"{status['model']['name']} ({status['model']['quantisation']})"),
+            ("model", f"{status.model.name} ({status.model.quantisation})"),
             (
                 "weights",
-                f"{_sent(status)} sent, {tables.size(status['engine']['weights_resident_bytes'])} in memory",
+                f"{_sent(status)} sent, {tables.size(status.engine.weights_resident_bytes)} in memory",
             ),
             ("start", f"{answer.first_token_s:.1f} s until the first token"),
-            ("first token", tables.first_token(status["api"]["first_token"])),
+            ("first token", tables.first_token(status.api.first_token)),
             ("prompt", f"{answer.prompt_tok_s:.1f} tok/s"),
-            ("predicted", tables.rate(status["plan"]["predicted_tok_s"])),
+            ("predicted", tables.rate(status.plan.predicted_tok_s)),
             ("decode", f"{answer.decode_tok_s:.1f} tok/s"),
-            ("api", status["api"]["url"]),
+            ("api", status.api.url or ""),
         ]
     )
 
 
-def _sent(status: dict[str, Any]) -> str:
-    sent = status["engine"]["weights_sent_bytes"]
+def _sent(status: Status) -> str:
+    sent = status.engine.weights_sent_bytes
     return "0 bytes" if not sent else tables.size(sent)
 
 
-def _row(stage: dict[str, Any], node: dict[str, Any], names: tables.Names) -> tuple[str, ...]:
-    link = node["link"]
+def _row(stage: PlanStageStatus, node: MemberStatus, names: tables.Names) -> tuple[str, ...]:
+    link = node.link
     return (
-        tables.name(names, stage["node"]),
+        tables.name(names, stage.node),
         tables.layers(stage),
         tables.share(stage),
-        link["kind"],
-        tables.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
-        tables.size(stage["need_bytes"]),
+        link.kind,
+        tables.milliseconds(link.rtt_ms) if link.kind != "self" else "-",
+        tables.size(stage.need_bytes),
     )
 
 

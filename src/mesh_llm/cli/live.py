@@ -15,6 +15,7 @@ from mesh_llm.cli.terminal import Terminal
 from mesh_llm.defaults import CONTROL_TIMEOUT_S
 from mesh_llm.engine.process import obey
 from mesh_llm.errors import MeshError, NodeNotRunning
+from mesh_llm.status_schema import Status, from_document
 from mesh_llm.types import Progress
 
 LIVE_REDRAW_S = 1.0
@@ -38,7 +39,7 @@ class Live:
         self._terminal = terminal
         self.on_quit = on_quit
         self._layers = layers
-        self._status: dict[str, Any] | None = None
+        self._status: Status | None = None
         self._steps: dict[str, Progress] = {}
         self._events: deque[str] = deque(maxlen=LIVE_WATCH_EVENTS)
         self._wake = asyncio.Event()
@@ -91,10 +92,11 @@ class Live:
                     if self._moved:
                         self._draw()
 
-    async def _asked(self, ask: Ask) -> dict[str, Any] | None:
+    async def _asked(self, ask: Ask) -> Status | None:
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
-                return await ask()
+                document = await ask()
+                return from_document(Status, document) if document is not None else None
         except NodeNotRunning:
             raise
         except (MeshError, TimeoutError):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
 from mesh_llm.agents.config_files import as_typed
 from mesh_llm.cli import tables
+from mesh_llm.status_schema import MemberStatus, PlanStageStatus, Status
 from mesh_llm.types import Progress
 
 _STYLES = {"bold": "1", "dim": "2", "good": "32", "busy": "33", "bad": "31", "accent": "36"}
@@ -32,8 +32,8 @@ class Size:
 class LiveState:
     """Everything that is to be seen."""
 
-    status: Mapping[str, Any] | None = None
-    """The node's own document; None until it answers."""
+    status: Status | None = None
+    """None until the node answers."""
     progress: Sequence[Progress] = ()
     events: Sequence[str] = ()
     layers: bool = False
@@ -109,11 +109,9 @@ def _cut(lines: list[Line], room: int, what: str) -> list[Line]:
 
 def _title(scene: LiveState, width: int) -> Line:
     """A line across: what is above it stays, what is below it lives."""
-    node = scene.status["node"] if scene.status is not None else {"name": "mesh-llm", "state": "starting"}
-    line: Line = [("── ", "dim"), (str(node["name"]), "bold"), (" ", "")]
-    if role := node.get("role"):
-        line.append((f"{role} ", ""))
-    line.append((str(node["state"]), _OF_STATE.get(node["state"], "busy")))
+    node = scene.status.node if scene.status is not None else None
+    name, role, state = (node.name, f"{node.role} ", node.state) if node else ("mesh-llm", "", "starting")
+    line: Line = [("── ", "dim"), (name, "bold"), (f" {role}", ""), (state, _OF_STATE.get(state, "busy"))]
     hint = f" {_HINT} ──" if scene.keys else ""
     gap = width - width_of(line) - 1 - len(hint)
     if gap < 2:
@@ -121,31 +119,31 @@ def _title(scene: LiveState, width: int) -> Line:
     return [*line, (" " + "─" * gap + hint, "dim")]
 
 
-def _details(status: Mapping[str, Any] | None) -> list[Line]:
+def _details(status: Status | None) -> list[Line]:
     """In the order in which a person asks; cut from below where there is no room."""
     if status is None:
         return []
-    plan, engine, model = status["plan"], status["engine"], status["model"]
-    names = tables.names_of(status["mesh"]["nodes"])
+    plan, engine, model = status.plan, status.engine, status.model
+    names = tables.members(status.mesh)
     rows: list[tuple[str, str, str]] = []
-    reason = status["node"]["reason"]
-    if reason and reason != status["node"]["state"]:
+    reason = status.node.reason
+    if reason and reason != status.node.state:
         rows.append(("why", reason, "busy"))
-    if engine["state"] == "ready":
+    if engine.state == "ready":
         rows.append(("speed", tables.speed(plan, engine), "accent"))
-    if (token := engine.get("token")) and token["parts"]:
-        rows.append(("time", token["sentence"], ""))
+    if (token := engine.token) and token.parts:
+        rows.append(("time", token.sentence, ""))
     if plan is not None:
         rows.append(("plan", tables.how_planned(plan, names), ""))
     if model is not None:
-        context = f", {tables.context(model)}" if model["context"] else ""
+        context = f", {tables.context(model)}" if model.context else ""
         rows.append(("model", tables.model(model) + context, ""))
         # What guesses well or badly is worth a line; that it might guess is not.
-        if (draft := model.get("draft")) and draft["drafted"]:
+        if (draft := model.draft) and draft.drafted:
             rows.append(("drafts", tables.drafts(draft), ""))
-    if url := status["api"]["url"]:
+    if url := status.api.url:
         rows.append(("api", as_typed(url), ""))
-    if url := status["console"]["url"]:
+    if url := status.console.url:
         rows.append(("console", as_typed(url), ""))
     widest = max((len(name) for name, _, _ in rows), default=0)
     return [[(f"{name:{widest}}  ", "dim"), (text, style)] for name, text, style in rows]
@@ -158,13 +156,13 @@ _LEAST_WANTED = ("traffic", "memory", "state", "role", "link", "rtt")
 """Left out in this order, until the table is narrow enough."""
 
 
-def _nodes(status: Mapping[str, Any] | None, width: int) -> list[Line]:
-    if status is None or not status["mesh"]["nodes"]:
+def _nodes(status: Status | None, width: int) -> list[Line]:
+    if status is None or not status.mesh.nodes:
         return []
-    nodes = status["mesh"]["nodes"]
-    names = tables.names_of(nodes)
-    stages = {stage["node"]: stage for stage in (status["plan"] or {"stages": ()})["stages"]}
-    rows = [_cells(node, names, stages.get(node["id"])) for node in nodes]
+    nodes = status.mesh.nodes
+    names = tables.members(status.mesh)
+    stages = {stage.node: stage for stage in status.plan.stages} if status.plan is not None else {}
+    rows = [_cells(node, names, stages.get(node.id)) for node in nodes]
     columns = list(_COLUMNS)
     for name in ("", *_LEAST_WANTED):
         columns = [column for column in columns if column != name]
@@ -174,7 +172,7 @@ def _nodes(status: Mapping[str, Any] | None, width: int) -> list[Line]:
     head = "  ".join(set_cell_size(column, wide) for column, wide in zip(columns, widths, strict=True))
     lines: list[Line] = [[(head.rstrip(), "dim")]]
     for node, row in zip(nodes, rows, strict=True):
-        style = "" if node["standing"] == "alive" else "bad"
+        style = "" if node.standing == "alive" else "bad"
         texts = [set_cell_size(row[column], wide) for column, wide in zip(columns, widths, strict=True)]
         lines.append([("  ".join(texts).rstrip(), style)])
     return lines
@@ -183,28 +181,28 @@ def _nodes(status: Mapping[str, Any] | None, width: int) -> list[Line]:
 _HEAD = {column: column for column in _COLUMNS}
 
 
-def _cells(node: Mapping[str, Any], names: tables.Names, stage: Mapping[str, Any] | None) -> dict[str, str]:
-    link = node["link"]
-    lent = f"{tables.size(node['lent_bytes'])} of " if node["lent_bytes"] else ""
+def _cells(node: MemberStatus, names: tables.Names, stage: PlanStageStatus | None) -> dict[str, str]:
+    link = node.link
+    lent = f"{tables.size(node.lent_bytes)} of " if node.lent_bytes else ""
     # What a client has free, nobody uses.
-    memory = "-" if node["role"] == "client" else f"{lent}{tables.size(node['memory_bytes'])}"
+    memory = "-" if node.role == "client" else f"{lent}{tables.size(node.memory_bytes)}"
     return {
-        "node": _printable(names[node["id"]]),
-        "role": node["role"],
-        "state": node["state"] if node["standing"] == "alive" else node["standing"],
+        "node": names[node.id],
+        "role": node.role,
+        "state": node.state if node.standing == "alive" else node.standing,
         "layers": tables.layers(stage) if stage is not None else "-",
         "memory": memory,
-        "link": _printable(str(link["kind"])),
-        "rtt": tables.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
-        "traffic": tables.throughput(link["bytes_per_s"]) if link["kind"] != "self" else "-",
+        "link": link.kind,
+        "rtt": tables.milliseconds(link.rtt_ms) if link.kind != "self" else "-",
+        "traffic": tables.throughput(link.bytes_per_s) if link.kind != "self" else "-",
     }
 
 
-def _layers(status: Mapping[str, Any] | None) -> list[Line]:
-    if status is None or not status["plan"]:
+def _layers(status: Status | None) -> list[Line]:
+    if status is None or not status.plan:
         return []
-    names = tables.names_of(status["mesh"]["nodes"])
-    rows = tables.layer_rows(status["plan"], names)
+    names = tables.members(status.mesh)
+    rows = tables.layer_rows(status.plan, names)
     widest = max(len(layer) for layer, _ in [("layer", ""), *rows])
     lines: list[Line] = [[(f"{'layer':{widest}}  node", "dim")]]
     return lines + [[(f"{layer:{widest}}  {name}", "")] for layer, name in rows]

@@ -20,6 +20,12 @@ CONSOLE_PORT = 3131
 """The number that the documents name."""
 
 
+_AS_THEY_ARE = (
+    *("alias", "new_mesh", "client", "bind_port", "relay", "plain_lan", "no_fetch", "name", "listen", "port"),
+    *("tls_cert", "tls_key", "embeddings", "rerank", "mmproj", "console"),
+)
+"""Options that `NodeConfig` takes as they were typed, by the same name."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PATH = click.Path(path_type=Path)
@@ -224,32 +230,17 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
         raise UsageError("--join - and --api-key - cannot both read standard input")
     bin_dir = options["bin_dir"]
     return NodeConfig(
-        alias=options["alias"],
+        **{name: options[name] for name in _AS_THEY_ARE},
+        **planned(options),
         join=secret.read("--join", options["join"]),
-        new_mesh=options["new_mesh"],
-        client=options["client"],
         bind_ip=options["bind_ip"] or os.environ.get("MESH_LLM_BIND_IP") or None,
-        bind_port=options["bind_port"],
-        relay=options["relay"],
         relay_token=secret.read("--token", None),
         no_relay=options["no_relay"] or _is_set("MESH_LLM_NO_RELAY"),
-        plain_lan=options["plain_lan"],
         hosting=HostingMode(options["hosting"]),
-        no_fetch=options["no_fetch"],
-        name=options["name"],
-        listen=options["listen"],
-        port=options["port"],
         api_key=secret.read("--api-key", options["api_key"] or None),
-        tls_cert=options["tls_cert"],
-        tls_key=options["tls_key"],
-        embeddings=options["embeddings"],
-        rerank=options["rerank"],
-        mmproj=options["mmproj"],
         settings=dict(parse_setting(text) for text in options["engine_set"]),
         bin_dir=bin_dir.expanduser().resolve() if bin_dir else None,
         trace=options["trace"].expanduser().absolute() if options["trace"] else None,
-        console=options["console"],
-        **planned(options),
     )
 
 

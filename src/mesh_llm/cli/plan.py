@@ -16,6 +16,7 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.errors import NodeNotRunning, UsageError
 from mesh_llm.home import Home
 from mesh_llm.mesh_settings import MESH_OPTIONS, given_options
+from mesh_llm.status_schema import PlanStatus, from_document
 
 _OF_THE_MESH = (*(option.argument for option in MESH_OPTIONS.values()), "draft", "draft_max", "no_draft")
 _OF_A_NODE = ("max_memory", "device", "gpu_layers", "threads")
@@ -72,11 +73,12 @@ def _from_anywhere(name: str | None) -> str | None:
 
 
 def show(document: dict[str, Any]) -> None:
-    names = tables.names_of(document["nodes"])
-    print_table([*_model_rows(document, names), *_plan_rows(document["plan"], names)])
-    _show_stages(document["plan"], names)
-    _show_predictions(document, names)
-    tables.print_excluded(document["plan"], names)
+    names = tables.names_of([(node["id"], node["name"]) for node in document["nodes"]])
+    plan, other = from_document(PlanStatus, document["plan"]), document["alternative"]
+    print_table([*_model_rows(document, names), *_plan_rows(plan, names)])
+    _show_stages(plan, [stage.get("link") for stage in document["plan"]["stages"]], names)
+    _show_predictions(plan, other, names)
+    tables.print_excluded(plan, names)
 
 
 def _model_rows(document: dict[str, Any], names: tables.Names) -> list[tuple[str, str]]:
@@ -106,28 +108,28 @@ def _model_rows(document: dict[str, Any], names: tables.Names) -> list[tuple[str
     return rows
 
 
-def _plan_rows(plan: dict[str, Any], names: tables.Names) -> list[tuple[str, str]]:
-    need, have = tables.size(plan["need_bytes"]), tables.size(plan["have_bytes"])
+def _plan_rows(plan: PlanStatus, names: tables.Names) -> list[tuple[str, str]]:
+    need, have = tables.size(plan.need_bytes), tables.size(plan.have_bytes)
     return [
         ("plan", tables.how_planned(plan, names)),
-        ("why", plan["reason"]),
+        ("why", plan.reason),
         ("memory", f"{need} needed, {have} available"),
     ]
 
 
-def _show_stages(plan: dict[str, Any], names: tables.Names) -> None:
-    if not plan["stages"]:
+def _show_stages(plan: PlanStatus, links: list[dict[str, Any] | None], names: tables.Names) -> None:
+    if not plan.stages:
         return
     rows = []
-    for stage in plan["stages"]:
-        link = stage.get("link") or {"kind": None, "rtt_ms": None}
+    for stage, found in zip(plan.stages, links, strict=True):
+        link = found or {"kind": None, "rtt_ms": None}
         rows.append(
             (
-                tables.name(names, stage["node"]),
+                tables.name(names, stage.node),
                 tables.layers(stage),
                 tables.share(stage),
-                tables.size(stage["weight_bytes"]),
-                tables.size(stage["need_bytes"]),
+                tables.size(stage.weight_bytes),
+                tables.size(stage.need_bytes),
                 link["kind"] or "?",
                 tables.milliseconds(link["rtt_ms"]),
             )
@@ -137,26 +139,25 @@ def _show_stages(plan: dict[str, Any], names: tables.Names) -> None:
     print(tables.head_note(plan, names))
 
 
-def _show_predictions(document: dict[str, Any], names: tables.Names) -> None:
-    plan, other = document["plan"], document["alternative"]
-    if plan["mode"] == "waiting":
+def _show_predictions(plan: PlanStatus, other: dict[str, Any] | None, names: tables.Names) -> None:
+    if plan.mode == "waiting":
         return
     rows = [_prediction("chosen", plan, names)]
     if other is not None and other["plan"] is not None:
-        rows.append(_prediction("instead", other["plan"], names))
+        rows.append(_prediction("instead", from_document(PlanStatus, other["plan"]), names))
     print()
     print_table(rows, headers=("", "plan", "speed", "first token"))
     if other is not None and other["plan"] is None:
         print(f"no {other['mode']} plan: {other['reason']}")
-    if not plan["predicted_tok_s"]:
+    if not plan.predicted_tok_s:
         print("A speed is predicted once every node of the plan has measured its own, at its first start")
 
 
-def _prediction(which: str, plan: dict[str, Any], names: tables.Names) -> tuple[str, ...]:
-    first = plan["predicted_first_token_s"]
+def _prediction(which: str, plan: PlanStatus, names: tables.Names) -> tuple[str, ...]:
+    first = plan.predicted_first_token_s
     return (
         which,
         tables.how_planned(plan, names),
-        tables.rate(plan["predicted_tok_s"]),
+        tables.rate(plan.predicted_tok_s),
         f"{first:.2f} s after a prompt of 512 tokens" if first is not None else "not known",
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from mesh_llm import status_schema as schema
 from mesh_llm.cli import tables
 from mesh_llm.cli.control import call
 from mesh_llm.cli.live import Live
@@ -47,7 +48,7 @@ def status(watch: bool, layers: bool, home: Path | None, as_json: bool, debug: b
     if as_json:
         print_json(document)
     else:
-        show(document, layers=layers)
+        show(schema.from_document(schema.Status, document), layers=layers)
 
 
 async def _watch(home: Home, *, layers: bool, as_json: bool) -> None:
@@ -58,7 +59,7 @@ async def _watch(home: Home, *, layers: bool, as_json: bool) -> None:
             continue
         if count:
             print()
-        show(document, layers=layers)
+        show(schema.from_document(schema.Status, document), layers=layers)
         sys.stdout.flush()
         count += 1
 
@@ -94,110 +95,110 @@ async def _changes(home: Home) -> AsyncIterator[dict[str, Any]]:
     last = None
     while True:
         document = await call(home, "GET", "/api/status")
-        if _settled(document) != last:
-            last = _settled(document)
+        settled = _settled(schema.from_document(schema.Status, document))
+        if settled != last:
+            last = settled
             yield document
         await asyncio.sleep(STATUS_WATCH_S)
 
 
-def _settled(document: dict[str, Any]) -> list[Any]:
+def _settled(status: schema.Status) -> list[Any]:
     """What does not change by itself from one second to the next, as delays and speeds do."""
-    plan, engine = document["plan"], document["engine"]
+    plan, engine = status.plan, status.engine
     return [
-        document["node"],
+        status.node,
         [
-            [node[key] for key in ("id", "name", "role", "state", "reason")]
-            for node in document["mesh"]["nodes"]
+            (each.id, each.name, each.role, each.state, each.reason, each.link.kind)
+            for each in status.mesh.nodes
         ],
-        [node["link"]["kind"] for node in document["mesh"]["nodes"]],
-        plan and [plan[key] for key in ("epoch", "mode", "host", "stages")],
-        plan and [entry["node"] for entry in plan["excluded"]],
-        [engine["state"], engine["restarts"]],
+        plan and (plan.epoch, plan.mode, plan.host, plan.stages, [each.node for each in plan.excluded]),
+        (engine.state, engine.restarts),
     ]
 
 
-def show(document: dict[str, Any], *, layers: bool = False) -> None:
-    names = tables.names_of(document["mesh"]["nodes"])
-    plan = document["plan"]
-    print_table(_summary(document, names))
+def show(status: schema.Status, *, layers: bool = False) -> None:
+    names = tables.members(status.mesh)
+    plan = status.plan
+    print_table(_summary(status, names))
     print()
     print_table(
-        [_node_row(node, names) for node in document["mesh"]["nodes"]],
+        [_node_row(node, names) for node in status.mesh.nodes],
         headers=("node", "role", "state", "memory", "lent", "link", "rtt", "traffic", "via"),
     )
-    if plan and plan["stages"]:
+    if plan and plan.stages:
         print()
         if layers:
             print_table(tables.layer_rows(plan, names), headers=("layer", "node"))
         else:
-            _show_stages(document, names)
+            _show_stages(plan, status.engine, names)
     if plan:
         tables.print_excluded(plan, names)
 
 
-def _summary(document: dict[str, Any], names: tables.Names) -> list[tuple[str, str]]:
-    node, plan, engine = document["node"], document["plan"], document["engine"]
-    state = f"{node['state']}: {node['reason']}" if node["reason"] else node["state"]
-    rows = [("node", f"{names.get(node['id'], node['name'])} ({node['role']})"), ("state", state)]
-    if model := document["model"]:
+def _summary(status: schema.Status, names: tables.Names) -> list[tuple[str, str]]:
+    node, plan, engine = status.node, status.plan, status.engine
+    state = f"{node.state}: {node.reason}" if node.reason else node.state
+    rows = [("node", f"{names.get(node.id, node.name)} ({node.role})"), ("state", state)]
+    if model := status.model:
         rows.append(("model", tables.model(model)))
-        if model["context"]:
+        if model.context:
             rows.append(("context", tables.context(model)))
-        if drafts := tables.drafts(model.get("draft")):
+        if drafts := tables.drafts(model.draft):
             rows.append(("drafts", drafts))
     if plan:
-        rows += [("plan", tables.how_planned(plan, names)), ("why", plan["reason"])]
-        need, have = tables.size(plan["need_bytes"]), tables.size(plan["have_bytes"])
+        rows += [("plan", tables.how_planned(plan, names)), ("why", plan.reason)]
+        need, have = tables.size(plan.need_bytes), tables.size(plan.have_bytes)
         rows.append(("memory", f"{need} needed, {have} available"))
-    if engine["state"] == "ready":
-        rows.append(("engine", f"ready in {engine['ready_s']:.1f} s, restarts: {engine['restarts']}"))
-        sent, resident = engine["weights_sent_bytes"], engine["weights_resident_bytes"]
+    if engine.state == "ready":
+        rows.append(("engine", f"ready in {engine.ready_s:.1f} s, restarts: {engine.restarts}"))
+        sent, resident = engine.weights_sent_bytes, engine.weights_resident_bytes
         rows.append(("weights", f"{tables.size(resident)} in memory, {tables.size(sent)} sent over links"))
         rows.append(("speed", tables.speed(plan, engine)))
-        rows.append(("first token", tables.first_token(document["api"]["first_token"])))
-        if engine["token"]:
-            rows.append(("token", engine["token"]["sentence"]))
-    rows.append(("api", document["api"]["url"] or "not open yet"))
+        rows.append(("first token", tables.first_token(status.api.first_token)))
+        if engine.token:
+            rows.append(("token", engine.token.sentence))
+    rows.append(("api", status.api.url or "not open yet"))
     return rows
 
 
-def _node_row(node: dict[str, Any], names: tables.Names) -> tuple[str, ...]:
-    link = node["link"]
+def _node_row(node: schema.MemberStatus, names: tables.Names) -> tuple[str, ...]:
+    link = node.link
     return (
-        names[node["id"]],
-        node["role"],
-        node["state"] if node["standing"] == "alive" else node["standing"],
-        tables.size(node["memory_bytes"]),
-        tables.size(node["lent_bytes"]) if node["lent_bytes"] else "-",
-        link["kind"],
-        tables.milliseconds(link["rtt_ms"]) if link["kind"] != "self" else "-",
-        tables.throughput(link["bytes_per_s"]) if link["kind"] != "self" else "-",
-        ", ".join(link["via"]) or "-",
+        names[node.id],
+        node.role,
+        node.state if node.standing == "alive" else node.standing,
+        tables.size(node.memory_bytes),
+        tables.size(node.lent_bytes) if node.lent_bytes else "-",
+        link.kind,
+        tables.milliseconds(link.rtt_ms) if link.kind != "self" else "-",
+        tables.throughput(link.bytes_per_s) if link.kind != "self" else "-",
+        ", ".join(link.via) or "-",
     )
 
 
-def _show_stages(document: dict[str, Any], names: tables.Names) -> None:
+def _show_stages(plan: schema.PlanStatus, engine: schema.EngineStatus, names: tables.Names) -> None:
     """With what the links of a split have shown, per token."""
-    plan = document["plan"]
-    seen = {stage["node"]: stage for stage in document["engine"]["stages"]}
-    rows = [_stage_row(stage, seen.get(stage["node"]), names) for stage in plan["stages"]]
+    seen = {stage.node: stage for stage in engine.stages}
+    rows = [_stage_row(stage, seen.get(stage.node), names) for stage in plan.stages]
     headers = ("stage", "layers", "share", "weights", "memory", "link", "computes", "waits", "bytes/token")
     # Alone there are no links to tell anything of.
     columns = len(headers) if seen else 5
     print_table([row[:columns] for row in rows], headers=headers[:columns])
 
 
-def _stage_row(stage: dict[str, Any], seen: dict[str, Any] | None, names: tables.Names) -> tuple[str, ...]:
+def _stage_row(
+    stage: schema.PlanStageStatus, seen: schema.EngineStageStatus | None, names: tables.Names
+) -> tuple[str, ...]:
     row = (
-        tables.name(names, stage["node"]),
+        tables.name(names, stage.node),
         tables.layers(stage),
         tables.share(stage),
-        tables.size(stage["weight_bytes"]),
-        tables.size(stage["need_bytes"]),
+        tables.size(stage.weight_bytes),
+        tables.size(stage.need_bytes),
     )
     if seen is None:
         return (*row, "self", "-", "-", "-")
-    compute, wait = tables.milliseconds(seen["compute_ms"]), tables.milliseconds(seen["wait_ms"])
-    kind = seen["link"] or "-"
-    link = kind if seen["pushes"] else f"{kind}, by the host"
-    return (*row, link, compute, wait, str(seen["bytes_per_token"]))
+    compute, wait = tables.milliseconds(seen.compute_ms), tables.milliseconds(seen.wait_ms)
+    kind = seen.link or "-"
+    link = kind if seen.pushes else f"{kind}, by the host"
+    return (*row, link, compute, wait, str(seen.bytes_per_token))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from mesh_llm import status_schema as schema
 from mesh_llm.cli.output import print_table
 
 _SHORT_ID = 6
@@ -13,13 +13,14 @@ _SHORT_ID = 6
 Names = Mapping[str, str]
 
 
-def names_of(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """By id; a name that two nodes have gets the beginning of the id."""
-    count = Counter(node["name"] for node in nodes)
-    return {
-        node["id"]: node["name"] if count[node["name"]] == 1 else f"{node['name']} ({node['id'][:_SHORT_ID]})"
-        for node in nodes
-    }
+def names_of(nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Names of nodes by id; one that two nodes have gets the beginning of the id."""
+    count = Counter(name for _, name in nodes)
+    return {id: name if count[name] == 1 else f"{name} ({id[:_SHORT_ID]})" for id, name in nodes}
+
+
+def members(mesh: schema.MeshStatus) -> dict[str, str]:
+    return names_of([(node.id, node.name) for node in mesh.nodes])
 
 
 def name(names: Names, id: str | None) -> str:
@@ -49,28 +50,28 @@ def rate(tok_s: float | None) -> str:
     return f"{tok_s:.1f} tok/s" if tok_s else "not known"
 
 
-def model(document: Mapping[str, Any]) -> str:
-    if not document["layers"]:
-        return str(document["name"])
-    return f"{document['name']}, {document['quantisation']}, {document['layers']} layers"
+def model(status: schema.ModelStatus) -> str:
+    if not status.layers:
+        return status.name
+    return f"{status.name}, {status.quantisation}, {status.layers} layers"
 
 
-def context(document: Mapping[str, Any]) -> str:
-    slots = "1 slot" if document["slots"] == 1 else f"{document['slots']} slots"
-    return f"{slots} of {document['context']} tokens"
+def context(status: schema.ModelStatus) -> str:
+    slots = "1 slot" if status.slots == 1 else f"{status.slots} slots"
+    return f"{slots} of {status.context} tokens"
 
 
-def speed(plan: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> str:
-    predicted = f"predicted {rate(plan['predicted_tok_s'] if plan else None)}"
-    if not engine["decode_tok_s"]:
+def speed(plan: schema.PlanStatus | None, engine: schema.EngineStatus) -> str:
+    predicted = f"predicted {rate(plan.predicted_tok_s if plan else None)}"
+    if not engine.decode_tok_s:
         return f"not measured yet, {predicted}"
-    return f"{rate(engine['decode_tok_s'])}, {predicted}; prompts {engine['prompt_tok_s']:.0f} tok/s"
+    return f"{rate(engine.decode_tok_s)}, {predicted}; prompts {engine.prompt_tok_s:.0f} tok/s"
 
 
-def first_token(document: Mapping[str, Any]) -> str:
+def first_token(status: schema.FirstTokenStatus) -> str:
     """`0.21 s for a prompt of 33 tokens, predicted 0.18 s`."""
-    measured, predicted = (_seconds(document[name]) for name in ("measured_s", "predicted_s"))
-    tokens = document["prompt_tokens"]
+    measured, predicted = _seconds(status.measured_s), _seconds(status.predicted_s)
+    tokens = status.prompt_tokens
     prompt = f" for a prompt of {tokens} token{'' if tokens == 1 else 's'}" if tokens is not None else ""
     if not measured:
         return f"not measured yet, predicted {predicted}{prompt}" if predicted else "not measured yet"
@@ -83,31 +84,31 @@ def _seconds(count: float | None) -> str:
     return f"{count:.2f} s" if count < 10 else f"{count:.1f} s"
 
 
-def layers(stage: Mapping[str, Any]) -> str:
-    return f"{stage['first']}-{stage['last'] - 1}"
+def layers(stage: schema.PlanStageStatus) -> str:
+    return f"{stage.first}-{stage.last - 1}"
 
 
-def drafts(draft: Mapping[str, Any] | None) -> str:
+def drafts(draft: schema.DraftStatus | None) -> str:
     """`by Qwen2.5-0.5B and the text: 312 of 400 tokens accepted, last 8 at once, 2.10 x as fast`."""
     if draft is None:
         return ""
-    by = f"{draft['name']} and the text" if draft["name"] else "the text"
-    if not draft["drafted"]:
+    by = f"{draft.name} and the text" if draft.name else "the text"
+    if not draft.drafted:
         return f"by {by}, none yet"
-    gain = f", {draft['gain']:.2f} x as fast" if draft["gain"] else ""
-    right = f"{draft['accepted']} of {draft['drafted']} tokens accepted"
-    return f"by {by}: {right}, last {draft['depth']} at once{gain}"
+    gain = f", {draft.gain:.2f} x as fast" if draft.gain else ""
+    right = f"{draft.accepted} of {draft.drafted} tokens accepted"
+    return f"by {by}: {right}, last {draft.depth} at once{gain}"
 
 
-def share(stage: Mapping[str, Any]) -> str:
-    return f"{100 * stage['share']:.0f} %"
+def share(stage: schema.PlanStageStatus) -> str:
+    return f"{100 * stage.share:.0f} %"
 
 
-def how_planned(plan: Mapping[str, Any], names: Names) -> str:
+def how_planned(plan: schema.PlanStatus, names: Names) -> str:
     """`split over 3 nodes, hosted by desk`."""
-    host = name(names, plan["host"])
-    count = len({stage["node"] for stage in plan["stages"]} | {plan["host"]})
-    match plan["mode"]:
+    host = name(names, plan.host)
+    count = len({stage.node for stage in plan.stages} | {plan.host})
+    match plan.mode:
         case "split":
             return f"split over {count} nodes, hosted by {host}"
         case "solo":
@@ -116,23 +117,23 @@ def how_planned(plan: Mapping[str, Any], names: Names) -> str:
             return "waiting"
 
 
-def print_excluded(plan: Mapping[str, Any], names: Names) -> None:
-    if plan["excluded"]:
+def print_excluded(plan: schema.PlanStatus, names: Names) -> None:
+    if plan.excluded:
         print()
-        rows = [(name(names, entry["node"]), entry["reason"]) for entry in plan["excluded"]]
+        rows = [(name(names, entry.node), entry.reason) for entry in plan.excluded]
         print_table(rows, headers=("left out", "because"))
 
 
-def head_note(plan: Mapping[str, Any], names: Names) -> str:
+def head_note(plan: schema.PlanStatus, names: Names) -> str:
     """Where the parts are that belong to no layer."""
-    head = plan["stages"][-1]["node"] if plan["head_on_worker"] else plan["host"]
-    return f"embedding on {name(names, plan['host'])}, head on {name(names, head)}"
+    head = plan.stages[-1].node if plan.head_on_worker else plan.host
+    return f"embedding on {name(names, plan.host)}, head on {name(names, head)}"
 
 
-def layer_rows(plan: Mapping[str, Any], names: Names) -> list[tuple[str, str]]:
+def layer_rows(plan: schema.PlanStatus, names: Names) -> list[tuple[str, str]]:
     """Which layer is where, with the parts that are none."""
-    head = plan["stages"][-1]["node"] if plan["head_on_worker"] and plan["stages"] else plan["host"]
-    rows = [("embedding", name(names, plan["host"]))]
-    for stage in plan["stages"]:
-        rows += [(str(layer), name(names, stage["node"])) for layer in range(stage["first"], stage["last"])]
+    head = plan.stages[-1].node if plan.head_on_worker and plan.stages else plan.host
+    rows = [("embedding", name(names, plan.host))]
+    for stage in plan.stages:
+        rows += [(str(layer), name(names, stage.node)) for layer in range(stage.first, stage.last)]
     return [*rows, ("head", name(names, head))]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from mesh_llm import console, status_schema
 from mesh_llm.cli.live_view import LiveState, Size, frame, painted
 from mesh_llm.cli.status import show
 from mesh_llm.report.history import _checked
@@ -165,3 +169,68 @@ def test_a_refusal_is_one_short_line() -> None:
 def test_points_that_are_none(value: object) -> None:
     assert _checked({"t": value}) is None
     assert (_checked({"t": 1, "tok_s": value}) or {})["tok_s"] is None
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+SCRIPTS = Path(console.__file__).parent / "static"
+CALLED = {
+    "status": status_schema.Status,
+    "plan": status_schema.PlanStatus,
+    "engine": status_schema.EngineStatus,
+    "model": status_schema.ModelStatus,
+    "draft": status_schema.DraftStatus,
+    "token": status_schema.TokenStatus,
+    "stage": status_schema.PlanStageStatus,
+    "node": status_schema.MemberStatus,
+}
+"""What the page's scripts call the parts of the document."""
+CHAIN = re.compile(rf"(?<![\w./])({'|'.join(CALLED)})((?:\??\.[a-z_]\w*)+)(?!\w)")
+TAKEN_APART = re.compile(rf"{{([^{{}}]*)}} = ({'|'.join(CALLED)});")
+
+
+def reads(script: str) -> Iterator[tuple[Any, list[str]]]:
+    """Fields that a script reads, one of the other: `status.plan?.mode`, `const { plan } = status;`."""
+    for name, chain in CHAIN.findall(script):
+        yield CALLED[name], re.findall(r"\w+", chain)
+    for names, name in TAKEN_APART.findall(script):
+        yield from ((CALLED[name], [each.strip()]) for each in names.split(","))
+
+
+def unknown(kind: Any, chain: list[str]) -> str:
+    """The first of them that the schema lacks."""
+    for name in chain:
+        if not is_dataclass(kind):
+            return ""
+        known = get_type_hints(kind)
+        # The page adds words of its own to each node; only the document's have an underscore.
+        if name not in known:
+            return "" if kind is status_schema.MemberStatus and "_" not in name else name
+        kind = next((each for each in (known[name], *get_args(known[name])) if is_dataclass(each)), None)
+        if "tuple" in str(known[name]):
+            return ""
+    return ""
+
+
+def test_the_page_reads_only_what_the_schema_has() -> None:
+    scripts = {
+        file.name: re.sub(r'"[^"\n]*"', '""', file.read_text("utf-8")) for file in SCRIPTS.glob("*.js")
+    }
+    found = [(file, *each) for file, text in scripts.items() for each in reads(text)]
+    assert len(found) > 60
+    assert [(file, chain) for file, kind, chain in found if unknown(kind, chain)] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "missing"),
+    [
+        ("say(status.plan?.reason)", ""),
+        ("say(status.plan?.cause)", "cause"),
+        ("node.memory_byte + node.isAway", "memory_byte"),
+        ("const { model, plans } = status;", "plans"),
+        ("status.mesh.nodes.map(f)", ""),
+        ("response.status.plans", ""),
+    ],
+)
+def test_a_field_that_the_page_makes_up_is_found(script: str, missing: str) -> None:
+    assert "".join(unknown(*each) for each in reads(script)) == missing

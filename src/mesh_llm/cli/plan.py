@@ -121,7 +121,7 @@ def _show_stages(plan: PlanStatus, links: list[dict[str, Any] | None], names: ta
     if not plan.stages:
         return
     rows = []
-    for stage, found in zip(plan.stages, links, strict=True):
+    for stage, found in zip(plan.stages, links, strict=False):
         link = found or {"kind": None, "rtt_ms": None}
         rows.append(
             (

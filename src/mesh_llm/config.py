@@ -87,7 +87,7 @@ class NodeConfig(MeshOptions):
         _check_range("--draft-max", self.draft_max, 1, GUESS_TEXT_MAX)
         _check_range("--bind-port", self.bind_port, 0, 65535)
         self._check_mesh()
-        self._check_draft()
+        self._check_engine()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("--tls-cert and --tls-key belong together")
         if self.api_key is not None and not self.api_key.strip():
@@ -96,16 +96,6 @@ class NodeConfig(MeshOptions):
             raise UsageError(
                 f"--listen {self.listen} opens the API to the network, but there is no --api-key",
                 hint="set MESH_LLM_API_KEY, or listen on 127.0.0.1",
-            )
-        if self.settings and self.bin_dir is not None:
-            raise UsageError(
-                "--engine-set is for the bundled engine and cannot be used with --bin-dir",
-                hint="leave one of them out",
-            )
-        if self.trace is not None and self.bin_dir is not None:
-            raise UsageError(
-                "--trace is for the bundled engine and cannot be used with --bin-dir",
-                hint="leave one of them out",
             )
         if self.trace is not None and not self.trace.absolute().parent.is_dir():
             raise UsageError(f"--trace {self.trace}: there is no folder {self.trace.absolute().parent}")
@@ -120,32 +110,36 @@ class NodeConfig(MeshOptions):
     def _check_options(self) -> None:
         for name, value in given_options(self).items():
             try:
-                MESH_OPTIONS[name].read(value)
+                MESH_OPTIONS[name].check(value)
             except ValueError as error:
                 shown = f" {value}" if isinstance(value, int | float | str) else ""
                 raise UsageError(f"{MESH_OPTIONS[name].flag}{shown} is {error}") from None
 
-    def _check_draft(self) -> None:
+    def _check_engine(self) -> None:
         if self.no_draft and (self.draft is not None or self.draft_max is not None):
             raise UsageError(
                 "--no-draft disables speculative decoding", hint="leave it or the other option out"
             )
-        if self.bin_dir is not None and (self.draft is not None or self.draft_max is not None):
-            raise UsageError(
-                "--draft and --draft-max are for the bundled engine and cannot be used with --bin-dir",
-                hint="leave one of them out",
-            )
+        for options, given in (
+            ("--draft and --draft-max are", self.draft is not None or self.draft_max is not None),
+            ("--engine-set is", bool(self.settings)),
+            ("--trace is", self.trace is not None),
+        ):
+            if given and self.bin_dir is not None:
+                raise UsageError(
+                    f"{options} for the bundled engine and cannot be used with --bin-dir",
+                    hint="leave one of them out",
+                )
 
     def _check_mesh(self) -> None:
         """Options about the mesh that exclude each other."""
-        if self.join is not None and self.new_mesh:
-            raise UsageError("--join and --new-mesh cannot be used together", hint="leave one of them out")
-        if self.relay is not None and self.no_relay:
-            raise UsageError("--relay and --no-relay cannot be used together", hint="leave one of them out")
-        if self.tensor_split is not None and self.layers is not None:
-            raise UsageError(
-                "--tensor-split and --layers cannot be used together", hint="leave one of them out"
-            )
+        for options, both in (
+            ("--join and --new-mesh", self.join is not None and self.new_mesh),
+            ("--relay and --no-relay", self.relay is not None and self.no_relay),
+            ("--tensor-split and --layers", self.tensor_split is not None and self.layers is not None),
+        ):
+            if both:
+                raise UsageError(f"{options} cannot be used together", hint="leave one of them out")
         if self.bin_dir is not None and (self.split or self.tensor_split or self.layers):
             raise UsageError("a llama-server from --bin-dir cannot be split", hint="leave --bin-dir out")
         if self.bind_ip is not None:

@@ -21,13 +21,11 @@ SLOTS_LIMIT = 256
 """llama.cpp's own limit on sequences."""
 SHARES_LIMIT = 256
 """Nodes that --tensor-split and --layers name."""
-LAYERS_MOST = 1 << 16
 
 _SPAN = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
 
 Read = Callable[[Any], Any]
-"""From JSON that anybody may have written, or a value of that kind: checked, and frozen. `ValueError`
-completes "it is"."""
+"""Returns a value, checked and frozen; or raises `ValueError`, whose words complete "it is"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +35,10 @@ class Option:
     flag: str
     """On the command line; llama-server's own, too, for one of `EngineOptions`."""
     read: Read
+    """From settings that anybody may have written. These bounds belong to the protocol: a node that knows
+    narrower ones than its neighbour would take its settings for forged."""
+    check: Read
+    """What a person may ask for."""
     parameter: str = ""
     """What the bundled engine calls it."""
     parse: Read
@@ -48,8 +50,10 @@ class Option:
         return self.flag.removeprefix("--").replace("-", "_")
 
 
-def _option(flag: str, read: Read, parameter: str = "", parse: Read = lambda value: value) -> Any:
-    option = Option(flag=flag, read=read, parameter=parameter, parse=parse)
+def _option(
+    flag: str, read: Read, parameter: str = "", check: Read | None = None, parse: Read = lambda value: value
+) -> Any:
+    option = Option(flag=flag, read=read, check=check or read, parameter=parameter, parse=parse)
     return field(default=None, metadata={"option": option})
 
 
@@ -69,6 +73,12 @@ def _cache_type(value: object) -> str:
     if value not in CACHE_TYPES:
         raise ValueError(f"not one of {', '.join(CACHE_TYPES)}")
     return str(value)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or len(value) > NAME_CHARS or not value.isprintable():
+        raise ValueError(f"not a printable text of at most {NAME_CHARS} characters")
+    return value
 
 
 def _flag(value: object) -> bool:
@@ -95,10 +105,10 @@ def _share(value: object) -> float:
 def _span(value: object) -> tuple[str, int, int]:
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise ValueError("not a list of names, each with two numbers")
-    name, first, last = value[0], *map(_whole(0, LAYERS_MOST), value[1:])
-    if not isinstance(name, str) or len(name) > NAME_CHARS or not name.isprintable() or last < first:
-        raise ValueError("not a list of names, each with its first layer and the one after its last")
-    return name, first, last
+    first, last = map(_whole(0, 1 << 16), value[1:])
+    if last < first:
+        raise ValueError("not a list of layers that end after they begin")
+    return _name(value[0]), first, last
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
@@ -133,8 +143,8 @@ def parse_layers(text: str) -> tuple[tuple[str, int, int], ...]:
 class EngineOptions:
     """Those that every host's engine is started with; None is the engine's own default."""
 
-    cache_type_k: str | None = _option("--cache-type-k", _cache_type, "cache_type_k")
-    cache_type_v: str | None = _option("--cache-type-v", _cache_type, "cache_type_v")
+    cache_type_k: str | None = _option("--cache-type-k", _name, "cache_type_k", _cache_type)
+    cache_type_v: str | None = _option("--cache-type-v", _name, "cache_type_v", _cache_type)
     predict: int | None = _option("--predict", _whole(1, CONTEXT_LIMIT), "n_predict")
     """Tokens of an answer, at most, where its request sets no limit."""
 
@@ -143,9 +153,9 @@ class EngineOptions:
 class MeshOptions(EngineOptions):
     """All of them; None was not given."""
 
-    context: int | None = _option("--ctx-size", _whole(1, CONTEXT_LIMIT))
+    context: int | None = _option("--ctx-size", _whole(0, 1 << 40), check=_whole(1, CONTEXT_LIMIT))
     """Tokens per slot; None takes the largest that fits, up to what the model was trained on."""
-    slots: int | None = _option("--parallel", _whole(1, SLOTS_LIMIT))
+    slots: int | None = _option("--parallel", _whole(0, 1 << 16), check=_whole(1, SLOTS_LIMIT))
     split: bool | None = _option("--split", _flag)
     tensor_split: tuple[float, ...] | None = _option("--tensor-split", _list_of(_share), parse=parse_shares)
     layers: tuple[tuple[str, int, int], ...] | None = _option("--layers", _list_of(_span), parse=parse_layers)

@@ -64,10 +64,10 @@ def test_settings_are_written_as_before(options: dict[str, Any], text: str) -> N
 
 
 WRONG: dict[str, list[Any]] = {
-    "context": [0, -1, 1 << 40, True, 1.0, "1", [1]],
-    "slots": [0, 257, None, True, "4"],
+    "context": [-1, 1 << 41, True, 1.0, "1", [1]],
+    "slots": [-1, 1 << 17, None, True, "4"],
     "predict": [0, -1, 1 << 40, False],
-    "cache_type_k": ["f17", "", None, 7, ["f16"], {}],
+    "cache_type_k": ["f" * 129, "f16\n", None, 7, ["f16"], {}],
     "split": [0, "yes", None],
     "tensor_split": [[True], [float("inf")], ["1"], {"a": 1}, 1, [1] * 257],
     "layers": [[["a", 0, 1 << 17]], [["a\n", 0, 1]], [["a" * 129, 0, 1]], [{}]],
@@ -82,10 +82,12 @@ def test_values_beyond_their_bounds_are_refused(name: str) -> None:
             settings_from_document({**settings_to_document(PLAIN), name: value})
 
 
-def test_a_person_is_held_to_the_same_bounds() -> None:
+def test_a_person_is_held_to_what_this_version_knows() -> None:
+    with pytest.raises(UsageError, match=r"^--predict 0 is not between 1 and 134,217,728$"):
+        NodeConfig(home=Path(), predict=0)
     with pytest.raises(UsageError, match=r"^--cache-type-k f17 is not one of f32, f16"):
         NodeConfig(home=Path(), cache_type_k="f17")
-    with pytest.raises(UsageError, match=r"^--layers is not a list of names"):
+    with pytest.raises(UsageError, match=r"^--layers is not a printable text"):
         NodeConfig(home=Path(), layers=(("a\n", 0, 1),))
 
 

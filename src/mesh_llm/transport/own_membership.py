@@ -78,10 +78,7 @@ class Membership:
 
     @property
     def in_force(self) -> OwnersSettings | None:
-        valid = [
-            each for each in self.owners.values() if self.revocations.strikes(each.signer.credential) is None
-        ]
-        return max(valid, key=lambda each: each.rank, default=None)
+        return max(self._valid.values(), key=lambda each: each.rank, default=None)
 
     def set(self, settings: MeshSettings, identity: Identity, *, now: float) -> None:
         """As an owner, which this node has to be."""
@@ -99,7 +96,7 @@ class Membership:
             return False
         new = verified(signed, settings, self.mesh)
         if known is None and len(self.owners) >= OWNERS_LIMIT:
-            self._forget_owners()
+            self.owners = self._valid
         is_full = known is None and len(self.owners) >= OWNERS_LIMIT
         is_old = known is not None and new.rank <= known.rank
         if is_full or is_old or settings.version > counts_up_to(now):
@@ -107,12 +104,11 @@ class Membership:
         self.owners[signed.credential] = new
         return True
 
-    def _forget_owners(self) -> None:
-        """Those who are out: others need the room."""
+    @property
+    def _valid(self) -> dict[str, OwnersSettings]:
+        """Without those who are out."""
         strikes = self.revocations.strikes
-        self.owners = {
-            key: each for key, each in self.owners.items() if strikes(each.signer.credential) is None
-        }
+        return {key: each for key, each in self.owners.items() if strikes(each.signer.credential) is None}
 
     def revoke(self, invite: str, identity: Identity, issuer: NodeId | None = None) -> None:
         """Sign that an invite, this node's own or `issuer`'s, is taken back; raises without room for it."""
@@ -131,9 +127,7 @@ class Membership:
 
     def claims(self) -> tuple[list[Signed], list[Signed]]:
         """Settings and revocations, for others: of owners who are out nobody needs to hear."""
-        strikes = self.revocations.strikes
-        valid = [each for each in self.owners.values() if strikes(each.signer.credential) is None]
-        valid.sort(key=lambda each: each.rank, reverse=True)
+        valid = sorted(self._valid.values(), key=lambda each: each.rank, reverse=True)
         return [each.signed for each in valid[:SETTINGS_TOLD]], self.revocations.signed
 
     # -- documents -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.errors import JoinRefused
 from mesh_llm.home import Home
 from mesh_llm.membership.messages import signed_to_document
+from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.node.joining import Joining
 from mesh_llm.transport import handshake
 from mesh_llm.transport.claims import Claim, sign
@@ -27,8 +28,8 @@ from mesh_llm.transport.framing import FRAME_VERSION, HEAD, FrameError, FrameTyp
 from mesh_llm.transport.handshake import HandshakeRefusal, Introduction, SaidExpelled, Self
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite
-from mesh_llm.transport.membership import Membership
-from mesh_llm.types import Address, Fingerprint, MeshId, MeshSettings, Role
+from mesh_llm.transport.own_membership import Membership
+from mesh_llm.types import Address, Fingerprint, MeshId, Role
 from tests.hostile.mutation import Mutations
 from tests.support.background import WITHIN_S
 from tests.support.members import new_identity

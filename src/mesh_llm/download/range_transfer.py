@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import aiohttp
 
-from mesh_llm.download.file_writer import FileWriter
 from mesh_llm.download.http import (
     Locate,
     Passing,
@@ -19,6 +18,7 @@ from mesh_llm.download.http import (
     passing_status,
     stall_s,
 )
+from mesh_llm.download.versioned_part import VersionedPart
 from mesh_llm.errors import DownloadFailed
 
 DOWNLOAD_LEAST_BYTES_S = 1 << 10
@@ -54,7 +54,7 @@ class Transfer:
         self,
         session: aiohttp.ClientSession,
         name: str,
-        file: FileWriter,
+        file: VersionedPart,
         locate: Locate,
         *,
         told: Callable[[], None],
@@ -65,7 +65,7 @@ class Transfer:
         self._locate = locate
         self._told = told
         self._complete = False
-        self._slot_queue = 0
+        self._turns = 0
 
     async def run(self, remote: RemoteFile) -> RemoteFile:
         """Until the file is whole; what was said of it last. Raises DownloadFailed where that cannot be."""
@@ -165,8 +165,8 @@ class Transfer:
             raise self._wrong_size(size_bytes, remote)
 
     def _count_turn(self) -> None:
-        self._slot_queue += 1
-        if self._slot_queue > DOWNLOAD_TURNS:
+        self._turns += 1
+        if self._turns > DOWNLOAD_TURNS:
             raise DownloadFailed(
                 f"{self._name} was restarted {DOWNLOAD_TURNS} times: it changes on its server, "
                 "or the server cannot continue downloads",

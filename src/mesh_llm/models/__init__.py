@@ -10,5 +10,6 @@ catalog           models known by name: catalog.toml, and the user's own
 draft_pairs       which draft model belongs to which model
 unsupported       sound files that the engine cannot run, and what to do instead
 incoming_folders  folders for files that are not complete yet
+part_file         a file on its way to the disk: hashed, and continued by the next run
 stores            models of other programs: Hugging Face, LM Studio, Ollama
 """

@@ -33,9 +33,9 @@ from mesh_llm.models.layer_ranges import (
     whole_layers,
     whole_tensors,
 )
+from mesh_llm.models.part_file import Disk, PieceDamaged, disk_failure
 from mesh_llm.peer_fetch.channel import Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
-from mesh_llm.peer_fetch.part_files import Disk, disk_failure
 from mesh_llm.peer_fetch.sources import FetchTimes, Source, Sources, SourceSearch, Wanted
 from mesh_llm.peer_fetch.sparse_files import SparseFiles
 from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
@@ -292,9 +292,10 @@ class _LayerFetch(SourceSearch):
 
                     data = await _exactly(inbox, holding.size_of(piece), step)
                     right = told.files[piece.file].pieces[piece.index]
-                    if (await asyncio.to_thread(hashlib.sha256, data)).hexdigest() != right:
-                        raise SourceWrong("a piece arrived damaged and was thrown away")
-                    await self.disk.run(holding.keep, piece, data)
+                    try:
+                        await self.disk.run(holding.keep, piece, data, right)
+                    except PieceDamaged:
+                        raise SourceWrong("a piece arrived damaged and was thrown away") from None
                     done_bytes += len(data)
                     self._came(source, len(data))
 

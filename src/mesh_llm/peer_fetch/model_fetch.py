@@ -21,9 +21,10 @@ from pathlib import Path
 from mesh_llm.defaults import FETCH_CHUNK_BYTES
 from mesh_llm.errors import ModelError
 from mesh_llm.models import incoming_folders
+from mesh_llm.models.part_file import Disk, PartFile, PieceDamaged, disk_failure
 from mesh_llm.peer_fetch.channel import Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
-from mesh_llm.peer_fetch.part_files import Disk, PartFile, PartFiles, PieceDamaged, disk_failure
+from mesh_llm.peer_fetch.part_files import PartFiles
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.peer_fetch.sources import FetchTimes, Source, Sources, SourceSearch, Wanted
 from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
@@ -133,7 +134,7 @@ class _Fetch(SourceSearch):
         where = {
             "ask": "bytes",
             "file": index,
-            "size": file.entry.size_bytes,
+            "size": file.size_bytes,
             "offset": file.offset,
             "length": file.missing_bytes,
         }
@@ -159,7 +160,7 @@ class _Fetch(SourceSearch):
             raise SourceLost("it stopped early")
 
     def _count_progress(self, source: Source, part: PartFiles) -> None:
-        total_bytes = sum(file.entry.size_bytes for file in part.files.values())
+        total_bytes = part.size_bytes
         done_bytes = total_bytes - part.missing_bytes
         self.came(source, done_bytes)
         self.tell(f"Fetching {self.wanted.name}", done_bytes, total_bytes)

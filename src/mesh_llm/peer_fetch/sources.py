@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from mesh_llm.defaults import FETCH_MANIFEST_BYTES, FETCH_SIZE_LIMIT_BYTES, FETCH_SPARE_BYTES, FETCH_STALL_S
 from mesh_llm.errors import DownloadFailed, MeshError
+from mesh_llm.models.part_file import Disk
 from mesh_llm.peer_fetch import manifest
 from mesh_llm.peer_fetch.channel import ByteStream, Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
-from mesh_llm.peer_fetch.part_files import Disk
 from mesh_llm.types import Event, EventSink, Fingerprint, Progress, ProgressSink
 
 FETCH_MANIFEST_S = 60 * 60.0

@@ -7,7 +7,6 @@ pieces whose hash was right are. Nothing here is ever taken for the model itself
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 
 from mesh_llm.errors import DownloadFailed
 from mesh_llm.models.layer_ranges import Extent, Piece
+from mesh_llm.models.part_file import PartFile, read_note, sync, write_note
 from mesh_llm.peer_fetch.manifest import Manifest, file_names, safe_stem
 from mesh_llm.types import Fingerprint
 
@@ -49,6 +49,10 @@ class SparseFiles:
         self.sizes = sizes
         self.stem = stem
         """Of the files' names; their numbers are part of a model in several files."""
+        names = file_names(stem, len(sizes))
+        self.files = [
+            PartFile(folder / name, size_bytes=size) for name, size in zip(names, sizes, strict=True)
+        ]
         self.proven = False
         """Whether headers and samples are there and make the fingerprint."""
         self.held: set[Piece] = set()
@@ -67,9 +71,8 @@ class SparseFiles:
             stem=f"{told.stem}-{secrets.token_hex(4)}",
         )
         _check_holes(folder)
-        for path, size in zip(made.paths, made.sizes, strict=True):
-            path.touch(0o644)
-            os.truncate(path, size)
+        for file in made.files:
+            file.reserve()
         made._write()
         return made
 
@@ -77,8 +80,7 @@ class SparseFiles:
     def load(cls, folder: Path, fingerprint: Fingerprint) -> SparseFiles | None:
         """What an earlier run left; None where there is nothing, or nothing that can be believed."""
         try:
-            document = json.loads((folder / _SIDECAR).read_text())
-            found = cls._read(folder, document)
+            found = cls._read(folder, read_note(folder / _SIDECAR))
             (folder / _SIDECAR).touch()  # it is of use: what nobody has asked for in a long time goes
             fits = [path.stat().st_size for path in found.paths] == list(found.sizes)
         except (OSError, LookupError, ArithmeticError, ValueError, TypeError, AttributeError):
@@ -106,7 +108,7 @@ class SparseFiles:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return tuple(self.folder / name for name in file_names(self.stem, len(self.sizes)))
+        return tuple(file.path for file in self.files)
 
     @property
     def disk_bytes(self) -> int:
@@ -121,9 +123,9 @@ class SparseFiles:
         first, last = where.offset // self.piece_bytes, -(-where.end // self.piece_bytes)
         return any(Piece(where.file, index) not in self.held for index in range(first, last))
 
-    def keep(self, piece: Piece, data: bytes) -> None:
-        """A piece whose hash was right."""
-        self._put(self.paths[piece.file], piece.index * self.piece_bytes, data, lasting=True)
+    def keep(self, piece: Piece, data: bytes, sha256: str) -> None:
+        """A piece, if its hash is right."""
+        self.files[piece.file].keep(piece.index * self.piece_bytes, data, sha256)
         self.held.add(piece)
         # After the bytes are on the disk: what this file says is true, whenever the machine ends.
         self._write()
@@ -131,27 +133,17 @@ class SparseFiles:
     def sample(self, extents: list[Extent], data: bytes) -> None:
         """Bytes for the fingerprint alone: they are not part of any piece that is there."""
         for where in extents:
-            self._put(self.paths[where.file], where.offset, data[: where.size_bytes], lasting=False)
+            self.files[where.file].put(where.offset, data[: where.size_bytes])
             data = data[where.size_bytes :]
 
     def prove(self) -> None:
         self.proven = True
         for path in self.paths:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(path)
         self._write()
 
     def throw_away(self) -> None:
         _empty(self.folder)
-
-    def _put(self, path: Path, offset: int, data: bytes, *, lasting: bool) -> None:
-        with path.open("r+b", buffering=0) as file:
-            file.seek(offset)
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-            if lasting:
-                os.fsync(file.fileno())
 
     def _write(self) -> None:
         document = {
@@ -163,9 +155,7 @@ class SparseFiles:
             "proven": self.proven,
             "held": [self._spans(file) for file in range(len(self.sizes))],
         }
-        scratch = self.folder / f"{_SIDECAR}.new"
-        scratch.write_text(json.dumps(document))
-        scratch.replace(self.folder / _SIDECAR)
+        write_note(self.folder / _SIDECAR, document)
 
     def _spans(self, file: int) -> list[list[int]]:
         spans: list[list[int]] = []

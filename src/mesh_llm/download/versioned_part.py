@@ -1,26 +1,23 @@
-"""A file on its way from a server to this disk: hashed and written in order by a thread of its own.
+"""A file on its way from a server to this disk: in batches, and of one version of the file.
 
-What is there survives the process, and belongs to one version of the file: a
-note beside it says which. The next run goes on behind it, after hashing it again.
+A note beside the part says which version its bytes belong to. The next run goes
+on behind them if the server still has that one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
-import json
 import os
 import shutil
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from mesh_llm.defaults import COPY_CHUNK_BYTES, FETCH_SPARE_BYTES
+from mesh_llm.defaults import FETCH_SPARE_BYTES
 from mesh_llm.download.http import RemoteFile
+from mesh_llm.models.part_file import Disk, PartFile, read_note, sync, write_note
 
 DOWNLOAD_BATCH_BYTES = 1 << 20
 """Hashed and written at a time: fewer turns between threads than packets."""
@@ -28,10 +25,7 @@ DOWNLOAD_BATCHES = 4
 """Of a file that wait for the disk; beyond them the server waits, too, and memory stays flat."""
 
 
-T = TypeVar("T")
-
-
-class FileWriter:
+class VersionedPart:
     """Its methods are for one task at a time."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -40,9 +34,8 @@ class FileWriter:
         """Bytes that have come; after `settle` all of them are on the disk."""
         self.size_bytes: int | None = None
         self._note = folder / f"{name}.json"
-        self._digest = hashlib.sha256()
-        self._descriptor: int | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="download")
+        self._part = PartFile(self.path)
+        self._disk = Disk(folder)
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._writing: deque[asyncio.Future[None]] = deque()
@@ -53,24 +46,25 @@ class FileWriter:
 
     @property
     def sha256(self) -> str:
-        return self._digest.hexdigest()
+        return self._part.sha256
 
     # -- which version -----------------------------------------------------------------------------
 
     async def open(self, remote: RemoteFile, told: Callable[[int], None]) -> None:
         """Take up what an earlier run left of this very version; `told` hears how much of it is hashed."""
-        await self._run(self._open)
-        if not await self._run(self._is_about, remote):
+        await self._disk.begin(self._part.open)
+        if not await self._disk.begin(self._is_about, remote):
             await self.restart(remote)
         self.size_bytes = remote.size_bytes
-        while await self._run(self._take_up):
+        while await self._disk.begin(self._part.take_up):
+            self.offset = self._part.offset
             told(self.offset)
         if remote.size_bytes is not None and self.offset > remote.size_bytes:
             await self.restart(remote)
 
     async def follow(self, remote: RemoteFile) -> bool:
         """Go on with what the server says now; False where it is another version, and all begins anew."""
-        same = await self._run(self._is_about, remote) or (
+        same = await self._disk.begin(self._is_about, remote) or (
             # Nothing tells versions apart but their size: within one run that has to do.
             remote.identity is None and remote.size_bytes == self.size_bytes
         )
@@ -80,45 +74,17 @@ class FileWriter:
 
     async def restart(self, remote: RemoteFile) -> None:
         await self.settle()
-        await self._run(self._clear, remote)
-        self.size_bytes = remote.size_bytes
-
-    def _open(self) -> None:
-        # Never write to a file that has another name, too: a run that was killed at its end leaves these.
-        with suppress(FileNotFoundError):
-            if self.path.stat().st_nlink > 1:
-                self.path.unlink()
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(self.path, flags, 0o644)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        await self._disk.begin(self._clear, remote)
+        self.offset, self.size_bytes = 0, remote.size_bytes
 
     def _is_about(self, remote: RemoteFile) -> bool:
-        if remote.identity is None:
-            return False
-        try:
-            said = json.loads(self._note.read_text("utf-8"))
-        except (OSError, ValueError):
-            return False
-        return bool(said == _version(remote))
+        return remote.identity is not None and bool(read_note(self._note) == _version(remote))
 
     def _clear(self, remote: RemoteFile) -> None:
-        assert self._descriptor is not None
         # The note goes first: a part without one is begun anew.
         self._note.unlink(missing_ok=True)
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        self._digest = hashlib.sha256()
-        self.offset = 0
-        scratch = self._note.with_suffix(".new")
-        scratch.write_text(json.dumps(_version(remote)), "utf-8")
-        scratch.replace(self._note)
-
-    def _take_up(self) -> bool:
-        assert self._descriptor is not None
-        chunk = os.read(self._descriptor, COPY_CHUNK_BYTES)
-        self._digest.update(chunk)
-        self.offset += len(chunk)
-        return bool(chunk)
+        self._part.cut(0)
+        write_note(self._note, _version(remote))
 
     # -- bytes -------------------------------------------------------------------------------------
 
@@ -135,8 +101,7 @@ class FileWriter:
 
     async def _hand_over(self, waiting: int) -> None:
         if self._batch:
-            loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._thread, self._put, self._batch)
+            future = self._disk.begin(self._put, self._batch)
             # Raised where it is waited for; one that nobody waits for any more is of no interest.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._writing.append(future)
@@ -145,44 +110,29 @@ class FileWriter:
             await self._writing.popleft()
 
     def _put(self, batch: list[bytes]) -> None:
-        assert self._descriptor is not None
         if self.size_bytes is None and shutil.disk_usage(self.path.parent).free < FETCH_SPARE_BYTES:
             # Of what never said how long it is, and may never end, nobody could ask before.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        for chunk in batch:
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(self._descriptor, view) :]
-            self._digest.update(chunk)
+        self._part.write(b"".join(batch))
 
     # -- its end -----------------------------------------------------------------------------------
 
     async def finish(self) -> None:
         """All of it is there, for good."""
         await self.settle()
-        await self._run(self._sync)
-
-    def _sync(self) -> None:
-        assert self._descriptor is not None
-        os.fsync(self._descriptor)
+        await self._disk.begin(sync, self.path)
 
     async def throw_away(self) -> None:
         await self.settle()
-        await self._run(self._unlink)
+        await self._disk.begin(self._unlink)
 
     def _unlink(self) -> None:
         self._note.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
-    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-
     def close(self) -> None:
         """Ends the thread: what it has begun is a moment's work, what waits is left undone."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._disk.close()
 
 
 def _version(remote: RemoteFile) -> dict[str, Any]:

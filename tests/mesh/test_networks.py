@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.lab import namespaces
-from mesh_llm.lab.namespaces import Host
-from tests.support import flood
+from tests.support import flood, namespaces
 from tests.support.command import Running
 from tests.support.joining import write_model
+from tests.support.namespaces import Host
 from tests.support.networks import (
     RELAY_TOKEN,
     RELAYED,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mesh_llm.engine.process import run, spawn
-from mesh_llm.lab import namespaces
-from mesh_llm.lab.namespaces import Host
+from tests.support import namespaces
+from tests.support.namespaces import Host
 
 PROBE = [sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "probe.py")]
 ANSWER_S = 30.0

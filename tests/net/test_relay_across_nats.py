@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mesh_llm.engine.process import module, run, spawn
-from mesh_llm.lab import namespaces
-from mesh_llm.lab.namespaces import Host
+from tests.support import namespaces
+from tests.support.namespaces import Host
 
 PEER = [sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "iroh_peer.py")]
 TOKEN = {"MESH_LLM_RELAY_TOKEN": "across-the-nats"}

@@ -1,4 +1,4 @@
-"""Whole nodes on the hosts of `lab.namespaces`: each host counts as a machine of its own."""
+"""Whole nodes on the hosts of `tests.support.namespaces`: each host counts as a machine of its own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from mesh_llm.lab.namespaces import Host
 from tests.support.command import MESH_LLM, Running
+from tests.support.namespaces import Host
 from tests.support.node import SKY, SMALL, WAIT_S, NodeProcess, temporary_home
 
 T = TypeVar("T")

@@ -5,5 +5,4 @@ member      program: a node of such a mesh, which ends with whoever started it
 split       a split engine without a mesh: worker children, links, an engine child
 delay       links with a delay
 quic        links over QUIC between two processes
-namespaces  networks of Linux namespaces: switches, NATs, pulled cables, firewalls
 """

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import aiohttp
@@ -20,6 +20,7 @@ from mesh_llm.console import same_user
 from mesh_llm.console import server as serving
 from mesh_llm.console.api_proxy import Api
 from mesh_llm.console.event_feed import CONSOLE_TICK_S, Feed
+from mesh_llm.console.routes import Managed
 from mesh_llm.console.same_user import is_foreign
 from mesh_llm.console.server import Console
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
@@ -51,7 +52,7 @@ class FakeManaged:
         self.looks += 1
         return dict(self.document)
 
-    def stop(self, *, leave: bool = False) -> None:
+    def stop(self, leave: bool) -> None:
         self.stopped.append(leave)
 
     def unload(self) -> None:
@@ -144,7 +145,8 @@ async def open_console() -> AsyncIterator[Open]:
         async def start(*, api: Callable[[], Api | None] = lambda: None, api_key: str | None = None) -> Bench:
             node = FakeManaged()
             feed = Feed(node.status)
-            console = Console(node, feed, api=api, api_key=api_key)
+            managed = Managed(**{each.name: getattr(node, each.name) for each in fields(Managed)})
+            console = Console(managed, feed, api=api, api_key=api_key)
             taken = ports.bind("127.0.0.1", 0, option="--console")
             port: int = taken.getsockname()[1]
             running = asyncio.create_task(feed.run(), name="feed")

@@ -6,8 +6,9 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 
@@ -20,33 +21,33 @@ from mesh_llm.types import Role
 
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
 _HIGHEST_USES = 1_000_000
+_WITH_BODY = ("plan", "invite", "revoke", "promote")
 
 
-class Managed(Protocol):
-    """The node, as far as these routes know it."""
-
-    async def status(self) -> dict[str, Any]: ...
-
-    def stop(self, *, leave: bool = False) -> None: ...
-
-    def unload(self) -> None: ...
-
-    def load(self) -> None: ...
-
-    async def plan(self, wishes: dict[str, Any]) -> dict[str, Any]: ...
-
-    def snapshot(self) -> dict[str, Any]: ...
-
-    def invite(self, role: Role, lifetime_s: float | None, limit: int | None = None) -> dict[str, Any]: ...
-
-    def promote(self, name: str) -> dict[str, Any]: ...
-
-    def invites(self) -> dict[str, Any]: ...
-
-    def revoke(self, id: str) -> dict[str, Any]: ...
+Document = dict[str, Any]
 
 
-Answer = Callable[[web.Request], Awaitable[dict[str, Any]]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Managed:
+    """What a node can be told and asked to do, by its page and its command line."""
+
+    status: Callable[[], Awaitable[Document]]
+    stop: Callable[[bool], None]
+    """Told whether to leave the mesh, too."""
+    unload: Callable[[], None]
+    load: Callable[[], None]
+    plan: Callable[[Document], Awaitable[Document]]
+    """What `mesh-llm plan` shows of a running node's mesh."""
+    snapshot: Callable[[], Document]
+    """What every node brings, for verbs that ask whether something would fit."""
+    invite: Callable[[Role, float | None, int | None], Document]
+    promote: Callable[[str], Document]
+    invites: Callable[[], Document]
+    revoke: Callable[[str], Document]
+
+
+Answer = Callable[[Document], Awaitable[Document] | Document]
+"""To the body of a request."""
 
 
 def management_app(node: Managed, feed: Feed) -> web.Application:
@@ -57,73 +58,49 @@ def management_app(node: Managed, feed: Feed) -> web.Application:
 
 
 def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
-    async def get_status(request: web.Request) -> dict[str, Any]:
-        return await node.status()
-
-    async def post_stop(request: web.Request) -> dict[str, Any]:
-        node.stop()
+    def stop(_: Document) -> Document:
+        node.stop(False)
         return {"stopping": True, "pid": os.getpid(), "parent_pid": os.getppid()}
 
-    async def post_leave(request: web.Request) -> dict[str, Any]:
-        node.stop(leave=True)
+    def leave(_: Document) -> Document:
+        node.stop(True)
         return {"leaving": True, "pid": os.getpid()}
 
-    async def post_unload(request: web.Request) -> dict[str, Any]:
+    def unload(_: Document) -> Document:
         node.unload()
         return {"unloading": True}
 
-    async def post_load(request: web.Request) -> dict[str, Any]:
+    def load(_: Document) -> Document:
         node.load()
         return {"loading": True}
 
-    async def get_plan(request: web.Request) -> dict[str, Any]:
-        return await node.plan({})
-
-    async def post_plan(request: web.Request) -> dict[str, Any]:
-        return await node.plan(await _body(request))
-
-    async def get_snapshot(request: web.Request) -> dict[str, Any]:
-        return node.snapshot()
-
-    async def post_invite(request: web.Request) -> dict[str, Any]:
-        return node.invite(*_asked_invite(await _body(request)))
-
-    async def get_invites(request: web.Request) -> dict[str, Any]:
-        return node.invites()
-
-    async def post_revoke(request: web.Request) -> dict[str, Any]:
-        return node.revoke(str((await _body(request)).get("id")))
-
-    async def post_promote(request: web.Request) -> dict[str, Any]:
-        return node.promote(str((await _body(request)).get("name")))
-
-    async def get_agents(request: web.Request) -> dict[str, Any]:
+    async def agents(_: Document) -> Document:
         return {"agents": _agents(await node.status())}
 
     async def get_events(request: web.Request) -> web.StreamResponse:
         return await _events(request, feed)
 
     gets: dict[str, Answer] = {
-        "status": get_status,
-        "plan": get_plan,
-        "snapshot": get_snapshot,
-        "invites": get_invites,
-        "agents": get_agents,
+        "status": lambda _: node.status(),
+        "plan": node.plan,
+        "snapshot": lambda _: node.snapshot(),
+        "invites": lambda _: node.invites(),
+        "agents": agents,
     }
     posts: dict[str, Answer] = {
-        "plan": post_plan,
-        "invite": post_invite,
-        "revoke": post_revoke,
-        "promote": post_promote,
-        "stop": post_stop,
-        "leave": post_leave,
-        "unload": post_unload,
-        "load": post_load,
+        "plan": node.plan,
+        "invite": lambda body: node.invite(*_asked_invite(body)),
+        "revoke": lambda body: node.revoke(str(body.get("id"))),
+        "promote": lambda body: node.promote(str(body.get("name"))),
+        "stop": stop,
+        "leave": leave,
+        "unload": unload,
+        "load": load,
     }
-    for name, handler in gets.items():
-        app.router.add_get(f"/api/{name}", _answered(handler))
-    for name, handler in posts.items():
-        app.router.add_post(f"/api/{name}", _answered(handler))
+    for name, answer in gets.items():
+        app.router.add_get(f"/api/{name}", _answered(answer, reads_body=False))
+    for name, answer in posts.items():
+        app.router.add_post(f"/api/{name}", _answered(answer, reads_body=name in _WITH_BODY))
     app.router.add_get("/api/events", get_events)
 
 
@@ -135,17 +112,18 @@ def _agents(status: dict[str, Any]) -> list[dict[str, str]]:
     return snippets(as_typed(api["url"]), model["name"], model["context"], key_needed=api["key_needed"])
 
 
-def _answered(handler: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _answered(answer: Answer, *, reads_body: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
     """The answer as JSON; an expected failure as its sentence."""
 
-    async def answer(request: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
         try:
-            document = await handler(request)
+            found = answer(await _body(request) if reads_body else {})
+            document = await found if isinstance(found, Awaitable) else found
         except MeshError as error:
             return refusal(400 if isinstance(error, UsageError) else 409, error.message, error.hint)
         return web.json_response(document, headers={"Cache-Control": "no-store"})
 
-    return answer
+    return respond
 
 
 def refusal(status: int, message: str, hint: str | None = None, **more: Any) -> web.Response:

@@ -8,7 +8,6 @@ home_upgrade      homes that an earlier version wrote
 invites           invites that it makes and revokes, members that it makes owners
 model_supply      where the mesh's model comes from
 incoming_streams  the streams that other members open, by kind
-management        what the page and the command line can ask of it
 node_console      feeds the console, and opens its port
 announcements     what it says to terminal, log and console
 unload            takes the model out of memory when the user asks

@@ -27,7 +27,7 @@ class Invites:
         return self._joining.membership
 
     def make(
-        self, role: Role, lifetime_s: float | None, *, limit: int | None = None, reuse: bool = False
+        self, role: Role, lifetime_s: float | None, limit: int | None = None, *, reuse: bool = False
     ) -> dict[str, Any]:
         """A token for `role`; with `reuse` that of an invite which is open and has most of its time left."""
         if self._joining.network is None or self._membership.mesh is None:

@@ -21,12 +21,13 @@ import logging
 import secrets
 import socket
 import time
+from functools import partial
 from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
 from mesh_llm.console.event_feed import Feed
-from mesh_llm.console.routes import management_app, serve_on_socket
+from mesh_llm.console.routes import Managed, management_app, serve_on_socket
 from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
 from mesh_llm.engine.children import external
 from mesh_llm.engine.library import find_wheel
@@ -51,7 +52,6 @@ from mesh_llm.node.engines import Engines
 from mesh_llm.node.incoming_streams import IncomingStreams
 from mesh_llm.node.invites import Invites
 from mesh_llm.node.joining import Joining
-from mesh_llm.node.management import Management
 from mesh_llm.node.model_supply import ModelSupply
 from mesh_llm.node.node_console import NodeConsole
 from mesh_llm.node.node_state import NodeState
@@ -60,10 +60,12 @@ from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.remote_engine import RemoteEngine
 from mesh_llm.planning.memory_budget import unlent
+from mesh_llm.report import status, what_if
 from mesh_llm.report.events import News
 from mesh_llm.report.history import History
 from mesh_llm.report.metrics import NodeMetrics
 from mesh_llm.report.view import NodeView
+from mesh_llm.status_schema import to_document
 from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.direct_links import open_door
 from mesh_llm.transport.identity import Identity
@@ -103,7 +105,7 @@ class Node:
             self._new_secret = secrets.token_bytes(32) if self.config.new_mesh else None
             self.identity = Identity.from_secret(self._new_secret or self.home.secret())
             self._compose()
-            app = management_app(self._management, self._feed)
+            app = management_app(self._managed, self._feed)
             async with serve_on_socket(app, self.home.control_socket):
                 serving = asyncio.create_task(self._serve(), name="serve")
                 console = asyncio.create_task(self._console.run(), name="console")
@@ -227,10 +229,19 @@ class Node:
         self.history = History(self.view, self._feed, self._gateway.take_first_tokens_s)
         self.invites = Invites(self.joining, self.mesh, self.identity)
         self.unload = ModelUnload(self.mesh, self.hosting, self.lending, self._announcements)
-        self._management = Management(self.view, self.invites, self.unload, self.stop)
-        self._console = NodeConsole(
-            self.view, self._feed, self.history, self._management, self._announcements
+        self._managed = Managed(
+            status=self.status,
+            stop=self.stop,
+            unload=self.unload.begin,
+            load=self.unload.end,
+            plan=partial(what_if.over_mesh, self.view),
+            snapshot=partial(what_if.snapshot_document, self.view),
+            invite=self.invites.make,
+            promote=self.invites.promote,
+            invites=self.invites.listed,
+            revoke=self.invites.revoke,
         )
+        self._console = NodeConsole(self.view, self._feed, self.history, self._managed, self._announcements)
         self._streams = IncomingStreams(self.view, self.data_links, self.model_supply, self.history)
 
     async def _serve(self) -> None:
@@ -340,7 +351,8 @@ class Node:
 
     async def status(self) -> dict[str, Any]:
         """What `mesh-llm status --json` prints."""
-        return await self._management.status()
+        document: dict[str, Any] = to_document(await status.status(self.view))
+        return document
 
     async def _catch_up(self) -> None:
         await self.history.catch_up()

@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 class NodeConsole:
     def __init__(
-        self, view: NodeView, feed: Feed, history: History, management: Managed, announcements: Announcements
+        self, view: NodeView, feed: Feed, history: History, managed: Managed, announcements: Announcements
     ) -> None:
         self._view = view
         self._feed = feed
         self._history = history
         self._announcements = announcements
-        self._console = Console(management, feed, api=self._api, api_key=view.config.api_key)
+        self._console = Console(managed, feed, api=self._api, api_key=view.config.api_key)
 
     @property
     def url(self) -> str | None:

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -59,6 +59,15 @@ _COMPUTE_ERROR = 500
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORECASE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What a client sent, what is noted of it, and how engines are asked for it."""
+
+    http: web.BaseRequest
+    exchange: Exchange
+    engine: EngineRequest
+
+
 class Proxy:
     """The way to the engine and back, for all requests of one gateway."""
 
@@ -72,13 +81,13 @@ class Proxy:
     def close(self) -> None:
         self._pool.close()
 
-    async def answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        engine_request = EngineRequest.of(request)
-        await self._until_serving(request)
-        body = await RequestBody.receive(request, exchange, self._within_budget())
+    async def answer(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        request = _Request(http=http, exchange=exchange, engine=EngineRequest.of(http))
+        await self._until_serving(http)
+        body = await RequestBody.receive(http, exchange, self._within_budget())
         self._kept_bytes += len(body.start)
         try:
-            response = await self._answer(request, exchange, engine_request, body)
+            response = await self._answer(request, body)
             if exchange.answer_writer is not None:
                 # Out of turn: the engine is done with it, however slowly its client reads.
                 await exchange.answer_writer.finish()
@@ -89,17 +98,16 @@ class Proxy:
         finally:
             self._kept_bytes -= len(body.start)
 
-    async def _answer(
-        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: RequestBody
-    ) -> web.StreamResponse:
+    async def _answer(self, request: _Request, body: RequestBody) -> web.StreamResponse:
+        method, path = request.http.method, request.http.path
         if not body.complete:
-            return await self._upload(request, exchange, engine_request, body)
-        if (model := model_asked_for(request.method, request.path)) is not None:
-            return await self._model(exchange, model)
-        generation = TextRequest.read(request.method, request.path, body.start)
+            return await self._upload(request, body)
+        if (model := model_asked_for(method, path)) is not None:
+            return await self._model(request.exchange, model)
+        generation = TextRequest.read(method, path, body.start)
         if generation is None:
-            return await self._pass_on(request, exchange, engine_request, body)
-        return await self._generate(request, exchange, engine_request, generation)
+            return await self._pass_on(request, body)
+        return await self._generate(request, generation)
 
     def _within_budget(self) -> Limits:
         """Of all requests together only so much is kept to be sent again; more just goes through."""
@@ -156,26 +164,19 @@ class Proxy:
 
     # -- text ------------------------------------------------------------------------------------
 
-    async def _generate(
-        self,
-        request: web.BaseRequest,
-        exchange: Exchange,
-        engine_request: EngineRequest,
-        generation: TextRequest,
-    ) -> web.StreamResponse:
-        answer = Answer(request, generation, exchange, self._limits)
-        exchange.last_words = answer.last_words
+    async def _generate(self, request: _Request, generation: TextRequest) -> web.StreamResponse:
+        answer = Answer(request.http, generation, request.exchange, self._limits)
+        request.exchange.last_words = answer.last_words
         try:
             with answer.beating():
-                refusal = await self._complete(request, exchange, engine_request, answer)
+                refusal = await self._complete(request, answer)
             return await _finished(answer) if refusal is None else refusal
         finally:
             await answer.close()
 
-    async def _complete(
-        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, answer: Answer
-    ) -> web.StreamResponse | None:
+    async def _complete(self, request: _Request, answer: Answer) -> web.StreamResponse | None:
         """Ask engines until nothing is missing; returns what one says instead where it does not mean to."""
+        exchange = request.exchange
         async with EngineChoice(self._serving, limit_s=self._limits.resume_s) as attempts:
             while not answer.is_whole:
                 answer.doing = "waiting for the next engine"
@@ -184,9 +185,7 @@ class Proxy:
                     await self._resume(answer, exchange, attempts, upstream)
                 before = exchange.events
                 try:
-                    refusal = await self._attempt(
-                        request, exchange, engine_request, upstream, answer, left_s=attempts.left_s
-                    )
+                    refusal = await self._attempt(request, upstream, answer, left_s=attempts.left_s)
                     if refusal is not None:
                         return refusal
                 except EngineGaveUp as error:
@@ -218,14 +217,7 @@ class Proxy:
         self._serving.remark("resumed", f"An answer continues with the engine of {where}: {why}")
 
     async def _attempt(
-        self,
-        request: web.BaseRequest,
-        exchange: Exchange,
-        engine_request: EngineRequest,
-        upstream: Upstream,
-        answer: Answer,
-        *,
-        left_s: float | None,
+        self, request: _Request, upstream: Upstream, answer: Answer, *, left_s: float | None
     ) -> web.StreamResponse | None:
         """Let one engine answer, or go on; returns what it says instead where it does not mean to.
 
@@ -235,6 +227,7 @@ class Proxy:
         async def count(target: str, document: Document | None) -> Document:
             return await self._question(upstream, target, document)
 
+        exchange = request.exchange
         exchange.engine = exchange.engine if answer.has_begun else upstream.url
         began_s = time.monotonic()
         try:
@@ -244,12 +237,12 @@ class Proxy:
             raise EngineUntried("the engine did not answer the gateway's own requests in time") from None
         if left_s is not None:
             left_s = max(0.0, left_s - (time.monotonic() - began_s))
-        turn = engine_request.turn(resumed=answer.has_begun, within_s=left_s)
-        body = engine_request.with_body(upstream, dump(document))
+        turn = request.engine.turn(resumed=answer.has_begun, within_s=left_s)
+        body = request.engine.with_body(upstream, dump(document))
         async with self._asked(upstream, exchange, turn, "POST", body) as connection:
             head = await connection.head()
             if head.status != 200 or not _is_stream(head):
-                return await self._refusal(request, exchange, engine_request, upstream, connection, answer)
+                return await self._refusal(request, upstream, connection, answer)
             await answer.open(_headers(head, upstream, exchange))
             if answer.answer_writer is not None:
                 await answer.answer_writer.pour_from(connection, answer.take)
@@ -260,20 +253,14 @@ class Proxy:
             return None
 
     async def _refusal(
-        self,
-        request: web.BaseRequest,
-        exchange: Exchange,
-        engine_request: EngineRequest,
-        upstream: Upstream,
-        connection: EngineConnection,
-        answer: Answer,
+        self, request: _Request, upstream: Upstream, connection: EngineConnection, answer: Answer
     ) -> web.StreamResponse:
         if answer.answer_writer is not None or answer.has_begun:
             head = await connection.head()
             await self._check_failure(head, upstream)
             answer.cannot_continue = answer.cannot_continue or head.status in (400, 422)
             raise EngineLost(f"the next engine answered {head.status}")
-        return await self._hand_back(request, exchange, upstream, connection, engine_request.route)
+        return await self._hand_back(request, upstream, connection, request.engine.route)
 
     async def _check_failure(self, head: Head, upstream: Upstream) -> None:
         """A failure of an engine that the node gives up is none of the request's."""
@@ -300,20 +287,17 @@ class Proxy:
 
     # -- anything else ---------------------------------------------------------------------------
 
-    async def _pass_on(
-        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: RequestBody
-    ) -> web.StreamResponse:
+    async def _pass_on(self, request: _Request, body: RequestBody) -> web.StreamResponse:
         """As it came; to another engine as long as the client has heard nothing."""
+        exchange, engine = request.exchange, request.engine
         async with EngineChoice(self._serving, limit_s=self._limits.resume_s) as attempts:
             while True:
                 upstream = await attempts.next()
-                turn = engine_request.turn(within_s=attempts.left_s)
-                asked = engine_request.head(upstream, body.headers()) + body.start
+                turn = engine.turn(within_s=attempts.left_s)
+                asked = engine.head(upstream, body.headers()) + body.start
                 try:
-                    async with self._asked(upstream, exchange, turn, request.method, asked) as connection:
-                        return await self._hand_back(
-                            request, exchange, upstream, connection, engine_request.route
-                        )
+                    async with self._asked(upstream, exchange, turn, engine.method, asked) as connection:
+                        return await self._hand_back(request, upstream, connection, engine.route)
                 except EngineSilent:
                     raise
                 except EngineError as error:
@@ -322,24 +306,22 @@ class Proxy:
                         raise api_errors.engine_lost(await attempts.why()) from error
                     exchange.resumed += 1
 
-    async def _upload(
-        self, request: web.BaseRequest, exchange: Exchange, engine_request: EngineRequest, body: RequestBody
-    ) -> web.StreamResponse:
+    async def _upload(self, request: _Request, body: RequestBody) -> web.StreamResponse:
         """A body too large to be sent twice: on a connection that nobody has used before."""
         async with EngineChoice(self._serving, limit_s=0.0) as attempts:
             # Asked again: the body may have taken its time, and the engine may be another one by now.
             upstream = await attempts.next()
-            head = engine_request.head(upstream, body.headers())
-            turn = engine_request.turn()
-            exchange.served_by = _elsewhere(upstream)
+            head = request.engine.head(upstream, body.headers())
+            turn = request.engine.turn()
+            request.exchange.served_by = _elsewhere(upstream)
             try:
                 async with self._in_turn(upstream, turn):
                     connection = await self._pool.connect(upstream, turn)
                     sending = asyncio.create_task(
-                        _send_body(connection, request.method, head, body), name="upload"
+                        _send_body(connection, request.engine.method, head, body), name="upload"
                     )
                     try:
-                        return await self._hand_back(request, exchange, upstream, connection)
+                        return await self._hand_back(request, upstream, connection)
                     finally:
                         # An answer may come before the end of what it answers, a refusal above all.
                         sending.cancel()
@@ -354,22 +336,18 @@ class Proxy:
                 raise api_errors.engine_lost(await attempts.why()) from error
 
     async def _hand_back(
-        self,
-        request: web.BaseRequest,
-        exchange: Exchange,
-        upstream: Upstream,
-        connection: EngineConnection,
-        route: Route = PLAIN,
+        self, request: _Request, upstream: Upstream, connection: EngineConnection, route: Route = PLAIN
     ) -> web.StreamResponse:
         """`route`: of a request that can be sent again."""
+        exchange = request.exchange
         head = await connection.head()
-        refusal = await _refusal_in(request, head, connection)
+        refusal = await _refusal_in(request.http, head, connection)
         if route.computes and not (refusal is not None and refusal.is_mistake):
             await self._check_failure(head, upstream)
         if refusal is not None:
             return _told(refusal, head, exchange, _headers(head, upstream, exchange))
         return await deliver(
-            request,
+            request.http,
             exchange,
             connection,
             headers=_headers(head, upstream, exchange),

@@ -26,6 +26,7 @@ can take that back, with a higher incarnation.
     fact_documents      facts of a node as JSON
     plan_documents      plans as JSON
     settings_documents  the mesh's settings as JSON
+    document_shapes     records as JSON, by one declaration for writing and reading
     checked_fields      reads JSON from strangers: every type, length and range is checked
     seeded_random       random numbers that can be repeated
 """

@@ -5,15 +5,16 @@ Every message stands for itself and may be lost: pings carry digests, and what i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mesh_llm.defaults import MEMBER_BUCKETS
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.checked_fields import Fields, node_id
+from mesh_llm.membership.document_shapes import FLAG, Shape, inner, items, text, whole, word
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.record import Told
-from mesh_llm.sanitise import NAME_CHARS, clean
+from mesh_llm.sanitise import NAME_CHARS
 from mesh_llm.types import NodeId, Signed, State
 
 RECORD_LIMIT = 256
@@ -114,54 +115,6 @@ class GuestMessage:
 Message = Ping | Ack | Hears | Update | Compare | Summary | Want | Leave | GuestMessage
 
 
-def to_document(message: Message) -> dict[str, object]:
-    match message:
-        case Ping():
-            return {
-                "kind": "ping",
-                "n": message.number,
-                "i": message.incarnation,
-                "d": message.digest,
-                "h": message.hears,
-                "k": message.keep,
-            }
-        case Ack():
-            document: dict[str, object] = {"kind": "ack", "n": message.number, "i": message.incarnation}
-            document["d"] = message.digest
-            return {**document, "ask": True} if message.ask else document
-        case Hears():
-            return {"kind": "hears", "nodes": list(message.nodes)}
-        case Update():
-            return {"kind": "update", "records": [told_to_document(told) for told in message.records]}
-        case Compare():
-            return {"kind": "compare", "buckets": [list(bucket) for bucket in message.buckets]}
-        case Summary():
-            entries = [[e.node, e.incarnation, e.standing.value, e.sequence] for e in message.entries]
-            return {"kind": "summary", "buckets": list(message.buckets), "entries": entries}
-        case Want():
-            return {"kind": "want", "nodes": list(message.nodes)}
-        case Leave():
-            return {"kind": "leave", "record": told_to_document(message.record)}
-        case GuestMessage():
-            return {
-                "kind": "guest",
-                "name": clean(message.name, NAME_CHARS),
-                "version": clean(message.version, NAME_CHARS),
-                "state": message.state.value,
-                "reason": clean(message.reason, _REASON_CHARS),
-            }
-
-
-def from_document(document: object) -> Message:
-    """Raises MalformedMessage for everything that `to_document` does not write."""
-    fields = Fields(document, "message")
-    kind = fields.text("kind", 16)
-    reader = _READERS.get(kind)
-    if reader is None:
-        raise MalformedMessage(f"a message of an unknown kind, {kind!r}")
-    return reader(fields)
-
-
 def told_to_document(told: Told) -> dict[str, object]:
     document: dict[str, object] = {"id": told.node, "i": told.incarnation, "s": told.sequence}
     if told.standing is not Standing.ALIVE:
@@ -196,25 +149,6 @@ def signed_from_fields(fields: Fields) -> Signed:
     )
 
 
-def _ping(fields: Fields) -> Ping:
-    return Ping(
-        number=fields.whole("n"),
-        incarnation=fields.whole("i"),
-        digest=fields.whole("d", most=_HASH_MOST),
-        hears=fields.whole("h", most=_HASH_MOST),
-        keep=fields.flag("k"),
-    )
-
-
-def _ack(fields: Fields) -> Ack:
-    return Ack(
-        number=fields.whole("n"),
-        incarnation=fields.whole("i"),
-        digest=fields.whole("d", most=_HASH_MOST),
-        ask=fields.flag("ask", False),
-    )
-
-
 def _bucket_number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MEMBER_BUCKETS:
         raise MalformedMessage("buckets: not the number of a bucket")
@@ -239,22 +173,65 @@ def _entry(value: object) -> Entry:
     )
 
 
-_READERS: dict[str, Callable[[Fields], Message]] = {
-    "ping": _ping,
-    "ack": _ack,
-    "hears": lambda fields: Hears(nodes=fields.items("nodes", NODES_LIMIT, node_id)),
-    "update": lambda fields: Update(records=fields.items("records", RECORD_LIMIT, told_from_document)),
-    "compare": lambda fields: Compare(buckets=fields.items("buckets", MEMBER_BUCKETS, _bucket)),
-    "summary": lambda fields: Summary(
-        buckets=fields.items("buckets", MEMBER_BUCKETS, _bucket_number),
-        entries=fields.items("entries", ENTRY_LIMIT, _entry),
+def _entry_to_document(entry: Entry) -> object:
+    return [entry.node, entry.incarnation, entry.standing.value, entry.sequence]
+
+
+_NODES = items(NODES_LIMIT, node_id, str)
+_NUMBER = whole().called("n")
+_INCARNATION = whole().called("i")
+_HASH = whole(_HASH_MOST)
+_SHAPES: dict[str, Shape[Any]] = {
+    "ping": Shape(
+        Ping,
+        "message",
+        number=_NUMBER,
+        incarnation=_INCARNATION,
+        digest=_HASH.called("d"),
+        hears=_HASH.called("h"),
+        keep=FLAG.called("k"),
     ),
-    "want": lambda fields: Want(nodes=fields.items("nodes", NODES_LIMIT, node_id)),
-    "leave": lambda fields: Leave(record=told_from_document(fields.get("record"))),
-    "guest": lambda fields: GuestMessage(
-        name=fields.text("name", NAME_CHARS),
-        version=fields.text("version", NAME_CHARS),
-        state=fields.word("state", State),
-        reason=fields.text("reason", _REASON_CHARS),
+    "ack": Shape(
+        Ack,
+        "message",
+        terse=True,
+        number=_NUMBER,
+        incarnation=_INCARNATION,
+        digest=_HASH.called("d"),
+        ask=FLAG,
+    ),
+    "hears": Shape(Hears, "message", nodes=_NODES),
+    "update": Shape(Update, "message", records=items(RECORD_LIMIT, told_from_document, told_to_document)),
+    "compare": Shape(Compare, "message", buckets=items(MEMBER_BUCKETS, _bucket, list)),
+    "summary": Shape(
+        Summary,
+        "message",
+        buckets=items(MEMBER_BUCKETS, _bucket_number, int),
+        entries=items(ENTRY_LIMIT, _entry, _entry_to_document),
+    ),
+    "want": Shape(Want, "message", nodes=_NODES),
+    "leave": Shape(Leave, "message", record=inner(told_from_document, told_to_document)),
+    "guest": Shape(
+        GuestMessage,
+        "message",
+        name=text(NAME_CHARS),
+        version=text(NAME_CHARS),
+        state=word(State),
+        reason=text(_REASON_CHARS),
     ),
 }
+_KINDS = {shape.kind: kind for kind, shape in _SHAPES.items()}
+
+
+def to_document(message: Message) -> dict[str, object]:
+    kind = _KINDS[type(message)]
+    return {"kind": kind, **_SHAPES[kind].write(message)}
+
+
+def from_document(document: object) -> Message:
+    """Raises MalformedMessage for everything that `to_document` does not write."""
+    kind = Fields(document, "message").text("kind", 16)
+    if kind not in _SHAPES:
+        raise MalformedMessage(f"a message of an unknown kind, {kind!r}")
+    message: Message = _SHAPES[kind].read(document)
+    return message

@@ -9,11 +9,10 @@ from typing import Any
 from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.checked_fields import Fields
+from mesh_llm.membership.document_shapes import Document
 from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings
 from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import Fingerprint
-
-Document = dict[str, object]
 
 _ALWAYS = {each.name for each in fields(MeshSettings) if each.default is not None} & set(MESH_OPTIONS)
 """Options that every document has had from the beginning; others are left out where nobody set them."""

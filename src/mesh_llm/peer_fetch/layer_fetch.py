@@ -9,10 +9,7 @@ place, so that an engine's mapping of the files stays good.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +30,20 @@ from mesh_llm.models.layer_ranges import (
     whole_layers,
     whole_tensors,
 )
-from mesh_llm.models.part_file import Disk, PieceDamaged, disk_failure
+from mesh_llm.models.part_file import PieceDamaged
 from mesh_llm.peer_fetch.channel import Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
-from mesh_llm.peer_fetch.sources import FetchTimes, Source, Sources, SourceSearch, Wanted
+from mesh_llm.peer_fetch.sources import (
+    FetchTimes,
+    Source,
+    Sources,
+    SourceSearch,
+    Wanted,
+    fetch_key,
+    own_folder,
+)
 from mesh_llm.peer_fetch.sparse_files import SparseFiles
-from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
+from mesh_llm.types import EventSink, Fingerprint, ProgressSink
 
 Read = Callable[[Path], Awaitable[dict[str, Any]]]
 """What a model's files say of themselves (`engine/children/gguf.py`); ModelError if they are none."""
@@ -62,8 +67,6 @@ class Held:
     """As `engine/children/gguf.py` has it: that of the whole model."""
     tensors: tuple[str, ...]
     layers: tuple[int, ...]
-    disk_bytes: int
-    """That they take: blocks, without the holes."""
 
     @property
     def size_bytes(self) -> int:
@@ -78,7 +81,7 @@ class Held:
 
 async def find(folder: Path, fingerprint: Fingerprint, *, digest: str = "", read: Read) -> Held | None:
     """What earlier runs have brought to the models folder: of the copy with this digest, if one is known."""
-    place = folder / _FOLDER / incoming_folders.resumable_name(_key(fingerprint))
+    place = folder / _FOLDER / incoming_folders.resumable_name(fetch_key(fingerprint))
     holding = await asyncio.to_thread(SparseFiles.load, place, fingerprint)
     if holding is None or not holding.proven or digest not in ("", holding.digest):
         return None
@@ -103,33 +106,19 @@ async def fetch_layers(
 
     Raises DownloadFailed, and keeps what came until then.
     """
-    waits = Event(kind="fetch", text=f"{wanted.name} is being fetched by another node on this machine")
-    place = folder / _FOLDER
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(incoming_folders.clean, place, now=time.time())
-        async with incoming_folders.resumable(
-            place, _key(wanted.fingerprint), waiting=lambda: events(waits)
-        ) as own:
-            with closing(Disk(folder)) as disk:
-                run = _LayerFetch(
-                    wanted=wanted,
-                    folder=own,
-                    disk=disk,
-                    sources=sources,
-                    progress=progress,
-                    events=events,
-                    times=times or FetchTimes(),
-                    share=share,
-                    read=read,
-                )
-                return await run.run()
-    except OSError as error:
-        raise disk_failure(folder, error) from error
-
-
-def _key(fingerprint: Fingerprint) -> str:
-    return hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
+    async with own_folder(wanted, folder / _FOLDER, models=folder, events=events) as (own, disk):
+        run = _LayerFetch(
+            wanted=wanted,
+            folder=own,
+            disk=disk,
+            sources=sources,
+            progress=progress,
+            events=events,
+            times=times or FetchTimes(),
+            share=share,
+            read=read,
+        )
+        return await run.run()
 
 
 async def _look(holding: SparseFiles, read: Read) -> Held:
@@ -146,7 +135,6 @@ async def _look(holding: SparseFiles, read: Read) -> Held:
         document=document,
         tensors=names,
         layers=whole_layers(table, names),
-        disk_bytes=holding.disk_bytes,
     )
 
 

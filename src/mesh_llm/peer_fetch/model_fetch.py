@@ -10,24 +10,20 @@ model.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shutil
-import time
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mesh_llm.defaults import FETCH_CHUNK_BYTES
 from mesh_llm.errors import ModelError
-from mesh_llm.models import incoming_folders
-from mesh_llm.models.part_file import Disk, PartFile, PieceDamaged, disk_failure
+from mesh_llm.models.part_file import PartFile, PieceDamaged
 from mesh_llm.peer_fetch.channel import Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
 from mesh_llm.peer_fetch.part_files import PartFiles
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
-from mesh_llm.peer_fetch.sources import FetchTimes, Source, Sources, SourceSearch, Wanted
-from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
+from mesh_llm.peer_fetch.sources import FetchTimes, Source, Sources, SourceSearch, Wanted, own_folder
+from mesh_llm.types import EventSink, Fingerprint, ProgressSink
 
 __all__ = ["FetchTimes", "Source", "Sources", "Verify", "Wanted", "fetch"]
 
@@ -47,28 +43,20 @@ async def fetch(
     times: FetchTimes | None = None,
 ) -> tuple[Path, ...]:
     """The model's files in `folder`, in order. Raises DownloadFailed, and keeps what came until then."""
-    waits = Event(kind="fetch", text=f"{wanted.name} is being fetched by another node on this machine")
-    key = hashlib.sha256(wanted.fingerprint.encode()).hexdigest()[:32]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(incoming_folders.clean, folder, now=time.time())
-        async with incoming_folders.resumable(folder, key, waiting=lambda: events(waits)) as scratch:
-            with closing(Disk(folder)) as disk:
-                run = _Fetch(
-                    wanted=wanted,
-                    folder=folder,
-                    scratch=scratch,
-                    disk=disk,
-                    sources=sources,
-                    verify=verify,
-                    progress=progress,
-                    events=events,
-                    times=times or FetchTimes(),
-                )
-                paths, pieces = await run.from_any(run.take)
-            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
-    except OSError as error:
-        raise disk_failure(folder, error) from error
+    async with own_folder(wanted, folder, models=folder, events=events) as (scratch, disk):
+        run = _Fetch(
+            wanted=wanted,
+            folder=folder,
+            scratch=scratch,
+            disk=disk,
+            sources=sources,
+            verify=verify,
+            progress=progress,
+            events=events,
+            times=times or FetchTimes(),
+        )
+        paths, pieces = await run.from_any(run.take)
+        await disk.run(shutil.rmtree, scratch, True)
     if digests is not None and digests.piece_bytes == pieces.piece_bytes:
         await asyncio.to_thread(_remember, digests, wanted, paths, pieces)
     return paths

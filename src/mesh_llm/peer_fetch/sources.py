@@ -7,17 +7,20 @@ ask no more, and what a source says that it has.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mesh_llm.defaults import FETCH_MANIFEST_BYTES, FETCH_SIZE_LIMIT_BYTES, FETCH_SPARE_BYTES, FETCH_STALL_S
 from mesh_llm.errors import DownloadFailed, MeshError
-from mesh_llm.models.part_file import Disk
+from mesh_llm.models import incoming_folders
+from mesh_llm.models.part_file import Disk, disk_failure
 from mesh_llm.peer_fetch import manifest
 from mesh_llm.peer_fetch.channel import ByteStream, Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
@@ -82,6 +85,28 @@ class Wanted:
 
 class NoRoom(SourceWrong):
     """What a source offers does not fit on the disk. Another one may tell a smaller, truer size."""
+
+
+def fetch_key(fingerprint: Fingerprint) -> str:
+    """Names the folder of a fetch."""
+    return hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
+
+
+@asynccontextmanager
+async def own_folder(
+    wanted: Wanted, place: Path, *, models: Path, events: EventSink
+) -> AsyncIterator[tuple[Path, Disk]]:
+    """The folder of one fetch in `place`, held against all others, and a thread for the work on its files."""
+    waits = Event(kind="fetch", text=f"{wanted.name} is being fetched by another node on this machine")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(incoming_folders.clean, place, now=time.time())
+        key = fetch_key(wanted.fingerprint)
+        async with incoming_folders.resumable(place, key, waiting=lambda: events(waits)) as own:
+            with closing(Disk(models)) as disk:
+                yield own, disk
+    except OSError as error:
+        raise disk_failure(models, error) from error
 
 
 @dataclass(kw_only=True)

@@ -110,11 +110,6 @@ class SparseFiles:
     def paths(self) -> tuple[Path, ...]:
         return tuple(file.path for file in self.files)
 
-    @property
-    def disk_bytes(self) -> int:
-        """That it takes on the disk: its blocks, not its size."""
-        return sum(path.stat().st_blocks * 512 for path in self.paths)
-
     def size_of(self, piece: Piece) -> int:
         return min(self.piece_bytes, self.sizes[piece.file] - piece.index * self.piece_bytes)
 

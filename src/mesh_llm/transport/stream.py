@@ -69,10 +69,6 @@ class Stream:
             count -= len(part)
         return b"".join(parts)
 
-    async def bytes_read(self) -> int:
-        """In all, those included that a read had taken when it was cancelled."""
-        return int(await self._wait_for(self.receiving.bytes_read()))
-
     async def write(self, data: bytes) -> None:
         """Returns when the other side has room for them."""
         await self._wait_for(self.sending.write_all(data))

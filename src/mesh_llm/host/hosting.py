@@ -88,7 +88,7 @@ class Hosting:
         self._wake = asyncio.Event()
         self._pause_s = PLAN_RETRY_FIRST_S
         self._not_before = 0.0
-        self._ending = EndingRuns(is_needed=watcher.leans_on, on_drained=watcher.on_drained)
+        self.ending = EndingRuns(is_needed=watcher.leans_on, on_drained=watcher.on_drained)
         self._started: dict[NodeId, int] = {}
         """When members that failed had been started."""
         self._fatal: MeshError | None = None
@@ -96,22 +96,18 @@ class Hosting:
         self.plan: Plan | None = None
         """What should run, as this node sees it."""
         self.serving: PlanRun | None = None
-        self._starting: PlanRun | None = None
+        self.starting: PlanRun | None = None
+        """The one that is being brought up, beside the one that serves."""
         self._instead_of: ServingPlan | None = None
         """What served when the one that starts was begun."""
         self._has_served = False
         self._last_epoch = 0
 
     @property
-    def starting(self) -> PlanRun | None:
-        """The one that is being brought up, beside the one that serves."""
-        return self._starting
-
-    @property
     def runs(self) -> tuple[PlanRun, ...]:
         """All that may have an engine here: the one that serves, its successor, those that drain."""
         return tuple(
-            run for run in (self.serving, self._starting, *self._ending.draining.values()) if run is not None
+            run for run in (self.serving, self.starting, *self.ending.draining.values()) if run is not None
         )
 
     def wake(self) -> None:
@@ -123,7 +119,7 @@ class Hosting:
         serving = self.serving
         run = serving if serving is not None and serving.epoch == epoch else None
         if run is None and isinstance(epoch, int):
-            run = self._ending.draining.get(epoch)
+            run = self.ending.draining.get(epoch)
         return run if run is not None and run.port is not None and run.broken is None else None
 
     async def why(self, port: int) -> str:
@@ -135,7 +131,7 @@ class Hosting:
 
     def last(self) -> PlanRun | None:
         """The replaced plan that can still answer, until its successor elsewhere is known."""
-        return self.find(max(self._ending.draining, default=None))
+        return self.find(max(self.ending.draining, default=None))
 
     async def run(self) -> None:
         """Returns only by failing or being cancelled."""
@@ -151,17 +147,13 @@ class Hosting:
                 if self._fatal is not None:
                     raise self._fatal
         finally:
-            starting = (run for run in (self._starting, self.serving) if run is not None)
-            await self._ending.end_all(starting)
+            starting = (run for run in (self.starting, self.serving) if run is not None)
+            await self.ending.end_all(starting)
 
     def _next_look_s(self) -> float:
         now = asyncio.get_running_loop().time()
         ends = [self._not_before, self._attempts.next_change(now=now) or 0.0]
         return min([PLAN_TICK_S, *(end - now for end in ends if end > now)])
-
-    async def drained(self) -> None:
-        """Until the answers of replaced engines are finished."""
-        await self._ending.drained()
 
     # -- decisions -----------------------------------------------------------------------------
 
@@ -181,7 +173,7 @@ class Hosting:
             if self.serving.settings.plan_version != settings.plan_version:
                 self._publish_serving(self.serving, settings)
             self._drop_starting()
-        elif self._starting is None or not _still_good(self._starting, plan, settings):
+        elif self.starting is None or not _still_good(self.starting, plan, settings):
             self._drop_starting()
             if now >= self._not_before and self._has_room_for(plan):
                 self._start(plan)
@@ -189,7 +181,7 @@ class Hosting:
     def _decided(self, model: ModelFacts, settings: MeshSettings, now: float) -> Plan:
         snapshot = self._mesh.snapshot()
         barred = {**self._attempts.barred(now=now), **self._mesh.unready()}
-        starting = self._starting
+        starting = self.starting
         if (
             starting is not None
             and starting.settings.plan_version == settings.plan_version
@@ -272,13 +264,13 @@ class Hosting:
         self.tally.proposed += 1
         published = self._mesh.serving()
         self._instead_of = published[1] if published is not None else None
-        run = self._starting = self._make_run(epoch, plan)
+        run = self.starting = self._make_run(epoch, plan)
         run.start(self.wake, lambda reason: self._watcher.on_hosting(State.LOADING, reason))
         self._watcher.on_hosting(State.LOADING, "the plan is being prepared")
 
     def _has_room_for(self, plan: Plan) -> bool:
         """Beside the engines that still run here; where there is none, the serving one makes room first."""
-        runs = [*self._ending.draining.values(), *([self.serving] if self.serving is not None else [])]
+        runs = [*self.ending.draining.values(), *([self.serving] if self.serving is not None else [])]
         need_bytes = sum(self._own_bytes(each) for each in (plan, *(run.plan for run in runs)))
         if not runs or need_bytes <= self._mesh.own_memory_bytes():
             return True
@@ -291,20 +283,20 @@ class Hosting:
         return sum(stage.need_bytes for stage in plan.stages if stage.node == self._mesh.me)
 
     def _drop_starting(self) -> None:
-        if self._starting is not None:
-            log.info("plan dropped epoch=%d", self._starting.epoch)
+        if self.starting is not None:
+            log.info("plan dropped epoch=%d", self.starting.epoch)
             self.tally.dropped += 1
-            self._ending.end(self._starting)
-            self._starting = None
+            self.ending.end(self.starting)
+            self.starting = None
 
     def _look_at_runs(self, now: float) -> None:
-        starting = self._starting
+        starting = self.starting
         if starting is not None and starting.is_ready:
-            self._starting = None
+            self.starting = None
             self._publish(starting)
         elif starting is not None and (error := starting.failure()) is not None:
-            self._starting = None
-            self._ending.end(starting)
+            self.starting = None
+            self.ending.end(starting)
             self._on_failure(starting, error, now)
         serving = self.serving
         if serving is not None and (error := serving.failure()) is not None:
@@ -321,7 +313,7 @@ class Hosting:
         self._publish_serving(run, run.settings)
         self._watcher.on_serving(run)
         if old is not None:
-            self._ending.drain(old)
+            self.ending.drain(old)
 
     def _publish_serving(self, run: PlanRun, settings: MeshSettings) -> None:
         run.settings = settings
@@ -362,9 +354,9 @@ class Hosting:
             self.serving = None
             self._mesh.publish(serving=None)
         if run.failure() is not None:
-            self._ending.end(run)
+            self.ending.end(run)
         else:
-            self._ending.drain(run)
+            self.ending.drain(run)
 
 
 def _still_good(run: PlanRun, plan: Plan, settings: MeshSettings) -> bool:

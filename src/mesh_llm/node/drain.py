@@ -25,7 +25,7 @@ async def drain(mesh: Mesh, hosting: Hosting, lending: Lending, gateway: Gateway
             await asyncio.sleep(0.05)
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_S):
-            await asyncio.gather(gateway.drain(DRAIN_S), hosting.drained(), _returned(lending))
+            await asyncio.gather(gateway.drain(DRAIN_S), hosting.ending.drained(), _returned(lending))
 
 
 async def _returned(lending: Lending) -> None:

@@ -91,7 +91,7 @@ class Node:
         self.hardware: Hardware | None = None
         self._stop = asyncio.Event()
         self._leave = False
-        self._feed = Feed(self.status, catch_up=self._catch_up)
+        self._feed = Feed(self.status, catch_up=lambda: self.history.catch_up())
         self._announcements = Announcements(tell, progress, self._feed)
         self._say = self._announcements.say
         self._news = News()
@@ -353,9 +353,6 @@ class Node:
         """What `mesh-llm status --json` prints."""
         document: dict[str, Any] = to_document(await status.status(self.view))
         return document
-
-    async def _catch_up(self) -> None:
-        await self.history.catch_up()
 
     def _announce_api(self) -> None:
         key_needed = self.config.api_key is not None

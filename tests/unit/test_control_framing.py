@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.transport.addresses import ordered
 from mesh_llm.transport.close_codes import CloseReason, Code, closing_of
+from mesh_llm.transport.endpoint import ordered
 from mesh_llm.transport.framing import (
     HEAD,
     Frame,

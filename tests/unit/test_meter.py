@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.peers.meter import Meter
+from mesh_llm.peers.paths import Meter
 
 
 def test_rates_come_from_the_difference_of_two_readings() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh_llm.planning.output_head import HeadPlaces, head_belongs_on_worker
+from mesh_llm.planning.placement import HeadPlaces, head_belongs_on_worker
 
 GB = 1e9
 LAPTOPS = HeadPlaces(

@@ -14,7 +14,7 @@ from mesh_llm.defaults import ENGINE_STAGES_S
 from mesh_llm.engine.supervisor import EngineSupervisor
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.node.node import Node
-from mesh_llm.peers.meter import Meter
+from mesh_llm.peers.paths import Meter
 from mesh_llm.report.status import _stage
 from mesh_llm.report.traffic import crossing, traffic
 from mesh_llm.status_schema import EngineStageStatus, Traffic

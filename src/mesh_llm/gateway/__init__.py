@@ -6,7 +6,7 @@ The life of a request:
 2. `/health` and `/metrics` are answered here, from `upstream.Serving` and `metrics`. `routes` lists what
    else is offered; `headers` lists what passes either way.
 3. A request for text (`text_request`, in one of the `dialects`) is sent as a stream; anything else goes
-   to the engine as it came (`delivery`, and `redaction` where the engine reports on itself). What makes
+   to the engine as it came (`delivery`, redacted where the engine reports on itself). What makes
    the engine compute waits for a slot first (`slot_queue`), here or, if the engine is elsewhere, there.
    `engine_choice` asks `Serving` where the engine listens, `proxy` takes an `engine_connection` to it
    from the `connection_pool`.
@@ -44,12 +44,10 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     answer             one answer, from however many engines it takes
     answer_writer      the client's end of an answer
     sse                server-sent events as bytes
-    first_event        the first event, where the engine leaves it out
     resume_cut         where to cut an answer so that another engine can continue it
     resume_join        joins the second engine's part to the first one's
     keep_alive         comments for a client that waits
     stall_timer        notices that nothing has happened for too long
-    redaction          removes paths and other clients' texts
     engine_errors      the engine's errors, in the client's API
     api_errors         our own errors, in the client's API: the only place that writes one
     model_list         one model of the engine's list

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,6 @@ from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.dialects.base import Document, Said, Seam
 from mesh_llm.gateway.engine_connection import EngineError
 from mesh_llm.gateway.engine_errors import EngineRefusal
-from mesh_llm.gateway.first_event import FirstEvent
 from mesh_llm.gateway.http_framing import MalformedAnswer
 from mesh_llm.gateway.keep_alive import beating
 from mesh_llm.gateway.limits import Limits
@@ -43,6 +43,48 @@ log = logging.getLogger(__name__)
 
 _COLON = ord(":")
 _PROGRESS = b'"prompt_progress":{'
+
+
+class FirstEvent:
+    """Holds an answer back until its first event is made: that takes a question to the engine."""
+
+    def __init__(self, first: Coroutine[Any, Any, bytes], send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._held: list[bytes] = []
+        self._is_open = False
+        self._task = asyncio.create_task(self._open(first), name="first event of an answer")
+
+    def send(self, event: bytes) -> None:
+        """After the first one."""
+        if self._is_open:
+            self._send(event)
+        else:
+            self._held.append(event)
+
+    async def first(self) -> bytes:
+        """What was made, and sent."""
+        return await self._task
+
+    def give_up(self, first: bytes) -> None:
+        """Begin with `first`, unless a better one was sent."""
+        if not self._is_open:
+            self._task.cancel()
+            self._let_go(first)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+
+    async def _open(self, first: Coroutine[Any, Any, bytes]) -> bytes:
+        event = await first
+        self._let_go(event)
+        return event
+
+    def _let_go(self, first: bytes) -> None:
+        self._is_open = True
+        held, self._held = self._held, []
+        for event in (first, *held):
+            self._send(event)
 
 
 class EngineRefused(EngineError):

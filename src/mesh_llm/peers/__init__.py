@@ -5,7 +5,6 @@ members          what this node knows of the members: who is here, what they off
 trust            what this node signs, and what it believes of others
 claims_exchange  passes settings and revocations from node to node
 paths            the path to each member: kind, delay, traffic
-meter            how much crosses a connection
 data_links       data links for children, and HTTP to the host's engine
 forwarding       streams between two members that reach each other only through a third
 remote_engine    another node's engine, as this node's gateway uses it

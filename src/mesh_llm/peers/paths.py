@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mesh_llm.defaults import HOP_LOCAL_S
 from mesh_llm.errors import LinkFailed, PeerLost
 from mesh_llm.peers.members import Members
-from mesh_llm.peers.meter import Meter
 from mesh_llm.status_schema import Traffic
 from mesh_llm.types import LinkFacts, LinkKind, NodeId
 
@@ -16,6 +16,26 @@ MESH_METER_S = 1.0
 MESH_RTT_CHANGE = 0.25
 MESH_RTT_LEAST_S = 0.0005
 """Less of a change, by share or by time, is noise to a planner."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Meter:
+    """Bytes both ways; a connection that was made anew counts from nothing."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    bytes_per_s: float = 0.0
+    """Since the last reading but one."""
+    peak_bytes_per_s: float = 0.0
+    _read_at: float | None = None
+
+    def read(self, sent_bytes: int, received_bytes: int, now: float) -> None:
+        before = self.sent_bytes + self.received_bytes
+        grown = sent_bytes + received_bytes - before
+        if self._read_at is not None and now > self._read_at and grown >= 0:
+            self.bytes_per_s = grown / (now - self._read_at)
+            self.peak_bytes_per_s = max(self.peak_bytes_per_s, self.bytes_per_s)
+        self.sent_bytes, self.received_bytes, self._read_at = sent_bytes, received_bytes, now
 
 
 class Paths:

@@ -14,7 +14,6 @@ asyncio, socket, time, os or subprocess.
     layer_shares     how many layers each node gets
     manual_layers    --tensor-split and --layers
     worker_order     the order of workers
-    output_head      where the output head belongs
     memory_budget    what a node uses itself, and what it lends
     memory_layout    how layers lie in GPUs and main memory
     fit              how much memory a model needs, and how much context fits

@@ -14,7 +14,6 @@ from mesh_llm.defaults import PLAN_SEARCH_STEPS, SPILL_BYTES_PER_S
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.layer_shares import Capacity, capacity, fastest_first, lay_out, spread
 from mesh_llm.planning.memory_layout import divided
-from mesh_llm.planning.output_head import HeadPlaces, head_belongs_on_worker
 from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.predict import token_seconds
 from mesh_llm.planning.worker_order import arrange
@@ -251,3 +250,33 @@ def seconds_of(inputs: PlanInputs, layout: Layout, *, delay_factor: float = 1.0)
         head_on_worker=layout.head_on_worker,
         delay_factor=delay_factor,
     )
+
+
+LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPlaces:
+    """What decides: the head's size, and how fast each side would be with it."""
+
+    head_bytes: int
+    """Also where it is tied to the embedding: the bytes that a token's logits read."""
+    vocabulary: int
+    hidden: int
+    host_bytes_per_s: float
+    """At which the host's own device reads weights."""
+    worker_bytes_per_s: float
+    link_bytes_per_s: float
+    """From the last worker to the host."""
+
+
+def head_belongs_on_worker(places: HeadPlaces) -> bool:
+    """True where the host would take longer for the head than the logits take to come back.
+
+    The delay of the link does not count: the last worker's result crosses it
+    either way, as an activation or as logits.
+    """
+    on_host = places.head_bytes / places.host_bytes_per_s
+    more_to_send = LOGIT_BYTES * max(0, places.vocabulary - places.hidden)
+    on_worker = places.head_bytes / places.worker_bytes_per_s + more_to_send / places.link_bytes_per_s
+    return on_worker < on_host

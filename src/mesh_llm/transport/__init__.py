@@ -24,6 +24,5 @@ direct_links         data links that need no QUIC: unix sockets and plain TCP, o
 splice               joins a child's socket to a QUIC stream
 native_splice        the same in threads of a native library
 endpoint             iroh's endpoint, bound as the user asked
-addresses            which of a node's own addresses others should try
 iroh_library         loads iroh when it is first needed
 """

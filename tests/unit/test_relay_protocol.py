@@ -11,12 +11,13 @@ from iroh.iroh_ffi import SecretKey, Signature
 from mesh_llm.cli.relay import parse_listen
 from mesh_llm.defaults import RELAY_CLIENTS_SPARE, RELAY_PACKET_LIMIT_BYTES
 from mesh_llm.errors import UsageError
+from mesh_llm.loopback import is_loopback
 from mesh_llm.relay import protocol as protocol
 from mesh_llm.relay.connections import RELAY_ARRIVALS_S, RelayConnections, source_of
 from mesh_llm.relay.limits import Allowance, RelayLimits
 from mesh_llm.relay.metrics import RelayCounters
 from mesh_llm.relay.protocol import BadFrame, Pong, RelayPing, RelaySend
-from mesh_llm.relay.server import RelayConfig, is_loopback
+from mesh_llm.relay.server import RelayConfig
 
 ID, OTHER = bytes(range(32)), bytes(range(32, 64))
 LONGEST = RELAY_PACKET_LIMIT_BYTES - 32

@@ -89,20 +89,19 @@ def _cgroup_number(name: str) -> int | None:
 
 def _cgroup_cache() -> int:
     """File pages count as used in a container, and go when memory is needed."""
-    try:
-        for line in (_CGROUP / "memory.stat").read_text().splitlines():
-            if line.startswith("inactive_file "):
-                return int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    return 0
+    return _figure(_CGROUP / "memory.stat", "inactive_file")
 
 
 def oom_kills() -> int:
     """How often the kernel has killed something for want of memory, since it started."""
+    return _figure(Path("/proc/vmstat"), "oom_kill")
+
+
+def _figure(path: Path, name: str) -> int:
+    """Of a file of the kernel's with a name and a number in each line; 0 where it has none."""
     try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
+        for line in path.read_text().splitlines():
+            if line.startswith(f"{name} "):
                 return int(line.split()[1])
     except (OSError, ValueError):
         pass

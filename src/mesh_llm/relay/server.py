@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 import re
 import secrets
@@ -23,6 +22,7 @@ from aiohttp import WSMsgType, web
 
 from mesh_llm.defaults import RELAY_STOP_S
 from mesh_llm.errors import UsageError
+from mesh_llm.loopback import is_loopback
 from mesh_llm.relay import protocol as protocol
 from mesh_llm.relay.client import RelayClient
 from mesh_llm.relay.connections import Connection, RelayConnections
@@ -327,16 +327,6 @@ class RelayServer:
         self.counters.removed[reason] += 1
         log.info("client sent away id=%s reason=%s", client.name, reason)
         client.abort()
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only programs of this machine reach `address`."""
-    if address.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def _now() -> float:

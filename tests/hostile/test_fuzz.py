@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from mesh_llm.errors import Forged, MeshError
-from mesh_llm.membership.messages import _READERS as READERS
+from mesh_llm.membership.messages import _SHAPES as SHAPES
 from mesh_llm.membership.settings_documents import settings_to_document
 from mesh_llm.mesh_settings import Draft, MeshSettings
 from mesh_llm.node.incoming_streams import IncomingStreams
@@ -279,7 +279,7 @@ def test_every_kind_is_tried() -> None:
     nothing: Any = SimpleNamespace(lending=None)
     node.attach(nothing, IncomingStreams(nothing, nothing, nothing, nothing).services)
     assert sorted(STREAMS) == sorted(node.kinds_for(Role.NODE))
-    assert sorted(MESSAGES) == sorted([*READERS, claims_exchange.KIND, claims_exchange.PROMOTION])
+    assert sorted(MESSAGES) == sorted([*SHAPES, claims_exchange.KIND, claims_exchange.PROMOTION])
 
 
 @pytest.mark.parametrize("role", ["node", pytest.param("client", marks=pytest.mark.full)])

@@ -117,6 +117,16 @@ GGML_MESH_API int ggml_mesh_speculation_counters(struct ggml_mesh_speculation * 
 // cannot be replaced.
 GGML_MESH_API int ggml_mesh_pace(unsigned int usual, unsigned int fewest, double seconds);
 
+// Keeps states that the engine saves on the workers that they are of, at most so many checkpoints for each sequence.
+// Call it when the workers are connected and before the engine loads its model. Returns 0, or 1 where that cannot be,
+// and the engine must save none: its own functions cannot be replaced, or a worker is of an older version.
+GGML_MESH_API int ggml_mesh_keep_states(unsigned int checkpoints);
+
+// The model is loaded: sets memory for that aside on each worker. At least so many bytes, in the order of the workers,
+// and otherwise half of what it has left, but at most so many; nothing where there is no room.
+GGML_MESH_API void
+ggml_mesh_reserve_states(const unsigned long long * least, size_t count, unsigned long long most);
+
 // A function of the engine that this library knows by its symbol (hooks/engine_symbols.h).
 struct ggml_mesh_symbol {
     const char * name;     // as the linker has it; empty where functions cannot be replaced at all

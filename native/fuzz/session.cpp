@@ -166,7 +166,7 @@ void mutate_frames(std::vector<frame> & frames, dice & random) {
         std::swap(frames[at], frames[random.below(frames.size())]);
         break;
     case 3:
-        frames[at].head.kind = static_cast<uint8_t>(random.below(15));
+        frames[at].head.kind = static_cast<uint8_t>(random.below(static_cast<size_t>(command::copies) + 1));
         break;
     default:
         if (!frames[at].payload.empty()) {

@@ -20,6 +20,7 @@ constexpr described FEATURES[] = {
     {"sparse mapping", "a host reads the layers of its workers from disk, too"},
     {"draft policy", "the engine drafts a fixed number of tokens at a time"},
     {"chunked prefill", "answers under way pause while the engine reads a long prompt"},
+    {"saved states", "a split model reads a text again where only its end has changed, or its slot was taken"},
 };
 
 struct symbol {
@@ -47,6 +48,12 @@ constexpr symbol SYMBOLS[] = {
     {BATCH_CLEAR, feature::chunked_prefill},
     {STEP, feature::chunked_prefill},
     {FILLING, feature::chunked_prefill, false},
+    {STATE_SIZE, feature::saved_states},
+    {STATE_SAVE, feature::saved_states},
+    {STATE_RESTORE, feature::saved_states},
+    {CHECKPOINT_SAVE, feature::saved_states},
+    {CHECKPOINT_LOAD, feature::saved_states},
+    {MEMORY_COPY, feature::saved_states},
 };
 
 #else
@@ -56,6 +63,7 @@ constexpr symbol SYMBOLS[] = {
     {"", feature::sparse_mapping, false},
     {"", feature::draft_policy, false},
     {"", feature::chunked_prefill, false},
+    {"", feature::saved_states, false},
 };
 
 #endif

@@ -26,9 +26,15 @@
 #define STEP "_ZN19server_context_impl12update_slotsEv"
 #define FILLING "_ZN19server_context_impl10pre_decodeEv"
 
+#define STATE_SIZE "llama_state_seq_get_size_ext"
+#define STATE_SAVE "llama_state_seq_get_data_ext"
+#define CHECKPOINT_SAVE "_ZN24common_prompt_checkpoint10update_tgtEP13llama_contextij"
+#define CHECKPOINT_LOAD "_ZNK24common_prompt_checkpoint8load_tgtEP13llama_contextij"
+#define MEMORY_COPY "llama_memory_seq_cp"
+
 namespace mesh {
 
-enum class feature { sparse_mapping, draft_policy, chunked_prefill };
+enum class feature { sparse_mapping, draft_policy, chunked_prefill, saved_states };
 
 // Whether the engine that is loaded has every symbol of a feature.
 bool engine_has(feature wanted);

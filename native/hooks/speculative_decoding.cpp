@@ -19,6 +19,7 @@
 #include "ggml-mesh.h"
 #include "hooks/draft_policy.h"
 #include "hooks/engine_symbols.h"
+#include "hooks/saved_states.h"
 
 #include "common.h"
 #include "llama.h"
@@ -395,7 +396,7 @@ size_t mesh_state_restore(
     if (flags == LLAMA_STATE_SEQ_FLAGS_NONE) {
         the_director().replaced(id);
     }
-    return engine().restore(context, from, size, id, flags);
+    return mesh::restore_state(engine().restore, context, from, size, id, flags);
 }
 
 void * mesh_sampler_init(const llama_model * model, common_params_sampling * sampling) {

@@ -4,6 +4,7 @@
 #include "hooks/file_mapping.h"
 #include "host/device.h"
 #include "host/registry.h"
+#include "host/saved_states.h"
 #include "rules/validate.h"
 #include "worker/weights.h"
 
@@ -59,6 +60,7 @@ device & device_of(ggml_backend_t backend) {
 
 void buffer_free(ggml_backend_buffer_t buffer) {
     const std::unique_ptr<remote_buffer> owned(&remote(buffer));
+    states().forget(owned->owner, owned->id);
     owned->owner->free(*owned);
 }
 
@@ -83,7 +85,7 @@ void buffer_set_tensor(
     const uint64_t at = memory.offset_of(tensor) + offset;
     if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
         memory.owner->hold(memory, at, data, size);
-    } else {
+    } else if (!state_capture::note(memory, at, data, size)) {
         memory.owner->set(memory, at, data, size, buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     }
 }
@@ -93,6 +95,9 @@ void buffer_get_tensor(
 ) {
     const remote_buffer & memory = remote(buffer);
     const bool is_result = buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    if (!is_result && state_capture::note(memory, memory.offset_of(tensor) + offset, data, size)) {
+        return;
+    }
     if (memory.owner->get(memory, memory.offset_of(tensor) + offset, data, size) &&
         (!is_result || memory.owner->vet(*tensor, offset, data, size))) {
         return;

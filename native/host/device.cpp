@@ -468,6 +468,36 @@ void device::copy(const wire::copy & what) noexcept {
     });
 }
 
+wire::span device::reserve(uint64_t least, uint64_t most) noexcept {
+    wire::span granted{};
+    attempt([&] {
+        const wire::reserve request = {++last_buffer_id_, 0, least, most};
+        send(wire::command::reserve, {{&request, sizeof request}});
+        const auto said = receive_as<uint64_t>(await(wire::answer::reserve, last_ticket_));
+        if (said > most) {
+            throw bad_answer("it set aside more than it was asked for");
+        }
+        granted = {request.buffer_id, 0, 0, said};
+    });
+    return granted;
+}
+
+void device::copies(
+    uint32_t from_buffer, uint32_t to_buffer, const std::vector<wire::copied_range> & ranges
+) noexcept {
+    attempt([&] {
+        constexpr size_t in_a_frame = wire::MAX_FRAME_BYTES / 2 / sizeof(wire::copied_range);
+        const wire::copies request = {from_buffer, to_buffer};
+        for (size_t done = 0; done < ranges.size(); done += in_a_frame) {
+            const size_t count = std::min(in_a_frame, ranges.size() - done);
+            send(
+                wire::command::copies,
+                {{&request, sizeof request}, {ranges.data() + done, count * sizeof ranges[0]}}
+            );
+        }
+    });
+}
+
 bool device::push(const wire::span & from, const device & to, uint64_t number) noexcept {
     bool linked = false;
     attempt([&] {

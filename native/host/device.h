@@ -139,6 +139,15 @@ class device {
     // Weights that the worker reads itself, of the model that it was greeted with and has.
     remote_buffer_ptr attach(const std::vector<wire::attach_entry> & entries, size_t size) noexcept;
 
+    // Whether the worker can set memory aside for saved states, and copy them there.
+    bool keeps_states() const {
+        return (facts_.self.features & wire::FEATURE_STATES) != 0;
+    }
+
+    // Such memory: a buffer of as many bytes as there were; none where the worker has failed.
+    wire::span reserve(uint64_t least, uint64_t most) noexcept;
+    void copies(uint32_t from_buffer, uint32_t to_buffer, const std::vector<wire::copied_range> & ranges) noexcept;
+
     // From outside: why this device is of no use.
     void fail(const std::string & reason) noexcept;
 

@@ -8,7 +8,7 @@
 // a pointer, and everything that arrives is checked before it is used.
 //
 // Commands are executed in the order in which they were sent. Only HELLO, SUPPORTS,
-// SIZE and GET are answered; RUN is followed by a DONE when it has been
+// SIZE, RESERVE and GET are answered; RUN is followed by a DONE when it has been
 // computed, which nobody has to wait for. After an ERROR the session is over:
 // every later command is skipped, and the link closes.
 //
@@ -23,12 +23,16 @@
 //   SET      span, bytes
 //   GET      span                                          DATA: bytes
 //   COPY     copy                                          (within one worker)
+//   RESERVE  reserve                                       RESERVE: bytes of the new buffer, 0 where there is no room
+//   COPIES   copies, copied_range …                        (between two buffers of one worker)
 //   GRAPH    graph_head, tensors or changes (see graph.h)
 //   RUN      graph_key, inputs (input_head, body) …        DONE: telemetry
 //   PUSH     push                                          (to another worker, over their own link)
 //   RECV     recv                                          (waits for such a push)
 //
 // Between workers a link carries DELIVER frames only: deliver, bytes.
+//
+// RESERVE and COPIES are for saved states; a worker that knows them says so in its HELLO (FEATURE_STATES).
 //
 // A ticket in the header pairs answers with their commands.
 
@@ -68,6 +72,8 @@ enum class command : uint8_t {
     deliver = 13,
     supports = 14,
     size = 15,
+    reserve = 16,
+    copies = 17,
 };
 
 enum class answer : uint8_t {
@@ -76,6 +82,7 @@ enum class answer : uint8_t {
     done = 0x89,
     supports = 0x8e,
     size = 0x8f,
+    reserve = 0x90,
     error = 0xff,
 };
 
@@ -102,10 +109,12 @@ struct hello {
     uint32_t op_count;    // GGML_OP_COUNT, GGML_TYPE_COUNT and the size of a tensor: the same numbers
     uint32_t type_count;  // with another meaning would compute nonsense, so different tables are refused
     uint32_t tensor_size;
-    uint32_t reserved;
+    uint32_t features;  // 0 from a client. A worker of an older version sends back what it got
 };
 
 static_assert(sizeof(hello) == 136);
+
+constexpr uint32_t FEATURE_STATES = 1;  // it knows RESERVE and COPIES
 
 struct hello_answer {
     hello self;
@@ -173,6 +182,35 @@ struct copy {
 };
 
 static_assert(sizeof(copy) == 40);
+
+// Memory for saved states: at most `most` bytes, half of what is left, or `least` where that is more.
+struct reserve {
+    uint32_t buffer_id;  // chosen by the client
+    uint32_t reserved;
+    uint64_t least;
+    uint64_t most;
+};
+
+static_assert(sizeof(reserve) == 24);
+
+struct copies {
+    uint32_t from_buffer_id;
+    uint32_t to_buffer_id;  // another one
+};
+
+static_assert(sizeof(copies) == 8);
+
+// `count` times `size` bytes, so far apart on either side.
+struct copied_range {
+    uint64_t from;
+    uint64_t to;
+    uint32_t size;
+    uint32_t count;
+    uint32_t from_stride;
+    uint32_t to_stride;
+};
+
+static_assert(sizeof(copied_range) == 32);
 
 struct push {
     span from;

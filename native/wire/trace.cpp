@@ -19,9 +19,9 @@ std::atomic<int> & trace_fd() {
 }
 
 const char * name_of(uint8_t kind) {
-    static const char * const commands[] = {"?",    "HELLO",   "ALLOC",    "FREE", "CLEAR",  "SET",
-                                            "GET",  "COPY",    "GRAPH",    "RUN",  "ATTACH", "PUSH",
-                                            "RECV", "DELIVER", "SUPPORTS", "SIZE"};
+    static const char * const commands[] = {"?",    "HELLO",   "ALLOC",    "FREE", "CLEAR",   "SET",
+                                            "GET",  "COPY",    "GRAPH",    "RUN",  "ATTACH",  "PUSH",
+                                            "RECV", "DELIVER", "SUPPORTS", "SIZE", "RESERVE", "COPIES"};
     if (kind < sizeof commands / sizeof commands[0]) {
         return commands[kind];
     }
@@ -36,6 +36,8 @@ const char * name_of(uint8_t kind) {
         return "supports";
     case wire::answer::size:
         return "size";
+    case wire::answer::reserve:
+        return "reserve";
     case wire::answer::error:
         return "error";
     }

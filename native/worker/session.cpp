@@ -14,6 +14,7 @@
 #include "wire/graph.h"
 #include "wire/inputs.h"
 #include "worker/command_queue.h"
+#include "worker/zero_pages.h"
 
 #include <algorithm>
 #include <chrono>
@@ -106,6 +107,7 @@ class session {
   private:
     // Either memory of the session's own, or weights of the worker at the client's addresses.
     struct memory {
+        std::unique_ptr<zero_pages> pages;  // that the buffer lies in, where it does
         ggml_backend_buffer_ptr buffer;
         uint64_t size = 0;
         bool is_scratch = false;  // nothing in it outlives a graph
@@ -228,6 +230,10 @@ class session {
             return on_get(message);
         case wire::command::copy:
             return on_copy(message);
+        case wire::command::reserve:
+            return on_reserve(message);
+        case wire::command::copies:
+            return on_copies(message);
         case wire::command::graph:
             return on_graph(message);
         case wire::command::run:
@@ -276,6 +282,7 @@ class session {
         size_t total_bytes = 0;
         ggml_backend_dev_memory(worker_.device(), &free_bytes, &total_bytes);
         facts.self = self;
+        facts.self.features = wire::FEATURE_STATES;
         facts.has_model = worker_.memory().has_model(model_) ? 1 : 0;
         facts.device_type = static_cast<uint32_t>(ggml_backend_dev_type(worker_.device()));
         facts.grant_bytes = worker_.memory().left();
@@ -309,12 +316,15 @@ class session {
         answer(wire::answer::size, message, {{&bytes, sizeof bytes}});
     }
 
+    void check_new(uint32_t buffer_id) const {
+        if (buffer_id == 0 || buffers_.count(buffer_id) != 0 || buffers_.size() >= wire::MAX_BUFFERS) {
+            throw std::invalid_argument("buffer " + std::to_string(buffer_id) + " cannot be made");
+        }
+    }
+
     void on_alloc(const frame & message) {
         const auto request = read_struct<wire::alloc>(message);
-        if (request.buffer_id == 0 || buffers_.count(request.buffer_id) != 0 ||
-            buffers_.size() >= wire::MAX_BUFFERS) {
-            throw std::invalid_argument("buffer " + std::to_string(request.buffer_id) + " cannot be made");
-        }
+        check_new(request.buffer_id);
         const bool granted = worker_.memory().take(request.size);
         ggml_backend_buffer_ptr buffer(
             granted ? ggml_backend_buft_alloc_buffer(
@@ -335,6 +345,45 @@ class session {
         made.size = request.size;
         made.is_scratch = request.usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
         buffers_.emplace(request.buffer_id, std::move(made));
+    }
+
+    // Memory that the client can do without: what there is no room for is not its fault. Weights that are idle stay,
+    // but for the least that it was promised.
+    void on_reserve(const frame & message) {
+        const auto request = read_struct<wire::reserve>(message);
+        check_new(request.buffer_id);
+        const uint64_t promised = std::min(request.least, worker_.memory().left());
+        const uint64_t size = std::min(request.most, std::max(promised, worker_.memory().vacant() / 2));
+        const bool taken = size > 0 && worker_.memory().take(size);
+        memory made = taken ? untouched_memory(size) : memory();
+        const uint64_t granted = made.buffer ? size : 0;
+        worker_.memory().give_back(taken ? size - granted : 0);
+        if (granted > 0) {
+            buffers_.emplace(request.buffer_id, std::move(made));
+        }
+        answer(wire::answer::reserve, message, {{&granted, sizeof granted}});
+    }
+
+    // Zeros. In main memory they take no room before something is written to them. Without a buffer where there is none.
+    memory untouched_memory(uint64_t size) const {
+        memory made;
+        made.size = size;
+        if (ggml_backend_dev_type(worker_.device()) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+            made.pages = std::make_unique<zero_pages>(size + BEHIND_THE_END);
+            if (made.pages->data() != nullptr) {
+                made.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(
+                    worker_.device(), made.pages->data(), size + BEHIND_THE_END, size
+                ));
+            }
+        } else {
+            made.buffer.reset(ggml_backend_buft_alloc_buffer(
+                ggml_backend_dev_buffer_type(worker_.device()), size + BEHIND_THE_END
+            ));
+            if (made.buffer) {
+                ggml_backend_buffer_clear(made.buffer.get(), 0);
+            }
+        }
+        return made;
     }
 
     void on_attach(const frame & message) {
@@ -472,6 +521,52 @@ class session {
             byte_tensor source(from, request.from.size);
             byte_tensor target(to, request.from.size);
             ggml_backend_tensor_copy(&source.tensor, &target.tensor);
+        }
+    }
+
+    // Bytes from the first of `count` pieces to the end of the last.
+    static uint64_t extent(uint32_t size, uint32_t count, uint32_t stride) {
+        if (size == 0 || count == 0 || (count > 1 && stride < size)) {
+            throw std::invalid_argument("pieces to be copied overlap, or there are none");
+        }
+        return static_cast<uint64_t>(count - 1) * stride + size;
+    }
+
+    void on_copies(const frame & message) {
+        const auto request = read_struct<wire::copies>(message);
+        const size_t bytes = message.payload.size() - sizeof request;
+        if (bytes % sizeof(wire::copied_range) != 0 || request.from_buffer_id == request.to_buffer_id) {
+            throw std::invalid_argument("COPIES are whole ranges, from one buffer to another");
+        }
+        uint64_t total = 0;
+        for (size_t at = sizeof request; at < message.payload.size(); at += sizeof(wire::copied_range)) {
+            wire::copied_range range;
+            std::memcpy(&range, message.payload.data() + at, sizeof range);
+            const uint64_t to_extent = extent(range.size, range.count, range.to_stride);
+            const location from =
+                find(request.from_buffer_id, range.from, extent(range.size, range.count, range.from_stride));
+            const location to = writable({request.to_buffer_id, 0, range.to, to_extent});
+            total += static_cast<uint64_t>(range.size) * range.count;
+            // Not for ever: as much as the target holds is enough.
+            if (from.is_weight || total > buffers_.at(request.to_buffer_id).size) {
+                throw std::invalid_argument("COPIES copy too much, or weights");
+            }
+            copy_pieces(range, from, to);
+        }
+    }
+
+    static void copy_pieces(const wire::copied_range & range, location from, location to) {
+        const bool here = ggml_backend_buffer_is_host(from.buffer) && ggml_backend_buffer_is_host(to.buffer);
+        for (uint32_t i = 0; i < range.count; ++i) {
+            if (here) {
+                std::memcpy(to.data, from.data, range.size);
+            } else {
+                byte_tensor source(from, range.size);
+                byte_tensor target(to, range.size);
+                ggml_backend_tensor_copy(&source.tensor, &target.tensor);
+            }
+            from.data += range.from_stride;
+            to.data += range.to_stride;
         }
     }
 

@@ -49,6 +49,11 @@ uint64_t store::unused() const {
     return quota_ - std::min(quota_, taken_ + resident_ - sum_of_sizes(idle_weights()));
 }
 
+uint64_t store::vacant() {
+    const std::lock_guard lock(mutex_);
+    return quota_ - std::min(quota_, taken_ + resident_);
+}
+
 bool store::take(uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     if (!make_room(bytes)) {

@@ -53,6 +53,9 @@ class store {
     // What a new session could have.
     uint64_t left();
 
+    // Of that, what is free without dropping weights that nobody uses now.
+    uint64_t vacant();
+
     // Room for a session's own buffers. True if there is some, which then has to be given back.
     bool take(uint64_t bytes);
     void give_back(uint64_t bytes);

@@ -134,6 +134,8 @@ SPILL_BYTES_PER_S = 40e9
 """At which layers that no GPU holds are read: two channels of memory. The speed of a node is its GPU's."""
 ENGINE_STEP_S = 0.25
 """That the engine reads prompts for between two looks at everybody: readers notice a longer stall."""
+STATE_LIMIT_BYTES = 8 << 30
+"""Of saved states on one worker, when it has twice as much to spare."""
 PROMPT_TOKENS = 512
 """Of the prompt that the time to the first token is foretold for."""
 PROMPT_MICRO_BATCH = 128

@@ -242,6 +242,14 @@ class MeshLibrary:
         """Read prompts for no longer than that between two tokens of others, where the engine can be told."""
         self.native.ggml_mesh_pace(usual, fewest, seconds)
 
+    def keep_states(self, checkpoints: int) -> bool:
+        """Keep what the engine saves on the workers; False where it must save nothing."""
+        return bool(self.native.ggml_mesh_keep_states(checkpoints) == 0)
+
+    def reserve_states(self, least: Sequence[int], most: int) -> None:
+        """The model is loaded: memory for that on each worker, in their order."""
+        self.native.ggml_mesh_reserve_states((ctypes.c_ulonglong * len(least))(*least), len(least), most)
+
     def speculation(self) -> SpeculationCounters:
         counters = _Speculation()
         self.native.ggml_mesh_speculation_counters(ctypes.byref(counters))
@@ -255,6 +263,10 @@ class MeshLibrary:
             texts = {name: getattr(symbol, name).decode() for name in _SYMBOL_TEXTS}
             known.append(EngineSymbol(**texts, replaced=bool(symbol.replaced), found=bool(symbol.found)))
         return tuple(known)
+
+    def can_replace(self, feature: str) -> bool:
+        """Whether the engine that is loaded has all that a feature builds on."""
+        return all(symbol.found for symbol in self.engine_symbols() if symbol.feature == feature)
 
     def trace(self, path: str) -> None:
         """Append a line to a file for each frame that is sent or received from now on."""
@@ -434,6 +446,11 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_stage_counters": (number, [number, ctypes.POINTER(_Stage)]),
             "ggml_mesh_speculate": (number, [number, number]),
             "ggml_mesh_pace": (number, [ctypes.c_uint, ctypes.c_uint, ctypes.c_double]),
+            "ggml_mesh_keep_states": (number, [ctypes.c_uint]),
+            "ggml_mesh_reserve_states": (
+                None,
+                [ctypes.POINTER(ctypes.c_ulonglong), size, ctypes.c_ulonglong],
+            ),
             "ggml_mesh_speculation_counters": (number, [ctypes.POINTER(_Speculation)]),
             "ggml_mesh_engine_symbol": (number, [size, ctypes.POINTER(_Symbol)]),
             "ggml_mesh_trace": (None, [number]),

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import ENGINE_STEP_S
+from mesh_llm.defaults import ENGINE_STEP_S, STATE_LIMIT_BYTES
 from mesh_llm.errors import UsageError
 from mesh_llm.mesh_settings import EngineOptions
 from mesh_llm.types import Setting
@@ -78,6 +78,8 @@ class LinkSpec:
     layers: int
     next_number: int | None = None
     """By which the worker calls its own link to the next one; None where it has none, and the host relays."""
+    state_bytes: int = 0
+    """Of its memory, planned for saved states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,18 @@ class PaceSpec:
     """Where the usual number takes far too long."""
     seconds: float = ENGINE_STEP_S
     """That a step is to take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatesSpec:
+    """Which states of a split model the engine saves; each worker keeps its part."""
+
+    checkpoints: int
+    """For each slot: of what cannot be rolled back."""
+    prompt_cache_mib: int = -1
+    """Of texts whose slot was taken, on the host; -1: as many tokens as all slots hold."""
+    most_bytes: int = STATE_LIMIT_BYTES
+    """On each worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +157,8 @@ class EngineSpec(EngineOptions):
     head_on_worker: bool = False
     """The output head with the last layers, instead of on the host."""
     draft: DraftSpec = DraftSpec()
+    states: StatesSpec | None = None
+    """None: a split engine saves none."""
     trace: str | None = None
     """A file that gets a line for each frame on the links."""
     links: tuple[LinkSpec, ...] = ()
@@ -158,7 +174,9 @@ class EngineSpec(EngineOptions):
         lists = {name: tuple(document.get(name, ())) for name in ("devices", "files")}
         draft = DraftSpec(**document.get("draft", {}))
         pace = PaceSpec(**fields) if (fields := document.get("pace")) else None
-        return cls(**{**document, **lists, "links": links, "draft": draft, "pace": pace})
+        states = StatesSpec(**fields) if (fields := document.get("states")) else None
+        parts = {"links": links, "draft": draft, "pace": pace, "states": states}
+        return cls(**{**document, **lists, **parts})
 
     def library_paths(self) -> dict[str, Path]:
         return {name: Path(path) for name, path in self.libraries.items()}

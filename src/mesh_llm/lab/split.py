@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, WorkerSpec
+from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, StatesSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import EngineFailed
@@ -59,6 +59,7 @@ class SplitPlan:
     trace: Path | None = None
     """A file for the engine's frames; workers write to files of their own beside it."""
     draft: DraftSpec = field(default_factory=DraftSpec)
+    states: StatesSpec | None = None
     settings: dict[str, Setting] = field(default_factory=dict)
 
 
@@ -195,6 +196,7 @@ def engine_spec(plan: SplitPlan, ends: Sequence[socket.socket]) -> EngineSpec:
         head_on_worker=plan.head_on_worker,
         trace=str(plan.trace) if plan.trace else None,
         draft=plan.draft,
+        states=plan.states,
         head_tied=plan.facts.head_bytes == 0,
         links=tuple(
             LinkSpec(

@@ -26,14 +26,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from mesh_llm.defaults import CACHE_TYPES, ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
 from mesh_llm.engine.library import Engine, MeshLibrary
-from mesh_llm.engine.spec import EngineSpec, LinkSpec
+from mesh_llm.engine.spec import EngineSpec, LinkSpec, StatesSpec
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.mesh_settings import ENGINE_OPTIONS, given_options
 from mesh_llm.third_party import features_off
@@ -44,6 +44,10 @@ Report = Callable[[dict[str, Any]], None]
 _ORPHANED = 75
 _PR_SET_PDEATHSIG = 1
 _LAST_WORDS_S = 0.1
+_STATES_OFF = (
+    "saved states are off, a split model reads a text again where only its end has changed, or its slot was taken: "
+    "a worker's mesh-llm is too old to keep them"
+)
 
 
 def main() -> None:
@@ -108,6 +112,8 @@ def _serve_linked(
     if not spec.links:
         return _serve(spec, engine, directed=directed)
     open_links(mesh, spec)
+    if spec.states is not None and not keep_states(mesh, spec, spec.states, report):
+        spec = replace(spec, states=None)
     try:
         server = _serve(spec, engine, directed=directed)
     finally:
@@ -115,8 +121,18 @@ def _serve_linked(
         failed = report_failures(mesh, dict(enumerate(spec.links)), report)
     if failed:
         raise EngineFailed("a worker was lost while the model was loading")
+    if spec.states is not None:
+        mesh.reserve_states([link.state_bytes for link in spec.links], spec.states.most_bytes)
     mesh.loaded()
     return server
+
+
+def keep_states(mesh: MeshLibrary, spec: EngineSpec, states: StatesSpec, report: Report) -> bool:
+    """Whether what the engine saves can stay on the workers; if not, the node is told once."""
+    kept = mesh.keep_states(int(spec.settings.get("n_ctx_checkpoints", states.checkpoints)))
+    if not kept and mesh.can_replace("saved states"):
+        report({"event": "features_off", "sentences": [_STATES_OFF]})
+    return kept
 
 
 def _serve(spec: EngineSpec, engine: Engine, *, directed: bool) -> Any:
@@ -268,9 +284,9 @@ def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:
         head = "token_embd" if spec.head_tied else "output"
         params.tensor_buft_overrides = f"^{head}\\.weight$={own[0].name if own else 'CPU'}"
     params.mmproj_use_gpu = False
-    # Saved states would pull the whole cache over the links.
-    params.cache_ram_mib = 0
-    params.n_ctx_checkpoints = 0
+    # States that are not kept on the workers would pull the whole cache over the links.
+    params.cache_ram_mib = spec.states.prompt_cache_mib if spec.states else 0
+    params.n_ctx_checkpoints = spec.states.checkpoints if spec.states else 0
 
 
 def _draft(xllamacpp: Any, speculative: Any, spec: EngineSpec, *, directed: bool) -> None:

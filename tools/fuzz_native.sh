@@ -20,6 +20,7 @@ mkdir -p "$build/corpus" "$build/corpus-answers" "$build/findings"
 if [ ! -f "$build/corpus/add" ]; then
     MESH_RECORD="$build/corpus" "$build/tests/mesh-tests" 'session: every example' >/dev/null
     MESH_RECORD="$build/corpus" "$build/tests/mesh-tests" 'weights: they are attached' >/dev/null
+    MESH_RECORD="$build/corpus" "$build/tests/mesh-tests" 'states: what was saved' >/dev/null
 fi
 
 export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"

@@ -90,6 +90,7 @@ class script {
         case lying_worker::command::hello:
         case lying_worker::command::supports:
         case lying_worker::command::size:
+        case lying_worker::command::reserve:
         case lying_worker::command::run:
         case lying_worker::command::get:
             return command.head.kind | 0x80;
@@ -109,6 +110,11 @@ class script {
             return {1, 0, 0, 0};
         case lying_worker::command::size: {
             const uint64_t size = lying_worker::true_size(command);
+            const auto * bytes = reinterpret_cast<const uint8_t *>(&size);
+            return {bytes, bytes + sizeof size};
+        }
+        case lying_worker::command::reserve: {
+            const uint64_t size = lying_worker::payload<mesh::wire::reserve>(command).most;
             const auto * bytes = reinterpret_cast<const uint8_t *>(&size);
             return {bytes, bytes + sizeof size};
         }
@@ -155,6 +161,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     const int fd = worker.client_fd();
     if (ggml_mesh_connect(&fd, &name, 1, why, sizeof why) == 0) {
         ggml_backend_dev_t device = &mesh::devices().back()->handle;
+        mesh::devices().back()->reserve(0, 1 << 20);
         check::thrown([&] { use(device, host::example_named(names[data[0] % names.size()])); });
         ggml_mesh_failure(static_cast<int>(mesh::devices().size()) - 1, why, sizeof why);
         // ggml keeps its handle for good; nobody looks at it any more.

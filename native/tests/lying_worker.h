@@ -78,6 +78,8 @@ class lying_worker {
             return say(answer::size, ticket, true_size(message));
         case command::run:
             return say(answer::done, ticket, mesh::wire::telemetry{});
+        case command::reserve:
+            return say(answer::reserve, ticket, payload<mesh::wire::reserve>(message).most);
         case command::get: {
             const std::vector<uint8_t> zeros(payload<mesh::wire::span>(message).size);
             return say(answer::data, ticket, zeros.data(), zeros.size());

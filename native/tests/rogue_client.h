@@ -54,6 +54,18 @@ class rogue_client {
         return link_.receive_frame().head.kind == static_cast<uint8_t>(mesh::wire::answer::data);
     }
 
+    // What the worker sets aside.
+    uint64_t reserve(uint32_t id, uint64_t least, uint64_t most) {
+        const mesh::wire::reserve request = {id, 0, least, most};
+        send(mesh::wire::command::reserve, {{&request, sizeof request}});
+        const mesh::frame answer = link_.receive_frame();
+        uint64_t granted = 0;
+        CHECK(answer.head.kind == static_cast<uint8_t>(mesh::wire::answer::reserve));
+        CHECK(answer.payload.size() == sizeof granted);
+        std::memcpy(&granted, answer.payload.data(), sizeof granted);
+        return granted;
+    }
+
     void free(uint32_t id) {
         send(mesh::wire::command::free, {{&id, sizeof id}});
     }

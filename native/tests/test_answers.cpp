@@ -4,6 +4,7 @@
 
 #include "ggml-mesh.h"
 #include "host/answers.h"
+#include "host/saved_states.h"
 #include "tests/check.h"
 #include "tests/lying_worker.h"
 
@@ -250,6 +251,26 @@ TEST("answers: a size that was asked for lately is not asked for again, and cann
         CHECK(last != nullptr && *last == i);
     }
     CHECK(known.find(question(1)) == nullptr);  // and not all are kept
+}
+
+// --- RESERVE ---
+
+TEST("answers: a worker sets aside no more than it was asked for") {
+    const auto asks = [](const device &) { mesh::devices().front()->reserve(10, 1000); };
+    fails(
+        answers(command::reserve, answer::reserve, uint64_t{1001}), asks, "it set aside more than it was asked for"
+    );
+    fails(answers(command::reserve, answer::reserve, uint32_t{1}), asks, "its answer has the wrong size");
+    in_its_own_process([&] {
+        CHECK_EQUAL(failure_of(answers(command::reserve, answer::reserve, uint64_t{1000}), asks), "");
+    });
+}
+
+TEST("answers: a worker that knows nothing of states keeps none") {
+    in_its_own_process([] {
+        const auto asks = [](const device &) { CHECK(!mesh::states().keep(4)); };
+        CHECK_EQUAL(failure_of(greets([](facts & f) { f.self.features = 0; }), asks), "");
+    });
 }
 
 // --- RUN and GET ---

@@ -6,7 +6,9 @@ log-probabilities, and as many tokens of each prompt taken from what was kept.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from mesh_llm.engine.spec import StatesSpec
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.types import Setting
 from tests.support import tiny_gguf
-from tests.support.split import Answer, Client, client, over, plan_for, token_ids
+from tests.support.split import Answer, Client, client, over, plan_for, token_ids, until
 
 LAYERS = 6
+FAST_S = 30.0
 CHECKPOINTS = 4
 STATES = StatesSpec(checkpoints=CHECKPOINTS)
 FLASH_OFF, FLASH_ON = 0, 1
@@ -67,3 +70,153 @@ async def test_without_states_all_is_read_again(libraries: dict[str, Path], tmp_
     async with client(over(alone, 3, 3)) as asking:
         _, second = await two_turns(asking)
     assert second.cached == 0
+
+
+async def conversations(client: Client, count: int, *, turns: int = 2, **options: Any) -> list[Answer]:
+    """So many of them in turns: each goes on when all the others have had theirs."""
+    options = {"n_predict": 6, "ignore_eos": True} | options
+    texts = [token_ids(120 + 11 * index, seed=index) for index in range(count)]
+    answers = []
+    for turn in range(turns):
+        for index, text in enumerate(texts):
+            answers.append(await client.complete(text, **options))
+            text.extend([*answers[-1].tokens, *token_ids(20 + index, seed=31 * turn + index)])
+    return answers
+
+
+@pytest.mark.parametrize("flash", [FLASH_ON, FLASH_OFF])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "lfm2"])
+async def test_more_conversations_than_slots(
+    architecture: str, flash: int, libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    settings: dict[str, Setting] = {"cache_ram_mib": -1, "flash_attn_type": flash}
+    alone = await plan(tmp_path, libraries, architecture, settings, slots=2)
+    async with client(alone) as asking:
+        expected = await conversations(asking, 5)
+    assert min(answer.cached for answer in expected[5:]) > 100
+
+    async with client(over(alone, 2, 2, states=STATES)) as asking:
+        assert await conversations(asking, 5) == expected
+
+
+async def test_two_slots_at_once(libraries: dict[str, Path], tmp_path: Path) -> None:
+    alone = await plan(tmp_path, libraries, "granitehybrid", {}, slots=2)
+
+    async def ask(asking: Client) -> list[Answer]:
+        """Two texts in one request each time, so that they share batches in the same way."""
+        options = {"n_predict": 8, "ignore_eos": True}
+        texts = [token_ids(200, seed=1), token_ids(230, seed=2)]
+        first = await asking.complete_all(texts, **options)
+        more = [
+            [*text, *answer.tokens[:-3], *token_ids(25, seed=9)]
+            for text, answer in zip(texts, first, strict=True)
+        ]
+        return [*first, *await asking.complete_all(more, **options)]
+
+    async with client(alone) as asking:
+        expected = await ask(asking)
+    assert min(answer.cached for answer in expected[2:]) > 150
+    async with client(over(alone, 2, 2, states=STATES)) as asking:
+        assert await ask(asking) == expected
+
+
+async def test_two_answers_to_one_prompt(libraries: dict[str, Path], tmp_path: Path) -> None:
+    """The second slot goes on from a copy of the first one's text, with its checkpoints."""
+    alone = await plan(tmp_path, libraries, "lfm2", {}, slots=2)
+
+    async def ask(asking: Client) -> list[Any]:
+        prompt = token_ids(200, seed=3)
+        options = {"n_predict": 6, "ignore_eos": True, "temperature": 0, "return_tokens": True}
+        status, both = await asking.post("/completion", {"prompt": prompt, "n_cmpl": 2} | options)
+        assert status == 200, both
+        more = [
+            [*prompt, *answer["tokens"][:-2], *token_ids(30, seed=5 + i)] for i, answer in enumerate(both)
+        ]
+        # Both slots have the text: each of them is asked to go on with it, in turns.
+        after = [await asking.complete(text, id_slot=slot, n_predict=4) for slot in (1, 0) for text in more]
+        return [[answer["tokens"] for answer in both], after]
+
+    async with client(alone) as asking:
+        expected = await ask(asking)
+    assert expected[1][0].cached > 150
+    async with client(over(alone, 3, 2, states=STATES)) as asking:
+        assert await ask(asking) == expected
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "llama"])
+async def test_a_state_that_is_gone_is_read_again(
+    architecture: str, libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    """Room for one or two states, which others then overwrite: what comes back is right, or read anew."""
+    settings: dict[str, Setting] = {"cache_ram_mib": -1}
+    alone = await plan(tmp_path, libraries, architecture, settings, slots=2)
+    async with client(alone) as asking:
+        anew = await conversations(asking, 5, cache_prompt=False)
+    room = 30_000 if architecture == "lfm2" else 200_000
+    small = StatesSpec(checkpoints=CHECKPOINTS, most_bytes=room)
+    async with client(over(alone, 2, 2, states=small)) as asking:
+        found = await conversations(asking, 5)
+    cached = [answer.cached for answer in found]
+    assert min(cached[5:]) == 0, cached
+    # How a prompt is cut decides the last bits; the tokens are the same.
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in anew]
+
+
+async def test_no_state_crosses_a_link(libraries: dict[str, Path], tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    alone = await plan(tmp_path, libraries, "granitehybrid", {"cache_ram_mib": -1}, trace=trace)
+    async with client(over(alone, 3, 3, states=STATES)) as asking:
+        await conversations(asking, 3)
+        await two_turns(asking, seed=50)
+    frames = [json.loads(line) for line in trace.read_text().splitlines()]
+    copies = [frame["bytes"] for frame in frames if frame["frame"] == "COPIES"]
+    assert len(copies) >= 10
+    # A range each for what lies equally far apart: fewer than tensors.
+    assert max(copies) <= 8 + 32 * 2 * LAYERS
+    ready = next(at for at, frame in enumerate(frames) if frame["frame"] == "RESERVE")
+    other = [frame for frame in frames[ready:] if frame["frame"] in {"SET", "GET"} and frame["sent"]]
+    reads = [frame for frame in frames[ready:] if frame["frame"] == "data"]
+    assert max((frame["bytes"] for frame in other), default=0) < 100_000
+    assert max(frame["bytes"] for frame in reads) < 100_000
+
+
+async def test_a_lost_worker_takes_its_states_along(libraries: dict[str, Path], tmp_path: Path) -> None:
+    alone = await plan(tmp_path, libraries, "lfm2", {"cache_ram_mib": -1})
+    async with client(over(alone, 3, 3, states=STATES)) as asking:
+        await two_turns(asking)
+        pid = asking.engine.workers[1].child.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        failed = asking.engine.supervisor.report.failed_links
+        await until(
+            lambda: "MESH1" in asking.engine.supervisor.report.failed_links, within_s=FAST_S, what=str(failed)
+        )
+        for seed in (0, 1):
+            status, document = await asking.post("/completion", {"prompt": token_ids(320, seed=seed)})
+            assert status == 500, document
+        assert supervisor.report.restarts == 0
+
+
+async def test_a_slot_file_with_states_of_another_engine(libraries: dict[str, Path], tmp_path: Path) -> None:
+    """What it says of checkpoints means nothing to this process; a made-up one neither."""
+    alone = await plan(tmp_path, libraries, "lfm2", {"slot_save_path": f"{tmp_path}/"})
+    split = over(alone, 3, 2, states=STATES)
+    prompt = token_ids(PROMPT, seed=4)
+    more = [*prompt[:-1], *token_ids(20, seed=8)]
+    async with client(split) as asking:
+        expected = await asking.complete(more, n_predict=6, cache_prompt=False)
+        await asking.complete(prompt, n_predict=1)
+        for name in ("saved", "forged"):
+            assert (await asking.post("/slots/0?action=save", {"filename": name}))[0] == 200
+    content = (tmp_path / "forged").read_bytes()
+    references = content.count(b"MSHSTATE")
+    assert references > 0
+    at = content.rindex(b"MSHSTATE") + 24
+    (tmp_path / "forged").write_bytes(content[:at] + bytes([1]) + content[at + 1 :])
+    async with client(split) as asking:
+        for name in ("saved", "forged"):
+            status, document = await asking.post("/slots/0?action=restore", {"filename": name})
+            assert status == 200, document
+            answer = await asking.complete(more, n_predict=6)
+            assert answer.cached == 0
+            assert answer.tokens == expected.tokens

@@ -10,16 +10,17 @@ import pytest
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine.children.external import arguments
-from mesh_llm.engine.spec import EngineSpec, LinkSpec
+from mesh_llm.engine.spec import EngineSpec, LinkSpec, StatesSpec
 from mesh_llm.errors import ModelDoesNotFit
 from mesh_llm.host.launch import Launch
 from mesh_llm.local.hardware import Hardware
 from mesh_llm.mesh_settings import Draft, MeshSettings
 from mesh_llm.planning.decide import decide
+from mesh_llm.planning.fit import stage_need
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.planning.solo_fit import Fit, fit_solo
 from mesh_llm.planning.speculation import cache_settings
-from mesh_llm.types import Fingerprint, HostingMode, NodeId, Prediction
+from mesh_llm.types import Fingerprint, HostingMode, LayerCache, ModelFacts, NodeId, Prediction
 from tests.support.planning import GB, counts, gpu, mesh, model, node, settings
 
 DRAFT = Draft(
@@ -145,23 +146,55 @@ def test_a_projector_beside_the_model_is_passed_on(tmp_path: Path) -> None:
 # -- the GPUs of a host ---------------------------------------------------------------------------
 
 
-def hosted(folder: Path, layers: int, **has: Any) -> tuple[tuple[str, ...], int]:
-    """Devices of a host with the first of 40 layers, and its layers there; a worker has the others."""
+def beside_a_worker(folder: Path, layers: int, known: ModelFacts, **has: Any) -> EngineSpec:
+    """Of a host with the first of 40 layers; a worker has the others."""
     hardware = replace(HAS, **has)
     published = {**hardware.facts(), "engine": node("a").facts.engine, "machine": "a", "speed": None}
     host, shares = node("a", hosting=HostingMode.PREFER, **published), (layers / 40, 1 - layers / 40)
     wanted = settings(tensor_split=shares)
-    plan = decide(mesh(host, node("b", 64)), model(), wanted, current=None)
+    plan = decide(mesh(host, node("b", 64)), known, wanted, current=None)
     assert counts(plan) == {each: count for each, count in (("a", layers), ("b", 40 - layers)) if count}
     launch = Launch(
         me=NodeId("a"),
         config=NodeConfig(home=folder, threads=1, gpu_layers=hardware.gpu_layers),
         hardware=hardware,
-        model=model(files=(folder / "Big.gguf",)),
+        model=replace(known, files=(folder / "Big.gguf",)),
         settings=wanted,
     )
-    spec = launch.engine(plan, (LinkSpec(name="b", fd=3, layers=40 - layers),), nodes_here=1)
+    return launch.engine(plan, (LinkSpec(name="b", fd=3, layers=40 - layers),), nodes_here=1)
+
+
+def hosted(folder: Path, layers: int, **has: Any) -> tuple[tuple[str, ...], int]:
+    """The devices of such a host, and its layers there."""
+    spec = beside_a_worker(folder, layers, model(), **has)
     return spec.devices, spec.gpu_layers
+
+
+def test_a_split_engine_saves_states_and_each_node_has_room_for_its_part(tmp_path: Path) -> None:
+    known = model()
+    spec = beside_a_worker(tmp_path, 20, known)
+    assert spec.states == StatesSpec(checkpoints=4, prompt_cache_mib=-1)
+    assert [link.state_bytes for link in spec.links] == [0]
+
+    state = replace(known.layers[0], cache=LayerCache(state_bytes=1000))
+    hybrid = replace(known, layers=(*known.layers[:30], *[state] * 10))
+    spec = beside_a_worker(tmp_path, 20, hybrid)
+    assert [link.state_bytes for link in spec.links] == [4 * 10 * 1000]
+
+
+def test_a_host_without_room_for_its_part_keeps_less_of_it(tmp_path: Path) -> None:
+    cache = 20 * 4096 * 2048 * 2
+    need = stage_need(model(), cache_settings(model(), settings(), 4096), (0, 20), host=True, head=True)
+    spec = beside_a_worker(tmp_path, 20, model(), memory_bytes=need.total_bytes + cache // 2)
+    assert spec.states is not None
+    assert spec.states.prompt_cache_mib == cache // 4 >> 20
+    spec = beside_a_worker(tmp_path, 20, model(), memory_bytes=need.total_bytes)
+    assert spec.states is not None
+    assert spec.states.prompt_cache_mib == 0
+
+
+def test_an_engine_alone_keeps_its_states_itself(tmp_path: Path) -> None:
+    assert engine(tmp_path).states is None
 
 
 def test_a_host_has_on_its_gpus_what_was_planned_there(tmp_path: Path) -> None:

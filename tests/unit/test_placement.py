@@ -15,7 +15,7 @@ from mesh_llm.planning.layer_costs import load_of
 from mesh_llm.planning.layer_shares import Capacity, apportion, fastest_first, spread
 from mesh_llm.planning.memory_layout import Free, Ledger, divided, furthest, lodge, rooms, total_bytes
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import HostingMode, Mode, Plan
+from mesh_llm.types import HostingMode, LayerCache, Mode, Plan
 from tests.support.planning import (
     GB,
     any_model,
@@ -105,6 +105,17 @@ def test_a_stage_needs_its_layers_cache_and_scratch() -> None:
     tied = model(head_bytes=0)
     assert stage_need(tied, CACHE, (30, 40), host=False, head=True).weight_bytes == 5 * GB + 300_000_000
     assert stage_need(tied, CACHE, (0, 1), host=True, head=True).weight_bytes == GB // 2 + 300_020_000
+
+
+def test_checkpoints_of_recurrent_layers_are_counted() -> None:
+    plain, two = model(), replace(CACHE, slots=2)
+    state = replace(plain.layers[0], cache=LayerCache(state_bytes=1000))
+    hybrid = replace(plain, layers=(*[state] * 10, *plain.layers[10:]))
+
+    assert stage_need(hybrid, two, (0, 10), host=False, head=False).cache_bytes == (1 + 4) * 2 * 10 * 1000
+    assert stage_need(hybrid, two, (0, 40), host=True, head=True) == memory_need(hybrid, two)
+    taken = load_of(hybrid, two).sums
+    assert taken[10] - taken[0] == sum(layer.weight_bytes for layer in hybrid.layers[:10]) + 5 * 2 * 10 * 1000
 
 
 def test_what_reaches_furthest_fits_and_one_layer_more_does_not() -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
-from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, WorkerSpec
+from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, StatesSpec, WorkerSpec
 from mesh_llm.local.hardware import Hardware
 from mesh_llm.local.modalities import modalities
 from mesh_llm.mesh_settings import ENGINE_OPTIONS, MeshSettings, given_options
 from mesh_llm.planning.batch_sizes import Batches, batches
-from mesh_llm.planning.fit import CacheSettings, advice, smallest_context
+from mesh_llm.planning.fit import (
+    CHECKPOINTS,
+    CacheSettings,
+    advice,
+    checkpoint_bytes,
+    layer_cache_bytes,
+    smallest_context,
+)
 from mesh_llm.planning.layer_costs import load_of
-from mesh_llm.planning.memory_budget import loan
+from mesh_llm.planning.memory_budget import loan, usable_bytes
 from mesh_llm.planning.memory_layout import free_of, lodge
 from mesh_llm.planning.shared_machines import threads_of
 from mesh_llm.planning.solo_fit import Fit, fit_solo
@@ -70,14 +78,32 @@ class Launch:
             settings=config.settings,
             bin_dir=str(config.bin_dir) if config.bin_dir else None,
             draft=self._draft(batch, plan.slots) if guesses else DraftSpec(),
+            states=self._states(plan) if links and guesses else None,
             trace=str(config.trace) if config.trace else None,
             files=tuple(str(file) for file in facts.files),
             fingerprint=facts.fingerprint,
             head_tied=facts.head_bytes == 0,
             head_on_worker=plan.head_on_worker,
-            links=links,
+            links=tuple(self._with_room(plan, links)),
             **given_options(self.settings, ENGINE_OPTIONS),
         )
+
+    def _states(self, plan: Plan) -> StatesSpec:
+        """What a split engine saves; the host keeps its own part in main memory."""
+        own = next((stage for stage in plan.stages if stage.node == self.me), None)
+        layers = self.model.layers[own.first : own.last] if own else ()
+        wish = self.wish(plan.context)
+        all_slots = sum(layer_cache_bytes(layer, wish) for layer in layers)
+        spare = usable_bytes(self.hardware) - own.need_bytes if own else 0
+        # As many tokens as all slots hold, where there is room for as much again.
+        prompt_cache_mib = -1 if spare >= all_slots else max(0, spare // 2) >> 20
+        return StatesSpec(checkpoints=CHECKPOINTS, prompt_cache_mib=prompt_cache_mib)
+
+    def _with_room(self, plan: Plan, links: tuple[LinkSpec, ...]) -> Iterator[LinkSpec]:
+        wish = self.wish(plan.context)
+        for stage, link in zip(plan.workers, links, strict=True):
+            layers = self.model.layers[stage.first : stage.last]
+            yield replace(link, state_bytes=checkpoint_bytes(layers, wish))
 
     def _draft(self, batch: int, slots: int) -> DraftSpec:
         """How far to guess ahead. A host without the draft's file does it by the text alone.

@@ -19,6 +19,9 @@ SMALLEST_CONTEXT = 512
 CONTEXT_STEP = 256
 """The engine rounds the cells of every slot up to this."""
 
+CHECKPOINTS = 4
+"""For each slot of a recurrent model: states to go back to where the end of a text has changed."""
+
 _F32_BYTES = 4
 _MASK_BYTES = 2
 """Flash attention takes its mask as F16."""
@@ -86,6 +89,11 @@ class CacheSettings:
 def layer_cache_bytes(layer: Layer, settings: CacheSettings) -> int:
     """Bytes of one layer's cache, all slots together."""
     return _cache_bytes(layer, layer.cache.v_width, settings)
+
+
+def checkpoint_bytes(layers: Iterable[Layer], settings: CacheSettings) -> int:
+    """Of what these layers save of their state, all slots together; attention is rolled back without."""
+    return CHECKPOINTS * settings.slots * sum(layer.cache.state_bytes for layer in layers)
 
 
 def cache_bytes(facts: ModelFacts, settings: CacheSettings) -> int:
@@ -167,7 +175,7 @@ def _mask_cells(facts: ModelFacts, settings: CacheSettings) -> Iterable[int]:
 def memory_need(facts: ModelFacts, settings: CacheSettings) -> MemoryNeed:
     return MemoryNeed(
         weight_bytes=facts.weight_bytes,
-        cache_bytes=cache_bytes(facts, settings),
+        cache_bytes=cache_bytes(facts, settings) + checkpoint_bytes(facts.layers, settings),
         compute_bytes=compute_bytes(facts, settings) + settings.draft_bytes,
     )
 
@@ -188,7 +196,8 @@ def stage_need(
         weights += facts.head_bytes if host else facts.head_bytes or facts.embedding_bytes
     return MemoryNeed(
         weight_bytes=weights,
-        cache_bytes=sum(layer_cache_bytes(layer, settings) for layer in own),
+        cache_bytes=sum(layer_cache_bytes(layer, settings) for layer in own)
+        + checkpoint_bytes(own, settings),
         compute_bytes=compute_bytes(facts, settings, logits=host or head)
         + (settings.draft_bytes if host else 0),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from mesh_llm.planning.fit import CacheSettings, compute_bytes, layer_cache_bytes
+from mesh_llm.planning.fit import CacheSettings, checkpoint_bytes, compute_bytes, layer_cache_bytes
 from mesh_llm.types import Layer, ModelFacts, NodeId
 
 _FEED_FORWARD_MATRICES = 3
@@ -30,7 +30,7 @@ class LayerCosts:
     facts: ModelFacts
     settings: CacheSettings
     sums: tuple[int, ...]
-    """Weights and cache of the layers before each one; one entry more than layers."""
+    """Weights, cache and checkpoints of the layers before each one; one entry more than layers."""
     active: tuple[float, ...]
     """Likewise, the bytes of weights that one token reads."""
     elements: tuple[float, ...]
@@ -69,7 +69,10 @@ def load_of(facts: ModelFacts, settings: CacheSettings) -> LayerCosts:
     return LayerCosts(
         facts=facts,
         settings=settings,
-        sums=_sums(layer.weight_bytes + layer_cache_bytes(layer, settings) for layer in facts.layers),
+        sums=_sums(
+            layer.weight_bytes + layer_cache_bytes(layer, settings) + checkpoint_bytes([layer], settings)
+            for layer in facts.layers
+        ),
         active=_sums(active_bytes(facts, layer, largest) for layer in facts.layers),
         elements=_sums(_active_elements(facts, layer) for layer in facts.layers),
         windows=tuple(

@@ -45,8 +45,8 @@ _ORPHANED = 75
 _PR_SET_PDEATHSIG = 1
 _LAST_WORDS_S = 0.1
 _STATES_OFF = (
-    "saved states are off, a split model reads a text again where only its end has changed, or its slot was taken: "
-    "a worker's mesh-llm is too old to keep them"
+    "saved states are off, a split model reads a text again where only its end has changed, "
+    "or its slot was taken: the mesh-llm of a worker is too old to keep them"
 )
 
 

@@ -1,0 +1,376 @@
+// Saved states: what a worker copies and refuses to, and what the host keeps, drops and puts back.
+
+#include "ggml-mesh.h"
+#include "host/saved_states.h"
+#include "tests/check.h"
+#include "tests/model.h"
+#include "tests/rogue_client.h"
+#include "tests/session.h"
+
+#include <cstring>
+
+using namespace session;
+using mesh::state_kind;
+using mesh::wire::command;
+using mesh::wire::copied_range;
+
+namespace {
+
+constexpr uint64_t QUOTA = 8 << 20;
+constexpr uint64_t SIZE = 4096;
+
+std::string
+complaint_about(worker & to, const mesh::wire::copies & head, const std::vector<copied_range> & ranges) {
+    rogue_client other(to);
+    other.greet();
+    other.alloc(1, SIZE);
+    other.alloc(2, SIZE / 2);
+    other.send(command::copies, {{&head, sizeof head}, {ranges.data(), ranges.size() * sizeof(copied_range)}});
+    const mesh::wire::span nothing = {9, 0, 0, 0};
+    other.send(command::get, {{&nothing, sizeof nothing}});  // what is not refused before is here
+    return other.complaint();
+}
+
+std::string complaint_about(worker & to, const copied_range & range) {
+    return complaint_about(to, {1, 2}, {range});
+}
+
+// A cache on a device, as an engine has it: two tensors of so many rows, each as wide as the other.
+class cache {
+  public:
+    static constexpr size_t ROW = 32 * sizeof(float);
+    static constexpr int64_t ROWS = 16;
+
+    explicit cache(const device & on) : context_(ggml_init({8 * ggml_tensor_overhead(), nullptr, true})) {
+        for (ggml_tensor *& tensor : tensors_) {
+            tensor = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, 32, ROWS);
+        }
+        buffer_.reset(
+            ggml_backend_alloc_ctx_tensors_from_buft(context_.get(), ggml_backend_dev_buffer_type(on.handle))
+        );
+        CHECK(buffer_ != nullptr);
+    }
+
+    void fill(size_t first, size_t count, uint8_t value) {
+        const std::vector<uint8_t> bytes(count * ROW, value);
+        for (ggml_tensor * tensor : tensors_) {
+            ggml_backend_tensor_set(tensor, bytes.data(), first * ROW, bytes.size());
+        }
+    }
+
+    // The value of all bytes in these rows; -1 where they differ.
+    int value(size_t first, size_t count) const {
+        std::vector<uint8_t> bytes(count * ROW);
+        int found = -2;
+        for (const ggml_tensor * tensor : tensors_) {
+            ggml_backend_tensor_get(tensor, bytes.data(), first * ROW, bytes.size());
+            for (const uint8_t byte : bytes) {
+                found = found == -2 || found == byte ? byte : -1;
+            }
+        }
+        return found;
+    }
+
+    // As an engine writes a state: a few bytes about each tensor, then its rows, in one piece or row by row.
+    mesh::captured_state captured(size_t first, size_t count) const {
+        const size_t size = 2 * (sizeof count + count * ROW);
+        return mesh::saved_states::capture(size, [&](uint8_t * to, size_t) {
+            for (const ggml_tensor * tensor : tensors_) {
+                std::memcpy(to, &count, sizeof count);
+                ggml_backend_tensor_get(tensor, to + sizeof count, first * ROW, count * ROW);
+                to += sizeof count + count * ROW;
+            }
+            return size;
+        });
+    }
+
+    size_t read(const uint8_t * from, size_t size, size_t first, bool row_by_row = false) {
+        const uint8_t * begin = from;
+        for (ggml_tensor * tensor : tensors_) {
+            size_t count = 0;
+            std::memcpy(&count, from, sizeof count);
+            from += sizeof count;
+            for (size_t row = 0; row < count; row += row_by_row ? 1 : count) {
+                ggml_backend_tensor_set(tensor, from, (first + row) * ROW, (row_by_row ? 1 : count) * ROW);
+                from += (row_by_row ? 1 : count) * ROW;
+            }
+        }
+        return static_cast<size_t>(from - begin) == size ? size : 0;
+    }
+
+  private:
+    ggml_context_ptr context_;
+    ggml_tensor * tensors_[2] = {};
+    ggml_backend_buffer_ptr buffer_;
+};
+
+// A worker with a cache, and room for so many states of two rows.
+class kept_states {
+  public:
+    explicit kept_states(size_t room, size_t checkpoints = 4)
+        : remote_(QUOTA), between_(remote_.connect(), cut::never, 0, "states"), on_(between_.client_fd()),
+          memory(on_) {
+        CHECK(states.keep(checkpoints));
+        states.reserve({}, room * 4 * cache::ROW);
+    }
+
+    std::vector<uint8_t> save(mesh::state_owner whose, size_t first = 0) {
+        const mesh::captured_state state = memory.captured(first, 2);
+        std::vector<uint8_t> kept(mesh::saved_states::kept_size(state));
+        states.save(state, whose, kept.data());
+        return kept;
+    }
+
+    bool restore(
+        const std::vector<uint8_t> & kept, mesh::state_owner whose, size_t first = 0, bool row_by_row = false
+    ) {
+        CHECK(mesh::saved_states::is_reference(kept.data(), kept.size()));
+        return states.restore(kept.data(), kept.size(), whose, [&](const uint8_t * from, size_t size) {
+            return memory.read(from, size, first, row_by_row);
+        });
+    }
+
+    std::string failure() const {
+        return on_.failure();
+    }
+
+  private:
+    worker remote_;
+    relay between_;
+    device on_;
+
+  public:
+    cache memory;
+    mesh::saved_states states;
+};
+
+mesh::state_owner checkpoint(int64_t tokens, int task = 1, int32_t sequence = 0) {
+    return {state_kind::checkpoint, sequence, tokens, task};
+}
+
+mesh::state_owner whole(int32_t sequence) {
+    return {state_kind::whole, sequence, 0, 0};
+}
+
+}  // namespace
+
+// --- the worker ---
+
+TEST("states: a worker copies within its buffers, and no further") {
+    worker remote(QUOTA);
+    const char * outside = "a range lies outside of its buffer";
+    const char * fine = "buffer 9 does not exist";
+    CHECK_CONTAINS(complaint_about(remote, {0, 0, 2048, 1, 0, 0}), fine);
+    CHECK_CONTAINS(complaint_about(remote, {4095, 2047, 1, 1, 0, 0}), fine);
+    CHECK_CONTAINS(complaint_about(remote, {0, 0, 16, 64, 64, 32}), fine);
+    CHECK_CONTAINS(complaint_about(remote, {0, 0, 2049, 1, 0, 0}), outside);
+    CHECK_CONTAINS(complaint_about(remote, {2049, 0, 2048, 1, 0, 0}), outside);
+    CHECK_CONTAINS(complaint_about(remote, {0, 1, 16, 64, 64, 32}), fine);
+    CHECK_CONTAINS(complaint_about(remote, {0, 17, 16, 64, 64, 32}), outside);
+    CHECK_CONTAINS(complaint_about(remote, {49, 0, 16, 64, 64, 32}), outside);
+    CHECK_CONTAINS(complaint_about(remote, {UINT64_MAX, 0, 2, 1, 0, 0}), outside);
+    CHECK_CONTAINS(complaint_about(remote, {0, UINT64_MAX, 2, 1, 0, 0}), outside);
+    const uint32_t most = UINT32_MAX;
+    CHECK_CONTAINS(complaint_about(remote, {0, 0, most, most, most, most}), outside);
+    for (const copied_range & range :
+         {copied_range{0, 0, 0, 1, 0, 0}, {0, 0, 1, 0, 0, 0}, {0, 0, 8, 2, 7, 8}, {0, 0, 8, 2, 8, 7}}) {
+        CHECK_CONTAINS(complaint_about(remote, range), "pieces to be copied overlap, or there are none");
+    }
+    const copied_range all = {0, 0, 2048, 1, 0, 0};
+    CHECK_CONTAINS(complaint_about(remote, {1, 2}, {all, all}), "COPIES copy too much");
+    CHECK_CONTAINS(complaint_about(remote, {1, 1}, {all}), "from one buffer to another");
+    CHECK_CONTAINS(complaint_about(remote, {1, 3}, {all}), "buffer 3 does not exist");
+    CHECK_CONTAINS(complaint_about(remote, {3, 1}, {all}), "buffer 3 does not exist");
+    remote.join();
+    CHECK_EQUAL(rogue_client(remote).greet(), QUOTA);
+}
+
+TEST("states: weights are neither copied nor overwritten") {
+    worker remote(QUOTA);
+    const model::temporary_file file;
+    model::write(file.path());
+    const char * paths[] = {file.path().c_str()};
+    char why[256] = "";
+    CHECK_EQUAL(ggml_mesh_worker_add_model(remote.handle(), model::FINGERPRINT, paths, 1, why, sizeof why), 0);
+    const model::matrix & shape = model::matrices().front();
+    const copied_range range = {0, 0, 16, 1, 0, 0};
+    for (const mesh::wire::copies & head : {mesh::wire::copies{1, 2}, {2, 1}}) {
+        rogue_client other(remote);
+        mesh::wire::hello self = rogue_client::hello();
+        std::strncpy(self.model, model::FINGERPRINT, sizeof self.model - 1);
+        other.send(command::hello, {{&self, sizeof self}});
+        const mesh::wire::attach request = {1, 1};
+        mesh::wire::attach_entry entry{};
+        std::strncpy(entry.name, shape.name, sizeof entry.name - 1);
+        entry.size = model::bytes_of(shape).size();
+        entry.elements = shape.ne[0] * shape.ne[1] * shape.ne[2];
+        entry.type = static_cast<uint32_t>(shape.type);
+        other.send(command::attach, {{&request, sizeof request}, {&entry, sizeof entry}});
+        const mesh::wire::alloc memory = {2, 0, SIZE};
+        other.send(command::alloc, {{&memory, sizeof memory}});
+        other.send(command::copies, {{&head, sizeof head}, {&range, sizeof range}});
+        CHECK_CONTAINS(other.complaint(), "weight");
+    }
+}
+
+TEST("states: a worker sets aside half of what it has left, or what was planned, and nothing where it is full") {
+    worker remote(QUOTA);
+    rogue_client other(remote);
+    CHECK_EQUAL(other.greet(), QUOTA);
+    CHECK_EQUAL(other.reserve(1, 0, UINT64_MAX), QUOTA / 2);
+    CHECK_EQUAL(other.reserve(2, 0, 1000), 1000U);
+    CHECK_EQUAL(other.reserve(3, QUOTA / 4 + 8, QUOTA), QUOTA / 4 + 8);
+    CHECK_EQUAL(other.reserve(4, QUOTA, QUOTA), QUOTA / 4 - 1008);
+    CHECK_EQUAL(other.reserve(5, QUOTA, QUOTA), 0U);
+    other.free(4);
+    CHECK(other.alloc(4, QUOTA / 4 - 1008));
+    const mesh::wire::reserve again = {4, 0, 0, 1};
+    other.send(command::reserve, {{&again, sizeof again}});
+    CHECK_CONTAINS(other.complaint(), "buffer 4 cannot be made");
+    remote.join();
+    CHECK_EQUAL(rogue_client(remote).greet(), QUOTA);
+}
+
+// --- the host ---
+
+TEST("states: blocks lie where there is room, one after the other") {
+    mesh::block_pool pool(100);
+    CHECK_EQUAL(pool.take(40).value(), 0U);
+    CHECK_EQUAL(pool.take(30).value(), 40U);
+    CHECK_EQUAL(pool.take(30).value(), 70U);
+    CHECK(!pool.take(1));
+    pool.give_back(40);
+    CHECK(!pool.take(31));
+    CHECK_EQUAL(pool.take(10).value(), 40U);
+    CHECK_EQUAL(pool.take(20).value(), 50U);
+    pool.give_back(70);
+    CHECK_EQUAL(pool.take(30).value(), 70U);
+    CHECK(!pool.take(0));
+    CHECK(!mesh::block_pool(0).take(1));
+}
+
+TEST("states: what was saved is put back, elsewhere and in other pieces") {
+    kept_states here(4);
+    here.memory.fill(0, cache::ROWS, 1);
+    here.memory.fill(3, 2, 7);
+    const std::vector<uint8_t> kept = here.save(checkpoint(10), 3);
+    CHECK_EQUAL(kept.size(), sizeof(mesh::state_reference) + 2 * sizeof(size_t));
+    here.memory.fill(0, cache::ROWS, 2);
+    for (const bool row_by_row : {false, true}) {
+        here.memory.fill(0, cache::ROWS, 2);
+        CHECK(here.restore(kept, checkpoint(10), 9, row_by_row));
+        CHECK_EQUAL(here.memory.value(9, 2), 7);
+        CHECK_EQUAL(here.memory.value(0, 9), 2);
+        CHECK_EQUAL(here.memory.value(11, 5), 2);
+    }
+    CHECK_EQUAL(here.failure(), "");
+}
+
+TEST("states: a reference that is not this process's, or not whole, is a state that is gone") {
+    kept_states here(4);
+    const std::vector<uint8_t> kept = here.save(checkpoint(10));
+    std::vector<uint8_t> other = kept;
+    other[8] ^= 1;
+    CHECK(!here.restore(other, checkpoint(10)));
+    other = kept;
+    other[24] ^= 64;
+    CHECK(!here.restore(other, checkpoint(10)));
+    other = kept;
+    other.pop_back();
+    CHECK(!here.restore(other, checkpoint(10)));
+    CHECK(here.restore(kept, checkpoint(10)));
+    CHECK(!mesh::saved_states::is_reference(kept.data(), 31));
+}
+
+TEST("states: where there is no room the longest unused text goes, before any checkpoint") {
+    kept_states here(3);
+    const auto text = here.save(whole(0));
+    const auto first = here.save(checkpoint(10));
+    const auto other_text = here.save(whole(1));
+    const auto second = here.save(checkpoint(20));  // takes the room of `text`
+    CHECK(!here.restore(text, whole(0)));
+    const auto third = here.save(checkpoint(30));  // and that of `other_text`
+    CHECK(!here.restore(other_text, whole(1)));
+    CHECK(here.restore(first, checkpoint(10)));
+    const auto late = here.save(whole(1));
+    CHECK(!here.restore(late, whole(1)));  // no checkpoint goes for it
+    const auto fourth = here.save(checkpoint(40));
+    CHECK(!here.restore(second, checkpoint(20)));
+    for (const auto & kept : {first, third, fourth}) {
+        CHECK(here.restore(kept, checkpoint(0)));
+    }
+}
+
+TEST("states: a text that is put back takes its checkpoints along, and is kept no longer") {
+    kept_states here(4);
+    const auto early = here.save(checkpoint(10));
+    const auto text = here.save(whole(0));
+    const auto other = here.save(checkpoint(5, 2));  // of the text that took its place
+    CHECK(here.restore(early, checkpoint(10)));
+    CHECK(here.restore(text, whole(3)));
+    CHECK(!here.restore(text, whole(3)));
+    CHECK(here.restore(early, checkpoint(10, 1, 3)));
+    CHECK(here.restore(other, checkpoint(5, 2)));
+    here.save(checkpoint(9, 3, 3));  // the text has changed before that place
+    CHECK(!here.restore(early, checkpoint(10, 1, 3)));
+}
+
+TEST("states: checkpoints go as the engine drops them") {
+    kept_states here(16, 3);
+    const auto first = here.save(checkpoint(100, 1));
+    const auto second = here.save(checkpoint(200, 1));
+    const auto third = here.save(checkpoint(300, 2));  // full: of the earlier request one stays
+    CHECK(here.restore(first, checkpoint(0)));
+    CHECK(!here.restore(second, checkpoint(0)));
+    CHECK(here.restore(third, checkpoint(0)));
+    const auto changed = here.save(checkpoint(150, 3));
+    CHECK(!here.restore(third, checkpoint(0)));
+    CHECK(here.restore(first, checkpoint(0)));
+    here.states.cloned(0, 1);
+    here.save(checkpoint(50, 4));
+    CHECK(here.restore(changed, checkpoint(0, 0, 1)));
+    here.save(checkpoint(50, 5, 1));
+    CHECK(!here.restore(changed, checkpoint(0, 0, 1)));
+}
+
+TEST("states: before a draft there is room, and one for each sequence") {
+    kept_states here(2);
+    const mesh::state_owner draft = {state_kind::draft, 0, 10, -1};
+    here.save(checkpoint(10));
+    here.save(checkpoint(20));
+    std::vector<uint8_t> kept;
+    for (uint8_t i = 1; i < 5; ++i) {
+        here.memory.fill(0, 2, i);
+        kept = here.save(draft);
+    }
+    here.save(checkpoint(30));
+    here.save(checkpoint(40));
+    here.memory.fill(0, 2, 9);
+    CHECK(here.restore(kept, draft));
+    CHECK_EQUAL(here.memory.value(0, 2), 4);
+}
+
+TEST("states: rows that lie equally far apart travel as one range") {
+    kept_states here(4);
+    mesh::captured_state state = here.memory.captured(0, 8);
+    std::vector<mesh::state_piece> rows;
+    for (const mesh::state_piece & piece : state.pieces) {
+        // Half of every row, as a transposed tensor is cut.
+        for (uint64_t at = 0; at < piece.size; at += cache::ROW) {
+            rows.push_back(
+                {piece.owner, piece.buffer_id, piece.offset + at, cache::ROW / 2, piece.position + at / 2}
+            );
+        }
+    }
+    CHECK_EQUAL(rows.size(), 16U);
+    state.pieces = rows;
+    ggml_mesh_stage before{};
+    ggml_mesh_stage after{};
+    ggml_mesh_stage_counters(0, &before);
+    std::vector<uint8_t> kept(mesh::saved_states::kept_size(state));
+    here.states.save(state, checkpoint(10), kept.data());
+    ggml_mesh_stage_counters(0, &after);
+    const size_t head = sizeof(mesh::wire::header) + sizeof(mesh::wire::copies);
+    CHECK(after.sent_bytes - before.sent_bytes <= head + 2 * sizeof(copied_range));
+    CHECK_EQUAL(here.failure(), "");
+}

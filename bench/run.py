@@ -34,6 +34,7 @@ from bench import (
     speculation,
     split,
     startup,
+    state,
 )
 from bench.facts import Load
 from bench.plan import Plan
@@ -70,6 +71,7 @@ BENCHES: dict[str, Bench] = {
     "mesh": Bench(title=mesh.TITLE, measure=mesh.measure),
     "resume": Bench(title=resume.TITLE, measure=resume.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),
+    "state": Bench(title=state.TITLE, measure=state.measure),
     "speculation": Bench(title=speculation.TITLE, measure=speculation.measure),
     "console": Bench(title=console.TITLE, measure=console.measure),
     "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),

@@ -187,10 +187,8 @@ async def test_a_lost_worker_takes_its_states_along(libraries: dict[str, Path], 
         pid = asking.engine.workers[1].child.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        failed = asking.engine.supervisor.report.failed_links
-        await until(
-            lambda: "MESH1" in asking.engine.supervisor.report.failed_links, within_s=FAST_S, what=str(failed)
-        )
+        supervisor = asking.engine.supervisor
+        await until(lambda: "MESH1" in supervisor.report.failed_links, within_s=FAST_S, what="it is reported")
         for seed in (0, 1):
             status, document = await asking.post("/completion", {"prompt": token_ids(320, seed=seed)})
             assert status == 500, document

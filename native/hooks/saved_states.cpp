@@ -47,7 +47,8 @@ const originals & engine() {
     return functions;
 }
 
-// The engine asks for a size and then for the bytes: what was found out for the one is there for the other.
+// The engine asks for the size of a checkpoint and at once for its bytes: what was found out for the one is there for
+// the other. Of a whole text it may not want the bytes after all, and those of the host's own layers are many.
 struct asked_state {
     llama_context * context;
     llama_seq_id id;
@@ -131,8 +132,12 @@ size_t mesh_state_size(llama_context * context, llama_seq_id id, flags_t flags) 
     if (!is_replaced(flags)) {
         return engine().size(context, id, flags);
     }
-    last_asked() = {context, id, flags, captured(context, id, flags)};
-    return mesh::saved_states::kept_size(last_asked()->state);
+    mesh::captured_state state = captured(context, id, flags);
+    const size_t size = mesh::saved_states::kept_size(state);
+    if (being_made() != nullptr) {
+        last_asked() = {context, id, flags, std::move(state)};
+    }
+    return size;
 }
 
 size_t mesh_state_save(llama_context * context, uint8_t * to, size_t size, llama_seq_id id, flags_t flags) {
@@ -161,9 +166,17 @@ bool mesh_checkpoint_load(
     if (engine().load_checkpoint(self, context, id, flags)) {
         return true;
     }
-    if (is_replaced(flags)) {
-        self->id_task = -1;  // as if it were from a file: the prompt is read again
+    if (!is_replaced(flags)) {
+        return false;
     }
+    if (mesh::saved_states::is_draft(self->data_tgt.data(), self->data_tgt.size())) {
+        // The engine ends the process over it. Every request fails instead, and no token leaves.
+        for (const auto & worker : mesh::devices()) {
+            worker->fail("a draft could not be taken back");
+        }
+        return true;
+    }
+    self->id_task = -1;  // as if it were from a file: the prompt is read again
     return false;
 }
 

@@ -21,7 +21,7 @@ const state_reference & nobody() {
     static const state_reference reference = [] {
         std::random_device random;
         const auto word = [&] { return static_cast<uint64_t>(random()) << 32 | random(); };
-        return state_reference{MAGIC, {word(), word()}, 0};
+        return state_reference{MAGIC, {word(), word()}, 0, state_kind::whole, 0};
     }();
     return reference;
 }
@@ -30,6 +30,11 @@ state_reference read_reference(const uint8_t * data) {
     state_reference reference;
     std::memcpy(&reference, data, sizeof reference);
     return reference;
+}
+
+bool is_ours(const state_reference & reference) {
+    return reference.magic == MAGIC &&
+           std::memcmp(reference.process, nobody().process, sizeof reference.process) == 0;
 }
 
 // Copies from one buffer to another, as few ranges as they need: rows that lie equally far apart are one.
@@ -161,6 +166,7 @@ void saved_states::save(const captured_state & state, const state_owner & whose,
         return;
     }
     state_reference reference = nobody();
+    reference.kind = whose.kind;
     const std::lock_guard lock(mutex_);
     follow_engine(whose);
     snapshot fresh;
@@ -341,14 +347,18 @@ bool saved_states::is_reference(const uint8_t * data, size_t size) {
     return size >= sizeof(state_reference) && read_reference(data).magic == MAGIC;
 }
 
+bool saved_states::is_draft(const uint8_t * data, size_t size) {
+    return is_reference(data, size) && is_ours(read_reference(data)) &&
+           read_reference(data).kind == state_kind::draft;
+}
+
 bool saved_states::restore(
     const uint8_t * data, size_t size, const state_owner & whose, const stream_reader & read
 ) {
     const state_reference reference = read_reference(data);
     const std::lock_guard lock(mutex_);
     const auto found = snapshots_.find(reference.id);
-    if (std::memcmp(reference.process, nobody().process, sizeof reference.process) != 0 ||
-        found == snapshots_.end() || size != sizeof reference + found->second.rest) {
+    if (!is_ours(reference) || found == snapshots_.end() || size != sizeof reference + found->second.rest) {
         return false;
     }
     snapshot & from = found->second;

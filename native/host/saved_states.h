@@ -50,6 +50,8 @@ struct state_reference {
     uint64_t magic;
     uint64_t process[2];  // random: a reference means nothing to another one
     uint64_t id;          // 0: nothing was saved
+    state_kind kind;
+    uint32_t reserved;
 };
 
 class saved_states {
@@ -75,6 +77,9 @@ class saved_states {
     void save(const captured_state & state, const state_owner & whose, uint8_t * to);
 
     static bool is_reference(const uint8_t * data, size_t size);
+
+    // One of this process, saved before a step that may have to be taken back. The engine cannot go on without it.
+    static bool is_draft(const uint8_t * data, size_t size);
 
     // Puts a state back; false where it is gone. What the engine has read by then is no state of the sequence.
     bool restore(const uint8_t * data, size_t size, const state_owner & whose, const stream_reader & read);

@@ -279,7 +279,7 @@ TEST("states: a reference that is not this process's, or not whole, is a state t
     other.pop_back();
     CHECK(!here.restore(other, checkpoint(10)));
     CHECK(here.restore(kept, checkpoint(10)));
-    CHECK(!mesh::saved_states::is_reference(kept.data(), 31));
+    CHECK(!mesh::saved_states::is_reference(kept.data(), sizeof(mesh::state_reference) - 1));
 }
 
 TEST("states: where there is no room the longest unused text goes, before any checkpoint") {
@@ -346,6 +346,7 @@ TEST("states: before a draft there is room, and one for each sequence") {
     here.save(checkpoint(30));
     here.save(checkpoint(40));
     here.memory.fill(0, 2, 9);
+    CHECK(mesh::saved_states::is_draft(kept.data(), kept.size()));
     CHECK(here.restore(kept, draft));
     CHECK_EQUAL(here.memory.value(0, 2), 4);
 }

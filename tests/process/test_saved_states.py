@@ -109,7 +109,8 @@ async def conversations(client: Client, count: int, *, turns: int = 2, **options
         3,
         [
             *[("llama", FLASH_ON), ("gemma3", FLASH_OFF), ("lfm2", FLASH_ON)],
-            *[("llama", FLASH_OFF), ("gemma3", FLASH_ON), ("lfm2", FLASH_OFF)],
+            *[("llama", FLASH_OFF), ("gemma3", FLASH_ON), ("lfm2", FLASH_OFF), ("granitehybrid", FLASH_OFF)],
+            *[("deepseek2", FLASH_ON), ("gpt-oss", FLASH_ON), ("gpt-oss", FLASH_OFF), ("qwen3moe", FLASH_ON)],
         ],
     ),
 )

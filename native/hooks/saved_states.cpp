@@ -16,8 +16,9 @@
 #include "common.h"
 #include "llama.h"
 
+#include <map>
 #include <optional>
-#include <vector>
+#include <tuple>
 
 #ifdef __linux__
 
@@ -47,8 +48,7 @@ const originals & engine() {
     return functions;
 }
 
-// The engine asks for the size of a checkpoint and at once for its bytes: what was found out for the one is there for
-// the other. Of a whole text it may not want the bytes after all, and those of the host's own layers are many.
+// The engine asks for a size and at once for the bytes: what was found out for the one is there for the other.
 struct asked_state {
     llama_context * context;
     llama_seq_id id;
@@ -59,6 +59,20 @@ struct asked_state {
 std::optional<asked_state> & last_asked() {
     static thread_local std::optional<asked_state> last;
     return last;
+}
+
+// Sizes that were found out. The engine asks again and again for those of texts that nobody goes on with, whose bytes
+// it has: then nothing is captured.
+struct known_size {
+    size_t whole;
+    size_t kept;
+};
+
+using asker = std::tuple<llama_context *, llama_seq_id, flags_t>;
+
+std::map<asker, known_size> & known_sizes() {
+    static thread_local std::map<asker, known_size> sizes;
+    return sizes;
 }
 
 // The checkpoint that is being made in this thread.
@@ -132,21 +146,27 @@ size_t mesh_state_size(llama_context * context, llama_seq_id id, flags_t flags) 
     if (!is_replaced(flags)) {
         return engine().size(context, id, flags);
     }
-    mesh::captured_state state = captured(context, id, flags);
-    const size_t size = mesh::saved_states::kept_size(state);
-    if (being_made() != nullptr) {
-        last_asked() = {context, id, flags, std::move(state)};
+    last_asked().reset();  // the cells may be others by now
+    known_size & known = known_sizes()[{context, id, flags}];
+    const size_t whole = engine().size(context, id, flags);
+    if (whole != known.whole || flags != LLAMA_STATE_SEQ_FLAGS_NONE) {
+        last_asked() = {context, id, flags, captured(context, id, flags)};
+        known = {whole, mesh::saved_states::kept_size(last_asked()->state)};
     }
-    return size;
+    return known.kept;
 }
 
 size_t mesh_state_save(llama_context * context, uint8_t * to, size_t size, llama_seq_id id, flags_t flags) {
     if (!is_replaced(flags)) {
         return engine().save(context, to, size, id, flags);
     }
-    const mesh::captured_state state = take_captured(context, id, flags);
+    mesh::captured_state state = take_captured(context, id, flags);
     if (mesh::saved_states::kept_size(state) != size) {
-        return 0;
+        if (size < sizeof(mesh::state_reference)) {
+            return 0;
+        }
+        // Another size than the engine was told, over which it would end the process: nothing is saved.
+        state = {};
     }
     mesh::states().save(state, owner_of(id, flags), to);
     return size;

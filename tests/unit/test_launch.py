@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,8 +174,13 @@ def hosted(folder: Path, layers: int, **has: Any) -> tuple[tuple[str, ...], int]
 def test_a_split_engine_saves_states_and_each_node_has_room_for_its_part(tmp_path: Path) -> None:
     known = model()
     spec = beside_a_worker(tmp_path, 20, known)
-    assert spec.states == StatesSpec(checkpoints=4, prompt_cache_mib=-1)
+    # Eight times the cells of its own layers, and the positions of as many tokens.
+    cells = 20 * 4096 * 2048 * 2
+    assert spec.states == StatesSpec(
+        checkpoints=4, prompt_cache_mib=math.ceil(8 * (cells + 24 * 4096) / 2**20)
+    )
     assert [link.state_bytes for link in spec.links] == [0]
+    assert beside_a_worker(tmp_path, 0, known).states == StatesSpec(checkpoints=4, prompt_cache_mib=1)
 
     state = replace(known.layers[0], cache=LayerCache(state_bytes=1000))
     hybrid = replace(known, layers=(*known.layers[:30], *[state] * 10))
@@ -183,14 +189,12 @@ def test_a_split_engine_saves_states_and_each_node_has_room_for_its_part(tmp_pat
 
 
 def test_a_host_without_room_for_its_part_keeps_less_of_it(tmp_path: Path) -> None:
-    cache = 20 * 4096 * 2048 * 2
     need = stage_need(model(), cache_settings(model(), settings(), 4096), (0, 20), host=True, head=True)
-    spec = beside_a_worker(tmp_path, 20, model(), memory_bytes=need.total_bytes + cache // 2)
-    assert spec.states is not None
-    assert spec.states.prompt_cache_mib == cache // 4 >> 20
-    spec = beside_a_worker(tmp_path, 20, model(), memory_bytes=need.total_bytes)
-    assert spec.states is not None
-    assert spec.states.prompt_cache_mib == 0
+    for spare_mib, kept_mib in ((200, 100), (1, 1), (0, 0)):
+        has = need.total_bytes + (spare_mib << 20)
+        spec = beside_a_worker(tmp_path, 20, model(), memory_bytes=has)
+        assert spec.states is not None
+        assert spec.states.prompt_cache_mib == kept_mib
 
 
 def test_an_engine_alone_keeps_its_states_itself(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ class StatesSpec:
 
     checkpoints: int
     """For each slot: of what cannot be rolled back."""
-    prompt_cache_mib: int = -1
-    """Of texts whose slot was taken, on the host; -1: as many tokens as all slots hold."""
+    prompt_cache_mib: int = 16
+    """Of texts whose slot was taken: what the host keeps of them, 12 bytes for a token and its own layers."""
     most_bytes: int = STATE_LIMIT_BYTES
     """On each worker."""
 

@@ -32,6 +32,10 @@ from mesh_llm.types import ModelFacts, NodeId, Plan
 
 PROMPT_CACHE_LIMIT_BYTES = 8 << 30
 """What the engine keeps of finished prompts in main memory, when there is as much to spare."""
+_TEXTS = 8
+"""Times what all slots hold: so much of other texts is kept where workers have room for them, too."""
+_POSITION_BYTES = 24
+"""For each token of a saved text, where layers attend to everything and to windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +97,11 @@ class Launch:
         own = next((stage for stage in plan.stages if stage.node == self.me), None)
         layers = self.model.layers[own.first : own.last] if own else ()
         wish = self.wish(plan.context)
-        all_slots = sum(layer_cache_bytes(layer, wish) for layer in layers)
-        spare = usable_bytes(self.hardware) - own.need_bytes if own else 0
-        # As many tokens as all slots hold, where there is room for as much again.
-        prompt_cache_mib = -1 if spare >= all_slots else max(0, spare // 2) >> 20
-        return StatesSpec(checkpoints=CHECKPOINTS, prompt_cache_mib=prompt_cache_mib)
+        cells = sum(layer_cache_bytes(layer, wish) for layer in layers)
+        positions = _POSITION_BYTES * plan.context * plan.slots
+        spare = usable_bytes(self.hardware) - (own.need_bytes if own else 0)
+        most = min(PROMPT_CACHE_LIMIT_BYTES, _TEXTS * (cells + positions), max(0, spare) // 2)
+        return StatesSpec(checkpoints=CHECKPOINTS, prompt_cache_mib=-(-most >> 20))
 
     def _with_room(self, plan: Plan, links: tuple[LinkSpec, ...]) -> Iterator[LinkSpec]:
         wish = self.wish(plan.context)

@@ -287,6 +287,8 @@ def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:
     # States that are not kept on the workers would pull the whole cache over the links.
     params.cache_ram_mib = spec.states.prompt_cache_mib if spec.states else 0
     params.n_ctx_checkpoints = spec.states.checkpoints if spec.states else 0
+    # A text is saved when its slot is taken, and not already when somebody else asks.
+    params.cache_idle_slots = False
 
 
 def _draft(xllamacpp: Any, speculative: Any, spec: EngineSpec, *, directed: bool) -> None:

@@ -30,6 +30,7 @@ SETTINGS: dict[str, Setting] = {
     "n_batch": 64,
     "n_ubatch": 32,
     "n_ctx_checkpoints": CHECKPOINTS,
+    "cache_idle_slots": False,
     # Left to itself, the engine turns it off for hybrids over workers.
     "flash_attn_type": FLASH_ON,
 }
@@ -132,7 +133,8 @@ async def test_texts_whose_cells_lie_scattered(
     flash: int, libraries: dict[str, Path], tmp_path: Path
 ) -> None:
     """Two answers at once take cells of one cache in turns: a state is many ranges, put back elsewhere."""
-    settings: dict[str, Setting] = {"cache_ram_mib": -1, "kv_unified": True, "flash_attn_type": flash}
+    one_cache: dict[str, Setting] = {"kv_unified": True, "cache_idle_slots": True}
+    settings = one_cache | {"cache_ram_mib": -1, "flash_attn_type": flash}
     alone = await plan(tmp_path, libraries, "llama", settings, slots=2)
 
     async def ask(asking: Client) -> list[Answer]:

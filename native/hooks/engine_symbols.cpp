@@ -21,6 +21,7 @@ constexpr described FEATURES[] = {
     {"draft policy", "the engine drafts a fixed number of tokens at a time"},
     {"chunked prefill", "answers under way pause while the engine reads a long prompt"},
     {"saved states", "a split model reads a text again where only its end has changed, or its slot was taken"},
+    {"graph order", "workers compute recurrent layers in several pieces"},
 };
 
 struct symbol {
@@ -54,6 +55,7 @@ constexpr symbol SYMBOLS[] = {
     {CHECKPOINT_SAVE, feature::saved_states},
     {CHECKPOINT_LOAD, feature::saved_states},
     {MEMORY_COPY, feature::saved_states},
+    {SPLIT_GRAPH, feature::graph_order},
 };
 
 #else
@@ -64,6 +66,7 @@ constexpr symbol SYMBOLS[] = {
     {"", feature::draft_policy, false},
     {"", feature::chunked_prefill, false},
     {"", feature::saved_states, false},
+    {"", feature::graph_order, false},
 };
 
 #endif

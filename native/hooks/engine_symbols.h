@@ -32,9 +32,11 @@
 #define CHECKPOINT_LOAD "_ZNK24common_prompt_checkpoint8load_tgtEP13llama_contextij"
 #define MEMORY_COPY "llama_memory_seq_cp"
 
+#define SPLIT_GRAPH "ggml_backend_sched_split_graph"
+
 namespace mesh {
 
-enum class feature { sparse_mapping, draft_policy, chunked_prefill, saved_states };
+enum class feature { sparse_mapping, draft_policy, chunked_prefill, saved_states, graph_order };
 
 // Whether the engine that is loaded has every symbol of a feature.
 bool engine_has(feature wanted);

@@ -3,6 +3,7 @@
 #include "ggml-mesh.h"
 #include "hooks/file_mapping.h"
 #include "host/device.h"
+#include "host/layers.h"
 #include "host/registry.h"
 #include "host/saved_states.h"
 #include "rules/validate.h"
@@ -192,6 +193,9 @@ ggml_backend_buffer_t type_alloc_buffer_n(ggml_backend_buffer_type_t type, ggml_
     device & owner = device_of(type->device);
     const layout_plan plan(owner, tensors, count);
     const bool weights = model().holds(tensors, count);
+    if (weights) {
+        note_layers(&owner, tensors, count);
+    }
     if (weights && !owner.has_model() && !model().may_be_sent) {
         owner.fail("it has no copy of the model " + model().fingerprint);
     }
@@ -342,7 +346,34 @@ ggml_backend_buffer_type_t device_get_buffer_type(ggml_backend_dev_t dev) {
     return &device_of(dev).buffer_type;
 }
 
+// Whether the node's result, or a weight that it uses, lies on the device: it can be computed nowhere else then.
+bool is_bound_to(const ggml_tensor * op, const device & owner) {
+    const auto lies_here = [&](const ggml_tensor * tensor) {
+        ggml_backend_buffer_t place = buffer_of(tensor);
+        return place != nullptr && place->buft == &owner.buffer_type;
+    };
+    if (lies_here(op)) {
+        return true;
+    }
+    return std::any_of(std::begin(op->src), std::end(op->src), [&](const ggml_tensor * source) {
+        return source != nullptr && lies_here(source) &&
+               buffer_of(source)->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    });
+}
+
+// Another device's layer: its nodes are left to that one, or to the host.
+bool is_elsewhere(const ggml_tensor * op, const device & asked) {
+    const int layer = scheduled_layers() != nullptr ? scheduled_layers()->of(op) : layer_of(op);
+    return layer >= 0 && owner_of(layer) != &asked && !is_bound_to(op, asked);
+}
+
 bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    const loader_question question(op);
+    if (question.op() != nullptr) {
+        op = question.op();
+    } else if (is_elsewhere(op, device_of(dev))) {
+        return false;
+    }
     if (!node_is_allowed(op)) {
         return false;
     }

@@ -210,4 +210,28 @@ void check_flash_attn(const subject & node) {
     require_work(node, sizeof(float) * MAX_THREADS_ASSUMED * (2 * TILE * (row + TILE) + all));
 }
 
+// Scores of all keys for each token, added up over the heads of a small attention.
+void check_lightning_indexer(const subject & node) {
+    const ggml_tensor & dst = node.dst();
+    const ggml_tensor & q = node.src(0);
+    const ggml_tensor & k = node.src(1);
+    const ggml_tensor & weights = node.src(2);
+    const ggml_tensor & mask = node.src(3);
+    node.require(is(dst, GGML_TYPE_F32) && is(q, GGML_TYPE_F32) && is(weights, GGML_TYPE_F32), "it is F32 only");
+    node.require(can_dequantise(k.type), "its cache has an unknown type");
+    node.require(is(mask, GGML_TYPE_F16), "its mask is not F16");
+    node.require(
+        has_dense_rows(dst) && has_dense_rows(q) && has_dense_rows(k) && has_dense_rows(weights) &&
+            has_dense_rows(mask),
+        "its rows do not lie side by side"
+    );
+    node.require(has_shape(k, q.ne[0], 1, k.ne[2], q.ne[3]), "its keys do not fit its queries");
+    node.require(has_shape(weights, q.ne[1], q.ne[2], 1, q.ne[3]), "its weights do not fit its queries");
+    node.require(
+        has_shape(mask, k.ne[2], q.ne[2], 1, mask.ne[3]) && divides(mask.ne[3], q.ne[3]), "its mask does not fit"
+    );
+    node.require(has_shape(dst, k.ne[2], q.ne[2], 1, q.ne[3]), "its shape is not that of its scores");
+    require_work_per_thread(node, q.ne[0]);
+}
+
 }  // namespace mesh

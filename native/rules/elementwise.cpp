@@ -226,4 +226,29 @@ void check_group_norm(const subject & node) {
     );
 }
 
+// Largest or mean value of windows that do not overlap; none of its numbers may leave 32 bits in the kernel.
+void check_pool_2d(const subject & node) {
+    const ggml_tensor & dst = node.dst();
+    const ggml_tensor & src = node.src(0);
+    node.require(is(dst, GGML_TYPE_F32), "it is F32 only");
+    node.require(is(src, GGML_TYPE_F32) || is(src, GGML_TYPE_F16), "its source is neither F32 nor F16");
+    // The kernel counts planes by bytes, and writes one after the other.
+    node.require(is_packed(dst) && is_packed(src), "it is not contiguous");
+    node.require(
+        node.param(0) == GGML_OP_POOL_MAX || node.param(0) == GGML_OP_POOL_AVG, "its kind does not exist"
+    );
+    for (size_t i = 0; i < 2; ++i) {
+        const int64_t window = node.param(1 + i);
+        const int64_t step = node.param(3 + i);
+        const int64_t margin = node.param(5 + i);
+        node.require(window >= 1 && step >= window, "its windows are empty, or overlap");
+        node.require(margin >= 0 && margin < window, "its margin does not fit its windows");
+        const int64_t room = src.ne[i] + 2 * margin - window;
+        node.require(room >= 0 && dst.ne[i] == room / step + 1, "its shape is not that of its windows");
+    }
+    const int64_t cells = static_cast<int64_t>(node.param(1)) * node.param(2);
+    node.require(cells <= INT32_MAX, "its windows are too large");
+    node.require(dst.ne[2] == src.ne[2] && dst.ne[3] == src.ne[3], "its shape is not that of its windows");
+}
+
 }  // namespace mesh

@@ -54,15 +54,19 @@ bool is_far(const ggml_tensor & t) {
     return t.buffer != nullptr && !ggml_backend_buffer_is_host(t.buffer);
 }
 
-bool is_bounded_by(const ggml_tensor & ids, const ggml_tensor & writer, const index_use & use) {
-    const bool sorts = writer.op == GGML_OP_ARGSORT || writer.op == GGML_OP_TOP_K;
-    const bool computed = (writer.flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
-    if (!sorts || !computed || ids.type != GGML_TYPE_I32 || writer.src[0]->ne[0] > use.bound) {
-        return false;
-    }
-    // Rows with gaps between them would leave old numbers in the gaps.
-    const bool inside = byte_range(writer).contains(byte_range(ids)) && ggml_is_contiguous(&writer);
-    return inside && (!use.distinct || is_part_of_rows(ids, writer));
+bool sorts(const ggml_tensor & node) {
+    return node.op == GGML_OP_ARGSORT || node.op == GGML_OP_TOP_K;
+}
+
+// Copies numbers as they are.
+bool copies(const ggml_tensor & node) {
+    return (node.op == GGML_OP_CONT || node.op == GGML_OP_DUP) && node.type == GGML_TYPE_I32 &&
+           node.src[0]->type == GGML_TYPE_I32;
+}
+
+// All bytes of `part` have been written by `writer`: rows with gaps between them would leave old numbers in the gaps.
+bool wrote_all_of(const ggml_tensor & part, const ggml_tensor & writer) {
+    return byte_range(writer).contains(byte_range(part)) && ggml_is_contiguous(&writer);
 }
 
 bool same_numbers(const ggml_tensor & a, const ggml_tensor & b) {
@@ -92,7 +96,7 @@ class index_finder {
             add_use(index, node, use);
         }
         if (!op_only_renames(node.op)) {
-            writers_.push_back({byte_range(node), &node, nullptr});
+            writers_.push_back({byte_range(node), &node, sorter_of(node), nullptr});
         }
     }
 
@@ -104,6 +108,8 @@ class index_finder {
     struct writer {
         byte_range range;
         const ggml_tensor * node;
+        const ggml_tensor *
+            sorter;               // whose numbers it holds: its own, or a copy of them; null where it holds others
         const ggml_tensor * ids;  // the numbers that have been taken from it
     };
 
@@ -119,15 +125,46 @@ class index_finder {
         if (ids.nb[0] != ggml_type_size(ids.type)) {
             refuse(index, node.op, "its row numbers do not lie side by side");
         }
-        const byte_range range(ids);
+        writer * last = last_writer_of(ids);
+        if (last == nullptr) {
+            add_check(checks_, &ids, use);
+        } else if (!is_bounded_by(ids, *last, use) || !takes_the_same(*last, ids)) {
+            refuse(index, node.op, "its row numbers are computed, and may be out of bounds");
+        }
+    }
+
+    writer * last_writer_of(const ggml_tensor & tensor) {
+        const byte_range range(tensor);
         const auto last = std::find_if(writers_.rbegin(), writers_.rend(), [&](const writer & each) {
             return each.range.overlaps(range);
         });
-        if (last == writers_.rend()) {
-            add_check(checks_, &ids, use);
-        } else if (!is_bounded_by(ids, *last->node, use) || !takes_the_same(*last, ids)) {
-            refuse(index, node.op, "its row numbers are computed, and may be out of bounds");
+        return last != writers_.rend() ? &*last : nullptr;
+    }
+
+    // Null where nothing is known of the numbers that the node writes.
+    const ggml_tensor * sorter_of(const ggml_tensor & node) {
+        if ((node.flags & GGML_TENSOR_FLAG_COMPUTE) == 0 || ggml_is_empty(&node)) {
+            return nullptr;
         }
+        if (sorts(node)) {
+            return &node;
+        }
+        if (!copies(node)) {
+            return nullptr;
+        }
+        writer * from = last_writer_of(*node.src[0]);
+        const bool known = from != nullptr && from->sorter != nullptr && wrote_all_of(*node.src[0], *from->node) &&
+                           takes_the_same(*from, *node.src[0]);
+        return known ? from->sorter : nullptr;
+    }
+
+    static bool is_bounded_by(const ggml_tensor & ids, const writer & from, const index_use & use) {
+        if (from.sorter == nullptr || ids.type != GGML_TYPE_I32 || from.sorter->src[0]->ne[0] > use.bound) {
+            return false;
+        }
+        // A copy may have other rows than what was sorted.
+        const bool distinct = from.sorter == from.node && is_part_of_rows(ids, *from.node);
+        return wrote_all_of(ids, *from.node) && (!use.distinct || distinct);
     }
 
     // GPUs choose experts in one kernel, which writes no more of what it sorts than its first user takes: a second

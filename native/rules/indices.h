@@ -27,8 +27,8 @@ struct placed_node {
 };
 
 // What has to be checked before each run of these nodes, which come in the order of execution. Numbers that
-// are computed on the way are accepted only from ARGSORT and TOP_K, whose results are bounded by what they sort,
-// and only if nothing is written over them. Throws std::invalid_argument.
+// are computed on the way are accepted only from ARGSORT and TOP_K, whose results are bounded by what they sort, or
+// copied from there, and only if nothing is written over them. Throws std::invalid_argument.
 std::vector<index_check> index_checks(const std::vector<placed_node> & nodes);
 
 // Whether each row of `ids` lies within one row of `sorted`, side by side, so that no number comes twice.

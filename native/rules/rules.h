@@ -86,8 +86,9 @@ struct byte_range {
 
     explicit byte_range(const ggml_tensor & t);
 
+    // An empty range overlaps nothing, wherever it lies.
     bool overlaps(const byte_range & other) const {
-        return begin < other.end && other.begin < end;
+        return begin < end && other.begin < other.end && begin < other.end && other.begin < end;
     }
 
     bool contains(const byte_range & other) const {
@@ -146,12 +147,18 @@ void check_argsort(const subject & node);
 void check_top_k(const subject & node);
 void check_norm(const subject & node);  // NORM, RMS_NORM, L2_NORM
 void check_group_norm(const subject & node);
+void check_pool_2d(const subject & node);
 
 void check_mul_mat(const subject & node);
 void check_mul_mat_id(const subject & node);
 void check_soft_max(const subject & node);
 void check_rope(const subject & node);
 void check_flash_attn(const subject & node);
+void check_lightning_indexer(const subject & node);
+
+void check_hyper_comb(const subject & node);  // DSV4_HC_COMB
+void check_hyper_pre(const subject & node);   // DSV4_HC_PRE
+void check_hyper_post(const subject & node);  // DSV4_HC_POST
 
 void check_ssm_conv(const subject & node);
 void check_ssm_scan(const subject & node);

@@ -3,7 +3,7 @@
 #include "rules/validate.h"
 #include "wire/delta.h"
 
-#include "ggml-cpp.h"
+#include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
 #include <cstring>
@@ -148,6 +148,49 @@ uint64_t device_size(ggml_backend_dev_t device, const std::vector<wire::tensor> 
     return asked.get()->op == GGML_OP_NONE || computes(device, asked.get())
                ? ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device), asked.get())
                : ggml_nbytes(asked.get());
+}
+
+namespace {
+
+// The loader gives the weight, which is the only source with a buffer, one without memory.
+ggml_tensor * asked_weight(const ggml_tensor * op) {
+    for (ggml_tensor * source : op->src) {
+        if (source != nullptr && source->buffer != nullptr) {
+            return source->buffer->size == 0 && source->buffer->context == nullptr ? source : nullptr;
+        }
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+loader_question::loader_question(const ggml_tensor * op) {
+    ggml_tensor * weight = asked_weight(op);
+    if (weight == nullptr) {
+        return;
+    }
+    op_ = op;
+    if (op->op != GGML_OP_ROPE && op->op != GGML_OP_RWKV_WKV6) {
+        return;
+    }
+    constexpr int64_t tokens = 512;
+    context_.reset(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_context * c = context_.get();
+    if (op->op == GGML_OP_ROPE) {
+        const int64_t size = 2 * weight->ne[0];
+        ggml_tensor * rows = ggml_new_tensor_3d(c, GGML_TYPE_F32, size, 1, tokens);
+        ggml_tensor * positions = ggml_new_tensor_1d(c, GGML_TYPE_I32, tokens);
+        op_ = ggml_rope_ext(
+            c, rows, positions, weight, static_cast<int>(size), GGML_ROPE_TYPE_NORMAL, 0, 1.0F, 1.0F, 0.0F, 1.0F,
+            0.0F, 0.0F
+        );
+    } else {
+        const int64_t size = weight->ne[0];
+        const int64_t heads = weight->ne[1];
+        const auto rows = [&] { return ggml_new_tensor_3d(c, GGML_TYPE_F32, size, heads, tokens); };
+        ggml_tensor * state = ggml_new_tensor_2d(c, GGML_TYPE_F32, size * size * heads, 1);
+        op_ = ggml_rwkv_wkv6(c, rows(), rows(), rows(), weight, rows(), state);
+    }
 }
 
 bool size_is_uncertain(const ggml_tensor * tensor) {

@@ -7,8 +7,10 @@
 // the batch; the answers are kept for those. A worker checks every graph again,
 // so that an answer that was too general fails a request and harms nobody.
 
-#include "ggml-backend.h"
 #include "wire/protocol.h"
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
 
 #include <map>
 #include <string>
@@ -27,6 +29,23 @@ uint64_t device_size(ggml_backend_dev_t device, const std::vector<wire::tensor> 
 
 // Whether that may be more than the result itself, so that it is worth asking.
 bool size_is_uncertain(const ggml_tensor * tensor);
+
+// llama.cpp's loader asks with a made-up node whether a weight can lie on a device. Some of these have numbers that no
+// model has, and that a worker rightly refuses: ROPE of no dimensions, RWKV_WKV6 of 123 heads whatever the weight's
+// shape. What is meant is an op with this weight, in a shape that fits it.
+class loader_question {
+  public:
+    explicit loader_question(const ggml_tensor * op);
+
+    // Null where this is a node of a graph.
+    const ggml_tensor * op() const {
+        return op_;
+    }
+
+  private:
+    ggml_context_ptr context_;
+    const ggml_tensor * op_ = nullptr;
+};
 
 class support_cache {
   public:

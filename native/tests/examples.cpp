@@ -46,6 +46,24 @@ ggml_tensor * flash(context c, ggml_type k_type, ggml_type v_type, int64_t token
     return out;
 }
 
+ggml_tensor * indexer(context c, ggml_type type) {
+    return ggml_lightning_indexer(
+        c, floats(c, 32, 3, 5, 2), ggml_new_tensor_4d(c, type, 32, 1, 16, 2), floats(c, 3, 5, 1, 2),
+        halves(c, 16, 5)
+    );
+}
+
+// A mask that lets each token see the cells with the best scores, as sparse attention does it.
+ggml_tensor * sparse_mask(context c) {
+    constexpr int64_t cells = 16;
+    constexpr int64_t tokens = 5;
+    ggml_tensor * best = ggml_cont(c, ggml_top_k(c, floats(c, cells, tokens), 4));
+    ggml_tensor * none = ggml_fill(c, halves(c, cells, tokens), -1.0F);
+    ggml_tensor * rows = ggml_reshape_3d(c, none, 1, cells, tokens);
+    ggml_tensor * zeros = ggml_fill(c, floats(c, 1, 4, tokens), 0.0F);
+    return ggml_cont(c, ggml_set_rows(c, rows, zeros, best));
+}
+
 // Experts chosen by what a router says, as all mixtures do it.
 ggml_tensor * mixture(context c, ggml_type type) {
     constexpr int64_t width = 256;
@@ -155,6 +173,10 @@ std::vector<example> elements() {
          [](context c) { return ggml_mul(c, ggml_rms_norm(c, floats(c, 8, 3), 1e-5F), floats(c, 8)); }},
         {"l2_norm", [](context c) { return ggml_l2_norm(c, floats(c, 8, 3), 1e-5F); }},
         {"group_norm", [](context c) { return ggml_group_norm(c, floats(c, 8, 3, 4), 2, 1e-5F); }},
+        {"pool_2d",
+         [](context c) { return ggml_pool_2d(c, floats(c, 16, 3, 2), GGML_OP_POOL_MAX, 4, 1, 4, 1, 0, 0); }},
+        {"pool_2d mean f16",
+         [](context c) { return ggml_pool_2d(c, halves(c, 9, 6, 2), GGML_OP_POOL_AVG, 3, 2, 4, 2, 1, 1); }},
     };
 }
 
@@ -191,6 +213,23 @@ std::vector<example> attention() {
         {"flash_attn long", [](context c) { return flash(c, GGML_TYPE_F16, GGML_TYPE_F16, 1, 520, false); }},
         {"flash_attn tiled", [](context c) { return flash(c, GGML_TYPE_F16, GGML_TYPE_F16, 70, 80, false); }},
         {"flash_attn q8_0", [](context c) { return flash(c, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 3, 16, false); }},
+        {"lightning_indexer", [](context c) { return indexer(c, GGML_TYPE_F16); }},
+        {"lightning_indexer f32", [](context c) { return indexer(c, GGML_TYPE_F32); }},
+        {"lightning_indexer q8_0", [](context c) { return indexer(c, GGML_TYPE_Q8_0); }},
+        {"sparse mask", sparse_mask},
+        {"hyper_comb",
+         [](context c) { return ggml_dsv4_hc_comb(c, floats(c, 24, 5), floats(c, 3), floats(c, 24), 1e-6F, 2); }},
+        {"hyper_pre", [](context c) { return ggml_dsv4_hc_pre(c, floats(c, 8, 4, 5), floats(c, 4, 5)); }},
+        {"hyper_pre gated",
+         [](context c) { return ggml_dsv4_hc_pre_gated(c, floats(c, 8, 4, 5), floats(c, 8, 4, 5), 0.5F); }},
+        {"hyper_post",
+         [](context c) {
+             return ggml_dsv4_hc_post(c, floats(c, 8, 5), floats(c, 8, 4, 5), floats(c, 4, 5), floats(c, 4, 4, 5));
+         }},
+        {"hyper_post alone",
+         [](context c) {
+             return ggml_dsv4_hc_post(c, floats(c, 8, 5), floats(c, 8, 4, 5), floats(c, 4, 5), nullptr);
+         }},
     };
 }
 

@@ -150,3 +150,47 @@ TEST("indices: computed numbers have to be bounded by what computes them") {
          }},
     });
 }
+
+namespace {
+
+// Says what is wrong with row numbers that are sorted, changed and then used.
+std::string said_of_copies(const std::function<ggml_tensor *(ggml_context *, ggml_tensor *)> & change) {
+    const auto build = [&](ggml_context * c) {
+        ggml_tensor * best = ggml_top_k(c, ggml_new_tensor_2d(c, GGML_TYPE_F32, 6, 3), 2);
+        return ggml_get_rows(c, ggml_new_tensor_3d(c, GGML_TYPE_F32, 8, 6, 3), change(c, best));
+    };
+    const host::graph built({"copies", build}, main_memory());
+    return check::thrown([&] { built.decode(built.table()); });
+}
+
+}  // namespace
+
+TEST("indices: copies of what was sorted are as good") {
+    CHECK_EQUAL(said_of_copies([](ggml_context *, ggml_tensor * best) { return best; }), "");
+    CHECK_EQUAL(said_of_copies([](ggml_context * c, ggml_tensor * best) { return ggml_cont(c, best); }), "");
+    CHECK_EQUAL(
+        said_of_copies([](ggml_context * c, ggml_tensor * best) { return ggml_dup(c, ggml_cont(c, best)); }), ""
+    );
+    const auto converted = [](ggml_context * c, ggml_tensor * best) {
+        return ggml_cast(c, ggml_cast(c, best, GGML_TYPE_F32), GGML_TYPE_I32);
+    };
+    CHECK_CONTAINS(said_of_copies(converted), "may be out of bounds");
+    const auto of_others = [](ggml_context * c, ggml_tensor *) {
+        return ggml_cont(c, ggml_new_tensor_2d(c, GGML_TYPE_I32, 2, 3));
+    };
+    CHECK_CONTAINS(said_of_copies(of_others), "may be out of bounds");
+}
+
+TEST("indices: experts from a copy may come twice") {
+    const auto build = [](ggml_context * c) {
+        ggml_tensor * best = ggml_top_k(c, ggml_new_tensor_2d(c, GGML_TYPE_F32, 4, 2), 3);
+        ggml_tensor * others =
+            ggml_reshape_2d(c, ggml_cont(c, best), 2, 3);  // rows that go over two of the sorted
+        return ggml_mul_mat_id(
+            c, ggml_new_tensor_3d(c, GGML_TYPE_F32, 16, 8, 4), ggml_new_tensor_3d(c, GGML_TYPE_F32, 16, 1, 3),
+            others
+        );
+    };
+    const host::graph built({"experts", build}, main_memory());
+    CHECK_CONTAINS(check::thrown([&] { built.decode(built.table()); }), "may be out of bounds");
+}

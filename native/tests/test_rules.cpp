@@ -37,6 +37,46 @@ TEST("rules: every op on the list has an example, and no other is allowed") {
     CHECK(!mesh::op_is_allowed(GGML_OP_COUNT));
 }
 
+// Every op that the engine has is either on the list, or here with the reason why not: a new one is a decision.
+TEST("rules: every op of the engine is allowed, or left out on purpose") {
+    const std::set<ggml_op> training = {
+        GGML_OP_COUNT_EQUAL,    GGML_OP_REPEAT_BACK,   GGML_OP_SILU_BACK,          GGML_OP_RMS_NORM_BACK,
+        GGML_OP_OUT_PROD,       GGML_OP_GET_ROWS_BACK, GGML_OP_DIAG_MASK_ZERO,     GGML_OP_SOFT_MAX_BACK,
+        GGML_OP_ROPE_BACK,      GGML_OP_IM2COL_BACK,   GGML_OP_POOL_2D_BACK,       GGML_OP_FLASH_ATTN_BACK,
+        GGML_OP_OPT_STEP_ADAMW, GGML_OP_OPT_STEP_SGD,  GGML_OP_CROSS_ENTROPY_LOSS, GGML_OP_CROSS_ENTROPY_LOSS_BACK,
+    };
+    // Of projectors and codecs, which run on the host.
+    const std::set<ggml_op> images_and_sound = {
+        GGML_OP_ADD1,
+        GGML_OP_CONV_TRANSPOSE_1D,
+        GGML_OP_IM2COL,
+        GGML_OP_IM2COL_3D,
+        GGML_OP_COL2IM_1D,
+        GGML_OP_CONV_2D,
+        GGML_OP_CONV_3D,
+        GGML_OP_CONV_2D_DW,
+        GGML_OP_CONV_TRANSPOSE_2D,
+        GGML_OP_POOL_1D,
+        GGML_OP_UPSCALE,
+        GGML_OP_PAD_REFLECT_1D,
+        GGML_OP_ROLL,
+        GGML_OP_TIMESTEP_EMBEDDING,
+        GGML_OP_WIN_PART,
+        GGML_OP_WIN_UNPART,
+        GGML_OP_GET_REL_POS,
+        GGML_OP_ADD_REL_POS,
+    };
+    const std::set<ggml_op> calls_back = {
+        GGML_OP_MAP_CUSTOM1, GGML_OP_MAP_CUSTOM2, GGML_OP_MAP_CUSTOM3, GGML_OP_CUSTOM};
+    for (uint32_t i = 0; i < GGML_OP_COUNT; ++i) {
+        const auto op = static_cast<ggml_op>(i);
+        const size_t reasons = training.count(op) + images_and_sound.count(op) + calls_back.count(op);
+        if (reasons + (mesh::op_is_allowed(i) ? 1 : 0) != 1) {
+            check::fail(__FILE__, __LINE__, std::string(ggml_op_name(op)) + " is neither allowed nor left out");
+        }
+    }
+}
+
 TEST("codec: every example computes the same after the round trip") {
     for (const host::example & each : host::examples()) {
         const host::graph there(each, main_memory());
@@ -356,6 +396,15 @@ TEST("rules: ops on elements and rows") {
         spread("l2_norm", "its shape is not", GGML_OP_L2_NORM, 0),
         set_param("group_norm", "no or too many groups", GGML_OP_GROUP_NORM, 0, 0),
         set_param("group_norm", "no or too many groups", GGML_OP_GROUP_NORM, 0, 5),
+        set_param("pool_2d", "its kind does not exist", GGML_OP_POOL_2D, 0, 2),
+        set_param("pool_2d", "its windows are empty, or overlap", GGML_OP_POOL_2D, 1, 0),
+        set_param("pool_2d", "its windows are empty, or overlap", GGML_OP_POOL_2D, 3, 3),
+        set_param("pool_2d", "its windows are empty, or overlap", GGML_OP_POOL_2D, 4, 0),
+        set_param("pool_2d", "its margin does not fit", GGML_OP_POOL_2D, 5, -1),
+        set_param("pool_2d", "its margin does not fit", GGML_OP_POOL_2D, 6, 1),
+        set_param("pool_2d", "its shape is not that of its windows", GGML_OP_POOL_2D, 3, 8),
+        set_type("pool_2d", "its source is neither", GGML_OP_POOL_2D, 0, GGML_TYPE_I32),
+        shorten("pool_2d", "it is not contiguous", GGML_OP_POOL_2D, 0, 0),
     });
 }
 
@@ -407,6 +456,53 @@ TEST("rules: products and attention") {
              t.back().nb[3] = 1 << 20;
          }},
     });
+}
+
+TEST("rules: sparse attention and hyper-connections") {
+    expect({
+        set_type("lightning_indexer", "it is F32 only", GGML_OP_LIGHTNING_INDEXER, 0, GGML_TYPE_I32),
+        set_type(
+            "lightning_indexer", "its cache has an unknown type", GGML_OP_LIGHTNING_INDEXER, 1, GGML_TYPE_I16
+        ),
+        set_type("lightning_indexer", "its mask is not F16", GGML_OP_LIGHTNING_INDEXER, 3, GGML_TYPE_BF16),
+        shorten("lightning_indexer", "its keys do not fit its queries", GGML_OP_LIGHTNING_INDEXER, 0, 0),
+        shorten("lightning_indexer", "its keys do not fit its queries", GGML_OP_LIGHTNING_INDEXER, 1, 3),
+        shorten("lightning_indexer", "its weights do not fit", GGML_OP_LIGHTNING_INDEXER, 2, 0),
+        shorten("lightning_indexer", "its weights do not fit", GGML_OP_LIGHTNING_INDEXER, 2, 1),
+        shorten("lightning_indexer", "its mask does not fit", GGML_OP_LIGHTNING_INDEXER, 1, 2),
+        shorten("lightning_indexer", "its mask does not fit", GGML_OP_LIGHTNING_INDEXER, 3, 1),
+        {"lightning_indexer", "its shape is not that of its scores", [](table & t) { t.back().ne[1] = 4; }},
+        set_param("hyper_comb", "no or too many rounds", GGML_OP_DSV4_HC_COMB, 1, 0),
+        set_param("hyper_comb", "no or too many rounds", GGML_OP_DSV4_HC_COMB, 1, INT32_MAX),
+        shorten("hyper_comb", "it does not mix four copies", GGML_OP_DSV4_HC_COMB, 0, 0),
+        shorten("hyper_comb", "its scale does not fit", GGML_OP_DSV4_HC_COMB, 1, 0),
+        shorten("hyper_comb", "its base does not fit", GGML_OP_DSV4_HC_COMB, 2, 0),
+        {"hyper_comb", "its shape is not that of its mixes", [](table & t) { t.back().ne[2] = 4; }},
+        set_param("hyper_pre", "its kind does not exist", GGML_OP_DSV4_HC_PRE, 1, 2),
+        set_param("hyper_pre", "its weights do not fit", GGML_OP_DSV4_HC_PRE, 1, 1),
+        shorten("hyper_pre", "its weights do not fit", GGML_OP_DSV4_HC_PRE, 1, 1),
+        shorten("hyper_pre gated", "its weights do not fit", GGML_OP_DSV4_HC_PRE, 1, 0),
+        {"hyper_pre", "its shape is not that of its source", [](table & t) { t.back().ne[1] = 4; }},
+        shorten("hyper_post", "its residual does not fit", GGML_OP_DSV4_HC_POST, 1, 0),
+        shorten("hyper_post", "its weights do not fit", GGML_OP_DSV4_HC_POST, 2, 0),
+        shorten("hyper_post", "its mix does not fit", GGML_OP_DSV4_HC_POST, 3, 2),
+        {"hyper_post", "its shape is not that of its residual", [](table & t) { t.back().ne[1] = 2; }},
+        set_type("hyper_post", "it is F32 only", GGML_OP_DSV4_HC_POST, 3, GGML_TYPE_I32),
+    });
+}
+
+TEST("rules: nothing lies in the way of what has no elements") {
+    // GET_ROWS of no rows, as in a micro-batch without outputs: it may lie in the middle of what it reads.
+    const auto none = [](ggml_context * c) {
+        return ggml_get_rows(
+            c, ggml_new_tensor_2d(c, GGML_TYPE_F32, 8, 6), ggml_new_tensor_1d(c, GGML_TYPE_I32, 0)
+        );
+    };
+    const host::graph built({"none", none}, main_memory());
+    table t = built.table();
+    t.back().buffer_id = t[0].buffer_id;
+    t.back().offset = t[0].offset + 64;
+    CHECK_EQUAL(check::thrown([&] { built.decode(t); }), "");
 }
 
 TEST("rules: ops with a state") {

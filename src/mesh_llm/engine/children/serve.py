@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -279,16 +280,25 @@ def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:
     length = len(params.tensor_split)
     ordered = [float(shares.get(device.name, 0)) for device in devices if device.kind is not DeviceKind.CPU]
     params.tensor_split = (ordered + [0.0] * length)[:length]
-    if not spec.head_on_worker:
-        # A pattern that is searched for: unanchored, it would also find every layer's attn_output.weight.
-        head = "token_embd" if spec.head_tied else "output"
-        params.tensor_buft_overrides = f"^{head}\\.weight$={own[0].name if own else 'CPU'}"
+    params.tensor_buft_overrides = ",".join(
+        # Patterns that are searched for: unanchored, they would also find every layer's attn_output.weight.
+        f"^{re.escape(name)}$={own[0].name if own else 'CPU'}"
+        for name in kept_by_host(head_tied=spec.head_tied, head_on_worker=spec.head_on_worker)
+    )
     params.mmproj_use_gpu = False
     # States that are not kept on the workers would pull the whole cache over the links.
     params.cache_ram_mib = spec.states.prompt_cache_mib if spec.states else 0
     params.n_ctx_checkpoints = spec.states.checkpoints if spec.states else 0
     # A text is saved when its slot is taken, and not already when somebody else asks.
     params.cache_idle_slots = False
+
+
+def kept_by_host(*, head_tied: bool, head_on_worker: bool) -> list[str]:
+    """Tensors outside of layers that the engine would give to the last worker."""
+    # Gemma 3n's is used before the first layer, all others after the last one.
+    first = ["altup_proj.weight"]
+    head = ["token_embd.weight" if head_tied else "output.weight", "output.bias"]
+    return first if head_on_worker else first + head
 
 
 def _draft(xllamacpp: Any, speculative: Any, spec: EngineSpec, *, directed: bool) -> None:

@@ -46,7 +46,8 @@ int layer_in(const char * name) {
     if (std::strncmp(name, "blk.", 4) == 0) {
         return std::isdigit(static_cast<unsigned char>(name[4])) != 0 ? std::atoi(name + 4) : NO_LAYER;
     }
-    return std::strncmp(name, "cache_", 6) == 0 ? number_after_last(name, "_l") : number_after_last(name, "-");
+    const int node = number_after_last(name, "-");
+    return node != NO_LAYER ? node : number_after_last(name, "_l");  // of a cache
 }
 
 int layer_of(const ggml_tensor * node) {

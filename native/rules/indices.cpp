@@ -77,7 +77,7 @@ bool same_numbers(const ggml_tensor & a, const ggml_tensor & b) {
 // Layers share their row numbers: one look is enough.
 void add_check(std::vector<index_check> & checks, const ggml_tensor * ids, const index_use & use) {
     for (index_check & known : checks) {
-        if (same_numbers(*known.tensor, *ids)) {
+        if (known.before == 0 && same_numbers(*known.tensor, *ids)) {
             known.bound = std::min(known.bound, use.bound);
             known.distinct = known.distinct || use.distinct;
             return;
@@ -98,9 +98,13 @@ class index_finder {
         if (!op_only_renames(node.op)) {
             writers_.push_back({byte_range(node), &node, sorter_of(node), nullptr});
         }
+        ++position_;
     }
 
     std::vector<index_check> take() {
+        std::stable_sort(checks_.begin(), checks_.end(), [](const index_check & a, const index_check & b) {
+            return a.before < b.before;
+        });
         return std::move(checks_);
     }
 
@@ -116,6 +120,7 @@ class index_finder {
     std::vector<index_check> checks_;
     std::vector<writer> writers_;
     size_t users_ = 0;
+    size_t position_ = 0;
 
     void add_use(size_t index, const ggml_tensor & node, const index_use & use) {
         const ggml_tensor & ids = *node.src[use.source];
@@ -129,7 +134,7 @@ class index_finder {
         if (last == nullptr) {
             add_check(checks_, &ids, use);
         } else if (!is_bounded_by(ids, *last, use) || !takes_the_same(*last, ids)) {
-            refuse(index, node.op, "its row numbers are computed, and may be out of bounds");
+            checks_.push_back({&ids, use.bound, use.distinct, position_});
         }
     }
 

@@ -17,7 +17,8 @@ namespace mesh {
 struct index_check {
     const ggml_tensor * tensor;
     int64_t bound;
-    bool distinct;  // and no number may come twice in a row
+    bool distinct;      // and no number may come twice in a row
+    size_t before = 0;  // the node that takes them, by its place in the graph; 0 where no node writes them
 };
 
 // A node, and its place in the table that it came from.
@@ -26,9 +27,10 @@ struct placed_node {
     const ggml_tensor * node;
 };
 
-// What has to be checked before each run of these nodes, which come in the order of execution. Numbers that
-// are computed on the way are accepted only from ARGSORT and TOP_K, whose results are bounded by what they sort, or
-// copied from there, and only if nothing is written over them. Throws std::invalid_argument.
+// What has to be checked when these nodes run, which come in the order of execution; so do the checks. Numbers that
+// are computed on the way need none where they come from ARGSORT and TOP_K, whose results are bounded by what they sort,
+// or are copied from there, and nothing is written over them. Others are looked at once they are computed, before the
+// node that takes them. Throws std::invalid_argument.
 std::vector<index_check> index_checks(const std::vector<placed_node> & nodes);
 
 // Whether each row of `ids` lies within one row of `sorted`, side by side, so that no number comes twice.

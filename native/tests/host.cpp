@@ -56,6 +56,10 @@ void compute(ggml_cgraph * graph, int threads) {
     CHECK(ggml_backend_graph_compute(cpu(), graph) == GGML_STATUS_SUCCESS);
 }
 
+void run(const mesh::built_graph & graph, int threads) {
+    graph.run([=](ggml_cgraph * piece) { compute(piece, threads); });
+}
+
 const example & example_named(const std::string & name) {
     const auto found = std::find_if(examples().begin(), examples().end(), [&](const example & each) {
         return each.name == name;

@@ -54,4 +54,7 @@ ggml_backend_t cpu();
 // With one thread it takes microseconds, with two it finds what goes wrong between them.
 void compute(ggml_cgraph * graph, int threads = 2);
 
+// The same with a look at row numbers, as a worker does it. Throws std::invalid_argument.
+void run(const mesh::built_graph & graph, int threads = 2);
+
 }  // namespace host

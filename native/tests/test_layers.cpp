@@ -35,6 +35,7 @@ TEST("layers: names") {
     CHECK_EQUAL(layer_in("blk.3.ffn_norm.weight (view)"), 3);
     CHECK_EQUAL(layer_in("cache_k_l7"), 7);
     CHECK_EQUAL(layer_in("cache_r_l10 (view) (permuted)"), 10);
+    CHECK_EQUAL(layer_in("dsv4_csa_state_kv_l4"), 4);
     CHECK_EQUAL(layer_in("l_out-5"), 5);
     CHECK_EQUAL(layer_in("Qcur-31 (reshaped) (permuted)"), 31);
     CHECK_EQUAL(layer_in("node_17"), NO_LAYER);

@@ -266,6 +266,33 @@ wire::graph_key key_of(const std::vector<wire::tensor> & table) {
     return {{a, b}};
 }
 
+void built_graph::run(
+    const std::function<void(ggml_cgraph *)> & compute, const std::vector<fresh_bytes> & fresh,
+    const std::function<void()> & settle
+) const {
+    size_t done = 0;
+    auto next = checks.begin();
+    const auto look = [&] {
+        const auto first = next;
+        next = std::find_if(first, checks.end(), [&](const index_check & each) { return each.before != done; });
+        // What nodes have written is not what was sent.
+        run_checks({first, next}, done == 0 ? fresh : std::vector<fresh_bytes>{}, settle);
+    };
+    look();
+    while (next != checks.end()) {
+        ggml_cgraph piece = ggml_graph_view(graph, static_cast<int>(done), static_cast<int>(next->before));
+        compute(&piece);
+        done = next->before;
+        look();
+    }
+    if (done == 0) {
+        compute(graph);
+    } else {
+        ggml_cgraph rest = ggml_graph_view(graph, static_cast<int>(done), graph->n_nodes);
+        compute(&rest);
+    }
+}
+
 built_graph decode(const std::vector<wire::tensor> & table, const locate & find) {
     if (table.empty() || table.size() > wire::MAX_GRAPH_TENSORS) {
         throw std::invalid_argument("a graph of " + std::to_string(table.size()) + " tensors is over the limit");

@@ -65,7 +65,14 @@ using locate = std::function<location(uint32_t buffer_id, uint64_t offset, uint6
 struct built_graph {
     ggml_context_ptr context;
     ggml_cgraph * graph = nullptr;
-    std::vector<index_check> checks;  // to be run before each computation
+    std::vector<index_check> checks;  // in the order of the nodes that they are for
+
+    // Computes it with `compute`, in pieces where row numbers have to be looked at on the way; see run_checks. Throws
+    // std::invalid_argument where one is out of bounds, before the node that takes it.
+    void run(
+        const std::function<void(ggml_cgraph *)> & compute, const std::vector<fresh_bytes> & fresh = {},
+        const std::function<void()> & settle = [] {}
+    ) const;
 };
 
 // Checks every number of `table` (validate.h) and builds the graph. Throws

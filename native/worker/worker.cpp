@@ -164,7 +164,6 @@ void worker::compute(
     for (const placed_input & input : inputs) {
         fresh.push_back({input.to.data, &input.bytes});
     }
-    run_checks(graph.checks, fresh, [this] { ggml_backend_synchronize(backend_.get()); });
     auto set_abort = reinterpret_cast<ggml_backend_set_abort_callback_t>(
         ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device_), "ggml_backend_set_abort_callback")
     );
@@ -172,10 +171,13 @@ void worker::compute(
         const auto ask = [](void * question) { return (*static_cast<const std::function<bool()> *>(question))(); };
         set_abort(backend_.get(), ask, const_cast<std::function<bool()> *>(&is_over));
     }
-    try {
-        if (ggml_backend_graph_compute(backend_.get(), graph.graph) != GGML_STATUS_SUCCESS) {
+    const auto run = [this](ggml_cgraph * piece) {
+        if (ggml_backend_graph_compute(backend_.get(), piece) != GGML_STATUS_SUCCESS) {
             throw std::runtime_error("the device could not compute a graph");
         }
+    };
+    try {
+        graph.run(run, fresh, [this] { ggml_backend_synchronize(backend_.get()); });
     } catch (const std::bad_alloc &) {
         // ggml's CPU device has freed its scratch memory and would free it again: this one is left alone for good.
         static_cast<void>(backend_.release());

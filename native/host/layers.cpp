@@ -43,6 +43,10 @@ int number_after_last(const char * name, const char * mark) {
 }  // namespace
 
 int layer_in(const char * name) {
+    // T5 has two stacks of layers.
+    if (std::strncmp(name, "enc.", 4) == 0 || std::strncmp(name, "dec.", 4) == 0) {
+        name += 4;
+    }
     if (std::strncmp(name, "blk.", 4) == 0) {
         return std::isdigit(static_cast<unsigned char>(name[4])) != 0 ? std::atoi(name + 4) : NO_LAYER;
     }

@@ -121,6 +121,7 @@ void check_rope_mode(const subject & node) {
     );
     const bool sections = (mode & GGML_ROPE_TYPE_MROPE) != 0;
     if (sections) {
+        node.require(dst.op == GGML_OP_ROPE, "sections are not rotated back");
         check_sections(node);
     }
     if (mode == GGML_ROPE_TYPE_VISION) {

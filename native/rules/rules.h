@@ -152,7 +152,7 @@ void check_pool_2d(const subject & node);
 void check_mul_mat(const subject & node);
 void check_mul_mat_id(const subject & node);
 void check_soft_max(const subject & node);
-void check_rope(const subject & node);
+void check_rope(const subject & node);  // ROPE, ROPE_BACK
 void check_flash_attn(const subject & node);
 void check_lightning_indexer(const subject & node);
 

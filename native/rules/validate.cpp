@@ -75,6 +75,7 @@ constexpr op_rules RULES[] = {
     {GGML_OP_MUL_MAT_ID, 0b111, 0, check_mul_mat_id},
     {GGML_OP_SOFT_MAX, 0b1, 0b110, check_soft_max},
     {GGML_OP_ROPE, 0b11, 0b100, check_rope},
+    {GGML_OP_ROPE_BACK, 0b11, 0, check_rope},
     {GGML_OP_FLASH_ATTN_EXT, 0b111, 0b11000, check_flash_attn},
     {GGML_OP_LIGHTNING_INDEXER, 0b1111, 0, check_lightning_indexer},
     {GGML_OP_DSV4_HC_COMB, 0b111, 0, check_hyper_comb},
@@ -98,11 +99,11 @@ const op_rules * rules_of(uint32_t op) {
 
 // Ops that may write over a source which they read element by element, at the same place.
 constexpr ggml_op IN_PLACE[] = {
-    GGML_OP_ADD,           GGML_OP_ADD_ID,     GGML_OP_SUB,   GGML_OP_MUL,      GGML_OP_DIV,
-    GGML_OP_SQR,           GGML_OP_SQRT,       GGML_OP_LOG,   GGML_OP_SIN,      GGML_OP_COS,
-    GGML_OP_UNARY,         GGML_OP_FILL,       GGML_OP_SCALE, GGML_OP_CLAMP,    GGML_OP_ROPE,
-    GGML_OP_DIAG_MASK_INF, GGML_OP_SOFT_MAX,   GGML_OP_NORM,  GGML_OP_RMS_NORM, GGML_OP_L2_NORM,
-    GGML_OP_GROUP_NORM,    GGML_OP_LEAKY_RELU, GGML_OP_SET,   GGML_OP_ACC,      GGML_OP_DUP,
+    GGML_OP_ADD,      GGML_OP_ADD_ID,  GGML_OP_SUB,        GGML_OP_MUL,           GGML_OP_DIV,        GGML_OP_SQR,
+    GGML_OP_SQRT,     GGML_OP_LOG,     GGML_OP_SIN,        GGML_OP_COS,           GGML_OP_UNARY,      GGML_OP_FILL,
+    GGML_OP_SCALE,    GGML_OP_CLAMP,   GGML_OP_ROPE,       GGML_OP_DIAG_MASK_INF, GGML_OP_SOFT_MAX,   GGML_OP_NORM,
+    GGML_OP_RMS_NORM, GGML_OP_L2_NORM, GGML_OP_GROUP_NORM, GGML_OP_ROPE_BACK,     GGML_OP_LEAKY_RELU, GGML_OP_SET,
+    GGML_OP_ACC,      GGML_OP_DUP,
 };
 
 bool may_work_in_place(ggml_op op) {

@@ -209,6 +209,13 @@ std::vector<example> attention() {
         {"rope vision", [](context c) { return rope(c, GGML_ROPE_TYPE_VISION, nullptr, 20); }},
         {"rope partly",
          [](context c) { return ggml_rope(c, floats(c, 16, 3, 5), numbers(c, 5), 8, GGML_ROPE_TYPE_NORMAL); }},
+        {"rope back",
+         [](context c) {
+             return ggml_rope_ext_back(
+                 c, floats(c, 16, 3, 5), numbers(c, 5), nullptr, 8, GGML_ROPE_TYPE_NEOX, 4096, 10000.0F, 1.0F,
+                 0.0F, 1.0F, 32.0F, 1.0F
+             );
+         }},
         {"flash_attn", [](context c) { return flash(c, GGML_TYPE_F16, GGML_TYPE_F16, 3, 16, true); }},
         {"flash_attn long", [](context c) { return flash(c, GGML_TYPE_F16, GGML_TYPE_F16, 1, 520, false); }},
         {"flash_attn tiled", [](context c) { return flash(c, GGML_TYPE_F16, GGML_TYPE_F16, 70, 80, false); }},

@@ -33,6 +33,7 @@ struct builder {
 TEST("layers: names") {
     CHECK_EQUAL(layer_in("blk.12.attn_q.weight"), 12);
     CHECK_EQUAL(layer_in("blk.3.ffn_norm.weight (view)"), 3);
+    CHECK_EQUAL(layer_in("enc.blk.2.attn_q.weight"), 2);
     CHECK_EQUAL(layer_in("cache_k_l7"), 7);
     CHECK_EQUAL(layer_in("cache_r_l10 (view) (permuted)"), 10);
     CHECK_EQUAL(layer_in("dsv4_csa_state_kv_l4"), 4);

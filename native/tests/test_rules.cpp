@@ -40,10 +40,11 @@ TEST("rules: every op on the list has an example, and no other is allowed") {
 // Every op that the engine has is either on the list, or here with the reason why not: a new one is a decision.
 TEST("rules: every op of the engine is allowed, or left out on purpose") {
     const std::set<ggml_op> training = {
-        GGML_OP_COUNT_EQUAL,    GGML_OP_REPEAT_BACK,   GGML_OP_SILU_BACK,          GGML_OP_RMS_NORM_BACK,
-        GGML_OP_OUT_PROD,       GGML_OP_GET_ROWS_BACK, GGML_OP_DIAG_MASK_ZERO,     GGML_OP_SOFT_MAX_BACK,
-        GGML_OP_ROPE_BACK,      GGML_OP_IM2COL_BACK,   GGML_OP_POOL_2D_BACK,       GGML_OP_FLASH_ATTN_BACK,
-        GGML_OP_OPT_STEP_ADAMW, GGML_OP_OPT_STEP_SGD,  GGML_OP_CROSS_ENTROPY_LOSS, GGML_OP_CROSS_ENTROPY_LOSS_BACK,
+        GGML_OP_COUNT_EQUAL,    GGML_OP_REPEAT_BACK,        GGML_OP_SILU_BACK,
+        GGML_OP_RMS_NORM_BACK,  GGML_OP_OUT_PROD,           GGML_OP_GET_ROWS_BACK,
+        GGML_OP_DIAG_MASK_ZERO, GGML_OP_SOFT_MAX_BACK,      GGML_OP_IM2COL_BACK,
+        GGML_OP_POOL_2D_BACK,   GGML_OP_FLASH_ATTN_BACK,    GGML_OP_OPT_STEP_ADAMW,
+        GGML_OP_OPT_STEP_SGD,   GGML_OP_CROSS_ENTROPY_LOSS, GGML_OP_CROSS_ENTROPY_LOSS_BACK,
     };
     // Of projectors and codecs, which run on the host.
     const std::set<ggml_op> images_and_sound = {
@@ -436,6 +437,12 @@ TEST("rules: products and attention") {
         {"rope sections", "it has no sections",
          [](table & t) { std::fill_n(node_of(t, GGML_OP_ROPE).op_params + 11, 4, 0); }},
         set_param("rope vision", "it does not rotate whole rows", GGML_OP_ROPE, 1, 4),
+        set_param("rope back", "it does not rotate pairs", GGML_OP_ROPE_BACK, 1, 0),
+        {"rope back", "sections are not rotated back",
+         [](table & t) {
+             node_of(t, GGML_OP_ROPE_BACK).op_params[2] = GGML_ROPE_TYPE_MROPE;
+             node_of(t, GGML_OP_ROPE_BACK).op_params[11] = 1;
+         }},
         set_type("flash_attn", "its queries are not F32", GGML_OP_FLASH_ATTN_EXT, 0, GGML_TYPE_I32),
         set_type("flash_attn", "its cache has an unknown type", GGML_OP_FLASH_ATTN_EXT, 1, GGML_TYPE_I16),
         shorten("flash_attn", "its queries, keys and values do not fit", GGML_OP_FLASH_ATTN_EXT, 1, 1),

@@ -62,7 +62,7 @@ def write(
     _add_metadata(writer, model, quantisation, tokenizer)
     for name in model.tensors:
         _add_tensor(writer, model, name, seed, quantisation)
-    _finish(writer)
+    finish(writer)
     return path
 
 
@@ -86,10 +86,10 @@ def write_projector(path: Path, *, hidden: int = 64, image: int = 32, patch: int
     }
     told = {"has_vision_encoder": True, "projector_type": "mlp", "use_gelu": True}
     for key, value in {**told, **{f"vision.{key}": value for key, value in vision.items()}}.items():
-        _add_value(writer, f"clip.{key}", value)
+        add_value(writer, f"clip.{key}", value)
     for name, shape in _projector_tensors(width, layers, hidden, image, patch).items():
-        writer.add_tensor(name, _values(name, shape, seed))
-    _finish(writer)
+        writer.add_tensor(name, values(name, shape, seed))
+    finish(writer)
     return path
 
 
@@ -143,7 +143,7 @@ def write_shards(
         writer.add_int32("split.tensors.count", len(names))
         for name in names[index * len(names) // count : (index + 1) * len(names) // count]:
             _add_tensor(writer, model, name, seed, quantisation)
-        _finish(writer)
+        finish(writer)
     return paths
 
 
@@ -193,7 +193,7 @@ def write_large(path: Path, quantisation: str, *, seed: int = 0, **sizes: int) -
     pools: dict[int, Any] = {}
     for name, shape in model.tensors.items():
         if kinds[name] is gguf.GGMLQuantizationType.F32:
-            writer.write_tensor_data(_values(name, shape, seed))
+            writer.write_tensor_data(values(name, shape, seed))
             continue
         block, _ = gguf.GGML_QUANT_SIZES[kinds[name]]
         if shape[-1] not in pools:
@@ -223,9 +223,9 @@ def _add_metadata(writer: Any, model: Blueprint, quantisation: str, tokenizer: P
     writer.add_name(f"Tiny {model.architecture}")
     writer.add_file_type(_file_type(quantisation))
     for key, value in model.metadata.items():
-        _add_value(writer, f"{model.architecture}.{key}", value)
+        add_value(writer, f"{model.architecture}.{key}", value)
     if tokenizer is None:
-        _add_byte_tokenizer(writer, model.dimensions.vocabulary)
+        add_byte_tokenizer(writer, model.dimensions.vocabulary)
     else:
         _copy_tokenizer(writer, tokenizer)
     writer.add_chat_template(CHAT_TEMPLATE)
@@ -236,7 +236,7 @@ def _file_type(quantisation: str) -> int:
     return int(gguf.LlamaFileType[name])
 
 
-def _add_value(writer: Any, key: str, value: Any) -> None:
+def add_value(writer: Any, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
@@ -258,7 +258,7 @@ def _byte_characters() -> list[str]:
     return [stand_ins[byte] for byte in range(256)]
 
 
-def _add_byte_tokenizer(writer: Any, vocabulary: int) -> None:
+def add_byte_tokenizer(writer: Any, vocabulary: int) -> None:
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     merges = [f"{a} {b}" for a in letters for b in letters]
     fixed = [*_SPECIAL, *_byte_characters()]
@@ -289,14 +289,14 @@ def _copy_tokenizer(writer: Any, source: Path) -> None:
 
 def _add_tensor(writer: Any, model: Blueprint, name: str, seed: int, quantisation: str) -> None:
     shape = model.tensors[name]
-    values = _values(name, shape, seed) * np.float32(_emphasis(model, name))
+    weights = values(name, shape, seed) * np.float32(_emphasis(model, name))
     kind = _tensor_type(name, shape, quantisation)
     if kind is gguf.GGMLQuantizationType.F32:
-        writer.add_tensor(name, values)
+        writer.add_tensor(name, weights)
     elif kind is gguf.GGMLQuantizationType.F16:
-        writer.add_tensor(name, values.astype(np.float16))
+        writer.add_tensor(name, weights.astype(np.float16))
     else:
-        writer.add_tensor(name, _quantised(values, kind), raw_dtype=kind)
+        writer.add_tensor(name, _quantised(weights, kind), raw_dtype=kind)
 
 
 def _quantised(values: Any, kind: gguf.GGMLQuantizationType) -> Any:
@@ -348,12 +348,12 @@ def _emphasis(model: Blueprint, name: str) -> float:
     )
 
 
-def _values(name: str, shape: tuple[int, ...], seed: int) -> Any:
+def values(name: str, shape: tuple[int, ...], seed: int) -> Any:
     """Weights at which activations stay near one, so that nothing overflows or dies out."""
     # A stream of its own for every tensor: adding one to an architecture leaves the others as they are.
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     noise = random.standard_normal(shape).astype(np.float32)
-    if "norm" in name:
+    if "norm" in name and not name.endswith("bias"):
         return 1 + np.float32(0.1) * noise
     if name.endswith("ssm_a"):
         return -np.exp(np.float32(0.5) * noise)
@@ -366,7 +366,7 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> Any:
     return noise / np.float32(math.sqrt(shape[-1]))
 
 
-def _finish(writer: Any) -> None:
+def finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,0 +1,239 @@
+"""Tiny models of every architecture, and what engines alone and over workers answer with them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from mesh_llm.engine.spec import EngineSpec
+from mesh_llm.types import Setting
+from tests.support import tiny_gguf
+from tests.support.architectures import COMMON, MIXTURE, VOCABULARY, Metadata
+
+KEY = "key"
+_GLOBAL_KEYS = ("xielu.", "tokenizer.")
+"""Metadata whose keys do not begin with the architecture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiny:
+    """One model file."""
+
+    path: Path
+    layers: int
+    has_head: bool
+    """False where the embedding is the head, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What an engine said to each request, and what that took."""
+
+    said: tuple[Any, ...]
+    """Tokens and the log-probabilities of the likeliest; or an error."""
+    costs: tuple[Cost, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of one request: one-way trips that had to wait for each other, and runs of each worker."""
+
+    hops: int
+    runs: dict[str, int]
+
+    def per_token(self, first: Cost, tokens: int) -> tuple[float, dict[str, float]]:
+        """What each further token took, by an answer that has so many more than `first`."""
+        return (self.hops - first.hops) / tokens, {
+            name: (count - first.runs.get(name, 0)) / tokens for name, count in self.runs.items()
+        }
+
+
+class EngineLab:
+    def __init__(self, child: subprocess.Popen[str], libraries: dict[str, Path], folder: Path) -> None:
+        self._child = child
+        self._libraries = libraries
+        self._folder = folder
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        log = self._folder / "engine.log"
+        log.unlink(missing_ok=True)
+        self._child.stdin.write(json.dumps({**job, "log": str(log)}) + "\n")
+        self._child.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._child.stdout.readline())
+        if "failure" in answer:
+            complaints = [
+                line for line in log.read_text(errors="replace").splitlines() if _is_complaint(line)
+            ]
+            raise AssertionError("\n".join([answer["failure"], *complaints[-5:]]))
+        return answer
+
+    def write(self, architecture: str, metadata: Metadata, *, omitted: Sequence[str] = ()) -> Tiny:
+        """A model with random weights in the shapes that the engine's loader wants."""
+        known = COMMON | metadata
+        bare = self._folder / "metadata.gguf"
+        tiny_gguf.finish(_head(bare, architecture, known))
+        shapes = self.ask({"kind": "shapes", "path": str(bare)})["shapes"]
+        path = self._folder / f"{architecture}.gguf"
+        writer = _head(path, architecture, known)
+        names = [name for name in shapes if not any(part in name for part in omitted)]
+        for name in names:
+            writer.add_tensor(name, _values(name, tuple(reversed(shapes[name]))))
+        tiny_gguf.finish(writer)
+        return Tiny(path=path, layers=known["block_count"], has_head="output.weight" in names)
+
+    def answers(
+        self,
+        tiny: Tiny,
+        requests: Sequence[dict[str, Any]],
+        *workers: int,
+        settings: dict[str, Setting] | None = None,
+        poison: bool = True,
+        **fields: Any,
+    ) -> Answers:
+        """Alone, or with so many layers on each worker, the rest on the host. `poison`: see `WorkerSpec`."""
+        trace = self._folder / "trace"
+        trace.unlink(missing_ok=True)
+        spec = EngineSpec(
+            model=str(tiny.path),
+            alias=tiny.path.stem,
+            context=COMMON["context_length"],
+            slots=1,
+            threads=1,
+            key=KEY,
+            libraries={name: str(path) for name, path in self._libraries.items()},
+            files=(str(tiny.path),),
+            fingerprint=tiny.path.stem,
+            head_tied=not tiny.has_head,
+            trace=str(trace) if workers else None,
+            # Alone the engine saves states, which cuts prompts in other places.
+            settings={"n_ctx_checkpoints": 0} | (settings or {}),
+            **fields,
+        )
+        job = {"kind": "answer", "spec": asdict(spec), "workers": workers, "poison": poison}
+        answer = self.ask({**job, "requests": list(requests)})
+        return Answers(
+            said=tuple(_said(each) for each in answer["answers"]),
+            costs=tuple(_costs(trace)) if workers else (),
+        )
+
+
+@contextmanager
+def engine_lab(libraries: dict[str, Path], folder: Path) -> Iterator[EngineLab]:
+    needed: dict[str, Path] = {name: libraries[name] for name in ("mesh", "cpu") if name in libraries}
+    command = [sys.executable, "-m", "tests.support.forked_engine"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(json.dumps({name: str(path) for name, path in needed.items()}) + "\n")
+        child.stdin.flush()
+        assert json.loads(child.stdout.readline())["ready"]
+        try:
+            yield EngineLab(child, needed, folder)
+        finally:
+            child.stdin.close()
+            child.wait(timeout=30)
+
+
+def completion(prompt: Sequence[int], tokens: int, **options: Any) -> dict[str, Any]:
+    once = {"temperature": 0, "n_probs": 20, "return_tokens": True, "ignore_eos": True, "cache_prompt": False}
+    return {
+        "path": "/completion",
+        "body": once | {"prompt": list(prompt), "n_predict": tokens} | options,
+    }
+
+
+def embedding(prompt: Sequence[int]) -> dict[str, Any]:
+    return {"path": "/embedding", "body": {"content": list(prompt)}}
+
+
+def _head(path: Path, architecture: str, metadata: Metadata) -> Any:
+    writer: Any = gguf.GGUFWriter(path, architecture)
+    writer.add_name("Tiny")
+    for key, value in metadata.items():
+        name = key if key.startswith(_GLOBAL_KEYS) else f"{architecture}.{key}"
+        tiny_gguf.add_value(writer, name, value)
+    tiny_gguf.add_byte_tokenizer(writer, VOCABULARY)
+    writer.add_chat_template(tiny_gguf.CHAT_TEMPLATE)
+    return writer
+
+
+def _values(name: str, shape: tuple[int, ...]) -> Any:
+    if "tid2eid" in name:  # experts by token, each at most once
+        tokens, used = shape
+        return (np.arange(tokens)[:, None] + np.arange(used)).astype(np.int32) % MIXTURE["expert_count"]
+    values = tiny_gguf.values(name, shape, 0)
+    # Logits of spread 1 come in near-ties.
+    return values * np.float32(4) if name == "output.weight" else values
+
+
+def _said(answer: dict[str, Any]) -> Any:
+    if answer["status"] != 200:
+        return answer
+    body = answer["body"]
+    if "tokens" not in body:
+        return body
+    return body["tokens"], [
+        [(top["id"], top["logprob"]) for top in place["top_logprobs"]]
+        for place in body.get("completion_probabilities", ())
+    ]
+
+
+def _is_complaint(line: str) -> bool:
+    return any(word in line for word in ("error", "Error", "ASSERT", "Traceback", "refuse"))
+
+
+def _costs(trace: Path) -> Iterator[Cost]:
+    """By the frames on the engine's links, request by request."""
+    clock = _Clock()
+    with trace.open() as lines:
+        for line in lines:
+            clock.take(json.loads(line))
+    yield from clock.costs
+
+
+class _Clock:
+    """Counts trips instead of seconds: a frame arrives one later than it was sent, and after those before."""
+
+    def __init__(self) -> None:
+        self.costs: list[Cost] = []
+        self._host = 0
+        self._workers: dict[str, int] = {}
+        self._pushed: list[int] = []
+        self._began = 0
+
+    def take(self, frame: dict[str, Any]) -> None:
+        if frame["frame"] == "request":
+            self.costs.append(Cost(hops=0, runs={}))
+            self._began = self._host
+        elif frame["sent"]:
+            self._send(frame["link"], frame["frame"])
+        elif frame["frame"] in ("data", "supports", "size"):  # somebody has waited for it
+            self._host = max(self._host, self._workers[frame["link"]] + 1)
+            self._note()
+
+    def _send(self, link: str, frame: str) -> None:
+        self._workers[link] = max(self._workers.get(link, 0), self._host + 1)
+        if frame == "PUSH":
+            self._pushed.append(self._workers[link] + 1)
+        elif frame == "RECV":
+            self._workers[link] = max(self._workers[link], self._pushed.pop(0))
+        elif frame == "RUN":
+            self._note(link)
+
+    def _note(self, link: str | None = None) -> None:
+        if self.costs:
+            runs = self.costs[-1].runs
+            if link is not None:
+                runs = runs | {link: runs.get(link, 0) + 1}
+            self.costs[-1] = Cost(hops=self._host - self._began, runs=runs)

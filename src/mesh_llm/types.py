@@ -78,6 +78,8 @@ class ModelFacts:
     """True where it makes no text: inputs go through it whole, into embeddings or ranks."""
     ranks: bool = False
     """True where it tells how well a document fits a question."""
+    joined_layers: int = 0
+    """So many of the last layers share caches, and stay on one node; all of them: it is never split."""
     chat_template: str | None
 
     @property

@@ -94,12 +94,12 @@ def test_waiting_says_what_there_is_and_what_is_missing() -> None:
 
 
 def test_waiting_for_memory_in_larger_pieces() -> None:
-    """22 GB in all, but each stage has its own scratch memory, and layers stay whole."""
-    plan = fresh(mesh(*(node(f"{index:02}", 1.1) for index in range(20))))
+    """22.5 GB in all, but each stage has its own scratch memory, and layers stay whole."""
+    plan = fresh(mesh(*(node(f"{index:02}", 1.5) for index in range(15))))
 
     assert plan.mode is Mode.WAITING
     assert plan.reason == (
-        "need 21.6 GB for the model, have 22.0 GB on 20 nodes, "
+        "need 21.6 GB for the model, have 22.5 GB on 15 nodes, "
         "but not in pieces that hold whole layers of 500 MB"
     )
 

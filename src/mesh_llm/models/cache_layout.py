@@ -91,6 +91,10 @@ _SLIDING = {
 _EXAONE4_SLIDING_LAYERS = 64
 """Only the 32B of that family slides, and the engine knows it by its layers."""
 _GEMMA3N_CACHED_LAYERS = 20
+_READ_BY_SHARED = 2
+"""The last layer with a sliding window, and the last one without."""
+_NEVER_SPLIT = {"graniteswitch"}
+"""It chooses adapters for all layers by a cache that the engine puts behind the last one."""
 
 
 def layer_caches(keys: Metadata, *, layers: int, hidden: int) -> tuple[LayerCache, ...]:
@@ -213,13 +217,25 @@ def _cached_heads(keys: Metadata, layers: int) -> tuple[int, ...]:
     if keys.architecture in _FEED_FORWARD_LAYERS:
         widths = keys.per_layer("feed_forward_length", layers, default=0)
         return tuple(0 if width else count for count, width in zip(heads, widths, strict=True))
+    shared = _shared_layers(keys, layers)
+    return heads[: layers - shared] + (0,) * shared
+
+
+def _shared_layers(keys: Metadata, layers: int) -> int:
+    """So many of the last layers have no cache of their own, and read those of the two before them."""
     if keys.architecture == "gemma3n":
-        own = min(layers, _GEMMA3N_CACHED_LAYERS)
-    elif keys.architecture == "gemma4":
-        own = layers - keys.number("attention.shared_kv_layers", default=0, maximum=layers)
-    else:
-        own = layers
-    return heads[:own] + (0,) * (layers - own)
+        return max(0, layers - _GEMMA3N_CACHED_LAYERS)
+    if keys.architecture == "gemma4":
+        return keys.number("attention.shared_kv_layers", default=0, maximum=layers)
+    return 0
+
+
+def joined_layers(keys: Metadata, layers: int) -> int:
+    """So many of the last layers cannot be parted: a whole cache would cross a link for every token."""
+    if keys.architecture in _NEVER_SPLIT:
+        return layers
+    shared = _shared_layers(keys, layers)
+    return min(layers, shared + _READ_BY_SHARED) if shared else 0
 
 
 def _heads(keys: Metadata, layers: int) -> tuple[int, ...]:

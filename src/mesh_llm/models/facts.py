@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.models.cache_layout import ENCODERS, WITHOUT_CACHE, layer_caches, query_elements
+from mesh_llm.models.cache_layout import ENCODERS, WITHOUT_CACHE, joined_layers, layer_caches, query_elements
 from mesh_llm.models.metadata import Metadata, damaged
 from mesh_llm.types import Fingerprint, Layer, ModelFacts
 
@@ -91,6 +91,7 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
         pooled=keys.number("pooling_type", default=0) > 0,
         encodes=architecture in ENCODERS or keys.number("pooling_type", default=0) > 0,
         ranks=keys.number("pooling_type", default=0) == _POOLING_RANK,
+        joined_layers=joined_layers(keys, layers),
         chat_template=_optional_text(metadata, "tokenizer.chat_template"),
     )
 

@@ -27,6 +27,7 @@ from mesh_llm.membership.record import Told, read_record, told
 from mesh_llm.mesh_settings import Draft, MeshSettings
 from mesh_llm.node import home_upgrade
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.planning.cuts import forbidden
 from mesh_llm.planning.manual_layers import misfit
 from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.transport.credential import (
@@ -231,6 +232,9 @@ class Joining:
         layers = self._config.layers
         if layers is not None and (wrong := misfit(len(model.layers), layers)):
             raise UsageError(wrong, hint=f"the model's layers are 0-{len(model.layers) - 1}")
+        cuts = [first for _, first, _ in layers or ()]
+        if len(cuts) > 1 and (wrong := forbidden(model, cuts)):
+            raise UsageError(f"--layers: {wrong}")
         settings, old = own_settings(self._config, model, draft), self.settings
         if old is not None and old.fingerprint == model.fingerprint:
             settings = replace(settings, digest=old.digest)

@@ -12,6 +12,7 @@ asyncio, socket, time, os or subprocess.
     election         who hosts
     placement        which nodes compute which layers
     layer_shares     how many layers each node gets
+    cuts             where a model may be cut, and into how many stages
     manual_layers    --tensor-split and --layers
     worker_order     the order of workers
     memory_budget    what a node uses itself, and what it lends

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from mesh_llm.defaults import CLEARLY_FASTER
 from mesh_llm.errors import UsageError
 from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.planning.cuts import forbidden
 from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.exclusion import exclusions
 from mesh_llm.planning.fit import smallest_context, stage_need
@@ -102,6 +103,8 @@ def _valid(asked: Question, running: Plan) -> Layout | None:
         head_on_worker=running.head_on_worker,
     )
     if not _covers(layout, asked.inputs.load.count) or not _able(asked, layout) or not _obeys(asked, layout):
+        return None
+    if not layout.solo and forbidden(asked.inputs.load.facts, (span.first for span in layout.spans)):
         return None
     inputs = asked.inputs.at(running.context)
     allocations = inputs.allocations(layout.host, layout.spans, head_on_worker=layout.head_on_worker)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
+from mesh_llm.planning.cuts import furthest_cut, joined_from
 from mesh_llm.planning.layer_costs import LayerCosts, Span
 from mesh_llm.planning.memory_layout import Ledger, NodeMemory, furthest, lodge
 from mesh_llm.planning.plan_inputs import PlanInputs
@@ -128,9 +129,9 @@ def _walk(
         end = furthest(ledger.free(rooms[node]), inputs.load, position, host=here, head=here)
         # Each one behind has to get a layer: a worker without any would be no part of the plan.
         behind = len(order) - index - 1
-        most = max(0, min((end or position) - position, inputs.load.count - position - behind))
+        most = max(0, furthest_cut(inputs.load.facts, end or position, behind) - position)
         want = wanted[index] + carried
-        count = min(want, most)
+        count = _uncut(inputs.load, position, min(want, most), most)
         if want > most:
             limited.add(index)
         carried = want - count
@@ -138,6 +139,14 @@ def _walk(
         counts.append(count)
         position += count
     return counts, limited, inputs.load.count - position
+
+
+def _uncut(load: LayerCosts, position: int, count: int, most: int) -> int:
+    """About so many layers from there, with all of those that stay together or none."""
+    joined = joined_from(load.facts)
+    if not joined < position + count < load.count:
+        return count
+    return most if position + most == load.count else joined - position
 
 
 def _take(ledger: Ledger, room: NodeMemory, load: LayerCosts, first: int, last: int, *, host: bool) -> None:

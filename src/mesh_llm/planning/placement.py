@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mesh_llm.defaults import PLAN_SEARCH_STEPS, SPILL_BYTES_PER_S
+from mesh_llm.planning.cuts import may_split, too_many
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.layer_shares import Capacity, capacity, fastest_first, lay_out, spread
 from mesh_llm.planning.memory_layout import divided
@@ -141,6 +142,8 @@ def filled(
     inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
 ) -> Layout | None:
     """The host and exactly these workers, the fastest filled first. The host may end up without a layer."""
+    if not _may_take_part(inputs, host, workers):
+        return None
     order = (host, *arrange(inputs, host, workers, quick=quick))
     sizes = _capacities(inputs, host, order)
     if sizes is None:
@@ -156,6 +159,8 @@ def spread_out(
     inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
 ) -> Layout | None:
     """At least a layer on the host and on each of these workers, the more the faster they are."""
+    if not _may_take_part(inputs, host, workers):
+        return None
     order = (host, *arrange(inputs, host, workers, quick=quick))
     sizes = _capacities(inputs, host, order)
     if sizes is None or len(order) > inputs.load.count or not all(size.total for size in sizes):
@@ -165,6 +170,10 @@ def spread_out(
         rates = [(float(inputs.room(node, host=host).total_bytes),) * 2 for node in order]
     layout = _laid(inputs, host, order, spread(inputs.load.count, sizes, rates))
     return layout if layout and len(layout.spans) == len(order) else None
+
+
+def _may_take_part(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> bool:
+    return may_split(inputs.load.facts) and not too_many(len(workers), len(inputs.rooms[host].gpus))
 
 
 def _laid(inputs: PlanInputs, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]) -> Layout | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mesh_llm.defaults import CLEARLY_FASTER, USEFUL_CONTEXT
 from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.planning.cuts import MAX_DEVICES, forbidden, may_split, too_many
 from mesh_llm.planning.election import solo_hosts, split_hosts
 from mesh_llm.planning.eligibility import Eligible, roster_of, split_refusal
 from mesh_llm.planning.fit import (
@@ -136,10 +137,18 @@ def shortage(asked: Question, reason: str = "") -> Shortage:
     if not reason:
         reason = f"need {gigabytes(need)} for the model, have {gigabytes(have)} on {_nodes(count)}"
         if need <= have:
-            # Every further stage has scratch memory of its own, and layers are not divided.
-            layer = max(layer.weight_bytes for layer in asked.model.layers)
-            reason += f", but not in pieces that hold whole layers of {gigabytes(layer)}"
+            reason += f", but {_hindrance(asked, count)}"
     return Shortage(reason=reason, need_bytes=need, have_bytes=have)
+
+
+def _hindrance(asked: Question, nodes: int) -> str:
+    if not may_split(asked.model):
+        return "no node holds it alone, and a model of its architecture cannot be split"
+    if nodes > MAX_DEVICES + 1:
+        return f"no {MAX_DEVICES + 1} of them hold it, and more cannot take part in a plan"
+    # Every further stage has scratch memory of its own, and layers are not divided.
+    layer = max(layer.weight_bytes for layer in asked.model.layers)
+    return f"not in pieces that hold whole layers of {gigabytes(layer)}"
 
 
 def available(asked: Question, host: NodeId | None = None) -> tuple[int, int]:
@@ -212,7 +221,8 @@ def _too_much_for_one(asked: Question, inputs: PlanInputs) -> str:
 
 def _spread(asked: Question, inputs: PlanInputs) -> Proposal | None:
     for host in _tried(asked):
-        workers = _capable(asked, inputs, host)[: asked.inputs.load.count - 1]
+        most = min(asked.inputs.load.count - 1, MAX_DEVICES - len(inputs.rooms[host.id].gpus))
+        workers = _capable(asked, inputs, host)[: max(0, most)]
         while workers:
             layout = spread_out(inputs, host.id, workers)
             if layout:
@@ -248,6 +258,17 @@ def _forced(asked: Question) -> Proposal | Shortage:
 
 
 def _as_told(asked: Question) -> Layout | str:
+    layout = _by_options(asked)
+    if isinstance(layout, str) or layout.solo:
+        return layout
+    inputs = asked.inputs
+    cuts = [span.first for span in layout.spans]
+    workers = len(layout.nodes) - 1
+    wrong = forbidden(inputs.load.facts, cuts) or too_many(workers, len(inputs.rooms[layout.host].gpus))
+    return wrong or layout
+
+
+def _by_options(asked: Question) -> Layout | str:
     count, elected = asked.inputs.load.count, asked.elected()
     if asked.settings.layers is not None:
         return by_names(count, asked.settings.layers, asked.snapshot, asked.roster, elected)

@@ -46,10 +46,10 @@ def at(plan: Plan, tokens_per_s: float) -> Plan:
     [
         (10, SMALLEST, SMALLEST),
         (256, SMALLEST, SMALLEST),
-        (640, 160, 160),
-        (1000, 224, 224),
+        (640, 128, 128),
+        (1000, 192, 192),
         (2048, 512, 512),
-        (4000, 992, 512),
+        (4000, 960, 512),
         (1e6, LARGEST, 512),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_step_takes_a_quarter_of_a_second(
 def test_a_split_plan_computes_less_at_once(facts: ModelFacts) -> None:
     plan = split(facts)
     assert plan.workers
-    assert batches(at(plan, 4000), facts) == Batches(step=992, micro=96, beside=BESIDE_SPLIT)
+    assert batches(at(plan, 4000), facts) == Batches(step=960, micro=128, beside=BESIDE_SPLIT)
     assert batches(at(plan, 40000), facts) == Batches(step=2048, micro=128, beside=BESIDE_SPLIT)
     assert batches(at(plan, 300), facts) == Batches(step=512, micro=64, beside=BESIDE_SPLIT)
 

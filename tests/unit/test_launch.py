@@ -69,10 +69,10 @@ def engine(
 
 def test_a_step_is_as_long_as_the_plan_allows(tmp_path: Path) -> None:
     spec = engine(tmp_path)
-    assert (spec.batch, spec.micro_batch, spec.settings) == (224, 224, {})
+    assert (spec.batch, spec.micro_batch, spec.settings) == (192, 192, {})
     argv = arguments(spec)
-    assert argv[argv.index("--batch-size") + 1] == "224"
-    assert argv[argv.index("--ubatch-size") + 1] == "224"
+    assert argv[argv.index("--batch-size") + 1] == "192"
+    assert argv[argv.index("--ubatch-size") + 1] == "192"
 
 
 @pytest.mark.parametrize("slots", [1, 64])
@@ -87,7 +87,7 @@ def test_an_engine_whose_inputs_cannot_be_cut_is_not_paced(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("wishes", "batch"), [({"n_batch": 2048}, 224), ({"n_ubatch": 1024}, 1024), ({"n_ubatch": 32}, 224)]
+    ("wishes", "batch"), [({"n_batch": 2048}, 192), ({"n_ubatch": 1024}, 1024), ({"n_ubatch": 32}, 192)]
 )
 def test_what_a_person_sets_is_passed_on_and_has_room(
     tmp_path: Path, wishes: dict[str, int], batch: int
@@ -101,8 +101,8 @@ def test_what_a_person_sets_is_passed_on_and_has_room(
     ("slots", "wishes", "depths"),
     [
         (1, {}, (24, 6)),
-        (8, {}, (24, 6)),  # 8 times 24, and one of each: 200 of 224
-        (10, {}, (21, 6)),
+        (8, {}, (23, 6)),  # 8 times 23, and one of each: all of 192
+        (10, {}, (18, 6)),
         (64, {}, (2, 2)),
         (64, {"n_batch": 2048}, (24, 6)),
         (1, {"n_batch": 8}, (7, 6)),

@@ -114,7 +114,7 @@ def _source_digests(backend: str) -> Iterable[str]:
     if backend == SPLICE:
         own = sorted(file for file in (native_folder() / "splice").iterdir() if file.is_file())
     else:
-        own = [native_folder() / "CMakeLists.txt"]
+        own = [native_folder() / "CMakeLists.txt", native_folder() / "cpu_attention.cmake"]
     if backend == "mesh":
         folders = [native_folder(), *(native_folder() / name for name in _MESH_FOLDERS)]
         own += sorted(

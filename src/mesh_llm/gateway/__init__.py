@@ -45,6 +45,7 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     answer_writer      the client's end of an answer
     sse                server-sent events as bytes
     resume_cut         where to cut an answer so that another engine can continue it
+    resume_replay      has the second engine compute what was said as the first one did
     resume_join        joins the second engine's part to the first one's
     keep_alive         comments for a client that waits
     stall_timer        notices that nothing has happened for too long

@@ -27,6 +27,7 @@ from mesh_llm.gateway.metrics import BROKEN, Exchange
 from mesh_llm.gateway.model_list import MODELS_PATH, first_name
 from mesh_llm.gateway.resume_cut import Cut, cut_back
 from mesh_llm.gateway.resume_join import Continuing, Joint, Matching, Repeating
+from mesh_llm.gateway.resume_replay import replay
 from mesh_llm.gateway.sse import EventCutter, comment, data_of, dump
 from mesh_llm.gateway.text_request import TextRequest
 
@@ -240,8 +241,8 @@ class Answer:
                 self.is_whole = True
         return self.is_whole
 
-    async def next_request(self, count: Count) -> Document:
-        """What to ask the next engine for."""
+    async def next_requests(self, count: Count) -> list[Document]:
+        """What to ask the next engine for: of several, only the last one's answer is for the client."""
         self._ask = count
         self._has_differed |= isinstance(self._joint, Repeating) and self._joint.has_differed
         self._joint = None
@@ -251,7 +252,7 @@ class Answer:
             # Nobody has seen it, and in another run the choices' events come in another order.
             self._forget()
         if not self._told:
-            return self._generation.asked
+            return [self._generation.asked]
         if self.is_too_long:
             raise api_errors.not_resumed("the answer is too long to be continued by another engine")
         said = self._dialect.said(self._told)
@@ -260,7 +261,7 @@ class Answer:
             body = None
         if body is None:
             self._joint = Matching(self._told)
-            return self._generation.asked
+            return [self._generation.asked]
         if self._prompt_tokens is None:
             self._prompt_tokens = await self._count(count, self._generation.asked)
         # The same text as before, and by the same tokens as long as those were the usual ones for it.
@@ -277,8 +278,12 @@ class Answer:
         self._joint = Continuing(self._dialect, seam, self._told)
         if cut.events < len(self._told):
             self._joint = Repeating(self._joint, self._told[cut.events :])
-        # An engine makes one token at least; that one is left out.
-        return {**cut.body, **{name: max(1, limit) for name, limit in left.items()}}
+        replayed = replay(self._generation, self._told, cut)
+        # It goes on from there, even if its client wants nothing remembered. And an engine makes one token at
+        # least; that one is left out.
+        remembered = {"cache_prompt": True} if replayed else {}
+        rest = {**cut.body, **remembered, **{name: max(1, limit) for name, limit in left.items()}}
+        return [*replayed, rest]
 
     def _forget(self) -> None:
         self._told.clear()

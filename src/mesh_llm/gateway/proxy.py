@@ -232,14 +232,14 @@ class Proxy:
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(left_s):
-                document = await answer.next_request(count)
+                documents = await answer.next_requests(count)
         except TimeoutError:
             raise EngineUntried("the engine did not answer the gateway's own requests in time") from None
         if left_s is not None:
             left_s = max(0.0, left_s - (time.monotonic() - began_s))
         turn = request.engine.turn(resumed=answer.has_begun, within_s=left_s)
-        body = request.engine.with_body(upstream, dump(document))
-        async with self._asked(upstream, exchange, turn, "POST", body) as connection:
+        asked = [request.engine.with_body(upstream, dump(document)) for document in documents]
+        async with self._asked(upstream, exchange, turn, "POST", *asked) as connection:
             head = await connection.head()
             if head.status != 200 or not _is_stream(head):
                 return await self._refusal(request, upstream, connection, answer)
@@ -381,14 +381,23 @@ class Proxy:
 
     @asynccontextmanager
     async def _asked(
-        self, upstream: Upstream, exchange: Exchange, turn: SlotRequest | None, method: str, request: bytes
+        self, upstream: Upstream, exchange: Exchange, turn: SlotRequest | None, method: str, *requests: bytes
     ) -> AsyncIterator[EngineConnection]:
-        """Send a request that can be sent again, in its turn; the head of its answer has come."""
+        """Send a request that can be sent again, in its turn; the head of its answer has come.
+
+        Of several requests, only the last one's answer matters.
+        """
         exchange.served_by = _elsewhere(upstream)
         async with self._in_turn(upstream, turn):
             if turn is not None and self._serving.upstream() != upstream:
                 raise EngineUntried("the engine was replaced while the request waited for a slot")
-            connection = await self._pool.ask(upstream, method, request, turn)
+            for request in requests[:-1]:
+                connection = await self._pool.ask(upstream, method, request, turn)
+                try:
+                    await connection.pour(lambda _: None)
+                finally:
+                    self._pool.give_back(upstream, connection)
+            connection = await self._pool.ask(upstream, method, requests[-1], turn)
             try:
                 yield connection
             finally:

@@ -53,6 +53,11 @@ class TextRequest:
         return is_several(self.body)
 
     @property
+    def is_greedy(self) -> bool:
+        """The likeliest token is always taken: the same request has the same answer."""
+        return self.body.get("temperature") == 0 or self.body.get("top_k") == 1
+
+    @property
     def hides_progress(self) -> bool:
         """The client has not asked how far the engine is with the prompt."""
         return self.dialect.reports_progress and not self.body.get("return_progress")

@@ -23,7 +23,9 @@ SMALLEST_MICRO = 64
 128, 256 of 64 to 0.8, 256 of 32 to 0.4."""
 MICRO_BATCH = 512
 """The engine's own: scratch memory is counted for it."""
-_ROUND = 32
+_ROUND = 64
+"""Attention is computed for so many tokens at a time (native/cpu_attention.cmake): in multiples of that, a
+prompt is read alike whatever the size of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ def batches(plan: Plan, model: ModelFacts, *, whole: bool = False, images: bool 
     if plan.workers and not images:
         # With one batch in each step, its stages would wait for each other.
         step = max(step, SMALLEST_SPLIT)
-        micro = min(PROMPT_MICRO_BATCH, max(SMALLEST_MICRO, _rounded(step // IN_FLIGHT)))
+        micro = min(PROMPT_MICRO_BATCH, max(SMALLEST_MICRO, _rounded(step // IN_FLIGHT + _ROUND // 2)))
         return Batches(step=step, micro=micro, beside=BESIDE_SPLIT)
     return Batches(step=step, micro=min(step, MICRO_BATCH), beside=None if images else BESIDE)
 

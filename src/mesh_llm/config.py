@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 
 from mesh_llm.defaults import API_LISTEN, API_PORT, GUESS_TEXT_MAX, THREADS_LIMIT
 from mesh_llm.errors import UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import MESH_OPTIONS, MeshOptions, given_options
 from mesh_llm.types import HostingMode, Setting
 
@@ -27,7 +28,7 @@ _FLAGS = {
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeConfig(MeshOptions):
     """Where an option of the mesh was not given, a joiner takes the mesh's, and its creator the default."""
 

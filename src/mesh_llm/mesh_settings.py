@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from mesh_llm.defaults import CACHE_TYPES, CONTEXT_LIMIT, DEFAULT_SLOTS, DRAFT_MAX
 from mesh_llm.errors import UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.sanitise import NAME_CHARS
 from mesh_llm.types import Fingerprint
 
@@ -28,7 +29,7 @@ Read = Callable[[Any], Any]
 """Returns a value, checked and frozen; or raises `ValueError`, whose words complete "it is"."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Option:
     """How an option is called, and what it may be."""
 
@@ -139,7 +140,7 @@ def parse_layers(text: str) -> tuple[tuple[str, int, int], ...]:
 # -- the options -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineOptions:
     """Those that every host's engine is started with; None is the engine's own default."""
 
@@ -149,7 +150,7 @@ class EngineOptions:
     """Tokens of an answer, at most, where its request sets no limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MeshOptions(EngineOptions):
     """All of them; None was not given."""
 
@@ -175,7 +176,7 @@ def given_options(options: EngineOptions, among: Mapping[str, Option] = MESH_OPT
 # -- the settings ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Draft:
     """A small model that guesses ahead for the mesh's, on the host's own device; and what it takes there."""
 
@@ -188,7 +189,7 @@ class Draft:
     compute_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MeshSettings(MeshOptions):
     """They belong to the mesh, and its owners set them."""
 

@@ -7,11 +7,12 @@ nodes as JSON. It may be anybody's: `from_document` makes nothing of what is mis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
+from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT, is_number
 from mesh_llm.sanitise import NAME_CHARS, SENTENCE_CHARS, clean
 
@@ -27,7 +28,7 @@ Sentence = Annotated[str, SENTENCE_CHARS]
 Layer = Annotated[int, 10_000]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Traffic:
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -38,7 +39,7 @@ class Traffic:
 # -- what a host tells of its plan ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DraftStatus:
     name: Name | None
     """None without a draft model, where only the text before guesses."""
@@ -50,7 +51,7 @@ class DraftStatus:
     gain: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelStatus:
     name: Name
     fingerprint: Name
@@ -62,7 +63,7 @@ class ModelStatus:
     draft: DraftStatus | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlanStageStatus:
     node: Name
     first: Layer
@@ -72,13 +73,13 @@ class PlanStageStatus:
     share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ExcludedStatus:
     node: Name
     reason: Sentence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlanStatus:
     epoch: int | None
     mode: Name
@@ -94,7 +95,7 @@ class PlanStatus:
     reason: Sentence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineStageStatus:
     """Per token, as long as one question at a time is answered."""
 
@@ -108,14 +109,14 @@ class EngineStageStatus:
     pushed: Traffic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenPartStatus:
     kind: Name
     node: Name | None
     ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenStatus:
     """Where the time of a token goes."""
 
@@ -124,7 +125,7 @@ class TokenStatus:
     sentence: Sentence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineStatus:
     state: Name
     reason: Sentence
@@ -140,7 +141,7 @@ class EngineStatus:
     token: TokenStatus | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServingStatus:
     model: ModelStatus | None
     plan: PlanStatus | None
@@ -150,7 +151,7 @@ class ServingStatus:
 # -- what every node tells of itself and its mesh -------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeStatus:
     id: str
     name: str
@@ -160,14 +161,14 @@ class NodeStatus:
     resting: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SpeedStatus:
     read_gb_s: float
     gflops: float
     attention_gflops: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LinkStatus:
     kind: str
     rtt_ms: float | None
@@ -179,7 +180,7 @@ class LinkStatus:
     peak_bytes_per_s: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MemberStatus:
     id: str
     name: str
@@ -198,32 +199,32 @@ class MemberStatus:
     link: LinkStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MeshStatus:
     id: str
     nodes: tuple[MemberStatus, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FirstTokenStatus:
     measured_s: float | None
     prompt_tokens: int | None
     predicted_s: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ApiStatus:
     url: str | None
     key_needed: bool
     first_token: FirstTokenStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ConsoleStatus:
     url: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Status:
     version: str
     node: NodeStatus

@@ -13,13 +13,13 @@ import importlib
 import importlib.metadata
 import mmap
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.errors import MeshError
+from mesh_llm.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineSymbol:
     """struct ggml_mesh_symbol in native/ggml-mesh.h."""
 
@@ -49,7 +49,7 @@ def _lacks(names: list[str]) -> str:
     return f"this engine has no {' and no '.join(names)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineText:
     """What the engine writes, and we read; as it stands in its binary."""
 
@@ -116,7 +116,7 @@ def texts_missing(engine: Path) -> tuple[str, ...]:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PrivateAttributes:
     owner: str
     """A class, with its module."""

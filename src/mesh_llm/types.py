@@ -7,10 +7,11 @@ fields, so that it can cross threads, processes and pure functions alike.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import NewType
+
+from mesh_llm.frozen import frozen
 
 NodeId = NewType("NodeId", str)
 """A node's public key, 64 hexadecimal digits."""
@@ -21,7 +22,7 @@ Setting = bool | int | float | str
 """A value of one of the engine's own settings."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerCache:
     """What one layer keeps per sequence, as llama.cpp allocates it.
 
@@ -36,13 +37,13 @@ class LayerCache:
     state_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Layer:
     weight_bytes: int
     cache: LayerCache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelFacts:
     """What a GGUF says about itself; enough to plan memory without loading it."""
 
@@ -88,7 +89,7 @@ class ModelFacts:
         return layers + self.embedding_bytes + self.head_bytes + self.other_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MemoryNeed:
     weight_bytes: int
     cache_bytes: int
@@ -106,7 +107,7 @@ class DeviceKind(StrEnum):
     ACCELERATOR = "accelerator"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Device:
     """A ggml device of this machine."""
 
@@ -128,7 +129,7 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Progress:
     """One step of something that takes a while, for people to look at."""
 
@@ -141,7 +142,7 @@ class Progress:
 ProgressSink = Callable[[Progress], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Event:
     """Something that a person who watches a node wants to read."""
 
@@ -152,7 +153,7 @@ class Event:
 EventSink = Callable[[Event], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StageCounters:
     """What one worker has done for an engine since they were linked: sums, for their differences."""
 
@@ -173,7 +174,7 @@ class StageCounters:
     in_flight: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SpeculationCounters:
     """What drafts have done for an engine since it started: sums, but for the depth of the last draft."""
 
@@ -205,7 +206,7 @@ class Role(StrEnum):
     """Uses the API, lends nothing, invites nobody."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Signed:
     """Something that a member said, exactly as it was signed, so that others can pass it on."""
 
@@ -243,7 +244,7 @@ class LinkKind(StrEnum):
     """Through a relay server, or through a member that reaches both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Address:
     """Where a node can be reached."""
 
@@ -252,7 +253,7 @@ class Address:
     relay: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LinkFacts:
     """What one node has measured of its way to another."""
 
@@ -260,7 +261,7 @@ class LinkFacts:
     rtt_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Speed:
     """What a node's device has shown that it can do."""
 
@@ -272,7 +273,7 @@ class Speed:
     """Operations likewise, in attention over what came before: what long prompts are made of, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HeldModel:
     """A model whose files lie on a node's disk."""
 
@@ -281,7 +282,7 @@ class HeldModel:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HeldPart:
     """Some layers of a model that a node cannot host: it fetches those that a plan gives it."""
 
@@ -290,7 +291,7 @@ class HeldPart:
     """Layers on its disk: the first, and the last, not included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Stage:
     """Layers [first, last) of a model, on one node."""
 
@@ -310,7 +311,7 @@ class Mode(StrEnum):
     WAITING = "waiting"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Prediction:
     tok_s: float
     """Decoding, one request at a time."""
@@ -320,7 +321,7 @@ class Prediction:
     """At which a prompt of 4,096 tokens is read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Exclusion:
     """A node that has no part in a plan, and why."""
 
@@ -328,7 +329,7 @@ class Exclusion:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Plan:
     """Who computes what. Two plans with equal `key` run the same engine over the same links."""
 
@@ -359,7 +360,7 @@ class Plan:
         return tuple(stage for stage in self.stages if stage.node != self.host)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServingPlan:
     """A plan that its host has published: it passed its readiness check."""
 
@@ -369,7 +370,7 @@ class ServingPlan:
     """Of the settings that it was made by; 0 where nobody knows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeFacts:
     """What a node tells the mesh about itself."""
 

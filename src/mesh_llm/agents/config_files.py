@@ -7,11 +7,11 @@ become the default of everything else that the agent does is the person's to dec
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from mesh_llm.agents import json_edit
 from mesh_llm.errors import AgentConfigRefused
+from mesh_llm.frozen import frozen
 
 PROVIDER = "mesh"
 """Under this name agents know the node."""
@@ -38,7 +38,7 @@ _NOT_WRITTEN = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Endpoint:
     """A node, as its clients see it."""
 

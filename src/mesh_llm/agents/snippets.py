@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from mesh_llm.agents import config_files, json_edit
 from mesh_llm.agents.config_files import KEY_VARIABLE, NO_KEY, PROVIDER, Endpoint, file_of
+from mesh_llm.frozen import frozen
 
 _PI_RESERVE = 16_384
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recipe:
     """How one agent is used."""
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from mesh_llm.cli.options import debug_option, home_option, home_path, json_opti
 from mesh_llm.cli.output import print_json, print_table
 from mesh_llm.defaults import API_PORT, DEFAULT_MODEL
 from mesh_llm.errors import AgentConfigRefused, MeshError, NodeNotRunning
+from mesh_llm.frozen import frozen
 from mesh_llm.home import Home
 
 AGENT_CONFIG_BYTES = 4 << 20
 """An agent's config file is a few kilobytes; what is larger was written by something else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Written:
     """What became of an agent's config file."""
 

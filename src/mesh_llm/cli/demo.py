@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -21,6 +20,7 @@ from mesh_llm.cli.output import Output, print_json, print_table, set_up_logging
 from mesh_llm.cli.serve import run_loop
 from mesh_llm.defaults import API_PORT, DEFAULT_MODEL, DEMO_ANSWER_TOKENS, DEMO_QUESTION
 from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.home import Home
 from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster
 from mesh_llm.status_schema import MemberStatus, PlanStageStatus, Status, from_document
@@ -30,7 +30,7 @@ _TOLD = ("model", "build", "engine", "elected", "ready", "api")
 """Events that belong into the picture: nobody has to carry a token in a demo."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DemoAnswer:
     text: str
     prompt_tok_s: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from mesh_llm.download.model_download import download_all, is_here
 from mesh_llm.engine import machine
 from mesh_llm.engine.packages import pip_download
 from mesh_llm.errors import MeshError, ModelError, UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.home import Home, models_folder
 from mesh_llm.models import catalog, names
 from mesh_llm.models.catalog import Catalog, CatalogEntry, HubName
@@ -165,7 +165,7 @@ def _check(files: Mapping[CatalogEntry, Sequence[Path]], as_json: bool) -> None:
 # -- all of them ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Room:
     """Memory that a model may take, in one place."""
 
@@ -202,7 +202,7 @@ async def _list(listed: Catalog, home: Home, as_json: bool) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Listed:
     entry: CatalogEntry
     machine: _Room

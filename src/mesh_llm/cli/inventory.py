@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mesh_llm import __version__
@@ -13,6 +13,7 @@ from mesh_llm.engine import build, machine
 from mesh_llm.engine.inspect import describe, read_headers
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.errors import EngineMissing, MeshError, ModelError
+from mesh_llm.frozen import frozen
 from mesh_llm.home import Home, cache_folder
 from mesh_llm.models.header_cache import NO_FINGERPRINT, Header, Headers, header_of
 from mesh_llm.models.stores import Found, LocalModel, Places, Skipped, search
@@ -25,7 +26,7 @@ _THIS_MACHINE = NodeId("0" * 64)
 """Stands for a node that does not run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Listed:
     model: LocalModel
     header: Header | None
@@ -36,7 +37,7 @@ class Listed:
     """Over all nodes of the mesh, where one runs and this machine is too small."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FreeMemory:
     """Where models may be put."""
 
@@ -45,7 +46,7 @@ class FreeMemory:
     """None where no node runs here, or none with others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Inventory:
     listed: tuple[Listed, ...]
     skipped: tuple[Skipped, ...]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
 from mesh_llm.agents.config_files import as_typed
 from mesh_llm.cli import tables
+from mesh_llm.frozen import frozen
 from mesh_llm.status_schema import MemberStatus, PlanStageStatus, Status
 from mesh_llm.types import Progress
 
@@ -22,13 +22,13 @@ Line = list[tuple[str, str]]
 """Texts, each with the name of a style, or with none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Size:
     columns: int
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LiveState:
     """Everything that is to be seen."""
 

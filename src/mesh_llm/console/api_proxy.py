@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
 
 from mesh_llm.console.access import Refused
+from mesh_llm.frozen import frozen
 
 CONSOLE_CHATS = 32
 """Answers under way for all pages together; the API's own queue is shorter."""
@@ -26,7 +27,7 @@ _PASSED_ON = ("Accept", "Content-Type", "Content-Length", "Prefer", "X-Request-I
 _PASSED_BACK = ("Content-Type", "Content-Length", "Retry-After", "X-Mesh-LLM-Served-By")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Api:
     """Where the node's own API is, and what it asks for."""
 

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mesh_llm.agents.snippets import snippets
 from mesh_llm.console.event_feed import BEAT, Crowded, Feed
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
 from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.types import Role
 
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
@@ -27,7 +27,7 @@ _WITH_BODY = ("plan", "invite", "revoke", "promote")
 Document = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Managed:
     """What a node can be told and asked to do, by its page and its command line."""
 

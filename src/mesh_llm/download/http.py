@@ -8,7 +8,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 from typing import TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
@@ -18,6 +18,7 @@ import aiohttp
 from yarl import URL
 
 from mesh_llm.errors import DownloadFailed
+from mesh_llm.frozen import frozen
 from mesh_llm.models.catalog import is_address
 
 DOWNLOAD_CONNECT_S = 10.0
@@ -41,7 +42,7 @@ _RATE_LIMIT = re.compile(r";\s*r=0\s*;\s*t=(\d+)")
 _AGAIN = "what has arrived is kept; run it again later to continue"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RemoteFile:
     """Where a file's bytes are right now, and what its server says about them."""
 

@@ -18,7 +18,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -37,6 +37,7 @@ from mesh_llm.download.http import (
     unusable_proxy,
 )
 from mesh_llm.errors import DownloadFailed, MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.models.catalog import (
     CatalogEntry,
     HubName,
@@ -142,7 +143,7 @@ def _is_own(location: str, url: str) -> bool:
 # -- names ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Variant:
     """One model of a repository: a file, or all shards of one."""
 

@@ -17,7 +17,6 @@ import sysconfig
 import tempfile
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.defaults import ENGINE_VERSION, INSPECT_TIMEOUT_S, LOCK_TIMEOUT_S
@@ -28,6 +27,7 @@ from mesh_llm.engine.machine import available_memory, cores, cpu_identity, platf
 from mesh_llm.engine.process import module, run
 from mesh_llm.engine.sources import engine_sources, free_bytes, native_folder
 from mesh_llm.errors import BuildFailed, MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.home import cache_folder
 from mesh_llm.types import Progress, ProgressSink
 
@@ -60,7 +60,7 @@ SPLICE = "splice"
 """For the node: it copies between data links and QUIC streams, and needs neither engine nor ggml."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Library:
     """One native library, built or to be built."""
 
@@ -90,7 +90,7 @@ class Library:
         return self.folder.with_name(f"{self.folder.name}.failed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Built:
     """The libraries at hand, and a sentence for each that is not."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
+from mesh_llm.frozen import frozen
 from mesh_llm.sanitise import clean
 
 _BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
@@ -29,7 +30,7 @@ class Cause(StrEnum):
     SILENT = "silent"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Death:
     """Why an engine child is no more, in a sentence."""
 

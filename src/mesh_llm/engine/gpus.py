@@ -14,11 +14,11 @@ import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.engine.machine import platform_name
 from mesh_llm.errors import BuildFailed
+from mesh_llm.frozen import frozen
 from mesh_llm.home import cache_folder
 
 GPU_BUILD_JOB_BYTES = 2_000_000_000
@@ -31,7 +31,7 @@ ROOT = Path("/")
 DROP = "mesh-llm engine build --no-gpu"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Kind:
     """One way to GPUs. ggml's name for it makes the option (--cuda), CMake's switch (GGML_CUDA) and the
     library (libggml-cuda)."""
@@ -107,7 +107,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gpu:
     name: str
     kinds: tuple[str, ...]
@@ -170,7 +170,7 @@ def identity(kind: str) -> str:
     return "\n".join(sorted({gpu.name for gpu in found() if kind in gpu.kinds}))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Idle:
     """GPUs of one model that the engine has no library for."""
 

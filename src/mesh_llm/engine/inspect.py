@@ -8,7 +8,6 @@ import stat
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mesh_llm.engine.gpus import KINDS
 from mesh_llm.engine.library import Measurement
 from mesh_llm.engine.process import Finished, module, run, spawn
 from mesh_llm.errors import EngineFailed, ModelError
+from mesh_llm.frozen import frozen
 from mesh_llm.types import Speed
 
 INSPECT_LINE_BYTES = 16 << 20
@@ -49,7 +49,7 @@ async def read_headers(paths: Sequence[Path]) -> AsyncIterator[dict[str, Any] | 
                 yield error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Read:
     answers: tuple[dict[str, Any], ...]
     """Of the first paths; of all, where nothing went wrong."""

@@ -11,12 +11,12 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.engine.diagnostics import sentence
 from mesh_llm.errors import EngineFailed, EngineMissing
+from mesh_llm.frozen import frozen
 from mesh_llm.third_party import EngineSymbol
 from mesh_llm.types import Device, DeviceKind, SpeculationCounters, Speed, StageCounters
 
@@ -31,7 +31,7 @@ _DEVICE_KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineWheel:
     version: str
     module: Path
@@ -152,7 +152,7 @@ def _load_lazily(path: Path) -> None:
     this_process.dlopen(str(path).encode(), os.RTLD_LAZY | os.RTLD_GLOBAL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Measurement:
     speed: Speed
     disturbed: bool

@@ -19,12 +19,12 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.defaults import CHILD_STOP_GRACE_S
 from mesh_llm.engine.diagnostics import printable
 from mesh_llm.errors import MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.tasks import uninterrupted
 
 CHILD_STOP_POLL_S = 0.02
@@ -193,7 +193,7 @@ async def _read_lines(stream: asyncio.StreamReader, sink: LineSink, limit_bytes:
         sink(pending.decode(errors="replace"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finished:
     status: int
     output: tuple[str, ...]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 from mesh_llm.defaults import ENGINE_STEP_S, STATE_LIMIT_BYTES
 from mesh_llm.errors import UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import EngineOptions
 from mesh_llm.types import Setting
 
@@ -69,7 +70,7 @@ def parse_setting(text: str) -> tuple[str, Setting]:
         raise UsageError(f"--engine-set {text}: {key} takes {wanted}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LinkSpec:
     """One worker, seen from the engine child: a socket that it inherits, and the layers behind it."""
 
@@ -82,7 +83,7 @@ class LinkSpec:
     """Of its memory, planned for saved states."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DraftSpec:
     """How the engine guesses ahead, at most so many tokens at a time; 0: not in this way."""
 
@@ -97,7 +98,7 @@ class DraftSpec:
         return max(self.text_depth, self.model_depth)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PaceSpec:
     """Tokens in a step of the engine while others wait for their next one, each of these included."""
 
@@ -109,7 +110,7 @@ class PaceSpec:
     """That a step is to take."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StatesSpec:
     """Which states of a split model the engine saves; each worker keeps its part."""
 
@@ -121,7 +122,7 @@ class StatesSpec:
     """On each worker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineSpec(EngineOptions):
     """Everything that decides how the engine child runs."""
 
@@ -182,7 +183,7 @@ class EngineSpec(EngineOptions):
         return {name: Path(path) for name, path in self.libraries.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerSpec:
     """Everything that a worker child is told."""
 

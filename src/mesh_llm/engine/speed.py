@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -25,6 +25,7 @@ from mesh_llm.engine import inspect
 from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.machine import available_memory, cpu_identity
 from mesh_llm.errors import MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.types import Speed
 
 MEASURE_WAIT_S = 120.0
@@ -73,7 +74,7 @@ def known_speed(libraries: Mapping[str, Path], device: str, threads: int, *, cac
     return _read(_file(libraries, device, threads, cache)).speed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Record:
     """What is known of one device."""
 

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.engine.telemetry import Flows, flows, paces
 from mesh_llm.errors import EngineFailed
+from mesh_llm.frozen import frozen
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import SpeculationCounters, StageCounters
 
@@ -45,7 +46,7 @@ class EngineState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineReport:
     """What can be told about the engine right now."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from mesh_llm.defaults import ENGINE_STAGES_S
+from mesh_llm.frozen import frozen
 from mesh_llm.types import StageCounters
 
 STATUS_ENGINE_S = 0.5
@@ -49,7 +50,7 @@ def figures_in(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in _SERIES.findall(text)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Work:
     """What an engine has done since it was started, answers under way included."""
 
@@ -159,7 +160,7 @@ def paces(
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Flow:
     """Bytes a second over one link, both ways together."""
 
@@ -172,7 +173,7 @@ class Flow:
         return Flow(bytes_per_s=rate, peak_bytes_per_s=max(rate, self.peak_bytes_per_s))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Flows:
     """Over the links of one worker."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway.api_errors import anthropic_error, is_anthropic
 from mesh_llm.gateway.sse import dump
 
@@ -21,7 +21,7 @@ _MISTAKES = re.compile(
 _TEXT_SHOWN = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineRefusal:
     status: int
     body: bytes

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from urllib.parse import quote
 
 from aiohttp import web
 from multidict import CIMultiDict
 
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.headers import to_engine
 from mesh_llm.gateway.http_framing import has_control
@@ -19,7 +19,7 @@ _TRAITS = ("Authorization", "x-api-key", "User-Agent")
 _NAME = "x-mesh-llm-client"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineRequest:
     method: str
     target: str

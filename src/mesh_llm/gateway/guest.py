@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
+
+from mesh_llm.frozen import frozen
 
 GUEST_CLIENT_CHARACTERS = 64
 """Of the name under which another node's client waits for its turn; they come as 32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Guest:
     account: str
     """Whose share of the engine its requests take: the node's, or that of all who came in by one token."""

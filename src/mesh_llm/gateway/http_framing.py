@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
+
+from mesh_llm.frozen import frozen
 
 GATEWAY_ANSWER_HEAD_LIMIT_BYTES = 64 << 10
 """Of the engine's answers, all headers together; llama-server's take less than 1 KB."""
@@ -36,7 +37,7 @@ class MalformedAnswer(Exception):
 # -- the head -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Head:
     status: int
     reason: str

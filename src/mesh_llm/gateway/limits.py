@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mesh_llm.defaults import GUESTS_PER_ACCOUNT
+from mesh_llm.frozen import frozen
 
 GATEWAY_BODY_LIMIT_BYTES = 256 << 20
 """Dozens of photographs in base64, or a million tokens many times over; no more than a machine can hold."""
@@ -32,7 +31,7 @@ GATEWAY_IDLE_CONNECTIONS = 128
 """Of them between two requests: the one that has been idle for longest makes room, as it may at any time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Limits:
     body_bytes: int = GATEWAY_BODY_LIMIT_BYTES
     replay_bytes: int = GATEWAY_REPLAY_BYTES

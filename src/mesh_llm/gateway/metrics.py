@@ -12,6 +12,7 @@ from functools import lru_cache
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway.answer_writer import AnswerWriter
 from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.slot_queue import SlotQueue
@@ -132,7 +133,7 @@ class Exchange:
         return at_s - self.started_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FirstToken:
     """What a client waited for the first token of an answer, its turn and the prompt included."""
 

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S, GATEWAY_REDACTED_LIMIT_BYTES
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
 from mesh_llm.gateway.api_errors import ApiError
@@ -59,7 +60,7 @@ _COMPUTE_ERROR = 500
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*([0-9]{1,6})(?:$|[,;\s])", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Request:
     """What a client sent, what is noted of it, and how engines are asked for it."""
 

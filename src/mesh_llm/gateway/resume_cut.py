@@ -9,8 +9,8 @@ the cut is made earlier, the next engine says the little that is missing once mo
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway.dialects.base import Dialect, Document, Said
 from mesh_llm.gateway.text_request import TextRequest
 
@@ -19,7 +19,7 @@ GATEWAY_CUT_BACK = 4
 question to the next engine; two are enough behind a blank line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cut:
     events: int
     """Those before it."""

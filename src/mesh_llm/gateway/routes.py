@@ -6,14 +6,13 @@ everybody, or hand out what is somebody else's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.dialects import PATHS as DIALECT_PATHS
 from mesh_llm.gateway.model_list import model_asked_for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Route:
     computes: bool = False
     """It takes one of the engine's slots."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from aiohttp import web
 
 from mesh_llm.defaults import API_LISTEN, API_PORT, GATEWAY_STOP_S
 from mesh_llm.errors import UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors, ports
 from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess
 from mesh_llm.gateway.api_errors import ApiError
@@ -40,7 +41,7 @@ _PREFLIGHT = {
 """What the engine says to a browser that asks whether a page may ask: to any path, loaded or not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GatewayConfig:
     listen: str = API_LISTEN
     port: int = API_PORT

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
 
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway.dialects import Dialect, Said, dialect_of
 from mesh_llm.gateway.dialects.base import Document, is_several
 from mesh_llm.gateway.sse import dump
@@ -15,7 +15,7 @@ _PARTS_LIMIT = 1_000_000
 """Of a document that is read here: more would keep everybody waiting. A photograph is one part."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TextRequest:
     dialect: Dialect
     body: Document

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
+from mesh_llm.frozen import frozen
 from mesh_llm.types import State
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SlotRequest:
     """What a request that needs one of the engine's slots waits for."""
 
@@ -35,7 +36,7 @@ class OpenConnection(Protocol):
     def __call__(self, turn: SlotRequest | None = None, /) -> Awaitable[socket.socket]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Upstream:
     """Where the engine listens right now."""
 
@@ -55,7 +56,7 @@ class Upstream:
         return self.url.partition("//")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Health:
     state: State
     reason: str

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, StatesSpec, WorkerSpec
+from mesh_llm.frozen import frozen
 from mesh_llm.local.hardware import Hardware
 from mesh_llm.local.modalities import modalities
 from mesh_llm.mesh_settings import ENGINE_OPTIONS, MeshSettings, given_options
@@ -38,7 +39,7 @@ _POSITION_BYTES = 24
 """For each token of a saved text, where layers attend to everything and to windows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Launch:
     """What this node's children need to know, beside the plan."""
 

@@ -15,7 +15,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from mesh_llm.defaults import CLUSTER_READY_S
 from mesh_llm.engine import machine
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.home import Home
 from mesh_llm.lab.member import MemberPart
 from mesh_llm.transport.identity import Identity
@@ -41,7 +42,7 @@ NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _TOKEN = "Invite token: "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ClusterSpec:
     home: Path
     model: str | None = None

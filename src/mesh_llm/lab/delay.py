@@ -30,10 +30,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from mesh_llm.engine.process import Child, module, spawn
+from mesh_llm.frozen import frozen
 
 _CHUNK_BYTES = 1 << 18
 _SPIN_S = 0.0002
@@ -44,7 +45,7 @@ _REPORT_S = 10.0
 _PR_SET_TIMERSLACK = 29
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Line:
     """Two ends that are joined with a delay; the line owns both from here on."""
 
@@ -53,7 +54,7 @@ class Line:
     delay_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DelayDoor:
     """A listening socket, which the line owns from here on, and where its connections lead to."""
 
@@ -62,7 +63,7 @@ class DelayDoor:
     delay_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Passage:
     """What chunks in one direction really experienced."""
 
@@ -249,7 +250,7 @@ def main() -> None:
 
     def report() -> None:
         passages = [meter.passage() for meter in meters]
-        fields = [{name: getattr(passage, name) for name in Passage.__slots__} for passage in passages]
+        fields = [asdict(passage) for passage in passages]
         print(json.dumps(fields), flush=True)
 
     for _ in sys.stdin:

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ from mesh_llm.cli.output import set_up_logging
 from mesh_llm.cli.serve import run_loop
 from mesh_llm.config import NodeConfig
 from mesh_llm.errors import MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.home import Home
 from mesh_llm.lab.delay import joined
 from mesh_llm.node import Node
 from mesh_llm.types import Event, EventSink, HostingMode, NodeId, Progress, ProgressSink
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MemberPart:
     """What one node of a cluster is to be."""
 

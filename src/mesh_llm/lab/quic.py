@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from iroh.iroh_ffi import (
 
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.errors import MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.splice import Splicer, splice
@@ -44,7 +44,7 @@ _ANSWER_S = 30.0
 """For a process to start, connect or report; it needs a second at the most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class QuicLine:
     """Two ends that are joined over QUIC; the line owns both from here on."""
 
@@ -52,7 +52,7 @@ class QuicLine:
     other: socket.socket
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Splicing:
     """How the two processes copy."""
 

@@ -12,13 +12,14 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, StatesSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import EngineFailed
+from mesh_llm.frozen import frozen
 from mesh_llm.lab.delay import Line, Lines, delay_lines
 from mesh_llm.lab.quic import QuicLine, Splicing, quic_lines
 from mesh_llm.types import ModelFacts, Setting
@@ -26,7 +27,7 @@ from mesh_llm.types import ModelFacts, Setting
 READY_S = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SplitPlan:
     """Layers per worker, in order; what is left over is the host's own and comes first."""
 
@@ -63,7 +64,7 @@ class SplitPlan:
     settings: dict[str, Setting] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SplitEngine:
     url: str
     key: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.engine import build, gpus, machine
 from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.speed import known_speed, measured_speed
+from mesh_llm.frozen import frozen
 from mesh_llm.home import cache_folder
 from mesh_llm.planning.solo_fit import choose_devices
 from mesh_llm.types import Device, DeviceKind, ProgressSink, Speed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Hardware:
     libraries: dict[str, Path]
     """Of the engine, by backend."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
+from mesh_llm.frozen import frozen
 from mesh_llm.types import ModelFacts
 
 _MARK = "mmproj"
@@ -14,7 +14,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _WEIGHTS = re.compile(r"(?:ud|model|i?q\d\w*|tq\d\w*|b?f16|f32|fp16|mxfp4\w*|imat|i1)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Modalities:
     embeddings: bool
     rerank: bool

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from mesh_llm.frozen import frozen
 from mesh_llm.membership.messages import Message
 from mesh_llm.types import Address, NodeId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Send:
     """To a connected member; may be lost without harm."""
 
@@ -16,7 +15,7 @@ class Send:
     message: Message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Connect:
     """Try once; nobody asks how it went, but a connection is told by `on_connected`."""
 
@@ -24,20 +23,20 @@ class Connect:
     address: Address
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Disconnect:
     node: NodeId
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Changed:
     """Members of whom planning has to take another look: standing, incarnation, facts or reach."""
 
     nodes: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Duplicate:
     """Somebody else lives under this node's id; said once."""
 

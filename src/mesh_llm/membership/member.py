@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 
+from mesh_llm.frozen import frozen
 from mesh_llm.types import NodeFacts, NodeId, ServingPlan
 
 
@@ -16,7 +16,7 @@ class Standing(StrEnum):
     LEFT = "left"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Member:
     id: NodeId
     standing: Standing

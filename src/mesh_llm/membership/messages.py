@@ -5,11 +5,11 @@ Every message stands for itself and may be lost: pings carry digests, and what i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from mesh_llm.defaults import MEMBER_BUCKETS
 from mesh_llm.errors import MalformedMessage
+from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import Fields, node_id
 from mesh_llm.membership.document_shapes import FLAG, Shape, inner, items, text, whole, word
 from mesh_llm.membership.member import Standing
@@ -29,7 +29,7 @@ _CREDENTIAL_CHARS = 2048
 _REASON_CHARS = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ping:
     number: int
     incarnation: int
@@ -42,7 +42,7 @@ class Ping:
     """Whether it wants the connection."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ack:
     number: int
     incarnation: int
@@ -51,26 +51,26 @@ class Ack:
     """For `Hears`: the ping's digest is not of what was told last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Hears:
     """Whom the sender hears on connections of its own."""
 
     nodes: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Update:
     records: tuple[Told, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Compare:
     """Digests of the sender's ledger by bucket; empty buckets are left out."""
 
     buckets: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Entry:
     """A record's version, without its facts."""
 
@@ -80,7 +80,7 @@ class Entry:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Summary:
     """All that the sender's ledger has in some buckets."""
 
@@ -88,21 +88,21 @@ class Summary:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Want:
     """Asks for records."""
 
     nodes: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Leave:
     """The sender goes, and means to: its own record, which says so."""
 
     record: Told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GuestMessage:
     """What a lite client says of itself, to those that it is connected to and nobody else."""
 

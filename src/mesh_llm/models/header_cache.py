@@ -12,12 +12,13 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from mesh_llm.defaults import HEADERS_KEPT
 from mesh_llm.errors import ModelError
+from mesh_llm.frozen import frozen
 from mesh_llm.models.facts import model_facts
 from mesh_llm.models.stores.local import LocalModel
 from mesh_llm.models.unsupported import Explanation, refusal
@@ -50,7 +51,7 @@ _ROW = 5
 """Figures of one layer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Header:
     architecture: str
     """Empty where it is not even told."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesh_llm.defaults import FINGERPRINT_SAMPLE_BYTES, FINGERPRINT_STRIDE_BYTES
+from mesh_llm.frozen import frozen
 from mesh_llm.models.metadata import damaged
 
 _BLOCK = re.compile(r"(?:enc\.)?blk\.(\d{1,6})\.")
@@ -17,7 +18,7 @@ _SMALL_BYTES = 1 << 20
 """Of tensors outside the layers: factors of rotations, norms. Engines place them with layers as they like."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Extent:
     """Bytes of one of a model's files."""
 
@@ -31,7 +32,7 @@ class Extent:
         return self.offset + self.size_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Share:
     """Layers [first, last) of a model, for one worker."""
 
@@ -41,7 +42,7 @@ class Share:
     """Whether the output head may be computed there, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Table:
     """Where everything is: the extents of all tensors by name, and of all headers."""
 

@@ -26,11 +26,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from mesh_llm.errors import ModelError, UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.models.catalog import (
     Catalog,
     CatalogEntry,
@@ -61,7 +61,7 @@ _OLLAMA = "ollama:"
 _LATEST = ":latest"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Here:
     """A file on this disk; of a path that a person gave it is not known whether there is one."""
 
@@ -180,7 +180,7 @@ def _check_path(path: Path, text: str) -> None:
 # -- names ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Names:
     catalog: Catalog
     find: Find

@@ -8,17 +8,17 @@ the same models are to be had as upstream has them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mesh_llm.errors import ModelError
+from mesh_llm.frozen import frozen
 
 _SHOWN_CHARS = 40
 _OF_PROJECTORS = ("v.", "mm.")
 """How their tensors begin; no language model has such."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Explanation:
     sentence: str
     hint: str

@@ -16,6 +16,7 @@ from typing import Any
 
 from mesh_llm.defaults import FETCH_CHUNK_BYTES
 from mesh_llm.errors import DownloadFailed, ModelError
+from mesh_llm.frozen import frozen
 from mesh_llm.models import incoming_folders
 from mesh_llm.models.layer_ranges import (
     Extent,
@@ -57,7 +58,7 @@ _SAMPLES_ASKED = 512
 """In one question: 2 MB of answer, so that a cut costs little."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Held:
     """What is on this disk of a model."""
 

@@ -16,6 +16,7 @@ from mesh_llm.defaults import (
     FETCH_SMALLEST_PIECE_BYTES,
     GGUF_SHARD_LIMIT,
 )
+from mesh_llm.frozen import frozen
 from mesh_llm.peer_fetch.channel import SourceWrong
 
 FETCH_NAME_LIMIT = 120
@@ -28,7 +29,7 @@ _SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 _OUTSIDE_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FilePieces:
     """One file: its size, and the SHA-256 of each of its pieces."""
 

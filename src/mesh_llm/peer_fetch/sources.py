@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from mesh_llm.defaults import FETCH_MANIFEST_BYTES, FETCH_SIZE_LIMIT_BYTES, FETCH_SPARE_BYTES, FETCH_STALL_S
 from mesh_llm.errors import DownloadFailed, MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.models import incoming_folders
 from mesh_llm.models.part_file import Disk, disk_failure
 from mesh_llm.peer_fetch import manifest
@@ -47,7 +48,7 @@ _TRY_AGAIN = "what has arrived is kept; it continues when a node that has the mo
 _MAKE_ROOM = "free some space, or name another folder in MESH_LLM_MODELS"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Source:
     """A peer that has the model."""
 
@@ -61,14 +62,14 @@ Sources = Callable[[], Sequence[Source]]
 """Those there are now, the best first. Asked again whenever one fails."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FetchTimes:
     stall_s: float = FETCH_STALL_S
     manifest_s: float = FETCH_MANIFEST_S
     pause_s: float = FETCH_PAUSE_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Wanted:
     """A model, or some files of it."""
 

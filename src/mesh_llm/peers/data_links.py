@@ -14,11 +14,11 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from mesh_llm.defaults import LINK_TICKET_BYTES
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, PeerLost
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.upstream import SlotRequest
 from mesh_llm.home import link_door
@@ -43,7 +43,7 @@ Answer = Callable[[socket.socket, Guest], Awaitable[None]]
 """Answers HTTP requests of another node that come on a socket."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Link:
     socket: socket.socket
     kind: LinkKind

@@ -12,10 +12,10 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from mesh_llm.errors import Forged, MalformedMessage, NodeUnreachable, PeerLost
+from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
 from mesh_llm.peers.members import Members
@@ -103,7 +103,7 @@ class Forwarding:
         await service(Origin.of(opener.node, opener.role, opener.credential), asked.header, stream)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Forwarded:
     """What somebody who has proven who it is wants of this node."""
 

@@ -8,12 +8,12 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from mesh_llm.defaults import ENGINE_EXPLAIN_S
 from mesh_llm.errors import MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway.upstream import SlotRequest, Upstream
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
@@ -33,7 +33,7 @@ HISTORY_LIMIT_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Engine:
     """The engine of a plan that another node published."""
 

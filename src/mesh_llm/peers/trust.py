@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mesh_llm.errors import Forged, MalformedMessage
+from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import counts_up_to
 from mesh_llm.membership.record import Record, Told, read_record
 from mesh_llm.transport.claims import Claim, signer_of
@@ -23,7 +24,7 @@ _USELESS_LIMIT = 256
 """Of at most some 50 KB each; those that come again and again are few."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Origin:
     """Who opened a stream, proven by its connection or by its signature."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import Mode, ModelFacts, NodeId, Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Alternative:
     """Solo where the plan is split, split where it is solo."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from mesh_llm.frozen import frozen
 from mesh_llm.types import NodeId
 
 RETRY_FIRST_S = 2.0
@@ -14,7 +15,7 @@ RETRY_FORGET_S = 300.0
 """A node that was well for so long starts anew at the shortest pause."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeFailure:
     """The last of a node's failures, and how long it counts."""
 
@@ -23,7 +24,7 @@ class NodeFailure:
     until_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Backoff:
     """Failures by node. Each one in a row doubles the pause; five minutes of health forget them all."""
 

@@ -8,9 +8,8 @@ of a long prompt, as it is those that others notice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mesh_llm.defaults import ENGINE_STEP_S, PROMPT_MICRO_BATCH
+from mesh_llm.frozen import frozen
 from mesh_llm.types import ModelFacts, Plan
 
 SMALLEST, LARGEST = 128, 2048
@@ -28,7 +27,7 @@ _ROUND = 64
 prompt is read alike whatever the size of a batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Beside:
     """Tokens of prompts in a step while others wait for their next token."""
 
@@ -42,7 +41,7 @@ BESIDE, BESIDE_SPLIT = Beside(usual=64, fewest=16), Beside(usual=256, fewest=64)
 32 or 16 at 0.6 (x86-64) or 0.8 (Neoverse-N1), as attention is computed for 64 at a time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Batches:
     step: int
     """Tokens between two looks at everybody (n_batch)."""

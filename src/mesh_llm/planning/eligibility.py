@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import HostingMode, ModelFacts, NodeId, Role
@@ -17,7 +17,7 @@ UNREACHABLE = "cannot be reached"
 """The last of the reasons: a plan that runs already does not depend on who can see whom just now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Eligible:
     """All members: those who can compute with this model, and the reasons of the rest."""
 

@@ -8,9 +8,10 @@ every slot (`kv_unified` off).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mesh_llm.errors import ModelDoesNotFit, UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import Draft
 from mesh_llm.types import Layer, MemoryNeed, ModelFacts
 
@@ -41,7 +42,7 @@ _BLOCKS = {
 """Cache types: elements and bytes of one block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CacheSettings:
     """How the engine is asked to run a model, as far as memory depends on it."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
+from mesh_llm.frozen import frozen
 from mesh_llm.planning.fit import CacheSettings, checkpoint_bytes, compute_bytes, layer_cache_bytes
 from mesh_llm.types import Layer, ModelFacts, NodeId
 
@@ -25,7 +25,7 @@ class Span(NamedTuple):
     last: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerCosts:
     facts: ModelFacts
     settings: CacheSettings

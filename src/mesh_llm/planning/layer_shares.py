@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
+from mesh_llm.frozen import frozen
 from mesh_llm.planning.cuts import furthest_cut, joined_from
 from mesh_llm.planning.layer_costs import LayerCosts, Span
 from mesh_llm.planning.memory_layout import Ledger, NodeMemory, furthest, lodge
@@ -24,7 +24,7 @@ def apportion(total: int, ratios: Sequence[float]) -> list[int]:
     return counts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Capacity:
     """Layers that a node could hold if it had only that to do."""
 

@@ -8,9 +8,9 @@ than the worker child is given.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from mesh_llm.frozen import frozen
 from mesh_llm.planning.fit import gigabytes
 from mesh_llm.types import Device
 
@@ -48,7 +48,7 @@ def usable_bytes(means: Means) -> int:
     return bounded(means, means.memory_bytes + sum(gpu.free_bytes for gpu in used_gpus(means)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MemoryBudget:
     device: str
     bytes: int

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from mesh_llm.frozen import frozen
 from mesh_llm.planning.layer_costs import LayerCosts
 from mesh_llm.planning.memory_budget import CPU, Means, loan, used_gpus
 from mesh_llm.planning.snapshot import Candidate
@@ -27,7 +28,7 @@ class OnGpu(NamedTuple):
     """Of all nodes that use it together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeMemory:
     """What one node has for its part, and what that is a part of."""
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mesh_llm.defaults import PLAN_SEARCH_STEPS, SPILL_BYTES_PER_S
+from mesh_llm.frozen import frozen
 from mesh_llm.planning.cuts import may_split, too_many
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.layer_shares import Capacity, capacity, fastest_first, lay_out, spread
@@ -21,7 +22,7 @@ from mesh_llm.planning.worker_order import arrange
 from mesh_llm.types import NodeId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Layout:
     """Who hosts, and who has which layers: a plan without its numbers."""
 
@@ -264,7 +265,7 @@ def seconds_of(inputs: PlanInputs, layout: Layout, *, delay_factor: float = 1.0)
 LOGIT_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HeadPlaces:
     """What decides: the head's size, and how fast each side would be with it."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from mesh_llm.defaults import HOP_LOCAL_S
+from mesh_llm.frozen import frozen
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.layer_costs import LayerCosts, Span, load_of
 from mesh_llm.planning.memory_layout import Allocation, Ledger, NodeMemory, dealt, lodge, rooms
@@ -48,7 +49,7 @@ _LEAST_SPEED = 1e6
 _UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PathCost:
     """From one stage to the next."""
 
@@ -59,7 +60,7 @@ class PathCost:
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlanInputs:
     snapshot: Snapshot
     load: LayerCosts

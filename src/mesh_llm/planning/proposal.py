@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from mesh_llm.defaults import CLEARLY_FASTER, USEFUL_CONTEXT
+from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.cuts import MAX_DEVICES, forbidden, may_split, too_many
 from mesh_llm.planning.election import solo_hosts, split_hosts
@@ -44,7 +44,7 @@ Remake = Callable[[PlanInputs], Layout | None]
 """The same kind of layout over the same nodes, under another context."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Question:
     """What is to be decided, and all that it depends on."""
 
@@ -80,7 +80,7 @@ def useful_context(model: ModelFacts) -> int:
     return max(stepped, smallest_context(model))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Proposal:
     inputs: PlanInputs
     """At the context that was chosen."""
@@ -88,7 +88,7 @@ class Proposal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Shortage:
     """Why there can be no plan yet."""
 

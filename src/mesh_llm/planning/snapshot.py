@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mesh_llm.defaults import HOP_LOCAL_S
+from mesh_llm.frozen import frozen
 from mesh_llm.types import LinkFacts, LinkKind, NodeFacts, NodeId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Candidate:
     """A member of the mesh."""
 
@@ -21,7 +22,7 @@ class Candidate:
     """This node, or one that forwards for it, can talk to it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Snapshot:
     """All members, in the order of their ids, whatever order they came in."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mesh_llm.errors import UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.planning.fit import (
     CacheSettings,
     compute_bytes,
@@ -16,7 +17,7 @@ from mesh_llm.planning.fit import (
 from mesh_llm.types import Device, DeviceKind, MemoryNeed, ModelFacts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fit:
     """How a model is going to lie in this machine's memory."""
 

@@ -21,10 +21,10 @@ other seconds), they are made smaller to fit, derived ones first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from mesh_llm.frozen import frozen
 from mesh_llm.planning.layer_costs import active_bytes
 from mesh_llm.types import ModelFacts, NodeId, Plan, Speed
 
@@ -41,7 +41,7 @@ class PartKind(StrEnum):
     DRAFT = "draft"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenPart:
     kind: PartKind
     node: NodeId | None
@@ -49,7 +49,7 @@ class TokenPart:
     us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Measured:
     """Seconds of one pass through the model, but for `token_s`."""
 
@@ -66,7 +66,7 @@ class Measured:
     """Making guesses; None without a draft model, or where that is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenTime:
     total_us: int
     parts: tuple[TokenPart, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import smallest_context
@@ -13,7 +14,7 @@ from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import Fingerprint, HeldModel, Mode, ModelFacts, Role
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WouldFit:
     fits: bool
     context: int

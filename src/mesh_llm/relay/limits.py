@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mesh_llm.defaults import RELAY_CLIENT_BYTES_S, RELAY_CLIENTS, RELAY_PER_ADDRESS
+from mesh_llm.frozen import frozen
 
 RELAY_QUEUE_BYTES = 512 << 10
 """A fast line's worth for the time of a round trip; 512 clients that do not read take 256 MB at the worst."""
@@ -16,7 +15,7 @@ RELAY_DEAD_S = 40.0
 """Of silence, or without reading anything: two questions were not answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RelayLimits:
     clients: int = RELAY_CLIENTS
     per_address: int = RELAY_PER_ADDRESS

@@ -31,6 +31,7 @@ from enum import IntEnum
 import blake3
 
 from mesh_llm.defaults import RELAY_PACKET_LIMIT_BYTES
+from mesh_llm.frozen import frozen
 
 PATH = "/relay"
 VERSIONS = ("iroh-relay-v2", "iroh-relay-v1")
@@ -74,7 +75,7 @@ class BadFrame(ValueError):
     """A message that no endpoint sends. Its text is ours, with nothing of the sender's in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Authentication:
     id: bytes
     signature: bytes

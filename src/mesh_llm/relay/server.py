@@ -15,13 +15,14 @@ import re
 import secrets
 import socket
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast
 
 from aiohttp import WSMsgType, web
 
 from mesh_llm.defaults import RELAY_STOP_S
 from mesh_llm.errors import UsageError
+from mesh_llm.frozen import frozen
 from mesh_llm.loopback import is_loopback
 from mesh_llm.relay import protocol as protocol
 from mesh_llm.relay.client import RelayClient
@@ -48,7 +49,7 @@ _TOKEN = re.compile(rf"[!-~]{{1,{RELAY_TOKEN_CHARACTERS}}}")
 _CHALLENGE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RelayConfig:
     token: str | None = field(default=None, repr=False)
     """Asked of every client as a bearer token."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import psutil
 
+from mesh_llm.frozen import frozen
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@frozen
 class Usage:
     resident_bytes: int = 0
     """Of main memory; mapped files count where they are in it."""

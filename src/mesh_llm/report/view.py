@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mesh_llm.config import NodeConfig
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway.metrics import FirstToken
 from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.gateway.upstream import Health
@@ -19,7 +19,7 @@ from mesh_llm.types import MeshId, NodeId
 from mesh_llm.worker.lending import Lending
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeView:
     id: NodeId
     name: str

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import DEFAULT_MODEL
 from mesh_llm.errors import MeshError, ModelError
+from mesh_llm.frozen import frozen
 from mesh_llm.home import Home
 from mesh_llm.local import hardware, model_names
 from mesh_llm.local.draft_model import DraftModels
@@ -35,7 +36,7 @@ THIS_MACHINE = NodeId("0" * 64)
 _OF_DRAFTS = ("draft", "draft_max", "no_draft")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Forecast:
     snapshot: Snapshot
     model: ModelFacts

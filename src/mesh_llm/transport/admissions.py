@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any
 
 from mesh_llm.errors import MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.transport.credential import is_invite_id
 from mesh_llm.transport.identity import is_node_id
 from mesh_llm.transport.invite import EXPIRES_LIMIT, ID_BYTES, SECRET_BYTES
@@ -24,7 +25,7 @@ INVITE_NODES = 64
 _FIELDS = {"id", "secret", "role", "issued", "expires", "revoked", "uses", "limit", "nodes"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IssuedInvite:
     id: str
     secret: bytes = field(repr=False)

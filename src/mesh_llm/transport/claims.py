@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
 from mesh_llm.defaults import CLAIMS_CHECKED
 from mesh_llm.errors import CredentialRefused, Forged
+from mesh_llm.frozen import frozen
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity, verify
@@ -43,7 +43,7 @@ _NOUNS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Signer:
     node: NodeId
     role: Role

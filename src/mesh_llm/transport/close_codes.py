@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+from mesh_llm.frozen import frozen
 
 REASON_LIMIT = 200
 
@@ -60,7 +61,7 @@ SENTENCES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CloseReason:
     code: Code
     reason: str

@@ -13,10 +13,10 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from dataclasses import dataclass
 
 from mesh_llm.defaults import CREDENTIAL_CHAIN_LIMIT
 from mesh_llm.errors import CredentialRefused
+from mesh_llm.frozen import frozen
 from mesh_llm.transport.identity import SIGNATURE_BYTES, Identity, verify
 from mesh_llm.types import MeshId, NodeId, Role
 
@@ -26,7 +26,7 @@ _KEY_BYTES, _INVITE_BYTES = 32, 8
 _GRANT_BYTES = _KEY_BYTES + 1 + _INVITE_BYTES + SIGNATURE_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Grant:
     node: NodeId
     role: Role

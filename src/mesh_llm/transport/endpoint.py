@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import psutil
 
 from mesh_llm.defaults import ALPN
 from mesh_llm.errors import MeshError, PeerLost
+from mesh_llm.frozen import frozen
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import IpAddress, is_relay_url, join_address, split_address
 from mesh_llm.transport.iroh_library import iroh, message_of, use_running_loop
@@ -58,7 +59,7 @@ def _rank(ip: IpAddress, interface: str | None) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NetworkConfig:
     identity: Identity
     bind_ip: str | None = None

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from mesh_llm.defaults import FRAME_LIMIT_BYTES
+from mesh_llm.frozen import frozen
 
 FRAME_VERSION = 1
 HEAD = struct.Struct(">IBB")
@@ -29,7 +29,7 @@ class FrameType(IntEnum):
     MESSAGE = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Frame:
     type: int
     body: dict[str, Any]

@@ -28,11 +28,11 @@ import re
 import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mesh_llm.defaults import HANDSHAKE_S
 from mesh_llm.errors import CredentialRefused, Expelled, MalformedMessage
+from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, signed_to_document
 from mesh_llm.transport import credential as credentials
@@ -93,7 +93,7 @@ class SaidExpelled(Exception):
         self.signed = signed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Self:
     """This node, as a handshake needs it."""
 
@@ -108,7 +108,7 @@ class Self:
     """Whether as many clients with the same invite are connected as one node serves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Introduction:
     """What a handshake has shown about the other side."""
 
@@ -121,7 +121,7 @@ class Introduction:
     gone: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Joined:
     mesh: MeshId
     credential: Credential

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
 from mesh_llm.defaults import CLAIMS_CHECKED
+from mesh_llm.frozen import frozen
 from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.types import NodeId
 
@@ -16,7 +17,7 @@ SIGNATURE_BYTES = 64
 _ID = re.compile("[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Identity:
     """An ed25519 key; its public half is the node's id, and iroh's endpoint id."""
 

@@ -19,11 +19,12 @@ import ipaddress
 import re
 import struct
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 
 from mesh_llm.defaults import INVITE_TEXT_LIMIT
 from mesh_llm.errors import InviteRefused
+from mesh_llm.frozen import frozen
 from mesh_llm.transport.identity import SIGNATURE_BYTES, Identity, verify
 from mesh_llm.types import Address, MeshId, NodeId, Role
 
@@ -47,7 +48,7 @@ _KNOWN_FLAGS = 127
 _ROLE_FLAGS = {Role.NODE: 0, Role.CLIENT: _CLIENT, Role.OWNER: _OWNER}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Invite:
     id: str
     """16 hexadecimal digits; what `invite list` and `invite revoke` call it."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from mesh_llm.errors import Forged, MalformedMessage
+from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
 from mesh_llm.mesh_settings import MeshSettings
@@ -16,7 +16,7 @@ SETTINGS_BYTES = 32 << 10
 """As they are signed: layers by name for hundreds of nodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OwnersSettings:
     settings: MeshSettings
     signer: Signer

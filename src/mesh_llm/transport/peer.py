@@ -7,11 +7,11 @@ import logging
 from collections import deque
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mesh_llm.defaults import CONNECT_S
 from mesh_llm.errors import PeerLost
+from mesh_llm.frozen import frozen
 from mesh_llm.transport.close_codes import CloseReason, Code, close, closing_of
 from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.credential import Credential
@@ -37,7 +37,7 @@ WRITE_BYTES = 64 << 10
 KIND_LENGTH = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PathFacts:
     """The way that a connection's packets take now."""
 
@@ -47,7 +47,7 @@ class PathFacts:
     remote: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Crossed:
     """What a connection has sent and received, on whatever path."""
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from mesh_llm.errors import Forged
+from mesh_llm.frozen import frozen
 from mesh_llm.transport.claims import Claim, holder_of_right, signer_of
 from mesh_llm.transport.credential import Credential, is_invite_id, issuers_of, role_of
 from mesh_llm.transport.identity import is_node_id
@@ -34,7 +34,7 @@ _TEXT_CHARS = 256
 """An id of 16 digits, and one of 64."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Revocation:
     invite: str
     issuer: NodeId | None

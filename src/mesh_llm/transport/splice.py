@@ -17,12 +17,12 @@ import asyncio
 import socket
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from iroh.iroh_ffi import IrohError, RecvStream, SendStream
 
+from mesh_llm.frozen import frozen
 from mesh_llm.tasks import uninterrupted
 
 SPLICE_CHUNK_BYTES = 256 << 10
@@ -46,7 +46,7 @@ class SpliceEnd(StrEnum):
     """The peer gave the stream up, or its connection is gone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SpliceReport:
     """What a splice has copied, and why it ended."""
 

@@ -21,6 +21,7 @@ from mesh_llm.defaults import LEASE_SILENCE_S
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import EngineFailed, LinkRefused, MeshError
+from mesh_llm.frozen import frozen
 from mesh_llm.tasks import cancelled
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import Fingerprint, NodeId, Progress
@@ -31,7 +32,7 @@ _BEAT_S = LEASE_SILENCE_S / 3
 """Between two signs of life of a worker that fetches its layers: a fetch has bounds of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Terms:
     """What a host asks for."""
 
@@ -67,7 +68,7 @@ class Terms:
         raise LinkRefused("this is not a request for layers")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Weights:
     """Where the layers of a lease lie on this disk."""
 

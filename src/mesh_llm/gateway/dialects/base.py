@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mesh_llm.frozen import frozen
 from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.sse import data_of, make
 
@@ -16,7 +16,7 @@ _CHOICES_LIMIT = 64
 """Of one answer that is put together here: all their events at once, while everybody else waits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Said:
     """What a client has been told of an answer."""
 
@@ -133,7 +133,7 @@ class Dialect(ABC):
         return make(failure.document())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Seam:
     """Where a continuation begins."""
 

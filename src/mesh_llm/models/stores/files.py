@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from mesh_llm.defaults import GGUF_SHARD_LIMIT
+from mesh_llm.frozen import frozen
 from mesh_llm.models.stores.local import LocalModel
 from mesh_llm.models.stores.reading import Reading
 
@@ -17,7 +17,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<index>[0-9]{5})-of-(?P<count>[0-9]{5})\.g
 _NAME_CHARS = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Part:
     """What a file's name says of it."""
 

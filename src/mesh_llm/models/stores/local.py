@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from mesh_llm.frozen import frozen
 
 OLLAMA_PREFIX = "ollama:"
 
@@ -23,7 +24,7 @@ def title(name: str) -> str:
     return name.removeprefix(OLLAMA_PREFIX).removesuffix(":latest")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LocalModel:
     name: str
     """The file's, without .gguf and the number of its shard; of Ollama's `ollama:NAME:TAG`. Printable."""
@@ -52,7 +53,7 @@ class LocalModel:
         return title(self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Skipped:
     """Something that looked like a model."""
 
@@ -61,7 +62,7 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Found:
     models: tuple[LocalModel, ...]
     skipped: tuple[Skipped, ...]

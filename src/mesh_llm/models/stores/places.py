@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from mesh_llm.frozen import frozen
 from mesh_llm.home import models_folder
 
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
@@ -15,7 +15,7 @@ _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 _POINTER_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Places:
     """Folders that need not be there."""
 

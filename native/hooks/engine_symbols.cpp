@@ -21,7 +21,7 @@ constexpr described FEATURES[] = {
     {"draft policy", "the engine drafts a fixed number of tokens at a time"},
     {"chunked prefill", "answers under way pause while the engine reads a long prompt"},
     {"saved states", "a split model reads a text again where only its end has changed, or its slot was taken"},
-    {"graph order", "workers compute recurrent layers in several pieces"},
+    {"graph order", "workers compute some layers in several pieces"},
 };
 
 struct symbol {

@@ -19,7 +19,7 @@ from mesh_llm.lab.split import SplitPlan
 from mesh_llm.types import Setting
 from tests.support import tiny_gguf
 from tests.support.sampling import sampled
-from tests.support.split import HYBRID, Answer, Client, client, over, plan_for, token_ids
+from tests.support.split import Answer, Client, client, over, plan_for, token_ids
 
 LAYERS = 6
 SMALL_BATCHES: dict[str, Setting] = {"n_batch": 64, "n_ubatch": 32, "n_ctx_checkpoints": 0}
@@ -34,14 +34,6 @@ Talk = dict[str, Answer]
 
 def tiny(folder: Path, architecture: str, **fields: Any) -> Path:
     return tiny_gguf.write(folder / f"{architecture}.gguf", architecture, **({"layers": LAYERS} | fields))
-
-
-def settings_for(architecture: str) -> dict[str, Setting]:
-    if architecture in HYBRID:
-        # Left to itself, the engine turns flash attention off where a device computes the attention of
-        # another one's layer, which its scheduler does before recurrent layers.
-        return SMALL_BATCHES | {"flash_attn_type": FLASH_ON}
-    return SMALL_BATCHES
 
 
 async def talk(client: Client) -> Talk:
@@ -94,7 +86,7 @@ async def compare(alone: SplitPlan, splits: Iterable[SplitPlan], ask: Callable[[
 @pytest.mark.parametrize("architecture", tiny_gguf.ARCHITECTURES)
 async def test_architecture(architecture: str, libraries: dict[str, Path], tmp_path: Path) -> None:
     model = tiny(tmp_path, architecture)
-    alone = await plan_for(model, libraries, settings=settings_for(architecture))
+    alone = await plan_for(model, libraries, settings=SMALL_BATCHES)
     answers = await compare(alone, [over(alone, *layers) for layers in SAMPLE])
     # A model that always says the same would hide every fault.
     assert len({token for answer in answers.values() for token in answer.tokens}) > 3
@@ -107,7 +99,7 @@ async def test_architecture_in_every_way(
     architecture: str, ways: dict[str, bool], libraries: dict[str, Path], tmp_path: Path
 ) -> None:
     model = tiny(tmp_path, architecture)
-    alone = await plan_for(model, libraries, settings=settings_for(architecture))
+    alone = await plan_for(model, libraries, settings=SMALL_BATCHES)
     await compare(alone, [over(alone, *layers, **ways) for layers in MATRIX])
 
 
@@ -201,7 +193,7 @@ async def test_several_slots_at_once(libraries: dict[str, Path], tmp_path: Path)
 
 @pytest.mark.parametrize("architecture", sampled(tiny_gguf.ARCHITECTURES, "llama", "gemma3", "lfm2"))
 async def test_context_shift(architecture: str, libraries: dict[str, Path], tmp_path: Path) -> None:
-    settings = settings_for(architecture) | {"ctx_shift": True, "swa_full": True}
+    settings = SMALL_BATCHES | {"ctx_shift": True, "swa_full": True}
     alone = await plan_for(tiny(tmp_path, architecture), libraries, context=256, settings=settings)
 
     async def ask(client: Client) -> Talk:
@@ -236,9 +228,7 @@ async def test_quantised_cache(
     await compare(alone, [over(alone, 6), over(alone, 2, 1, 2)])
 
 
-@pytest.mark.parametrize(
-    "architecture", sampled(["llama", "gemma3", "deepseek2", "gpt-oss", *HYBRID], "llama", "deepseek2")
-)
+@pytest.mark.parametrize("architecture", sampled(tiny_gguf.ARCHITECTURES, "llama", "deepseek2"))
 async def test_without_flash_attention(architecture: str, libraries: dict[str, Path], tmp_path: Path) -> None:
     settings = SMALL_BATCHES | {"flash_attn_type": FLASH_OFF}
     alone = await plan_for(tiny(tmp_path, architecture), libraries, settings=settings)

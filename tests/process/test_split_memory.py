@@ -14,7 +14,7 @@ from mesh_llm.lab.split import SplitPlan, worker_spec
 from mesh_llm.types import StageCounters
 from tests.support import tiny_gguf
 from tests.support.sampling import sampled
-from tests.support.split import HYBRID, Client, client, lenders, over, plan_for, token_ids, until
+from tests.support.split import Client, client, lenders, over, plan_for, token_ids, until
 
 LAYERS = 6
 ASKED = {"n_predict": 20, "cache_prompt": False, "ignore_eos": True}
@@ -78,10 +78,10 @@ async def worked(
     }
 
 
-PLAIN = sampled((name for name in tiny_gguf.ARCHITECTURES if name not in HYBRID), "llama", "gemma3")
+ARCHITECTURES = sampled(tiny_gguf.ARCHITECTURES, "llama", "gemma3", "lfm2")
 
 
-@pytest.mark.parametrize("architecture", PLAIN)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 async def test_one_run_per_stage_and_token(
     architecture: str, libraries: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -95,7 +95,7 @@ async def test_one_run_per_stage_and_token(
             assert stage.weight_bytes == 0
 
 
-@pytest.mark.parametrize("architecture", PLAIN)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 async def test_one_run_per_stage_and_micro_batch(
     architecture: str, libraries: dict[str, Path], tmp_path: Path
 ) -> None:

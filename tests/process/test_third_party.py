@@ -58,7 +58,7 @@ def test_every_symbol_is_listed(mesh: Path) -> None:
     )
     # Weak ones are templates of the standard library, which are in every library that uses them.
     functions = [line.split()[-1] for line in said.stdout.splitlines() if line.split()[-2] == "T"]
-    theirs = {name for name in functions if not name.startswith(("ggml_mesh_", "ggml_backend_"))}
+    theirs = {name for name in functions if not name.startswith("ggml_mesh_")} - {"ggml_backend_init"}
     assert theirs == {symbol.name for symbol in engine_symbols(mesh) if symbol.replaced}
 
 

@@ -62,10 +62,8 @@ constexpr symbol SYMBOLS[] = {
 
 // Elsewhere a library cannot stand in for functions of another: every symbol counts as missing.
 constexpr symbol SYMBOLS[] = {
-    {"", feature::sparse_mapping, false},
-    {"", feature::draft_policy, false},
-    {"", feature::chunked_prefill, false},
-    {"", feature::saved_states, false},
+    {"", feature::sparse_mapping, false},  {"", feature::draft_policy, false},
+    {"", feature::chunked_prefill, false}, {"", feature::saved_states, false},
     {"", feature::graph_order, false},
 };
 

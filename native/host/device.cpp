@@ -219,6 +219,7 @@ void device::take_notice(const wire::header & head) {
     add_up(counters_.worker_in_bytes, cost.bytes_in);
     add_up(counters_.worker_out_bytes, cost.bytes_out);
     counters_.queued = cost.queued;
+    states_gone_ = states_gone_ || cost.states_gone != 0;
 }
 
 template <typename T> T device::receive_as(const wire::header & head) {
@@ -480,6 +481,12 @@ wire::span device::reserve(uint64_t least, uint64_t most) noexcept {
         granted = {request.buffer_id, 0, 0, said};
     });
     return granted;
+}
+
+bool device::lost_states() noexcept {
+    attempt([&] { drain(); });
+    const std::lock_guard lock(mutex_);
+    return states_gone_;
 }
 
 void device::copies(

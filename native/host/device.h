@@ -148,6 +148,9 @@ class device {
     wire::span reserve(uint64_t least, uint64_t most) noexcept;
     void copies(uint32_t from_buffer, uint32_t to_buffer, const std::vector<wire::copied_range> & ranges) noexcept;
 
+    // Whether the worker needed that memory for something else. What it has said unasked is read first.
+    bool lost_states() noexcept;
+
     // From outside: why this device is of no use.
     void fail(const std::string & reason) noexcept;
 
@@ -182,6 +185,7 @@ class device {
     wire::hello_answer facts_{};
     bool greeted_ = false;
     ggml_mesh_stage counters_{};
+    bool states_gone_ = false;
     uint32_t last_ticket_ = 0;
     uint32_t last_buffer_id_ = 0;
     uint64_t allocated_ = 0;     // of the grant

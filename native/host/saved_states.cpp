@@ -168,6 +168,7 @@ void saved_states::save(const captured_state & state, const state_owner & whose,
     state_reference reference = nobody();
     reference.kind = whose.kind;
     const std::lock_guard lock(mutex_);
+    notice_losses();
     follow_engine(whose);
     snapshot fresh;
     fresh.whose = whose;
@@ -326,6 +327,27 @@ bool saved_states::evict_for(state_kind kind) {
     return true;
 }
 
+// A worker needed its memory for something else: all that has a part there is gone.
+void saved_states::notice_losses() {
+    for (auto each = rooms_.begin(); each != rooms_.end();) {
+        device * worker = each->first;
+        if (!worker->lost_states()) {
+            ++each;
+            continue;
+        }
+        std::vector<uint64_t> gone;
+        for (const auto & [id, kept] : snapshots_) {
+            if (kept.blocks.count(worker) != 0) {
+                gone.push_back(id);
+            }
+        }
+        for (const uint64_t id : gone) {
+            drop(id);
+        }
+        each = rooms_.erase(each);
+    }
+}
+
 void saved_states::forget(const device * owner, uint32_t buffer_id) {
     const std::lock_guard lock(mutex_);
     std::vector<uint64_t> gone;
@@ -357,6 +379,7 @@ bool saved_states::restore(
 ) {
     const state_reference reference = read_reference(data);
     const std::lock_guard lock(mutex_);
+    notice_losses();
     const auto found = snapshots_.find(reference.id);
     if (!is_ours(reference) || found == snapshots_.end() || size != sizeof reference + found->second.rest) {
         return false;

@@ -130,6 +130,7 @@ class saved_states {
     void drop(uint64_t id);
     void drop_unreferenced();
     void follow_engine(const state_owner & whose);
+    void notice_losses();
     bool put_back(const snapshot & from, const std::vector<state_piece> & to);
 };
 

@@ -24,7 +24,8 @@ complaint_about(worker & to, const mesh::wire::copies & head, const std::vector<
     rogue_client other(to);
     other.greet();
     other.alloc(1, SIZE);
-    other.alloc(2, SIZE / 2);
+    CHECK_EQUAL(other.reserve(2, 0, SIZE / 2), SIZE / 2);
+    CHECK_EQUAL(other.reserve(4, 0, SIZE / 2), SIZE / 2);
     other.send(command::copies, {{&head, sizeof head}, {ranges.data(), ranges.size() * sizeof(copied_range)}});
     const mesh::wire::span nothing = {9, 0, 0, 0};
     other.send(command::get, {{&nothing, sizeof nothing}});  // what is not refused before is here
@@ -134,6 +135,15 @@ class kept_states {
         return on_.failure();
     }
 
+    // Somebody else takes all the memory; the next run tells of it.
+    void crowd_out() {
+        rogue_client other(remote_);
+        CHECK(other.alloc(1, other.greet()));
+        other.free(1);
+        CHECK(other.alloc(2, 1));  // so that it is free
+        exercise(on_, host::example_named("add"));
+    }
+
   private:
     worker remote_;
     relay between_;
@@ -163,7 +173,7 @@ TEST("states: a worker copies within its buffers, and no further") {
     CHECK_CONTAINS(complaint_about(remote, {0, 0, 2048, 1, 0, 0}), fine);
     CHECK_CONTAINS(complaint_about(remote, {4095, 2047, 1, 1, 0, 0}), fine);
     CHECK_CONTAINS(complaint_about(remote, {0, 0, 16, 64, 64, 32}), fine);
-    CHECK_CONTAINS(complaint_about(remote, {0, 0, 2049, 1, 0, 0}), outside);
+    CHECK_CONTAINS(complaint_about(remote, {0, 0, 2049, 1, 0, 0}), "COPIES copy more than there is");
     CHECK_CONTAINS(complaint_about(remote, {2049, 0, 2048, 1, 0, 0}), outside);
     CHECK_CONTAINS(complaint_about(remote, {0, 1, 16, 64, 64, 32}), fine);
     CHECK_CONTAINS(complaint_about(remote, {0, 17, 16, 64, 64, 32}), outside);
@@ -171,16 +181,22 @@ TEST("states: a worker copies within its buffers, and no further") {
     CHECK_CONTAINS(complaint_about(remote, {UINT64_MAX, 0, 2, 1, 0, 0}), outside);
     CHECK_CONTAINS(complaint_about(remote, {0, UINT64_MAX, 2, 1, 0, 0}), outside);
     const uint32_t most = UINT32_MAX;
-    CHECK_CONTAINS(complaint_about(remote, {0, 0, most, most, most, most}), outside);
+    CHECK_CONTAINS(complaint_about(remote, {0, 0, most, most, most, most}), "COPIES copy more than there is");
+    CHECK_CONTAINS(complaint_about(remote, {0, 0, 1, 2, most, most}), outside);
     for (const copied_range & range :
          {copied_range{0, 0, 0, 1, 0, 0}, {0, 0, 1, 0, 0, 0}, {0, 0, 8, 2, 7, 8}, {0, 0, 8, 2, 8, 7}}) {
         CHECK_CONTAINS(complaint_about(remote, range), "pieces to be copied overlap, or there are none");
     }
     const copied_range all = {0, 0, 2048, 1, 0, 0};
-    CHECK_CONTAINS(complaint_about(remote, {1, 2}, {all, all}), "COPIES copy too much");
-    CHECK_CONTAINS(complaint_about(remote, {1, 1}, {all}), "from one buffer to another");
-    CHECK_CONTAINS(complaint_about(remote, {1, 3}, {all}), "buffer 3 does not exist");
-    CHECK_CONTAINS(complaint_about(remote, {3, 1}, {all}), "buffer 3 does not exist");
+    CHECK_CONTAINS(complaint_about(remote, {1, 2}, {all, all}), "COPIES copy more than there is");
+    CHECK_CONTAINS(complaint_about(remote, {2, 1}, {all, all}), "COPIES copy more than there is");
+    CHECK_CONTAINS(complaint_about(remote, {2, 1}, {{1, 0, 2048, 1, 0, 0}}), outside);
+    CHECK_CONTAINS(complaint_about(remote, {2, 1}, {{0, 2049, 2048, 1, 0, 0}}), outside);
+    for (const mesh::wire::copies & head : {mesh::wire::copies{1, 1}, {1, 3}, {2, 4}, {2, 2}}) {
+        CHECK_CONTAINS(complaint_about(remote, head, {all}), "to saved states or back");
+    }
+    CHECK_CONTAINS(complaint_about(remote, {3, 2}, {all}), "buffer 3 does not exist");
+    CHECK_CONTAINS(complaint_about(remote, {2, 3}, {all}), "buffer 3 does not exist");
     remote.join();
     CHECK_EQUAL(rogue_client(remote).greet(), QUOTA);
 }
@@ -206,29 +222,62 @@ TEST("states: weights are neither copied nor overwritten") {
         entry.elements = shape.ne[0] * shape.ne[1] * shape.ne[2];
         entry.type = static_cast<uint32_t>(shape.type);
         other.send(command::attach, {{&request, sizeof request}, {&entry, sizeof entry}});
-        const mesh::wire::alloc memory = {2, 0, SIZE};
-        other.send(command::alloc, {{&memory, sizeof memory}});
+        const mesh::wire::reserve memory = {2, 0, 0, SIZE};
+        other.send(command::reserve, {{&memory, sizeof memory}});
         other.send(command::copies, {{&head, sizeof head}, {&range, sizeof range}});
         CHECK_CONTAINS(other.complaint(), "weight");
     }
 }
 
-TEST("states: a worker sets aside half of what it has left, or what was planned, and nothing where it is full") {
+TEST("states: a worker sets aside half of what is free, or what was planned, and nothing where it is full") {
     worker remote(QUOTA);
     rogue_client other(remote);
     CHECK_EQUAL(other.greet(), QUOTA);
     CHECK_EQUAL(other.reserve(1, 0, UINT64_MAX), QUOTA / 2);
     CHECK_EQUAL(other.reserve(2, 0, 1000), 1000U);
     CHECK_EQUAL(other.reserve(3, QUOTA / 4 + 8, QUOTA), QUOTA / 4 + 8);
-    CHECK_EQUAL(other.reserve(4, QUOTA, QUOTA), QUOTA / 4 - 1008);
-    CHECK_EQUAL(other.reserve(5, QUOTA, QUOTA), 0U);
-    other.free(4);
-    CHECK(other.alloc(4, QUOTA / 4 - 1008));
-    const mesh::wire::reserve again = {4, 0, 0, 1};
+    CHECK_EQUAL(rogue_client(remote).greet(), QUOTA);  // it is there for whoever needs it
+    other.free(3);
+    CHECK(other.alloc(3, QUOTA));
+    CHECK_EQUAL(other.reserve(4, QUOTA, QUOTA), 0U);
+    const mesh::wire::reserve again = {3, 0, 0, 1};
     other.send(command::reserve, {{&again, sizeof again}});
-    CHECK_CONTAINS(other.complaint(), "buffer 4 cannot be made");
+    CHECK_CONTAINS(other.complaint(), "buffer 3 cannot be made");
     remote.join();
     CHECK_EQUAL(rogue_client(remote).greet(), QUOTA);
+}
+
+TEST("states: nothing but COPIES reaches them") {
+    worker remote(QUOTA);
+    const mesh::wire::span where = {1, 0, 0, 16};
+    const mesh::wire::clear zeros = {where, 0, {}};
+    const std::vector<std::pair<command, mesh::bytes_view>> tried = {
+        {command::get, {&where, sizeof where}}, {command::clear, {&zeros, sizeof zeros}}};
+    for (const auto & [kind, payload] : tried) {
+        rogue_client other(remote);
+        other.greet();
+        CHECK_EQUAL(other.reserve(1, 0, 64), 64U);
+        other.send(kind, {payload});
+        CHECK_CONTAINS(other.complaint(), "buffer 1 does not exist");
+    }
+}
+
+TEST("states: they make room for another session, and are an error only where they are asked back") {
+    worker remote(QUOTA);
+    const copied_range all = {0, 0, 64, 1, 0, 0};
+    rogue_client keeping(remote);
+    keeping.greet();
+    keeping.alloc(1, SIZE);
+    CHECK_EQUAL(keeping.reserve(2, 0, SIZE), SIZE);
+    rogue_client needing(remote);
+    CHECK_EQUAL(needing.greet(), QUOTA - SIZE);
+    CHECK(needing.alloc(1, QUOTA - SIZE));
+    const mesh::wire::copies save = {1, 2};
+    keeping.send(command::copies, {{&save, sizeof save}, {&all, sizeof all}});
+    CHECK_EQUAL(keeping.reserve(3, 0, SIZE), 0U);  // all is well
+    const mesh::wire::copies back = {2, 1};
+    keeping.send(command::copies, {{&back, sizeof back}, {&all, sizeof all}});
+    CHECK_CONTAINS(keeping.complaint(), "its saved states had to make room for something else");
 }
 
 // --- the host ---
@@ -373,5 +422,16 @@ TEST("states: rows that lie equally far apart travel as one range") {
     ggml_mesh_stage_counters(0, &after);
     const size_t head = sizeof(mesh::wire::header) + sizeof(mesh::wire::copies);
     CHECK(after.sent_bytes - before.sent_bytes <= head + 2 * sizeof(copied_range));
+    CHECK_EQUAL(here.failure(), "");
+}
+
+TEST("states: those that made room for something else are gone, and the session goes on") {
+    kept_states here(4);
+    const auto kept = here.save(checkpoint(10));
+    const auto text = here.save(whole(0));
+    here.crowd_out();
+    CHECK(!here.restore(kept, checkpoint(10)));
+    CHECK(!here.restore(text, whole(0)));
+    CHECK(!here.restore(here.save(checkpoint(20)), checkpoint(20)));
     CHECK_EQUAL(here.failure(), "");
 }

@@ -24,7 +24,7 @@
 //   GET      span                                          DATA: bytes
 //   COPY     copy                                          (within one worker)
 //   RESERVE  reserve                                       RESERVE: bytes of the new buffer, 0 where there is no room
-//   COPIES   copies, copied_range …                        (between two buffers of one worker)
+//   COPIES   copies, copied_range …                        (from another buffer to such memory, or back)
 //   GRAPH    graph_head, tensors or changes (see graph.h)
 //   RUN      graph_key, inputs (input_head, body) …        DONE: telemetry
 //   PUSH     push                                          (to another worker, over their own link)
@@ -183,7 +183,8 @@ struct copy {
 
 static_assert(sizeof(copy) == 40);
 
-// Memory for saved states: at most `most` bytes, half of what is left, or `least` where that is more.
+// Memory for saved states: at most `most` bytes, half of what is free, or `least` where that is more. Only COPIES
+// reach it, and the worker may take it away: what is copied to it then is lost, and what is asked back from it is an error.
 struct reserve {
     uint32_t buffer_id;  // chosen by the client
     uint32_t reserved;
@@ -195,7 +196,7 @@ static_assert(sizeof(reserve) == 24);
 
 struct copies {
     uint32_t from_buffer_id;
-    uint32_t to_buffer_id;  // another one
+    uint32_t to_buffer_id;
 };
 
 static_assert(sizeof(copies) == 8);
@@ -312,8 +313,8 @@ struct telemetry {
     uint64_t wait_ns;   // between the end of the run before and the arrival of this one
     uint64_t bytes_in;  // since the run before, from client and peers
     uint64_t bytes_out;
-    uint32_t queued;  // commands that were waiting behind it
-    uint32_t reserved;
+    uint32_t queued;       // commands that were waiting behind it
+    uint32_t states_gone;  // 1 where the memory for saved states was needed for something else
 };
 
 static_assert(sizeof(telemetry) == 40);

@@ -14,7 +14,6 @@
 #include "wire/graph.h"
 #include "wire/inputs.h"
 #include "worker/command_queue.h"
-#include "worker/zero_pages.h"
 
 #include <algorithm>
 #include <chrono>
@@ -63,6 +62,9 @@ class session {
         for (const auto & entry : buffers_) {
             worker_.memory().give_back(entry.second.size);
         }
+        for (const auto & entry : rooms_) {
+            worker_.memory().end(entry.second);
+        }
     }
 
     session(const session &) = delete;
@@ -107,7 +109,6 @@ class session {
   private:
     // Either memory of the session's own, or weights of the worker at the client's addresses.
     struct memory {
-        std::unique_ptr<zero_pages> pages;  // that the buffer lies in, where it does
         ggml_backend_buffer_ptr buffer;
         uint64_t size = 0;
         bool is_scratch = false;  // nothing in it outlives a graph
@@ -131,7 +132,8 @@ class session {
     std::string model_;     // that the client's weights are of
     uint64_t granted_ = 0;  // when it greeted
     std::map<uint32_t, memory> buffers_;
-    uint32_t attached_ = 0;  // weights in all of them
+    std::map<uint32_t, std::shared_ptr<state_room>> rooms_;  // for saved states
+    uint32_t attached_ = 0;                                  // weights in all of them
     std::unordered_map<wire::graph_key, kept_graph, key_hash, key_equal> graphs_;
     std::deque<wire::graph_key> order_;
     bool ran_ = false;    // and nothing was written since
@@ -317,7 +319,8 @@ class session {
     }
 
     void check_new(uint32_t buffer_id) const {
-        if (buffer_id == 0 || buffers_.count(buffer_id) != 0 || buffers_.size() >= wire::MAX_BUFFERS) {
+        if (buffer_id == 0 || buffers_.count(buffer_id) != 0 || rooms_.count(buffer_id) != 0 ||
+            buffers_.size() + rooms_.size() >= wire::MAX_BUFFERS) {
             throw std::invalid_argument("buffer " + std::to_string(buffer_id) + " cannot be made");
         }
     }
@@ -347,49 +350,22 @@ class session {
         buffers_.emplace(request.buffer_id, std::move(made));
     }
 
-    // Memory that the client can do without: what there is no room for is not its fault. Weights that are idle stay,
-    // but for the least that it was promised.
+    // Memory that the client can do without: what there is no room for is not its fault.
     void on_reserve(const frame & message) {
         const auto request = read_struct<wire::reserve>(message);
         check_new(request.buffer_id);
-        const uint64_t promised = std::min(request.least, worker_.memory().left());
-        const uint64_t size = std::min(request.most, std::max(promised, worker_.memory().vacant() / 2));
-        const bool taken = size > 0 && worker_.memory().take(size);
-        memory made = taken ? untouched_memory(size) : memory();
-        const uint64_t granted = made.buffer ? size : 0;
-        worker_.memory().give_back(taken ? size - granted : 0);
-        if (granted > 0) {
-            buffers_.emplace(request.buffer_id, std::move(made));
+        const std::shared_ptr<state_room> made = worker_.memory().set_aside(request.least, request.most);
+        const uint64_t granted = made ? made->size() : 0;
+        if (made) {
+            rooms_.emplace(request.buffer_id, made);
         }
         answer(wire::answer::reserve, message, {{&granted, sizeof granted}});
     }
 
-    // Zeros. In main memory they take no room before something is written to them. Without a buffer where there is none.
-    memory untouched_memory(uint64_t size) const {
-        memory made;
-        made.size = size;
-        if (ggml_backend_dev_type(worker_.device()) == GGML_BACKEND_DEVICE_TYPE_CPU) {
-            made.pages = std::make_unique<zero_pages>(size + BEHIND_THE_END);
-            if (made.pages->data() != nullptr) {
-                made.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(
-                    worker_.device(), made.pages->data(), size + BEHIND_THE_END, size
-                ));
-            }
-        } else {
-            made.buffer.reset(ggml_backend_buft_alloc_buffer(
-                ggml_backend_dev_buffer_type(worker_.device()), size + BEHIND_THE_END
-            ));
-            if (made.buffer) {
-                ggml_backend_buffer_clear(made.buffer.get(), 0);
-            }
-        }
-        return made;
-    }
-
     void on_attach(const frame & message) {
         const auto request = read_struct<wire::attach>(message);
-        if (request.buffer_id == 0 || buffers_.count(request.buffer_id) != 0 ||
-            buffers_.size() >= wire::MAX_BUFFERS || request.count > MAX_ATTACHED - attached_ ||
+        check_new(request.buffer_id);
+        if (request.count > MAX_ATTACHED - attached_ ||
             message.payload.size() != sizeof request + request.count * sizeof(wire::attach_entry)) {
             throw std::invalid_argument(
                 "weights cannot be attached as buffer " + std::to_string(request.buffer_id)
@@ -409,6 +385,11 @@ class session {
 
     void on_free(const frame & message) {
         const auto id = read_struct<uint32_t>(message);
+        if (const auto room = rooms_.find(id); room != rooms_.end()) {
+            worker_.memory().end(room->second);
+            rooms_.erase(room);
+            return;
+        }
         const auto found = buffers_.find(id);
         if (found == buffers_.end()) {
             throw std::invalid_argument("buffer " + std::to_string(id) + " does not exist");
@@ -534,25 +515,57 @@ class session {
 
     void on_copies(const frame & message) {
         const auto request = read_struct<wire::copies>(message);
-        const size_t bytes = message.payload.size() - sizeof request;
-        if (bytes % sizeof(wire::copied_range) != 0 || request.from_buffer_id == request.to_buffer_id) {
-            throw std::invalid_argument("COPIES are whole ranges, from one buffer to another");
+        const auto from = rooms_.find(request.from_buffer_id);
+        const auto to = rooms_.find(request.to_buffer_id);
+        const bool puts_back = from != rooms_.end();
+        if (puts_back == (to != rooms_.end()) ||
+            (message.payload.size() - sizeof request) % sizeof(wire::copied_range) != 0) {
+            throw std::invalid_argument("COPIES are whole ranges, to saved states or back");
         }
+        state_room & kept = puts_back ? *from->second : *to->second;
+        const uint32_t other = puts_back ? request.to_buffer_id : request.from_buffer_id;
+        if (!kept.use([&](ggml_backend_buffer_t buffer) { copy_states(message, buffer, kept, other, puts_back); }
+            ) &&
+            puts_back) {
+            throw std::runtime_error("its saved states had to make room for something else");
+        }
+    }
+
+    void copy_states(
+        const frame & message, ggml_backend_buffer_t kept, const state_room & room, uint32_t other, bool puts_back
+    ) {
         uint64_t total = 0;
-        for (size_t at = sizeof request; at < message.payload.size(); at += sizeof(wire::copied_range)) {
+        for (size_t at = sizeof(wire::copies); at < message.payload.size(); at += sizeof(wire::copied_range)) {
             wire::copied_range range;
             std::memcpy(&range, message.payload.data() + at, sizeof range);
-            const uint64_t to_extent = extent(range.size, range.count, range.to_stride);
-            const location from =
-                find(request.from_buffer_id, range.from, extent(range.size, range.count, range.from_stride));
-            const location to = writable({request.to_buffer_id, 0, range.to, to_extent});
+            const uint64_t from = extent(range.size, range.count, range.from_stride);
+            const uint64_t to = extent(range.size, range.count, range.to_stride);
             total += static_cast<uint64_t>(range.size) * range.count;
-            // Not for ever: as much as the target holds is enough.
-            if (from.is_weight || total > buffers_.at(request.to_buffer_id).size) {
-                throw std::invalid_argument("COPIES copy too much, or weights");
+            // Not for ever: as much as there can be of saved states is enough.
+            if (total > room.size()) {
+                throw std::invalid_argument("COPIES copy more than there is");
             }
-            copy_pieces(range, from, to);
+            if (puts_back) {
+                copy_pieces(range, kept_at(kept, room, range.from, from), writable({other, 0, range.to, to}));
+            } else {
+                copy_pieces(range, own_memory(other, range.from, from), kept_at(kept, room, range.to, to));
+            }
         }
+    }
+
+    static location kept_at(ggml_backend_buffer_t kept, const state_room & room, uint64_t offset, uint64_t size) {
+        if (offset > room.size() || size > room.size() - offset) {
+            throw std::invalid_argument("a range lies outside of its buffer");
+        }
+        return {kept, static_cast<uint8_t *>(ggml_backend_buffer_get_base(kept)) + offset, nullptr, false};
+    }
+
+    location own_memory(uint32_t id, uint64_t offset, uint64_t size) {
+        const location found = find(id, offset, size);
+        if (found.is_weight) {
+            throw std::invalid_argument("a weight is no state");
+        }
+        return found;
     }
 
     static void copy_pieces(const wire::copied_range & range, location from, location to) {
@@ -709,6 +722,8 @@ class session {
         cost.bytes_out = link_.sent_bytes() + pushed_out_ - counted_out_;
         counted_in_ += cost.bytes_in;
         counted_out_ += cost.bytes_out;
+        cost.states_gone =
+            std::any_of(rooms_.begin(), rooms_.end(), [](const auto & entry) { return entry.second->is_gone(); });
         answer(wire::answer::done, message, {{&cost, sizeof cost}});
     }
 };

@@ -49,9 +49,30 @@ uint64_t store::unused() const {
     return quota_ - std::min(quota_, taken_ + resident_ - sum_of_sizes(idle_weights()));
 }
 
-uint64_t store::vacant() {
+uint64_t store::set_aside_size() const {
+    return std::accumulate(rooms_.begin(), rooms_.end(), uint64_t{0}, [](uint64_t sum, const auto & room) {
+        return sum + room->size();
+    });
+}
+
+std::shared_ptr<state_room> store::set_aside(uint64_t least, uint64_t most) {
     const std::lock_guard lock(mutex_);
-    return quota_ - std::min(quota_, taken_ + resident_);
+    const uint64_t vacant = quota_ - std::min(quota_, taken_ + resident_ + set_aside_size());
+    const uint64_t size = std::min(most, std::max(std::min(least, unused()), vacant / 2));
+    if (size == 0 || !make_room(size)) {
+        return nullptr;
+    }
+    auto room = std::make_shared<state_room>(device_, size);
+    if (room->is_gone()) {
+        return nullptr;
+    }
+    rooms_.push_back(room);
+    return room;
+}
+
+void store::end(const std::shared_ptr<state_room> & room) {
+    const std::lock_guard lock(mutex_);
+    rooms_.erase(std::remove(rooms_.begin(), rooms_.end(), room), rooms_.end());
 }
 
 bool store::take(uint64_t bytes) {
@@ -211,17 +232,25 @@ uint64_t store::resident() {
     return resident_;
 }
 
-// Drops idle weights until `bytes` fit; none where even all of them would not be enough.
+// Drops idle weights until `bytes` fit, and saved states where that is not enough; nothing where neither is.
 bool store::make_room(uint64_t bytes) {
-    const auto fits = [&](uint64_t resident) { return bytes <= quota_ && taken_ + resident <= quota_ - bytes; };
-    if (fits(resident_)) {
+    const auto fits = [&](uint64_t resident, uint64_t rooms) {
+        return bytes <= quota_ && taken_ + resident + rooms <= quota_ - bytes;
+    };
+    if (fits(resident_, set_aside_size())) {
         return true;
     }
     const std::vector<weight *> idle = idle_weights();
-    if (!fits(resident_ - sum_of_sizes(idle))) {
+    if (!fits(resident_ - sum_of_sizes(idle), 0)) {
         return false;
     }
-    for (auto next = idle.begin(); !fits(resident_); ++next) {
+    if (!fits(resident_ - sum_of_sizes(idle), set_aside_size())) {
+        for (const auto & room : rooms_) {
+            room->give_up();
+        }
+        rooms_.clear();
+    }
+    for (auto next = idle.begin(); !fits(resident_, set_aside_size()); ++next) {
         evict(*next);
     }
     return true;

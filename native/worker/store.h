@@ -2,9 +2,10 @@
 
 // The memory that a worker lends: weights, which stay between sessions and are
 // shared by them, and what sessions allocate. Both count against one quota; where
-// it is used up, weights that nobody holds go, the longest idle ones first.
+// it is used up, weights that nobody holds go, the longest idle ones first, and then saved states.
 
 #include "wire/protocol.h"
+#include "worker/state_room.h"
 #include "worker/weights.h"
 
 #include <functional>
@@ -53,12 +54,14 @@ class store {
     // What a new session could have.
     uint64_t left();
 
-    // Of that, what is free without dropping weights that nobody uses now.
-    uint64_t vacant();
-
     // Room for a session's own buffers. True if there is some, which then has to be given back.
     bool take(uint64_t bytes);
     void give_back(uint64_t bytes);
+
+    // Memory for saved states: at most `most` bytes, half of what is free without dropping weights, or `least` where
+    // that is more. It is taken away again when sessions or weights need it. Null where there is none.
+    std::shared_ptr<state_room> set_aside(uint64_t least, uint64_t most);
+    void end(const std::shared_ptr<state_room> & room);
 
     // A model on this machine's disk, known by its fingerprint from now on. Where `there` names weights, the
     // others are holes in its files and never read. Throws std::runtime_error.
@@ -94,11 +97,12 @@ class store {
     ggml_backend_dev_t device_;
     uint64_t quota_;
     std::mutex mutex_;
-    uint64_t taken_ = 0;     // by sessions
+    uint64_t taken_ = 0;     // by sessions, saved states aside
     uint64_t resident_ = 0;  // weights whose size is counted
     uint64_t clock_ = 0;
     std::map<std::string, std::unique_ptr<model_weights>> models_;
     std::vector<std::unique_ptr<model_weights>> retired_;
+    std::vector<std::shared_ptr<state_room>> rooms_;
 
     model_weights & find_model(const std::string & fingerprint);
     weight_lease hold(std::vector<weight *> && wanted);
@@ -107,6 +111,7 @@ class store {
     // All of these with the lock held.
     bool make_room(uint64_t bytes);
     uint64_t unused() const;
+    uint64_t set_aside_size() const;
     std::vector<weight *> idle_weights() const;
     void let_go(const std::vector<weight *> & held);
     void evict(weight * idle);

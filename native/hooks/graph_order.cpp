@@ -5,6 +5,7 @@
 
 #include "ggml-mesh.h"
 #include "hooks/engine_symbols.h"
+#include "host/device.h"
 #include "host/layers.h"
 
 #include "ggml-backend.h"
@@ -23,6 +24,7 @@ void mesh_split_graph(ggml_backend_sched_t sched, ggml_cgraph * graph) {
     }
     const mesh::graph_layers layers(graph);
     layers.sort(graph);
+    mesh::ask_ahead(graph, layers);
     mesh::scheduled_layers() = &layers;
     original(sched, graph);
     mesh::scheduled_layers() = nullptr;

@@ -9,6 +9,8 @@
 #include "rules/validate.h"
 #include "worker/weights.h"
 
+#include "ggml-impl.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -429,6 +431,22 @@ const ggml_backend_buffer_type_i TYPE_INTERFACE = {
 };
 
 }  // namespace
+
+void ask_ahead(const ggml_cgraph * graph, const graph_layers & layers) {
+    for (const auto & each : devices()) {
+        if (each->facts().device_type == GGML_BACKEND_DEVICE_TYPE_CPU) {
+            continue;  // answered here
+        }
+        std::vector<const ggml_tensor *> ops;
+        for (int i = 0; i < graph->n_nodes; ++i) {
+            const ggml_tensor * node = graph->nodes[i];
+            if (owner_of(layers.of(node)) == each.get() && !op_only_renames(node->op) && node_is_allowed(node)) {
+                ops.push_back(node);
+            }
+        }
+        each->ask_ahead(ops);
+    }
+}
 
 const ggml_backend_buffer_i BUFFER_INTERFACE = {
     /* .free_buffer   = */ buffer_free,

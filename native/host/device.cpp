@@ -282,14 +282,37 @@ bool device::supports(const ggml_tensor * op) noexcept {
             return;
         }
         send(wire::command::supports, {{question.data(), question.size() * sizeof question[0]}});
-        const auto said = receive_as<uint32_t>(await(wire::answer::supports, last_ticket_));
-        if (said > 1) {
-            throw bad_answer("it sent " + std::to_string(said) + " for whether it computes an op");
-        }
-        yes = said != 0;
+        yes = await_support(last_ticket_);
         supported_.add(question, yes);
     });
     return yes || !asked;
+}
+
+bool device::await_support(uint32_t ticket) {
+    const auto said = receive_as<uint32_t>(await(wire::answer::supports, ticket));
+    if (said > 1) {
+        throw bad_answer("it sent " + std::to_string(said) + " for whether it computes an op");
+    }
+    return said != 0;
+}
+
+void device::ask_ahead(const std::vector<const ggml_tensor *> & ops) noexcept {
+    attempt([&] {
+        support_cache sent;
+        std::vector<std::vector<wire::tensor>> questions;
+        const uint32_t before = last_ticket_;
+        for (const ggml_tensor * op : ops) {
+            std::vector<wire::tensor> question = question_about(op);
+            if (supported_.find(question) == nullptr && sent.find(question) == nullptr) {
+                send(wire::command::supports, {{question.data(), question.size() * sizeof question[0]}});
+                sent.add(question, true);
+                questions.push_back(std::move(question));
+            }
+        }
+        for (size_t i = 0; i < questions.size(); ++i) {
+            supported_.add(questions[i], await_support(before + static_cast<uint32_t>(i) + 1));
+        }
+    });
 }
 
 uint64_t device::size_of(const ggml_tensor * tensor) noexcept {

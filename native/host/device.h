@@ -125,6 +125,9 @@ class device {
     // True where the device has failed: graphs fail then, while ggml ends the process over a no that it did not expect.
     bool supports(const ggml_tensor * op) noexcept;
 
+    // Asks for all of these at once, as far as nobody has asked before: one way there and back, and not one for each.
+    void ask_ahead(const std::vector<const ggml_tensor *> & ops) noexcept;
+
     // Bytes that a tensor takes over there.
     uint64_t size_of(const ggml_tensor * tensor) noexcept;
 
@@ -201,6 +204,7 @@ class device {
     std::map<const device *, uint32_t> peers_;
 
     void send(wire::command kind, std::initializer_list<bytes_view> parts);
+    bool await_support(uint32_t ticket);
     wire::header await(wire::answer kind, uint32_t ticket);
     wire::header next_header();
     void take_notice(const wire::header & head);
@@ -236,6 +240,11 @@ class device {
         return false;
     }
 };
+
+class graph_layers;
+
+// Asks each worker that is not a CPU about the nodes of its layers, before the scheduler does so one by one.
+void ask_ahead(const ggml_cgraph * graph, const graph_layers & layers);
 
 // All of this process; together they are one session.
 std::vector<std::unique_ptr<device>> & devices();

@@ -64,6 +64,13 @@ ggml_tensor * sparse_mask(context c) {
     return ggml_cont(c, ggml_set_rows(c, rows, zeros, best));
 }
 
+// Rows by numbers that are computed in floats, which nothing bounds: they are looked at on the way.
+ggml_tensor * counted_rows(context c) {
+    ggml_tensor * best = ggml_top_k(c, floats(c, 6, 3), 2);
+    ggml_tensor * halved = ggml_scale(c, ggml_cast(c, best, GGML_TYPE_F32), 0.5F);
+    return ggml_get_rows(c, floats(c, 8, 6, 3), ggml_cast(c, halved, GGML_TYPE_I32));
+}
+
 // Experts chosen by what a router says, as all mixtures do it.
 ggml_tensor * mixture(context c, ggml_type type) {
     constexpr int64_t width = 256;
@@ -224,6 +231,7 @@ std::vector<example> attention() {
         {"lightning_indexer f32", [](context c) { return indexer(c, GGML_TYPE_F32); }},
         {"lightning_indexer q8_0", [](context c) { return indexer(c, GGML_TYPE_Q8_0); }},
         {"sparse mask", sparse_mask},
+        {"counted rows", counted_rows},
         {"hyper_comb",
          [](context c) { return ggml_dsv4_hc_comb(c, floats(c, 24, 5), floats(c, 3), floats(c, 24), 1e-6F, 2); }},
         {"hyper_pre", [](context c) { return ggml_dsv4_hc_pre(c, floats(c, 8, 4, 5), floats(c, 4, 5)); }},

@@ -4,12 +4,15 @@
 
 #include "ggml-mesh.h"
 #include "host/answers.h"
+#include "host/device.h"
+#include "host/layers.h"
 #include "host/saved_states.h"
 #include "tests/check.h"
 #include "tests/lying_worker.h"
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <limits>
 
@@ -203,6 +206,35 @@ TEST("answers: whether it computes an op is yes or no") {
     in_its_own_process([&] {
         CHECK_EQUAL(failure_of(answers(command::supports, answer::supports, uint32_t{0}), asks), "");
     });
+}
+
+TEST("answers: what the scheduler is going to ask is asked at once") {
+    std::atomic<size_t> asked{0};
+    std::vector<uint32_t> open;
+    // It says nothing before it has heard all three questions.
+    const auto patient = about(command::supports, [&](lying_worker & self, const mesh::frame & message) {
+        open.push_back(message.head.ticket);
+        if (++asked == 3) {
+            for (const uint32_t ticket : open) {
+                self.say(answer::supports, ticket, uint32_t{1});
+            }
+        }
+    });
+    const auto asks = [&](const device & on) {
+        const ggml_context_ptr context(ggml_init({1 << 20, nullptr, true}));
+        ggml_context * c = context.get();
+        ggml_tensor * weight = ggml_set_name(ggml_new_tensor_1d(c, GGML_TYPE_F32, 8), "blk.0.weight");
+        mesh::note_layers(mesh::devices().back().get(), &weight, 1);
+        ggml_tensor * sum = ggml_add(c, ggml_new_tensor_1d(c, GGML_TYPE_F32, 8), weight);
+        ggml_tensor * twice = ggml_add(c, sum, weight);
+        ggml_tensor * product = ggml_mul(c, twice, weight);
+        ggml_cgraph * graph = ggml_new_graph(c);
+        ggml_build_forward_expand(graph, ggml_silu(c, product));
+        mesh::ask_ahead(graph, mesh::graph_layers(graph));
+        CHECK(ggml_backend_dev_supports_op(on.handle, sum) && ggml_backend_dev_supports_op(on.handle, product));
+        CHECK_EQUAL(asked.load(), 3U);
+    };
+    in_its_own_process([&] { CHECK_EQUAL(failure_of(patient, asks), ""); });
 }
 
 TEST("answers: it cannot refuse to write to its own memory, which ggml counts on") {

@@ -7,7 +7,7 @@ import pytest
 from mesh_llm.planning.cuts import MAX_DEVICES, forbidden, furthest_cut, joined_from
 from mesh_llm.planning.decide import decide
 from mesh_llm.types import ModelFacts, Plan
-from tests.support.planning import mesh, model, node, settings
+from tests.support.planning import mesh, model, node, reasons, settings
 
 JOINED = model(joined_layers=12)
 """Layers 28 to 39 stay together."""
@@ -82,6 +82,8 @@ def test_no_more_devices_than_the_scheduler_knows() -> None:
     nodes = [node(f"n{index:02d}", 10) for index in range(30)]
     plan = decide(mesh(*nodes), model(), settings(split=True), current=None)
     assert len(plan.stages) == MAX_DEVICES + 1  # the host computes on its CPU
+    left_out = set(reasons(plan).values())
+    assert left_out == {"at most 15 devices can take part in a plan, the host's GPUs among them"}
     told = settings(tensor_split=(1.0,) * 20)
     assert "at most 15 devices" in decide(mesh(*nodes), model(), told, current=None).reason
     few = [node(f"n{index:02d}", 1.3) for index in range(30)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mesh_llm.defaults import PLAN_SEARCH_STEPS
+from mesh_llm.planning.cuts import too_many
 from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.fit import gigabytes, layer_cache_bytes
 from mesh_llm.planning.layer_shares import capacity
@@ -45,6 +46,8 @@ def _reason(asked: Question, inputs: PlanInputs, layout: Layout | None, node: Ca
     if asked.settings.split and not layout.solo:
         if len(layout.spans) >= inputs.load.count:
             return f"not needed: the model has only {inputs.load.count} layers"
+        if full := too_many(len(layout.nodes), len(inputs.rooms[layout.host].gpus)):
+            return full
         return "not enough memory beside the nodes that share its machine"
     return _slower(inputs, layout, node.id) or NOT_NEEDED
 

@@ -223,6 +223,26 @@ async def test_the_stream_goes_on_wherever_it_was_cut(
     assert len({data["created"] for data in told(answer)}) == 1
 
 
+@pytest.mark.parametrize("temperature", [0, 0.8])
+async def test_the_next_engine_reads_prompt_and_answer_apart(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode, temperature: float
+) -> None:
+    """As the first one computed them: by prompts in large batches, and the answer token by token."""
+    engine.on(CHAT, says("a", until=4, then=hand_over(node, second)))
+    second.on(CHAT, says("b"))
+    helps(second)
+    answer = await answer_to(client, ask(stream=True, temperature=temperature, cache_prompt=False))
+    assert text(answer) == "".join(WORDS)
+    *read, rest = [json.loads(seen.body) for seen in second.seen if seen.target == CHAT]
+    assert [message["role"] for message in rest["messages"]] == ["user", "assistant"]
+    if temperature:
+        # The dice decide, and would not fall the same way again.
+        assert (read, rest["cache_prompt"]) == ([], False)
+    else:
+        assert [(body["messages"], body["n_predict"]) for body in read] == [(ask()["messages"], 1)]
+        assert rest["cache_prompt"] is True
+
+
 async def test_a_resumed_answer_is_counted_and_logged(
     client: RawClient,
     engine: FakeEngine,
@@ -279,6 +299,10 @@ async def test_every_engine_dies_after_a_word(
 
     async def script(seen: Seen, wire: Wire) -> None:
         nonlocal runs
+        if json.loads(seen.body).get("n_predict") == 1:
+            # It only reads what was said.
+            await says("reads")(seen, wire)
+            return
         runs += 1
         node.where = engines[runs % 2].upstream
         # The report, who speaks, and one word; whoever continues says one word as well.

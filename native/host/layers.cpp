@@ -48,7 +48,8 @@ int layer_in(const char * name) {
         name += 4;
     }
     if (std::strncmp(name, "blk.", 4) == 0) {
-        return std::isdigit(static_cast<unsigned char>(name[4])) != 0 ? std::atoi(name + 4) : NO_LAYER;
+        const bool numbered = std::isdigit(static_cast<unsigned char>(name[4])) != 0;
+        return numbered ? static_cast<int>(std::strtol(name + 4, nullptr, 10)) : NO_LAYER;
     }
     const int node = number_after_last(name, "-");
     return node != NO_LAYER ? node : number_after_last(name, "_l");  // of a cache

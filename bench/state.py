@@ -35,14 +35,21 @@ _FLASH_ON = 1
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     rows: list[Row] = []
-    base = await base_plan(default_model())
     with passive_threads(), servers.fresh_home() as folder:
+        model = _synthetic(folder / "synthetic.gguf") if plan.quick else default_model()
+        base = await base_plan(model)
         for architecture in ARCHITECTURES:
             rows.append(await _reuse(folder, architecture, plan.choose(6, 3)))
         rows.append(await _conversations(base))
         rounds = plan.rounds(full=30, quick=8, full_s=400.0, quick_s=150.0)
         rows.append(await _cost(base, rounds))
     return tuple(rows), (f"saves: {rounds.note()}", *_NOTES)
+
+
+def _synthetic(path: Path) -> Path:
+    """A quarter of SmolLM2, for a quick run."""
+    sizes: Any = {"feed_forward": 2048, "heads": 8, "kv_heads": 4, "head_size": 64}
+    return tiny_gguf.write(path, "llama", layers=8, hidden=512, quantisation="Q4_0", **sizes)
 
 
 async def _reuse(folder: Path, architecture: str, rounds: int) -> Row:
@@ -141,7 +148,7 @@ async def _saves(asker: Client, sides: dict[str, Rig], rounds: Rounds) -> dict[s
         for name, rig in turns(list(sides.items()), number):
             await asker.ask(rig.server, "/completion", _body(token_ids(TOKENS), 1))
             await meters.quiet()
-            short = _body(token_ids(4, seed=200 + number), 1, stream=True)
+            short = _body(token_ids(4, seed=200 + number), 2, stream=True)
             seen[name].append((await asker.stream(rig.server, "/completion", short)).first_s)
     return seen
 
@@ -149,6 +156,7 @@ async def _saves(asker: Client, sides: dict[str, Rig], rounds: Rounds) -> dict[s
 _NOTES = (
     "reuse: tiny models with random weights over two workers; alone: the same engine, as many checkpoints; "
     "the last two tokens of an answer of 30 are replaced by others",
-    "conversations: SmolLM2 over two workers, 10 ms one way, 1,500 tokens each; a save: without delays",
+    "conversations: SmolLM2 (--quick: random weights, a quarter of it) over two workers, 10 ms one way, "
+    "1,500 tokens each; a save: without delays",
     "without: the same split engine that saves nothing, as before",
 )

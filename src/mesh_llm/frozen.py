@@ -32,19 +32,21 @@ def _init(made: Any) -> Callable[..., None]:
     names: dict[str, Any] = {"MISSING": MISSING}
     parameters, body = [], []
     for each in fields(made):
-        name, given = each.name, each.name
+        name, default = each.name, ""
         names[f"set_{name}"] = getattr(made, name).__set__
         if each.default is not MISSING:
             names[f"default_{name}"] = each.default
-            parameter = f"{name}=default_{name}"
+            default = f"default_{name}"
         elif each.default_factory is not MISSING:
             names[f"make_{name}"] = each.default_factory
-            parameter, given = f"{name}=MISSING", f"make_{name}() if {name} is MISSING else {name}"
-        else:
-            parameter = name
+            default = "MISSING"
+        made_here = f"make_{name}()" if default == "MISSING" else default
         if each.init:
-            parameters.append(parameter)
+            parameters.append(f"{name}={default}" if default else name)
+            given = f"{made_here} if {name} is MISSING else {name}" if default == "MISSING" else name
             body.append(f" set_{name}(self, {given})")
+        elif default:
+            body.append(f" set_{name}(self, {made_here})")
     if hasattr(made, "__post_init__"):
         body.append(" self.__post_init__()")
     star = "*, " if parameters else ""

@@ -24,6 +24,8 @@ def _classes(decorate: Callable[[type[Any]], Any]) -> tuple[Any, Any, Any]:
         low: int
         high: int
         width: int = field(init=False)
+        kind: str = field(init=False, default="range")
+        seen: list[int] = field(init=False, default_factory=list)
 
         def __post_init__(self) -> None:
             if self.high < self.low:
@@ -47,7 +49,8 @@ def test_fields_are_given_by_name_or_have_defaults(point: Any, checked: Any, emp
     one, other = point(x=1), point(x=3, y=4, tags=["a"])
     assert (one.x, one.y, one.tags, other.y, other.tags) == (1, 2, [], 4, ["a"])
     assert one.tags is not point(x=1).tags
-    assert checked(low=2, high=5).width == 3
+    one_range = checked(low=2, high=5)
+    assert (one_range.width, one_range.kind, one_range.seen) == (3, "range", [])
     assert asdict(other) == {"x": 3, "y": 4, "tags": ["a"], "secret": ""}
     assert [each.name for each in fields(point)] == ["x", "y", "tags", "secret"]
     assert is_dataclass(empty)

@@ -50,7 +50,7 @@ SIGNED = ("update", "leave", "claims")
 """Who sends a wrong one is disconnected."""
 MESSAGES = ("ping", "ack", "hears", "compare", "summary", "want", "promotion", "guest", *SIGNED)
 STREAMS = ("http", "serving", "forward", "forwarded", "introduce", "lease", "link", "file")
-QUICK, FULL = 200, 10_000
+QUICK, FULL = 100, 10_000
 SEED = 1
 MESSAGES_AT_ONCE = 50
 """Then it waits until they are read: a sender's queue has a bound."""

@@ -129,6 +129,7 @@ def test_worker_stops_while_an_answer_streams(trio: MeshProcesses) -> None:
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_host_stops_while_an_answer_streams_through_another_node(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
     through = before.workers[0]

@@ -54,6 +54,7 @@ def test_it_answers_from_three_nodes_and_ends(smollm2: Path, home: Path) -> None
     assert figures["first_token_s"] > 0
 
 
+@pytest.mark.full
 def test_what_people_see_of_it(smollm2: Path, home: Path) -> None:
     ended = mesh_llm("demo", "--nodes", "2", "--port", "0", env=environment(home), within_s=WAIT_S)
 
@@ -164,6 +165,7 @@ def in_a_terminal(home: Path) -> Iterator[Terminal]:
         running.close()
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_all_of_it(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home) as running:
         assert len(running.members()) == 3

@@ -224,6 +224,7 @@ def test_a_flood_of_wrong_tokens_costs_little(lab: Lab) -> None:
 # -- across NATs ---------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_one_behind_a_nat_joins_outwards(lab: Lab) -> None:
     net = lab.build(namespaces.nat())
     one, two = found_and_join(lab, net.public[0], net.behind[0])

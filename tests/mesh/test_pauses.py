@@ -110,6 +110,7 @@ def test_stream_does_not_hang_with_a_stopped_host(trio: MeshProcesses) -> None:
     trio.serving(above=before.epoch)
 
 
+@pytest.mark.full
 def test_mesh_sleeps_and_wakes(trio: MeshProcesses) -> None:
     sleep_and_wake(trio, SLEEP_S)
 

@@ -221,10 +221,10 @@ async def test_a_source_that_drips_bytes_is_left_and_its_bytes_are_kept(model: M
         await stream.write(lines({"bytes": request["length"]}))
         for byte in model.content[0]:
             await stream.write(bytes([byte]))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.02)
 
     async with peer("mallory", drip) as mallory, peer("bert", model.honest()) as bert:
-        paths = await model.fetch(mallory, bert, times=FetchTimes(stall_s=0.5, pause_s=0.0))
+        paths = await model.fetch(mallory, bert, times=FetchTimes(stall_s=1.5, pause_s=0.0))
         assert 0 < bert.offsets[0][1] < 1000
     assert paths[0].read_bytes() == model.content[0]
 

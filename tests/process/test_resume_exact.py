@@ -21,7 +21,7 @@ from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Upstream
 from tests.support.lone_engine import KEY, LoneEngine, lone_engine
 from tests.support.raw_http import Answer, connect, request_bytes
-from tests.support.sampling import sampled
+from tests.support.sampling import first, sampled
 from tests.support.upstream import LAST_CHUNK, SSE_HEAD, FakeNode, Seen, Wire, fake_engine
 
 CHAT = "/v1/chat/completions"
@@ -156,7 +156,7 @@ def pieces_of(answer: Answer) -> tuple[list[str], dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("path", "question"), [(CHAT, FOX), (CHAT, COLOURS), (PLAIN, COLOURS), (CHAT, NOTES)]
+    ("path", "question"), first(2, [(CHAT, COLOURS), (CHAT, NOTES), (CHAT, FOX), (PLAIN, COLOURS)])
 )
 async def test_it_is_the_undisturbed_answer(
     engine: LoneEngine, heir: LoneEngine, path: str, question: str
@@ -175,4 +175,4 @@ def cuts(undisturbed: Undisturbed) -> list[int]:
     blank = {at for at, (one, next_one) in pairs if one.isspace() and next_one.isspace()}
     assert blank or undisturbed.question != COLOURS
     count = len(undisturbed.tokens)
-    return sorted({1, 33, count - 20, count, *sorted(blank)[:1]})
+    return sorted({1, count - 20, count, *sorted(blank)[:1]})

@@ -20,11 +20,11 @@ from tests.support.node import SMALL, NodeProcess, temporary_home
 from tests.support.split import Client, client, over, plan_for, until
 
 TEXT = DraftSpec(text_depth=24)
-FAR_S = 0.02
+FAR_S = 0.01
 """One way: far enough that every right guess pays."""
-CONTEXT = 2048
+CONTEXT = 1024
 REPORTED_S = 30.0
-SETTLED_S = 4.5
+SETTLED_S = 2.5
 """Without news from an engine that has some every second: it may stand still for most of that."""
 
 _LEDGER = (
@@ -38,17 +38,19 @@ _GOODS = json.dumps(
     ],
     indent=1,
 )
-REPEATED = _LEDGER * 4
+REPEATED = _LEDGER * 3
 EDITED = f"A document:\n{_GOODS}\nThe same document with every price raised by 1:\n[\n"
 PROSE = "Once upon a time there was a sailor who"
-LONG = REPEATED + " ".join(f"On day {day} there came {day * 7 % 13} ships." for day in range(90))
+LONG = REPEATED + " ".join(f"On day {day} there came {day * 7 % 13} ships." for day in range(40))
+"""More than one micro-batch."""
+PROMPTS = {"repeated": REPEATED, "edited": EDITED, "prose": PROSE}
 
 
-async def answers(asking: Client, *, tokens: int = 32) -> dict[str, tuple[int, ...]]:
-    """The last of them goes on from the one before, in the same slot."""
+async def answers(asking: Client, *, tokens: int = 24, **more: str) -> dict[str, tuple[int, ...]]:
+    """To these prompts, and to `more`. The last of them goes on from the one before, in the same slot."""
     once = {"n_predict": tokens, "ignore_eos": True, "n_probs": 0, "cache_prompt": False}
     found = {}
-    for name, prompt in (("repeated", REPEATED), ("edited", EDITED), ("prose", PROSE), ("long", LONG)):
+    for name, prompt in (PROMPTS | more).items():
         found[name] = (await asking.complete(prompt, **once)).tokens
     kept = {"n_predict": tokens, "ignore_eos": True, "n_probs": 0, "cache_prompt": True}
     found["first"] = (await asking.complete(EDITED, **kept)).tokens
@@ -88,7 +90,7 @@ def told(smollm2: Path, libraries: dict[str, Path]) -> dict[str, tuple[int, ...]
 
     async def ask() -> dict[str, tuple[int, ...]]:
         async with client(await plan_for(smollm2, libraries, context=CONTEXT)) as asking:
-            return await answers(asking)
+            return await answers(asking, long=LONG)
 
     return asyncio.run(ask())
 
@@ -98,7 +100,7 @@ async def test_the_text_itself_drafts(
     plan: SplitPlan, told: dict[str, tuple[int, ...]], layers: tuple[int, ...]
 ) -> None:
     async with client(over(plan, *layers, draft=TEXT, delay_s=FAR_S if layers else 0.0)) as asking:
-        assert await answers(asking) == told
+        assert await answers(asking, long=LONG) == told
         seen = await counters(asking)
         assert 0 < seen.accepted <= seen.drafted == seen.text_drafted
         if layers:
@@ -130,7 +132,7 @@ async def test_a_draft_model(
 ) -> None:
     draft = DraftSpec(model=str(smollm2), model_depth=8, text_depth=text_depth)
     async with client(over(plan, *layers, draft=draft, delay_s=FAR_S if layers else 0.0)) as asking:
-        assert await answers(asking) == told
+        assert told | await answers(asking) == told
         seen = await counters(asking)
     # The model guesses its own next tokens: right, but for the rounding of other batches.
     own, right = seen.drafted - seen.text_drafted, seen.accepted - seen.text_accepted
@@ -143,7 +145,7 @@ async def test_a_draft_that_is_never_right_is_given_up(
 ) -> None:
     random = tiny_gguf.write(tmp_path / "random.gguf", "llama", layers=2, tokenizer=smollm2)
     async with client(replace(plan, draft=DraftSpec(model=str(random), model_depth=8))) as asking:
-        assert await answers(asking) == told
+        assert told | await answers(asking) == told
         seen = await counters(asking)
     tokens = sum(len(each) for each in told.values())
     assert 0 < seen.drafted < 0.5 * tokens
@@ -151,7 +153,7 @@ async def test_a_draft_that_is_never_right_is_given_up(
 
 async def test_requests_at_once_share_steps(plan: SplitPlan, smollm2: Path) -> None:
     """Each gets its own text, whatever the others guess."""
-    options = {"n_predict": 40, "ignore_eos": True, "n_probs": 0, "cache_prompt": False}
+    options = {"n_predict": 24, "ignore_eos": True, "n_probs": 0, "cache_prompt": False}
     prompts = [REPEATED, EDITED, PROSE, REPEATED + PROSE]
     # In small micro-batches: prompts that are read together are cut in other places, and whole tiles of 64
     # tokens round differently.
@@ -160,7 +162,7 @@ async def test_requests_at_once_share_steps(plan: SplitPlan, smollm2: Path) -> N
         expected = [(await asking.complete(prompt, **options)).tokens for prompt in prompts]
     draft = DraftSpec(text_depth=24, model=str(smollm2), model_depth=8)
     async with client(over(wide, 15, 15, draft=draft, delay_s=FAR_S)) as asking:
-        for _ in range(2):
+        for _ in range(2):  # the second time with rates that are known
             found = await asking.complete_all(prompts, **options)
             assert [answer.tokens for answer in found] == expected
 
@@ -194,7 +196,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
                 count += 1
                 if count == 5:
                     break
-        assert await answers(asking) == told
+        assert told | await answers(asking) == told
 
 
 # -- vocabularies ----------------------------------------------------------------------------------

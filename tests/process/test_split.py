@@ -83,7 +83,7 @@ async def compare(alone: SplitPlan, splits: Iterable[SplitPlan], ask: Callable[[
 # -- architectures, workers, cuts ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", tiny_gguf.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", sampled(tiny_gguf.ARCHITECTURES, "llama", "gemma3"))
 async def test_architecture(architecture: str, libraries: dict[str, Path], tmp_path: Path) -> None:
     model = tiny(tmp_path, architecture)
     alone = await plan_for(model, libraries, settings=SMALL_BATCHES)
@@ -103,6 +103,7 @@ async def test_architecture_in_every_way(
     await compare(alone, [over(alone, *layers, **ways) for layers in MATRIX])
 
 
+@pytest.mark.full
 async def test_every_cut(libraries: dict[str, Path], tmp_path: Path) -> None:
     alone = await plan_for(tiny(tmp_path, "llama"), libraries, settings=SMALL_BATCHES)
     with_host = [over(alone, count) for count in range(1, LAYERS + 1)]
@@ -117,7 +118,7 @@ async def test_smollm2(smollm2: Path, libraries: dict[str, Path]) -> None:
         sky = await client.complete("The sky is blue because", n_predict=32, cache_prompt=False)
         return {"sky": sky, "long": await client.complete(token_ids(300), n_predict=8, ignore_eos=True)}
 
-    splits = [(30,), (8, 8), (10, 10, 10), (6, 6, 6, 6, 6)]
+    splits = [(8, 8), (6, 6, 6, 6, 6)]
     await compare(alone, [over(alone, *layers) for layers in splits], ask)
 
 
@@ -228,7 +229,7 @@ async def test_quantised_cache(
     await compare(alone, [over(alone, 6), over(alone, 2, 1, 2)])
 
 
-@pytest.mark.parametrize("architecture", sampled(tiny_gguf.ARCHITECTURES, "llama", "deepseek2"))
+@pytest.mark.parametrize("architecture", sampled(tiny_gguf.ARCHITECTURES, "llama"))
 async def test_without_flash_attention(architecture: str, libraries: dict[str, Path], tmp_path: Path) -> None:
     settings = SMALL_BATCHES | {"flash_attn_type": FLASH_OFF}
     alone = await plan_for(tiny(tmp_path, architecture), libraries, settings=settings)

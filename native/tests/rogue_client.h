@@ -66,6 +66,11 @@ class rogue_client {
         return granted;
     }
 
+    std::vector<uint8_t> get(const mesh::wire::span & where) {
+        send(mesh::wire::command::get, {{&where, sizeof where}});
+        return link_.receive_frame().payload;
+    }
+
     void free(uint32_t id) {
         send(mesh::wire::command::free, {{&id, sizeof id}});
     }

@@ -111,6 +111,7 @@ TEST("limits: a peer that reads nothing holds up nobody else") {
     stuck.alloc(1, 32 << 20);
     const mesh::wire::push large = {{1, 0, 0, 16 << 20}, 1, 0, 0};
     stuck.send(command::push, {{&large, sizeof large}});
+    CHECK(stuck.alloc(2, 64));  // itself neither: a device computes while the network carries
     rogue_client other(remote, {{5, 6}});
     other.greet();
     other.alloc(1, 64);

@@ -190,6 +190,32 @@ TEST("session: activations go straight from one worker to the next") {
     CHECK_EQUAL(one.failure() + two.failure(), "");
 }
 
+TEST("session: large activations leave behind the session's back, and keep their order") {
+    constexpr uint64_t PIECE = 1 << 20;
+    worker remote(QUOTA);
+    const auto pair = sockets();
+    CHECK_EQUAL(ggml_mesh_worker_add_peer(remote.handle(), 0, pair.first), 0);
+    CHECK_EQUAL(ggml_mesh_worker_add_peer(remote.handle(), 1, pair.second), 0);
+    rogue_client other(remote);
+    other.greet();
+    other.alloc(1, PIECE);
+    other.alloc(2, 4 * PIECE);
+    const auto size_of = [](uint64_t number) { return number % 2 == 0 ? PIECE : 64; };
+    for (uint64_t number = 0; number < 4; ++number) {
+        const mesh::wire::span all = {1, 0, 0, PIECE};
+        const mesh::wire::clear filled = {all, static_cast<uint8_t>(number + 1), {}};
+        const mesh::wire::push there = {{1, 0, 0, size_of(number)}, number, 0, 0};
+        other.send(mesh::wire::command::clear, {{&filled, sizeof filled}});
+        other.send(mesh::wire::command::push, {{&there, sizeof there}});
+    }
+    for (uint64_t number = 0; number < 4; ++number) {
+        const mesh::wire::span where = {2, 0, number * PIECE, size_of(number)};
+        const mesh::wire::recv back = {where, number};
+        other.send(mesh::wire::command::recv, {{&back, sizeof back}});
+        CHECK(other.get(where) == std::vector<uint8_t>(where.size, static_cast<uint8_t>(number + 1)));
+    }
+}
+
 TEST("session: who does not greet, or speaks another version, is sent away") {
     worker remote(QUOTA);
     {

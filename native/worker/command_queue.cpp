@@ -35,11 +35,20 @@ bool command_queue::take_first(frame & message) {
     if (closed_) {
         return false;
     }
+    if (!failure_.empty()) {
+        throw std::runtime_error(failure_);
+    }
     message = std::move(frames_.front());
     frames_.pop_front();
     bytes_ -= sizeof(frame) + message.payload.size();
     changed_.notify_all();
     return true;
+}
+
+void command_queue::fail(const std::string & why) {
+    const std::lock_guard lock(mutex_);
+    failure_ = why;
+    changed_.notify_all();
 }
 
 uint32_t command_queue::waiting() {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <string>
 
 namespace mesh {
 
@@ -24,6 +25,9 @@ class command_queue {
     // The same within bounded time; throws when it is over.
     bool take_within(std::chrono::milliseconds time, frame & message);
 
+    // Whoever takes the next frame gets this as an exception: something that an earlier one started has failed.
+    void fail(const std::string & why);
+
     uint32_t waiting();
     void close();
     bool is_closed();
@@ -34,9 +38,10 @@ class command_queue {
     std::deque<frame> frames_;
     uint64_t bytes_ = 0;
     bool closed_ = false;
+    std::string failure_;
 
     bool can_take() const {
-        return closed_ || !frames_.empty();
+        return closed_ || !failure_.empty() || !frames_.empty();
     }
 
     bool take_first(frame & message);

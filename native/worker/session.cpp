@@ -86,14 +86,14 @@ class session {
         std::string fault;
         try {
             frame message;
-            while (greeted_ ? queue_.take(message) : queue_.take_within(HELLO_TIME, message)) {
+            while (greeted_ ? queue_->take(message) : queue_->take_within(HELLO_TIME, message)) {
                 execute(message);
             }
         } catch (const std::exception & error) {
             fault = error.what();
             tell(fault);
         }
-        queue_.close();
+        queue_->close();
         if (!fault.empty()) {
             // A link that is closed over commands that nobody read would take our last words with it.
             link_.end_sending();
@@ -123,7 +123,7 @@ class session {
 
     worker & worker_;
     link link_;
-    command_queue queue_;
+    std::shared_ptr<command_queue> queue_ = std::make_shared<command_queue>();
     bool greeted_ = false;
     std::mutex mail_mutex_;  // the reader closes what the executor opens
     bool mail_open_ = false;
@@ -148,8 +148,8 @@ class session {
 
     void read_commands() {
         try {
-            for (bool open = queue_.put(receive_greeting()); open;) {
-                open = queue_.put(link_.receive_frame());
+            for (bool open = queue_->put(receive_greeting()); open;) {
+                open = queue_->put(link_.receive_frame());
             }
             close_mail();
             for (;;) {
@@ -158,7 +158,7 @@ class session {
         } catch (const std::exception &) {
             // The link is gone, or carries nonsense: either way the session is over.
         }
-        queue_.close();
+        queue_->close();
         close_mail();  // wakes an executor that waits for a push
     }
 
@@ -589,13 +589,14 @@ class session {
             throw std::invalid_argument("a PUSH is larger than a frame holds");
         }
         const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
-        std::vector<uint8_t> data(request.from.size);
+        const std::shared_ptr<peer_link> peer = worker_.find_peer(request.peer);
+        std::vector<uint8_t> data = worker_.buffers().take(request.from.size);
         if (!data.empty()) {
             byte_tensor bytes(from, data.size());
             ggml_backend_tensor_get(&bytes.tensor, data.data(), 0, data.size());
         }
-        worker_.push(request.peer, {id_, request.number}, data);
         pushed_out_ += data.size();
+        peer->push({id_, request.number}, std::move(data), queue_);
     }
 
     void on_recv(const frame & message) {
@@ -713,8 +714,11 @@ class session {
         wire::telemetry cost{};
         const auto start = clock::now();
         cost.wait_ns = nanoseconds(start - idle_since_);
-        cost.queued = queue_.waiting();
-        worker_.compute(found->second.built, inputs, [this] { return queue_.is_closed(); });
+        cost.queued = queue_->waiting();
+        worker_.compute(found->second.built, inputs, [this] { return queue_->is_closed(); });
+        for (placed_input & input : inputs) {
+            worker_.buffers().give_back(std::move(input.bytes));
+        }
         ran_ = true;
         idle_since_ = clock::now();
         cost.compute_ns = nanoseconds(idle_since_ - start);

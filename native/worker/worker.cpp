@@ -8,22 +8,14 @@
 #include <iterator>
 #include <new>
 #include <stdexcept>
-#include <sys/socket.h>
-#include <sys/time.h>
 
 namespace mesh {
 
 namespace {
 
 constexpr uint32_t MAX_SESSIONS = 16;  // hosts of a mesh, and those that are about to greet
-constexpr int PUSH_SECONDS = 30;       // a peer that takes nothing for so long is gone
 
 }  // namespace
-
-peer_link::peer_link(uint32_t number, int fd) : wire(fd, "peer " + std::to_string(number)) {
-    const timeval time = {PUSH_SECONDS, 0};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
-}
 
 worker::~worker() {
     for (auto & [peer, thread] : receivers_) {
@@ -34,7 +26,7 @@ worker::~worker() {
 
 void worker::add_peer(uint32_t number, int fd) {
     drop_peer(number);
-    auto peer = std::make_shared<peer_link>(number, fd);
+    auto peer = std::make_shared<peer_link>(number, fd, buffers_);
     const std::lock_guard lock(peers_mutex_);
     peers_[number] = peer;
     receivers_.emplace_back(peer, std::thread([this, peer, number] {
@@ -70,21 +62,6 @@ void worker::drop_peer(uint32_t number) {
     }
 }
 
-void worker::push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data) {
-    const std::shared_ptr<peer_link> peer = find_peer(number);
-    // Held while writing, which may take long: sessions that push to others do not wait for it.
-    const std::lock_guard lock(peer->writing);
-    try {
-        peer->wire.send(
-            static_cast<uint8_t>(wire::command::deliver), 0,
-            {{&address, sizeof address}, {data.data(), data.size()}}
-        );
-    } catch (const link_error &) {
-        peer->wire.shut();  // half a frame may be on its way: nothing can follow it
-        throw std::runtime_error("the link to worker " + std::to_string(number) + " is lost");
-    }
-}
-
 std::shared_ptr<peer_link> worker::find_peer(uint32_t number) {
     const std::lock_guard lock(peers_mutex_);
     const auto found = peers_.find(number);
@@ -103,7 +80,7 @@ void worker::receive_pushes(link & peer) noexcept {
                 throw link_error("it speaks out of turn");
             }
             peer.receive(&address, sizeof address);
-            std::vector<uint8_t> data(head.size - sizeof address);
+            std::vector<uint8_t> data = buffers_.take(head.size - sizeof address);
             peer.receive(data.data(), data.size());
             // A session that is gone, or hoards, loses its pushes; its own link tells its client.
             pushed_.deliver(address.session, address.number, std::move(data));

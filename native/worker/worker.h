@@ -3,8 +3,9 @@
 // A ggml device of this machine that is lent to clients at the other end of links.
 
 #include "wire/graph.h"
-#include "wire/link.h"
+#include "worker/peer_link.h"
 #include "worker/pushed_activations.h"
+#include "worker/spare_buffers.h"
 #include "worker/store.h"
 
 #include "ggml-backend.h"
@@ -25,16 +26,6 @@ namespace mesh {
 
 // A device ready to compute, with so many threads where it has any.
 ggml_backend_ptr open_device(ggml_backend_dev_t device, int threads);
-
-// A link to another worker. Pushes of two sessions must not mix their frames on it.
-struct peer_link {
-    link wire;
-    std::mutex writing;
-
-    std::atomic<bool> ended{false};  // nothing is received any more
-
-    peer_link(uint32_t number, int fd);
-};
 
 // An input of a graph, and where it goes.
 struct placed_input {
@@ -72,7 +63,7 @@ class worker {
     // A link to another worker, in both directions, until one of them closes it.
     void add_peer(uint32_t number, int fd);
     void drop_peer(uint32_t number);
-    void push(uint32_t number, const wire::deliver & address, const std::vector<uint8_t> & data);
+    std::shared_ptr<peer_link> find_peer(uint32_t number);
 
     // For tests: between runs compute buffers are filled with what no graph may read.
     void poison() {
@@ -87,6 +78,10 @@ class worker {
         return pushed_;
     }
 
+    spare_buffers & buffers() {
+        return buffers_;
+    }
+
   private:
     ggml_backend_dev_t device_;
     int threads_;
@@ -96,13 +91,13 @@ class worker {
     ggml_backend_ptr backend_;  // made when it is first needed
     std::atomic<uint32_t> sessions_{0};
     pushed_activations pushed_;
+    spare_buffers buffers_;
     std::mutex peers_mutex_;
     std::map<uint32_t, std::shared_ptr<peer_link>> peers_;
     std::vector<std::pair<std::shared_ptr<peer_link>, std::thread>>
         receivers_;  // one for each peer, until it is dropped
 
     void write(const std::vector<placed_input> & inputs);
-    std::shared_ptr<peer_link> find_peer(uint32_t number);
     void receive_pushes(link & peer) noexcept;
 };
 

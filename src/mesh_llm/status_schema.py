@@ -71,6 +71,8 @@ class PlanStageStatus:
     weight_bytes: int
     need_bytes: int
     share: float
+    device: Name | None = None
+    """Where a worker lends several; else it is the one that it lends, or all that the host has."""
 
 
 @frozen
@@ -107,6 +109,7 @@ class EngineStageStatus:
     bytes_per_token: int
     traffic: Traffic
     pushed: Traffic
+    device: Name | None = None
 
 
 @frozen

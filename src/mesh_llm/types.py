@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from mesh_llm.frozen import frozen
 
@@ -274,6 +274,25 @@ class Speed:
 
 
 @frozen
+class LentDevice:
+    """What a node lends of one of its devices."""
+
+    name: str
+    bytes: int
+    layers: int | None = None
+    """At most so many; None: all that fit."""
+    speed: Speed | None = None
+
+
+class Place(NamedTuple):
+    """Where a stage lies."""
+
+    node: NodeId
+    device: str = ""
+    """Named where a worker lends several; else it is the one that it lends, or all that a host has."""
+
+
+@frozen
 class HeldModel:
     """A model whose files lie on a node's disk."""
 
@@ -293,7 +312,7 @@ class HeldPart:
 
 @frozen
 class Stage:
-    """Layers [first, last) of a model, on one node."""
+    """Layers [first, last) of a model, on one node, and there on one device if it is a worker."""
 
     node: NodeId
     first: int
@@ -303,6 +322,12 @@ class Stage:
     """With cache and scratch memory; the host's also with embedding and head."""
     share: float
     """Of the model's layers."""
+    device: str = ""
+    """See `Place`."""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.node, self.device)
 
 
 class Mode(StrEnum):
@@ -352,7 +377,7 @@ class Plan:
 
     @property
     def key(self) -> tuple[object, ...]:
-        layers = tuple((stage.node, stage.first, stage.last) for stage in self.stages)
+        layers = tuple((stage.place, stage.first, stage.last) for stage in self.stages)
         return (self.mode, self.host, layers, self.context, self.slots, self.head_on_worker)
 
     @property
@@ -394,7 +419,9 @@ class NodeFacts:
     machine_memory_bytes: int = 0
     """Main memory of the whole machine that was free then."""
     gpus: tuple[Device, ...] = ()
-    """Those that it may use; as a worker it lends the first."""
+    """Those that it may use."""
+    devices: tuple[LentDevice, ...] = ()
+    """Those that it lends, where they are several; else it lends its first GPU, or main memory."""
     gpu_layers: int | None = None
     """Of its layers, at most so many lie on GPUs; None: all that fit there."""
     hosting: HostingMode = HostingMode.AUTO

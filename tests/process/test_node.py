@@ -297,6 +297,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
                     "node": "str",
                     **dict.fromkeys(("first", "last", "weight_bytes", "need_bytes"), "int"),
                     "share": "float",
+                    "device": "NoneType",
                 }
             ],
             "excluded": [],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -38,6 +38,7 @@ class JoiningNode(NodeProcess):
         name: str,
         models: Path,
         env: Mapping[str, str] | None = None,
+        program: Sequence[str] = MESH_LLM,
     ) -> None:
         self.home = home
         self.name = name
@@ -47,7 +48,7 @@ class JoiningNode(NodeProcess):
         # Not from NodeProcess: whether there is a --model is up to the test.
         Running.__init__(
             self,
-            [*MESH_LLM, "--home", home, "--name", name, "--port", "0", *threads, *arguments],
+            [*program, "--home", home, "--name", name, "--port", "0", *threads, *arguments],
             env={"MESH_LLM_MODELS": str(models), **(env or {})},
         )
 
@@ -171,6 +172,7 @@ class Lab:
         models: Path | None = None,
         env: Mapping[str, str] | None = None,
         home: Path | None = None,
+        program: Sequence[str] = MESH_LLM,
     ) -> JoiningNode:
         """Its models are those beside the lab's own, unless the test has others for it."""
         node = JoiningNode(
@@ -179,6 +181,7 @@ class Lab:
             name=name,
             models=models if models is not None else self.model.parent,
             env=env,
+            program=program,
         )
         self._nodes.append(node)
         return node

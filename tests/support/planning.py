@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.planning.memory_budget import CPU, loans
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import (
     Device,
@@ -113,6 +114,14 @@ def node(
     return Candidate(id=NodeId(name), facts=replace(facts, **changes), alive=alive, reachable=reachable)
 
 
+def lending(node: Candidate, **gb_s: float | None) -> Candidate:
+    """The same, which lends all its devices; `gb_s` by name, where that is not the node's own speed."""
+    own, found = node.facts.speed, {name: speed(each) if each else None for name, each in gb_s.items()}
+    speeds = {name: found.get(name, own) for name in (CPU, *(gpu.name for gpu in node.facts.gpus))}
+    devices = loans(node.facts, with_memory=True, speeds=speeds)
+    return replace(node, facts=replace(node.facts, devices=devices if len(devices) > 1 else ()))
+
+
 def link(rtt_ms: float, kind: LinkKind = LinkKind.QUIC) -> LinkFacts:
     return LinkFacts(kind=kind, rtt_s=rtt_ms / 1e3)
 
@@ -153,6 +162,11 @@ def plan_of(*stages: tuple[NodeId, int, int], **changes: Any) -> Plan:
 
 def running(plan: Plan) -> ServingPlan:
     return ServingPlan(epoch=1, plan=plan)
+
+
+def devices(plan: Plan) -> list[tuple[str, str, int]]:
+    """Node, device and number of layers of each stage."""
+    return [(stage.node, stage.device, stage.last - stage.first) for stage in plan.stages]
 
 
 def layers(plan: Plan) -> dict[str, tuple[int, int]]:
@@ -204,7 +218,7 @@ def _any_node(random: Random, name: str, names: Sequence[str]) -> Candidate:
         for other in names
         if other != name and random.random() < 0.7
     }
-    return node(
+    found = node(
         name,
         memory,
         gb_s=None if random.random() < 0.05 else random.choice([10, 40, 100, 900]),
@@ -222,6 +236,7 @@ def _any_node(random: Random, name: str, names: Sequence[str]) -> Candidate:
         hosting=random.choice([HostingMode.AUTO] * 4 + [HostingMode.PREFER, HostingMode.NEVER]),
         models=(HELD,) if random.random() < 0.9 else (),
     )
+    return lending(found, CPU=random.choice([5, 30, None])) if random.random() < 0.7 else found
 
 
 def any_settings(random: Random, count: int) -> MeshSettings:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from mesh_llm.transport.network import Stream
-from mesh_llm.types import Fingerprint, Progress
-from mesh_llm.worker.lending import Lending, Step, Terms, Weights
+from mesh_llm.types import Fingerprint, NodeId, Progress
+from mesh_llm.worker.lending import Lease, Lending, Step, Terms, Weights
 
 TERMS = Terms(epoch=1, fingerprint=Fingerprint("f" * 64), first=0, last=8, need_bytes=100)
 
@@ -26,6 +26,8 @@ class FakeStream:
 
 class FakeLender:
     """Says how far it is, and is done with the next breath."""
+
+    socket = "worker.sock"
 
     def __init__(self, *dones: int, told: Callable[[], int]) -> None:
         self._dones = dones
@@ -58,12 +60,12 @@ async def test_layers_that_are_in_memory_are_under_way_no_more(
         specify=cast(Any, nothing), weights=weights, on_change=nothing, tell=nothing, progress=told.append
     )
 
-    async def worker() -> FakeLender:
+    async def worker(device: str) -> FakeLender:
         return FakeLender(*dones, told=lambda: len(told))
 
     monkeypatch.setattr(lending, "_worker", worker)
     stream = FakeStream()
-    await lending._prepare(TERMS, cast(Stream, stream))
+    await lending._prepare(Lease(host=NodeId("a"), terms=TERMS), cast(Stream, stream))
 
     assert [(step.what, step.done, step.total) for step in told] == [
         ("Loading layers", 40, 100),

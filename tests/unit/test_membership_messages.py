@@ -51,6 +51,7 @@ from mesh_llm.types import (
     HeldModel,
     HeldPart,
     HostingMode,
+    LentDevice,
     LinkFacts,
     LinkKind,
     Mode,
@@ -108,6 +109,15 @@ FACTS = NodeFacts(
     memory_bytes=HUGE,
     machine_memory_bytes=2,
     max_memory_bytes=0,
+    devices=(
+        LentDevice(
+            name="CUDA0",
+            bytes=HUGE,
+            layers=3,
+            speed=Speed(read_bytes_per_s=1.0, flops_per_s=2.0, attention_per_s=3.0),
+        ),
+        LentDevice(name="CPU", bytes=7),
+    ),
     gpus=(Device(name="CUDA0", description="H", kind=DeviceKind.GPU, free_bytes=1, total_bytes=2),),
     gpu_layers=0,
     hosting=HostingMode.NEVER,
@@ -200,6 +210,20 @@ def test_plans_and_settings_come_back_as_they_went() -> None:
     bare = replace(SETTINGS, context=None, tensor_split=None, layers=None)
     for settings in (SETTINGS, bare, replace(bare, digest="0f" * 32)):
         assert settings_from_document(through_json(settings_to_document(settings))) == settings
+
+
+def test_stages_on_several_devices_come_back_and_older_versions_read_one() -> None:
+    gpu = replace(PLAN.stages[1], last=25, share=0.375, device="CUDA0")
+    memory = replace(PLAN.stages[1], first=25, share=0.375, device="CPU")
+    plan = replace(PLAN, stages=(PLAN.stages[0], gpu, memory))
+    document: dict[str, Any] = plan_to_document(plan)
+
+    assert plan_from_document(through_json(document)) == plan
+    older = plan_from_document(through_json({**document, "devices": None}))
+    assert older.stages == (PLAN.stages[0], replace(PLAN.stages[1], weight_bytes=14, need_bytes=16))
+    twice = {**document, "devices": [*document["devices"], document["devices"][-1]]}
+    with pytest.raises(MalformedMessage):
+        plan_from_document(twice)
 
 
 def test_a_newer_version_may_say_more() -> None:

@@ -1,4 +1,4 @@
-"""What a worker child is given is what plans count on, whatever a person asked of the node."""
+"""What worker children are given is what plans count on, whatever a person asked of the node."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import pytest
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import WorkerSpec
+from mesh_llm.errors import LinkRefused
 from mesh_llm.host.launch import Launch
 from mesh_llm.local.hardware import Hardware, chosen, equipped
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.memory_budget import loan, unlent, usable_bytes
+from mesh_llm.planning.memory_budget import lent_devices, lent_text, usable_bytes
 from mesh_llm.planning.memory_layout import rooms
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import Device, DeviceKind, HostingMode, Mode, NodeId, Plan
-from tests.support.planning import GB, counts, gpu, mesh, model, node, reasons, settings
+from mesh_llm.types import Device, DeviceKind, HostingMode, Mode, NodeId, Place, Plan
+from tests.support.planning import GB, counts, devices, gpu, mesh, model, node, reasons, settings
 
 MAIN = 32 * GB
 TWO = (gpu(8), gpu(8, "CUDA1"))
 CPU = replace(gpu(64, "CPU"), kind=DeviceKind.CPU)
+SHARED = replace(gpu(16, "Vulkan0"), kind=DeviceKind.INTEGRATED)
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +37,8 @@ def hardware(gpus: tuple[Device, ...], **options: Any) -> Hardware:
     return equipped(config, {}, None, chosen(config, (CPU, *gpus)), None)
 
 
-def told(worker: Hardware) -> WorkerSpec:
-    """What the worker child hears."""
+def told(worker: Hardware, device: str = "") -> WorkerSpec:
+    """What the worker child of a device hears."""
     launch = Launch(
         me=NodeId("b"),
         config=NodeConfig(home=Path("/home")),
@@ -44,7 +46,7 @@ def told(worker: Hardware) -> WorkerSpec:
         model=model(),
         settings=settings(),
     )
-    return launch.worker(Path("socket"), nodes_here=1)
+    return launch.worker(Path("socket"), device, nodes_here=1)
 
 
 def member(worker: Hardware, **changes: Any) -> Candidate:
@@ -58,39 +60,67 @@ def planned(*nodes: Candidate, **changes: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "options", "device", "size"),
+    ("gpus", "options", "lent"),
     [
-        ((), {}, "CPU", MAIN),
-        (TWO, {}, "CUDA0", 8 * GB),
-        (TWO, {"devices": ("CUDA1", "CUDA0")}, "CUDA1", 8 * GB),
-        (TWO, {"devices": ("none",)}, "CPU", MAIN),
-        (TWO, {"devices": ("CPU",)}, "CPU", MAIN),
-        (TWO, {"gpu_layers": 0}, "CPU", MAIN),
-        (TWO, {"gpu_layers": 3}, "CUDA0", 8 * GB),
-        ((gpu(6),), {}, "CUDA0", 6 * GB),
-        ((gpu(24),), {"max_memory_bytes": 8 * GB}, "CUDA0", 8 * GB),
-        ((gpu(24),), {"max_memory_bytes": 8 * GB, "gpu_layers": 0}, "CPU", 8 * GB),
-        ((gpu(24),), {"max_memory_bytes": 90 * GB}, "CUDA0", 24 * GB),
-        ((), {"max_memory_bytes": 1}, "CPU", 1),
+        ((), {}, {"CPU": 32}),
+        (TWO, {}, {"CUDA0": 8, "CUDA1": 8, "CPU": 32}),
+        (TWO, {"devices": ("CUDA1", "CUDA0")}, {"CUDA1": 8, "CUDA0": 8}),
+        (TWO, {"devices": ("CUDA1",)}, {"CUDA1": 8}),
+        (TWO, {"devices": ("CUDA1", "CPU")}, {"CUDA1": 8, "CPU": 32}),
+        (TWO, {"devices": ("none",)}, {"CPU": 32}),
+        (TWO, {"devices": ("CPU",)}, {"CPU": 32}),
+        (TWO, {"gpu_layers": 0}, {"CPU": 32}),
+        (TWO, {"gpu_layers": 3}, {"CUDA0": 8, "CPU": 32}),
+        ((gpu(24),), {"max_memory_bytes": 8 * GB}, {"CUDA0": 8}),
+        ((gpu(24),), {"max_memory_bytes": 8 * GB, "gpu_layers": 0}, {"CPU": 8}),
+        ((gpu(24),), {"max_memory_bytes": 30 * GB}, {"CUDA0": 24, "CPU": 6}),
+        (TWO, {"max_memory_bytes": 12 * GB}, {"CUDA0": 8, "CUDA1": 4}),
+        ((gpu(20, "MTL0"),), {}, {"MTL0": 20, "CPU": 12}),
+        ((gpu(40, "MTL0"),), {}, {"MTL0": 32}),
+        ((SHARED, gpu(8)), {"devices": ("Vulkan0", "CUDA0", "CPU")}, {"Vulkan0": 16, "CUDA0": 8, "CPU": 16}),
     ],
 )
 def test_planned_is_what_is_lent(
-    gpus: tuple[Device, ...], options: dict[str, Any], device: str, size: int
+    gpus: tuple[Device, ...], options: dict[str, Any], lent: dict[str, int]
 ) -> None:
+    """What a GPU shares with main memory counts once, and is the GPU's."""
     worker = hardware(gpus, **options)
-
-    spec = told(worker)
-    assert (spec.device, spec.quota_bytes) == (device, size)
     published = member(worker)
-    assert loan(published.facts) == loan(worker)
-    assert rooms([published]).lent[published.id].total_bytes == size
+    found = rooms([published]).lent
+
+    specs = [told(worker, name) for name in lent]
+    assert [(spec.device, spec.quota_bytes) for spec in specs] == [(n, s * GB) for n, s in lent.items()]
+    assert len({spec.socket for spec in specs}) == len(specs)
+    assert told(worker) == specs[0]
+    assert {each.name: each.bytes for each in lent_devices(published.facts)} == {
+        name: size * GB for name, size in lent.items()
+    }
+    assert found[Place(published.id)].total_bytes == specs[0].quota_bytes
+    if len(lent) > 1:
+        named = {place.device: room.total_bytes for place, room in found.items() if place.device}
+        assert named == {name: size * GB for name, size in lent.items()}
+
+
+def test_a_device_that_is_not_lent_is_refused() -> None:
+    with pytest.raises(LinkRefused):
+        told(hardware(TWO, devices=("CUDA1",)), "CUDA0")
+
+
+def test_a_node_that_names_no_devices_lends_its_first() -> None:
+    """One of an older version, or that has only one."""
+    old = member(hardware(TWO), devices=())
+
+    assert [(each.name, each.bytes) for each in lent_devices(old.facts)] == [("CUDA0", 8 * GB)]
+    assert planned(
+        node("a", 12), replace(old, facts=replace(old.facts, hosting=HostingMode.NEVER))
+    ).reason == ("need 21.6 GB for the model, have 20.0 GB on 2 nodes")
 
 
 @pytest.mark.parametrize("gpus", [TWO, (gpu(8),)])
-def test_a_worker_gets_no_layer_beyond_its_device(gpus: tuple[Device, ...]) -> None:
-    """Two GPUs of 8 GB, or one and much main memory, lend 8 GB; a host has all of it."""
-    worker = hardware(gpus)
-    host = rooms([member(worker)]).hosting[NodeId("b")]
+def test_a_worker_gets_no_layer_beyond_the_devices_that_it_may_lend(gpus: tuple[Device, ...]) -> None:
+    """Of one or two GPUs of 8 GB and much main memory, 8 GB; a host has all of it."""
+    worker = hardware(gpus, devices=("CUDA0",))
+    host = rooms([member(hardware(gpus))]).hosting[NodeId("b")]
     short = planned(node("a", 12), member(worker, hosting=HostingMode.NEVER))
     held = planned(node("a", 15), member(worker, hosting=HostingMode.NEVER))
 
@@ -100,20 +130,36 @@ def test_a_worker_gets_no_layer_beyond_its_device(gpus: tuple[Device, ...]) -> N
     assert 7 * GB < held.stages[1].need_bytes <= told(worker).quota_bytes
 
 
+def test_memory_that_a_gpu_shares_counts_once_for_a_host() -> None:
+    unified = hardware((gpu(24, "MTL0"),))
+
+    assert usable_bytes(unified) == rooms([member(unified)]).hosting[NodeId("b")].total_bytes == MAIN
+
+
 def test_a_worker_takes_no_more_layers_than_its_gpu_may_have() -> None:
-    worker = member(hardware((gpu(24),), gpu_layers=3), hosting=HostingMode.NEVER)
+    options: dict[str, Any] = {"gpu_layers": 3}
+    worker = member(hardware((gpu(24),), devices=("CUDA0",), **options), hosting=HostingMode.NEVER)
+    with_memory = member(hardware((gpu(24),), **options), hosting=HostingMode.NEVER)
 
     assert counts(planned(node("a", 21), worker, split=True))["b"] == 3
     forced = planned(node("a", 30), worker, tensor_split=(1.0, 1.0))
     assert forced.mode is Mode.WAITING
     assert forced.reason == "layers 20-39 are for b, which lends its GPU for 3 (--gpu-layers)"
+    rest = planned(node("a", 30), with_memory, tensor_split=(1.0, 1.0))
+    assert devices(rest) == [("a", "", 20), ("b", "CUDA0", 3), ("b", "CPU", 17)]
 
 
 def test_a_gpu_too_small_for_a_layer_is_named() -> None:
-    worker = member(hardware((gpu(0.3),)), hosting=HostingMode.NEVER)
+    worker = member(hardware((gpu(0.3),), devices=("CUDA0",)), hosting=HostingMode.NEVER)
+    two = member(
+        hardware((gpu(0.3), gpu(0.2, "CUDA1")), devices=("CUDA1", "CUDA0")), hosting=HostingMode.NEVER
+    )
 
     assert reasons(planned(node("a", 40), worker)) == {
         "b": "not enough memory: 300 MB free on CUDA0, the device that it lends; a layer needs 741 MB"
+    }
+    assert reasons(planned(node("a", 40), two)) == {
+        "b": "not enough memory: 300 MB free on CUDA0, the largest that it lends; a layer needs 741 MB"
     }
 
 
@@ -124,8 +170,8 @@ def test_a_node_that_came_later_to_a_shared_gpu_lends_what_it_saw() -> None:
 
     found = rooms([first, later])
 
-    assert found.lent[later.id].total_bytes == loan(later.facts).bytes == 5 * GB
-    assert found.lent[first.id].total_bytes == 24 * GB
+    assert found.lent[Place(later.id)].total_bytes == lent_devices(later.facts)[0].bytes == 5 * GB
+    assert found.lent[Place(first.id)].total_bytes == 24 * GB
 
 
 @pytest.mark.parametrize(
@@ -133,35 +179,14 @@ def test_a_node_that_came_later_to_a_shared_gpu_lends_what_it_saw() -> None:
     [
         ((), {"max_memory_bytes": GB}, ""),
         (TWO, {"gpu_layers": 0}, ""),
-        ((gpu(40),), {}, ""),
-        ((gpu(24),), {"max_memory_bytes": 8 * GB}, ""),
-        (
-            (gpu(6),),
-            {},
-            "As a worker this node lends CUDA0 alone, 6.0 GB; "
-            "main memory only when it hosts (--device chooses another)",
-        ),
-        (
-            (gpu(40), gpu(8, "CUDA1")),
-            {},
-            "As a worker this node lends CUDA0 alone, 40.0 GB; "
-            "CUDA1 only when it hosts (--device chooses another)",
-        ),
-        (
-            TWO,
-            {"gpu_layers": 5},
-            "As a worker this node lends CUDA0 alone, 8.0 GB and at most 5 layers (--gpu-layers); "
-            "CUDA1 and main memory only when it hosts (--device chooses another)",
-        ),
-        (
-            (gpu(40),),
-            {"gpu_layers": 5},
-            "As a worker this node lends CUDA0 alone, 40.0 GB and at most 5 layers (--gpu-layers)",
-        ),
+        ((gpu(6),), {"devices": ("CUDA0",)}, "CUDA0 (6.0 GB)"),
+        ((gpu(24),), {"max_memory_bytes": 8 * GB}, "CUDA0 (8.0 GB)"),
+        (TWO, {}, "CUDA0 (8.0 GB), CUDA1 (8.0 GB) and main memory (32.0 GB)"),
+        ((gpu(40),), {"gpu_layers": 5}, "CUDA0 (40.0 GB, at most 5 layers) and main memory (32.0 GB)"),
     ],
 )
-def test_what_is_not_lent_is_named(gpus: tuple[Device, ...], options: dict[str, Any], words: str) -> None:
-    assert unlent(hardware(gpus, **options)) == words
+def test_what_is_lent_is_told(gpus: tuple[Device, ...], options: dict[str, Any], words: str) -> None:
+    assert lent_text(hardware(gpus, **options).devices) == (words and f"As a worker this node lends {words}")
 
 
 def test_a_device_named_twice_is_there_once() -> None:
@@ -191,5 +216,5 @@ def test_a_bound_holds_for_gpus_and_main_memory_together(gpus: tuple[Device, ...
 def test_what_a_projector_takes_is_within_the_bound() -> None:
     bounded = hardware((gpu(24),), max_memory_bytes=8 * GB).without(GB)
 
-    assert usable_bytes(bounded) == loan(bounded).bytes == 7 * GB
+    assert usable_bytes(bounded) == bounded.devices[0].bytes == 7 * GB
     assert usable_bytes(hardware(()).without(GB)) == MAIN - GB

@@ -23,6 +23,7 @@ from mesh_llm.transport.network import Peer
 from mesh_llm.types import (
     Mode,
     NodeId,
+    Place,
     Plan,
     Prediction,
     Progress,
@@ -102,11 +103,11 @@ class ServingRun:
     def engine_address(self) -> tuple[str, str]:
         return "http://127.0.0.1:1", "key"
 
-    def counters(self) -> dict[NodeId, StageCounters]:
-        return {stage.node: sums(100) for stage in self.plan.workers}
+    def counters(self) -> dict[Place, StageCounters]:
+        return {stage.place: sums(100) for stage in self.plan.workers}
 
-    def paces(self) -> dict[NodeId, StageCounters]:
-        return {stage.node: sums(10) for stage in self.plan.workers}
+    def paces(self) -> dict[Place, StageCounters]:
+        return {stage.place: sums(10) for stage in self.plan.workers}
 
 
 def host(node: Node, plan: Plan, epoch: int = 7) -> ServingRun:

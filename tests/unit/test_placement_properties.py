@@ -10,8 +10,9 @@ from random import Random
 import pytest
 
 from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.planning.cuts import MAX_DEVICES
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.memory_budget import loan, usable_bytes
+from mesh_llm.planning.memory_budget import CPU, lent_devices, usable_bytes
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import LinkFacts, Mode, ModelFacts, NodeId, Plan
 from tests.support.planning import (
@@ -56,7 +57,11 @@ def covers_once(plan: Plan, facts: ModelFacts) -> None:
         position = stage.last
     assert position == len(facts.layers)
     assert all(stage.node != plan.host for stage in plan.stages[1:])
-    assert len({stage.node for stage in plan.stages}) == len(plan.stages)
+    assert len({stage.place for stage in plan.stages}) == len(plan.stages)
+    changes = [
+        stage.node for index, stage in enumerate(plan.stages) if stage.node != plan.stages[index - 1].node
+    ]
+    assert len(changes) == len(set(changes)) or len(plan.stages) == 1
 
 
 def within_memory(plan: Plan, snapshot: Snapshot) -> None:
@@ -64,15 +69,20 @@ def within_memory(plan: Plan, snapshot: Snapshot) -> None:
     main: defaultdict[str, int] = defaultdict(int)
     for stage in plan.stages:
         facts = by_id[stage.node]
-        lent = loan(facts)
+        lent = {each.name: each for each in lent_devices(facts)}
+        on = lent[stage.device or next(iter(lent))]
         if stage.node == plan.host:
             assert stage.need_bytes <= usable_bytes(facts)
         else:
-            assert stage.need_bytes <= lent.bytes
-            assert lent.layers is None or stage.last - stage.first <= lent.layers
-        if not facts.gpus:
+            assert (len(lent) > 1) == bool(stage.device)
+            assert stage.need_bytes <= on.bytes
+            assert on.layers is None or stage.last - stage.first <= on.layers
+        if not facts.gpus or (on.name == CPU and stage.node != plan.host):
             assert stage.need_bytes <= facts.memory_bytes
             main[facts.machine] += stage.need_bytes
+    if plan.workers:
+        assert plan.host is not None
+        assert len(plan.workers) + len(by_id[plan.host].gpus) <= MAX_DEVICES
     for machine, need in main.items():
         alive = [each for each in snapshot.nodes if each.facts.machine == machine and each.alive]
         assert need <= max(each.facts.machine_memory_bytes for each in alive)

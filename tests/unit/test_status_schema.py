@@ -31,7 +31,7 @@ def told() -> dict[str, Any]:
         host=HOST,
         stages=(
             Stage(node=HOST, first=0, last=20, weight_bytes=2, need_bytes=3, share=0.6),
-            Stage(node=MINI, first=20, last=36, weight_bytes=2, need_bytes=3, share=0.4),
+            Stage(node=MINI, first=20, last=36, weight_bytes=2, need_bytes=3, share=0.4, device="CUDA1"),
         ),
         context=4096,
         slots=2,
@@ -45,7 +45,7 @@ def told() -> dict[str, Any]:
     draft = {"name": "tiny", "depth": 8, "drafted": 4, "accepted": 3, "text_drafted": 1, "text_accepted": 1}
     stage: dict[str, Any] = {"node": MINI, "link": "quic", "pushes": True, "compute_ms": 3.5, "wait_ms": 9.0}
     crossed = {"sent_bytes": 4, "received_bytes": 5, "bytes_per_s": 6, "peak_bytes_per_s": 7}
-    stage |= {"traffic": crossed, "pushed": {**crossed, "received_bytes": 0}}
+    stage |= {"device": "CUDA1", "traffic": crossed, "pushed": {**crossed, "received_bytes": 0}}
     part = {"kind": "wire", "node": MINI, "ms": 4.0}
     return {
         "model": {

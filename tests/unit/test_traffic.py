@@ -18,7 +18,7 @@ from mesh_llm.peers.paths import Meter
 from mesh_llm.report.status import _stage
 from mesh_llm.report.traffic import crossing, traffic
 from mesh_llm.status_schema import EngineStageStatus, Traffic
-from mesh_llm.types import NodeId, StageCounters
+from mesh_llm.types import Place, StageCounters
 from tests.support.composed import ANN, BEN, a_node, admit
 from tests.support.planning import plan_of
 
@@ -132,26 +132,26 @@ def test_the_engine_counts_what_crosses_and_an_idle_one_is_silent(tmp_path: Path
         run.supervisor._on_event(json.dumps(line))
     run.supervisor.report = replace(run.supervisor.report, stages_at=time.monotonic() + 60)
 
-    told = _stage(run, ANN).traffic
+    told = _stage(run, Place(ANN)).traffic
     run.supervisor.report = replace(
         run.supervisor.report, stages_at=time.monotonic() - 2 * ENGINE_STAGES_S - 0.1
     )
-    later = _stage(run, ANN).traffic
+    later = _stage(run, Place(ANN)).traffic
 
     assert (told.sent_bytes, told.received_bytes) == (20_000, 4000)
     assert told.bytes_per_s > 0
     assert later == replace(told, bytes_per_s=0)
 
 
-@pytest.mark.parametrize("pushes", [{}, {ANN: False}, {ANN: True}])
-def test_only_who_has_a_neighbour_pushes(pushes: dict[NodeId, bool], tmp_path: Path) -> None:
+@pytest.mark.parametrize("pushes", [{}, {Place(ANN): False}, {Place(ANN): True}])
+def test_only_who_has_a_neighbour_pushes(pushes: dict[Place, bool], tmp_path: Path) -> None:
     run = a_run(tmp_path)
     run.pushes = pushes
     assert run.supervisor is not None
     line = {"link": "MESH0", **asdict(replace(counters(10), worker_out_bytes=2050))}
     run.supervisor._on_event(json.dumps({"event": "stages", "stages": [line]}))
 
-    told = _stage(run, ANN).pushed
+    told = _stage(run, Place(ANN)).pushed
 
-    assert told.sent_bytes == (50 if pushes.get(ANN) else 0)
-    assert (told.peak_bytes_per_s > 0) is bool(pushes.get(ANN))
+    assert told.sent_bytes == (50 if pushes.get(Place(ANN)) else 0)
+    assert (told.peak_bytes_per_s > 0) is bool(pushes.get(Place(ANN)))

@@ -242,7 +242,7 @@ def _sent(status: Status) -> str:
 def _row(stage: PlanStageStatus, node: MemberStatus, names: tables.Names) -> tuple[str, ...]:
     link = node.link
     return (
-        tables.name(names, stage.node),
+        tables.place(stage, names),
         tables.layers(stage),
         tables.share(stage),
         link.kind,

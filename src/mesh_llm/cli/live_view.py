@@ -161,8 +161,8 @@ def _nodes(status: Status | None, width: int) -> list[Line]:
         return []
     nodes = status.mesh.nodes
     names = tables.members(status.mesh)
-    stages = {stage.node: stage for stage in status.plan.stages} if status.plan is not None else {}
-    rows = [_cells(node, names, stages.get(node.id)) for node in nodes]
+    stages = status.plan.stages if status.plan is not None else ()
+    rows = [_cells(node, names, [each for each in stages if each.node == node.id]) for node in nodes]
     columns = list(_COLUMNS)
     for name in ("", *_LEAST_WANTED):
         columns = [column for column in columns if column != name]
@@ -181,7 +181,7 @@ def _nodes(status: Status | None, width: int) -> list[Line]:
 _HEAD = {column: column for column in _COLUMNS}
 
 
-def _cells(node: MemberStatus, names: tables.Names, stage: PlanStageStatus | None) -> dict[str, str]:
+def _cells(node: MemberStatus, names: tables.Names, stages: list[PlanStageStatus]) -> dict[str, str]:
     link = node.link
     lent = f"{tables.size(node.lent_bytes)} of " if node.lent_bytes else ""
     # What a client has free, nobody uses.
@@ -190,7 +190,7 @@ def _cells(node: MemberStatus, names: tables.Names, stage: PlanStageStatus | Non
         "node": names[node.id],
         "role": node.role,
         "state": node.state if node.standing == "alive" else node.standing,
-        "layers": tables.layers(stage) if stage is not None else "-",
+        "layers": ", ".join(tables.layers(stage) for stage in stages) or "-",
         "memory": memory,
         "link": link.kind,
         "rtt": tables.milliseconds(link.rtt_ms) if link.kind != "self" else "-",

@@ -91,7 +91,11 @@ _OPTIONS = [
         metavar="R,R,...",
         help="share of each node, in the order of status, host first; 0: no part",
     ),
-    click.option("--layers", metavar="NODE=A-B,...", help="exact layers for each node, by name"),
+    click.option(
+        "--layers",
+        metavar="NODE=A-B,...",
+        help="exact layers for each node, by name; a worker's devices are filled one after the other",
+    ),
     click.option(
         "--hosting",
         type=click.Choice(("auto", "prefer", "never")),
@@ -132,14 +136,15 @@ _OPTIONS = [
     click.option(
         "--device",
         metavar="DEV",
-        help="CPU, none, or GPUs by name, as in CUDA0,CUDA1; a host uses them all, a worker lends the first",
+        help="what to use and lend: none or CPU for main memory alone, or GPUs by name, as in CUDA0,CUDA1, "
+        "with CPU behind them to lend main memory, too (default: all GPUs and main memory)",
     ),
     click.option(
         "--gpu-layers",
         type=int,
         metavar="N",
-        help="layers on the GPU (default: all that fit); a host keeps the rest in main memory, "
-        "a worker takes no more; 0: use the CPU",
+        help="layers on the GPUs, a worker's on its first (default: all that fit); "
+        "the rest lies in main memory; 0: use the CPU",
     ),
     click.option("--threads", type=int, metavar="N", help="CPU threads (default: physical cores)"),
     click.option(

@@ -125,7 +125,7 @@ def _show_stages(plan: PlanStatus, links: list[dict[str, Any] | None], names: ta
         link = found or {"kind": None, "rtt_ms": None}
         rows.append(
             (
-                tables.name(names, stage.node),
+                tables.place(stage, names),
                 tables.layers(stage),
                 tables.share(stage),
                 tables.size(stage.weight_bytes),

@@ -178,8 +178,8 @@ def _node_row(node: schema.MemberStatus, names: tables.Names) -> tuple[str, ...]
 
 def _show_stages(plan: schema.PlanStatus, engine: schema.EngineStatus, names: tables.Names) -> None:
     """With what the links of a split have shown, per token."""
-    seen = {stage.node: stage for stage in engine.stages}
-    rows = [_stage_row(stage, seen.get(stage.node), names) for stage in plan.stages]
+    seen = {(stage.node, stage.device): stage for stage in engine.stages}
+    rows = [_stage_row(stage, seen.get((stage.node, stage.device)), names) for stage in plan.stages]
     headers = ("stage", "layers", "share", "weights", "memory", "link", "computes", "waits", "bytes/token")
     # Alone there are no links to tell anything of.
     columns = len(headers) if seen else 5
@@ -190,7 +190,7 @@ def _stage_row(
     stage: schema.PlanStageStatus, seen: schema.EngineStageStatus | None, names: tables.Names
 ) -> tuple[str, ...]:
     row = (
-        tables.name(names, stage.node),
+        tables.place(stage, names),
         tables.layers(stage),
         tables.share(stage),
         tables.size(stage.weight_bytes),

@@ -100,6 +100,11 @@ def drafts(draft: schema.DraftStatus | None) -> str:
     return f"by {by}: {right}, last {draft.depth} at once{gain}"
 
 
+def place(stage: schema.PlanStageStatus, names: Names) -> str:
+    """`desk`, or `desk CUDA1` where it lends several devices."""
+    return " ".join([name(names, stage.node), *([stage.device] if stage.device else [])])
+
+
 def share(stage: schema.PlanStageStatus) -> str:
     return f"{100 * stage.share:.0f} %"
 
@@ -135,5 +140,5 @@ def layer_rows(plan: schema.PlanStatus, names: Names) -> list[tuple[str, str]]:
     head = plan.stages[-1].node if plan.head_on_worker and plan.stages else plan.host
     rows = [("embedding", name(names, plan.host))]
     for stage in plan.stages:
-        rows += [(str(layer), name(names, stage.node)) for layer in range(stage.first, stage.last)]
+        rows += [(str(layer), place(stage, names)) for layer in range(stage.first, stage.last)]
     return [*rows, ("head", name(names, head))]

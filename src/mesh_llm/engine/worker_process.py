@@ -40,7 +40,7 @@ class WorkerProcess:
         """What clients did wrong, in the order in which their sessions ended."""
         self.hung = False
         """Whether it was ended because it did not answer."""
-        self._socket = socket_path
+        self.socket = str(socket_path)
 
     async def serve(self, link: socket.socket) -> None:
         """Hand over an engine's link; the worker owns it from here on."""
@@ -95,7 +95,7 @@ class WorkerProcess:
         self.child.signal_group(signal.SIGKILL)
 
     async def _beat(self) -> None:
-        reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        reader, writer = await asyncio.open_unix_connection(self.socket)
         with closing(writer):
             writer.write(b'{"kind": "beat"}\n')
             await reader.readline()
@@ -104,7 +104,7 @@ class WorkerProcess:
         self, request: dict[str, Any], progress: Callable[[int, int], None] = lambda *_: None
     ) -> int:
         try:
-            reader, writer = await asyncio.open_unix_connection(str(self._socket))
+            reader, writer = await asyncio.open_unix_connection(self.socket)
         except OSError as error:
             raise EngineFailed(f"the worker does not answer: {error.strerror or error}") from error
         with closing(writer):
@@ -123,7 +123,7 @@ class WorkerProcess:
     def _drop_peer(self, number: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door, suppress(OSError):
             door.settimeout(WORKER_HAND_OVER_S)
-            door.connect(str(self._socket))
+            door.connect(self.socket)
             door.sendall(json.dumps({"kind": "drop", "number": number}).encode() + b"\n")
             door.recv(64)
 
@@ -131,7 +131,7 @@ class WorkerProcess:
         with link, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.settimeout(WORKER_HAND_OVER_S)
             try:
-                door.connect(str(self._socket))
+                door.connect(self.socket)
                 socket.send_fds(door, [json.dumps(what).encode() + b"\n"], [link.fileno()])
                 accepted = door.recv(64)
             except OSError as error:

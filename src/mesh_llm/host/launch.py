@@ -9,7 +9,9 @@ from pathlib import Path
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
+from mesh_llm.engine.gpus import KINDS
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, StatesSpec, WorkerSpec
+from mesh_llm.errors import LinkRefused
 from mesh_llm.frozen import frozen
 from mesh_llm.local.hardware import Hardware
 from mesh_llm.local.modalities import modalities
@@ -24,7 +26,7 @@ from mesh_llm.planning.fit import (
     smallest_context,
 )
 from mesh_llm.planning.layer_costs import load_of
-from mesh_llm.planning.memory_budget import loan, usable_bytes
+from mesh_llm.planning.memory_budget import CPU, most_bytes, usable_bytes
 from mesh_llm.planning.memory_layout import free_of, lodge
 from mesh_llm.planning.shared_machines import threads_of
 from mesh_llm.planning.solo_fit import Fit, fit_solo
@@ -142,7 +144,7 @@ class Launch:
             memory_bytes=self.hardware.memory_bytes,
             gpus=self.hardware.gpus,
             gpu_layers=self.config.gpu_layers,
-            max_memory_bytes=self.hardware.max_memory_bytes,
+            max_memory_bytes=most_bytes(self.hardware),
         )
 
     def _beside_workers(self, plan: Plan) -> tuple[tuple[str, ...], int]:
@@ -160,15 +162,22 @@ class Launch:
         """Cores are shared with the other nodes of this machine."""
         return self.config.threads or threads_of(machine.threads(), nodes_here)
 
-    def worker(self, socket: Path, *, nodes_here: int) -> WorkerSpec:
-        lent = loan(self.hardware)
+    def worker(self, socket: Path, device: str = "", *, nodes_here: int) -> WorkerSpec:
+        """For one of the devices that this node lends; without a name, for the first."""
+        devices = self.hardware.devices
+        index = next((index for index, each in enumerate(devices) if device in ("", each.name)), None)
+        if index is None:
+            raise LinkRefused("this node does not lend such a device")
+        lent, suffix = devices[index], f".{index}" if index else ""
+        # One for main memory has no use for a GPU's library, which takes memory of the GPU.
+        needless = KINDS if lent.name == CPU else ()
         return WorkerSpec(
-            socket=str(socket),
-            device=lent.device,
+            socket=f"{socket}{suffix}",
+            device=lent.name,
             threads=self.threads(nodes_here),
             quota_bytes=lent.bytes,
-            libraries=self._libraries(),
-            trace=f"{self.config.trace}.worker" if self.config.trace else None,
+            libraries={name: path for name, path in self._libraries().items() if name not in needless},
+            trace=f"{self.config.trace}.worker{suffix}" if self.config.trace else None,
         )
 
     def _libraries(self) -> dict[str, str]:

@@ -25,7 +25,16 @@ from mesh_llm.peers.mesh import Mesh
 from mesh_llm.sanitise import refusal
 from mesh_llm.tasks import cancelled, task_group
 from mesh_llm.transport.network import Stream
-from mesh_llm.types import Fingerprint, LinkKind, NodeId, Plan, SpeculationCounters, Stage, StageCounters
+from mesh_llm.types import (
+    Fingerprint,
+    LinkKind,
+    NodeId,
+    Place,
+    Plan,
+    SpeculationCounters,
+    Stage,
+    StageCounters,
+)
 
 PLAN_CHECK_S = 60.0
 """For the first token through all stages."""
@@ -72,10 +81,10 @@ class PlanRun:
         self.settings = settings
         self.broken: str | None = None
         """Why it serves no longer, although its engine may still run."""
-        self._links: dict[NodeId, Link] = {}
-        self.pushes: dict[NodeId, bool] = {}
+        self._links: dict[Place, Link] = {}
+        self.pushes: dict[Place, bool] = {}
         """Workers, and whether they pass activations straight to the next one."""
-        self.resident: dict[NodeId, int] = {}
+        self.resident: dict[Place, int] = {}
         self.supervisor: EngineSupervisor | None = None
         self.gauge = Gauge()
         self.rates = Rates()
@@ -91,7 +100,7 @@ class PlanRun:
         self._task: asyncio.Task[None] | None = None
         self._wake: Callable[[], None] = lambda: None
         self._tell: Callable[[str], None] = lambda _: None
-        self._loaded: dict[NodeId, tuple[int, int]] = {}
+        self._loaded: dict[Place, tuple[int, int]] = {}
 
     # -- for its owner -------------------------------------------------------------------------
 
@@ -131,25 +140,25 @@ class PlanRun:
         ready = self.supervisor is not None and self.supervisor.report.state is EngineState.READY
         return self.supervisor.report.port if ready and self.supervisor else None
 
-    def counters(self) -> dict[NodeId, StageCounters]:
+    def counters(self) -> dict[Place, StageCounters]:
         """What the workers have done since they were linked."""
-        return self._by_node(self.supervisor.report.stages) if self.supervisor is not None else {}
+        return self._by_place(self.supervisor.report.stages) if self.supervisor is not None else {}
 
-    def paces(self) -> dict[NodeId, StageCounters]:
+    def paces(self) -> dict[Place, StageCounters]:
         """What they did in the last second in which they had to do."""
-        return self._by_node(self.supervisor.report.paces) if self.supervisor is not None else {}
+        return self._by_place(self.supervisor.report.paces) if self.supervisor is not None else {}
 
-    def flows(self) -> dict[NodeId, Flows]:
+    def flows(self) -> dict[Place, Flows]:
         """What crosses their links now, and at best."""
         if self.supervisor is None:
             return {}
         report = self.supervisor.report
         silent = time.monotonic() - report.stages_at > 2 * ENGINE_STAGES_S
-        found = self._by_node(report.flows)
-        return {node: each.idle() for node, each in found.items()} if silent else found
+        found = self._by_place(report.flows)
+        return {place: each.idle() for place, each in found.items()} if silent else found
 
-    def _by_node(self, stages: Mapping[str, T]) -> dict[NodeId, T]:
-        names = {f"MESH{index}": stage.node for index, stage in enumerate(self.plan.workers)}
+    def _by_place(self, stages: Mapping[str, T]) -> dict[Place, T]:
+        names = {f"MESH{index}": stage.place for index, stage in enumerate(self.plan.workers)}
         return {names[name]: stage for name, stage in stages.items() if name in names}
 
     @property
@@ -157,12 +166,12 @@ class PlanRun:
         """What drafts have done; None without them."""
         return self.supervisor.report.speculation if self.supervisor is not None else None
 
-    def link_kind(self, node: NodeId) -> LinkKind | None:
+    def link_kind(self, place: Place) -> LinkKind | None:
         """The way that the link to a worker takes now."""
-        link = self._links.get(node)
+        link = self._links.get(place)
         if link is None or not link.moves:
             return link.kind if link is not None else None
-        return self._mesh.paths.of_streams(node)
+        return self._mesh.paths.of_streams(place.node)
 
     # -- its life ------------------------------------------------------------------------------
 
@@ -196,6 +205,7 @@ class PlanRun:
             "last": stage.last,
             "need_bytes": stage.need_bytes,
             "head": self.plan.head_on_worker and stage is self.plan.stages[-1],
+            "device": stage.device,
         }
         try:
             async with asyncio.timeout(LEASE_SILENCE_S):
@@ -206,12 +216,12 @@ class PlanRun:
                     answer = await stream.read_document()
                 match answer:
                     case {"ready": True, "resident_bytes": int(resident)} if 0 <= resident < _MOST_BYTES:
-                        self.resident[stage.node] = resident
+                        self.resident[stage.place] = resident
                         return stream
                     case {"done_bytes": int(done), "total_bytes": int(total)} if (
                         0 <= done < _MOST_BYTES and 0 <= total < _MOST_BYTES
                     ):
-                        self._progress(stage.node, done, total, fetching=answer.get("fetching") is True)
+                        self._progress(stage.place, done, total, fetching=answer.get("fetching") is True)
                     case {"refused": str()}:
                         reason = refusal(answer, "it gave no reason")
                         raise StageLost(stage.node, f"{name} refused its layers: {reason}")
@@ -224,8 +234,8 @@ class PlanRun:
         except MeshError as error:
             raise StageLost(stage.node, f"{name} was lost: {error.message}") from error
 
-    def _progress(self, node: NodeId, done: int, total: int, *, fetching: bool) -> None:
-        self._loaded[node] = (done, total)
+    def _progress(self, place: Place, done: int, total: int, *, fetching: bool) -> None:
+        self._loaded[place] = (done, total)
         done_sum = sum(done for done, _ in self._loaded.values())
         total_sum = sum(total for _, total in self._loaded.values())
         if total_sum:
@@ -250,9 +260,8 @@ class PlanRun:
             self._wake()
 
     async def _open_links(self, stack: AsyncExitStack) -> list[Link]:
-        purpose = {"kind": "session", "epoch": self.epoch}
-
         async def open_one(stage: Stage) -> Link:
+            purpose = {"kind": "session", "epoch": self.epoch, "device": stage.device}
             try:
                 link = await self._data_links.link(stage.node, purpose)
             except MeshError as error:
@@ -260,7 +269,7 @@ class PlanRun:
                     stage.node, f"no link to {self._mesh.name_of(stage.node)}: {error.message}"
                 ) from error
             stack.callback(link.socket.close)
-            self._links[stage.node] = link
+            self._links[stage.place] = link
             return link
 
         async with task_group() as group:
@@ -272,25 +281,26 @@ class PlanRun:
         workers = self.plan.workers
         async with task_group() as group:
             tasks = [
-                group.create_task(self._introduce_pair(stage.node, following.node))
+                group.create_task(self._introduce_pair(stage.place, following.place))
                 for stage, following in pairwise(workers)
             ]
         return [*(task.result() for task in tasks), *([None] if workers else [])]
 
-    async def _introduce_pair(self, node: NodeId, following: NodeId) -> int | None:
+    async def _introduce_pair(self, place: Place, following: Place) -> int | None:
         number = secrets.randbelow(1 << 31)
-        header = {"epoch": self.epoch, "next": following, "number": number}
+        header: dict[str, Any] = {"epoch": self.epoch, "next": following.node, "number": number}
+        header |= {"device": place.device, "next_device": following.device}
         linked = False
         with suppress(MeshError, TimeoutError):
             async with asyncio.timeout(LEASE_SILENCE_S):
-                stream = await self._mesh.open(node, "introduce", header)
+                stream = await self._mesh.open(place.node, "introduce", header)
                 answer = await stream.read_document()
                 await stream.finish()
                 linked = answer.get("linked") is True
                 if not linked:
                     reason = refusal(answer, "it gave no reason")
                     log.warning("workers not linked epoch=%d: %s", self.epoch, reason)
-        self.pushes[node] = linked
+        self.pushes[place] = linked
         return number if linked else None
 
     def _link_specs(self, links: Sequence[Link], numbers: Sequence[int | None]) -> tuple[LinkSpec, ...]:

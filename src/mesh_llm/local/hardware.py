@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.speed import known_speed, measured_speed
 from mesh_llm.frozen import frozen
 from mesh_llm.home import cache_folder
+from mesh_llm.planning.memory_budget import CPU, loans
 from mesh_llm.planning.solo_fit import choose_devices
-from mesh_llm.types import Device, DeviceKind, ProgressSink, Speed
+from mesh_llm.types import Device, DeviceKind, LentDevice, ProgressSink, Speed
 
 
 @frozen
@@ -31,6 +32,11 @@ class Hardware:
     machine_memory_bytes: int
     machine: str
     speed: Speed | None
+    """Of its first GPU, or of the CPU."""
+    speeds: dict[str, Speed | None] = field(default_factory=dict)
+    """Of all devices that it lends."""
+    lends_memory: bool = True
+    """Beside its GPUs."""
     gpu_layers: int | None = None
     max_memory_bytes: int | None = None
     """Of main memory and GPUs together."""
@@ -38,8 +44,14 @@ class Hardware:
     """Threads that nodes of this machine share; 0 where this one has its own, or computes on a GPU."""
     engine: str = ENGINE_VERSION
 
+    @property
+    def devices(self) -> tuple[LentDevice, ...]:
+        """Those that it lends, one or more."""
+        return loans(self, with_memory=self.lends_memory, speeds=self.speeds)
+
     def facts(self) -> dict[str, Any]:
         """What a node tells of it, as fields of `NodeFacts`."""
+        devices = self.devices
         return {
             "engine": self.engine,
             "machine": self.machine,
@@ -47,6 +59,7 @@ class Hardware:
             "machine_memory_bytes": self.machine_memory_bytes,
             "max_memory_bytes": self.max_memory_bytes,
             "gpus": self.gpus,
+            "devices": devices if len(devices) > 1 else (),
             "gpu_layers": self.gpu_layers,
             "speed": self.speed,
             "cores": self.cores,
@@ -80,9 +93,12 @@ async def equip(
         say(text)
     libraries, devices = _usable(built.libraries, described)
     use = chosen(config, devices)
-    speed = await measured_speed(libraries, *_measured(config, use), cache=_speeds())
-    hardware = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, speed)
-    return hardware.without(held_bytes)
+    found = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, None).without(held_bytes)
+    speeds = {
+        name: await measured_speed(libraries, name, _threads(config), cache=_speeds())
+        for name in _measured(found)
+    }
+    return _with_speeds(found, speeds)
 
 
 async def at_hand(config: NodeConfig) -> Hardware:
@@ -92,8 +108,11 @@ async def at_hand(config: NodeConfig) -> Hardware:
         built = {name: path for name, path in built.items() if name in build.STANDARD}
     libraries, devices = _usable(built, await describe(built))
     use = chosen(config, devices)
-    speed = known_speed(libraries, *_measured(config, use), cache=_speeds())
-    return equipped(config, libraries, None, use, speed)
+    found = equipped(config, libraries, None, use, None)
+    speeds = {
+        name: known_speed(libraries, name, _threads(config), cache=_speeds()) for name in _measured(found)
+    }
+    return _with_speeds(found, speeds)
 
 
 def keeps_to_cpu(config: NodeConfig) -> bool:
@@ -129,9 +148,22 @@ def chosen(config: NodeConfig, present: tuple[Device, ...]) -> tuple[Device, ...
     return () if config.gpu_layers == 0 else use
 
 
-def _measured(config: NodeConfig, use: tuple[Device, ...]) -> tuple[str, int]:
-    """The device whose speed counts, and its threads."""
-    return use[0].name if use else "CPU", config.threads or machine.threads()
+def _measured(hardware: Hardware) -> list[str]:
+    """The devices whose speeds count, the first one's first; of equal ones, one."""
+    lent = {device.name for device in hardware.devices}
+    first = {gpu.description: gpu.name for gpu in reversed(hardware.gpus)}
+    gpus = [gpu.name for gpu in hardware.gpus if gpu.name == first[gpu.description]]
+    return [*gpus, *([CPU] if not gpus or CPU in lent else [])]
+
+
+def _with_speeds(hardware: Hardware, speeds: dict[str, Speed | None]) -> Hardware:
+    first = {gpu.description: gpu.name for gpu in reversed(hardware.gpus)}
+    alike = {gpu.name: speeds[first[gpu.description]] for gpu in hardware.gpus}
+    return replace(hardware, speed=next(iter(speeds.values())), speeds={**speeds, **alike})
+
+
+def _threads(config: NodeConfig) -> int:
+    return config.threads or machine.threads()
 
 
 def _speeds() -> Path:
@@ -154,6 +186,7 @@ def equipped(
         machine_memory_bytes=free,
         machine=machine.identity(),
         speed=speed,
+        lends_memory=config.devices is None or CPU in config.devices,
         gpu_layers=config.gpu_layers,
         max_memory_bytes=most,
         cores=0 if use or config.threads else machine.threads(),

@@ -21,6 +21,7 @@ from mesh_llm.types import (
     HeldModel,
     HeldPart,
     HostingMode,
+    LentDevice,
     LinkFacts,
     LinkKind,
     NodeFacts,
@@ -52,6 +53,7 @@ _RELAY_CHARS = 256
 _VERSION_CHARS = 64
 _REASON_CHARS = 400
 _GPU_LIMIT = 16
+_DEVICE_LIMIT = 16
 _MODEL_LIMIT = 64
 _LINK_LIMIT = 64
 _SPAN_LIMIT = 64
@@ -121,6 +123,15 @@ _SPEED = Shape(
     flops_per_s=_RATE.called("flops"),
     attention_per_s=_RATE.called("attention"),
 )
+_LENT = Shape(
+    LentDevice,
+    "device",
+    terse=True,
+    name=_NAME,
+    bytes=whole(),
+    layers=whole(most=1 << 16),
+    speed=inner(_SPEED.read, _SPEED.write),
+)
 _SERVING = Shape(
     ServingPlan,
     "serving",
@@ -151,6 +162,7 @@ _FACTS = Shape(
     resting=FLAG,
     address=inner(address_from_document, address_to_document),
     gpus=items(_GPU_LIMIT, _DEVICE.read, _DEVICE.write),
+    devices=items(_DEVICE_LIMIT, _LENT.read, _LENT.write),
     models=items(_MODEL_LIMIT, _MODEL.read, _MODEL.write),
     part=inner(_PART.read, _PART.write),
     links=items(_LINK_LIMIT, _link_from_document, _link_to_document),

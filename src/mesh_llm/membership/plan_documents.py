@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from mesh_llm.errors import MalformedMessage
-from mesh_llm.membership.checked_fields import is_number
+from mesh_llm.membership.checked_fields import Fields, is_number
 from mesh_llm.membership.document_shapes import (
     FLAG,
     NODE,
@@ -19,8 +20,8 @@ from mesh_llm.membership.document_shapes import (
     whole,
     word,
 )
-from mesh_llm.sanitise import SENTENCE_CHARS
-from mesh_llm.types import Exclusion, Mode, Plan, Prediction, Stage
+from mesh_llm.sanitise import NAME_CHARS, SENTENCE_CHARS
+from mesh_llm.types import Exclusion, Mode, NodeId, Plan, Prediction, Stage
 
 _STAGE_LIMIT = 64
 _EXCLUDED_LIMIT = 128
@@ -31,14 +32,43 @@ _RATE_MOST = 1e9
 
 
 def plan_to_document(plan: Plan) -> Document:
-    return _PLAN.write(plan)
+    """Nodes of older versions know one stage of each node: what lies on several devices is told twice."""
+    document = _PLAN.write(plan)
+    joined = _joined(plan.stages)
+    if len(joined) == len(plan.stages):
+        return document
+    whole = [_STAGE.write(stage) for stage in joined]
+    return {**document, "stages": whole[:_STAGE_LIMIT], "devices": document["stages"]}
 
 
 def plan_from_document(document: object) -> Plan:
     plan = _PLAN.read(document)
     if len({stage.node for stage in plan.stages}) != len(plan.stages):
         raise MalformedMessage("plan.stages: a node has two of them")
-    return plan
+    fields = Fields(document, "plan")
+    if not fields.has("devices"):
+        return plan
+    stages = fields.items("devices", _STAGE_LIMIT, _stage_from_document)
+    if len({stage.place for stage in stages}) != len(stages):
+        raise MalformedMessage("plan.devices: a device has two stages")
+    return replace(plan, stages=stages)
+
+
+def _joined(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """One for each node."""
+    found: dict[NodeId, Stage] = {}
+    for stage in stages:
+        if (before := found.get(stage.node)) is not None:
+            stage = replace(
+                stage,
+                first=before.first,
+                weight_bytes=before.weight_bytes + stage.weight_bytes,
+                need_bytes=before.need_bytes + stage.need_bytes,
+                share=min(1.0, before.share + stage.share),
+                device="",
+            )
+        found[stage.node] = stage
+    return tuple(found.values())
 
 
 def _stage_from_document(document: object) -> Stage:
@@ -68,6 +98,7 @@ _STAGE = Shape(
     weight_bytes=whole(),
     need_bytes=whole(),
     share=number(1.0),
+    device=text(NAME_CHARS),
 )
 _PLAN = Shape(
     Plan,

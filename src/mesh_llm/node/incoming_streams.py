@@ -13,7 +13,8 @@ from mesh_llm.report.history import History
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
 from mesh_llm.transport.network import Stream
-from mesh_llm.types import NodeId
+from mesh_llm.types import LinkKind, NodeId
+from mesh_llm.worker.lending import device_of
 
 
 class IncomingStreams:
@@ -59,13 +60,19 @@ class IncomingStreams:
         try:
             match header:
                 case {"epoch": int(epoch), "number": int(number), "next": str(following)}:
-                    lease = lending.lease_of(host, epoch)
+                    lease = lending.lease_of(host, epoch, device_of(header))
                 case _:
                     raise LinkRefused("this is not an introduction")
-            purpose = {"kind": "neighbour", "host": host, "epoch": epoch, "number": number}
-            link = await self._data_links.link(NodeId(following), purpose)
-            await lending.add_neighbour(lease, number, link.socket)
-            await stream.write_document({"linked": True, "kind": link.kind.value})
+            device = device_of(header, "next_device")
+            if following == self._view.id:
+                await lending.join(lease, lending.lease_of(host, epoch, device), number)
+                kind = LinkKind.LOCAL
+            else:
+                purpose = {"kind": "neighbour", "host": host, "epoch": epoch, "number": number}
+                link = await self._data_links.link(NodeId(following), {**purpose, "device": device})
+                await lending.add_neighbour(lease, number, link.socket)
+                kind = link.kind
+            await stream.write_document({"linked": True, "kind": kind.value})
         except MeshError as error:
             await stream.write_document({"refused": error.message})
         await stream.finish()

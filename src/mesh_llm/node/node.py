@@ -59,7 +59,7 @@ from mesh_llm.node.unload import ModelUnload
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.remote_engine import RemoteEngine
-from mesh_llm.planning.memory_budget import unlent
+from mesh_llm.planning.memory_budget import lent_text
 from mesh_llm.report import status, what_if
 from mesh_llm.report.events import News
 from mesh_llm.report.history import History
@@ -315,7 +315,7 @@ class Node:
             state=State.WAITING,
             **self.hardware.facts(),
         )
-        if self.config.bin_dir is None and (text := unlent(self.hardware)):
+        if self.config.bin_dir is None and (text := lent_text(self.hardware.devices)):
             self._say("device", text)
         token = self.invites.make(Role.NODE, INVITE_DEFAULT_S, reuse=True)["token"]
         self._say("invite", f"Invite token: {token}", secret=True)
@@ -444,5 +444,5 @@ class Node:
             draft=self.model_supply.drafts.file(known[1]),
         )
 
-    def _worker_spec(self) -> WorkerSpec:
-        return self._launch().worker(self.home.worker_socket, nodes_here=self.mesh.nodes_here())
+    def _worker_spec(self, device: str) -> WorkerSpec:
+        return self._launch().worker(self.home.worker_socket, device, nodes_here=self.mesh.nodes_here())

@@ -99,7 +99,7 @@ def _valid(asked: Question, running: Plan) -> Layout | None:
         return None
     layout = Layout(
         host=running.host,
-        spans=tuple(Span(stage.node, stage.first, stage.last) for stage in running.stages),
+        spans=tuple(Span(stage.node, stage.first, stage.last, stage.device) for stage in running.stages),
         head_on_worker=running.head_on_worker,
     )
     if not _covers(layout, asked.inputs.load.count) or not _able(asked, layout) or not _obeys(asked, layout):
@@ -131,14 +131,14 @@ def _able(asked: Question, layout: Layout) -> bool:
             return False
         if not layout.solo and split_refusal(node, host):
             return False
-    return True
+    return all(span.place in asked.inputs.lent for span in layout.spans)
 
 
 def _obeys(asked: Question, layout: Layout) -> bool:
     settings = asked.settings
     if settings.layers is not None:
         names = {node.id: node.facts.name for node in asked.snapshot.nodes}
-        has = {(names[span.node], span.first, span.last) for span in layout.spans}
+        has = {(names[span.node], span.first, span.last) for span in layout.ranges}
         return has == {each for each in settings.layers if each[1] != each[2]}
     if settings.tensor_split is not None:
         return obeys_ratios(asked.inputs.load.count, settings.tensor_split, layout)
@@ -195,6 +195,7 @@ def _stage(inputs: PlanInputs, layout: Layout, span: Span) -> Stage:
         weight_bytes=weights,
         need_bytes=need,
         share=(span.last - span.first) / inputs.load.count,
+        device=span.device,
     )
 
 

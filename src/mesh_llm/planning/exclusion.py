@@ -6,8 +6,7 @@ from mesh_llm.defaults import PLAN_SEARCH_STEPS
 from mesh_llm.planning.cuts import too_many
 from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.fit import gigabytes, layer_cache_bytes
-from mesh_llm.planning.layer_shares import capacity
-from mesh_llm.planning.placement import Layout, filled, seconds_of, spread_out, with_head
+from mesh_llm.planning.placement import Layout, filled, layers_lent, seconds_of, spread_out, with_head
 from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.proposal import Question
 from mesh_llm.planning.snapshot import Candidate
@@ -46,7 +45,7 @@ def _reason(asked: Question, inputs: PlanInputs, layout: Layout | None, node: Ca
     if asked.settings.split and not layout.solo:
         if len(layout.spans) >= inputs.load.count:
             return f"not needed: the model has only {inputs.load.count} layers"
-        if full := too_many(len(layout.nodes), len(inputs.rooms[layout.host].gpus)):
+        if full := too_many(len(layout.spans), len(inputs.rooms[layout.host].gpus)):
             return full
         return "not enough memory beside the nodes that share its machine"
     return _slower(inputs, layout, node.id) or NOT_NEEDED
@@ -59,19 +58,21 @@ def _host(asked: Question, layout: Layout | None) -> Candidate | None:
 
 
 def _too_small(inputs: PlanInputs, node: Candidate) -> str:
-    room, load = inputs.lent[node.id], inputs.load
-    size = capacity(room, load, host=False)
-    if size and size.total:
+    load = inputs.load
+    if layers_lent(inputs, node.id):
         return ""
+    rooms = [inputs.lent[place] for place in inputs.devices[node.id]]
+    room = max(rooms, key=lambda room: room.total_bytes)
     least = min(layer.weight_bytes + layer_cache_bytes(layer, load.settings) for layer in load.facts.layers)
     need = gigabytes(least + load.worker_scratch_bytes)
-    where = f" on {room.gpus[0].name}, the device that it lends;" if room.gpus else ","
+    what = "the device that it lends" if len(rooms) == 1 else "the largest that it lends"
+    where = f" on {room.gpus[0].name}, {what};" if room.gpus else ","
     return f"not enough memory: {gigabytes(room.total_bytes)} free{where} a layer needs {need}"
 
 
 def _slower(inputs: PlanInputs, layout: Layout, node: NodeId) -> str:
     """What the plan would lose with this node, too; empty where it would lose nothing, or nobody can tell."""
-    workers = [span.node for span in layout.spans if span.node != layout.host]
+    workers = layout.workers
     if len(workers) * len(inputs.rooms) > PLAN_SEARCH_STEPS:
         return ""
     now = seconds_of(inputs, layout)

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from mesh_llm.frozen import frozen
 from mesh_llm.planning.fit import CacheSettings, checkpoint_bytes, compute_bytes, layer_cache_bytes
-from mesh_llm.types import Layer, ModelFacts, NodeId
+from mesh_llm.types import Layer, ModelFacts, NodeId, Place
 
 _FEED_FORWARD_MATRICES = 3
 """Gate, up and down."""
@@ -23,6 +23,11 @@ class Span(NamedTuple):
     node: NodeId
     first: int
     last: int
+    device: str = ""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.node, self.device)
 
 
 @frozen

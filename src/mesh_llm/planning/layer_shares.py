@@ -10,7 +10,7 @@ from mesh_llm.planning.cuts import furthest_cut, joined_from
 from mesh_llm.planning.layer_costs import LayerCosts, Span
 from mesh_llm.planning.memory_layout import Ledger, NodeMemory, furthest, lodge
 from mesh_llm.planning.plan_inputs import PlanInputs
-from mesh_llm.types import NodeId
+from mesh_llm.types import NodeId, Place
 
 
 def apportion(total: int, ratios: Sequence[float]) -> list[int]:
@@ -92,7 +92,7 @@ def spread(total: int, nodes: Sequence[Capacity], rates: Sequence[tuple[float, f
 
 
 def lay_out(
-    inputs: PlanInputs, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]
+    inputs: PlanInputs, host: NodeId, order: Sequence[Place], wanted: Sequence[int]
 ) -> tuple[Span, ...] | None:
     """Ranges in the given order with about as many layers as wanted, exactly within everybody's memory.
 
@@ -115,18 +115,18 @@ def lay_out(
 
 
 def _walk(
-    inputs: PlanInputs, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]
+    inputs: PlanInputs, host: NodeId, order: Sequence[Place], wanted: Sequence[int]
 ) -> tuple[list[int], set[int], int]:
     """What each gets, who could not take more, and the layers that nobody took."""
     ledger, position, carried = Ledger(), 0, 0
     rooms = inputs.rooms_of(host, order)
     counts: list[int] = []
     limited: set[int] = set()
-    if host not in order:
-        _take(ledger, rooms[host], inputs.load, 0, 0, host=True)
-    for index, node in enumerate(order):
-        here = node == host
-        end = furthest(ledger.free(rooms[node]), inputs.load, position, host=here, head=here)
+    if Place(host) not in order:
+        _take(ledger, rooms[Place(host)], inputs.load, 0, 0, host=True)
+    for index, place in enumerate(order):
+        here = place.node == host
+        end = furthest(ledger.free(rooms[place]), inputs.load, position, host=here, head=here)
         # Each one behind has to get a layer: a worker without any would be no part of the plan.
         behind = len(order) - index - 1
         most = max(0, furthest_cut(inputs.load.facts, end or position, behind) - position)
@@ -135,7 +135,7 @@ def _walk(
         if want > most:
             limited.add(index)
         carried = want - count
-        _take(ledger, rooms[node], inputs.load, position, position + count, host=here)
+        _take(ledger, rooms[place], inputs.load, position, position + count, host=here)
         counts.append(count)
         position += count
     return counts, limited, inputs.load.count - position
@@ -155,11 +155,11 @@ def _take(ledger: Ledger, room: NodeMemory, load: LayerCosts, first: int, last: 
         ledger.take(room, allocation.main_bytes, allocation.gpu_bytes)
 
 
-def _spans(order: Sequence[NodeId], counts: Sequence[int]) -> tuple[Span, ...]:
+def _spans(order: Sequence[Place], counts: Sequence[int]) -> tuple[Span, ...]:
     """Of those who have layers."""
     spans, position = [], 0
-    for node, count in zip(order, counts, strict=True):
+    for place, count in zip(order, counts, strict=True):
         if count:
-            spans.append(Span(node, position, position + count))
+            spans.append(Span(place.node, position, position + count, place.device))
             position += count
     return tuple(spans)

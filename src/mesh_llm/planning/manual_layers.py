@@ -6,12 +6,14 @@ Each function returns a layout, or a sentence that says why there is none.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from mesh_llm.planning.cuts import furthest_cut
 from mesh_llm.planning.eligibility import Eligible, split_refusal
 from mesh_llm.planning.fit import gigabytes, stage_need
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.layer_shares import apportion
+from mesh_llm.planning.memory_layout import Ledger, furthest
 from mesh_llm.planning.placement import Layout
 from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
@@ -50,12 +52,12 @@ def obeys_ratios(count: int, ratios: Sequence[float], layout: Layout) -> bool:
     """Whether a running plan has these shares: nodes that came since may have changed the order."""
     if not _are_shares(ratios):
         return False
-    shares = apportion(count, ratios)
-    own = [span.last - span.first for span in layout.spans if span.node == layout.host]
-    order = listing(layout.host, (span.node for span in layout.spans))
-    if tuple(span.node for span in layout.spans) != order:
+    shares, ranges = apportion(count, ratios), layout.ranges
+    own = [span.last - span.first for span in ranges if span.node == layout.host]
+    order = listing(layout.host, (span.node for span in ranges))
+    if tuple(span.node for span in ranges) != order:
         return False
-    others = [span.last - span.first for span in layout.spans if span.node != layout.host]
+    others = [span.last - span.first for span in ranges if span.node != layout.host]
     return (own or [0]) == shares[:1] and others == [share for share in shares[1:] if share]
 
 
@@ -126,6 +128,29 @@ def _host(
     return next((node for node in elected if node.id not in busy), None)
 
 
+def on_devices(inputs: PlanInputs, layout: Layout) -> Layout:
+    """The same with the layers of each worker on its devices, each filled before the next."""
+    spans: list[Span] = []
+    for span in layout.spans:
+        several = span.node != layout.host and len(inputs.devices[span.node]) > 1
+        spans += _on_devices(inputs, span) if several else [span]
+    return Layout(host=layout.host, spans=tuple(spans))
+
+
+def _on_devices(inputs: PlanInputs, span: Span) -> Iterator[Span]:
+    places, first = inputs.devices[span.node], span.first
+    for place in places:
+        # What fits nowhere is the last one's, which then has too little room.
+        last = span.last
+        if place != places[-1]:
+            room = Ledger().free(inputs.lent[place])
+            reach = furthest(room, inputs.load, first, host=False, head=False)
+            last = min(last, furthest_cut(inputs.load.facts, first if reach is None else reach, 0))
+        if last > first:
+            yield Span(span.node, first, last, place.device)
+            first = last
+
+
 def shortfall(inputs: PlanInputs, layout: Layout) -> str:
     """Which stage of a layout its node has no room for, in numbers; empty where all fit."""
     if inputs.allocations(layout.host, layout.spans, head_on_worker=False) is not None:
@@ -138,19 +163,20 @@ def shortfall(inputs: PlanInputs, layout: Layout) -> str:
         need = stage_need(
             inputs.load.facts, inputs.load.settings, (span.first, span.last), host=host, head=host
         ).total_bytes
-        name, room = _name(inputs, span.node), inputs.room(span.node, host=layout.host)
+        name, room = _name(inputs, span), inputs.room(span.place, host=layout.host)
         have = room.total_bytes
         if not host and room.gpus and span.last - span.first > room.gpu_layers:
             return f"{_layers(span)} are for {name}, which lends its GPU for {room.gpu_layers} (--gpu-layers)"
         if need > have:
             return f"{_layers(span)} need {gigabytes(need)} on {name}, which lends {gigabytes(have)}"
-    return f"{_layers(stages[-1])} do not fit on {_name(inputs, stages[-1].node)} beside what it shares"
+    return f"{_layers(stages[-1])} do not fit on {_name(inputs, stages[-1])} beside what it shares"
 
 
 def _layers(span: Span) -> str:
     return f"layers {span.first}-{span.last - 1}" if span.last > span.first else "embedding and head"
 
 
-def _name(inputs: PlanInputs, id: NodeId) -> str:
-    node = inputs.snapshot.node(id)
-    return node.facts.name if node else id
+def _name(inputs: PlanInputs, span: Span) -> str:
+    node = inputs.snapshot.node(span.node)
+    name = node.facts.name if node else span.node
+    return f"{name} ({span.device})" if span.device else name

@@ -1,20 +1,19 @@
 """What of its memory a node uses itself, and what it lends to others. Pure.
 
-A worker child computes on one device, so a node lends one: its first GPU, or
-main memory where it may use none. Planners read this from what a node publishes
-of itself, and its own node from the same fields: a plan cannot count on more
-than the worker child is given.
+A worker child computes on one device, so a node has one for each device that it lends: its GPUs, then
+main memory. It publishes what it gives to each of them: a plan cannot count on more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from mesh_llm.frozen import frozen
 from mesh_llm.planning.fit import gigabytes
-from mesh_llm.types import Device
+from mesh_llm.types import Device, DeviceKind, LentDevice, NodeFacts, Speed
 
 CPU = "CPU"
+_METAL = "MTL"
 
 
 class Means(Protocol):
@@ -38,47 +37,62 @@ def used_gpus(means: Means) -> tuple[Device, ...]:
     return () if means.gpu_layers == 0 else means.gpus
 
 
-def bounded(means: Means, size: int) -> int:
-    """At most what --max-memory says, of GPUs and main memory together."""
-    return max(0, size if means.max_memory_bytes is None else min(size, means.max_memory_bytes))
+def most_bytes(means: Means) -> int | None:
+    """Of GPUs and main memory together: --max-memory, and what they share once; None: no such bound."""
+    gpus = used_gpus(means)
+    if not any(_unified(gpu) for gpu in gpus):
+        return means.max_memory_bytes
+    there = means.memory_bytes + sum(gpu.free_bytes for gpu in gpus if not _unified(gpu))
+    return there if means.max_memory_bytes is None else min(there, means.max_memory_bytes)
+
+
+def _unified(gpu: Device) -> bool:
+    """Its memory is a part of main memory."""
+    return gpu.kind is DeviceKind.INTEGRATED or gpu.name.startswith(_METAL)
 
 
 def usable_bytes(means: Means) -> int:
     """All that the engine of a host may fill."""
-    return bounded(means, means.memory_bytes + sum(gpu.free_bytes for gpu in used_gpus(means)))
+    size, most = means.memory_bytes + sum(gpu.free_bytes for gpu in used_gpus(means)), most_bytes(means)
+    return max(0, size if most is None else min(size, most))
 
 
-@frozen
-class MemoryBudget:
-    device: str
-    bytes: int
-    layers: int | None
-    """At most so many; None: all that fit."""
+def loans(
+    means: Means, *, with_memory: bool, speeds: Mapping[str, Speed | None] | None = None
+) -> tuple[LentDevice, ...]:
+    """What the worker children of a node are given, one or more; `with_memory`: main memory beside GPUs."""
+    gpus, most = used_gpus(means), most_bytes(means)
+    if means.gpu_layers is not None:
+        # A bound on the layers of all its GPUs: the first has them.
+        gpus = gpus[:1]
+    sizes = [(gpu.name, gpu.free_bytes) for gpu in gpus]
+    if with_memory or not gpus:
+        sizes.append((CPU, means.memory_bytes))
+    left = sum(max(0, size) for _, size in sizes) if most is None else most
+    found = []
+    for name, size in sizes:
+        given = max(0, min(size, left))
+        left -= given
+        layers = None if name == CPU else means.gpu_layers
+        speed = speeds.get(name) if speeds else None
+        found.append(LentDevice(name=name, bytes=given, layers=layers, speed=speed))
+    return tuple(each for each in found if each.bytes) or tuple(found[:1])
 
 
-def loan(means: Means) -> MemoryBudget:
-    """What a worker child of this node is given."""
-    gpus = used_gpus(means)
-    if not gpus:
-        return MemoryBudget(device=CPU, bytes=bounded(means, means.memory_bytes), layers=None)
-    return MemoryBudget(
-        device=gpus[0].name, bytes=bounded(means, gpus[0].free_bytes), layers=means.gpu_layers
-    )
+def lent_devices(facts: NodeFacts) -> tuple[LentDevice, ...]:
+    """Those of a worker; a node that names none lends its first."""
+    return facts.devices or loans(facts, with_memory=False)[:1]
 
 
-def unlent(means: Means) -> str:
-    """What a person might expect to be lent, and is not; empty where there is no such thing."""
-    lent, others = loan(means), [gpu.name for gpu in used_gpus(means)[1:]]
-    if lent.device == CPU:
+def lent_text(devices: tuple[LentDevice, ...]) -> str:
+    """What a worker lends, in a sentence; empty where that is main memory, as on most machines."""
+    if [device.name for device in devices] == [CPU]:
         return ""
-    # Where --max-memory is used up by the GPU, nobody misses the rest.
-    if bounded(means, means.memory_bytes) > lent.bytes:
-        others.append("main memory")
-    if not others and lent.layers is None:
-        return ""
-    text = f"As a worker this node lends {lent.device} alone, {gigabytes(lent.bytes)}"
-    if lent.layers is not None:
-        text += f" and at most {lent.layers} layers (--gpu-layers)"
-    if others:
-        text += f"; {' and '.join(others)} only when it hosts (--device chooses another)"
-    return text
+    *others, last = map(_text, devices)
+    return f"As a worker this node lends {', '.join(others)}{' and ' if others else ''}{last}"
+
+
+def _text(device: LentDevice) -> str:
+    name = "main memory" if device.name == CPU else device.name
+    layers = "" if device.layers is None else f", at most {device.layers} layers"
+    return f"{name} ({gigabytes(device.bytes)}{layers})"

@@ -7,16 +7,18 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mesh_llm.frozen import frozen
 from mesh_llm.planning.layer_costs import LayerCosts
-from mesh_llm.planning.memory_budget import CPU, Means, loan, used_gpus
+from mesh_llm.planning.memory_budget import CPU, Means, lent_devices, most_bytes, used_gpus
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import NodeId
+from mesh_llm.types import LentDevice, NodeId, Place
 
 _ALL = 1 << 62
 """Of bytes or layers: no bound."""
+
+K = TypeVar("K", NodeId, Place)
 
 
 class OnGpu(NamedTuple):
@@ -55,8 +57,8 @@ class Rooms(NamedTuple):
 
     hosting: Mapping[NodeId, NodeMemory]
     """Of all its devices."""
-    lent: Mapping[NodeId, NodeMemory]
-    """Of the one that it lends."""
+    lent: Mapping[Place, NodeMemory]
+    """Of each device that it lends; without a name, of the first."""
 
 
 def rooms(nodes: Iterable[Candidate]) -> Rooms:
@@ -72,7 +74,17 @@ def rooms(nodes: Iterable[Candidate]) -> Rooms:
         for device in node.facts.gpus:
             gpus[key, device.name] = max(gpus[key, device.name], device.free_bytes)
     hosting = {node.id: _hosting(node, machines, gpus) for node in nodes}
-    return Rooms(hosting=hosting, lent={node.id: _lent(node, hosting[node.id]) for node in nodes})
+    lent = {
+        place: _lent(device, hosting[node.id]) for node in nodes for place, device in places_of(node).items()
+    }
+    return Rooms(hosting=hosting, lent=lent)
+
+
+def places_of(node: Candidate) -> dict[Place, LentDevice]:
+    """The devices that a node lends: the first without a name, and if there are more, all by name."""
+    devices = lent_devices(node.facts)
+    named = devices if len(devices) > 1 else ()
+    return {Place(node.id): devices[0], **{Place(node.id, each.name): each for each in named}}
 
 
 def _machine(node: Candidate) -> str:
@@ -88,16 +100,15 @@ def _hosting(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[s
         machine_bytes=machines[key],
         gpus=tuple(OnGpu(name, size, gpus[key, name]) for name, size in sorted(own.items())),
         gpu_layers=_or_all(facts.gpu_layers),
-        most_bytes=_or_all(facts.max_memory_bytes),
+        most_bytes=_or_all(most_bytes(facts)),
     )
 
 
-def _lent(node: Candidate, room: NodeMemory) -> NodeMemory:
-    lent = loan(node.facts)
-    if lent.device == CPU:
+def _lent(lent: LentDevice, room: NodeMemory) -> NodeMemory:
+    if lent.name == CPU:
         return replace(room, main_bytes=min(room.main_bytes, lent.bytes), gpus=())
-    # All of it on that GPU: what does not fit there is not for this node.
-    gpus = tuple(gpu._replace(own_bytes=lent.bytes) for gpu in room.gpus if gpu.name == lent.device)
+    # All of it on that GPU: what does not fit there is not for this device.
+    gpus = tuple(gpu._replace(own_bytes=lent.bytes) for gpu in room.gpus if gpu.name == lent.name)
     return replace(room, main_bytes=0, gpus=gpus, gpu_layers=_or_all(lent.layers))
 
 
@@ -120,7 +131,7 @@ def free_of(means: Means) -> Free:
         main_bytes=max(0, means.memory_bytes),
         gpu_bytes=sum(max(0, gpu.free_bytes) for gpu in used_gpus(means)),
         gpu_layers=_or_all(means.gpu_layers),
-        most_bytes=_or_all(means.max_memory_bytes),
+        most_bytes=_or_all(most_bytes(means)),
     )
 
 
@@ -163,7 +174,7 @@ def total_bytes(given: Iterable[NodeMemory]) -> int:
     return total
 
 
-def dealt(given: Mapping[NodeId, NodeMemory]) -> Mapping[NodeId, NodeMemory]:
+def dealt(given: Mapping[K, NodeMemory]) -> Mapping[K, NodeMemory]:
     """The same rooms with GPUs that several use dealt out in equal parts: else the first took all."""
     users = Counter((room.machine, gpu.name) for room in given.values() for gpu in room.gpus)
     if all(count == 1 for count in users.values()):
@@ -176,9 +187,9 @@ def dealt(given: Mapping[NodeId, NodeMemory]) -> Mapping[NodeId, NodeMemory]:
     return {id: replace(room, gpus=tuple(part(room, gpu) for gpu in room.gpus)) for id, room in given.items()}
 
 
-def divided(given: Mapping[NodeId, NodeMemory]) -> Mapping[NodeId, NodeMemory]:
+def divided(given: Mapping[K, NodeMemory]) -> Mapping[K, NodeMemory]:
     """The same rooms with all that they share dealt out, so that all can be filled at once."""
-    members: defaultdict[str, list[NodeId]] = defaultdict(list)
+    members: defaultdict[str, list[K]] = defaultdict(list)
     for id, room in given.items():
         members[room.machine].append(id)
     found = dict(dealt(given))

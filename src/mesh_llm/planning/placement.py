@@ -1,8 +1,9 @@
-"""Which nodes compute which layers. Pure.
+"""Which nodes compute which layers, and on which of their devices. Pure.
 
 For one request at a time the time per token is a sum over stages and hops, so
 the best plan has the fewest, closest, fastest nodes that hold the model, and
-the fastest of them are filled first.
+the fastest of them are filled first. Nodes are chosen, and of these the devices
+that are needed: those of one node follow each other.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 
 from mesh_llm.defaults import PLAN_SEARCH_STEPS, SPILL_BYTES_PER_S
 from mesh_llm.frozen import frozen
-from mesh_llm.planning.cuts import may_split, too_many
+from mesh_llm.planning.cuts import MAX_DEVICES, may_split, too_many
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.layer_shares import Capacity, capacity, fastest_first, lay_out, spread
 from mesh_llm.planning.memory_layout import divided
 from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.predict import token_seconds
 from mesh_llm.planning.worker_order import arrange
-from mesh_llm.types import NodeId
+from mesh_llm.types import NodeId, Place
 
 
 @frozen
@@ -38,6 +39,20 @@ class Layout:
     def solo(self) -> bool:
         return all(span.node == self.host for span in self.spans)
 
+    @property
+    def workers(self) -> tuple[NodeId, ...]:
+        """In the order of their layers."""
+        return tuple(dict.fromkeys(span.node for span in self.spans if span.node != self.host))
+
+    @property
+    def ranges(self) -> tuple[Span, ...]:
+        """The layers of each node, whatever devices they lie on."""
+        found: dict[NodeId, Span] = {}
+        for span in self.spans:
+            first = found[span.node].first if span.node in found else span.first
+            found[span.node] = Span(span.node, first, span.last)
+        return tuple(found.values())
+
 
 def alone(inputs: PlanInputs, host: NodeId) -> Layout | None:
     """The whole model on one node, if it fits."""
@@ -52,9 +67,7 @@ def fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layou
     own = capacity(inputs.rooms[host], inputs.load, host=True)
     if own is None:
         return None
-    sizes = {node: capacity(inputs.lent[node], inputs.load, host=False) for node in workers}
-    largest = [(size.total, node) for node, size in sizes.items() if size and size.total]
-    largest.sort(key=lambda pair: (-pair[0], pair[1]))
+    largest = largest_first(inputs, workers)
     held = own.total
     chosen: list[NodeId] = []
     layout = None
@@ -71,7 +84,20 @@ def fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layou
     search = _Search(inputs=inputs, host=host, layout=layout)
     search.drop()
     search.swap([node for _, node in largest])
-    return filled(inputs, host, search.workers()) or search.layout
+    return filled(inputs, host, search.layout.workers) or search.layout
+
+
+def largest_first(inputs: PlanInputs, workers: Sequence[NodeId]) -> list[tuple[int, NodeId]]:
+    """Those with room for a layer, and for how many, the largest first."""
+    sizes = {node: layers_lent(inputs, node) for node in workers}
+    return sorted(
+        ((size, node) for node, size in sizes.items() if size), key=lambda pair: (-pair[0], pair[1])
+    )
+
+
+def layers_lent(inputs: PlanInputs, node: NodeId) -> int:
+    """How many layers all of its devices hold."""
+    return sum(size for size, _ in _able(inputs, node))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,8 +111,8 @@ class _Search:
 
     def drop(self) -> None:
         """Nodes that turn out not to be needed: who shares a machine may add nothing."""
-        for node in sorted(self.workers(), key=lambda node: (self.inputs.lent[node].total_bytes, node)):
-            rest = [other for other in self.workers() if other != node]
+        for node in sorted(self.layout.workers, key=lambda node: (self._lent_bytes(node), node)):
+            rest = [other for other in self.layout.workers if other != node]
             if rest and (smaller := self._filled(rest)):
                 self.layout = smaller
 
@@ -99,7 +125,7 @@ class _Search:
         better = True
         while better and self.steps > 0:
             better = False
-            for old in sorted(self.workers(), key=self._promise, reverse=True):
+            for old in sorted(self.layout.workers, key=self._promise, reverse=True):
                 for new in promising:
                     found = self._exchange(old, new)
                     time = self._seconds(found) if found else None
@@ -112,7 +138,7 @@ class _Search:
                     break
 
     def _exchange(self, old: NodeId, new: NodeId) -> Layout | None:
-        workers = self.workers()
+        workers = self.layout.workers
         if new in workers:
             return None
         return self._filled([new if node == old else node for node in workers])
@@ -123,15 +149,15 @@ class _Search:
         self.steps -= len(workers) + 1
         return filled(self.inputs, self.host, workers, quick=True)
 
-    def workers(self) -> list[NodeId]:
-        return [span.node for span in self.layout.spans if span.node != self.host]
+    def _lent_bytes(self, node: NodeId) -> int:
+        return sum(self.inputs.lent[place].total_bytes for place in self.inputs.devices[node])
 
     def _seconds(self, layout: Layout) -> float | None:
         return token_seconds(self.inputs, self.host, layout.spans, head_on_worker=False)
 
     def _promise(self, node: NodeId) -> tuple[float, NodeId]:
         """Roughly what it would add: a layer, and the way there and back."""
-        load, speed = self.inputs.load, self.inputs.speeds[node]
+        load, speed = self.inputs.load, self.inputs.speeds[Place(node)]
         if speed is None:
             return float("inf"), node
         way = self.inputs.way(self.host, node, self.host)
@@ -145,30 +171,46 @@ def filled(
     """The host and exactly these workers, the fastest filled first. The host may end up without a layer."""
     if not _may_take_part(inputs, host, workers):
         return None
-    order = (host, *arrange(inputs, host, workers, quick=quick))
+    order = _offered(inputs, host, arrange(inputs, host, workers, quick=quick), with_memory=True)
     sizes = _capacities(inputs, host, order)
     if sizes is None:
         return None
-    least = [0] + [1] * len(workers)
+    firsts = {place.node: place for place in reversed(order)}
+    least = [int(place.node != host and firsts[place.node] == place) for place in order]
     # Where speeds are unknown how much they hold decides, all GPUs before all main memory.
-    rates = _rates(inputs, order) or [(1e6 + size.gpu, float(size.total)) for size in sizes]
+    rates = _rates(inputs, host, order) or [(1e6 + size.gpu, float(size.total)) for size in sizes]
     wanted = fastest_first(inputs.load.count, sizes, rates, least)
-    return _laid(inputs, host, order, wanted)
+    needed = [
+        (place, count) for place, count in zip(order, wanted, strict=True) if count or place.node == host
+    ]
+    layout = _laid(inputs, host, [place for place, _ in needed], [count for _, count in needed])
+    if layout is None and len(needed) < len(order):
+        layout = _laid(inputs, host, order, wanted)
+    return layout
 
 
 def spread_out(
     inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
 ) -> Layout | None:
-    """At least a layer on the host and on each of these workers, the more the faster they are."""
-    if not _may_take_part(inputs, host, workers):
+    """At least a layer on the host and on each of these workers, the more the faster they are.
+
+    All their GPUs take part; main memory beside a GPU only where it has to.
+    """
+    if not _may_take_part(inputs, host, workers) or len(workers) >= inputs.load.count:
         return None
-    order = (host, *arrange(inputs, host, workers, quick=quick))
+    nodes = arrange(inputs, host, workers, quick=quick)
+    fewer, more = (_offered(inputs, host, nodes, with_memory=memory) for memory in (False, True))
+    layout = _spread_over(inputs, host, fewer)
+    return layout if layout or more == fewer else _spread_over(inputs, host, more)
+
+
+def _spread_over(inputs: PlanInputs, host: NodeId, order: Sequence[Place]) -> Layout | None:
     sizes = _capacities(inputs, host, order)
-    if sizes is None or len(order) > inputs.load.count or not all(size.total for size in sizes):
+    if sizes is None or not all(size.total for size in sizes):
         return None
-    rates = _rates(inputs, order)
+    rates = _rates(inputs, host, order)
     if rates is None:
-        rates = [(float(inputs.room(node, host=host).total_bytes),) * 2 for node in order]
+        rates = [(float(inputs.room(place, host=host).total_bytes),) * 2 for place in order]
     layout = _laid(inputs, host, order, spread(inputs.load.count, sizes, rates))
     return layout if layout and len(layout.spans) == len(order) else None
 
@@ -177,38 +219,62 @@ def _may_take_part(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) 
     return may_split(inputs.load.facts) and not too_many(len(workers), len(inputs.rooms[host].gpus))
 
 
-def _laid(inputs: PlanInputs, host: NodeId, order: Sequence[NodeId], wanted: Sequence[int]) -> Layout | None:
+def _offered(inputs: PlanInputs, host: NodeId, nodes: Sequence[NodeId], *, with_memory: bool) -> list[Place]:
+    """The host, and devices of these nodes: of each the first that holds a layer, and of all the others as
+    many as may take part, the largest first. `with_memory`: main memory beside a GPU, too."""
+    chosen: list[Place] = []
+    more: list[tuple[int, Place]] = []
+    for node in nodes:
+        first, *others = inputs.devices[node]
+        if others:
+            (_, first), *able = _able(inputs, node) or [(0, first)]
+            beside_gpu = inputs.lent[first].gpus and not with_memory
+            more += [(size, place) for size, place in able if inputs.lent[place].gpus or not beside_gpu]
+        chosen.append(first)
+    most = min(MAX_DEVICES - len(inputs.rooms[host].gpus), inputs.load.count - 1)
+    more.sort(key=lambda pair: (-pair[0], pair[1]))
+    chosen += [place for _, place in more[: max(0, most - len(chosen))]]
+    return [Place(host), *(place for node in nodes for place in inputs.devices[node] if place in chosen)]
+
+
+def _able(inputs: PlanInputs, node: NodeId) -> list[tuple[int, Place]]:
+    """The devices of a node that hold a layer, and how many each does."""
+    sizes = [(capacity(inputs.lent[place], inputs.load, host=False), place) for place in inputs.devices[node]]
+    return [(size.total, place) for size, place in sizes if size and size.total]
+
+
+def _laid(inputs: PlanInputs, host: NodeId, order: Sequence[Place], wanted: Sequence[int]) -> Layout | None:
     spans = lay_out(inputs, host, order, wanted)
     if spans is None or inputs.allocations(host, spans, head_on_worker=False) is None:
         return None
-    if {span.node for span in spans} | {host} != set(order):
+    if {span.node for span in spans} | {host} != {place.node for place in order}:
         return None  # a worker without a layer
     return Layout(host=host, spans=spans)
 
 
-def _capacities(inputs: PlanInputs, host: NodeId, order: Sequence[NodeId]) -> list[Capacity] | None:
-    rooms = divided({node: inputs.room(node, host=host) for node in order})
-    sizes = [capacity(rooms[node], inputs.load, host=node == host) for node in order]
+def _capacities(inputs: PlanInputs, host: NodeId, order: Sequence[Place]) -> list[Capacity] | None:
+    rooms = divided({place: inputs.room(place, host=host) for place in order})
+    sizes = [capacity(rooms[place], inputs.load, host=place.node == host) for place in order]
     known = [size for size in sizes if size]
     return known if len(known) == len(sizes) else None
 
 
-def _rates(inputs: PlanInputs, order: Sequence[NodeId]) -> list[tuple[float, float]] | None:
-    """Of each node's GPUs and of its main memory; None where one is unknown."""
-    speeds = [inputs.speeds[node] for node in order]
+def _rates(inputs: PlanInputs, host: NodeId, order: Sequence[Place]) -> list[tuple[float, float]] | None:
+    """Of GPUs and of main memory; None where one is unknown."""
+    speeds = [inputs.speeds[place] for place in order]
     known = [speed.read_bytes_per_s for speed in speeds if speed]
     if len(known) < len(order):
         return None
     return [
-        (rate, min(rate, SPILL_BYTES_PER_S) if inputs.rooms[node].gpus else rate)
-        for node, rate in zip(order, known, strict=True)
+        (rate, min(rate, SPILL_BYTES_PER_S) if inputs.room(place, host=host).gpus else rate)
+        for place, rate in zip(order, known, strict=True)
     ]
 
 
 def with_head(inputs: PlanInputs, layout: Layout) -> Layout:
     """The same with the output head where it belongs."""
     last = layout.spans[-1].node
-    here, there = inputs.speeds[layout.host], inputs.speeds[last]
+    here, there = inputs.speeds[Place(layout.host)], inputs.speeds[layout.spans[-1].place]
     if last == layout.host or here is None or there is None:
         return layout
     places = HeadPlaces(
@@ -231,19 +297,21 @@ _LAST_TRIED = 12
 def with_head_at_best(inputs: PlanInputs, layout: Layout) -> Layout:
     """The same with the head where it belongs, and whoever is best at it as the last worker."""
     first = with_head(inputs, layout)
-    here = inputs.speeds[layout.host]
+    here = inputs.speeds[Place(layout.host)]
     own = [span for span in layout.spans if span.node == layout.host]
     workers = [span for span in layout.spans if span.node != layout.host]
     if here is None or not 2 <= len(workers) <= _LAST_TRIED:
         return first
     best, best_s = first, seconds_of(inputs, first)
     for last in workers:
-        speed = inputs.speeds[last.node]
+        speed = inputs.speeds[last.place]
         if best_s is None or speed is None or speed.read_bytes_per_s <= here.read_bytes_per_s:
             continue
-        order = [*own, *(span for span in workers if span is not last), last]
+        # Those of its node stay beside it.
+        others = sorted((span for span in workers if span is not last), key=lambda s: s.node == last.node)
+        order = [*own, *others, last]
         wanted = [span.last - span.first for span in order]
-        moved = _laid(inputs, layout.host, [span.node for span in order], wanted)
+        moved = _laid(inputs, layout.host, [span.place for span in order], wanted)
         found = with_head(inputs, moved) if moved else first
         time = seconds_of(inputs, found)
         if time is not None and time < best_s * (1 - 1e-9):

@@ -10,10 +10,10 @@ from mesh_llm.defaults import HOP_LOCAL_S
 from mesh_llm.frozen import frozen
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.layer_costs import LayerCosts, Span, load_of
-from mesh_llm.planning.memory_layout import Allocation, Ledger, NodeMemory, dealt, lodge, rooms
+from mesh_llm.planning.memory_layout import Allocation, Ledger, NodeMemory, dealt, lodge, places_of, rooms
 from mesh_llm.planning.shared_machines import nodes_beside, shared
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Speed
+from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Place, Speed
 
 HOP_TCP_S = 0.0002
 """The same, and the network's interrupts."""
@@ -47,6 +47,8 @@ _BYTES_PER_S = {
 _LEAST_SPEED = 1e6
 """In bytes, or operations, a second: below it is no computer, and a prediction that is no number."""
 _UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
+_WITHIN = LinkFacts(kind=LinkKind.LOCAL, rtt_s=HOP_LOCAL_S)
+"""Between two devices of a node."""
 
 
 @frozen
@@ -66,11 +68,13 @@ class PlanInputs:
     load: LayerCosts
     rooms: Mapping[NodeId, NodeMemory]
     """Of hosts."""
-    lent: Mapping[NodeId, NodeMemory]
+    lent: Mapping[Place, NodeMemory]
     """Of workers."""
-    speeds: dict[NodeId, Speed | None]
+    devices: Mapping[NodeId, tuple[Place, ...]]
+    """That each lends, the best first."""
+    speeds: Mapping[Place, Speed | None]
     """With the threads that each computes with."""
-    whole: dict[NodeId, Speed | None]
+    whole: Mapping[Place, Speed | None]
     """Of the whole machine."""
     routes: dict[tuple[NodeId, frozenset[NodeId], bool], tuple[NodeId, ...]] = field(
         default_factory=dict, compare=False, repr=False
@@ -104,7 +108,7 @@ class PlanInputs:
     def _way(self, a: NodeId, b: NodeId) -> PathCost | None:
         key = (a, b) if a < b else (b, a)
         if key not in self._ways:
-            link = self.snapshot.link(*key)
+            link = _WITHIN if a == b else self.snapshot.link(*key)
             self._ways[key] = way_of(link) if link else None
         return self._ways[key]
 
@@ -113,16 +117,17 @@ class PlanInputs:
     ) -> tuple[Allocation, ...] | None:
         """Where the stages lie; None where one does not fit. A host without layers needs room, too."""
         ledger, found = Ledger(), []
-        rooms = self.rooms_of(host, (span.node for span in spans))
+        rooms = self.rooms_of(host, (span.place for span in spans))
         if all(span.node != host for span in spans):
-            empty = lodge(ledger.free(rooms[host]), self.load, 0, 0, host=True, head=not head_on_worker)
+            own = rooms[Place(host)]
+            empty = lodge(ledger.free(own), self.load, 0, 0, host=True, head=not head_on_worker)
             if empty is None:
                 return None
-            ledger.take(rooms[host], empty.main_bytes, empty.gpu_bytes)
+            ledger.take(own, empty.main_bytes, empty.gpu_bytes)
         for span in spans:
             here = span.node == host
             head = span is spans[-1] if head_on_worker else here
-            room = rooms[span.node]
+            room = rooms[span.place]
             allocation = lodge(ledger.free(room), self.load, span.first, span.last, host=here, head=head)
             if allocation is None:
                 return None
@@ -130,19 +135,24 @@ class PlanInputs:
             found.append(allocation)
         return tuple(found)
 
-    def room(self, node: NodeId, *, host: NodeId | None) -> NodeMemory:
-        """What a node has for a plan of this host."""
-        return (self.rooms if node == host else self.lent)[node]
+    def room(self, place: Place, *, host: NodeId | None) -> NodeMemory:
+        """What there is at a place for a plan of this host."""
+        return self.rooms[place.node] if place.node == host else self.lent[place]
 
-    def rooms_of(self, host: NodeId, nodes: Iterable[NodeId]) -> Mapping[NodeId, NodeMemory]:
+    def rooms_of(self, host: NodeId, places: Iterable[Place]) -> Mapping[Place, NodeMemory]:
         """What these have when all of them take part."""
-        return dealt({node: self.room(node, host=host) for node in (host, *nodes)})
+        return dealt({place: self.room(place, host=host) for place in (Place(host), *places)})
 
 
 def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> PlanInputs:
     # Those who left no longer share anything, and those who lend nothing need no room.
     here = rooms(node for node in snapshot.nodes if node.alive)
-    whole = {node.id: _speed(node.facts.speed) for node in snapshot.nodes}
+    places = {node.id: places_of(node) for node in snapshot.nodes}
+    whole = {
+        place: _speed(device.speed if place.device else node.facts.speed)
+        for node in snapshot.nodes
+        for place, device in places[node.id].items()
+    }
     cores = {node.id: node.facts.cores for node in snapshot.nodes}
     beside = nodes_beside(snapshot)
     return PlanInputs(
@@ -150,7 +160,11 @@ def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) ->
         load=load_of(facts, settings),
         rooms=here.hosting,
         lent=here.lent,
-        speeds={id: speed and shared(speed, cores[id], beside[id]) for id, speed in whole.items()},
+        devices={id: tuple(lent)[1:] or tuple(lent) for id, lent in places.items()},
+        speeds={
+            place: speed and shared(speed, cores[place.node], beside[place.node])
+            for place, speed in whole.items()
+        },
         whole=whole,
     )
 

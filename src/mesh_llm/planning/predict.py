@@ -16,7 +16,7 @@ from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.memory_layout import Allocation
 from mesh_llm.planning.plan_inputs import PathCost, PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import ModelFacts, NodeId, Prediction, Speed, Stage
+from mesh_llm.types import ModelFacts, NodeId, Place, Prediction, Speed, Stage
 
 LONG_PROMPT_TOKENS = 4096
 """Of the prompt that the engine's steps are made for: what an agent sends, or some pages of text."""
@@ -45,8 +45,8 @@ def predict(
     `prompt_tokens`: of the prompt whose first token is asked about.
     """
     inputs = ground_of(snapshot, model, settings)
-    spans = [Span(stage.node, stage.first, stage.last) for stage in stages]
-    if not {host, *(span.node for span in spans)} <= inputs.rooms.keys():
+    spans = [Span(stage.node, stage.first, stage.last, stage.device) for stage in stages]
+    if host not in inputs.rooms or not {span.place for span in spans} <= inputs.lent.keys():
         return None
     return prediction(inputs, host, spans, head_on_worker=head_on_worker, prompt_tokens=prompt_tokens)
 
@@ -82,15 +82,15 @@ def token_seconds(
 ) -> float | None:
     """Between two tokens; None where a speed is missing, or memory."""
     allocations = inputs.allocations(host, spans, head_on_worker=head_on_worker)
-    head_speed = inputs.speeds.get(spans[-1].node if head_on_worker else host)
+    head_speed = inputs.speeds.get(spans[-1].place if head_on_worker else Place(host))
     if allocations is None or head_speed is None:
         return None
     seconds = inputs.load.head_bytes / head_speed.read_bytes_per_s
     for span, allocation in zip(spans, allocations, strict=True):
-        speed = inputs.speeds.get(span.node)
+        speed = inputs.speeds.get(span.place)
         if speed is None:
             return None
-        seconds += _read_seconds(inputs, span, allocation, speed)
+        seconds += _read_seconds(inputs, span, allocation, speed, host)
     activation = _F32_BYTES * inputs.load.facts.hidden
     for way in _ways(inputs, host, spans):
         seconds += delay_factor * way.delay_s + way.overhead_s + activation / way.bytes_per_s
@@ -100,18 +100,20 @@ def token_seconds(
     return seconds
 
 
-def _read_seconds(inputs: PlanInputs, span: Span, allocation: Allocation, speed: Speed) -> float:
+def _read_seconds(
+    inputs: PlanInputs, span: Span, allocation: Allocation, speed: Speed, host: NodeId
+) -> float:
     active, rate = inputs.load.active, speed.read_bytes_per_s
     middle = span.last - allocation.on_gpu
     in_main = active[middle] - active[span.first]
-    main_rate = min(rate, SPILL_BYTES_PER_S) if inputs.rooms[span.node].gpus else rate
+    main_rate = min(rate, SPILL_BYTES_PER_S) if inputs.room(span.place, host=host).gpus else rate
     return in_main / main_rate + (active[span.last] - active[middle]) / rate
 
 
 def _ways(inputs: PlanInputs, host: NodeId, spans: Sequence[Span]) -> list[PathCost]:
     """Every hop of a token: from the host through the workers, and back to it."""
-    stops = [host, *(span.node for span in spans if span.node != host), host]
-    return [inputs.way(a, b, host) for a, b in pairwise(stops) if a != b]
+    workers = [span.node for span in spans if span.node != host]
+    return [inputs.way(a, b, host) for a, b in pairwise((host, *workers, host))] if workers else []
 
 
 def _prompt_seconds(
@@ -119,34 +121,42 @@ def _prompt_seconds(
 ) -> float:
     """A prompt's micro-batches follow each other through the stages: the slowest sets the pace.
 
-    Stages on one machine overlap, and together are no faster than all of it. A link is
+    Stages on one device overlap, and together are no faster than all of it. A link is
     a stage, too: activations cross it while others are computed.
     """
     busy: list[float] = []
-    machines: defaultdict[str, float] = defaultdict(float)
+    devices: defaultdict[tuple[str, str], float] = defaultdict(float)
     for span, allocation in zip(spans, allocations, strict=True):
-        own, all_of_it = inputs.speeds[span.node], inputs.whole[span.node]
-        busy.append(tokens * _prompt_token_seconds(inputs, span, allocation, own, tokens))
-        with_all = tokens * _prompt_token_seconds(inputs, span, allocation, all_of_it, tokens)
-        machines[inputs.rooms[span.node].machine] += with_all
+        own, all_of_it = inputs.speeds[span.place], inputs.whole[span.place]
+        room = inputs.room(span.place, host=host)
+        spills = bool(room.gpus)
+        busy.append(tokens * _prompt_token_seconds(inputs, span, allocation, own, tokens, spills=spills))
+        with_all = _prompt_token_seconds(inputs, span, allocation, all_of_it, tokens, spills=spills)
+        devices[room.machine, span.device] += tokens * with_all
     ways = _ways(inputs, host, spans)
     # Of what the last worker has only the prompt's last token goes back.
     activations = tokens * _F32_BYTES * inputs.load.facts.hidden
     busy += [activations / way.bytes_per_s for way in ways[:-1]]
     batches = -(-tokens // PROMPT_MICRO_BATCH) if ways else 1
-    paced = (sum(busy) + (batches - 1) * max(*busy, *machines.values())) / batches
+    paced = (sum(busy) + (batches - 1) * max(*busy, *devices.values())) / batches
     return paced + sum(way.delay_s + way.overhead_s for way in ways)
 
 
 def _prompt_token_seconds(
-    inputs: PlanInputs, span: Span, allocation: Allocation, speed: Speed | None, tokens: int
+    inputs: PlanInputs,
+    span: Span,
+    allocation: Allocation,
+    speed: Speed | None,
+    tokens: int,
+    *,
+    spills: bool,
 ) -> float:
-    """For each token of a prompt of so many."""
+    """For each token of a prompt of so many; `spills`: what does not lie on a GPU would be faster there."""
     assert speed is not None  # or there would be no prediction
     load, middle = inputs.load, span.last - allocation.on_gpu
     # Layers that spill out of a GPU lose at prompts what they lose at reading.
     slower = 1.0
-    if inputs.rooms[span.node].gpus:
+    if spills:
         slower = max(1.0, speed.read_bytes_per_s / SPILL_BYTES_PER_S)
     weights = slower * (load.elements[middle] - load.elements[span.first])
     weights += load.elements[span.last] - load.elements[middle]

@@ -18,14 +18,14 @@ from mesh_llm.planning.fit import (
     memory_need,
     smallest_context,
 )
-from mesh_llm.planning.layer_shares import capacity
-from mesh_llm.planning.manual_layers import by_names, by_ratios, shortfall
+from mesh_llm.planning.manual_layers import by_names, by_ratios, on_devices, shortfall
 from mesh_llm.planning.memory_layout import total_bytes
 from mesh_llm.planning.placement import (
     Layout,
     alone,
     fewest,
     filled,
+    largest_first,
     seconds_of,
     spread_out,
     with_head,
@@ -34,7 +34,7 @@ from mesh_llm.planning.placement import (
 from mesh_llm.planning.plan_inputs import PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.speculation import cache_settings
-from mesh_llm.types import HostingMode, ModelFacts, NodeId
+from mesh_llm.types import HostingMode, ModelFacts, NodeId, Place
 
 PLAN_HOSTS_TRIED = 3
 """For each engine version: who is elected nearly always can; a tiny one that its owner prefers may not."""
@@ -158,7 +158,9 @@ def available(asked: Question, host: NodeId | None = None) -> tuple[int, int]:
     if leader:
         nodes = (leader.id, *asked.partners(leader))
     hosting = leader.id if leader else None
-    return total_bytes(asked.inputs.room(node, host=hosting) for node in nodes), len(nodes)
+    devices = asked.inputs.devices
+    places = (place for node in nodes for place in ((Place(node),) if node == hosting else devices[node]))
+    return total_bytes(asked.inputs.room(place, host=hosting) for place in places), len(nodes)
 
 
 def _nodes(count: int) -> str:
@@ -201,13 +203,12 @@ def _fewest(asked: Question, inputs: PlanInputs) -> Proposal | None:
     for host in _tried(asked):
         layout = fewest(inputs, host.id, asked.partners(host))
         if layout:
-            workers = [span.node for span in layout.spans if span.node != host.id]
             reason = f"{_too_much_for_one(asked, inputs)}; {_nodes(len(layout.nodes))} are the fewest that do"
-            return _grown(asked, inputs, layout, _refill(host.id, workers), reason)
+            return _grown(asked, inputs, layout, _refill(host.id, layout.workers), reason)
     return None
 
 
-def _refill(host: NodeId, workers: list[NodeId]) -> Remake:
+def _refill(host: NodeId, workers: tuple[NodeId, ...]) -> Remake:
     return lambda inputs: filled(inputs, host, workers)
 
 
@@ -222,7 +223,8 @@ def _too_much_for_one(asked: Question, inputs: PlanInputs) -> str:
 def _spread(asked: Question, inputs: PlanInputs) -> Proposal | None:
     for host in _tried(asked):
         most = min(asked.inputs.load.count - 1, MAX_DEVICES - len(inputs.rooms[host.id].gpus))
-        workers = _capable(asked, inputs, host)[: max(0, most)]
+        able = largest_first(inputs, asked.partners(host))
+        workers = [node for _, node in able[: max(0, most)]]
         while workers:
             layout = spread_out(inputs, host.id, workers)
             if layout:
@@ -236,24 +238,18 @@ def _respread(host: NodeId, workers: tuple[NodeId, ...]) -> Remake:
     return lambda inputs: spread_out(inputs, host, workers)
 
 
-def _capable(asked: Question, inputs: PlanInputs, host: Candidate) -> list[NodeId]:
-    """Partners with room for a layer, the largest first."""
-    sizes = {node: capacity(inputs.lent[node], inputs.load, host=False) for node in asked.partners(host)}
-    capable = [(size.total, node) for node, size in sizes.items() if size and size.total]
-    return [node for _, node in sorted(capable, key=lambda pair: (-pair[0], pair[1]))]
-
-
 def _forced(asked: Question) -> Proposal | Shortage:
-    layout = _as_told(asked)
-    if isinstance(layout, str):
-        return shortage(asked, layout)
+    told = _as_told(asked)
+    if isinstance(told, str):
+        return shortage(asked, told)
     wrong = ""
     for context in asked.contexts:
         inputs = asked.inputs.at(context)
-        wrong = shortfall(inputs, layout)
+        layout = on_devices(inputs, told)
+        wrong = _short(inputs, layout)
         if not wrong:
             option = "--tensor-split" if asked.settings.layers is None else "--layers"
-            return _grown(asked, inputs, layout, _unless_short(layout), f"as {option} says")
+            return _grown(asked, inputs, layout, _unless_short(told), f"as {option} says")
     return shortage(asked, wrong)
 
 
@@ -261,11 +257,7 @@ def _as_told(asked: Question) -> Layout | str:
     layout = _by_options(asked)
     if isinstance(layout, str) or layout.solo:
         return layout
-    inputs = asked.inputs
-    cuts = [span.first for span in layout.spans]
-    workers = len(layout.nodes) - 1
-    wrong = forbidden(inputs.load.facts, cuts) or too_many(workers, len(inputs.rooms[layout.host].gpus))
-    return wrong or layout
+    return forbidden(asked.inputs.load.facts, [span.first for span in layout.spans]) or layout
 
 
 def _by_options(asked: Question) -> Layout | str:
@@ -277,8 +269,18 @@ def _by_options(asked: Question) -> Layout | str:
     return by_ratios(count, asked.settings.tensor_split or (), elected[0], asked.roster.able)
 
 
-def _unless_short(layout: Layout) -> Remake:
-    return lambda inputs: None if shortfall(inputs, layout) else layout
+def _unless_short(told: Layout) -> Remake:
+    def remake(inputs: PlanInputs) -> Layout | None:
+        layout = on_devices(inputs, told)
+        return None if _short(inputs, layout) else layout
+
+    return remake
+
+
+def _short(inputs: PlanInputs, layout: Layout) -> str:
+    workers = sum(span.node != layout.host for span in layout.spans)
+    full = too_many(workers, len(inputs.rooms[layout.host].gpus)) if workers else ""
+    return full or shortfall(inputs, layout)
 
 
 def _grown(asked: Question, inputs: PlanInputs, layout: Layout, remake: Remake, reason: str) -> Proposal:

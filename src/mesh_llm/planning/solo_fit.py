@@ -33,13 +33,17 @@ class Fit:
 
 
 def choose_devices(wanted: tuple[str, ...] | None, present: tuple[Device, ...]) -> tuple[Device, ...]:
-    """The GPUs to use, in the order of their names there; none means the CPU. Unknown names are refused."""
+    """The GPUs to use, in the order of their names there; none means the CPU. Unknown names are refused.
+
+    The CPU may stand behind them: a host uses it anyway, a worker lends main memory, too.
+    """
     gpus = tuple(device for device in present if device.kind is not DeviceKind.CPU)
     if wanted is None:
         return tuple(device for device in gpus if device.kind is DeviceKind.GPU)
     if wanted in (("none",), ("CPU",)):
         return ()
     by_name = {device.name: device for device in gpus}
+    wanted = tuple(name for name in wanted if name != "CPU")
     for name in wanted:
         if name not in by_name:
             known = ", ".join(["CPU", *by_name])

@@ -61,7 +61,7 @@ def _described(mesh: Mesh, host: NodeId, plan: Plan) -> str:
     reason = f" ({plan.reason})" if plan.reason else ""
     if plan.mode is Mode.SOLO:
         return f"{mesh.name_of(host)} serves alone{reason}"
-    names = [mesh.name_of(stage.node) for stage in plan.workers]
+    names = [mesh.name_of(node) for node in dict.fromkeys(stage.node for stage in plan.workers)]
     return f"{mesh.name_of(host)} hosts, {_listed(names)} compute{_s(names)} with it{reason}"
 
 

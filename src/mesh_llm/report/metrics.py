@@ -29,6 +29,7 @@ from mesh_llm.report.view import NodeView
 from mesh_llm.types import (
     Mode,
     NodeId,
+    Place,
     Plan,
     Progress,
     Role,
@@ -197,7 +198,7 @@ class NodeMetrics(Collector):
         run = self._view.hosting.serving
         if run is not None:
             # An old plan's engine may still run while another one is published.
-            known = [(labels[stage], stage.node) for stage in stages if stage in run.plan.workers]
+            known = [(labels[stage], stage.place) for stage in stages if stage in run.plan.workers]
             yield from _work(known, run.counters())
             yield from _pace(known, run.paces())
 
@@ -313,12 +314,11 @@ class NodeMetrics(Collector):
     def _processes(self) -> Iterator[Metric]:
         view = self._view
         engines = [pid for run in view.hosting.runs if (pid := _report(run).pid) is not None]
-        worker = [pid for pid in (view.lending.worker_pid,) if pid is not None]
         # A llama-server of the user's own is a child of our child.
         used = {
             "node": usage([os.getpid()]),
             "engine": usage(engines, with_children=view.config.bin_dir is not None),
-            "worker": usage(worker),
+            "worker": usage(view.lending.worker_pids),
         }
         yield labelled(
             "mesh_llm_process_resident_memory_bytes",
@@ -418,10 +418,10 @@ def _members(members: Iterable[Member]) -> Iterator[Metric]:
 
 
 def _work(
-    stages: Sequence[tuple[tuple[str, ...], NodeId]], sums: Mapping[NodeId, StageCounters]
+    stages: Sequence[tuple[tuple[str, ...], Place]], sums: Mapping[Place, StageCounters]
 ) -> Iterator[Metric]:
     """What the workers of this node's plan have done."""
-    known = [(labels, sums[node]) for labels, node in stages if node in sums]
+    known = [(labels, sums[place]) for labels, place in stages if place in sums]
     for name, text, rows in (
         (
             "runs",
@@ -449,10 +449,10 @@ def _work(
 
 
 def _pace(
-    stages: Sequence[tuple[tuple[str, ...], NodeId]], paces: Mapping[NodeId, StageCounters]
+    stages: Sequence[tuple[tuple[str, ...], Place]], paces: Mapping[Place, StageCounters]
 ) -> Iterator[Metric]:
     """The same for each token, over the last second in which there was something to do."""
-    known = [(labels, paces[node]) for labels, node in stages if node in paces and paces[node].runs > 0]
+    known = [(labels, found) for labels, place in stages if (found := paces.get(place)) and found.runs > 0]
     for name, text, rows in (
         (
             "compute_seconds",

@@ -33,7 +33,7 @@ from mesh_llm.status_schema import (
     Status,
     Traffic,
 )
-from mesh_llm.types import Mode, NodeId, Plan, Role, SpeculationCounters, Speed
+from mesh_llm.types import Mode, NodeFacts, NodeId, Place, Plan, Role, SpeculationCounters, Speed
 
 
 async def status(view: NodeView) -> Status:
@@ -131,11 +131,16 @@ def _member(view: NodeView, member: Member, about: ServingStatus) -> MemberStatu
         standing=member.standing,
         memory_bytes=facts.memory_bytes or (machine.available_memory() if member.id == view.id else 0),
         lent_bytes=_lent(view, member),
-        devices=tuple(gpu.name for gpu in facts.gpus) or (("CPU",) if facts.role is not Role.CLIENT else ()),
+        devices=_devices(facts),
         models=tuple(model.name for model in facts.models),
         speed=_speed(facts.speed),
         link=_link(view, member.id, about),
     )
+
+
+def _devices(facts: NodeFacts) -> tuple[str, ...]:
+    named = tuple(device.name for device in facts.devices or facts.gpus)
+    return named or (("CPU",) if facts.role is not Role.CLIENT else ())
 
 
 def _speed(speed: Speed | None) -> SpeedStatus | None:
@@ -232,6 +237,7 @@ def plan_status(plan: Plan | None, *, epoch: int | None) -> PlanStatus | None:
                 weight_bytes=stage.weight_bytes,
                 need_bytes=stage.need_bytes,
                 share=round(stage.share, 4),
+                device=stage.device or None,
             )
             for stage in plan.stages
         ),
@@ -254,7 +260,7 @@ def _engine(view: NodeView, run: PlanRun | None) -> EngineStatus:
         weights_resident_bytes=_resident(view, run),
         decode_tok_s=_decode_tok_s(view, run),
         prompt_tok_s=round(run.rates.prompt_tok_s, 2) if run is not None else 0.0,
-        stages=tuple(_stage(run, stage.node) for stage in run.plan.workers) if run is not None else (),
+        stages=tuple(_stage(run, stage.place) for stage in run.plan.workers) if run is not None else (),
         token=token_status(view, run) if run is not None and run.port is not None else None,
     )
 
@@ -274,18 +280,19 @@ def _resident(view: NodeView, run: PlanRun | None) -> int:
     return own + sum(run.resident.values())
 
 
-def _stage(run: PlanRun, node: NodeId) -> EngineStageStatus:
+def _stage(run: PlanRun, place: Place) -> EngineStageStatus:
     """A run is a token's, or a batch's."""
-    pace, counters = run.paces().get(node), run.counters().get(node)
-    flows = run.flows().get(node, Flows())
+    pace, counters = run.paces().get(place), run.counters().get(place)
+    flows = run.flows().get(place, Flows())
     # The last one has nobody to push to; what it has sent, and the host not read yet, is no push.
-    pushed = counters if counters is not None and run.pushes.get(node) else None
+    pushed = counters if counters is not None and run.pushes.get(place) else None
     following = flows.following if pushed is not None else Flow()
     runs = pace.runs if pace is not None else 1
     return EngineStageStatus(
-        node=node,
-        link=run.link_kind(node),
-        pushes=run.pushes.get(node, True),
+        node=place.node,
+        device=place.device or None,
+        link=run.link_kind(place),
+        pushes=run.pushes.get(place, True),
         compute_ms=round(pace.compute_ns / runs / 1e6, 3) if pace is not None else 0.0,
         wait_ms=round(pace.wait_ns / runs / 1e6, 3) if pace is not None else 0.0,
         bytes_per_token=round((pace.sent_bytes + pace.received_bytes) / runs) if pace is not None else 0,

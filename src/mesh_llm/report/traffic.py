@@ -42,17 +42,27 @@ def crossing(
 ) -> tuple[str | None, Traffic] | None:
     """The data link of a plan between two nodes, as the first of them sees it: its kind, where that is
     told, and its bytes. None where there is none."""
-    workers = {stage.node: stage for stage in stages}
-    if here == host and there in workers:
-        return workers[there].link, workers[there].traffic
-    if there == host and here in workers:
-        return workers[here].link, _turned(workers[here].traffic)
+    if host in (here, there):
+        own = [stage for stage in stages if stage.node == (there if here == host else here)]
+        if own:
+            seen = _sum([stage.traffic for stage in own])
+            return own[0].link, seen if here == host else _turned(seen)
     for one, following in pairwise(stages):
         if one.pushes and (one.node, following.node) == (here, there):
             return None, one.pushed
         if one.pushes and (one.node, following.node) == (there, here):
             return None, _turned(one.pushed)
     return None
+
+
+def _sum(seen: Sequence[Traffic]) -> Traffic:
+    """Of all devices of a node."""
+    return Traffic(
+        sent_bytes=sum(each.sent_bytes for each in seen),
+        received_bytes=sum(each.received_bytes for each in seen),
+        bytes_per_s=sum(each.bytes_per_s for each in seen),
+        peak_bytes_per_s=max(each.peak_bytes_per_s for each in seen),
+    )
 
 
 def _turned(seen: Traffic) -> Traffic:

@@ -1,4 +1,4 @@
 """What this node lends to plans that other nodes host.
 
-lending  leases, the worker child, and the links to it
+lending  leases, the worker children, and the links to them
 """

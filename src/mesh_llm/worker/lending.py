@@ -1,4 +1,4 @@
-"""This machine's device, lent to the hosts of plans.
+"""This machine's devices, lent to the hosts of plans: each has a worker child of its own.
 
 A host asks for layers on a stream of its own and keeps that stream open: it is
 the lease. While it is open the host may link its engine to the worker, and
@@ -43,9 +43,12 @@ class Terms:
     need_bytes: int
     head: bool = True
     """Whether the output head is part of it; hosts of older versions do not say."""
+    device: str = ""
+    """Where they are to lie; without a name, on the first that is lent."""
 
     def text(self, layers: int) -> str:
-        return f"layers {self.first}-{self.last - 1} of {layers}, {self.need_bytes / 1e9:.1f} GB"
+        where = f" on {self.device}" if self.device else ""
+        return f"layers {self.first}-{self.last - 1} of {layers}{where}, {self.need_bytes / 1e9:.1f} GB"
 
     @classmethod
     def read(cls, header: dict[str, Any]) -> Terms:
@@ -64,8 +67,17 @@ class Terms:
                     last=last,
                     need_bytes=need,
                     head=header.get("head") is not False,
+                    device=device_of(header),
                 )
         raise LinkRefused("this is not a request for layers")
+
+
+def device_of(header: dict[str, Any], name: str = "device") -> str:
+    """The device that is meant; hosts of older versions name none."""
+    device = header.get(name, "")
+    if not isinstance(device, str):
+        raise LinkRefused("this is not a device")
+    return device
 
 
 @frozen
@@ -85,17 +97,29 @@ Step = Callable[[int, int], None]
 class Lease:
     host: NodeId
     terms: Terms
+    worker: WorkerProcess | None = None
+    """From when its layers are in memory."""
     neighbours: list[int] = field(default_factory=list)
     """Numbers of the links to other workers of the plan."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Child:
+    """A worker child that starts, or runs."""
+
+    ready: asyncio.Future[WorkerProcess]
+    keeper: asyncio.Task[None] | None = None
+    resident_bytes: int = 0
+    """Weights in its memory, as it said last."""
+
+
 class Lending:
-    """The worker child and its leases."""
+    """The worker children and their leases."""
 
     def __init__(
         self,
         *,
-        specify: Callable[[], WorkerSpec],
+        specify: Callable[[str], WorkerSpec],
         weights: Callable[[Terms, Step], Awaitable[Weights]],
         on_change: Callable[[], None],
         tell: Callable[[Lease], None],
@@ -109,43 +133,49 @@ class Lending:
         self.leases: list[Lease] = []
         self.closed: str | None = None
         """Why nothing is lent any more."""
-        self.resident_bytes = 0
-        """Weights in the worker child's memory, as it said last."""
         self.starts = 0
         self.deaths = 0
         """Of worker children that nobody told to end."""
-        self._keeper: asyncio.Task[None] | None = None
-        self._worker_process: asyncio.Future[WorkerProcess] | None = None
+        self._children: dict[str, _Child] = {}
+        """By their sockets: each device has one."""
 
     @property
     def lent_bytes(self) -> int:
         return sum(lease.terms.need_bytes for lease in self.leases)
 
     @property
-    def worker_pid(self) -> int | None:
-        """Of the worker child, while there is one."""
-        ready = self._worker_process
-        if ready is None or not ready.done() or ready.cancelled() or ready.exception() is not None:
-            return None
-        return ready.result().child.pid
+    def resident_bytes(self) -> int:
+        """Weights in the memory of worker children."""
+        return sum(child.resident_bytes for child in self._children.values())
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Of the worker children that run."""
+        found = [child.ready for child in self._children.values()]
+        running = [each for each in found if each.done() and not each.cancelled() and not each.exception()]
+        return [each.result().child.pid for each in running]
 
     async def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait((self._keeper,))
+        keepers = [child.keeper for child in self._children.values() if child.keeper is not None]
+        for keeper in keepers:
+            keeper.cancel()
+        if keepers:
+            await asyncio.wait(keepers)
 
-    # -- the child -----------------------------------------------------------------------------
+    # -- the children --------------------------------------------------------------------------
 
-    async def _worker(self) -> WorkerProcess:
-        """The running worker child, started if there is none."""
-        if self._worker_process is None:
-            self._worker_process = asyncio.get_running_loop().create_future()
-            self._keeper = asyncio.create_task(self._keep(self._worker_process), name="worker child")
-        return await asyncio.shield(self._worker_process)
+    async def _worker(self, device: str) -> WorkerProcess:
+        """The running worker child of a device, started if there is none."""
+        spec = self._specify(device)
+        if spec.socket not in self._children:
+            child = _Child(ready=asyncio.get_running_loop().create_future())
+            self._children[spec.socket] = child
+            child.keeper = asyncio.create_task(self._keep(spec, child.ready), name="worker child")
+        return await asyncio.shield(self._children[spec.socket].ready)
 
-    async def _keep(self, ready: asyncio.Future[WorkerProcess]) -> None:
+    async def _keep(self, spec: WorkerSpec, ready: asyncio.Future[WorkerProcess]) -> None:
         try:
-            async with lend(self._specify()) as worker_process:
+            async with lend(spec) as worker_process:
                 self.starts += 1
                 ready.set_result(worker_process)
                 assert worker_process.death is not None
@@ -159,8 +189,7 @@ class Lending:
             if not ready.done():
                 ready.set_exception(EngineFailed("the worker was not started"))
                 ready.exception()  # looked at, whether or not somebody waits for it
-            self._worker_process = None
-            self.resident_bytes = 0
+            del self._children[spec.socket]
 
     # -- leases --------------------------------------------------------------------------------
 
@@ -176,7 +205,7 @@ class Lending:
             # The host says nothing more: its end of the stream is the end of the lease, also while loading.
             over = asyncio.create_task(stream.read(1), name="end of a lease")
             try:
-                if (worker_process := await self._prepare_unless(over, terms, stream)) is not None:
+                if (worker_process := await self._prepare_unless(over, lease, stream)) is not None:
                     self._tell(lease)
                     self._on_change()
                     await self._until_over(worker_process, over)
@@ -192,8 +221,9 @@ class Lending:
             if lease is not None:
                 await self._end(lease)
 
-    async def _prepare(self, terms: Terms, stream: Stream) -> WorkerProcess:
+    async def _prepare(self, lease: Lease, stream: Stream) -> WorkerProcess:
         """Bring the layers to this disk and into memory; the host hears how far that is."""
+        terms = lease.terms
         steps: asyncio.Queue[tuple[int, int]] = asyncio.Queue(maxsize=1)
         fetching = True
         loading: Progress | None = None
@@ -223,7 +253,7 @@ class Lending:
         try:
             weights = await self._weights(terms, step)
             fetching = False
-            worker_process = await self._worker()
+            worker_process = await self._worker(terms.device)
             files = [str(file) for file in weights.files]
             await worker_process.add_model(terms.fingerprint, files, weights.tensors)
             resident = await worker_process.prepare(terms.fingerprint, (terms.first, terms.last), step)
@@ -233,15 +263,18 @@ class Lending:
         # The last step may have come too late to be reported.
         if loading is not None and loading.done < loading.total:
             self._progress(replace(loading, done=loading.total))
-        self.resident_bytes = resident
+        if (child := self._children.get(worker_process.socket)) is not None:
+            child.resident_bytes = resident
+        # Links may come as soon as the host hears of it.
+        lease.worker = worker_process
         await stream.write_document({"ready": True, "resident_bytes": resident})
         return worker_process
 
     async def _prepare_unless(
-        self, over: asyncio.Task[bytes], terms: Terms, stream: Stream
+        self, over: asyncio.Task[bytes], lease: Lease, stream: Stream
     ) -> WorkerProcess | None:
         """None where the host gave the lease up before the layers were in memory."""
-        preparing = asyncio.create_task(self._prepare(terms, stream), name="layers of a lease")
+        preparing = asyncio.create_task(self._prepare(lease, stream), name="layers of a lease")
         try:
             await asyncio.wait((preparing, over), return_when=asyncio.FIRST_COMPLETED)
             return preparing.result() if preparing.done() else None
@@ -258,13 +291,9 @@ class Lending:
     async def _end(self, lease: Lease) -> None:
         self.leases.remove(lease)
         self._on_change()
-        if (
-            self._worker_process is not None
-            and self._worker_process.done()
-            and not self._worker_process.exception()
-        ):
+        if lease.worker is not None:
             for number in lease.neighbours:
-                await self._worker_process.result().drop_peer(number)
+                await lease.worker.drop_peer(number)
 
     # -- links ---------------------------------------------------------------------------------
 
@@ -280,10 +309,10 @@ class Lending:
     async def _hand_over(self, origin: NodeId, purpose: dict[str, Any], link: socket.socket) -> None:
         match purpose:
             case {"kind": "session", "epoch": int(epoch)}:
-                self.lease_of(origin, epoch)
-                await (await self._worker()).serve(link)
+                await _worker_of(self.lease_of(origin, epoch, device_of(purpose))).serve(link)
             case {"kind": "neighbour", "host": str(host), "epoch": int(epoch), "number": int(number)}:
-                await self.add_neighbour(self.lease_of(NodeId(host), epoch), number, link)
+                lease = self.lease_of(NodeId(host), epoch, device_of(purpose))
+                await self.add_neighbour(lease, number, link)
             case _:
                 raise LinkRefused("this link does not exist")
 
@@ -293,10 +322,23 @@ class Lending:
             if not 0 <= number < 1 << 31 or lease not in self.leases:
                 raise LinkRefused("there is no lease for this link")
             lease.neighbours.append(number)
-            await (await self._worker()).add_peer(number, link)
+            await _worker_of(lease).add_peer(number, link)
 
-    def lease_of(self, host: NodeId, epoch: int) -> Lease:
+    async def join(self, one: Lease, following: Lease, number: int) -> None:
+        """Link two devices of this node."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            await self.add_neighbour(following, number, theirs)
+            await self.add_neighbour(one, number, ours)
+
+    def lease_of(self, host: NodeId, epoch: int, device: str) -> Lease:
         for lease in self.leases:
-            if lease.terms.epoch == epoch and lease.host == host:
+            if (lease.host, lease.terms.epoch, lease.terms.device) == (host, epoch, device):
                 return lease
         raise LinkRefused("there is no lease for this link")
+
+
+def _worker_of(lease: Lease) -> WorkerProcess:
+    if lease.worker is None:
+        raise LinkRefused("the layers of this lease are not in memory yet")
+    return lease.worker

@@ -2,7 +2,7 @@
 
 import { announce, find, h, keyed, say, show } from "./dom.js";
 import { on } from "./feed.js";
-import { describe, nameOf, paint } from "./nodes.js";
+import { describe, layersAt, nameOf, paint } from "./nodes.js";
 import { bytes, layers, length, percent, several } from "./words.js";
 
 /** A node with little memory still has room for its name. */
@@ -109,7 +109,7 @@ function drawLayers(status) {
   const count = stages.reduce((sum, stage) => sum + stage.last - stage.first, 0) || 1;
   show(find("layers-row"), stages.length > 0);
   keyed(find("layers-track"), stages, {
-    key: (stage) => stage.node,
+    key: (stage) => `${stage.node} ${stage.device ?? ""}`,
     make: () => {
       const label = h("span", { class: "stage-label" });
       const range = h("span", { class: "stage-range quiet" });
@@ -123,7 +123,7 @@ function drawLayers(status) {
       segment.style.flexGrow = String(((stage.last - stage.first) / count).toFixed(4));
       say(segment.pieces.label, percent(stage.share));
       say(segment.pieces.range, layers(stage).replace(/^layers? /, ""));
-      segment.title = `${nameOf(status, stage.node)}: ${layers(stage)}, ${bytes(stage.weight_bytes)} of weights`;
+      segment.title = `${nameOf(status, stage.node)}: ${layersAt(stage)}, ${bytes(stage.weight_bytes)} of weights`;
     },
   });
 }

@@ -41,6 +41,11 @@ function linkBrief(link) {
     : `${link.kind} ${figure(link.rtt_ms)} ms`;
 }
 
+/** Of a stage, with its device where the node lends several. */
+export function layersAt(stage) {
+  return stage.device ? `${layers(stage)} on ${stage.device}` : layers(stage);
+}
+
 /** One entry per member, with what the plan says of it. */
 export function describe(status) {
   const plan = status.plan;
@@ -60,7 +65,7 @@ export function describe(status) {
       leftOut: reasons.get(node.id) ?? "",
       linkText: linkText(node.link),
       linkBrief: linkBrief(node.link),
-      layerText: stages.map(layers).join(", "),
+      layerText: stages.map(layersAt).join(", "),
       shareText: stages.length ? percent(share) : "",
       memoryText: node.memory_bytes ? bytes(node.memory_bytes) : "",
     };

@@ -1,0 +1,75 @@
+"""A worker that lends several devices: each is a stage of its own, and the text is the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.joining import PLAN, TEXT, JoiningNode, Lab, lab, write_model
+from tests.support.lone_engine import lone_engine
+from tests.support.stand_ins import COMMAND
+
+SMALL_GPUS = (*COMMAND, "5000000,5000000")
+"""Each holds some of the 25 layers: the rest is for main memory."""
+PLACES = ["GPU0", "GPU1", "CPU"]
+
+
+@pytest.fixture(scope="module")
+def model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def nodes(model: Path) -> Iterator[Lab]:
+    with lab(model) as nodes:
+        yield nodes
+
+
+def text_of(node: JoiningNode) -> str:
+    reply = node.ask("/v1/completions", TEXT)
+    assert reply.status == 200, reply.body
+    return str(reply.json()["choices"][0]["text"])
+
+
+def serves(status: dict[str, Any], *, above: int = 0) -> bool:
+    plan = status["plan"]
+    on = [stage["device"] for stage in plan["stages"]] if plan else []
+    return status["node"]["state"] == "serving" and on == [None, *PLACES] and plan["epoch"] > above
+
+
+def computed(status: dict[str, Any]) -> bool:
+    return all(stage["compute_ms"] > 0 for stage in status["engine"]["stages"])
+
+
+def worker_children(node: JoiningNode) -> list[psutil.Process]:
+    name = "mesh_llm.engine.children.worker"
+    return [child for child in node.descendants() if name in child.cmdline()]
+
+
+def test_devices_of_a_worker_are_stages(nodes: Lab, model: Path, libraries: dict[str, Path]) -> None:
+    with lone_engine(model, libraries) as engine:
+        expected = engine.ask("/v1/completions", TEXT).json()["choices"][0]["text"]
+    one = nodes.start("one", "--model", model, *PLAN, "--layers", "one=0-4,two=5-29")
+    one.until_said("Waiting for more peers")
+    two = nodes.join("two", one, "--hosting", "never", program=SMALL_GPUS)
+
+    before = one.until_status(serves, what="it serves over all devices")
+
+    assert text_of(one) == text_of(two) == expected
+    stages = before["plan"]["stages"]
+    assert [stage["first"] for stage in stages] == [0, *(stage["last"] for stage in stages[:-1])]
+    assert [stage["node"] == before["plan"]["host"] for stage in stages] == [True, False, False, False]
+    seen = one.until_status(computed, what="each device has computed")["engine"]["stages"]
+    assert [(stage["device"], stage["pushes"]) for stage in seen] == [(place, True) for place in PLACES]
+    (lender,) = [node for node in before["mesh"]["nodes"] if node["name"] == "two"]
+    assert lender["devices"] == PLACES
+
+    children = worker_children(two)
+    assert len(children) == len(PLACES)
+    children[1].kill()
+    one.until_status(lambda status: serves(status, above=before["plan"]["epoch"]), what="it serves again")
+    assert text_of(one) == expected

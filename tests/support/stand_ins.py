@@ -1,0 +1,53 @@
+"""`python -m tests.support.stand_ins BYTES,BYTES ...`: `mesh-llm ...` where there are GPUs of these sizes.
+
+The CPU computes for them, in a worker child for each: texts are those of the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.cli.entry import main
+from mesh_llm.engine.inspect import describe
+from mesh_llm.engine.spec import WorkerSpec
+from mesh_llm.engine.speed import measured_speed
+from mesh_llm.host.launch import Launch
+from mesh_llm.local import hardware
+from mesh_llm.types import Speed
+
+COMMAND = (sys.executable, "-W", "error", "-m", "tests.support.stand_ins")
+
+
+def install(sizes: list[int]) -> None:
+    worker = Launch.worker
+    gpus = [
+        {
+            "name": f"GPU{index}",
+            "description": "stand-in",
+            "kind": "gpu",
+            "free_bytes": size,
+            "total_bytes": size,
+        }
+        for index, size in enumerate(sizes)
+    ]
+
+    async def described(libraries: dict[str, Path]) -> dict[str, Any]:
+        found = await describe(libraries)
+        return {**found, "devices": [*found["devices"], *gpus]}
+
+    async def measured(libraries: dict[str, Path], device: str, threads: int, *, cache: Path) -> Speed | None:
+        return await measured_speed(libraries, "CPU", threads, cache=cache)
+
+    def on_the_cpu(self: Launch, *arguments: Any, **options: Any) -> WorkerSpec:
+        return replace(worker(self, *arguments, **options), device="CPU")
+
+    vars(hardware).update(describe=described, measured_speed=measured)
+    type.__setattr__(Launch, "worker", on_the_cpu)
+
+
+if __name__ == "__main__":
+    install([int(size) for size in sys.argv.pop(1).split(",")])
+    main()

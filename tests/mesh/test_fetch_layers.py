@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import tiny_gguf
+from tests.support import stand_ins, tiny_gguf
 from tests.support.joining import PLAN, TEXT, JoiningNode, Lab, lab, left_out
 
 LAYERS = 16
@@ -122,6 +122,20 @@ def test_a_worker_fetches_its_layers_and_no_more(nodes: Lab, text: list[Any], tm
     added = held_bytes(grown) - held_bytes(said)
     assert share_bytes(nodes.model, 2) - PIECE_BYTES < added <= share_bytes(nodes.model, 2) + 2 * PIECE_BYTES
     assert received_bytes(two, "one") < added + CHATTER_BYTES
+
+
+@pytest.mark.full
+def test_a_worker_fetches_for_all_its_devices(nodes: Lab, text: list[Any], tmp_path: Path) -> None:
+    one = create(nodes, "one", "one=0-7,two=8-15")
+    options = ("--join", one.token(), "--hosting", "never")
+    two = nodes.start("two", *options, models=tmp_path, program=(*stand_ins.COMMAND, "70000000,70000000"))
+    status = two.until_status(lambda status: status["node"]["state"] == "serving", what="it serves")
+
+    assert len(status["plan"]["stages"]) > 2
+    assert answer_of(two) == answer_of(one) == text
+    _, said = part_of(tmp_path)
+    assert held_bytes(said) <= share_bytes(nodes.model, 8) + 3 * PIECE_BYTES
+    assert "by another node" not in two.stdout + two.stderr
 
 
 @pytest.mark.full

@@ -90,6 +90,7 @@ class ModelSupply:
         self._progress = progress
         self.drafts = DraftModels(config=config, model_files=model_files, tell=tell)
         self._wake = asyncio.Event()
+        self._growing = asyncio.Lock()
         self._busy = busy
         self._unverified: Fingerprint | None = None
         """Of the model that people were told is fetched without a digest: once is enough."""
@@ -316,8 +317,11 @@ class ModelSupply:
         if part is None:
             raise LinkRefused("this node does not have the model file")
         share = Share(first=terms.first, last=terms.last, head=terms.head)
-        if not part.has(share):
-            part = await self._grow(share, fingerprint, step)
+        # One after the other, where several devices are to get layers.
+        async with self._growing:
+            part = self._model_files.part(fingerprint) or part
+            if not part.has(share):
+                part = await self._grow(share, fingerprint, step)
         return Weights(files=part.paths, tensors=part.tensors)
 
     async def _grow(self, share: Share, fingerprint: Fingerprint, step: Step) -> Held:

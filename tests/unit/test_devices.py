@@ -59,6 +59,14 @@ def test_the_gpus_of_all_nodes_come_before_main_memory() -> None:
     assert [device for _, device, _ in devices(plan) if device] == ["CUDA0", "CUDA0"]
 
 
+def test_another_node_with_a_gpu_is_worth_more_than_main_memory() -> None:
+    """One worker would hold it, at a tenth of the speed."""
+    plan = planned(node("a", 3, gb_s=10), worker("b", 14, gb=64), worker("c", 14))
+
+    assert plan.reason == "no node holds it alone; 3 nodes do, workers on their GPUs"
+    assert [device for _, device, _ in devices(plan) if device] == ["CUDA0", "CUDA0"]
+
+
 def test_devices_of_a_node_stay_together() -> None:
     plan = planned(node("a", 3), worker("b", 4, 4, gb=4), worker("c", 4, 4, gb=4), worker("d", 4, 4, gb=4))
 

@@ -9,7 +9,7 @@ that are needed: those of one node follow each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mesh_llm.defaults import PLAN_SEARCH_STEPS, SPILL_BYTES_PER_S
 from mesh_llm.frozen import frozen
@@ -63,7 +63,20 @@ def alone(inputs: PlanInputs, host: NodeId) -> Layout | None:
 
 
 def fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layout | None:
-    """The model over the host and as few of the workers as hold it; of those sets, a fastest."""
+    """The model over the host and as few of the workers as hold it; of those sets, a fastest.
+
+    More of them are better where all of it then lies on GPUs that would otherwise lie in main memory.
+    """
+    found = _fewest(inputs, host, workers)
+    on_gpus = _on_gpus(inputs, workers)
+    if found is None or on_gpus.devices == inputs.devices:
+        return found
+    other = _fewest(on_gpus, host, workers)
+    now, then = seconds_of(inputs, found), seconds_of(inputs, other) if other else None
+    return other if now is not None and then is not None and then < now else found
+
+
+def _fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layout | None:
     own = capacity(inputs.rooms[host], inputs.load, host=True)
     if own is None:
         return None
@@ -171,7 +184,7 @@ def filled(
     """The host and exactly these workers, the fastest filled first. The host may end up without a layer."""
     if not _may_take_part(inputs, host, workers):
         return None
-    order = _offered(inputs, host, arrange(inputs, host, workers, quick=quick), with_memory=True)
+    order = _offered(inputs, host, arrange(inputs, host, workers, quick=quick))
     sizes = _capacities(inputs, host, order)
     if sizes is None:
         return None
@@ -199,7 +212,7 @@ def spread_out(
     if not _may_take_part(inputs, host, workers) or len(workers) >= inputs.load.count:
         return None
     nodes = arrange(inputs, host, workers, quick=quick)
-    fewer, more = (_offered(inputs, host, nodes, with_memory=memory) for memory in (False, True))
+    fewer, more = (_offered(each, host, nodes) for each in (_on_gpus(inputs, workers), inputs))
     layout = _spread_over(inputs, host, fewer)
     return layout if layout or more == fewer else _spread_over(inputs, host, more)
 
@@ -219,17 +232,25 @@ def _may_take_part(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) 
     return may_split(inputs.load.facts) and not too_many(len(workers), len(inputs.rooms[host].gpus))
 
 
-def _offered(inputs: PlanInputs, host: NodeId, nodes: Sequence[NodeId], *, with_memory: bool) -> list[Place]:
+def _on_gpus(inputs: PlanInputs, workers: Sequence[NodeId]) -> PlanInputs:
+    """The same without main memory beside a GPU that holds a layer."""
+    several = [node for node in workers if len(inputs.devices[node]) > 1]
+    gpus = {
+        node: tuple(place for _, place in _able(inputs, node) if inputs.lent[place].gpus) for node in several
+    }
+    return replace(inputs, devices={**inputs.devices, **{node: own for node, own in gpus.items() if own}})
+
+
+def _offered(inputs: PlanInputs, host: NodeId, nodes: Sequence[NodeId]) -> list[Place]:
     """The host, and devices of these nodes: of each the first that holds a layer, and of all the others as
-    many as may take part, the largest first. `with_memory`: main memory beside a GPU, too."""
+    many as may take part, the largest first."""
     chosen: list[Place] = []
     more: list[tuple[int, Place]] = []
     for node in nodes:
         first, *others = inputs.devices[node]
         if others:
             (_, first), *able = _able(inputs, node) or [(0, first)]
-            beside_gpu = inputs.lent[first].gpus and not with_memory
-            more += [(size, place) for size, place in able if inputs.lent[place].gpus or not beside_gpu]
+            more += able
         chosen.append(first)
     most = min(MAX_DEVICES - len(inputs.rooms[host].gpus), inputs.load.count - 1)
     more.sort(key=lambda pair: (-pair[0], pair[1]))

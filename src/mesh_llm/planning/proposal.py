@@ -203,9 +203,16 @@ def _fewest(asked: Question, inputs: PlanInputs) -> Proposal | None:
     for host in _tried(asked):
         layout = fewest(inputs, host.id, asked.partners(host))
         if layout:
-            reason = f"{_too_much_for_one(asked, inputs)}; {_nodes(len(layout.nodes))} are the fewest that do"
+            reason = f"{_too_much_for_one(asked, inputs)}; {_nodes(len(layout.nodes))} {_who(inputs, layout)}"
             return _grown(asked, inputs, layout, _refill(host.id, layout.workers), reason)
     return None
+
+
+def _who(inputs: PlanInputs, layout: Layout) -> str:
+    lent = [inputs.lent[span.place] for span in layout.spans if span.device]
+    return (
+        "do, workers on their GPUs" if lent and all(room.gpus for room in lent) else "are the fewest that do"
+    )
 
 
 def _refill(host: NodeId, workers: tuple[NodeId, ...]) -> Remake:

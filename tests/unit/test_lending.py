@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from mesh_llm.engine.spec import WorkerSpec
+from mesh_llm.errors import LinkRefused
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import Fingerprint, NodeId, Progress
 from mesh_llm.worker.lending import Lease, Lending, Step, Terms, Weights
@@ -72,3 +77,57 @@ async def test_layers_that_are_in_memory_are_under_way_no_more(
         ("Loading layers", 100, 100),
     ]
     assert stream.written[-1] == {"ready": True, "resident_bytes": 100}
+
+
+def spec(device: str) -> WorkerSpec:
+    socket = "second" if device == "CPU" else "first"
+    return WorkerSpec(socket=socket, device=device, threads=1, quota_bytes=1, libraries={})
+
+
+class FakeProcess:
+    def __init__(self, socket: str) -> None:
+        self.socket = socket
+        self.peers: list[int] = []
+        self.death = asyncio.get_running_loop().create_future()
+
+    async def add_peer(self, number: int, link: socket.socket) -> None:
+        self.peers.append(number)
+
+
+@pytest.fixture
+def lending(monkeypatch: pytest.MonkeyPatch) -> Lending:
+    """Of a node that lends a GPU and main memory."""
+
+    @asynccontextmanager
+    async def lend(spec: WorkerSpec) -> AsyncIterator[FakeProcess]:
+        yield FakeProcess(spec.socket)
+
+    monkeypatch.setattr("mesh_llm.worker.lending.lend", lend)
+    nothing = cast(Any, lambda *_: None)
+    return Lending(specify=spec, weights=nothing, on_change=nothing, tell=nothing, progress=nothing)
+
+
+async def test_each_device_has_a_child_of_its_own(lending: Lending) -> None:
+    """A host of an older version names no device, and means the first."""
+    first, named, second = [await lending._worker(device) for device in ("", "CUDA0", "CPU")]
+
+    assert first is named is not second
+    assert lending.starts == 2
+    await lending.close()
+    assert lending.worker_pids == []
+
+
+async def test_devices_of_a_node_are_linked_to_each_other(lending: Lending) -> None:
+    host = NodeId("a")
+    leases = []
+    for device in ("CUDA0", "CPU"):
+        lease = Lease(host=host, terms=replace(TERMS, device=device), worker=await lending._worker(device))
+        lending.leases.append(lease)
+        leases.append(lending.lease_of(host, TERMS.epoch, device))
+
+    await lending.join(leases[0], leases[1], 7)
+
+    assert [cast(Any, lease.worker).peers for lease in leases] == [[7], [7]]
+    with pytest.raises(LinkRefused):
+        lending.lease_of(host, TERMS.epoch, "CUDA1")
+    await lending.close()

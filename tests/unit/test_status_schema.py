@@ -116,7 +116,9 @@ def shown(about: dict[str, Any]) -> str:
 def test_what_is_right_is_kept() -> None:
     whole = told()
     assert read({**whole, "epoch": 3, "key": "secret"}) == whole
-    assert "23.4 tok/s" in shown(whole)
+    text = shown(whole)
+    assert "23.4 tok/s" in text
+    assert "mini CUDA1" in text
 
 
 def _places(document: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -130,4 +130,6 @@ async def test_devices_of_a_node_are_linked_to_each_other(lending: Lending) -> N
     assert [cast(Any, lease.worker).peers for lease in leases] == [[7], [7]]
     with pytest.raises(LinkRefused):
         lending.lease_of(host, TERMS.epoch, "CUDA1")
+    with pytest.raises(LinkRefused):
+        await lending.join(leases[0], leases[0], 8)
     await lending.close()

@@ -13,7 +13,7 @@ from mesh_llm.engine import machine
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import LinkRefused
 from mesh_llm.host.launch import Launch
-from mesh_llm.local.hardware import Hardware, chosen, equipped
+from mesh_llm.local.hardware import Hardware, chosen, equipped, measured_as
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.memory_budget import lent_devices, lent_text, usable_bytes
 from mesh_llm.planning.memory_layout import rooms
@@ -187,6 +187,15 @@ def test_a_node_that_came_later_to_a_shared_gpu_lends_what_it_saw() -> None:
 )
 def test_what_is_lent_is_told(gpus: tuple[Device, ...], options: dict[str, Any], words: str) -> None:
     assert lent_text(hardware(gpus, **options).devices) == (words and f"As a worker this node lends {words}")
+
+
+def test_of_equal_gpus_one_is_measured() -> None:
+    other = replace(gpu(8, "CUDA2"), description="another")
+    found = hardware((*TWO, other))
+
+    assert measured_as(found) == {"CUDA0": "CUDA0", "CUDA1": "CUDA0", "CUDA2": "CUDA2", "CPU": "CPU"}
+    assert measured_as(hardware((other,), devices=("CUDA2",))) == {"CUDA2": "CUDA2"}
+    assert measured_as(hardware(())) == {"CPU": "CPU"}
 
 
 def test_a_device_named_twice_is_there_once() -> None:

@@ -96,7 +96,7 @@ async def equip(
     found = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, None).without(held_bytes)
     speeds = {
         name: await measured_speed(libraries, name, _threads(config), cache=_speeds())
-        for name in _measured(found)
+        for name in dict.fromkeys(measured_as(found).values())
     }
     return _with_speeds(found, speeds)
 
@@ -110,7 +110,8 @@ async def at_hand(config: NodeConfig) -> Hardware:
     use = chosen(config, devices)
     found = equipped(config, libraries, None, use, None)
     speeds = {
-        name: known_speed(libraries, name, _threads(config), cache=_speeds()) for name in _measured(found)
+        name: known_speed(libraries, name, _threads(config), cache=_speeds())
+        for name in measured_as(found).values()
     }
     return _with_speeds(found, speeds)
 
@@ -148,18 +149,19 @@ def chosen(config: NodeConfig, present: tuple[Device, ...]) -> tuple[Device, ...
     return () if config.gpu_layers == 0 else use
 
 
-def _measured(hardware: Hardware) -> list[str]:
-    """The devices whose speeds count, the first one's first; of equal ones, one."""
-    lent = {device.name for device in hardware.devices}
+def measured_as(hardware: Hardware) -> dict[str, str]:
+    """The devices whose speeds count, the first one's first, and which is measured for each: GPUs of equal
+    description are equally fast."""
     first = {gpu.description: gpu.name for gpu in reversed(hardware.gpus)}
-    gpus = [gpu.name for gpu in hardware.gpus if gpu.name == first[gpu.description]]
-    return [*gpus, *([CPU] if not gpus or CPU in lent else [])]
+    found = {gpu.name: first[gpu.description] for gpu in hardware.gpus}
+    if not found or any(device.name == CPU for device in hardware.devices):
+        found[CPU] = CPU
+    return found
 
 
 def _with_speeds(hardware: Hardware, speeds: dict[str, Speed | None]) -> Hardware:
-    first = {gpu.description: gpu.name for gpu in reversed(hardware.gpus)}
-    alike = {gpu.name: speeds[first[gpu.description]] for gpu in hardware.gpus}
-    return replace(hardware, speed=next(iter(speeds.values())), speeds={**speeds, **alike})
+    found = {device: speeds[name] for device, name in measured_as(hardware).items()}
+    return replace(hardware, speed=next(iter(found.values())), speeds=found)
 
 
 def _threads(config: NodeConfig) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from mesh_llm.types import ModelFacts
 
 MAX_DEVICES = 15
-"""Of one plan, workers and the host's GPUs: the engine's scheduler knows 16, and one of them is the CPU."""
+"""Of workers and the host's GPUs, in one plan: the engine's scheduler knows 16, one of which is the CPU."""
 
 
 def joined_from(facts: ModelFacts) -> int:
@@ -43,7 +43,7 @@ def forbidden(facts: ModelFacts, cuts: Iterable[int]) -> str:
 
 
 def too_many(workers: int, own_gpus: int) -> str:
-    """Why so many workers cannot take part beside a host's GPUs; empty where they can."""
+    """Why so many devices of workers cannot take part beside a host's GPUs; empty where they can."""
     if workers + own_gpus <= MAX_DEVICES:
         return ""
     return f"at most {MAX_DEVICES} devices can take part in a plan, the host's GPUs among them"

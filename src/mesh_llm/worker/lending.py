@@ -326,6 +326,8 @@ class Lending:
 
     async def join(self, one: Lease, following: Lease, number: int) -> None:
         """Link two devices of this node."""
+        if one is following:
+            raise LinkRefused("a device has no link to itself")
         ours, theirs = socket.socketpair()
         with ours, theirs:
             await self.add_neighbour(following, number, theirs)

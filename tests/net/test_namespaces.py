@@ -83,6 +83,7 @@ async def test_switch_everybody_reaches_everybody_and_nobody_else() -> None:
         assert await reached(hosts[0], "127.0.0.1") == {"tcp": "127.0.0.1", "udp": "127.0.0.1"}
 
 
+@pytest.mark.full
 async def test_two_switches_are_apart() -> None:
     async with (
         namespaces.switch(1) as (one,),
@@ -92,6 +93,7 @@ async def test_two_switches_are_apart() -> None:
         assert await unreached(one, other.address)
 
 
+@pytest.mark.full
 async def test_nat_lets_out_and_not_in() -> None:
     async with namespaces.nat() as net, answering([*net.public, *net.behind]):
         (public,), (behind,), (router,) = net.public, net.behind, net.routers
@@ -115,6 +117,7 @@ async def test_two_nats_meet_only_in_public(symmetric: bool) -> None:
         assert await unreached(other, one.address)
 
 
+@pytest.mark.full
 async def test_dropped_udp_leaves_tcp() -> None:
     async with namespaces.switch(2) as (one, other), answering([one, other]):
         await namespaces.drop_udp(one)
@@ -126,6 +129,7 @@ async def test_dropped_udp_leaves_tcp() -> None:
         assert await reached(one, other.address) == {"tcp": one.address, "udp": one.address}
 
 
+@pytest.mark.full
 async def test_udp_dropped_by_a_router() -> None:
     async with namespaces.nat() as net, answering(net.public):
         await namespaces.drop_udp(net.routers[0])
@@ -144,6 +148,7 @@ async def test_a_pulled_cable_and_its_return_on_a_switch() -> None:
         assert await reached(one, two.address) == {"tcp": one.address, "udp": one.address}
 
 
+@pytest.mark.full
 async def test_a_pulled_cable_and_its_return_behind_a_nat() -> None:
     async with namespaces.nat() as net, answering(net.public):
         (public,), (behind,), (router,) = net.public, net.behind, net.routers
@@ -155,6 +160,7 @@ async def test_a_pulled_cable_and_its_return_behind_a_nat() -> None:
             assert await reached(behind, public.address) == {"tcp": router.address, "udp": router.address}
 
 
+@pytest.mark.full
 async def test_a_host_with_a_new_address() -> None:
     async with namespaces.switch(2) as (one, other), answering([one, other]):
         moved = await namespaces.renumber(one, "10.77.0.99")

@@ -363,6 +363,7 @@ def test_partners_are_connected_in_a_large_mesh() -> None:
     assert far.key in host.peers
 
 
+@pytest.mark.full
 def test_a_thousand_nodes() -> None:
     world = a_warm_mesh(1000, tick_s=0.5, weigh_every=97)
     assert max(world.degrees()) <= 28

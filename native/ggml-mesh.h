@@ -95,6 +95,10 @@ GGML_MESH_API int ggml_mesh_stage_counters(int index, struct ggml_mesh_stage * c
 // own ways cannot be replaced, and it drafts as it is told.
 GGML_MESH_API int ggml_mesh_speculate(int model_depth, int text_depth);
 
+// Puts the caches of a model's layers from `first` on onto a device of the host, whatever the engine's split says. Call it
+// before the engine loads its model. Returns 0, or 1 where that cannot be.
+GGML_MESH_API int ggml_mesh_keep_layers(int first, const char * device);
+
 // What came of it since the engine started; sums, but for the depth of the last draft.
 struct ggml_mesh_speculation {
     unsigned long long steps;

@@ -18,4 +18,6 @@ set(MESH_SOURCES
     hooks/draft_depth.cpp hooks/draft_policy.cpp hooks/engine_symbols.cpp hooks/file_mapping.cpp hooks/ngram_index.cpp)
 
 # Beside them, what knows more of the engine than ggml.
-set(MESH_HOOKS hooks/chunked_prefill.cpp hooks/graph_order.cpp hooks/saved_states.cpp hooks/speculative_decoding.cpp)
+set(MESH_HOOKS
+    hooks/chunked_prefill.cpp hooks/graph_order.cpp hooks/layer_devices.cpp hooks/mtp_head.cpp hooks/saved_states.cpp
+    hooks/speculative_decoding.cpp)

@@ -101,8 +101,8 @@ void acceptance::seen(size_t drafted, size_t accepted) {
     trust = std::max(FIRST_TRUST, accepted == drafted ? std::max(trust, 2 * drafted + FIRST_TRUST) : trust / 2);
 }
 
-void acceptance::skipped() {
-    right = std::min(tried, right + HOPE);
+void acceptance::skipped(double share) {
+    right = std::min(tried, right + share * HOPE);
 }
 
 double acceptance::rate() const {
@@ -128,8 +128,10 @@ best_depth(const step_costs & costs, const draft_source & source, size_t others,
             break;
         }
         const double drafting_s = source.once_s + source.each_s * static_cast<double>(depth);
-        const double seconds = costs.of(others + depth) + spent_s + drafting_s;
-        const double rate = (yield + expected_tokens(source.rate, depth)) / seconds;
+        // Made again, a step gives what a plain one does, beside the tokens that were right.
+        const double redone = source.redo_s > 0 ? 1 - std::pow(source.rate, depth) : 0;
+        const double seconds = costs.of(others + depth) + spent_s + drafting_s + redone * source.redo_s;
+        const double rate = (yield + expected_tokens(source.rate, depth) + redone * yield) / seconds;
         if (rate > best.tokens_per_s && rate > WORTH_IT * plain) {
             best = {depth, rate};
         }

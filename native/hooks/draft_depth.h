@@ -46,8 +46,8 @@ class acceptance {
 
     void seen(size_t drafted, size_t accepted);
 
-    // Not used this time. Hope grows a little, so that what failed is tried again some day.
-    void skipped();
+    // Not used this time. Hope grows a little, so that what failed is tried again some day; less where a try is dear.
+    void skipped(double share = 1);
 
     double rate() const;
 
@@ -68,6 +68,7 @@ struct draft_source {
     size_t limit;   // tokens that it can give
     double each_s;  // that a drafted token costs before it is verified
     double once_s;  // that a draft costs beside its tokens
+    double redo_s;  // that a draft which is not all right costs: the step that the engine makes again
 };
 
 struct draft_choice {

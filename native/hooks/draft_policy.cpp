@@ -13,7 +13,6 @@ constexpr size_t PLAIN_AFTER = 64;    // steps with drafts, one without: what it
 constexpr double CATCHING_UP = 0.03;  // of the time, to see whether a model that did not pay does now
 constexpr double INVESTED = 0.25;     // of the time since a request began, before the model has drafted anything
 constexpr size_t AT_ONCE = 10;        // steps
-constexpr size_t AT_HAND = 2;         // tokens that a draft model reads anyway, the last of a draft among them
 constexpr double FRESH = 0.15;
 
 void average(double & mean, double value) {
@@ -49,6 +48,8 @@ size_t draft_policy::kind_of(size_t length) {
 void draft_policy::begin(size_t id) {
     sequence & one = sequences[id];
     one.open = false;
+    one.redoing = false;
+    one.redone = false;
     one.last = {};
     one.since_plain = 0;
     one.began_at = -1;
@@ -74,6 +75,8 @@ std::vector<decision> draft_policy::decide(const std::vector<request> & requests
         decision made = decide_one(asked, tokens, yield, drafting_s, now);
         one.last = made;
         one.open = true;
+        one.redoing = false;
+        one.redone = false;
         one.drafted = 0;
         one.accepted = 0;
         if (made.source == drafted_by::nobody) {
@@ -109,13 +112,13 @@ decision draft_policy::decide_one(const request & asked, size_t others, double y
         if (match.length > 0) {
             acceptance & rate = one.matches[kind_of(match.length)];
             const size_t limit = std::min({asked.room, limits.text, rate.trusted()});
-            const draft_source source{rate.rate(), limit, 0, 0};
+            const draft_source source{rate.rate(), limit, 0, 0, redo_s};
             const draft_choice choice = best_depth(costs, source, others, yield, spent_s);
             if (choice.depth > 0) {
                 made = {drafted_by::text, choice.depth, match};
                 best = choice.tokens_per_s;
             } else {
-                rate.skipped();
+                rate.skipped(hope());
             }
         }
     }
@@ -123,12 +126,12 @@ decision draft_policy::decide_one(const request & asked, size_t others, double y
         if (may_use_model(one, asked, now)) {
             const draft_source source{
                 one.model.rate(), std::min({asked.room, limits.model, one.model.trusted()}), draft_s,
-                reading_s(std::min(asked.missing, AT_HAND))};
+                reading_s(std::min(asked.missing, limits.at_hand)), redo_s};
             const draft_choice choice = best_depth(costs, source, others, yield, spent_s);
             if (choice.depth > 0 && choice.tokens_per_s > best) {
                 made = {drafted_by::model, choice.depth, {}};
             } else if (choice.depth == 0) {
-                one.model.skipped();
+                one.model.skipped(hope());
             }
         }
     }
@@ -139,7 +142,7 @@ decision draft_policy::decide_one(const request & asked, size_t others, double y
 // drafts have paid so far: a few steps' worth at once, and more as the answer turns out to be long, since nobody knows
 // that before. Once the model was put aside, it may cost no more than a small part of the time since.
 bool draft_policy::may_use_model(const sequence & one, const request & asked, double now) const {
-    if (asked.missing <= AT_HAND) {
+    if (asked.missing <= limits.at_hand) {
         return true;
     }
     const double catching_up_s = reading_s(asked.missing);
@@ -148,6 +151,11 @@ bool draft_policy::may_use_model(const sequence & one, const request & asked, do
         return catching_up_s <= std::max(at_once_s, INVESTED * (now - one.began_at));
     }
     return catching_up_s <= CATCHING_UP * (now - one.model_used_at);
+}
+
+// What a wrong try costs is not to be more of the time than where nothing is made again.
+double draft_policy::hope() const {
+    return redo_s > 0 ? std::min(1.0, costs.of(1) / redo_s) : 1;
 }
 
 double draft_policy::reading_s(size_t tokens) const {
@@ -168,14 +176,32 @@ void draft_policy::drafted(size_t id, size_t count) {
 
 void draft_policy::accepted(size_t id, size_t count) {
     sequence & one = sequences[id];
-    one.accepted = std::min(count, one.drafted);
+    // Read again, the token after those that were right counts as drafted, too.
+    one.accepted = std::min(count - (one.redoing && count > 0 ? 1 : 0), one.drafted);
+    one.redoing = false;
     counters.accepted += one.accepted;
     if (one.last.source == drafted_by::text) {
         counters.text_accepted += one.accepted;
     }
 }
 
+void draft_policy::taken_back(size_t id) {
+    sequence & one = sequences[id];
+    one.redoing = one.open && one.drafted > 0;
+    one.redone = one.redoing;
+}
+
+void draft_policy::dropped(size_t id) {
+    sequence & one = sequences[id];
+    counters.drafted -= one.drafted;
+    counters.text_drafted -= one.last.source == drafted_by::text ? one.drafted : 0;
+    one.drafted = 0;
+}
+
 void draft_policy::settle(sequence & one) {
+    if (one.redoing) {
+        return;  // others go on in the meantime
+    }
     if (one.open && one.drafted > 0) {
         if (one.last.source == drafted_by::text) {
             const size_t kind = kind_of(one.last.match.length);
@@ -203,14 +229,17 @@ void draft_policy::reading_took(double seconds, size_t tokens) {
     }
 }
 
-void draft_policy::stepped(size_t tokens, double seconds) {
+void draft_policy::stepped(size_t tokens, double seconds, double again_s) {
     costs.seen(tokens, seconds);
+    if (again_s > 0) {
+        average(redo_s, again_s);
+    }
     size_t gained = 0;
     for (const sequence & one : sequences) {
-        gained += one.open ? 1 + one.accepted : 0;
+        gained += one.open && !one.redoing ? 1 + one.accepted + (one.redone ? 1 : 0) : 0;
     }
     counters.tokens += gained;
-    counters.seconds += seconds + drafting_s;
+    counters.seconds += seconds + again_s + drafting_s;
     // Each step without drafts gives a token to every sequence.
     counters.plain_seconds +=
         costs.of(yielding) * static_cast<double>(gained) / static_cast<double>(std::max<size_t>(1, yielding));

@@ -36,8 +36,9 @@ struct speculation_counters {
 };
 
 struct speculation_limits {
-    size_t model = 0;  // tokens of one draft; 0 without a draft model
-    size_t text = 0;   // 0: the text drafts nothing
+    size_t model = 0;    // tokens of one draft; 0 without a draft model
+    size_t text = 0;     // 0: the text drafts nothing
+    size_t at_hand = 2;  // tokens that the model reads anyway as it drafts, the last of a draft among them
 };
 
 class draft_policy {
@@ -68,11 +69,19 @@ class draft_policy {
     void drafted(size_t id, size_t count);
     void accepted(size_t id, size_t count);
 
+    // The draft was not all right, and the state cannot be cut back: the engine has put it back to before the draft, and
+    // reads again what was right. `accepted` comes after that.
+    void taken_back(size_t id);
+
+    // The draft is not verified after all.
+    void dropped(size_t id);
+
     void drafting_took(double seconds, size_t tokens);  // the draft model's own time
     void reading_took(double seconds, size_t tokens);   // and what it needed to catch up with the text
 
-    // The step that followed the last decision: its tokens, and its time without what drafting took.
-    void stepped(size_t tokens, double seconds);
+    // The step that followed the last decision: its tokens, and its time without what drafting took. `again_s`: what
+    // the next one took, where a draft was taken back.
+    void stepped(size_t tokens, double seconds, double again_s = 0);
 
     speculation_counters counters;
 
@@ -87,6 +96,8 @@ class draft_policy {
         size_t drafted = 0;
         size_t accepted = 0;
         bool open = false;       // whether the last decision waits for its outcome
+        bool redoing = false;    // and the engine reads again what was right of it
+        bool redone = false;     // or has
         size_t since_plain = 0;  // steps with drafts in a row
         double began_at = -1;
         double model_used_at = -1;  // when it drafted last
@@ -98,6 +109,7 @@ class draft_policy {
     acceptance model;
     step_costs costs;
     double draft_s = 0;     // per token
+    double redo_s = 0;      // of a step that is made again; 0 where none was
     step_costs reads;       // of the draft model: a whole prompt takes little longer than its last token
     double drafting_s = 0;  // in the step under way
     size_t yielding = 0;    // sequences in the step under way
@@ -108,6 +120,7 @@ class draft_policy {
     decision decide_one(const request & asked, size_t others, double yield, double spent_s, double now);
     void settle(sequence & one);
     double reading_s(size_t tokens) const;
+    double hope() const;
     bool may_use_model(const sequence & one, const request & asked, double now) const;
 };
 

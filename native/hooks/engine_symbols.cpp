@@ -22,6 +22,7 @@ constexpr described FEATURES[] = {
     {"chunked prefill", "answers under way pause while the engine reads a long prompt"},
     {"saved states", "a split model reads a text again where only its end has changed, or its slot was taken"},
     {"graph order", "workers compute some layers in several pieces"},
+    {"MTP head", "a model's own layer for further tokens drafts nothing"},
 };
 
 struct symbol {
@@ -56,6 +57,10 @@ constexpr symbol SYMBOLS[] = {
     {CHECKPOINT_LOAD, feature::saved_states},
     {MEMORY_COPY, feature::saved_states},
     {SPLIT_GRAPH, feature::graph_order},
+    {SET_NEXTN, feature::mtp_head},
+    {NEXTN_STATES, feature::mtp_head, false},
+    {NEXTN_STATE, feature::mtp_head, false},
+    {LAYER_DEVICE, feature::mtp_head},
 };
 
 #else
@@ -64,7 +69,7 @@ constexpr symbol SYMBOLS[] = {
 constexpr symbol SYMBOLS[] = {
     {"", feature::sparse_mapping, false},  {"", feature::draft_policy, false},
     {"", feature::chunked_prefill, false}, {"", feature::saved_states, false},
-    {"", feature::graph_order, false},
+    {"", feature::graph_order, false},     {"", feature::mtp_head, false},
 };
 
 #endif

@@ -34,9 +34,14 @@
 
 #define SPLIT_GRAPH "ggml_backend_sched_split_graph"
 
+#define SET_NEXTN "_Z26llama_set_embeddings_nextnP13llama_contextbb"
+#define NEXTN_STATES "_Z26llama_get_embeddings_nextnP13llama_context"
+#define NEXTN_STATE "_Z30llama_get_embeddings_nextn_ithP13llama_contexti"
+#define LAYER_DEVICE "_ZNK11llama_model9dev_layerEi"
+
 namespace mesh {
 
-enum class feature { sparse_mapping, draft_policy, chunked_prefill, saved_states, graph_order };
+enum class feature { sparse_mapping, draft_policy, chunked_prefill, saved_states, graph_order, mtp_head };
 
 // Whether the engine that is loaded has every symbol of a feature.
 bool engine_has(feature wanted);

@@ -11,6 +11,7 @@
 
 #include "ggml-mesh.h"
 #include "hooks/engine_symbols.h"
+#include "hooks/speculative_decoding.h"
 #include "host/saved_states.h"
 
 #include "common.h"
@@ -178,6 +179,9 @@ void mesh_checkpoint_save(
     being_made() = self;
     engine().save_checkpoint(self, context, id, flags);
     being_made() = nullptr;
+    if (self->id_task == -1 && mesh::saved_states::is_gone(self->data_tgt.data(), self->data_tgt.size())) {
+        mesh::drop_draft(id);
+    }
 }
 
 bool mesh_checkpoint_load(

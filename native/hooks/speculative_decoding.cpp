@@ -3,8 +3,8 @@
 // llama-server asks `common_speculative_draft` for drafts before every step and tells
 // `common_speculative_accept` what became of them; both are replaced here, so that
 // draft_policy.h decides what is drafted, and how much. Text that repeats itself is drafted
-// here, the draft model by the engine. Two more things the engine would do for a
-// draft model are not done:
+// here, and so is what a model's own head for further tokens says (mtp_head.h); the draft model by
+// the engine. Two more things the engine would do for a draft model are not done:
 //
 // - it reads every token when the model does, wanted or not. Here it reads what it has
 //   missed when it is asked to draft, so that a draft that does not pay costs nothing and
@@ -19,6 +19,7 @@
 #include "ggml-mesh.h"
 #include "hooks/draft_policy.h"
 #include "hooks/engine_symbols.h"
+#include "hooks/mtp_head.h"
 #include "hooks/saved_states.h"
 
 #include "common.h"
@@ -52,6 +53,8 @@ struct originals {
     size_t (*restore)(llama_context *, const uint8_t *, size_t, llama_seq_id, llama_state_seq_flags);
     void * (*sampler_init)(const llama_model *, common_params_sampling *);
     bool (*set_sampler)(llama_context *, llama_seq_id, llama_sampler *);
+    void (*set_nextn)(llama_context *, bool, bool);
+    mesh::mtp_functions mtp{};
 
     originals() {
         mesh::find_in_engine(draft, SPECULATIVE_DRAFT);
@@ -65,6 +68,10 @@ struct originals {
         mesh::find_in_engine(restore, STATE_RESTORE);
         mesh::find_in_engine(sampler_init, SAMPLER_INIT);
         mesh::find_in_engine(set_sampler, SET_SAMPLER);
+        mesh::find_in_engine(set_nextn, SET_NEXTN);
+        mesh::find_in_engine(mtp.states, NEXTN_STATES);
+        mesh::find_in_engine(mtp.state, NEXTN_STATE);
+        mtp.remove = remove;
     }
 };
 
@@ -99,11 +106,24 @@ class director {
         const std::lock_guard<std::mutex> lock(mutex);
         before = inner != nullptr ? inner->counters : before;
         inner.reset();
+        head.reset();
+        state_reader = nullptr;
+        drafter = nullptr;
+    }
+
+    // The states of all that this context reads are asked for: a head drafts from them.
+    void states_of(llama_context * context) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        state_reader = context;
     }
 
     void start(size_t sequences) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (limits.model + limits.text > 0) {
+            if (state_reader != nullptr && model != nullptr && limits.model > 0) {
+                head = std::make_unique<mesh::mtp_head>(engine().mtp, state_reader, model, sequences);
+                limits.at_hand = limits.model + 1;  // a draft's own states are none of the model's
+            }
             inner = std::make_unique<mesh::draft_policy>(limits, sequences);
             inner->counters = before;
             kept.assign(sequences, NOT_KEPT);
@@ -115,6 +135,11 @@ class director {
     bool active() {
         const std::lock_guard<std::mutex> lock(mutex);
         return inner != nullptr;
+    }
+
+    bool has_head() {
+        const std::lock_guard<std::mutex> lock(mutex);
+        return head != nullptr;
     }
 
     // A request is about to start, on the sequence that is named next. Of drafted tokens the engine tells no
@@ -137,6 +162,7 @@ class director {
             inner->begin(static_cast<size_t>(id));
             lost[static_cast<size_t>(id)] = false;
             processed = NOT_ONE;
+            taken_back_at = 0;
         }
     }
 
@@ -149,14 +175,43 @@ class director {
         // Only steps in which every token was waited for say what a token costs: prompts are another matter.
         const bool waited =
             std::all_of(batch.tokens.begin(), batch.tokens.end(), [](const auto & token) { return token.output; });
-        processed = processed == 0 && waited ? batch.size() : NOT_ONE;
-        return model == nullptr || lazy;
+        if (taken_back_at > 0 && !redone && waited) {
+            redone = true;
+        } else {
+            processed = processed == 0 && waited ? batch.size() : NOT_ONE;
+        }
+        if (head != nullptr) {
+            head->model_read(batch);
+        }
+        return model == nullptr || lazy || head != nullptr;
     }
 
     void accept(llama_seq_id id, size_t count) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (inner != nullptr) {
             inner->accepted(static_cast<size_t>(id), count);
+        }
+    }
+
+    // The state of a sequence is what it was at an earlier token. After a step that is how a draft is taken back; before
+    // one, a prompt goes on from there.
+    void rolled_back(llama_context * context, llama_seq_id id) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (inner != nullptr && context != model && processed > 0 && static_cast<size_t>(id) < kept.size()) {
+            inner->taken_back(static_cast<size_t>(id));
+            taken_back_at = taken_back_at > 0 ? taken_back_at : now_s();
+        }
+    }
+
+    // What the engine would need to take a draft back could not be saved: it is to verify none.
+    void drop_draft(llama_seq_id id) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (inner != nullptr && drafter != nullptr && static_cast<size_t>(id) < plain.size()) {
+            const draft_params & asked = *engine().params(drafter, id);
+            drafted -= std::min(drafted, asked.result->size());
+            asked.result->clear();
+            inner->dropped(static_cast<size_t>(id));
+            plain[static_cast<size_t>(id)] = true;  // nor would the next one be saved
         }
     }
 
@@ -178,7 +233,9 @@ class director {
     // part is empty, and the engine would leave what is there: the end of some other text.
     void replaced(llama_seq_id id) {
         const std::lock_guard<std::mutex> lock(mutex);
-        if (inner != nullptr && model != nullptr && lazy) {
+        if (head != nullptr) {
+            head->forget(id);
+        } else if (inner != nullptr && model != nullptr && lazy) {
             engine().remove(llama_get_memory(model), id, -1, -1);
         }
     }
@@ -202,8 +259,10 @@ class director {
     std::mutex mutex;
     mesh::speculation_limits limits;
     std::unique_ptr<mesh::draft_policy> inner;
-    mesh::speculation_counters before;  // of models that were unloaded
-    llama_context * model = nullptr;
+    std::unique_ptr<mesh::mtp_head> head;    // drafts instead of a draft model
+    mesh::speculation_counters before;       // of models that were unloaded
+    llama_context * model = nullptr;         // that drafts
+    llama_context * state_reader = nullptr;  // that a head drafts for
     bool lazy = false;
     std::vector<llama_pos> kept;             // by sequence: from where the engine is about to cut, once
     std::vector<bool> lost;                  // sequences in which the draft model does not know where it is
@@ -211,11 +270,16 @@ class director {
     std::atomic<bool> probabilities{false};  // whether the sampler made last has to tell them
     int32_t processed = NOT_ONE;             // tokens of the one batch since the last decision
     double decided_at = 0;
-    size_t drafted = 0;  // for the step that is being made
+    double taken_back_at = 0;  // when a draft was, since then
+    bool redone = false;       // and the step was made that reads again what was right
+    void * drafter = nullptr;  // the engine's, that was asked last
+    size_t drafted = 0;        // for the step that is being made
 
     bool follows(const draft_params & asked, llama_seq_id id) const;
     size_t missing(const draft_params & asked, llama_seq_id id) const;
     bool catch_up(const draft_params & asked, llama_seq_id id);
+    bool catch_up_head(const draft_params & asked, llama_seq_id id);
+    void draft_by_head(void * spec, const std::vector<llama_seq_id> & ids);
 };
 
 director & the_director() {
@@ -225,6 +289,9 @@ director & the_director() {
 
 // Whether the draft model can read this text, if it has not yet.
 bool director::follows(const draft_params & asked, llama_seq_id id) const {
+    if (head != nullptr) {
+        return head->follows(id, asked.pos0);
+    }
     // Images have positions and no tokens; a text with them cannot be counted off.
     const bool counted = asked.prompt->size() == static_cast<size_t>(asked.pos0);
     return model != nullptr && (!lazy || (counted && !lost[static_cast<size_t>(id)]));
@@ -232,6 +299,9 @@ bool director::follows(const draft_params & asked, llama_seq_id id) const {
 
 // Tokens before the last one that the draft model has not read.
 size_t director::missing(const draft_params & asked, llama_seq_id id) const {
+    if (head != nullptr) {
+        return head->missing(id, asked.pos0);
+    }
     if (model == nullptr || !lazy) {
         return 0;
     }
@@ -239,8 +309,37 @@ size_t director::missing(const draft_params & asked, llama_seq_id id) const {
     return static_cast<size_t>(std::max(0, asked.pos0 - next));
 }
 
+// The head reads the last tokens as it drafts.
+bool director::catch_up_head(const draft_params & asked, llama_seq_id id) {
+    const size_t before = missing(asked, id);
+    if (before <= limits.at_hand) {
+        return true;
+    }
+    const double start = now_s();
+    const bool read = head->catch_up(id, asked.pos0, limits.at_hand);
+    const size_t left = missing(asked, id);
+    inner->reading_took(now_s() - start, before - std::min(before, left));
+    return read && left <= limits.at_hand;
+}
+
+void director::draft_by_head(void * spec, const std::vector<llama_seq_id> & ids) {
+    std::vector<mesh::mtp_head::request> requests;
+    for (const llama_seq_id id : ids) {
+        draft_params & asked = *engine().params(spec, id);
+        asked.drafting = false;
+        requests.push_back({id, asked.pos0, asked.id_last, static_cast<size_t>(asked.n_max), asked.result});
+    }
+    head->draft(std::move(requests));
+}
+
 // Lets the draft model read one batch of what it has missed. True when it is up to date.
 bool director::catch_up(const draft_params & asked, llama_seq_id id) {
+    if (head != nullptr) {
+        return catch_up_head(asked, id);
+    }
+    if (!lazy) {
+        return true;
+    }
     const size_t left = missing(asked, id);
     const size_t first = asked.prompt->size() - left;
     // A cache of two kinds knows where the shorter part ends; a checkpoint puts back that one alone.
@@ -270,9 +369,13 @@ bool director::catch_up(const draft_params & asked, llama_seq_id id) {
 void director::draft(void * spec) {
     const std::lock_guard<std::mutex> lock(mutex);
     const double now = now_s();
+    drafter = spec;
     if (processed > 0) {
-        inner->stepped(static_cast<size_t>(processed), now - decided_at);
+        const double end = taken_back_at > 0 ? taken_back_at : now;
+        inner->stepped(static_cast<size_t>(processed), end - decided_at, redone ? now - end : 0);
     }
+    taken_back_at = 0;
+    redone = false;
     std::vector<mesh::draft_policy::request> requests;
     for (size_t i = 0; i < kept.size(); ++i) {
         const llama_seq_id id = static_cast<llama_seq_id>(i);
@@ -283,7 +386,7 @@ void director::draft(void * spec) {
         }
     }
     const std::vector<mesh::decision> decisions = inner->decide(requests, now);
-    std::vector<size_t> by_model;
+    std::vector<llama_seq_id> by_model;
     for (size_t i = 0; i < requests.size(); ++i) {
         const llama_seq_id id = static_cast<llama_seq_id>(requests[i].sequence);
         draft_params & asked = *engine().params(spec, id);
@@ -292,23 +395,27 @@ void director::draft(void * spec) {
         if (made.source == mesh::drafted_by::text) {
             inner->text_of(requests[i].sequence).continuation(made.match, made.depth, *asked.result);
             inner->drafted(requests[i].sequence, asked.result->size());
-        } else if (made.source == mesh::drafted_by::model && (!lazy || catch_up(asked, id))) {
+        } else if (made.source == mesh::drafted_by::model && catch_up(asked, id)) {
             asked.drafting = true;
             asked.n_max = static_cast<int32_t>(made.depth);
-            by_model.push_back(i);
+            by_model.push_back(id);
         }
     }
     if (!by_model.empty()) {
         const double start = now_s();
-        engine().draft(spec);
+        if (head != nullptr) {
+            draft_by_head(spec, by_model);
+        } else {
+            engine().draft(spec);
+        }
         const double took = now_s() - start;
         size_t deepest = 0;
-        for (const size_t i : by_model) {
-            const size_t sequence = requests[i].sequence;
-            const draft_params & asked = *engine().params(spec, static_cast<llama_seq_id>(sequence));
+        for (const llama_seq_id id : by_model) {
+            const size_t sequence = static_cast<size_t>(id);
+            const draft_params & asked = *engine().params(spec, id);
             inner->drafted(sequence, asked.result->size());
             deepest = std::max(deepest, asked.result->size());
-            kept[sequence] = lazy ? asked.pos0 : NOT_KEPT;
+            kept[sequence] = lazy && head == nullptr ? asked.pos0 : NOT_KEPT;
         }
         inner->drafting_took(took, deepest);
     }
@@ -325,8 +432,13 @@ size_t mesh::take_drafted() {
     return the_director().take_drafted();
 }
 
+void mesh::drop_draft(llama_seq_id id) {
+    the_director().drop_draft(id);
+}
+
 extern "C" {
 
+GGML_MESH_API void mesh_set_nextn(llama_context * context, bool value, bool masked) __asm__(SET_NEXTN);
 GGML_MESH_API void mesh_speculative_draft(void * spec) __asm__(SPECULATIVE_DRAFT);
 GGML_MESH_API void mesh_speculative_accept(void * spec, llama_seq_id id, uint16_t count) __asm__(SPECULATIVE_ACCEPT
 );
@@ -344,6 +456,13 @@ GGML_MESH_API void *
 mesh_sampler_init(const llama_model * model, common_params_sampling * sampling) __asm__(SAMPLER_INIT);
 GGML_MESH_API bool
 mesh_set_sampler(llama_context * context, llama_seq_id id, llama_sampler * sampler) __asm__(SET_SAMPLER);
+
+void mesh_set_nextn(llama_context * context, bool value, bool masked) {
+    engine().set_nextn(context, value, masked);
+    if (value && !masked) {
+        the_director().states_of(context);
+    }
+}
 
 void mesh_speculative_draft(void * spec) {
     if (spec == nullptr || !the_director().active()) {
@@ -363,7 +482,10 @@ void mesh_speculative_accept(void * spec, llama_seq_id id, uint16_t count) {
 }
 
 void mesh_speculative_begin(void * spec, llama_seq_id id, const llama_tokens * prompt) {
-    engine().begin(spec, id, prompt);
+    // The engine's own way with a head would complain that it has not read along.
+    if (!the_director().has_head()) {
+        engine().begin(spec, id, prompt);
+    }
     the_director().begin(id);
 }
 
@@ -395,6 +517,8 @@ size_t mesh_state_restore(
 ) {
     if (flags == LLAMA_STATE_SEQ_FLAGS_NONE) {
         the_director().replaced(id);
+    } else {
+        the_director().rolled_back(context, id);
     }
     return mesh::restore_state(engine().restore, context, from, size, id, flags);
 }

@@ -369,6 +369,10 @@ bool saved_states::is_reference(const uint8_t * data, size_t size) {
     return size >= sizeof(state_reference) && read_reference(data).magic == MAGIC;
 }
 
+bool saved_states::is_gone(const uint8_t * data, size_t size) {
+    return is_reference(data, size) && read_reference(data).id == 0;
+}
+
 bool saved_states::is_draft(const uint8_t * data, size_t size) {
     return is_reference(data, size) && is_ours(read_reference(data)) &&
            read_reference(data).kind == state_kind::draft;

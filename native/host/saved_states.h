@@ -78,6 +78,9 @@ class saved_states {
 
     static bool is_reference(const uint8_t * data, size_t size);
 
+    // What was to be saved was not: there was no room.
+    static bool is_gone(const uint8_t * data, size_t size);
+
     // One of this process, saved before a step that may have to be taken back. The engine cannot go on without it.
     static bool is_draft(const uint8_t * data, size_t size);
 

@@ -33,6 +33,7 @@ struct plan {
     double draft_s = 0;  // of each token of a draft model
     double read_s = 0;
     size_t period = 0;  // of the text: it repeats itself after so many tokens; 0: it never does
+    double redo_s = 0;  // of a step that is made again where a draft was not all right; 0: none is
 };
 
 struct outcome {
@@ -73,17 +74,23 @@ outcome run(draft_policy & under_test, const plan & on, size_t tokens, session_b
         }
         if (made.depth > 0) {
             under_test.drafted(0, made.depth);
-            under_test.accepted(0, right);
         }
-        for (size_t i = 0; i < right; ++i) {
+        const bool redone = on.redo_s > 0 && right < made.depth;
+        if (redone) {
+            under_test.taken_back(0);
+        }
+        if (made.depth > 0) {
+            under_test.accepted(0, right + (redone ? 1 : 0));
+        }
+        for (size_t i = 0; i < right + (redone ? 1 : 0); ++i) {
             text.push_back(next());
         }
         read += made.source == drafted_by::model ? 1 + right : 0;
         read = std::min(read, text.size());
         const double step = on.step_s(1 + made.depth);
-        under_test.stepped(1 + made.depth, step);
-        seen.seconds += step + spent;
-        seen.tokens += 1 + right;
+        under_test.stepped(1 + made.depth, step, redone ? on.redo_s : 0);
+        seen.seconds += step + spent + (redone ? on.redo_s : 0);
+        seen.tokens += 1 + right + (redone ? 1 : 0);
         seen.drafted += made.depth;
         seen.deepest = std::max(seen.deepest, made.depth);
     }
@@ -228,6 +235,32 @@ TEST("draft_policy: far away, too, what is never right costs next to nothing") {
     draft_policy other({0, 24}, 1);
     const outcome looks = run(other, {far_away, 0.0, 0, 0, 7}, 2000, random);
     CHECK(looks.drafted > 0 && looks.per_s() > 0.97 / far_away(1));
+}
+
+TEST("draft_policy: what a draft costs that has to be taken back is weighed") {
+    session_bytes::dice random(3);
+    // Far away a step that is made again costs as much as any, and gives as much.
+    draft_policy far({8, 0}, 1);
+    const outcome gained = run(far, {far_away, 0.8, 0.001, 0, 0, 0.090}, 2000, random);
+    CHECK(gained.per_s() > 1.5 / far_away(1));
+    // Where it costs ten steps, drafts that are often wrong are given up.
+    draft_policy dear({8, 0}, 1);
+    const outcome given_up = run(dear, {far_away, 0.5, 0.001, 0, 0, 0.840}, 4000, random);
+    CHECK(given_up.per_s() > 0.9 / far_away(1));
+    CHECK(given_up.drafted < 400);
+    CHECK_EQUAL(dear.counters.tokens, given_up.tokens);
+}
+
+TEST("draft_policy: a draft that is dropped was never made") {
+    draft_policy under_test({4, 0}, 1);
+    const std::vector<int32_t> text = {1, 2};
+    under_test.decide({{0, 100, &text, 3, 0}}, 0);
+    under_test.stepped(1, 0.1);
+    const auto made = under_test.decide({{0, 100, &text, 3, 0}}, 0.1).at(0);
+    CHECK(made.depth > 0);
+    under_test.drafted(0, made.depth);
+    under_test.dropped(0);
+    CHECK_EQUAL(under_test.counters.drafted, 0U);
 }
 
 TEST("draft_policy: text that repeats itself needs no model") {

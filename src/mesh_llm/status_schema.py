@@ -42,7 +42,7 @@ class Traffic:
 @frozen
 class DraftStatus:
     name: Name | None
-    """None without a draft model, where only the text before guesses."""
+    """The draft model, or the model's own MTP head; None where only the text before guesses."""
     depth: float
     drafted: int
     accepted: int

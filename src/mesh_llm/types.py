@@ -79,6 +79,10 @@ class ModelFacts:
     """True where it makes no text: inputs go through it whole, into embeddings or ranks."""
     ranks: bool = False
     """True where it tells how well a document fits a question."""
+    guessing: LayerCache | None = None
+    """What the last layer keeps, where it guesses the token after the next (MTP) and can draft; None else."""
+    keeps_snapshots: bool = False
+    """True where the engine can keep the states of a recurrent model's last tokens, to go back to one."""
     joined_layers: int = 0
     """So many of the last layers share caches, and stay on one node; all of them: it is never split."""
     chat_template: str | None

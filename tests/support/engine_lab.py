@@ -80,17 +80,28 @@ class EngineLab:
 
     def write(self, architecture: str, metadata: Metadata, *, omitted: Sequence[str] = ()) -> Tiny:
         """A model with random weights in the shapes that the engine's loader wants."""
-        known = COMMON | metadata
+        shapes = self.shapes(architecture, metadata)
+        wanted = {name: shape for name, shape in shapes.items() if not any(part in name for part in omitted)}
+        weights = {name: random_values(name, shape) for name, shape in wanted.items()}
+        return self.write_weights(architecture, metadata, weights)
+
+    def shapes(self, architecture: str, metadata: Metadata) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that the engine's loader wants, in numpy's order."""
         bare = self._folder / "metadata.gguf"
-        tiny_gguf.finish(_head(bare, architecture, known))
+        tiny_gguf.finish(_head(bare, architecture, COMMON | metadata))
         shapes = self.ask({"kind": "shapes", "path": str(bare)})["shapes"]
-        path = self._folder / f"{architecture}.gguf"
-        writer = _head(path, architecture, known)
-        names = [name for name in shapes if not any(part in name for part in omitted)]
-        for name in names:
-            writer.add_tensor(name, _values(name, tuple(reversed(shapes[name]))))
+        return {name: tuple(reversed(shape)) for name, shape in shapes.items()}
+
+    def write_weights(
+        self, architecture: str, metadata: Metadata, weights: dict[str, Any], *, stem: str | None = None
+    ) -> Tiny:
+        path = self._folder / f"{stem or architecture}.gguf"
+        writer = _head(path, architecture, COMMON | metadata)
+        for name, values in weights.items():
+            writer.add_tensor(name, values)
         tiny_gguf.finish(writer)
-        return Tiny(path=path, layers=known["block_count"], has_head="output.weight" in names)
+        layers = (COMMON | metadata)["block_count"]
+        return Tiny(path=path, layers=layers, has_head="output.weight" in weights)
 
     def answers(
         self,
@@ -168,7 +179,7 @@ def _head(path: Path, architecture: str, metadata: Metadata) -> Any:
     return writer
 
 
-def _values(name: str, shape: tuple[int, ...]) -> Any:
+def random_values(name: str, shape: tuple[int, ...]) -> Any:
     if "tid2eid" in name:  # experts by token, each at most once
         tokens, used = shape
         return (np.arange(tokens)[:, None] + np.arange(used)).astype(np.int32) % MIXTURE["expert_count"]

@@ -238,6 +238,10 @@ class MeshLibrary:
         """Decide what the engine drafts, from now on; False where it has to be left to itself."""
         return bool(self.native.ggml_mesh_speculate(model_depth, text_depth) == 0)
 
+    def keep_layers(self, first: int, device: str) -> bool:
+        """The layers from that one on stay on a device of the host's; False where that cannot be."""
+        return bool(self.native.ggml_mesh_keep_layers(first, device.encode()) == 0)
+
     def pace(self, *, usual: int, fewest: int, seconds: float) -> None:
         """Read prompts for no longer than that between two tokens of others, where the engine can be told."""
         self.native.ggml_mesh_pace(usual, fewest, seconds)
@@ -445,6 +449,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_failure": (size, [number, text, size]),
             "ggml_mesh_stage_counters": (number, [number, ctypes.POINTER(_Stage)]),
             "ggml_mesh_speculate": (number, [number, number]),
+            "ggml_mesh_keep_layers": (number, [number, ctypes.c_char_p]),
             "ggml_mesh_pace": (number, [ctypes.c_uint, ctypes.c_uint, ctypes.c_double]),
             "ggml_mesh_keep_states": (number, [ctypes.c_uint]),
             "ggml_mesh_reserve_states": (

@@ -92,10 +92,16 @@ class DraftSpec:
     model: str | None = None
     """A draft model's file; it runs on the host's own devices."""
     model_depth: int = 0
+    head_depth: int = 0
+    """By the model's own layer for further tokens; without a draft model only."""
+    head_layer: int = 0
+    """Which one that is."""
+    needs_states: bool = False
+    """The model's state cannot be cut back: it is saved before each guess."""
 
     @property
     def depth(self) -> int:
-        return max(self.text_depth, self.model_depth)
+        return max(self.text_depth, self.model_depth, self.head_depth)
 
 
 @frozen

@@ -30,7 +30,14 @@ from mesh_llm.planning.memory_budget import CPU, most_bytes, usable_bytes
 from mesh_llm.planning.memory_layout import free_of, lodge
 from mesh_llm.planning.shared_machines import threads_of
 from mesh_llm.planning.solo_fit import Fit, fit_solo
-from mesh_llm.planning.speculation import cache_settings, made_by, model_guesses, text_guesses
+from mesh_llm.planning.speculation import (
+    cache_settings,
+    head_guesses,
+    made_by,
+    model_guesses,
+    needs_states,
+    text_guesses,
+)
 from mesh_llm.types import ModelFacts, NodeId, Plan
 
 PROMPT_CACHE_LIMIT_BYTES = 8 << 30
@@ -84,7 +91,7 @@ class Launch:
             libraries=self._libraries(),
             settings=config.settings,
             bin_dir=str(config.bin_dir) if config.bin_dir else None,
-            draft=self._draft(batch, plan.slots) if guesses else DraftSpec(),
+            draft=self._draft(batch, plan) if guesses else DraftSpec(),
             states=self._states(plan) if links and guesses else None,
             trace=str(config.trace) if config.trace else None,
             files=tuple(str(file) for file in facts.files),
@@ -112,17 +119,21 @@ class Launch:
             layers = self.model.layers[stage.first : stage.last]
             yield replace(link, state_bytes=checkpoint_bytes(layers, wish))
 
-    def _draft(self, batch: int, slots: int) -> DraftSpec:
+    def _draft(self, batch: int, plan: Plan) -> DraftSpec:
         """How far to guess ahead. A host without the draft's file does it by the text alone.
 
         The engine aborts where the guesses of all slots, and a token of each, are more than a batch.
         """
-        most = max(0, int(self.config.settings.get("n_batch", batch)) // slots - 1)
-        depth = min(most, model_guesses(self.model, self.settings)) if self.draft is not None else 0
+        most = max(0, int(self.config.settings.get("n_batch", batch)) // plan.slots - 1)
+        depth = min(most, model_guesses(self.settings)) if self.draft is not None else 0
         return DraftSpec(
-            text_depth=min(most, text_guesses(self.model, self.settings)),
+            text_depth=min(most, text_guesses(self.settings)),
             model=str(self.draft) if depth else None,
             model_depth=depth,
+            # It reads what the output head does: beside it, or not at all.
+            head_depth=0 if plan.head_on_worker else min(most, head_guesses(self.model, self.settings)),
+            head_layer=len(self.model.layers) - 1,
+            needs_states=needs_states(self.model),
         )
 
     def wish(self, context: int) -> CacheSettings:

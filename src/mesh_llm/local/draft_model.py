@@ -18,7 +18,6 @@ from mesh_llm.models import catalog, draft_pairs
 from mesh_llm.models.names import Here
 from mesh_llm.models.stores import LocalModel, Places, find_all
 from mesh_llm.planning.fit import CONTEXT_STEP, CacheSettings, cache_bytes, compute_bytes
-from mesh_llm.planning.speculation import can_guess
 from mesh_llm.types import Event, EventSink, Fingerprint, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class DraftModels:
         config = self._config
         if config.draft is not None:
             return await self._chosen(model, await self._named(config.draft))
-        if config.no_draft or config.bin_dir is not None or not can_guess(model):
+        if config.no_draft or config.bin_dir is not None:
             return None
         found = await asyncio.to_thread(self._paired, model)
         if found is None:
@@ -96,11 +95,6 @@ class DraftModels:
         return draft_pairs.paired(model.files[0], catalog.load(self._home.catalog_file), found)
 
     async def _chosen(self, model: ModelFacts, path: Path) -> Draft:
-        if not can_guess(model):
-            raise ModelError(
-                f"{file_stem(model)} cannot use speculative decoding: its state cannot be rolled back",
-                hint="leave --draft out",
-            )
         facts = await self._model_files.look(path)
         if reason := await vocabularies_differ(model.files[0], facts.files[0]):
             raise ModelError(

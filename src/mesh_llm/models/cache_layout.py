@@ -47,6 +47,15 @@ _MLA = _names(
 _INDEXED = _names("deepseek32 glm-dsa glm5-next hy_v4 dots3note minimax-m3 qwen4exp")
 """Sparse attention: one more key per cell, by which cells are chosen."""
 
+_GUESSING = _names(
+    "qwen3next qwen35 qwen35moe glm4moe deepseek2 deepseek32 glm-dsa glm5-next hy_v3 cohere2moe bailingmoe3 "
+    "nemotron_h_moe"
+)
+"""With a layer behind the last one that guesses further tokens, from the state that the output head reads.
+Those of mimo2, step35, deepseek4 and qwen4exp read it from the last layer, wherever that lies."""
+SNAPSHOTS = _names("qwen35 qwen35moe glm5-next nemotron_h nemotron_h_moe lfm2 lfm2moe bailingmoe3")
+"""Recurrent, and the engine can keep the states of the last tokens (`llm_arch_supports_rs_rollback`)."""
+
 
 @frozen
 class _Sliding:
@@ -113,6 +122,13 @@ def layer_caches(keys: Metadata, *, layers: int, hidden: int) -> tuple[LayerCach
             caches[index] = replace(kept, state_bytes=state_bytes)
     # Layers that guess further tokens are loaded, but nothing attends to them without speculation.
     return tuple(caches[:trunk]) + (LayerCache(),) * (layers - trunk)
+
+
+def guessing_cache(keys: Metadata, *, layers: int, hidden: int) -> LayerCache | None:
+    """Of the layer behind the last one that guesses further tokens; None where nothing drafts with it."""
+    if keys.architecture not in _GUESSING or _predicting_layers(keys, layers) != 1:
+        return None
+    return _attention_caches(keys, layers, hidden, (0,) * layers, (False,) * layers)[-1]
 
 
 def query_elements(keys: Metadata, *, layers: int, hidden: int) -> int:

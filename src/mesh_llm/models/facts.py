@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.frozen import frozen
-from mesh_llm.models.cache_layout import ENCODERS, WITHOUT_CACHE, joined_layers, layer_caches, query_elements
+from mesh_llm.models.cache_layout import (
+    ENCODERS,
+    SNAPSHOTS,
+    WITHOUT_CACHE,
+    guessing_cache,
+    joined_layers,
+    layer_caches,
+    query_elements,
+)
 from mesh_llm.models.metadata import Metadata, damaged
 from mesh_llm.types import Fingerprint, Layer, ModelFacts
 
@@ -91,6 +99,11 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
         pooled=keys.number("pooling_type", default=0) > 0,
         encodes=architecture in ENCODERS or keys.number("pooling_type", default=0) > 0,
         ranks=keys.number("pooling_type", default=0) == _POOLING_RANK,
+        # Some files leave the layer out that their metadata speaks of.
+        guessing=guessing_cache(keys, layers=layers, hidden=hidden)
+        if _bytes_of(tensors, f"blk.{layers - 1}.nextn.eh_proj.weight")
+        else None,
+        keeps_snapshots=architecture in SNAPSHOTS,
         joined_layers=joined_layers(keys, layers),
         chat_template=_optional_text(metadata, "tokenizer.chat_template"),
     )

@@ -8,7 +8,6 @@ beaten: speeds and delays are measured, and a restart costs everybody a pause.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from mesh_llm.defaults import CLEARLY_FASTER
@@ -33,6 +32,7 @@ from mesh_llm.planning.proposal import (
     useful_context,
 )
 from mesh_llm.planning.snapshot import Snapshot
+from mesh_llm.planning.speculation import leaner
 from mesh_llm.types import Exclusion, Mode, ModelFacts, NodeId, Plan, ServingPlan, Stage
 
 DELAY_LESS = 0.5
@@ -55,13 +55,13 @@ def decide(
 
     `barred` are nodes that refused or failed a moment ago, with their reasons.
     A host without layers has no stage, and is not among the excluded either.
-    Where a draft model is what does not fit, it is left out: without it the model runs at all.
+    Where what guesses ahead does not fit, it is left out: without it the model runs at all.
     """
     plan = _decide(snapshot, model, settings, current, barred)
-    if plan.mode is not Mode.WAITING or settings.draft is None:
+    if plan.mode is not Mode.WAITING:
         return plan
-    bare = _decide(snapshot, model, replace(settings, draft=None), current, barred)
-    return plan if bare.mode is Mode.WAITING else bare
+    bare = (_decide(snapshot, model, wish, current, barred) for wish in leaner(model, settings))
+    return next((other for other in bare if other.mode is not Mode.WAITING), plan)
 
 
 def _decide(

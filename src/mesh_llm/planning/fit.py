@@ -57,6 +57,8 @@ class CacheSettings:
     """Tokens that are guessed ahead at once, at most: their logits are kept, too."""
     draft: Draft | None = None
     """Lies on the host, with a cache as long as the model's."""
+    snapshots: int = 0
+    """States of a recurrent model's last tokens that are kept, beside that of the last."""
 
     def __post_init__(self) -> None:
         if self.context < 1 or self.slots < 1 or self.micro_batch < 1:
@@ -94,7 +96,9 @@ def layer_cache_bytes(layer: Layer, settings: CacheSettings) -> int:
 
 def checkpoint_bytes(layers: Iterable[Layer], settings: CacheSettings) -> int:
     """Of what these layers save of their state, all slots together; attention is rolled back without."""
-    return CHECKPOINTS * settings.slots * sum(layer.cache.state_bytes for layer in layers)
+    # One more is saved before each guess.
+    count = CHECKPOINTS + (settings.guesses > 0)
+    return count * settings.slots * sum(layer.cache.state_bytes for layer in layers)
 
 
 def cache_bytes(facts: ModelFacts, settings: CacheSettings) -> int:
@@ -107,7 +111,8 @@ def cache_bytes(facts: ModelFacts, settings: CacheSettings) -> int:
 
 def _cache_bytes(layer: Layer, v_width: int, settings: CacheSettings) -> int:
     per_cell = _row_bytes(layer.cache.k_width, settings.type_k) + _row_bytes(v_width, settings.type_v)
-    per_slot = per_cell * _cells(layer.cache.window, settings) + layer.cache.state_bytes
+    state_bytes = layer.cache.state_bytes * (1 + settings.snapshots)
+    per_slot = per_cell * _cells(layer.cache.window, settings) + state_bytes
     return per_slot * settings.slots
 
 

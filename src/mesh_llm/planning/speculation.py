@@ -2,49 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from mesh_llm.defaults import GUESS_TEXT_MAX
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.defaults import GUESS_HEAD_MAX, GUESS_TEXT_MAX
+from mesh_llm.mesh_settings import Draft, MeshSettings
 from mesh_llm.planning.batch_sizes import micro_batch
-from mesh_llm.planning.fit import CacheSettings, stage_need
+from mesh_llm.planning.fit import CacheSettings, compute_bytes, stage_need
 from mesh_llm.types import ModelFacts, Plan
 
+_KEPT_STATES = 512
+"""Of each slot, for the layer that guesses: `KEPT` in native/hooks/mtp_head.h."""
+_F16_BYTES, _F32_BYTES = 2, 4
 
-def text_guesses(model: ModelFacts, settings: MeshSettings) -> int:
+
+def text_guesses(settings: MeshSettings) -> int:
     """Tokens guessed at once by what stood in the text before; 0 where nothing is guessed."""
-    return GUESS_TEXT_MAX if settings.guess and can_guess(model) else 0
+    return GUESS_TEXT_MAX if settings.guess else 0
 
 
-def model_guesses(model: ModelFacts, settings: MeshSettings) -> int:
+def model_guesses(settings: MeshSettings) -> int:
     """The same by the draft model."""
-    return settings.draft_max if settings.draft is not None and text_guesses(model, settings) else 0
+    return settings.draft_max if settings.draft is not None and settings.guess else 0
 
 
-def can_guess(model: ModelFacts) -> bool:
-    """Whether a wrong guess can be taken back: a state that every token changes cannot.
+def head_guesses(model: ModelFacts, settings: MeshSettings) -> int:
+    """The same by the model's own layer for further tokens (MTP); a draft model comes before it."""
+    return GUESS_HEAD_MAX if model.guessing is not None and settings.draft is None and settings.guess else 0
 
-    The engine would save it before each guess, and on a split model that is
-    more than a guess can save.
-    """
-    return not any(layer.cache.state_bytes for layer in model.layers)
+
+def needs_states(model: ModelFacts) -> bool:
+    """Whether a wrong guess is taken back by a state saved before it: such a state cannot be cut."""
+    return any(layer.cache.state_bytes for layer in model.layers)
+
+
+def leaner(model: ModelFacts, settings: MeshSettings) -> Iterator[MeshSettings]:
+    """The same settings with less to guess with, where that is what does not fit."""
+    if settings.draft is not None:
+        yield replace(settings, draft=None)
+    if model.guessing is not None and settings.guess:
+        yield replace(settings, draft=None, guess=False)
 
 
 def made_by(plan: Plan, model: ModelFacts, settings: MeshSettings) -> MeshSettings:
-    """The settings that a plan was made by: without the draft model where only so it fits."""
+    """The settings that a plan was made by: with less to guess with where only so it fits."""
     stage = next((stage for stage in plan.stages if stage.node == plan.host), None)
-    if settings.draft is None or stage is None:
+    wishes = [settings, *leaner(model, settings)]
+    if stage is None:
         return settings
     head = not plan.head_on_worker or stage is plan.stages[-1]
-    cache = cache_settings(model, settings, plan.context)
-    need = stage_need(model, cache, (stage.first, stage.last), host=True, head=head)
-    return settings if stage.need_bytes >= need.total_bytes else replace(settings, draft=None)
+
+    def fits(wish: MeshSettings) -> bool:
+        cache = cache_settings(model, wish, plan.context)
+        need = stage_need(model, cache, (stage.first, stage.last), host=True, head=head)
+        return stage.need_bytes >= need.total_bytes
+
+    return next((wish for wish in wishes[:-1] if fits(wish)), wishes[-1])
 
 
 def cache_settings(model: ModelFacts, settings: MeshSettings, context: int) -> CacheSettings:
     """What the mesh's settings ask for, at so many tokens per slot."""
-    guesses = max(text_guesses(model, settings), model_guesses(model, settings))
-    return CacheSettings(
+    guesses = max(text_guesses(settings), model_guesses(settings))
+    by_head = head_guesses(model, settings)
+    cache = CacheSettings(
         context=context,
         slots=settings.slots,
         type_k=settings.cache_type_k,
@@ -52,4 +72,22 @@ def cache_settings(model: ModelFacts, settings: MeshSettings, context: int) -> C
         micro_batch=micro_batch(model),
         guesses=guesses,
         draft=settings.draft if guesses else None,
+        snapshots=by_head if model.keeps_snapshots else 0,
+    )
+    return replace(cache, draft=_own_draft(model, cache)) if by_head else cache
+
+
+def _own_draft(model: ModelFacts, settings: CacheSettings) -> Draft:
+    """What the layer that guesses takes on the host, as if it were a draft model.
+
+    Its weights are counted with the last layers, too: too much memory asked for is an annoyance.
+    """
+    assert model.guessing is not None
+    states = _F32_BYTES * model.hidden * _KEPT_STATES * settings.slots
+    return Draft(
+        name=model.name,
+        fingerprint=model.fingerprint,
+        weight_bytes=model.layers[-1].weight_bytes,
+        cache_bytes=_F16_BYTES * (model.guessing.k_width + model.guessing.v_width),
+        compute_bytes=compute_bytes(model, replace(settings, guesses=0)) + states,
     )

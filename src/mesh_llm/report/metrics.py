@@ -479,7 +479,7 @@ def _guesses(seen: SpeculationCounters) -> Iterator[Metric]:
     accepted = (seen.text_accepted, seen.accepted - seen.text_accepted)
     yield summed(
         "mesh_llm_draft_tokens",
-        "Tokens drafted from the earlier text (n-gram) or by the draft model.",
+        "Tokens drafted from the earlier text (n-gram), or by the draft model or the model's own MTP head.",
         ("by",),
         [((one,), count) for one, count in zip(by, drafted, strict=True)],
     )

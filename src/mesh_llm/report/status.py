@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mesh_llm import __version__
 from mesh_llm.engine import machine
+from mesh_llm.engine.spec import DraftSpec
 from mesh_llm.engine.supervisor import EngineReport
 from mesh_llm.engine.telemetry import Flow, Flows, pushed_bytes
 from mesh_llm.host.plan_run import PlanRun
@@ -203,9 +204,8 @@ def _draft(view: NodeView, settings: MeshSettings) -> DraftStatus | None:
         return None
     report = run.supervisor.report if run is not None and run.supervisor is not None else EngineReport()
     seen = report.speculation or SpeculationCounters()
-    loaded = settings.draft is not None and (spec is None or spec.model is not None)
     return DraftStatus(
-        name=settings.draft.name if settings.draft is not None and loaded else None,
+        name=_drafter(settings, spec),
         depth=seen.depth,
         drafted=seen.drafted,
         accepted=seen.accepted,
@@ -213,6 +213,13 @@ def _draft(view: NodeView, settings: MeshSettings) -> DraftStatus | None:
         text_accepted=seen.text_accepted,
         gain=round(seen.plain_seconds / seen.seconds, 2) if seen.drafted and seen.seconds else None,
     )
+
+
+def _drafter(settings: MeshSettings, spec: DraftSpec | None) -> str | None:
+    if spec is not None and spec.head_depth > 0:
+        return "its MTP head"
+    loaded = settings.draft is not None and (spec is None or spec.model is not None)
+    return settings.draft.name if settings.draft is not None and loaded else None
 
 
 def plan_status(plan: Plan | None, *, epoch: int | None) -> PlanStatus | None:

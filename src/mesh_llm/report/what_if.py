@@ -70,7 +70,7 @@ class Forecast:
 
     def _draft(self) -> dict[str, Any] | None:
         draft = self.settings.draft
-        if draft is None or not model_guesses(self.model, self.settings):
+        if draft is None or not model_guesses(self.settings):
             return None
         fits = made_by(self.plan, self.model, self.settings).draft is not None
         return {"name": draft.name, "weight_bytes": draft.weight_bytes, "fits": fits}

@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 
 from mesh_llm.defaults import CACHE_TYPES, ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
 from mesh_llm.engine.library import Engine, MeshLibrary
-from mesh_llm.engine.spec import EngineSpec, LinkSpec, StatesSpec
+from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, StatesSpec
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.mesh_settings import ENGINE_OPTIONS, given_options
 from mesh_llm.third_party import features_off
@@ -91,16 +91,21 @@ def start(spec: EngineSpec, report: Report) -> Any:
     if mesh is None:
         if spec.links:
             raise EngineFailed("the plan has links, but libggml-mesh is not built on this machine")
-        return _serve(spec, engine, directed=False)
+        return _serve(without_saved_drafts(spec), engine, directed=False)
     if off := features_off(symbol for symbol in mesh.engine_symbols() if symbol.name):
         report({"event": "features_off", "sentences": off})
     if spec.trace is not None:
         mesh.trace(spec.trace)
     if spec.pace is not None:
         mesh.pace(usual=spec.pace.usual, fewest=spec.pace.fewest, seconds=spec.pace.seconds)
+    if spec.draft.head_depth > 0 and not keep_head(mesh, spec):
+        spec = replace(spec, draft=replace(spec.draft, head_depth=0))
+    draft = spec.draft
     directed = drafting and mesh.speculate(
-        model_depth=spec.draft.model_depth, text_depth=spec.draft.text_depth
+        model_depth=draft.model_depth or draft.head_depth, text_depth=draft.text_depth
     )
+    if not directed:
+        spec = without_saved_drafts(spec)
     server = _serve_linked(spec, engine, mesh, report, directed=directed)
     if spec.links or directed:
         threading.Thread(target=watch, args=(mesh, spec, report), name="watch", daemon=True).start()
@@ -114,7 +119,7 @@ def _serve_linked(
         return _serve(spec, engine, directed=directed)
     open_links(mesh, spec)
     if spec.states is not None and not keep_states(mesh, spec, spec.states, report):
-        spec = replace(spec, states=None)
+        spec = replace(without_saved_drafts(spec), states=None)
     try:
         server = _serve(spec, engine, directed=directed)
     finally:
@@ -126,6 +131,18 @@ def _serve_linked(
         mesh.reserve_states([link.state_bytes for link in spec.links], spec.states.most_bytes)
     mesh.loaded()
     return server
+
+
+def keep_head(mesh: MeshLibrary, spec: EngineSpec) -> bool:
+    """Whether the model's own layer for further tokens can draft: on the host, wherever the others are."""
+    if not mesh.can_replace("MTP head"):
+        return False
+    return not spec.links or mesh.keep_layers(spec.draft.head_layer, next(iter(spec.devices), "CPU"))
+
+
+def without_saved_drafts(spec: EngineSpec) -> EngineSpec:
+    """No drafts that need saved states: nobody weighs what these cost, or they would cross a link."""
+    return replace(spec, draft=DraftSpec()) if spec.draft.needs_states else spec
 
 
 def keep_states(mesh: MeshLibrary, spec: EngineSpec, states: StatesSpec, report: Report) -> bool:
@@ -280,11 +297,14 @@ def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:
     length = len(params.tensor_split)
     ordered = [float(shares.get(device.name, 0)) for device in devices if device.kind is not DeviceKind.CPU]
     params.tensor_split = (ordered + [0.0] * length)[:length]
-    params.tensor_buft_overrides = ",".join(
-        # Patterns that are searched for: unanchored, they would also find every layer's attn_output.weight.
-        f"^{re.escape(name)}$={own[0].name if own else 'CPU'}"
-        for name in kept_by_host(head_tied=spec.head_tied, head_on_worker=spec.head_on_worker)
-    )
+    here = own[0].name if own else "CPU"
+    drafts = spec.draft.head_depth > 0
+    kept = kept_by_host(head_tied=spec.head_tied, head_on_worker=spec.head_on_worker, drafts=drafts)
+    # Patterns that are searched for: unanchored, they would also find every layer's attn_output.weight.
+    patterns = [f"^{re.escape(name)}$" for name in kept]
+    if drafts:
+        patterns.append(rf"^blk\.{spec.draft.head_layer}\.")
+    params.tensor_buft_overrides = ",".join(f"{pattern}={here}" for pattern in patterns)
     params.mmproj_use_gpu = False
     # States that are not kept on the workers would pull the whole cache over the links.
     params.cache_ram_mib = spec.states.prompt_cache_mib if spec.states else 0
@@ -293,18 +313,27 @@ def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:
     params.cache_idle_slots = False
 
 
-def kept_by_host(*, head_tied: bool, head_on_worker: bool) -> list[str]:
-    """Tensors outside of layers that the engine would give to the last worker."""
+def kept_by_host(*, head_tied: bool, head_on_worker: bool, drafts: bool = False) -> list[str]:
+    """Tensors outside of layers that the engine would give to the last worker.
+
+    `drafts`: a layer on the host drafts from what the output head reads.
+    """
     # Gemma 3n's is used before the first layer, all others after the last one.
     first = ["altup_proj.weight"]
     head = ["token_embd.weight" if head_tied else "output.weight", "output.bias"]
-    return first if head_on_worker else first + head
+    norm = ["output_norm.weight"] if drafts else []
+    return first if head_on_worker else first + head + norm
 
 
 def _draft(xllamacpp: Any, speculative: Any, spec: EngineSpec, *, directed: bool) -> None:
     """What the engine may draft with; it makes room for the deepest draft of all."""
     kinds = xllamacpp.common_speculative_type
     draft, types = spec.draft, []
+    if draft.head_depth > 0:
+        types.append(kinds.COMMON_SPECULATIVE_TYPE_DRAFT_MTP)
+        # Of recurrent models the engine keeps as many states, so that this is all that it may be.
+        speculative.draft.n_max = draft.head_depth
+        speculative.draft.backend_sampling = False
     if draft.text_depth > 0 and (not directed or draft.model is None):
         # Directed, it only gives our library its place: the engine's own look-up is never asked.
         types.append(kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE)

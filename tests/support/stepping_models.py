@@ -1,0 +1,122 @@
+"""Tiny models whose next token is the last one plus a step, so that what is right to draft is known.
+
+Embeddings go round in circles, a step is a rotation of them, and layers add next to nothing. A head for
+further tokens (MTP) reads the state of the token before, and rotates it once more: always right, or
+always wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.support.architectures import HIDDEN, LAYERS, MODELS, VOCABULARY, Metadata
+from tests.support.engine_lab import EngineLab, Tiny, random_values
+
+PERIOD = 8
+"""Tokens until a text repeats itself, where it is to."""
+NEVER = 512
+"""Longer than any answer."""
+_ADDED = 0.01
+"""What a layer adds to its input, as a share of what random weights would add."""
+_SURE = 0.25
+"""Of the likeliest token, in logits for each element of a state."""
+_WRITERS = ("attn_output", "ffn_down", "ssm_out", "out_proj", "exp_down")
+
+
+def write(lab: EngineLab, architecture: str, *, period: int = PERIOD) -> Tiny:
+    """Without a head for further tokens."""
+    metadata = MODELS[architecture]
+    weights = _trunk(_shapes(lab, architecture), _step(period))
+    return lab.write_weights(architecture, metadata, weights, stem=f"{architecture}-{period}")
+
+
+def write_with_head(lab: EngineLab, architecture: str, *, right: bool, period: int = NEVER) -> Tiny:
+    """With one behind the last layer."""
+    metadata = _with_head(MODELS[architecture])
+    step = _step(period)
+    shapes = _shapes(lab, architecture)
+    weights = _trunk(shapes, step) | _head(shapes, step if right else -step)
+    name = f"{architecture}-{'right' if right else 'wrong'}"
+    return lab.write_weights(architecture, metadata, weights, stem=name)
+
+
+def orbit(first: int, count: int, *, period: int) -> list[int]:
+    """What a model says after `first`."""
+    return [(first + index * _step(period)) % VOCABULARY for index in range(count)]
+
+
+def _shapes(lab: EngineLab, architecture: str) -> dict[str, tuple[int, ...]]:
+    """Without what the loader takes from some files and not of each layer."""
+    wanted = lab.shapes(architecture, MODELS[architecture])
+    return {name: shape for name, shape in wanted.items() if "scale" not in name and "cls." not in name}
+
+
+def _step(period: int) -> int:
+    return 37 if period == NEVER else VOCABULARY // period
+
+
+def _with_head(metadata: Metadata) -> Metadata:
+    more = {
+        key: [*value, value[-1]]
+        for key, value in metadata.items()
+        if isinstance(value, list) and len(value) == LAYERS
+    }
+    return metadata | more | {"block_count": LAYERS + 1, "nextn_predict_layers": 1}
+
+
+def _trunk(shapes: dict[str, tuple[int, ...]], step: int) -> dict[str, Any]:
+    weights = {name: random_values(name, shape) for name, shape in shapes.items()}
+    for name, values in weights.items():
+        if any(part in name for part in _WRITERS):
+            weights[name] = values * np.float32(_ADDED)
+    circles = _circles()
+    norm = "output_norm.weight" if "output_norm.weight" in shapes else "token_embd_norm.weight"
+    ends = {
+        "token_embd.weight": circles,
+        norm: np.ones(HIDDEN, np.float32),
+        # A token is likely where its embedding is the last one's, one step on.
+        "output.weight": np.roll(circles, step, axis=0) * np.float32(_SURE),
+    }
+    return weights | ends
+
+
+def _head(shapes: dict[str, tuple[int, ...]], step: int) -> dict[str, Any]:
+    """A layer like the last one with attention, over the state that the step's rotation has turned."""
+    like = next(name for name in reversed(shapes) if name.endswith("attn_k.weight")).split(".")[1]
+    prefix = f"blk.{LAYERS}."
+    weights = {}
+    for name, shape in shapes.items():
+        if name.startswith(f"blk.{like}."):
+            own = name.replace(f"blk.{like}.", prefix, 1)
+            damped = _ADDED if any(part in name for part in _WRITERS) else 1.0
+            weights[own] = random_values(own, shape) * np.float32(damped)
+    ones = np.ones(HIDDEN, np.float32)
+    turned = np.concatenate([np.zeros((HIDDEN, HIDDEN), np.float32), _rotation(step)], axis=1)
+    return weights | {
+        f"{prefix}nextn.eh_proj.weight": turned,
+        f"{prefix}nextn.enorm.weight": ones,
+        f"{prefix}nextn.hnorm.weight": ones,
+        f"{prefix}nextn.shared_head_norm.weight": ones,
+    }
+
+
+def _angles(step: float) -> Any:
+    """By which each pair of elements turns in so many steps of one token."""
+    turns = np.random.default_rng(5).permutation(np.arange(1, VOCABULARY // 2))[: HIDDEN // 2]
+    return 2 * np.pi * turns * step / VOCABULARY
+
+
+def _circles() -> Any:
+    angles = np.stack([_angles(token) for token in range(VOCABULARY)])
+    pairs = np.stack([np.cos(angles), np.sin(angles)], axis=2) * np.sqrt(2)
+    return pairs.reshape(VOCABULARY, HIDDEN).astype(np.float32)
+
+
+def _rotation(step: int) -> Any:
+    matrix = np.zeros((HIDDEN, HIDDEN), np.float32)
+    for pair, angle in enumerate(_angles(step)):
+        at = slice(2 * pair, 2 * pair + 2)
+        matrix[at, at] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    return matrix

@@ -196,7 +196,7 @@ async def test_two_answers_to_one_prompt(libraries: dict[str, Path], tmp_path: P
 
 
 async def test_a_wrong_draft_is_taken_back(libraries: dict[str, Path], tmp_path: Path) -> None:
-    """Nodes do not draft for recurrent models; an engine that does so saves a state before each draft."""
+    """An engine that drafts for a recurrent model saves a state before each draft."""
     alone = await plan(tmp_path, libraries, "lfm2", {})
     random = tiny_gguf.write(tmp_path / "draft.gguf", "llama", layers=1, seed=5)
     draft = DraftSpec(model=str(random), model_depth=4)

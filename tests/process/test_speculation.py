@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 import pytest
 
 from mesh_llm.engine.inspect import vocabularies_differ
-from mesh_llm.engine.spec import DraftSpec
+from mesh_llm.engine.spec import DraftSpec, StatesSpec
 from mesh_llm.lab.split import SplitPlan
-from mesh_llm.types import SpeculationCounters
-from tests.support import tiny_gguf
+from mesh_llm.types import Setting, SpeculationCounters
+from tests.support import stepping_models, tiny_gguf
+from tests.support.architectures import LAYERS
 from tests.support.command import mesh_llm
+from tests.support.engine_lab import EngineLab, completion, engine_lab
 from tests.support.node import SMALL, NodeProcess, temporary_home
-from tests.support.split import Client, client, over, plan_for, until
+from tests.support.sampling import sampled
+from tests.support.split import Client, client, over, plan_for, token_ids, until
 
 TEXT = DraftSpec(text_depth=24)
 FAR_S = 0.01
@@ -197,6 +201,151 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
                 if count == 5:
                     break
         assert told | await answers(asking) == told
+
+
+# -- states that cannot be cut back -----------------------------------------------------------------
+
+KEPT: dict[str, Setting] = {"n_ctx_checkpoints": 4, "cache_idle_slots": False}
+STATES = StatesSpec(checkpoints=4)
+LEAST_ROOM = 1 << 12
+"""Of a worker for saved states: less than one takes."""
+
+
+@pytest.fixture(scope="module")
+def lab(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLab]:
+    if "mesh" not in libraries:
+        pytest.skip("libggml-mesh could not be built")
+    with engine_lab(libraries, tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
+
+def misleading() -> list[int]:
+    """Passages that the model's answer has, too, each with another end."""
+    period = stepping_models.PERIOD
+    around = stepping_models.orbit(20, 2 * period, period=period)
+    passages = [[*around[start : start + 4], 300 + start] for start in range(period)]
+    return [*(token for passage in passages for token in passage), around[0]]
+
+
+async def said(
+    asking: Client, prompt: list[int], *, tokens: int = 60, **options: Any
+) -> tuple[list[int], int, int]:
+    """The answer's tokens, how many were drafted, and how many of these were right."""
+    once = {"n_predict": tokens, "ignore_eos": True, "temperature": 0, "return_tokens": True}
+    status, document = await asking.post(
+        "/completion", once | {"prompt": prompt, "cache_prompt": False} | options
+    )
+    assert status == 200, document
+    timings = document["timings"]
+    return document["tokens"], timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+
+
+@pytest.mark.parametrize(
+    "architecture", sampled(["lfm2", "qwen3next", "granitehybrid", "mamba2", "rwkv7"], "lfm2")
+)
+async def test_a_recurrent_model_is_drafted_for(
+    architecture: str, lab: EngineLab, libraries: dict[str, Path]
+) -> None:
+    """Its state is saved before each draft, and put back after a wrong one."""
+    model = stepping_models.write(lab, architecture).path
+    alone = await plan_for(model, libraries, settings=KEPT)
+    async with client(alone) as asking:
+        expected, _, _ = await said(asking, misleading())
+    for plan in (replace(alone, draft=TEXT), over(alone, 2, 2, draft=TEXT, states=STATES, delay_s=FAR_S)):
+        async with client(plan) as asking:
+            tokens, drafted, right = await said(asking, misleading())
+            assert tokens == expected
+            if plan.workers:
+                assert 0.3 * len(tokens) < right < drafted
+
+
+async def test_a_state_that_cannot_be_saved_is_not_drafted_from(
+    lab: EngineLab, libraries: dict[str, Path]
+) -> None:
+    model = stepping_models.write(lab, "lfm2").path
+    alone = await plan_for(model, libraries, settings=KEPT)
+    async with client(alone) as asking:
+        expected, _, _ = await said(asking, misleading())
+    cramped = replace(STATES, most_bytes=LEAST_ROOM)
+    async with client(over(alone, 2, 2, draft=TEXT, states=cramped, delay_s=FAR_S)) as asking:
+        assert (await said(asking, misleading()))[::2] == (expected, 0)
+
+
+# -- a model's own head for further tokens ---------------------------------------------------------
+
+HEAD = DraftSpec(head_depth=3, head_layer=LAYERS)
+GUESSING = ["qwen35", "qwen35moe", "qwen3next", "glm4moe", "glm-dsa", "deepseek2", "deepseek32", "hy_v3"]
+GUESSING += ["cohere2moe"]
+PROMPT = [*token_ids(30), 20]
+"""No special token is in what a model says after it."""
+
+
+@pytest.mark.parametrize("architecture", sampled(GUESSING, "qwen35", "glm4moe"))
+async def test_a_head_that_is_right(architecture: str, lab: EngineLab, libraries: dict[str, Path]) -> None:
+    model = stepping_models.write_with_head(lab, architecture, right=True).path
+    alone = await plan_for(model, libraries, settings=KEPT)
+    async with client(alone) as asking:
+        expected, _, _ = await said(asking, PROMPT)
+    for plan in (replace(alone, draft=HEAD), over(alone, 2, 3, draft=HEAD, states=STATES, delay_s=FAR_S)):
+        async with client(plan) as asking:
+            tokens, drafted, right = await said(asking, PROMPT)
+            assert (tokens, right) == (expected, drafted)
+            if plan.workers:
+                # Three of four tokens, but for the first steps.
+                assert right > 0.6 * len(tokens)
+
+
+async def test_a_head_that_is_wrong_is_given_up(lab: EngineLab, libraries: dict[str, Path]) -> None:
+    model = stepping_models.write_with_head(lab, "qwen35", right=False).path
+    alone = await plan_for(model, libraries, settings=KEPT)
+    async with client(alone) as asking:
+        expected, _, _ = await said(asking, PROMPT, tokens=200)
+    for plan in (replace(alone, draft=HEAD), over(alone, 2, 3, draft=HEAD, states=STATES)):
+        async with client(plan) as asking:
+            answers = [await said(asking, PROMPT, tokens=200) for _ in range(3)]
+        assert [tokens for tokens, _, _ in answers] == [expected] * 3
+        assert sum(right for _, _, right in answers) == 0
+        assert answers[-1][1] < 0.5 * len(expected)
+
+
+async def test_a_head_reads_on_where_a_text_goes_on(lab: EngineLab, libraries: dict[str, Path]) -> None:
+    """Texts that share a beginning, two at once, in slots whose text was another one's before."""
+    model = stepping_models.write_with_head(lab, "qwen35", right=True).path
+    settings: dict[str, Setting] = {"n_ubatch": 32, "cache_ram_mib": -1}
+    alone = await plan_for(model, libraries, settings=KEPT | settings, slots=2)
+    options = {"n_predict": 24, "ignore_eos": True, "n_probs": 0, "cache_prompt": True}
+    prompts = [token_ids(90, seed=seed) for seed in (1, 2, 3)]
+
+    async def ask(asking: Client) -> list[tuple[int, ...]]:
+        found = [answer.tokens for answer in await asking.complete_all(prompts[:2], **options)]
+        found.append((await asking.complete(prompts[2], **options)).tokens)
+        for prompt, tokens in zip(prompts, list(found), strict=True):
+            more = [*prompt, *tokens[:-3], 7, 8, 9]
+            found.append((await asking.complete(more, **options)).tokens)
+        return found
+
+    async with client(alone) as asking:
+        expected = await ask(asking)
+    both = replace(HEAD, text_depth=24)
+    async with client(over(alone, 2, 3, draft=both, states=STATES, delay_s=FAR_S)) as asking:
+        assert await ask(asking) == expected
+        await until(lambda: drafted(asking) > 0, within_s=REPORTED_S, what="the engine tells of guesses")
+        seen = asking.engine.supervisor.report.speculation
+    assert seen is not None
+    own = seen.drafted - seen.text_drafted
+    assert 0 < 0.8 * own <= seen.accepted - seen.text_accepted
+
+
+def test_a_head_adds_no_hop(lab: EngineLab) -> None:
+    """It reads on the host what the output head does, and nothing of it crosses a link."""
+    tiny = stepping_models.write_with_head(lab, "qwen35", right=True)
+    requests = [completion(PROMPT, count) for count in (8, 24)]
+    plain = lab.answers(tiny, requests, 2, 3)
+    found = lab.answers(tiny, requests, 2, 3, draft=HEAD, states=STATES)
+    # Who asks for probabilities gets every token by itself.
+    hops, runs = found.costs[1].per_token(found.costs[0], 16)
+    assert (hops, set(runs.values())) == (3, {1})
+    assert [tokens for tokens, _ in found.said] == [tokens for tokens, _ in plain.said]
 
 
 # -- vocabularies ----------------------------------------------------------------------------------

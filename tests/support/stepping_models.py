@@ -22,7 +22,7 @@ _ADDED = 0.01
 """What a layer adds to its input, as a share of what random weights would add."""
 _SURE = 0.25
 """Of the likeliest token, in logits for each element of a state."""
-_WRITERS = ("attn_output", "ffn_down", "ssm_out", "out_proj", "exp_down")
+_WRITERS = ("attn_output", "ffn_down", "ssm_out", "out_proj", "time_mix_output", "channel_mix_value")
 
 
 def write(lab: EngineLab, architecture: str, *, period: int = PERIOD) -> Tiny:
@@ -34,7 +34,7 @@ def write(lab: EngineLab, architecture: str, *, period: int = PERIOD) -> Tiny:
 
 def write_with_head(lab: EngineLab, architecture: str, *, right: bool, period: int = NEVER) -> Tiny:
     """With one behind the last layer."""
-    metadata = _with_head(MODELS[architecture])
+    metadata = _with_head(architecture)
     step = _step(period)
     shapes = _shapes(lab, architecture)
     weights = _trunk(shapes, step) | _head(shapes, step if right else -step)
@@ -57,13 +57,12 @@ def _step(period: int) -> int:
     return 37 if period == NEVER else VOCABULARY // period
 
 
-def _with_head(metadata: Metadata) -> Metadata:
-    more = {
-        key: [*value, value[-1]]
-        for key, value in metadata.items()
-        if isinstance(value, list) and len(value) == LAYERS
-    }
-    return metadata | more | {"block_count": LAYERS + 1, "nextn_predict_layers": 1}
+def _with_head(architecture: str) -> Metadata:
+    metadata = MODELS[architecture]
+    heads = metadata.get("attention.head_count_kv")
+    more = {"attention.head_count_kv": [*heads, max(heads)]} if isinstance(heads, list) else {}
+    flat = {"rope.dimension_sections": [0] * 4} if architecture == "glm4moe" else {}
+    return metadata | more | flat | {"block_count": LAYERS + 1, "nextn_predict_layers": 1}
 
 
 def _trunk(shapes: dict[str, tuple[int, ...]], step: int) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def _trunk(shapes: dict[str, tuple[int, ...]], step: int) -> dict[str, Any]:
 
 def _head(shapes: dict[str, tuple[int, ...]], step: int) -> dict[str, Any]:
     """A layer like the last one with attention, over the state that the step's rotation has turned."""
-    like = next(name for name in reversed(shapes) if name.endswith("attn_k.weight")).split(".")[1]
+    like = next(name for name in reversed(shapes) if name.endswith("attn_output.weight")).split(".")[1]
     prefix = f"blk.{LAYERS}."
     weights = {}
     for name, shape in shapes.items():

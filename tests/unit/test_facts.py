@@ -279,6 +279,21 @@ def test_layers_that_predict_ahead_weigh_but_keep_nothing() -> None:
     assert [layer.cache for layer in facts.layers] == [attention(32, 32)] * 2 + [LayerCache()]
 
 
+def test_a_layer_that_guesses_further_tokens_can_draft() -> None:
+    def guessing(architecture: str, *, layer: int = 2, **changes: Any) -> LayerCache | None:
+        told = document(architecture, layers=3, **({"nextn_predict_layers": 1} | changes))
+        told["tensors"].append([f"blk.{layer}.nextn.eh_proj.weight", "q4_K", [128, 64, 1, 1], 4608, 0])
+        return model_facts(told).guessing
+
+    assert guessing("glm4moe") == attention(32, 32)
+    assert guessing("glm4moe", layer=1) is None  # left out of the file
+    assert guessing("glm4moe", rope__dimension_sections=[8, 8, 8, 0]) is None
+    assert guessing("glm4moe", nextn_predict_layers=2) is None
+    assert guessing("step35", attention__sliding_window=64) is None
+    ssm = {"ssm__conv_kernel": 4, "ssm__inner_size": 128, "ssm__state_size": 16}
+    assert guessing("qwen35", **ssm) == attention(32, 32)
+
+
 @pytest.mark.parametrize(
     ("keys", "what"),
     [

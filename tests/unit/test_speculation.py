@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mesh_llm.defaults import GUESS_TEXT_MAX
+from mesh_llm.defaults import GUESS_HEAD_MAX, GUESS_TEXT_MAX
 from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
 from mesh_llm.mesh_settings import Draft
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.fit import advice, compute_bytes, memory_need, stage_need
-from mesh_llm.planning.speculation import cache_settings, can_guess, made_by, model_guesses, text_guesses
-from mesh_llm.types import Fingerprint, Mode
+from mesh_llm.planning.fit import (
+    CHECKPOINTS,
+    advice,
+    cache_bytes,
+    checkpoint_bytes,
+    compute_bytes,
+    memory_need,
+    stage_need,
+)
+from mesh_llm.planning.speculation import (
+    cache_settings,
+    head_guesses,
+    made_by,
+    model_guesses,
+    needs_states,
+    text_guesses,
+)
+from mesh_llm.types import Fingerprint, LayerCache, Mode, ModelFacts
 from tests.support.planning import GB, mesh, model, node, settings
 
 DRAFT = Draft(
@@ -25,23 +40,59 @@ DRAFTING = replace(GUESSING, draft=DRAFT, draft_max=6)
 
 
 def test_what_is_guessed_with() -> None:
-    big = model()
-    assert (text_guesses(big, GUESSING), model_guesses(big, GUESSING)) == (GUESS_TEXT_MAX, 0)
-    assert (text_guesses(big, DRAFTING), model_guesses(big, DRAFTING)) == (GUESS_TEXT_MAX, 6)
+    assert (text_guesses(GUESSING), model_guesses(GUESSING)) == (GUESS_TEXT_MAX, 0)
+    assert (text_guesses(DRAFTING), model_guesses(DRAFTING)) == (GUESS_TEXT_MAX, 6)
     nothing = replace(DRAFTING, guess=False)
-    assert (text_guesses(big, nothing), model_guesses(big, nothing)) == (0, 0)
+    assert (text_guesses(nothing), model_guesses(nothing)) == (0, 0)
 
 
-def test_a_state_that_cannot_be_taken_back_is_not_guessed_for() -> None:
-    big = model()
-    recurrent = replace(
-        big,
-        layers=(replace(big.layers[0], cache=replace(big.layers[0].cache, state_bytes=1)), *big.layers[1:]),
+def recurrent(facts: ModelFacts, state_bytes: int) -> ModelFacts:
+    layers = tuple(
+        replace(layer, cache=replace(layer.cache, state_bytes=state_bytes)) for layer in facts.layers
     )
-    assert can_guess(big)
-    assert not can_guess(recurrent)
-    assert text_guesses(recurrent, DRAFTING) == model_guesses(recurrent, DRAFTING) == 0
-    assert cache_settings(recurrent, DRAFTING, 4096).draft_bytes == 0
+    return replace(facts, layers=layers)
+
+
+def test_a_state_that_cannot_be_cut_back_is_saved_once_more() -> None:
+    big = recurrent(model(), 1000)
+    assert needs_states(big)
+    assert not needs_states(model())
+    states = 1000 * len(big.layers)
+    plain, guessing = (cache_settings(big, settings(guess=guess, slots=2), 4096) for guess in (False, True))
+    assert checkpoint_bytes(big.layers, plain) == 2 * CHECKPOINTS * states
+    assert checkpoint_bytes(big.layers, guessing) == 2 * (CHECKPOINTS + 1) * states
+
+
+def test_a_head_of_its_own_guesses_where_no_draft_model_does() -> None:
+    big = replace(model(), guessing=LayerCache(k_width=128, v_width=64))
+    assert head_guesses(big, GUESSING) == GUESS_HEAD_MAX
+    assert head_guesses(big, DRAFTING) == head_guesses(model(), GUESSING) == 0
+    assert head_guesses(big, replace(GUESSING, guess=False)) == 0
+    with_head, without = (cache_settings(facts, GUESSING, 4096) for facts in (big, model()))
+    more = memory_need(big, with_head).total_bytes - memory_need(big, without).total_bytes
+    cache, weights = 4096 * 2 * (128 + 64), big.layers[-1].weight_bytes
+    assert more > cache + weights
+    whole = (0, len(big.layers))
+    worker = stage_need(big, with_head, whole, host=False, head=False)
+    assert worker == stage_need(big, without, whole, host=False, head=False)
+
+
+def test_states_of_the_last_tokens_are_counted() -> None:
+    big = replace(recurrent(model(), 1000), guessing=LayerCache(k_width=8, v_width=8))
+    plain = cache_bytes(big, cache_settings(big, GUESSING, 4096))
+    kept = replace(big, keeps_snapshots=True)
+    states = 1000 * len(big.layers) * GUESSING.slots
+    assert cache_bytes(kept, cache_settings(kept, GUESSING, 4096)) == plain + GUESS_HEAD_MAX * states
+
+
+def test_a_head_that_does_not_fit_guesses_nothing() -> None:
+    big = replace(model(), guessing=LayerCache(k_width=128, v_width=64))
+    bare = memory_need(big, cache_settings(big, settings(guess=False), 4096)).total_bytes
+    tight = decide(mesh(node("a", (bare + 50_000_000) / GB)), big, GUESSING, current=None)
+    assert tight.mode is Mode.SOLO
+    assert made_by(tight, big, GUESSING) == replace(GUESSING, guess=False)
+    wide = decide(mesh(node("a", (bare + 10 * GB) / GB)), big, GUESSING, current=None)
+    assert made_by(wide, big, GUESSING) == GUESSING
 
 
 def test_guesses_keep_their_logits_and_the_draft_lies_on_the_host() -> None:

@@ -47,14 +47,13 @@ _MLA = _names(
 _INDEXED = _names("deepseek32 glm-dsa glm5-next hy_v4 dots3note minimax-m3 qwen4exp")
 """Sparse attention: one more key per cell, by which cells are chosen."""
 
-_GUESSING = _names(
-    "qwen3next qwen35 qwen35moe glm4moe deepseek2 deepseek32 glm-dsa glm5-next hy_v3 cohere2moe bailingmoe3 "
-    "nemotron_h_moe"
-)
+_GUESSING = _names("qwen3next qwen35 qwen35moe glm4moe deepseek2 deepseek32 glm-dsa hy_v3 cohere2moe")
 """With a layer behind the last one that guesses further tokens, from the state that the output head reads.
-Those of mimo2, step35, deepseek4 and qwen4exp read it from the last layer, wherever that lies."""
-SNAPSHOTS = _names("qwen35 qwen35moe glm5-next nemotron_h nemotron_h_moe lfm2 lfm2moe bailingmoe3")
-"""Recurrent, and the engine can keep the states of the last tokens (`llm_arch_supports_rs_rollback`)."""
+Those of mimo2, step35, deepseek4 and qwen4exp read it from the last layer, wherever that lies; those of
+glm5-next, bailingmoe3 and nemotron_h_moe have not been tried."""
+SNAPSHOTS = _names("qwen35 qwen35moe")
+"""Of these, recurrent ones of which the engine keeps the states of the last tokens
+(`llm_arch_supports_rs_rollback`)."""
 
 
 @frozen
@@ -128,6 +127,8 @@ def guessing_cache(keys: Metadata, *, layers: int, hidden: int) -> LayerCache | 
     """Of the layer behind the last one that guesses further tokens; None where nothing drafts with it."""
     if keys.architecture not in _GUESSING or _predicting_layers(keys, layers) != 1:
         return None
+    if keys.architecture == "glm4moe" and keys.has("rope.dimension_sections"):
+        return None  # one that sees: the engine ends itself over its positions
     return _attention_caches(keys, layers, hidden, (0,) * layers, (False,) * layers)[-1]
 
 

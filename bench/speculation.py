@@ -15,18 +15,34 @@ from bench.facts import default_model
 from bench.plan import Plan, Rounds, turns
 from bench.report import Row, ratio_row
 from bench.rigs import Rig
-from bench.split_sides import base_plan, decode_speed, over, passive_threads, running, speeds
+from bench.split_sides import Setup, base_plan, decode_speed, over, passive_threads, running, speeds
 from bench.stats import Target, at_least
-from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX
-from mesh_llm.engine.spec import DraftSpec
+from mesh_llm.defaults import DRAFT_MAX, GUESS_HEAD_MAX, GUESS_TEXT_MAX
+from mesh_llm.engine import build
+from mesh_llm.engine.spec import DraftSpec, StatesSpec
 from mesh_llm.errors import MeshError
-from tests.support import tiny_gguf
+from mesh_llm.planning.fit import CHECKPOINTS
+from tests.support import stepping_models, tiny_gguf
+from tests.support.engine_lab import engine_lab
+from tests.support.split import token_ids
 
 TITLE = "Guessing ahead: 3 workers, 20 ms one way, against the same without guesses"
 
 DELAY_S, WORKERS = 0.020, 3
 _TOKENS = 128
 NONE, TEXT, OWN, RANDOM, BOTH = "none", "text", "own draft", "random draft", "own draft and text"
+HEAD = "MTP head"
+_HEAD_DELAY_S, _HEAD_WORKERS = 0.010, 2
+_HEAD_SIZES: dict[str, Any] = {
+    "block_count": 12,
+    "embedding_length": 512,
+    "feed_forward_length": 1408,
+    "attention.head_count": 8,
+    "attention.head_count_kv": 4,
+    "ssm.inner_size": 512,
+    "ssm.time_step_rank": 8,
+}
+"""Of a generated Qwen3.5, large enough that its head is a small part of it."""
 
 _LEDGER = (
     "The harbour master kept a ledger of every ship that came in: her name, her cargo, her captain and the "
@@ -63,7 +79,7 @@ class Task:
     """One kind of text, and what is asked of the ways to guess it."""
 
     name: str
-    prompt: str
+    prompt: str | list[int]
     temperature: float = 0.0
     targets: tuple[tuple[str, Target | None], ...] = ()
 
@@ -122,7 +138,32 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
                     ratio_row(f"{task.name}: {name}", speeds(seen, decode_speed, name, NONE), target)
                     for name, target in task.targets
                 ]
+        for right in (True, False):
+            found, note = await _heads(plan, folder, right=right)
+            rows += found
+            notes.append(note)
     return tuple(rows), (*notes, *_NOTES)
+
+
+async def _heads(plan: Plan, folder: Path, *, right: bool) -> tuple[list[Row], str]:
+    """A generated model with a head for further tokens that is always right, or always wrong."""
+    with engine_lab(build.at_hand().libraries, folder) as lab:
+        model = stepping_models.write_with_head(lab, "qwen35", right=right, sizes=_HEAD_SIZES).path
+    base = replace(await base_plan(model), context=1024)
+    draft = DraftSpec(head_depth=GUESS_HEAD_MAX, head_layer=len(base.facts.layers) - 1, needs_states=True)
+    states = StatesSpec(checkpoints=CHECKPOINTS)
+    split = replace(over(base, _HEAD_WORKERS, delay_s=_HEAD_DELAY_S).plan, states=states)
+    name, rows, notes = f"MTP head, always {'right' if right else 'wrong'}", [], []
+    for where, one in (("alone", base), ("2 workers, 10 ms", split)):
+        setups = {NONE: Setup(plan=one), HEAD: Setup(plan=replace(one, draft=draft))}
+        task = Task(name=name, prompt=[*token_ids(64), 20], targets=((HEAD, None),))
+        async with running(setups) as (sides, asker):
+            rounds = plan.rounds(full=12, quick=5, full_s=120.0, quick_s=40.0)
+            seen = await _in_turns(asker, sides, task, rounds)
+        target = at_least(1.5 if right and one.workers else 0.97)
+        rows.append(ratio_row(f"{name}: {where}", speeds(seen, decode_speed, HEAD, NONE), target))
+        notes.append(f"{name}, {where}: {rounds.note()}; {_agreement(seen)}; {_accepted(seen)}")
+    return rows, "; ".join(notes)
 
 
 def _sides(model: Path, random: Path) -> Sequence[tuple[str, DraftSpec]]:
@@ -177,6 +218,8 @@ _NOTES = (
     "one thread for each process, SmolLM2 split over three workers; the draft runs in the host's process",
     "own draft: the model guesses for itself, always right and as dear as can be; random draft: a tiny model "
     "with random weights, always wrong",
+    "MTP head: a generated Qwen3.5 of 12 layers, 512 wide, whose next token is known; its head says that "
+    "token, or another one",
     "the figures of the project that this one follows, Qwen2.5-32B with a draft of 0.5B on 2 nodes, 20 ms "
     "round trip, fixed depth: prose 5.3 to 6.2 tok/s (1.17 ×, 56 % right), code 5.3 to 7.3 tok/s (1.38 ×, "
     "75 % right)",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.architectures import HIDDEN, LAYERS, MODELS, VOCABULARY, Metadata
+from tests.support.architectures import LAYERS, MODELS, VOCABULARY, Metadata
 from tests.support.engine_lab import EngineLab, Tiny, random_values
 
 PERIOD = 8
@@ -28,18 +28,19 @@ _WRITERS = ("attn_output", "ffn_down", "ssm_out", "out_proj", "time_mix_output",
 def write(lab: EngineLab, architecture: str, *, period: int = PERIOD) -> Tiny:
     """Without a head for further tokens."""
     metadata = MODELS[architecture]
-    weights = _trunk(_shapes(lab, architecture), _step(period))
+    weights = _trunk(_shapes(lab, architecture, metadata), _step(period))
     return lab.write_weights(architecture, metadata, weights, stem=f"{architecture}-{period}")
 
 
-def write_with_head(lab: EngineLab, architecture: str, *, right: bool, period: int = NEVER) -> Tiny:
-    """With one behind the last layer."""
-    metadata = _with_head(architecture)
-    step = _step(period)
-    shapes = _shapes(lab, architecture)
-    weights = _trunk(shapes, step) | _head(shapes, step if right else -step)
+def write_with_head(lab: EngineLab, architecture: str, *, right: bool, sizes: Metadata | None = None) -> Tiny:
+    """With one behind the last layer. `sizes`: metadata of a larger model."""
+    plain = MODELS[architecture] | (sizes or {})
+    step = _step(NEVER)
+    shapes = _shapes(lab, architecture, plain)
+    layers = plain.get("block_count", LAYERS)
+    weights = _trunk(shapes, step) | _head(shapes, layers, step if right else -step)
     name = f"{architecture}-{'right' if right else 'wrong'}"
-    return lab.write_weights(architecture, metadata, weights, stem=name)
+    return lab.write_weights(architecture, _with_head(architecture, plain, layers), weights, stem=name)
 
 
 def orbit(first: int, count: int, *, period: int) -> list[int]:
@@ -47,9 +48,9 @@ def orbit(first: int, count: int, *, period: int) -> list[int]:
     return [(first + index * _step(period)) % VOCABULARY for index in range(count)]
 
 
-def _shapes(lab: EngineLab, architecture: str) -> dict[str, tuple[int, ...]]:
+def _shapes(lab: EngineLab, architecture: str, metadata: Metadata) -> dict[str, tuple[int, ...]]:
     """Without what the loader takes from some files and not of each layer."""
-    wanted = lab.shapes(architecture, MODELS[architecture])
+    wanted = lab.shapes(architecture, metadata)
     return {name: shape for name, shape in wanted.items() if "scale" not in name and "cls." not in name}
 
 
@@ -57,12 +58,11 @@ def _step(period: int) -> int:
     return 37 if period == NEVER else VOCABULARY // period
 
 
-def _with_head(architecture: str) -> Metadata:
-    metadata = MODELS[architecture]
+def _with_head(architecture: str, metadata: Metadata, layers: int) -> Metadata:
     heads = metadata.get("attention.head_count_kv")
     more = {"attention.head_count_kv": [*heads, max(heads)]} if isinstance(heads, list) else {}
     flat = {"rope.dimension_sections": [0] * 4} if architecture == "glm4moe" else {}
-    return metadata | more | flat | {"block_count": LAYERS + 1, "nextn_predict_layers": 1}
+    return metadata | more | flat | {"block_count": layers + 1, "nextn_predict_layers": 1}
 
 
 def _trunk(shapes: dict[str, tuple[int, ...]], step: int) -> dict[str, Any]:
@@ -70,29 +70,31 @@ def _trunk(shapes: dict[str, tuple[int, ...]], step: int) -> dict[str, Any]:
     for name, values in weights.items():
         if any(part in name for part in _WRITERS):
             weights[name] = values * np.float32(_ADDED)
-    circles = _circles()
+    vocabulary, hidden = shapes["token_embd.weight"]
+    circles = _circles(vocabulary, hidden)
     norm = "output_norm.weight" if "output_norm.weight" in shapes else "token_embd_norm.weight"
     ends = {
         "token_embd.weight": circles,
-        norm: np.ones(HIDDEN, np.float32),
+        norm: np.ones(hidden, np.float32),
         # A token is likely where its embedding is the last one's, one step on.
         "output.weight": np.roll(circles, step, axis=0) * np.float32(_SURE),
     }
     return weights | ends
 
 
-def _head(shapes: dict[str, tuple[int, ...]], step: int) -> dict[str, Any]:
+def _head(shapes: dict[str, tuple[int, ...]], layer: int, step: int) -> dict[str, Any]:
     """A layer like the last one with attention, over the state that the step's rotation has turned."""
     like = next(name for name in reversed(shapes) if name.endswith("attn_output.weight")).split(".")[1]
-    prefix = f"blk.{LAYERS}."
+    prefix = f"blk.{layer}."
     weights = {}
     for name, shape in shapes.items():
         if name.startswith(f"blk.{like}."):
             own = name.replace(f"blk.{like}.", prefix, 1)
             damped = _ADDED if any(part in name for part in _WRITERS) else 1.0
             weights[own] = random_values(own, shape) * np.float32(damped)
-    ones = np.ones(HIDDEN, np.float32)
-    turned = np.concatenate([np.zeros((HIDDEN, HIDDEN), np.float32), _rotation(step)], axis=1)
+    _, hidden = shapes["token_embd.weight"]
+    ones = np.ones(hidden, np.float32)
+    turned = np.concatenate([np.zeros((hidden, hidden), np.float32), _rotation(hidden, step)], axis=1)
     return weights | {
         f"{prefix}nextn.eh_proj.weight": turned,
         f"{prefix}nextn.enorm.weight": ones,
@@ -101,21 +103,21 @@ def _head(shapes: dict[str, tuple[int, ...]], step: int) -> dict[str, Any]:
     }
 
 
-def _angles(step: float) -> Any:
+def _angles(hidden: int, step: float) -> Any:
     """By which each pair of elements turns in so many steps of one token."""
-    turns = np.random.default_rng(5).permutation(np.arange(1, VOCABULARY // 2))[: HIDDEN // 2]
+    turns = np.random.default_rng(5).permutation(np.resize(np.arange(1, VOCABULARY // 2), hidden // 2))
     return 2 * np.pi * turns * step / VOCABULARY
 
 
-def _circles() -> Any:
-    angles = np.stack([_angles(token) for token in range(VOCABULARY)])
+def _circles(vocabulary: int, hidden: int) -> Any:
+    angles = np.stack([_angles(hidden, token) for token in range(vocabulary)])
     pairs = np.stack([np.cos(angles), np.sin(angles)], axis=2) * np.sqrt(2)
-    return pairs.reshape(VOCABULARY, HIDDEN).astype(np.float32)
+    return pairs.reshape(vocabulary, hidden).astype(np.float32)
 
 
-def _rotation(step: int) -> Any:
-    matrix = np.zeros((HIDDEN, HIDDEN), np.float32)
-    for pair, angle in enumerate(_angles(step)):
+def _rotation(hidden: int, step: int) -> Any:
+    matrix = np.zeros((hidden, hidden), np.float32)
+    for pair, angle in enumerate(_angles(hidden, step)):
         at = slice(2 * pair, 2 * pair + 2)
         matrix[at, at] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
     return matrix

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mesh_llm.config import NodeConfig
+from mesh_llm.errors import ModelError
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.mesh_settings import Draft
 from mesh_llm.types import ModelFacts
@@ -40,3 +43,26 @@ async def test_a_draft_is_found_by_the_name_that_the_mesh_has_for_it(
     await drafts.find(settings)
 
     assert drafts.file(settings) == file
+
+
+async def test_a_draft_that_reads_the_layers_of_its_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    for key, value in home.env.items():
+        monkeypatch.setenv(key, value)
+    file = home.add("eagle3-llama.gguf")
+    model_files: Any = ModelFiles()
+    monkeypatch.setattr(model_files, "look", looks_like("eagle3"))
+    config = NodeConfig(home=tmp_path, draft=str(file))
+    drafts = DraftModels(config=config, model_files=model_files, tell=lambda event: None)
+
+    with pytest.raises(ModelError, match="cannot draft: it reads the layers of its model"):
+        await drafts.choose(planning.model())
+
+
+def looks_like(architecture: str) -> Callable[[Path], Awaitable[ModelFacts]]:
+    async def look(path: Path) -> ModelFacts:
+        return replace(planning.model(), architecture=architecture)
+
+    return look

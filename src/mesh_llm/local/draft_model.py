@@ -22,6 +22,9 @@ from mesh_llm.types import Event, EventSink, Fingerprint, ModelFacts
 
 log = logging.getLogger(__name__)
 
+_INNER_DRAFTS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
+"""Architectures of drafts that are no models by themselves."""
+
 
 class DraftModels:
     def __init__(self, *, config: NodeConfig, model_files: ModelFiles, tell: EventSink) -> None:
@@ -96,6 +99,11 @@ class DraftModels:
 
     async def _chosen(self, model: ModelFacts, path: Path) -> Draft:
         facts = await self._model_files.look(path)
+        if facts.architecture in _INNER_DRAFTS:
+            raise ModelError(
+                f"{file_stem(facts)} cannot draft: it reads the layers of its model, which is not supported",
+                hint="choose a small model of the same family, or use --no-draft",
+            )
         if reason := await vocabularies_differ(model.files[0], facts.files[0]):
             raise ModelError(
                 f"{file_stem(facts)} cannot draft for {file_stem(model)}: {reason}",

@@ -348,6 +348,21 @@ def test_a_head_adds_no_hop(lab: EngineLab) -> None:
     assert [tokens for tokens, _ in found.said] == [tokens for tokens, _ in plain.said]
 
 
+def test_a_node_drafts_with_its_models_own_head(lab: EngineLab) -> None:
+    """And a person can do without."""
+    model = stepping_models.write_with_head(lab, "qwen35", right=True).path
+    small = ("--ctx-size", "512", "--parallel", "1", "--threads", "1")
+    names = []
+    for options in ((), ("--no-draft",)):
+        with temporary_home() as home, NodeProcess(*small, *options, home=home, model=model) as node:
+            node.until_ready()
+            draft = node.status()["model"]["draft"]
+            names.append(draft and draft["name"])
+            reply = node.ask("/v1/completions", {"prompt": "abc", "max_tokens": 40, "temperature": 0})
+            assert reply.status == 200, reply.body
+    assert names == ["its MTP head", None]
+
+
 # -- vocabularies ----------------------------------------------------------------------------------
 
 

@@ -71,7 +71,7 @@ def chat_events(run: str, body: dict[str, Any]) -> list[bytes]:
     last = body["messages"][-1]
     prefix = last["content"] if last["role"] == "assistant" else ""
     said = WORDS[: next(n for n in range(len(WORDS) + 1) if "".join(WORDS[:n]) == prefix)]
-    limit = body.get("max_tokens", 99)
+    limit = body.get("n_predict", body.get("max_tokens", 99))
     rest = WORDS[len(said) :]
     words, ends = rest[:limit], limit < len(rest)
     usage = {
@@ -334,6 +334,25 @@ async def test_the_limit_goes_for_both_halves(
     assert asked["continue_final_message"] == "content"
     assert asked["messages"][-1] == {"role": "assistant", "content": "The fox"}
     assert asked["seed"] == json.loads(engine.seen[0].body)["seed"]
+
+
+@pytest.mark.parametrize("limit", [{}, {"max_tokens": -1}])
+async def test_the_meshs_limit_goes_for_both_halves(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode, limit: dict[str, int]
+) -> None:
+    """--predict: the engine's own limit, where the request has none, would be counted anew."""
+    heir = replace(second.upstream, predict=4)
+
+    async def then(wire: Wire) -> None:
+        node.where = heir
+        wire.abort()
+
+    engine.on(CHAT, says("a", until=4, then=then))
+    second.on(CHAT, says("b"))
+    helps(second)
+    answer = await answer_to(client, ask(stream=True, **limit))
+    assert json.loads(second.seen[-1].body)["n_predict"] == 2
+    assert text(answer) == "".join(WORDS[:4])
 
 
 async def test_nothing_but_the_end_was_missing(

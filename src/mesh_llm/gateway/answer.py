@@ -241,8 +241,11 @@ class Answer:
                 self.is_whole = True
         return self.is_whole
 
-    async def next_requests(self, count: Count) -> list[Document]:
-        """What to ask the next engine for: of several, only the last one's answer is for the client."""
+    async def next_requests(self, count: Count, *, predict: int | None = None) -> list[Document]:
+        """What to ask the next engine for: of several, only the last one's answer is for the client.
+
+        `predict`: the engine's own limit, where the request has none.
+        """
         self._ask = count
         self._has_differed |= isinstance(self._joint, Repeating) and self._joint.has_differed
         self._joint = None
@@ -272,7 +275,11 @@ class Answer:
         if self._has_differed:
             # From all that was told, then, if not from its very tokens; they still count as they came.
             cut = replace(whole, tokens=cut.tokens + whole.events - cut.events)
-        left = {name: max(0, int(body[name]) - cut.tokens) for name in self._dialect.limits(body)}
+        limits = {name: int(body[name]) for name in self._dialect.limits(body)}
+        if not limits and predict is not None:
+            # The engine would count from here.
+            limits = {"n_predict": predict}
+        left = {name: max(0, limit - cut.tokens) for name, limit in limits.items()}
         is_full = any(limit == 0 for limit in left.values())
         seam = Seam(said=cut.said, prompt_tokens=self._prompt_tokens, tokens=cut.tokens, is_full=is_full)
         self._joint = Continuing(self._dialect, seam, self._told)

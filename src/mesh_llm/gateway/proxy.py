@@ -233,7 +233,7 @@ class Proxy:
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(left_s):
-                documents = await answer.next_requests(count)
+                documents = await answer.next_requests(count, predict=upstream.predict)
         except TimeoutError:
             raise EngineUntried("the engine did not answer the gateway's own requests in time") from None
         if left_s is not None:

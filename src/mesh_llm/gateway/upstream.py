@@ -49,6 +49,8 @@ class Upstream:
     """The name of the node on which it runs."""
     connect: OpenConnection | None = field(default=None, repr=False, compare=False)
     """To an engine on another node; that one's url is only a name."""
+    predict: int | None = field(default=None, compare=False)
+    """Tokens of an answer, at most, where its request sets no limit."""
 
     @property
     def authority(self) -> str:

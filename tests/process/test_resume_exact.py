@@ -169,6 +169,25 @@ async def test_it_is_the_undisturbed_answer(
         assert usage["prompt_tokens"] == len(undisturbed.prompt)
 
 
+@pytest.mark.parametrize("parts", [(50,), (7, 20, 90, 170)], ids=str)
+def test_a_prompt_is_computed_alike_in_any_parts(engine: LoneEngine, parts: tuple[int, ...]) -> None:
+    """Its beginnings were asked for before and are remembered, as those of a conversation are."""
+    prompt = [1000 + 37 * number % 7919 for number in range(200)]
+    whole = chances(engine, prompt, cache_prompt=False)
+    engine.ask("/completion", {"prompt": [1], "n_predict": 1, "cache_prompt": False})
+    for part in parts:
+        reply = engine.ask("/completion", {"prompt": prompt[:part], "n_predict": 1}).json()
+        assert reply["timings"]["cache_n"] < part
+    assert chances(engine, prompt) == whole
+
+
+def chances(engine: LoneEngine, prompt: list[int], **more: Any) -> list[float]:
+    """How likely each token of an answer was: numbers that tell of the smallest difference."""
+    asked = {"prompt": prompt, "n_predict": 8, "temperature": 0, "ignore_eos": True, "n_probs": 1, **more}
+    answer = engine.ask("/completion", asked).json()
+    return [each["logprob"] for each in answer["completion_probabilities"]]
+
+
 def cuts(undisturbed: Undisturbed) -> list[int]:
     """Early, late, at the end, and behind blank lines: a text that ends there is cut into other tokens."""
     pairs = enumerate(itertools.pairwise(undisturbed.pieces), 2)

@@ -1,9 +1,10 @@
 """Has the next engine compute what was said as the first one did, so that it goes on with the same word.
 
-A CPU computes 64 tokens and more at once in another way than fewer, and rounds differently. The first engine
-read the prompt in large batches, and made the answer token by token. The next one is first asked for a token
-after the prompt alone, and then after beginnings of the answer, each some tokens longer than the one before.
-It remembers what it has read, and computes nothing twice. Only then it is asked for the rest. Pure.
+Our own library computes every token alike on most CPUs. Others compute 64 tokens and more at once in another
+way than fewer, and round differently. The first engine read the prompt in large batches, and made the answer
+token by token. The next one is first asked for a token after the prompt alone, and then after beginnings of
+the answer, each some tokens longer than the one before. It remembers what it has read, and computes nothing
+twice. Only then it is asked for the rest. Pure.
 """
 
 from __future__ import annotations

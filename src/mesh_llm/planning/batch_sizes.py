@@ -23,8 +23,8 @@ SMALLEST_MICRO = 64
 MICRO_BATCH = 512
 """The engine's own: scratch memory is counted for it."""
 _ROUND = 64
-"""Attention is computed for so many tokens at a time (native/cpu_attention.cmake): in multiples of that, a
-prompt is read alike whatever the size of a batch."""
+"""Attention is computed for so many tokens at a time. Where that rounds otherwise than for fewer
+(native/cpu_attention.cmake), prompts are read alike in multiples of it, whatever the size of a batch."""
 
 
 @frozen

@@ -13,6 +13,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     quick: bool = False
+    count: int | None = None
+    """Rounds that were asked for; None: as many as the bench finds right."""
 
     def choose(self, full: int, quick: int) -> int:
         return quick if self.quick else full

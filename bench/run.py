@@ -27,6 +27,7 @@ from bench import (
     mesh,
     meshrelay,
     overhead,
+    recovery,
     relay,
     resume,
     revision,
@@ -70,14 +71,15 @@ BENCHES: dict[str, Bench] = {
     "links": Bench(title=links.TITLE, measure=links.measure),
     "mesh": Bench(title=mesh.TITLE, measure=mesh.measure),
     "resume": Bench(title=resume.TITLE, measure=resume.measure),
+    "recovery": Bench(title=recovery.TITLE, measure=recovery.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),
     "state": Bench(title=state.TITLE, measure=state.measure),
     "speculation": Bench(title=speculation.TITLE, measure=speculation.measure),
     "console": Bench(title=console.TITLE, measure=console.measure),
     "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),
 }
-BY_NAME_ONLY = {"gpu"}
-"""Not every machine can run them."""
+BY_NAME_ONLY = {"gpu", "recovery"}
+"""Not every machine can run them, or they take hours."""
 COMPARABLE = ", ".join(name for name, bench in BENCHES.items() if bench.compare is not None)
 
 
@@ -86,6 +88,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
     parser.add_argument("--quick", action="store_true", help="fewer rounds: some ten minutes for all")
     parser.add_argument("--against", metavar="REV", help=f"another commit as the other side: {COMPARABLE}")
+    parser.add_argument("--count", type=int, metavar="N", help="recovery: kills of each kind (default: 50)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(argv)
 
@@ -140,6 +143,7 @@ async def _one(name: str, plan: Plan, known: dict[str, str], trees: Trees | None
     took_s = time.monotonic() - started
     load = f"{before.text()} at the start, {Load.now().text()} at the end (the bench's own work included)"
     flags = ["--only", name, *(["--quick"] if plan.quick else [])]
+    flags += ["--count", str(plan.count)] if plan.count is not None else []
     flags += ["--against", trees.then.commit] if trees is not None else []
     return Result(
         name=name,
@@ -164,7 +168,7 @@ def main() -> int:
     options = arguments(sys.argv[1:])
     try:
         names = chosen(options.only, against=options.against is not None)
-        plan = Plan(quick=options.quick)
+        plan = Plan(quick=options.quick, count=options.count)
         asyncio.run(run(names, plan, against=options.against, as_json=options.json))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130

@@ -70,7 +70,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         f"node or the engine is killed (SIGKILL) at token {early} (early) or {late} (late) of an answer at "
         f"temperature 0, which has {AFTER} more; whoever was killed is started again",
         "three at once: compared with the answers to the same three questions that nothing happens to",
-        "numbers: the chance of every token, to the last bit",
+        "numbers: the chance of every token, to the last bit; nothing is drafted for those who ask for them",
         "one question in five has more than 450 tokens; engines remember prompts as usual",
     )
 
@@ -93,7 +93,8 @@ def _run(way: _Way, rounds: Rounds) -> None:
 
 
 def _row(way: _Way, victim: str, moment: str, tally: _Tally) -> Row:
-    counts = f"{tally.same} of {tally.resumed}, the same numbers {tally.same_numbers}"
+    counts = f"{tally.same} of {tally.resumed}"
+    counts += "" if way.drafts else f", the same numbers {tally.same_numbers}"
     counts += f", {tally.late} too late" if tally.late else ""
     share = 100 * tally.same / tally.resumed if tally.resumed else 0.0
     side = Side(name=counts + ":", sample=Sample.of([share]), unit="%", digits=0)

@@ -8,8 +8,9 @@
 #
 # - Machines with more threads than heads keep ggml's stretches for a token that is alone: some of their threads would
 #   have nothing to do.
-# - Processors without AVX2 or NEON, and those with SVE, for which ggml has no fast product of tiles, compute only
-#   whole tiles of 64 tokens as such, and the rest of a batch and single tokens as rows.
+# - Heads of more than 128 numbers, for which the copy takes longer than rows, are computed as tiles only in whole
+#   tiles of 64 tokens, and as rows in the rest of a batch. So are all heads on processors without AVX2 or NEON, and on
+#   those with SVE, for which ggml has no fast product of tiles.
 # - Quantised caches are computed as rows, always.
 #
 # Where ggml's text has changed, the file is compiled as it is, with a warning.
@@ -21,7 +22,7 @@ function(mesh_replace old new)
     string(FIND "${mesh_code}" "${old}" first)
     string(FIND "${mesh_code}" "${old}" last REVERSE)
     if (first EQUAL -1 OR NOT first EQUAL last)
-        message(WARNING "ggml's attention has changed: an answer that another node continues may differ in a word")
+        set(mesh_is_unknown TRUE PARENT_SCOPE)
         return()
     endif()
     string(REPLACE "${old}" "${new}" changed "${mesh_code}")
@@ -30,7 +31,7 @@ endfunction()
 
 mesh_replace("nek1 >= 512;" "nek1 >= 512 && neq2 < nth;")
 
-mesh_replace("neq1 >= Q_TILE_SZ);" "neq1 >= mesh_least_rows);")
+mesh_replace("neq1 >= Q_TILE_SZ);" "neq1 >= mesh_least_rows(DK));")
 
 # The scratch memory of a thread begins where it did; of a tile, only the rows that there are take part.
 mesh_replace("        void  * Q_q    = base;" "        const int Q_TILE_SZ = tile_rows;\n\n        void  * Q_q    = base;")
@@ -42,7 +43,7 @@ mesh_replace([=[
 [=[
                 for (int64_t ir = ir0; ir < ir1;) {
                     const int64_t head = ir - ir % neq1;
-                    const int64_t rest = mesh_least_rows > 1 ? neq1 % Q_TILE_SZ : 0;
+                    const int64_t rest = mesh_least_rows(DK) > 1 ? neq1 % Q_TILE_SZ : 0;
                     const int64_t end  = MIN(ir1, head + neq1 - rest);
                     if (ir < end) {
                         ggml_compute_forward_flash_attn_ext_tiled(params, dst, ir, end);
@@ -62,7 +63,7 @@ void ggml_compute_forward_flash_attn_ext(]=]
             current_chunk = ggml_threadpool_chunk_add(params->threadpool, 1);
         }
 
-        if (use_tiled && mesh_least_rows > 1 && neq1 % Q_TILE_SZ != 0) {
+        if (use_tiled && mesh_least_rows(DK) > 1 && neq1 % Q_TILE_SZ != 0) {
             ggml_barrier(params->threadpool);  // rows and tiles have different scratch memory
             for (int64_t head = ith; head < neq2*neq3; head += nth) {
                 ggml_compute_forward_flash_attn_ext_f16_one_chunk(
@@ -91,11 +92,14 @@ mesh_replace([=[
 static void ggml_compute_forward_flash_attn_ext_tiled(]=]
 [=[
 // The fewest rows that are computed as a tile.
+static int64_t mesh_least_rows(int64_t head_size) {
 #if (defined(__AVX2__) && defined(__F16C__)) || (defined(__aarch64__) && defined(__ARM_NEON) && !defined(__ARM_FEATURE_SVE))
-static constexpr int64_t mesh_least_rows = 1;
+    return head_size <= 128 ? 1 : ggml_fa_tile_config::Q;
 #else
-static constexpr int64_t mesh_least_rows = ggml_fa_tile_config::Q;
+    GGML_UNUSED(head_size);
+    return ggml_fa_tile_config::Q;
 #endif
+}
 
 // A tile of keys as F32, transposed; false where it has to be made in another way.
 static bool mesh_transposed(float * dst, const char * k, size_t nb1, int64_t DK, ggml_type type) {
@@ -150,6 +154,11 @@ static bool mesh_transposed(float * dst, const char * k, size_t nb1, int64_t DK,
 }
 
 static void ggml_compute_forward_flash_attn_ext_tiled(]=])
+
+if (mesh_is_unknown)
+    message(WARNING "ggml's attention has changed: an answer that another node continues may differ in a word")
+    return()
+endif()
 
 set(mesh_changed_ops "${CMAKE_BINARY_DIR}/ggml-cpu/ops.cpp")
 file(WRITE "${mesh_changed_ops}" "${mesh_code}")

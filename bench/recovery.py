@@ -77,7 +77,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         f"temperature 0, which has {AFTER} more; whoever was killed is started again",
         "three at once: compared with the answers to the same three questions that nothing happens to",
         "numbers: the chance of every token, to the last bit; nothing is drafted for those who ask for them",
-        "one question in five has more than 450 tokens; engines remember prompts as usual",
+        "the question of every fifth round has more than 450 tokens; engines remember prompts as usual",
     )
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench import servers
+from bench import revision, servers
 from bench.client import client
-from bench.plan import Plan
-from bench.report import Row, Side, plain_row
-from bench.stats import Sample, below
+from bench.plan import Plan, turns
+from bench.report import Row, Side, added_row, plain_row, ratio_row
+from bench.revision import Trees
+from bench.stats import Sample, at_most, below
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 
@@ -58,6 +60,37 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         "MB are 10^6 bytes",
         _handles("fresh", *fresh),
         _handles(f"after {_ANSWERS} answers", *used),
+    )
+
+
+async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """A node of each commit, one after the other."""
+    await trees.then.build()
+    window_s = plan.choose(full=12, quick=8) / _WINDOWS
+    seen: dict[str, list[Usage]] = {tree.name: [] for tree in trees.both}
+    rounds = plan.rounds(full=6, quick=2, full_s=300.0, quick_s=90.0)
+    for number in rounds:
+        for tree in turns(trees.both, number):
+            with servers.fresh_home() as home:
+                async with servers.node(home, tree=tree) as node:
+                    status = await tree.run("status", "--json", "--home", str(home))
+                    told = json.loads("\n".join(status.output))
+                    usage, _ = await _watch((node.pid, told["engine"]["pid"]), window_s)
+                    seen[tree.name].append(usage)
+
+    def sides(figure: Callable[[Usage], float], unit: str, digits: int) -> tuple[Side, Side]:
+        figures = {name: [figure(usage) for usage in usages] for name, usages in seen.items()}
+        return revision.sides(figures, unit, digits=digits)
+
+    cpu = sides(lambda usage: Sample(usage.cpu_percent).median, "%", 2)
+    rows = (
+        added_row("CPU of a fresh node, more than then", cpu, at_most(0.2)),
+        ratio_row("USS of a fresh node", sides(lambda usage: usage.uss_mb, "MB", 1), at_most(1.05)),
+    )
+    return rows, (
+        rounds.note(),
+        f"CPU: share of one core, the median of {_WINDOWS} windows of {window_s:g} s; they begin "
+        f"{_SETTLE_S:g} s after the node says that it serves",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 
 import aiohttp
 
-from bench import servers
-from bench.plan import Plan
-from bench.report import Row, Side, plain_row
+from bench import revision, servers
+from bench.plan import Plan, turns
+from bench.report import Row, Side, plain_row, ratio_row
+from bench.revision import Trees
 from bench.stats import Sample, at_most, below
+from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster
 
@@ -26,6 +29,15 @@ _POLL_S = 0.02
 _IDLE_S = 20.0
 _SETTLE_S = 3.0
 _BODY = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 8, "stream": True}
+
+
+_ONE_ROUND = """
+import asyncio, dataclasses, json, pathlib, sys
+from bench import mesh
+seen = mesh.Seen()
+asyncio.run(mesh._round(pathlib.Path(sys.argv[1]), seen, idle=False))
+print(json.dumps(dataclasses.asdict(seen)))
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +66,33 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         "or does not serve, healed when it serves again without the dead node; weights are resident",
         f"idle: bytes of QUIC between two nodes, over {_IDLE_S:g} s, both ways together",
     )
+
+
+async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """A mesh of each commit, one after the other, by that commit's own bench."""
+    await trees.then.build()
+    seen: dict[str, list[dict[str, list[float]]]] = {tree.name: [] for tree in trees.both}
+    rounds = plan.rounds(full=8, quick=2, full_s=420.0, quick_s=60.0)
+    for number in rounds:
+        for tree in turns(trees.both, number):
+            with servers.fresh_home() as home:
+                argv = [sys.executable, "-P", "-c", _ONE_ROUND, str(home)]
+                done = await run(argv, timeout_s=4 * _WAIT_S, env=tree.environment, cwd=tree.root)
+            if done.status != 0:
+                raise MeshError(f"a mesh of {tree.name} did not come up: {' / '.join(done.errors[-3:])}")
+            seen[tree.name].append(json.loads(done.output[-1]))
+
+    def row(measure: str, field: str) -> Row:
+        figures = {name: [each[field][0] for each in found] for name, found in seen.items()}
+        return ratio_row(measure, revision.sides(figures, "s"), at_most(1.1))
+
+    rows = (
+        row("start to the first token", "first_token_s"),
+        row("join to serving together", "joined_s"),
+        row("killed worker noticed", "noticed_s"),
+        row("noticed to serving again", "healed_s"),
+    )
+    return rows, (rounds.note(), "as this bench measures them by itself, without the idle mesh")
 
 
 async def _round(home: Path, seen: Seen, *, idle: bool) -> None:

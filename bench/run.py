@@ -58,7 +58,7 @@ class Bench:
 
 # Quiet ones first: a machine is never quieter than before the work starts.
 BENCHES: dict[str, Bench] = {
-    "idle": Bench(title=idle.TITLE, measure=idle.measure),
+    "idle": Bench(title=idle.TITLE, measure=idle.measure, compare=idle.compare),
     "startup": Bench(title=startup.TITLE, measure=startup.measure),
     "download": Bench(title=download.TITLE, measure=download.measure),
     "relay": Bench(title=relay.TITLE, measure=relay.measure),
@@ -69,7 +69,7 @@ BENCHES: dict[str, Bench] = {
     "solo": Bench(title=solo.TITLE, measure=solo.measure),
     "fairness": Bench(title=fairness.TITLE, measure=fairness.measure),
     "links": Bench(title=links.TITLE, measure=links.measure),
-    "mesh": Bench(title=mesh.TITLE, measure=mesh.measure),
+    "mesh": Bench(title=mesh.TITLE, measure=mesh.measure, compare=mesh.compare),
     "resume": Bench(title=resume.TITLE, measure=resume.measure),
     "recovery": Bench(title=recovery.TITLE, measure=recovery.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),

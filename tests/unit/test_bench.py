@@ -320,12 +320,12 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_another_commit_is_refused_for_a_bench_that_cannot_set_one_up() -> None:
     assert bench_run.chosen(["gateway", "members"], against=True) == ["members", "gateway"]
-    with pytest.raises(MeshError, match=r"--against: idle, solo cannot .*; members, overhead, gateway can"):
-        bench_run.chosen(["solo", "idle", "overhead"], against=True)
+    with pytest.raises(MeshError, match=r"--against: solo, links cannot .*; idle, members, .* can"):
+        bench_run.chosen(["solo", "links", "overhead"], against=True)
 
 
 def test_without_names_every_bench_runs_that_can() -> None:
-    assert bench_run.chosen(None, against=True) == ["members", "overhead", "gateway"]
+    assert bench_run.chosen(None, against=True) == ["idle", "members", "overhead", "gateway", "mesh"]
     everything = bench_run.chosen(None, against=False)
     assert {"members", "solo"} <= set(everything)
     assert "gpu" not in everything

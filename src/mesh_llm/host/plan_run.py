@@ -38,7 +38,10 @@ from mesh_llm.types import (
 
 PLAN_CHECK_S = 60.0
 """For the first token through all stages."""
-
+COMPLAINT_S = 1.0
+"""For the loss of a worker to show by itself, after another one has complained of it."""
+_COMPLAINTS = ("the link to worker ", "the stage before it ")
+"""What workers say of each other (native/worker)."""
 
 log = logging.getLogger(__name__)
 
@@ -251,7 +254,7 @@ class PlanRun:
         self._break(stage.node, reason)
 
     def _break(self, node: NodeId, reason: str) -> None:
-        if self.broken is None:
+        if self.broken is None and not (self._task is not None and self._task.done()):
             self._lost = StageLost(node, f"{self._mesh.name_of(node)} was lost: {reason}")
             self.broken = self._lost.message
             log.warning("plan broken epoch=%d: %s", self.epoch, self.broken)
@@ -343,7 +346,9 @@ class PlanRun:
         if report.state is EngineState.READY:
             self._became_ready.set()
         for name, cause in report.failed_links.items():
-            if self.is_ready:
+            if self.is_ready and cause.startswith(_COMPLAINTS):
+                asyncio.get_running_loop().call_later(COMPLAINT_S, self._break, self._node_of(name), cause)
+            elif self.is_ready:
                 self._break(self._node_of(name), cause)
         self._on_report(self, report)
 
@@ -352,9 +357,10 @@ class PlanRun:
 
     def _raise_stage_lost(self) -> None:
         assert self.supervisor is not None
-        for name, cause in self.supervisor.report.failed_links.items():
+        failed = self.supervisor.report.failed_links
+        for name in sorted(failed, key=lambda name: failed[name].startswith(_COMPLAINTS)):
             node = self._node_of(name)
-            raise StageLost(node, f"{self._mesh.name_of(node)} was lost: {cause}")
+            raise StageLost(node, f"{self._mesh.name_of(node)} was lost: {failed[name]}")
 
     async def _check(self) -> None:
         """One token through every stage, before anybody is told to send requests here."""

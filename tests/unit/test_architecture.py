@@ -66,7 +66,7 @@ CHILDREN = {
     "lab/quic.py",
 }
 METHODS_LIMIT = 25
-GROWN = {"View": 33, "ModelSupply": 33, "Hosting": 26, "Node": 29, "PlanRun": 28}
+GROWN = {"View": 33, "ModelSupply": 33, "Node": 29, "PlanRun": 28}
 """Classes with more methods, which may only lose some."""
 
 

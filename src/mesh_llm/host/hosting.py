@@ -271,16 +271,14 @@ class Hosting:
     def _has_room_for(self, plan: Plan) -> bool:
         """Beside the engines that still run here; where there is none, the serving one makes room first."""
         runs = [*self.ending.draining.values(), *([self.serving] if self.serving is not None else [])]
-        need_bytes = sum(self._own_bytes(each) for each in (plan, *(run.plan for run in runs)))
+        stages = [stage for each in (plan, *(run.plan for run in runs)) for stage in each.stages]
+        need_bytes = sum(stage.need_bytes for stage in stages if stage.node == self._mesh.me)
         if not runs or need_bytes <= self._mesh.own_memory_bytes():
             return True
         if self.serving is not None:
             self._end(self.serving)
             self._watcher.on_hosting(State.LOADING, "the old plan is making room for the next one")
         return False
-
-    def _own_bytes(self, plan: Plan) -> int:
-        return sum(stage.need_bytes for stage in plan.stages if stage.node == self._mesh.me)
 
     def _drop_starting(self) -> None:
         if self.starting is not None:

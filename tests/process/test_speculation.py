@@ -20,7 +20,7 @@ from tests.support.architectures import LAYERS
 from tests.support.command import mesh_llm
 from tests.support.engine_lab import EngineLab, completion, engine_lab
 from tests.support.node import SMALL, NodeProcess, temporary_home
-from tests.support.sampling import sampled
+from tests.support.sampling import first, sampled
 from tests.support.split import Client, client, over, plan_for, token_ids, until
 
 TEXT = DraftSpec(text_depth=24)
@@ -47,14 +47,15 @@ EDITED = f"A document:\n{_GOODS}\nThe same document with every price raised by 1
 PROSE = "Once upon a time there was a sailor who"
 LONG = REPEATED + " ".join(f"On day {day} there came {day * 7 % 13} ships." for day in range(40))
 """More than one micro-batch."""
+COUNTED = "1 2 3 4 5 6 1 2 3 4 5 6 1 2 3 4"
 PROMPTS = {"repeated": REPEATED, "edited": EDITED, "prose": PROSE}
 
 
-async def answers(asking: Client, *, tokens: int = 24, **more: str) -> dict[str, tuple[int, ...]]:
-    """To these prompts, and to `more`. The last of them goes on from the one before, in the same slot."""
+async def answers(asking: Client, *, tokens: int = 24) -> dict[str, tuple[int, ...]]:
+    """The last of them goes on from the one before, in the same slot."""
     once = {"n_predict": tokens, "ignore_eos": True, "n_probs": 0, "cache_prompt": False}
     found = {}
-    for name, prompt in (PROMPTS | more).items():
+    for name, prompt in PROMPTS.items():
         found[name] = (await asking.complete(prompt, **once)).tokens
     kept = {"n_predict": tokens, "ignore_eos": True, "n_probs": 0, "cache_prompt": True}
     found["first"] = (await asking.complete(EDITED, **kept)).tokens
@@ -94,17 +95,20 @@ def told(smollm2: Path, libraries: dict[str, Path]) -> dict[str, tuple[int, ...]
 
     async def ask() -> dict[str, tuple[int, ...]]:
         async with client(await plan_for(smollm2, libraries, context=CONTEXT)) as asking:
-            return await answers(asking, long=LONG)
+            return await answers(asking)
 
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("layers", [(), (10, 10, 8)], ids=["alone", "split"])
+SPLIT = (10, 10, 8)
+
+
+@pytest.mark.parametrize("layers", sampled([(), SPLIT], SPLIT), ids=["alone", "split"])
 async def test_the_text_itself_drafts(
     plan: SplitPlan, told: dict[str, tuple[int, ...]], layers: tuple[int, ...]
 ) -> None:
     async with client(over(plan, *layers, draft=TEXT, delay_s=FAR_S if layers else 0.0)) as asking:
-        assert await answers(asking, long=LONG) == told
+        assert await answers(asking) == told
         seen = await counters(asking)
         assert 0 < seen.accepted <= seen.drafted == seen.text_drafted
         if layers:
@@ -124,8 +128,17 @@ async def has_paid(asking: Client, seen: SpeculationCounters) -> bool:
     return plain_s > took_s
 
 
+@pytest.mark.full
+async def test_a_prompt_of_several_batches(plan: SplitPlan) -> None:
+    once = {"n_predict": 24, "ignore_eos": True, "n_probs": 0, "cache_prompt": False}
+    async with client(plan) as asking:
+        expected = await asking.complete(LONG, **once)
+    async with client(over(plan, *SPLIT, draft=TEXT)) as asking:
+        assert (await asking.complete(LONG, **once)).tokens == expected.tokens
+
+
 @pytest.mark.parametrize(
-    ("layers", "text_depth"), [((), 24), ((10, 10, 8), 0)], ids=["with the text, alone", "split"]
+    ("layers", "text_depth"), first(1, [(SPLIT, 0), ((), 24)]), ids=["split", "with the text, alone"]
 )
 async def test_a_draft_model(
     plan: SplitPlan,
@@ -136,7 +149,7 @@ async def test_a_draft_model(
 ) -> None:
     draft = DraftSpec(model=str(smollm2), model_depth=8, text_depth=text_depth)
     async with client(over(plan, *layers, draft=draft, delay_s=FAR_S if layers else 0.0)) as asking:
-        assert told | await answers(asking) == told
+        assert await answers(asking) == told
         seen = await counters(asking)
     # The model guesses its own next tokens: right, but for the rounding of other batches.
     own, right = seen.drafted - seen.text_drafted, seen.accepted - seen.text_accepted
@@ -144,12 +157,13 @@ async def test_a_draft_model(
     assert right >= 0.9 * own
 
 
+@pytest.mark.full
 async def test_a_draft_that_is_never_right_is_given_up(
     plan: SplitPlan, smollm2: Path, told: dict[str, tuple[int, ...]], tmp_path: Path
 ) -> None:
     random = tiny_gguf.write(tmp_path / "random.gguf", "llama", layers=2, tokenizer=smollm2)
     async with client(replace(plan, draft=DraftSpec(model=str(random), model_depth=8))) as asking:
-        assert told | await answers(asking) == told
+        assert await answers(asking) == told
         seen = await counters(asking)
     tokens = sum(len(each) for each in told.values())
     assert 0 < seen.drafted < 0.5 * tokens
@@ -158,7 +172,7 @@ async def test_a_draft_that_is_never_right_is_given_up(
 async def test_requests_at_once_share_steps(plan: SplitPlan, smollm2: Path) -> None:
     """Each gets its own text, whatever the others guess."""
     options = {"n_predict": 24, "ignore_eos": True, "n_probs": 0, "cache_prompt": False}
-    prompts = [REPEATED, EDITED, PROSE, REPEATED + PROSE]
+    prompts = [_LEDGER, COUNTED, PROSE, COUNTED + PROSE]
     # In small micro-batches: prompts that are read together are cut in other places, and some processors
     # compute whole tiles of 64 tokens otherwise (native/cpu_attention.cmake).
     wide = replace(plan, slots=4, settings=plan.settings | {"n_ubatch": 32})
@@ -172,7 +186,7 @@ async def test_requests_at_once_share_steps(plan: SplitPlan, smollm2: Path) -> N
 
 
 async def test_who_asks_for_probabilities_gets_those_of_every_token(plan: SplitPlan, smollm2: Path) -> None:
-    options = {"n_predict": 40, "ignore_eos": True, "cache_prompt": False}
+    options = {"n_predict": 24, "ignore_eos": True, "cache_prompt": False}
     draft = DraftSpec(text_depth=24, model=str(smollm2), model_depth=8)
     async with client(over(plan, 15, 15, draft=draft, delay_s=FAR_S)) as asking:
         without = await asking.complete(REPEATED, n_probs=0, **options)
@@ -200,7 +214,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
                 count += 1
                 if count == 5:
                     break
-        assert told | await answers(asking) == told
+        assert await answers(asking) == told
 
 
 # -- states that cannot be cut back -----------------------------------------------------------------

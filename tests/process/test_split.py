@@ -118,7 +118,7 @@ async def test_smollm2(smollm2: Path, libraries: dict[str, Path]) -> None:
         sky = await client.complete("The sky is blue because", n_predict=32, cache_prompt=False)
         return {"sky": sky, "long": await client.complete(token_ids(300), n_predict=8, ignore_eos=True)}
 
-    splits = [(8, 8), (6, 6, 6, 6, 6)]
+    splits = [(6, 6, 6, 6, 6)]
     await compare(alone, [over(alone, *layers) for layers in splits], ask)
 
 

@@ -92,6 +92,7 @@ class ServingRun:
 
     broken: str | None = None
     port = 1
+    settings = SimpleNamespace(predict=None)
 
     def __init__(self, epoch: int, plan: Plan) -> None:
         self.epoch, self.plan, self.rates = epoch, plan, Rates()

@@ -50,6 +50,9 @@ class TwoOthers:
     def name_of(self, node: NodeId) -> str:
         return NAMES[node]
 
+    def settings(self) -> None:
+        return None
+
     async def open(self, node: NodeId, kind: str, header: dict[str, Any]) -> Stream:
         return Stream({"epoch": header["epoch"]})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from mesh_llm.gateway.upstream import Health, Upstream
 from mesh_llm.host.hosting import Hosting
@@ -36,12 +35,6 @@ class Engines:
         """None until the node is composed: both are reached through the gateway, which needs this."""
 
     def upstream(self) -> Upstream | None:
-        found, settings = self._found(), self._mesh.settings()
-        if found is None or settings is None:
-            return found
-        return replace(found, predict=settings.predict)
-
-    def _found(self) -> Upstream | None:
         assert self.hosting is not None and self.remote is not None
         run = self.hosting.serving
         if run is not None and run.port is not None and run.broken is None:
@@ -66,7 +59,7 @@ class Engines:
 
     def _upstream_of(self, run: PlanRun) -> Upstream:
         url, key = run.engine_address()
-        return Upstream(url=url, key=key, served_by=self._name)
+        return Upstream(url=url, key=key, served_by=self._name, predict=run.settings.predict)
 
     def health(self) -> Health:
         return self._health()

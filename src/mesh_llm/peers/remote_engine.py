@@ -85,11 +85,12 @@ class RemoteEngine:
         """
         if self._known is None or self._target() is None:
             return None
-        known = self._known
+        known, settings = self._known, self._mesh.settings()
         return Upstream(
             url=known.url,
             served_by=self._mesh.name_of(known.host),
             connect=partial(self._connect, known.host, known.epoch),
+            predict=settings.predict if settings is not None else None,
         )
 
     async def why(self, upstream: Upstream) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.joining import Lab, lab, write_model
 from tests.support.mesh import MeshProcesses
 from tests.support.node import temporary_home
 from tests.support.waiting import until
@@ -99,3 +100,16 @@ def mesh(smollm2: Path) -> Iterator[MeshProcesses]:
     """None yet, and for this test alone."""
     with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
         yield mesh
+
+
+@pytest.fixture(scope="module")
+def model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one that answers nonsense."""
+    return write_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def nodes(model: Path) -> Iterator[Lab]:
+    """None yet; those that are started serve `model`."""
+    with lab(model) as nodes:
+        yield nodes

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
-from tests.support.joining import PLAN, TEXT, JoiningNode, Lab, lab, write_model
+from tests.support.joining import PLAN, TEXT, JoiningNode, Lab
 from tests.support.lone_engine import lone_engine
 from tests.support.stand_ins import COMMAND
 
 SMALL_GPUS = (*COMMAND, "5000000,5000000")
 """Each holds some of the 25 layers: the rest is for main memory."""
 PLACES = ["GPU0", "GPU1", "CPU"]
-
-
-@pytest.fixture(scope="module")
-def model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def nodes(model: Path) -> Iterator[Lab]:
-    with lab(model) as nodes:
-        yield nodes
 
 
 def text_of(node: JoiningNode) -> str:

@@ -31,7 +31,6 @@ from tests.support.joining import (
     names_of,
     refused,
     said,
-    write_model,
 )
 from tests.support.members import Mesh, mesh_of_members
 from tests.support.ports import spare_port
@@ -40,17 +39,6 @@ from tests.support.waiting import until
 DAMAGED = "the token is damaged: a part of it is missing or altered"
 NOT_ACCEPTED = "the token was not accepted: it is wrong, or belongs to another mesh"
 EXPELLED = "this node was expelled from its mesh: its invite was revoked"
-
-
-@pytest.fixture(scope="module")
-def model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def nodes(model: Path) -> Iterator[Lab]:
-    with lab(model) as nodes:
-        yield nodes
 
 
 @pytest.fixture(scope="module")

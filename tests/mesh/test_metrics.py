@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.joining import PLAN, TEXT, JoiningNode, Lab, lab, write_model
+from tests.support.joining import PLAN, TEXT, JoiningNode, Lab
 from tests.support.node import ENDLESS, WAIT_S, NodeProcess, ask
 from tests.support.series import Scrape
 from tests.support.waiting import until
@@ -22,17 +20,6 @@ LONG_PLAN = ("--ctx-size", "32768", "--parallel", "1")
 """Room for an endless answer that no pause of this machine outlasts."""
 ENGINES_OWN = "llamacpp:tokens_predicted_total"
 """One of the series that are left out of a scrape where the engine takes its time."""
-
-
-@pytest.fixture(scope="module")
-def model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def nodes(model: Path) -> Iterator[Lab]:
-    with lab(model) as nodes:
-        yield nodes
 
 
 def scrape(node: NodeProcess) -> Scrape:

@@ -27,17 +27,6 @@ from tests.support.joining import (
 
 
 @pytest.fixture(scope="module")
-def model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def nodes(model: Path) -> Iterator[Lab]:
-    with lab(model) as nodes:
-        yield nodes
-
-
-@pytest.fixture(scope="module")
 def shared(model: Path) -> Iterator[tuple[Lab, JoiningNode]]:
     with lab(model) as nodes:
         yield nodes, nodes.create("one", "--cache-type-v", "f32")

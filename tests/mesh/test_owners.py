@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.support.command import mesh_llm
-from tests.support.joining import JoiningNode, Lab, lab, refused, said, write_model
-
-
-@pytest.fixture(scope="module")
-def model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def nodes(model: Path) -> Iterator[Lab]:
-    with lab(model) as nodes:
-        yield nodes
+from tests.support.joining import JoiningNode, Lab, refused, said
 
 
 def until_context(node: JoiningNode, context: int) -> None:

@@ -11,7 +11,8 @@ import pytest
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.host import plan_run
 from mesh_llm.host.plan_run import PlanRun
-from mesh_llm.types import Mode, NodeId, Plan, Stage
+from mesh_llm.types import NodeId
+from tests.support.planning import plan_of
 
 COMPLAINT = "the link to worker 77 is lost"
 
@@ -21,28 +22,10 @@ class Names:
         return str(node)
 
 
-def stage(node: str, first: int, last: int) -> Stage:
-    return Stage(
-        node=NodeId(node), first=first, last=last, weight_bytes=1, need_bytes=1, share=(last - first) / 4
-    )
-
-
 def run_of(monkeypatch: pytest.MonkeyPatch) -> PlanRun:
     monkeypatch.setattr(plan_run, "COMPLAINT_S", 0.05)
     anything: Any = None
-    plan = Plan(
-        mode=Mode.SPLIT,
-        host=NodeId("one"),
-        stages=(stage("one", 0, 1), stage("two", 1, 2), stage("three", 2, 4)),
-        context=512,
-        slots=1,
-        head_on_worker=False,
-        need_bytes=1,
-        have_bytes=1,
-        predicted=None,
-        excluded=(),
-        reason="",
-    )
+    plan = plan_of((NodeId("one"), 0, 1), (NodeId("two"), 1, 2), (NodeId("three"), 2, 4))
     run = PlanRun(
         epoch=1,
         plan=plan,
@@ -75,5 +58,7 @@ async def test_a_worker_that_lost_the_next_one_is_not_the_one_that_is_lost(
 async def test_where_nobody_else_is_lost_the_one_that_complains_is(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(monkeypatch)
     run._on_engine(report(MESH0=COMPLAINT))
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(30):
+        while run.broken is None:
+            await asyncio.sleep(0.01)
     assert run.broken == f"two was lost: {COMPLAINT}"

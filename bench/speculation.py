@@ -17,7 +17,7 @@ from bench.report import Row, ratio_row
 from bench.rigs import Rig
 from bench.split_sides import Setup, base_plan, decode_speed, over, passive_threads, running, speeds
 from bench.stats import Target, at_least
-from mesh_llm.defaults import DRAFT_MAX, GUESS_HEAD_MAX, GUESS_TEXT_MAX
+from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX, MTP_DRAFT_MAX
 from mesh_llm.engine import build
 from mesh_llm.engine.spec import DraftSpec, StatesSpec
 from mesh_llm.errors import MeshError
@@ -150,7 +150,7 @@ async def _heads(plan: Plan, folder: Path, *, right: bool) -> tuple[list[Row], s
     with engine_lab(build.at_hand().libraries, folder) as lab:
         model = stepping_models.write_with_head(lab, "qwen35", right=right, sizes=_HEAD_SIZES).path
     base = replace(await base_plan(model), context=1024)
-    draft = DraftSpec(head_depth=GUESS_HEAD_MAX, head_layer=len(base.facts.layers) - 1, needs_states=True)
+    draft = DraftSpec(head_depth=MTP_DRAFT_MAX, head_layer=len(base.facts.layers) - 1, needs_states=True)
     states = StatesSpec(checkpoints=CHECKPOINTS)
     split = replace(over(base, _HEAD_WORKERS, delay_s=_HEAD_DELAY_S).plan, states=states)
     name, rows, notes = f"MTP head, always {'right' if right else 'wrong'}", [], []

@@ -67,7 +67,7 @@ COPY_CHUNK_BYTES = 4 << 20
 GUESS_TEXT_MAX = 24
 """Tokens guessed at once by what stood in the text before. Each step has room for their logits; of a longer
 guess the last ones are seldom right, and a step over links grows with it."""
-GUESS_HEAD_MAX = 3
+MTP_DRAFT_MAX = 3
 """Tokens guessed at once by a model's own layer for further tokens (MTP), which was trained for one. Of some
 recurrent models the states of as many tokens are kept, to go back to."""
 DRAFT_MAX = 8

@@ -79,7 +79,7 @@ class ModelFacts:
     """True where it makes no text: inputs go through it whole, into embeddings or ranks."""
     ranks: bool = False
     """True where it tells how well a document fits a question."""
-    guessing: LayerCache | None = None
+    mtp_cache: LayerCache | None = None
     """What the last layer keeps, where it guesses the token after the next (MTP) and can draft; None else."""
     keeps_snapshots: bool = False
     """True where the engine can keep the states of a recurrent model's last tokens, to go back to one."""

@@ -283,7 +283,7 @@ def test_a_layer_that_guesses_further_tokens_can_draft() -> None:
     def guessing(architecture: str, *, layer: int = 2, **changes: Any) -> LayerCache | None:
         told = document(architecture, layers=3, **({"nextn_predict_layers": 1} | changes))
         told["tensors"].append([f"blk.{layer}.nextn.eh_proj.weight", "q4_K", [128, 64, 1, 1], 4608, 0])
-        return model_facts(told).guessing
+        return model_facts(told).mtp_cache
 
     assert guessing("glm4moe") == attention(32, 32)
     assert guessing("glm4moe", layer=1) is None  # left out of the file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mesh_llm.defaults import GUESS_HEAD_MAX, GUESS_TEXT_MAX
+from mesh_llm.defaults import GUESS_TEXT_MAX, MTP_DRAFT_MAX
 from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
 from mesh_llm.mesh_settings import Draft
 from mesh_llm.planning.decide import decide
@@ -19,11 +19,11 @@ from mesh_llm.planning.fit import (
 )
 from mesh_llm.planning.speculation import (
     cache_settings,
-    head_guesses,
     made_by,
-    model_guesses,
+    model_draft_depth,
+    mtp_draft_depth,
     needs_states,
-    text_guesses,
+    text_draft_depth,
 )
 from mesh_llm.types import Fingerprint, LayerCache, Mode, ModelFacts
 from tests.support.planning import GB, mesh, model, node, settings
@@ -40,10 +40,10 @@ DRAFTING = replace(GUESSING, draft=DRAFT, draft_max=6)
 
 
 def test_what_is_guessed_with() -> None:
-    assert (text_guesses(GUESSING), model_guesses(GUESSING)) == (GUESS_TEXT_MAX, 0)
-    assert (text_guesses(DRAFTING), model_guesses(DRAFTING)) == (GUESS_TEXT_MAX, 6)
+    assert (text_draft_depth(GUESSING), model_draft_depth(GUESSING)) == (GUESS_TEXT_MAX, 0)
+    assert (text_draft_depth(DRAFTING), model_draft_depth(DRAFTING)) == (GUESS_TEXT_MAX, 6)
     nothing = replace(DRAFTING, guess=False)
-    assert (text_guesses(nothing), model_guesses(nothing)) == (0, 0)
+    assert (text_draft_depth(nothing), model_draft_depth(nothing)) == (0, 0)
 
 
 def recurrent(facts: ModelFacts, state_bytes: int) -> ModelFacts:
@@ -64,10 +64,10 @@ def test_a_state_that_cannot_be_cut_back_is_saved_once_more() -> None:
 
 
 def test_a_head_of_its_own_guesses_where_no_draft_model_does() -> None:
-    big = replace(model(), guessing=LayerCache(k_width=128, v_width=64))
-    assert head_guesses(big, GUESSING) == GUESS_HEAD_MAX
-    assert head_guesses(big, DRAFTING) == head_guesses(model(), GUESSING) == 0
-    assert head_guesses(big, replace(GUESSING, guess=False)) == 0
+    big = replace(model(), mtp_cache=LayerCache(k_width=128, v_width=64))
+    assert mtp_draft_depth(big, GUESSING) == MTP_DRAFT_MAX
+    assert mtp_draft_depth(big, DRAFTING) == mtp_draft_depth(model(), GUESSING) == 0
+    assert mtp_draft_depth(big, replace(GUESSING, guess=False)) == 0
     with_head, without = (cache_settings(facts, GUESSING, 4096) for facts in (big, model()))
     more = memory_need(big, with_head).total_bytes - memory_need(big, without).total_bytes
     cache, weights = 4096 * 2 * (128 + 64), big.layers[-1].weight_bytes
@@ -78,15 +78,15 @@ def test_a_head_of_its_own_guesses_where_no_draft_model_does() -> None:
 
 
 def test_states_of_the_last_tokens_are_counted() -> None:
-    big = replace(recurrent(model(), 1000), guessing=LayerCache(k_width=8, v_width=8))
+    big = replace(recurrent(model(), 1000), mtp_cache=LayerCache(k_width=8, v_width=8))
     plain = cache_bytes(big, cache_settings(big, GUESSING, 4096))
     kept = replace(big, keeps_snapshots=True)
     states = 1000 * len(big.layers) * GUESSING.slots
-    assert cache_bytes(kept, cache_settings(kept, GUESSING, 4096)) == plain + GUESS_HEAD_MAX * states
+    assert cache_bytes(kept, cache_settings(kept, GUESSING, 4096)) == plain + MTP_DRAFT_MAX * states
 
 
 def test_a_head_that_does_not_fit_guesses_nothing() -> None:
-    big = replace(model(), guessing=LayerCache(k_width=128, v_width=64))
+    big = replace(model(), mtp_cache=LayerCache(k_width=128, v_width=64))
     bare = memory_need(big, cache_settings(big, settings(guess=False), 4096)).total_bytes
     tight = decide(mesh(node("a", (bare + 50_000_000) / GB)), big, GUESSING, current=None)
     assert tight.mode is Mode.SOLO

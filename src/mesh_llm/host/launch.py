@@ -32,11 +32,11 @@ from mesh_llm.planning.shared_machines import threads_of
 from mesh_llm.planning.solo_fit import Fit, fit_solo
 from mesh_llm.planning.speculation import (
     cache_settings,
-    head_guesses,
     made_by,
-    model_guesses,
+    model_draft_depth,
+    mtp_draft_depth,
     needs_states,
-    text_guesses,
+    text_draft_depth,
 )
 from mesh_llm.types import ModelFacts, NodeId, Plan
 
@@ -125,13 +125,13 @@ class Launch:
         The engine aborts where the guesses of all slots, and a token of each, are more than a batch.
         """
         most = max(0, int(self.config.settings.get("n_batch", batch)) // plan.slots - 1)
-        depth = min(most, model_guesses(self.settings)) if self.draft is not None else 0
+        depth = min(most, model_draft_depth(self.settings)) if self.draft is not None else 0
         return DraftSpec(
-            text_depth=min(most, text_guesses(self.settings)),
+            text_depth=min(most, text_draft_depth(self.settings)),
             model=str(self.draft) if depth else None,
             model_depth=depth,
             # It reads what the output head does: beside it, or not at all.
-            head_depth=0 if plan.head_on_worker else min(most, head_guesses(self.model, self.settings)),
+            head_depth=0 if plan.head_on_worker else min(most, mtp_draft_depth(self.model, self.settings)),
             head_layer=len(self.model.layers) - 1,
             needs_states=needs_states(self.model),
         )

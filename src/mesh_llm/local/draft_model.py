@@ -23,7 +23,7 @@ from mesh_llm.types import Event, EventSink, Fingerprint, ModelFacts
 log = logging.getLogger(__name__)
 
 _INNER_DRAFTS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
-"""Architectures of drafts that are no models by themselves."""
+"""Architectures of drafts (EAGLE3 and the like) that read the layers of their model."""
 
 
 class DraftModels:

@@ -47,8 +47,8 @@ _MLA = _names(
 _INDEXED = _names("deepseek32 glm-dsa glm5-next hy_v4 dots3note minimax-m3 qwen4exp")
 """Sparse attention: one more key per cell, by which cells are chosen."""
 
-_GUESSING = _names("qwen3next qwen35 qwen35moe glm4moe deepseek2 deepseek32 glm-dsa hy_v3 cohere2moe")
-"""With a layer behind the last one that guesses further tokens, from the state that the output head reads.
+_MTP = _names("qwen3next qwen35 qwen35moe glm4moe deepseek2 deepseek32 glm-dsa hy_v3 cohere2moe")
+"""With an MTP head: a layer behind the last one that drafts, from the state that the output head reads.
 Those of mimo2, step35, deepseek4 and qwen4exp read it from the last layer, wherever that lies; those of
 glm5-next, bailingmoe3 and nemotron_h_moe have not been tried."""
 SNAPSHOTS = _names("qwen35 qwen35moe")
@@ -123,9 +123,9 @@ def layer_caches(keys: Metadata, *, layers: int, hidden: int) -> tuple[LayerCach
     return tuple(caches[:trunk]) + (LayerCache(),) * (layers - trunk)
 
 
-def guessing_cache(keys: Metadata, *, layers: int, hidden: int) -> LayerCache | None:
-    """Of the layer behind the last one that guesses further tokens; None where nothing drafts with it."""
-    if keys.architecture not in _GUESSING or _predicting_layers(keys, layers) != 1:
+def mtp_cache(keys: Metadata, *, layers: int, hidden: int) -> LayerCache | None:
+    """Of the MTP head, a layer behind the last one that drafts further tokens; None where it is not used."""
+    if keys.architecture not in _MTP or _predicting_layers(keys, layers) != 1:
         return None
     if keys.architecture == "glm4moe" and keys.has("rope.dimension_sections"):
         return None  # one that sees: the engine ends itself over its positions

@@ -13,9 +13,9 @@ from mesh_llm.models.cache_layout import (
     ENCODERS,
     SNAPSHOTS,
     WITHOUT_CACHE,
-    guessing_cache,
     joined_layers,
     layer_caches,
+    mtp_cache,
     query_elements,
 )
 from mesh_llm.models.metadata import Metadata, damaged
@@ -100,7 +100,7 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
         encodes=architecture in ENCODERS or keys.number("pooling_type", default=0) > 0,
         ranks=keys.number("pooling_type", default=0) == _POOLING_RANK,
         # Some files leave the layer out that their metadata speaks of.
-        guessing=guessing_cache(keys, layers=layers, hidden=hidden)
+        mtp_cache=mtp_cache(keys, layers=layers, hidden=hidden)
         if _bytes_of(tensors, f"blk.{layers - 1}.nextn.eh_proj.weight")
         else None,
         keeps_snapshots=architecture in SNAPSHOTS,

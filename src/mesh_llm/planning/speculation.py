@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mesh_llm.defaults import GUESS_HEAD_MAX, GUESS_TEXT_MAX
+from mesh_llm.defaults import GUESS_TEXT_MAX, MTP_DRAFT_MAX
 from mesh_llm.mesh_settings import Draft, MeshSettings
 from mesh_llm.planning.batch_sizes import micro_batch
 from mesh_llm.planning.fit import CacheSettings, compute_bytes, stage_need
 from mesh_llm.types import ModelFacts, Plan
 
 _KEPT_STATES = 512
-"""Of each slot, for the layer that guesses: `KEPT` in native/hooks/mtp_head.h."""
+"""Of each slot, for the MTP head: `KEPT` in native/hooks/mtp_head.h."""
 _F16_BYTES, _F32_BYTES = 2, 4
 
 
-def text_guesses(settings: MeshSettings) -> int:
+def text_draft_depth(settings: MeshSettings) -> int:
     """Tokens guessed at once by what stood in the text before; 0 where nothing is guessed."""
     return GUESS_TEXT_MAX if settings.guess else 0
 
 
-def model_guesses(settings: MeshSettings) -> int:
+def model_draft_depth(settings: MeshSettings) -> int:
     """The same by the draft model."""
     return settings.draft_max if settings.draft is not None and settings.guess else 0
 
 
-def head_guesses(model: ModelFacts, settings: MeshSettings) -> int:
+def mtp_draft_depth(model: ModelFacts, settings: MeshSettings) -> int:
     """The same by the model's own layer for further tokens (MTP); a draft model comes before it."""
-    return GUESS_HEAD_MAX if model.guessing is not None and settings.draft is None and settings.guess else 0
+    return MTP_DRAFT_MAX if model.mtp_cache is not None and settings.draft is None and settings.guess else 0
 
 
 def needs_states(model: ModelFacts) -> bool:
@@ -40,7 +40,7 @@ def leaner(model: ModelFacts, settings: MeshSettings) -> Iterator[MeshSettings]:
     """The same settings with less to guess with, where that is what does not fit."""
     if settings.draft is not None:
         yield replace(settings, draft=None)
-    if model.guessing is not None and settings.guess:
+    if model.mtp_cache is not None and settings.guess:
         yield replace(settings, draft=None, guess=False)
 
 
@@ -62,8 +62,8 @@ def made_by(plan: Plan, model: ModelFacts, settings: MeshSettings) -> MeshSettin
 
 def cache_settings(model: ModelFacts, settings: MeshSettings, context: int) -> CacheSettings:
     """What the mesh's settings ask for, at so many tokens per slot."""
-    guesses = max(text_guesses(settings), model_guesses(settings))
-    by_head = head_guesses(model, settings)
+    guesses = max(text_draft_depth(settings), model_draft_depth(settings))
+    by_head = mtp_draft_depth(model, settings)
     cache = CacheSettings(
         context=context,
         slots=settings.slots,
@@ -78,16 +78,16 @@ def cache_settings(model: ModelFacts, settings: MeshSettings, context: int) -> C
 
 
 def _own_draft(model: ModelFacts, settings: CacheSettings) -> Draft:
-    """What the layer that guesses takes on the host, as if it were a draft model.
+    """What the MTP head takes on the host, as if it were a draft model.
 
     Its weights are counted with the last layers, too: too much memory asked for is an annoyance.
     """
-    assert model.guessing is not None
+    assert model.mtp_cache is not None
     states = _F32_BYTES * model.hidden * _KEPT_STATES * settings.slots
     return Draft(
         name=model.name,
         fingerprint=model.fingerprint,
         weight_bytes=model.layers[-1].weight_bytes,
-        cache_bytes=_F16_BYTES * (model.guessing.k_width + model.guessing.v_width),
+        cache_bytes=_F16_BYTES * (model.mtp_cache.k_width + model.mtp_cache.v_width),
         compute_bytes=compute_bytes(model, replace(settings, guesses=0)) + states,
     )

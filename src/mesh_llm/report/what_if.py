@@ -24,7 +24,7 @@ from mesh_llm.models.names import Here
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
-from mesh_llm.planning.speculation import made_by, model_guesses
+from mesh_llm.planning.speculation import made_by, model_draft_depth
 from mesh_llm.report import status
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
@@ -70,7 +70,7 @@ class Forecast:
 
     def _draft(self) -> dict[str, Any] | None:
         draft = self.settings.draft
-        if draft is None or not model_guesses(self.settings):
+        if draft is None or not model_draft_depth(self.settings):
             return None
         fits = made_by(self.plan, self.model, self.settings).draft is not None
         return {"name": draft.name, "weight_bytes": draft.weight_bytes, "fits": fits}

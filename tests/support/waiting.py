@@ -14,6 +14,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.02
+POLL_SHARE = 4
+"""Times what a look took, to the next one: looks that start a program would take a core from who is waited for."""
 LOOK_S = 1.0
 """Between two looks at what others took: its clock ticks a hundred times a second."""
 STRETCH = 6
@@ -76,8 +78,9 @@ def until(condition: Callable[[], T | None], *, within_s: float, what: str) -> T
     patience = Patience(within_s)
     while True:
         is_last = patience.is_over
+        looked = time.monotonic()
         if value := condition():
             return value
         if is_last:
             raise AssertionError(f"not within {within_s:g} s: {what}")
-        time.sleep(POLL_S)
+        time.sleep(max(POLL_S, POLL_SHARE * (time.monotonic() - looked)))

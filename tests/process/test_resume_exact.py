@@ -156,7 +156,7 @@ def pieces_of(answer: Answer) -> tuple[list[str], dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("path", "question"), first(2, [(CHAT, COLOURS), (CHAT, NOTES), (CHAT, FOX), (PLAIN, COLOURS)])
+    ("path", "question"), first(1, [(CHAT, COLOURS), (CHAT, NOTES), (CHAT, FOX), (PLAIN, COLOURS)])
 )
 async def test_it_is_the_undisturbed_answer(
     engine: LoneEngine, heir: LoneEngine, path: str, question: str

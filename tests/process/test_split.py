@@ -115,11 +115,10 @@ async def test_smollm2(smollm2: Path, libraries: dict[str, Path]) -> None:
     alone = await plan_for(smollm2, libraries, settings={"n_ctx_checkpoints": 0})
 
     async def ask(client: Client) -> Talk:
-        sky = await client.complete("The sky is blue because", n_predict=32, cache_prompt=False)
-        return {"sky": sky, "long": await client.complete(token_ids(300), n_predict=8, ignore_eos=True)}
+        sky = await client.complete("The sky is blue because", n_predict=16, cache_prompt=False)
+        return {"sky": sky, "long": await client.complete(token_ids(130), n_predict=8, ignore_eos=True)}
 
-    splits = [(6, 6, 6, 6, 6)]
-    await compare(alone, [over(alone, *layers) for layers in splits], ask)
+    await compare(alone, [over(alone, 10, 10, 10)], ask)
 
 
 # -- links and weights ---------------------------------------------------------------------------------

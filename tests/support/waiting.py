@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 POLL_S = 0.02
 POLL_SHARE = 4
-"""Times what a look took, to the next one: looks that start a program would take a core from who is waited for."""
+"""Times what a look took, to the next one: looks that start a program take a core from others."""
 LOOK_S = 1.0
 """Between two looks at what others took: its clock ticks a hundred times a second."""
 STRETCH = 6

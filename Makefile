@@ -16,7 +16,7 @@ PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 N ?= 10
 DIST ?= loadfile
 # Folders of Python code that exist.
-CODE := $(wildcard src tests bench)
+CODE := $(wildcard src tests bench tools)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,8 @@ fmt: setup-dev ## format the code, mend what the linter can mend
 	$(BIN)/ruff check --fix-only --exit-zero $(CODE)
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/python -c 'from mesh_llm.cli import entry, main; entry.HELP.write_text(main.help_text(entry.HELP_COLUMNS))'
+	$(BIN)/python tools/error_messages.py
+	$(BIN)/python -m bench.summary
 
 lock: ## write the lock files anew from pyproject.toml; ARGS="--upgrade" takes newer versions
 	@sh tools/lock.sh $(ARGS)

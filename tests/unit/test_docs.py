@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from bench import summary
+from tools import error_messages
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "mesh_llm"
 DESIGN = ROOT / "DESIGN.md"
 PAGES = [DESIGN, *sorted((ROOT / "docs" / "design").glob("*.md"))]
-LINKING_PAGES = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+README = ROOT / "README.md"
+LINKING_PAGES = [*PAGES, README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w-]+(/[\w-]+)*/?(\.(py|toml|cpp|h|md|txt|js))?")
@@ -124,3 +128,12 @@ def test_a_file_that_exists_is_found(path: str) -> None:
 @pytest.mark.parametrize("path", ["planning/nothing.py", "nothing.h", "test_nothing_at_all"])
 def test_a_missing_file_is_noticed(path: str) -> None:
     assert not exists(path)
+
+
+def test_the_measured_table_is_what_the_results_say() -> None:
+    assert summary.page(README.read_text("utf-8")) == README.read_text("utf-8"), "python -m bench.summary"
+
+
+def test_every_error_message_is_on_its_page() -> None:
+    page = error_messages.PAGE.read_text("utf-8")
+    assert error_messages.page(page, PACKAGE) == page, "python tools/error_messages.py"

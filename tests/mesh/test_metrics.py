@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from contextlib import closing
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ from tests.support.node import ENDLESS, WAIT_S, NodeProcess, ask
 from tests.support.series import Scrape
 from tests.support.waiting import until
 
+MONITORING = Path(__file__).parents[2] / "packaging" / "monitoring"
 HEAL_S = 60.0
 CPU_LIMIT_S = 0.05
 LONG_PLAN = ("--ctx-size", "32768", "--parallel", "1")
@@ -43,6 +46,17 @@ def split(nodes: Lab) -> tuple[JoiningNode, JoiningNode]:
 def answer(node: NodeProcess, times: int = 3) -> None:
     for _ in range(times):
         assert node.ask("/v1/completions", {**TEXT, "cache_prompt": False}).status == 200
+
+
+def unknown_series(seen: Scrape) -> set[str]:
+    """What the dashboard and the alert rules read, and nodes do not tell: names, and the labels of sums."""
+    texts = [path.read_text("utf-8").replace('\\"', '"') for path in sorted(MONITORING.iterdir())]
+    missing = {name for text in texts for name in re.findall(r"\bmesh_llm_\w+", text)} - seen.names()
+    for text in texts:
+        for labels, name in re.findall(r" by \(([\w, ]+)\) \((?:rate\(|increase\()?(mesh_llm_\w+)", text):
+            wanted = set(labels.split(", ")) - {"instance", "job", "le"}
+            missing |= {f"{name}{{{label}}}" for label in wanted - seen.labels(name)}
+    return missing
 
 
 def cpu_of_a_scrape_s(node: NodeProcess) -> float:
@@ -108,6 +122,7 @@ def test_a_split_mesh_and_the_loss_of_its_engine(nodes: Lab) -> None:
     assert seen.value("mesh_llm_weights_resident_bytes", process="engine") > 0
     assert seen.value("mesh_llm_weights_resident_bytes", process="worker") == 0
     assert seen.of("mesh_llm_process_starts_total", "process")["engine"] >= 1
+    assert sorted(unknown_series(seen)) == []
     assert seen.of("mesh_llm_process_deaths_total", "process") == {"engine": 0, "worker": 0}
     assert seen.value("mesh_llm_plans_failed_total") == 0
     assert seen.value("mesh_llm_peer_connections_total", member="new") == 1

@@ -42,5 +42,8 @@ class Scrape:
         (found,) = [label for label, value in self.of(name, name.rpartition("_")[2]).items() if value == 1]
         return found
 
+    def labels(self, name: str) -> set[str]:
+        return {label for found, have in self._values if found == name for label, _ in have}
+
     def names(self) -> set[str]:
         return {name for name, _ in self._values}

@@ -137,6 +137,11 @@ class Home:
         """Models that its owner has given names to; it need not be there."""
         return self.path / "catalog.toml"
 
+    @property
+    def config_file(self) -> Path:
+        """Options that its owner does not want to type each time; it need not be there."""
+        return self.path / "config.toml"
+
     def read_mesh(self) -> dict[str, Any] | None:
         try:
             document = json.loads(self.mesh_file.read_text())

@@ -67,6 +67,9 @@ class FakeManaged:
     def snapshot(self) -> dict[str, Any]:
         return {}
 
+    def network(self) -> dict[str, Any]:
+        return {}
+
     def invite(self, role: Role, lifetime_s: float | None, limit: int | None = None) -> dict[str, Any]:
         self.invited.append((role, lifetime_s, limit))
         return {"id": "1", "token": "mesh1-secret"}

@@ -40,6 +40,8 @@ class Managed:
     """What `mesh-llm plan` shows of a running node's mesh."""
     snapshot: Callable[[], Document]
     """What every node brings, for verbs that ask whether something would fit."""
+    network: Callable[[], Document]
+    """This node's addresses and the way to each member, for `mesh-llm doctor`."""
     invite: Callable[[Role, float | None, int | None], Document]
     promote: Callable[[str], Document]
     invites: Callable[[], Document]
@@ -84,6 +86,7 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "status": lambda _: node.status(),
         "plan": node.plan,
         "snapshot": lambda _: node.snapshot(),
+        "network": lambda _: node.network(),
         "invites": lambda _: node.invites(),
         "agents": agents,
     }

@@ -64,6 +64,7 @@ from mesh_llm.report import status, what_if
 from mesh_llm.report.events import News
 from mesh_llm.report.history import History
 from mesh_llm.report.metrics import NodeMetrics
+from mesh_llm.report.network import network_document
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
 from mesh_llm.tasks import cancelled, task_group
@@ -236,6 +237,7 @@ class Node:
             load=self.unload.end,
             plan=partial(what_if.over_mesh, self.view),
             snapshot=partial(what_if.snapshot_document, self.view),
+            network=partial(network_document, self.view),
             invite=self.invites.make,
             promote=self.invites.promote,
             invites=self.invites.listed,

@@ -14,7 +14,7 @@ from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity
-from mesh_llm.transport.network import Membership, Peer
+from mesh_llm.transport.network import Membership, Network, Peer
 from mesh_llm.types import NodeFacts, NodeId, Role, ServingPlan, State
 
 _UNREADY = {
@@ -127,6 +127,11 @@ class Members:
     def records(self) -> tuple[Record, ...]:
         """Of members that are not gone, as they have signed them."""
         return self._view.records
+
+    @property
+    def network(self) -> Network | None:
+        """None until the node has one."""
+        return self._trust.network
 
     def peer(self, node: NodeId) -> Peer | None:
         """The connection to it, if there is one."""

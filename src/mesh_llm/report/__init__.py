@@ -3,6 +3,7 @@
 view                 what reports may read of a node
 status               what `mesh-llm status` shows
 what_if              what `mesh-llm plan` shows
+network              what `mesh-llm doctor` asks: addresses, relay, the way to each member
 metrics              the node's series in `/metrics`
 metric_families      how such series are written
 history              the last minutes, kept by the host

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
+from enum import IntEnum
 from typing import Any
 
 import psutil
@@ -40,23 +41,34 @@ def ordered(addresses: Iterable[str], interfaces: Mapping[str, str]) -> tuple[st
             ip, port = split_address(text)
         except ValueError:
             continue
-        parsed[join_address(ip, port)] = (_rank(ip, interfaces.get(str(ip))), ip.version)
+        parsed[join_address(ip, port)] = (reach_of(ip, interfaces.get(str(ip))), ip.version)
     return tuple(sorted(parsed, key=lambda text: (*parsed[text], text)))
 
 
-def _rank(ip: IpAddress, interface: str | None) -> int:
+class Reach(IntEnum):
+    """Who gets through to an address; the most useful ones come first."""
+
+    DIRECT = 0
+    TUNNEL = 2
+    OUTSIDE = 3
+    """Seen from outside: a NAT's. Of use to those beyond it, after all that is nearer."""
+    INNER = 5
+    """Containers and virtual machines on this machine."""
+    LOOPBACK = 6
+    NOBODY = 7
+
+
+def reach_of(ip: IpAddress, interface: str | None) -> Reach:
+    """`interface` is None where this machine has no such address itself."""
     if ip.is_loopback:
-        return 6
+        return Reach.LOOPBACK
     if ip.is_link_local or ip.is_unspecified or ip.is_multicast:
-        return 7
+        return Reach.NOBODY
     if interface is None:
-        # Seen from outside: a NAT's. Of use to those beyond it, after all that is nearer.
-        return 3
+        return Reach.OUTSIDE
     if interface.startswith(_INNER):
-        return 5
-    if interface.startswith(_TUNNEL):
-        return 2
-    return 0
+        return Reach.INNER
+    return Reach.TUNNEL if interface.startswith(_TUNNEL) else Reach.DIRECT
 
 
 @frozen

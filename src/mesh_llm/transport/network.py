@@ -85,6 +85,11 @@ class Network:
         """Bound for IPv4 and for IPv6; 0 where there is none, and before `start`."""
         return ports_of(self._endpoint) if self._endpoint is not None else (0, 0)
 
+    @property
+    def relay_reached(self) -> str | None:
+        """The relay that this node is connected to."""
+        return self._endpoint.addr().relay_url() if self._endpoint is not None else None
+
     # -- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:

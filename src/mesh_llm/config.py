@@ -16,7 +16,7 @@ from mesh_llm.types import HostingMode, Setting
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
 PUBLIC_RELAYS = "public"
 """In place of a relay's URL: iroh's public ones, whatever the home remembers."""
-_CLIENTS_OPTIONS = {
+CLIENTS_OPTIONS = {
     *("home", "join", "client", "name", "console", "listen", "port", "api_key", "tls_cert", "tls_key"),
     *("bind_ip", "bind_port", "relay", "relay_token", "no_relay"),
 }
@@ -154,7 +154,7 @@ class NodeConfig(MeshOptions):
     def _check_client(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name not in _CLIENTS_OPTIONS and value is not False and value not in (each.default, {}):
+            if each.name not in CLIENTS_OPTIONS and value is not False and value not in (each.default, {}):
                 flag = _FLAGS.get(each.name) or "--" + each.name.replace("_", "-")
                 raise UsageError(
                     f"{flag} cannot be used with --client, which does not compute",

@@ -30,7 +30,7 @@ from mesh_llm.doctor.redaction import redact
 from mesh_llm.doctor.scene import RunningNode, Scene
 from mesh_llm.download import checksum
 from mesh_llm.engine import build, gpus, machine
-from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
 from tests.support import tiny_gguf
 from tests.support.command import MESH_LLM, Ended, Running, mesh_llm
@@ -559,12 +559,14 @@ async def test_a_node_that_failed(home: Path) -> None:
     assert "node.log" in found.mend
 
 
-async def test_a_file_of_options_that_is_refused(home: Path) -> None:
-    problem = UsageError("config.toml line 1: there is no option prot", hint="did you mean port?")
+def test_fault_25_a_mistake_in_the_file_of_options(home: Path) -> None:
+    (home / "config.toml").write_text("port = 0\nbind-prot = 1\n")
 
-    found = one(await bad(home, "config", config_problem=problem))
+    (found,) = said(mesh_llm("doctor", "config", "ports", "--json", "--home", home))
 
-    assert (found.level, found.what, found.mend) == (Level.BROKEN, problem.message, "did you mean port?")
+    assert (found["level"], found["check"]) == ("broken", "config")
+    assert found["what"] == f"{home}/config.toml line 2: there is no option bind-prot"
+    assert found["mend"] == "did you mean bind-port?"
 
 
 # -- the report -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ entry          where `mesh-llm` begins; its help lies ready
 main           all verbs, and how each of them ends
 serve          `mesh-llm`, `mesh-llm serve`: run a node
 options        the options of a node
+config_file    options from `config.toml` in the home
 demo           `mesh-llm demo`: a mesh on this machine
 status         `mesh-llm status`
 plan           `mesh-llm plan`

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from mesh_llm import __version__
+from mesh_llm.cli.config_file import PROBLEM, ConfiguredIfFine
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import debug_option, home_path, json_option, options_named
 from mesh_llm.cli.output import print_json
@@ -25,7 +26,7 @@ from mesh_llm.home import Home
 _WIDTH = max(map(len, Level))
 
 
-@click.command()
+@click.command(cls=ConfiguredIfFine)
 @click.argument("checks", nargs=-1, metavar="[CHECK]...")
 @click.option(
     "--report",
@@ -57,7 +58,8 @@ async def _examine(options: dict[str, Any], checks: Sequence[str]) -> tuple[Scen
     home = Home(home_path(options.pop("home")))
     options["bind_ip"] = options["bind_ip"] or os.environ.get("MESH_LLM_BIND_IP") or None
     node, problem = await _running(home)
-    scene = Scene(home=home, node=node, node_problem=problem, **options)
+    refused = click.get_current_context().meta.get(PROBLEM)
+    scene = Scene(home=home, node=node, node_problem=problem, config_problem=refused, **options)
     return scene, await examine(scene, checks)
 
 

@@ -26,6 +26,12 @@ _AS_THEY_ARE = (
 )
 """Options that `NodeConfig` takes as they were typed, by the same name."""
 
+VARIABLES = {
+    **{"bind-ip": "MESH_LLM_BIND_IP", "no-relay": "MESH_LLM_NO_RELAY"},
+    **{flag.removeprefix("--"): variable for flag, variable in secret.VARIABLES.items()},
+}
+"""Of the environment: each stands for an option."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PATH = click.Path(path_type=Path)
@@ -199,18 +205,24 @@ def options_named(*names: str) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         for option in reversed(_OPTIONS):
-            if _name(option) in names:
+            if _parameter(option).name in names:
                 function = option(function)
         return function
 
     return add
 
 
-def _name(option: Callable[[Any], Any]) -> str:
-    def bare() -> None:
-        """Gets the option, to be asked for its name."""
+def node_parameters() -> dict[str, click.Option]:
+    """By their flags, without the dashes."""
+    return {found.opts[0].removeprefix("--"): found for found in map(_parameter, _OPTIONS)}
 
-    return str(option(bare).__click_params__[0].name)
+
+def _parameter(option: Callable[[Any], Any]) -> click.Option:
+    def bare() -> None:
+        """Gets the option, to be asked for it."""
+
+    found: click.Option = option(bare).__click_params__[0]
+    return found
 
 
 def home_path(given: Path | None) -> Path:
@@ -238,9 +250,9 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
         **{name: options[name] for name in _AS_THEY_ARE},
         **planned(options),
         join=secret.read("--join", options["join"]),
-        bind_ip=options["bind_ip"] or os.environ.get("MESH_LLM_BIND_IP") or None,
+        bind_ip=options["bind_ip"] or os.environ.get(VARIABLES["bind-ip"]) or None,
         relay_token=secret.read("--token", None),
-        no_relay=options["no_relay"] or _is_set("MESH_LLM_NO_RELAY"),
+        no_relay=options["no_relay"] or _is_set(VARIABLES["no-relay"]),
         hosting=HostingMode(options["hosting"]),
         api_key=secret.read("--api-key", options["api_key"] or None),
         settings=dict(parse_setting(text) for text in options["engine_set"]),

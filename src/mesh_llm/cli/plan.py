@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from mesh_llm.cli import tables
+from mesh_llm.cli.config_file import Configured
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import json_option, options_named, planned
 from mesh_llm.cli.output import print_json, print_table
@@ -22,7 +24,7 @@ _OF_THE_MESH = (*(option.argument for option in MESH_OPTIONS.values()), "draft",
 _OF_A_NODE = ("max_memory", "device", "gpu_layers", "threads")
 
 
-@click.command()
+@click.command(cls=Configured)
 @options_named("model", *_OF_THE_MESH, *_OF_A_NODE, "home", "debug")
 @json_option
 def plan(as_json: bool, **options: Any) -> None:
@@ -48,7 +50,9 @@ async def _planned(config: NodeConfig, options: dict[str, Any]) -> dict[str, Any
 
         return {"scope": "machine", **await what_if.alone(config)}
     for option in _OF_A_NODE:
-        if options[option] is not None:
+        source = click.get_current_context().get_parameter_source(option)
+        # In the file it is for the node that runs, and counts there already.
+        if options[option] is not None and source is not ParameterSource.DEFAULT_MAP:
             flag = option.replace("_", "-")
             raise UsageError(
                 f"--{flag} is an option of each node, and a node is running on {config.home}",

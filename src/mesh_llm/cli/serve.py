@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from mesh_llm.cli.browser import open_page
+from mesh_llm.cli.config_file import Configured
 from mesh_llm.cli.live import Live
 from mesh_llm.cli.options import node_config, node_options
 from mesh_llm.cli.output import Output, is_terminal, set_up_logging
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@click.command()
+@click.command(cls=Configured)
 @node_options
 def serve(**options: Any) -> None:
     """Run a node: load the model and answer until Ctrl-C."""

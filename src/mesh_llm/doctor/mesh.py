@@ -21,6 +21,7 @@ CLOCK_APART_S = 60.0
 CLOCK_REFUSED_S = 86_400.0
 """A day: what is signed later than that is not taken any more."""
 RESTARTS = 3
+_LOGS = "mesh-llm logs"
 _NOT_RUNNING = "no node runs on this home, so that nothing is known of its peers"
 
 Document = Mapping[str, Any]
@@ -40,7 +41,7 @@ def node(scene: Scene) -> Iterator[Finding]:
     status = scene.node.status
     state, reason = status["node"]["state"], status["node"]["reason"]
     if state == "failed":
-        yield broken(f"the node has failed: {reason}", why="it answers no request", mend=_logs(scene))
+        yield broken(f"the node has failed: {reason}", why="it answers no request", mend=_LOGS)
     elif state == "waiting":
         mend = "join another machine (mesh-llm invite), or choose a smaller model (mesh-llm models)"
         yield warning(f"the node waits: {reason}", why="it answers no request until then", mend=mend)
@@ -48,11 +49,7 @@ def node(scene: Scene) -> Iterator[Finding]:
         yield ok(f"the node is {state}{f': {reason}' if reason else ''}")
     if (restarts := status["engine"]["restarts"]) >= RESTARTS:
         why = "each crash interrupts answers; memory, a driver or the model may be the cause"
-        yield warning(f"the engine was restarted {restarts} times", why=why, mend=_logs(scene))
-
-
-def _logs(scene: Scene) -> str:
-    return f"tail -n 50 {scene.home.log_folder / 'node.log'} {scene.home.log_folder / 'engine.log'}"
+        yield warning(f"the engine was restarted {restarts} times", why=why, mend=_LOGS)
 
 
 # -- the ways to others ---------------------------------------------------------------------------

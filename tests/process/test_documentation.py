@@ -1,9 +1,9 @@
 """Every command that the README and the pages in docs/ show is run here, as it stands there.
 
-Blocks that begin with a comment such as `# on the laptop` belong to a walk through the README, the tour and
-the page on networks, in that order: each machine has a home folder and a port of its own, and what runs until
-it is stopped holds a terminal there. Only addresses are changed, and what would leave this machine goes to
-loopback.
+Blocks that begin with a comment such as `# on the laptop` belong to a walk through the README and the pages
+on operations, a tour and networks, in that order: each machine has a home folder and a port of its own, and what
+runs until it is stopped holds a terminal there. Only addresses are changed, and what would leave this machine
+goes to loopback.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WALKED = [ROOT / "README.md", ROOT / "docs/tour.md", ROOT / "docs/networks.md"]
+WALKED = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("operations", "tour", "networks"))]
 WAIT_S = 600.0
 """For anything here, on a busy machine that has compiled nothing yet."""
 
@@ -116,6 +116,8 @@ def test_every_block_is_run() -> None:
         "laptop: curl -N http://localhost:9337/",
         "desktop: kill -9 $(grep -o '[0-9]*' ~/.",
         "desktop: mesh-llm --name desktop --mode",
+        "laptop: mesh-llm logs",
+        "laptop: mesh-llm doctor",
         "laptop: mesh-llm status",
         "laptop: mesh-llm invite --role client",
         "tablet: mesh-llm --client --join CLIEN",
@@ -211,7 +213,7 @@ def after(text: str, words: str) -> str:
 
 
 def test_the_walk_through(folder: Path, smollm2: Path) -> None:
-    start, join, ask, stream, plug, again, look, *tour = WALK
+    start, join, ask, stream, plug, again, logs, doctor, look, *tour = WALK
     ask_client, tablet, use_client, phone, invites, leave, stop, relay, relayed = tour
     with ExitStack() as stack:
         walk = Walk(folder, stack)
@@ -228,6 +230,8 @@ def test_the_walk_through(folder: Path, smollm2: Path) -> None:
         assert json.loads(answer)["choices"][0]["message"]["content"]
 
         desktop = pull_the_plug(walk, stream, plug, again, desktop)
+        assert "POST /v1/completions" in walk.say(logs)[1]
+        assert "\n0 broken, " in walk.say(doctor)[0]
         _, layers, plan = walk.say(look)
         assert re.search(r"^29 +(desktop|laptop)$", layers, re.MULTILINE)
         assert re.search(r"^instead +solo on ", plan, re.MULTILINE)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
 from tests.support import tiny_gguf
 from tests.support.mesh import HEAL_S, MeshProcesses
 from tests.support.node import SMALL, NodeProcess, temporary_home
+from tests.support.pictures import url
 from tests.support.waiting import until
 
 HIDDEN = 64
@@ -61,23 +59,6 @@ def test_reranker_reranks_by_itself(home: Path, libraries: dict[str, Path], tmp_
     assert len(set(scores)) == 3
 
 
-def png(red: int, *, side: int = 32) -> str:
-    """A picture of one colour, as a URL."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    rows = (b"\0" + bytes((red, 0, 0)) * side) * side
-    data = (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
-        + chunk(b"IDAT", zlib.compress(rows))
-        + chunk(b"IEND", b"")
-    )
-    return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
 def test_projector_beside_the_model_lets_it_see_on_every_node(
     libraries: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -85,7 +66,7 @@ def test_projector_beside_the_model_lets_it_see_on_every_node(
     tiny_gguf.write_projector(tmp_path / "mmproj-seer-f16.gguf", hidden=HIDDEN)
 
     def body(*pictures: str) -> dict[str, Any]:
-        parts = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
+        parts = [{"type": "image_url", "image_url": {"url": each}} for each in pictures]
         content = [{"type": "text", "text": "what is this?"}, *parts]
         return {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
 
@@ -96,7 +77,7 @@ def test_projector_beside_the_model_lets_it_see_on_every_node(
         mesh.nodes[agreed.host].until_said("mmproj-seer-f16.gguf beside it")
         counts = {}
         for name, node in mesh.nodes.items():
-            replies = [node.ask("/v1/chat/completions", body(*urls)) for urls in ((), (png(0),), (png(255),))]
+            replies = [node.ask("/v1/chat/completions", body(*urls)) for urls in ((), (url(0),), (url(255),))]
             assert [reply.status for reply in replies] == [200] * 3, [reply.body for reply in replies]
             counts[name] = [reply.json()["usage"]["prompt_tokens"] for reply in replies]
 

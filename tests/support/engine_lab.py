@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,8 @@ from tests.support import tiny_gguf
 from tests.support.architectures import COMMON, MIXTURE, VOCABULARY, Metadata
 
 KEY = "key"
+IMAGE = "<image>"
+"""Stands in a text for an image."""
 _GLOBAL_KEYS = ("xielu.", "tokenizer.")
 """Metadata whose keys do not begin with the architecture."""
 
@@ -39,7 +43,7 @@ class Answers:
     """What an engine said to each request, and what that took."""
 
     said: tuple[Any, ...]
-    """Tokens and the log-probabilities of the likeliest; or an error."""
+    """Tokens, the log-probabilities of the likeliest, how much of the prompt was kept; or an error."""
     costs: tuple[Cost, ...]
 
 
@@ -143,7 +147,11 @@ class EngineLab:
 def engine_lab(libraries: dict[str, Path], folder: Path) -> Iterator[EngineLab]:
     needed: dict[str, Path] = {name: libraries[name] for name in ("mesh", "cpu") if name in libraries}
     command = [sys.executable, "-m", "tests.support.forked_engine"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    # Each engine has another word for where an image is in a text, unless it is told one.
+    environment = os.environ | {"LLAMA_MEDIA_MARKER": IMAGE}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(json.dumps({name: str(path) for name, path in needed.items()}) + "\n")
@@ -156,12 +164,18 @@ def engine_lab(libraries: dict[str, Path], folder: Path) -> Iterator[EngineLab]:
             child.wait(timeout=30)
 
 
-def completion(prompt: Sequence[int], tokens: int, **options: Any) -> dict[str, Any]:
+def completion(prompt: Sequence[int] | dict[str, Any], tokens: int, **options: Any) -> dict[str, Any]:
     once = {"temperature": 0, "n_probs": 20, "return_tokens": True, "ignore_eos": True, "cache_prompt": False}
     return {
         "path": "/completion",
-        "body": once | {"prompt": list(prompt), "n_predict": tokens} | options,
+        "body": once | {"prompt": prompt, "n_predict": tokens} | options,
     }
+
+
+def seeing(text: str, images: Sequence[bytes], tokens: int, **options: Any) -> dict[str, Any]:
+    """A text with `IMAGE` for each of the images in it."""
+    data = [base64.b64encode(image).decode() for image in images]
+    return completion({"prompt_string": text, "multimodal_data": data}, tokens, **options)
 
 
 def embedding(prompt: Sequence[int]) -> dict[str, Any]:
@@ -194,10 +208,11 @@ def _said(answer: dict[str, Any]) -> Any:
     body = answer["body"]
     if "tokens" not in body:
         return body
-    return body["tokens"], [
+    chances = [
         [(top["id"], top["logprob"]) for top in place["top_logprobs"]]
         for place in body.get("completion_probabilities", ())
     ]
+    return body["tokens"], chances, body["timings"]["cache_n"]
 
 
 def _is_complaint(line: str) -> bool:

@@ -66,8 +66,13 @@ def write(
     return path
 
 
-def write_projector(path: Path, *, hidden: int = 64, image: int = 32, patch: int = 8, seed: int = 0) -> Path:
-    """A llava-like one for a model of that width: an image becomes (image / patch)² tokens."""
+def write_projector(
+    path: Path, kind: str = "mlp", *, hidden: int = 64, image: int = 32, patch: int = 8, seed: int = 0
+) -> Path:
+    """One for a model of that width: like llava's, or of another `kind` that the engine knows.
+
+    An image becomes (image / patch)² tokens; of kinds that merge patches, a quarter of them.
+    """
     width, layers = 32, 2
     writer: Any = gguf.GGUFWriter(path, "clip")
     writer.add_name("Tiny projector")
@@ -83,38 +88,86 @@ def write_projector(path: Path, *, hidden: int = 64, image: int = 32, patch: int
         "attention.layer_norm_epsilon": 1e-5,
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
+        "projector.scale_factor": 2,
+        "spatial_merge_size": 2,
     }
-    told = {"has_vision_encoder": True, "projector_type": "mlp", "use_gelu": True}
+    told = {"has_vision_encoder": True, "projector_type": kind, "use_gelu": True}
     for key, value in {**told, **{f"vision.{key}": value for key, value in vision.items()}}.items():
         add_value(writer, f"clip.{key}", value)
-    for name, shape in _projector_tensors(width, layers, hidden, image, patch).items():
+    tensors = _PROJECTORS[kind](width, hidden, (image // patch) ** 2)
+    tensors["v.patch_embd.weight"] = (width, 3, patch, patch)
+    for layer in range(layers):
+        tensors |= _vision_layer(f"v.blk.{layer}", width, fused=kind == "qwen3vl_merger")
+    for name, shape in tensors.items():
         writer.add_tensor(name, values(name, shape, seed))
     finish(writer)
     return path
 
 
-def _projector_tensors(
-    width: int, layers: int, hidden: int, image: int, patch: int
-) -> dict[str, tuple[int, ...]]:
-    tensors: dict[str, tuple[int, ...]] = {
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _vision_layer(part: str, width: int, *, fused: bool) -> Shapes:
+    shapes: Shapes = {}
+    squares = {"attn_qkv": 3 * width} if fused else dict.fromkeys(("attn_q", "attn_k", "attn_v"), width)
+    for name, rows in {**squares, "attn_out": width, "ffn_up": 2 * width}.items():
+        shapes |= {f"{part}.{name}.weight": (rows, width), f"{part}.{name}.bias": (rows,)}
+    shapes |= {f"{part}.ffn_down.weight": (width, 2 * width), f"{part}.ffn_down.bias": (width,)}
+    for name in ("ln1", "ln2"):
+        shapes |= {f"{part}.{name}.weight": (width,), f"{part}.{name}.bias": (width,)}
+    return shapes
+
+
+def _perceptron(name: str, inner: int, outer: int, second: str) -> Shapes:
+    return {
+        f"{name}.weight": (outer, inner),
+        f"{name}.bias": (outer,),
+        f"{second}.weight": (outer, outer),
+        f"{second}.bias": (outer,),
+    }
+
+
+def _llava(width: int, hidden: int, patches: int) -> Shapes:
+    return {
         "v.class_embd": (width,),
-        "v.patch_embd.weight": (width, 3, patch, patch),
-        "v.position_embd.weight": ((image // patch) ** 2 + 1, width),
+        "v.position_embd.weight": (patches + 1, width),
         "v.pre_ln.weight": (width,),
         "v.pre_ln.bias": (width,),
-        "mm.0.weight": (hidden, width),
-        "mm.0.bias": (hidden,),
-        "mm.2.weight": (hidden, hidden),
-        "mm.2.bias": (hidden,),
+        **_perceptron("mm.0", width, hidden, "mm.2"),
     }
-    for layer in range(layers):
-        part = f"v.blk.{layer}"
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out", "ln1", "ln2"):
-            square = (width, width) if name.startswith("attn") else (width,)
-            tensors |= {f"{part}.{name}.weight": square, f"{part}.{name}.bias": (width,)}
-        tensors |= {f"{part}.ffn_up.weight": (2 * width, width), f"{part}.ffn_up.bias": (2 * width,)}
-        tensors |= {f"{part}.ffn_down.weight": (width, 2 * width), f"{part}.ffn_down.bias": (width,)}
-    return tensors
+
+
+def _gemma3(width: int, hidden: int, patches: int) -> Shapes:
+    return {
+        "v.position_embd.weight": (patches, width),
+        "v.patch_embd.bias": (width,),
+        "v.post_ln.weight": (width,),
+        "v.post_ln.bias": (width,),
+        "mm.soft_emb_norm.weight": (width,),
+        "mm.input_projection.weight": (width, hidden),
+    }
+
+
+def _qwen2vl(width: int, hidden: int, patches: int) -> Shapes:
+    return {
+        "v.patch_embd.weight.1": (width, 3, 8, 8),
+        "v.post_ln.weight": (width,),
+        "v.post_ln.bias": (width,),
+        **_perceptron("mm.0", 4 * width, hidden, "mm.2"),
+    }
+
+
+def _qwen3vl(width: int, hidden: int, patches: int) -> Shapes:
+    """What its two layers see goes to the model's first two layers, too."""
+    shapes = _qwen2vl(width, hidden, patches)
+    shapes |= {"v.patch_embd.bias": (width,), "v.position_embd.weight": (patches, width)}
+    for part in ("v.deepstack.0", "v.deepstack.1"):
+        shapes |= {f"{part}.norm.weight": (4 * width,), f"{part}.norm.bias": (4 * width,)}
+        shapes |= _perceptron(f"{part}.fc1", 4 * width, hidden, f"{part}.fc2")
+    return shapes
+
+
+_PROJECTORS = {"mlp": _llava, "gemma3": _gemma3, "qwen2vl_merger": _qwen2vl, "qwen3vl_merger": _qwen3vl}
 
 
 def write_shards(

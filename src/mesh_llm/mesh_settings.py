@@ -190,6 +190,17 @@ class Draft:
 
 
 @frozen
+class SideFile:
+    """A file that goes with the model."""
+
+    name: str
+    """Without its ending."""
+    size_bytes: int
+    digest: str
+    """Of all its bytes (peer_fetch.manifest): nodes that lack it fetch exactly this one."""
+
+
+@frozen
 class MeshSettings(MeshOptions):
     """They belong to the mesh, and its owners set them."""
 
@@ -214,6 +225,12 @@ class MeshSettings(MeshOptions):
     draft: Draft | None = None
     draft_max: int = DRAFT_MAX
     """Tokens that the draft model guesses at once, at most."""
+    projector: SideFile | None = None
+    """Lets the model see; on the host."""
+
+    @property
+    def side_files(self) -> tuple[SideFile, ...]:
+        return () if self.projector is None else (self.projector,)
 
     @property
     def plan_version(self) -> int:
@@ -224,4 +241,12 @@ class MeshSettings(MeshOptions):
     def engine_key(self) -> tuple[object, ...]:
         """What an engine is started with and its plan does not say."""
         options = (getattr(self, name) for name in ENGINE_OPTIONS)
-        return (self.fingerprint, self.alias, *options, self.guess, self.draft, self.draft_max)
+        return (
+            self.fingerprint,
+            self.alias,
+            *options,
+            self.guess,
+            self.draft,
+            self.draft_max,
+            self.projector,
+        )

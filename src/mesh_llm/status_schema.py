@@ -198,6 +198,8 @@ class MemberStatus:
     lent_bytes: int
     devices: tuple[str, ...]
     models: tuple[str, ...]
+    lacks: tuple[str, ...]
+    """Files of the mesh that it would need as host and does not have: without the projector, no images."""
     speed: SpeedStatus | None
     link: LinkStatus
 

@@ -759,6 +759,23 @@ async def test_an_engine_that_refuses_to_continue(
     assert text(answer) == "".join(WORDS)
 
 
+async def test_an_engine_that_lacks_what_the_first_one_had(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    """A projector: it would refuse the picture each time, and says why once."""
+    body = b'{"error":{"message":"image input is not supported","code":500}}'
+
+    async def refuses(seen: Seen, wire: Wire) -> None:
+        await wire.send(b"HTTP/1.1 500 Error\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    engine.on(CHAT, says("a", until=5, then=hand_over(node, second)))
+    second.on(CHAT, refuses)
+    helps(second)
+    answer = await answer_to(client, ask(stream=True))
+    assert b"the next engine cannot go on: image input is not supported" in answer.body
+    assert b'"finish_reason":"error"' in answer.body.replace(b" ", b"")
+
+
 async def test_reports_that_were_asked_for_are_no_part_of_the_answer(
     client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
 ) -> None:

@@ -140,3 +140,12 @@ def test_nodes_of_one_machine_are_linked() -> None:
 
     assert found
     assert found.kind is LinkKind.LOCAL
+
+
+def test_who_has_the_projector_comes_before_who_has_more_memory() -> None:
+    nodes = [node("a", 30), node("b", 20), node("c", 10, hosting=HostingMode.PREFER)]
+    found = split_hosts(nodes, rooms(nodes).hosting, lacking={NodeId("a"), NodeId("c")})
+    assert [each.id for each in found] == ["c", "b", "a"]
+    seconds = {each.id: 1.0 for each in nodes}
+    alone = solo_hosts(nodes, rooms(nodes).hosting, seconds, lacking={NodeId("a")})
+    assert [each.id for each in alone] == ["c", "b", "a"]

@@ -70,6 +70,7 @@ class IdleRun:
     def __init__(self, epoch: int, plan: Plan, settings: MeshSettings) -> None:
         self.epoch, self.plan, self.settings = epoch, plan, settings
         self.broken: str | None = None
+        self.lacks_a_file = False
         self.is_ready = False
         self.error: MeshError | None = None
         self.was_cancelled = False
@@ -78,6 +79,9 @@ class IdleRun:
 
     def failure(self) -> MeshError | None:
         return self.error
+
+    def is_outdated(self) -> bool:
+        return self.lacks_a_file
 
     def cancel(self) -> None:
         self.was_cancelled = True
@@ -233,6 +237,18 @@ async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() ->
 
         assert room.hosting.serving is cast(PlanRun, room.runs[0])
         assert not room.runs[0].was_cancelled
+        room.runs[1].is_ready = True
+        await room.until(lambda: room.hosting.serving is cast(PlanRun, room.runs[1]))
+
+
+async def test_a_file_that_has_come_is_worth_another_engine() -> None:
+    room = NodeMemory(planning.node("me", 30))
+    with driven(room):
+        await room.until_serving()
+        room.runs[0].lacks_a_file = True
+        room.hosting.wake()
+        await room.until(lambda: len(room.runs) > 1)
+        assert room.hosting.serving is cast(PlanRun, room.runs[0])
         room.runs[1].is_ready = True
         await room.until(lambda: room.hosting.serving is cast(PlanRun, room.runs[1]))
 

@@ -133,6 +133,10 @@ def show(status: schema.Status, *, layers: bool = False) -> None:
             _show_stages(plan, status.engine, names)
     if plan:
         tables.print_excluded(plan, names)
+    if lacking := [node for node in status.mesh.nodes if node.lacks]:
+        print()
+        rows = [(names[node.id], ", ".join(node.lacks)) for node in lacking]
+        print_table(rows, headers=("could host", "but lacks"))
 
 
 def _summary(status: schema.Status, names: tables.Names) -> list[tuple[str, str]]:

@@ -30,6 +30,10 @@ class EngineRefusal:
     is_reworded: bool = True
     """Else it is what the engine sent, byte for byte."""
 
+    @property
+    def message(self) -> str:
+        return str((_error_in(self.body) or {}).get("message"))
+
     @classmethod
     def read(cls, path: str, status: int, body: bytes) -> EngineRefusal:
         """`status` and `body`: as the engine sent them."""

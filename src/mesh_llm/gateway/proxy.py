@@ -258,6 +258,10 @@ class Proxy:
     ) -> web.StreamResponse:
         if answer.answer_writer is not None or answer.has_begun:
             head = await connection.head()
+            refusal = await _refusal_in(request.http, head, connection)
+            if refusal is not None and refusal.is_mistake:
+                # It would say so again: it lacks what the first one had, a projector for images.
+                raise api_errors.not_resumed(f"the next engine cannot go on: {refusal.message}")
             await self._check_failure(head, upstream)
             answer.cannot_continue = answer.cannot_continue or head.status in (400, 422)
             raise EngineLost(f"the next engine answered {head.status}")

@@ -360,4 +360,4 @@ class Hosting:
 def _still_good(run: PlanRun, plan: Plan, settings: MeshSettings) -> bool:
     """Whether an engine is what the plan and the settings ask for."""
     same = run.settings.engine_key == settings.engine_key
-    return same and run.broken is None and run.plan.key == plan.key
+    return same and run.broken is None and run.plan.key == plan.key and not run.is_outdated()

@@ -59,6 +59,8 @@ class Launch:
     settings: MeshSettings
     draft: Path | None = None
     """The draft model's file, where it is here."""
+    projector: Path | None = None
+    """The mesh's, where it is here."""
 
     def engine(self, plan: Plan, links: tuple[LinkSpec, ...], *, nodes_here: int) -> EngineSpec:
         settings = made_by(plan, self.model, self.settings)
@@ -67,7 +69,7 @@ class Launch:
         config, facts = self.config, self.model
         fit = self._fit_alone(plan) if not links else None
         devices, gpu_layers = (fit.devices, fit.gpu_layers) if fit else self._beside_workers(plan)
-        can = modalities(config, facts)
+        can = modalities(config, facts, self.projector)
         sizes = batches(plan, facts, whole=can.embeddings or can.rerank, images=can.projector is not None)
         # A person's own micro-batch is not to be cut by our step.
         batch = max(sizes.step, int(config.settings.get("n_ubatch", 0)))

@@ -78,10 +78,13 @@ class PlanRun:
         specify: Specify,
         on_report: Callable[[PlanRun, EngineReport], None],
         log_file: Path,
+        is_outdated: Callable[[], bool] = lambda: False,
     ) -> None:
         self.epoch = epoch
         self.plan = plan
         self.settings = settings
+        self.is_outdated = is_outdated
+        """Whether an engine that is started now would have files that this one has not."""
         self.broken: str | None = None
         """Why it serves no longer, although its engine may still run."""
         self._links: dict[Place, Link] = {}

@@ -6,4 +6,5 @@ model_names   what a model's name means here: the user's catalog and all stores
 draft_model   which draft model the creator chooses, and where its file lies here
 own_settings  the mesh's settings as this node's options ask for them
 modalities    what a model does beside text
+side_files    files that go with the model: which ones its creator has, and where they lie here
 """

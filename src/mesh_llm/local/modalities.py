@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.frozen import frozen
+from mesh_llm.mesh_settings import SideFile
 from mesh_llm.types import ModelFacts
 
 _MARK = "mmproj"
@@ -28,14 +30,16 @@ class Modalities:
         return self.projector.stat().st_size if self.projector is not None else 0
 
 
-def modalities(config: NodeConfig, facts: ModelFacts) -> Modalities:
+def modalities(config: NodeConfig, facts: ModelFacts, fetched: Path | None = None) -> Modalities:
+    """`fetched`: the mesh's own projector, where it is here."""
     rerank = config.rerank or (facts.ranks and not config.embeddings)
     embeddings = not rerank and (config.embeddings or facts.encodes)
     if config.mmproj is not None:
         given = None if config.without_mmproj else config.mmproj.resolve()
         return Modalities(embeddings=embeddings, rerank=rerank, projector=given)
     beside = projector_beside(facts.files[0])
-    return Modalities(embeddings=embeddings, rerank=rerank, projector=beside, found=beside is not None)
+    projector = beside if beside is not None else fetched
+    return Modalities(embeddings=embeddings, rerank=rerank, projector=projector, found=beside is not None)
 
 
 def described(config: NodeConfig, facts: ModelFacts) -> str:
@@ -54,9 +58,13 @@ def described(config: NodeConfig, facts: ModelFacts) -> str:
     return ", ".join(parts)
 
 
-def held_bytes(config: NodeConfig, facts: ModelFacts | None) -> int:
-    """Memory that the engine takes beside the model's own, as far as a file's size tells."""
-    return modalities(config, facts).projector_bytes if facts is not None else 0
+def held_bytes(config: NodeConfig, facts: ModelFacts | None, side_files: Iterable[SideFile] = ()) -> int:
+    """Memory that the engine takes beside the model's own, as far as the sizes of files tell.
+
+    `side_files`: those of the mesh's that this node computes with.
+    """
+    own = modalities(config, facts).projector_bytes if facts is not None else 0
+    return max(own, sum(file.size_bytes for file in side_files))
 
 
 def projector_beside(model: Path) -> Path | None:

@@ -12,12 +12,14 @@ from mesh_llm.defaults import DRAFT_MAX
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
 from mesh_llm.local.model_files import file_stem
-from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, given_options
+from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, SideFile, given_options
 from mesh_llm.models import catalog, names
 from mesh_llm.types import ModelFacts
 
 
-def own_settings(config: NodeConfig, model: ModelFacts, draft: Draft | None) -> MeshSettings:
+def own_settings(
+    config: NodeConfig, model: ModelFacts, draft: Draft | None, projector: SideFile | None = None
+) -> MeshSettings:
     """Of a mesh that is this node's to set."""
     return MeshSettings(
         version=1,
@@ -29,6 +31,7 @@ def own_settings(config: NodeConfig, model: ModelFacts, draft: Draft | None) -> 
         draft=draft,
         # Without a draft there is nothing to limit, and nothing that travels.
         draft_max=(config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX,
+        projector=projector,
         **given_options(config),
     )
 
@@ -41,6 +44,7 @@ def given_settings(config: NodeConfig) -> set[str]:
         "guess": config.no_draft or None,
         "draft": config.draft,
         "draft_max": config.draft_max,
+        "projector": config.mmproj,
     }
     return {*given_options(config), *(name for name, value in others.items() if value is not None)}
 
@@ -49,7 +53,7 @@ def given_over(config: NodeConfig, others: MeshSettings, own: MeshSettings) -> M
     """Another owner's settings, with what this one was asked to change."""
     named = given_settings(config)
     if "model" in named:
-        named |= {"fingerprint", "digest", "alias", "draft"}
+        named |= {"fingerprint", "digest", "alias", "draft", "projector"}
     return replace(others, **{name: getattr(own, name) for name in named})
 
 

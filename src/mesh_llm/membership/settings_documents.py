@@ -10,7 +10,7 @@ from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.document_shapes import Document
-from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings
+from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, SideFile
 from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import Fingerprint
 
@@ -39,6 +39,8 @@ def settings_to_document(settings: MeshSettings) -> Document:
         draft = asdict(settings.draft)
         document["draft"] = draft | {name: clean(draft[name], NAME_CHARS) for name in ("name", "fingerprint")}
         document["draft_max"] = settings.draft_max
+    if settings.projector is not None:
+        document["projector"] = _side_file_to_document(settings.projector)
     return document
 
 
@@ -57,6 +59,7 @@ def settings_from_document(document: object) -> MeshSettings:
         guess=fields.flag("guess") if fields.has("guess") else True,
         draft=_draft_from_document(fields.get("draft")) if fields.has("draft") else None,
         draft_max=fields.whole("draft_max", most=GUESS_TEXT_MAX) if fields.has("draft_max") else DRAFT_MAX,
+        projector=_side_file(fields.get("projector")) if fields.has("projector") else None,
         **options_from_document({name: fields.get(name) for name in MESH_OPTIONS}),
     )
 
@@ -71,6 +74,19 @@ def options_from_document(document: Mapping[str, object]) -> dict[str, Any]:
             except ValueError as error:
                 raise MalformedMessage(f"settings.{name}: {error}") from None
     return found
+
+
+def _side_file_to_document(file: SideFile) -> Document:
+    return asdict(file) | {"name": clean(file.name, NAME_CHARS)}
+
+
+def _side_file(document: object) -> SideFile:
+    fields = Fields(document, "file")
+    return SideFile(
+        name=fields.text("name", NAME_CHARS),
+        size_bytes=fields.whole("size_bytes"),
+        digest=fields.digest("digest"),
+    )
 
 
 def _draft_from_document(document: object) -> Draft:

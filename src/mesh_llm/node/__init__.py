@@ -7,6 +7,7 @@ joining           how it gets into its mesh, and what its home remembers of it
 home_upgrade      homes that an earlier version wrote
 invites           invites that it makes and revokes, members that it makes owners
 model_supply      where the mesh's model comes from
+side_file_supply  where files come from that go with it
 incoming_streams  the streams that other members open, by kind
 node_console      feeds the console, and opens its port
 announcements     what it says to terminal, log and console

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from mesh_llm.local import model_names
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.local.hardware import at_hand
 from mesh_llm.local.model_files import ModelFiles
+from mesh_llm.local.side_files import SideFiles
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.models import catalog
 from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.layer_ranges import Share
 from mesh_llm.models.names import Here, means
 from mesh_llm.node.joining import Joining
+from mesh_llm.node.side_file_supply import SideFileSupply
 from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.layer_fetch import Held
 from mesh_llm.peer_fetch.manifest import Manifest
@@ -95,6 +98,17 @@ class ModelSupply:
         self._unverified: Fingerprint | None = None
         """Of the model that people were told is fetched without a digest: once is enough."""
         self._digests = PieceHashes(cache_folder() / "digests")
+        self.side_files = SideFiles(config=config, digests=self._digests, busy=busy)
+        self.side_file_supply = SideFileSupply(
+            config=config,
+            files=self.side_files,
+            model_files=model_files,
+            settings=lambda: joining.settings,
+            sources=lambda fingerprint: partial(self._sources, fingerprint),
+            digests=self._digests,
+            tell=tell,
+            progress=progress,
+        )
         self._offers = FileServer(models=self._offered, digests=self._digests, throttle=Throttle(busy=busy))
 
     # -- what the mesh serves ------------------------------------------------------------------
@@ -135,14 +149,18 @@ class ModelSupply:
 
     async def settle(self, model: ModelFacts | None) -> MeshSettings | None:
         """The mesh's settings, with the draft that its creator has for the model."""
-        draft = await self.drafts.choose(model) if model is not None and self._joining.sets_plan else None
-        settings = self._joining.settle(model, draft)
+        draft, projector = None, None
+        if model is not None and self._joining.sets_plan:
+            draft, projector = await self.drafts.choose(model), await self.side_files.projector(model)
+        settings = self._joining.settle(model, draft, projector)
         await self.drafts.find(settings)
+        await self.side_file_supply.find()
         return settings
 
     def wake(self) -> None:
         """The mesh's settings may have changed."""
         self._wake.set()
+        self.side_file_supply.wake()
 
     async def follow(self, on_change: Callable[[], None]) -> None:
         """Bring every other model that the mesh's creator chooses. Returns only by being cancelled."""
@@ -447,13 +465,22 @@ class ModelSupply:
     def told(self) -> dict[str, Any]:
         """What members are told of this node's models: the mesh's own, and no other on its disks."""
         settings = self._joining.settings
-        return self._model_files.told(settings.fingerprint if settings is not None else None)
+        if settings is None:
+            return self._model_files.told(None)
+        told = self._model_files.told(settings.fingerprint)
+        return {**told, "models": (*told["models"], *self.side_files.held(settings))}
 
     def _offered(self) -> dict[Fingerprint, tuple[Path, ...]]:
         """What members are given. The same rule: whoever guesses another fingerprint gets nothing by it."""
         settings = self._joining.settings
-        files = self._model_files.files(settings.fingerprint) if settings is not None else None
-        return {settings.fingerprint: tuple(files)} if settings is not None and files is not None else {}
+        if settings is None:
+            return {}
+        files = self._model_files.files(settings.fingerprint)
+        offered = {settings.fingerprint: tuple(files)} if files is not None else {}
+        for file in settings.side_files:
+            if (path := self.side_files.path(file)) is not None:
+                offered[Fingerprint(file.digest)] = (path,)
+        return offered
 
     async def serve_file(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
         await self._offers.answer(stream, header)

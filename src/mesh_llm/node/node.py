@@ -263,6 +263,8 @@ class Node:
                     await self._take_part(given)
                     group.create_task(self.model_supply.follow(self._on_other_model), name="model")
                     group.create_task(self.model_supply.publish_digest(), name="digest")
+                    files = self.model_supply.side_file_supply
+                    group.create_task(files.follow(self._on_other_model), name="side files")
                     await self.hosting.run()
                 else:
                     self.state.take_part()
@@ -308,7 +310,7 @@ class Node:
             self.config,
             say=lambda text: self._say("build", text),
             progress=self._progress,
-            held_bytes=held_bytes(self.config, model),
+            held_bytes=held_bytes(self.config, model, self.model_supply.side_file_supply.wanted()),
         )
         self.data_links.splicer = load_native(self.hardware.splice)
         self.mesh.publish(
@@ -391,7 +393,7 @@ class Node:
         self._announcements.remark("refused", text)
 
     def _on_other_model(self) -> None:
-        """An owner of the mesh has chosen another one, or it has come at last."""
+        """An owner of the mesh has chosen another one, or it, or a file that goes with it, has come."""
         self.mesh.publish(**self.model_supply.told())
         self.hosting.wake()
         self.state.reflect()
@@ -411,7 +413,7 @@ class Node:
     def _make_run(self, epoch: int, plan: Plan) -> PlanRun:
         known = self._known_model()
         assert known is not None
-        launch = self._launch()
+        launch, files = self._launch(), self.model_supply.side_files
         self._say(
             "elected",
             f"Elected as host ({plan.have_bytes / 1e9:.1f} GB available for the "
@@ -432,6 +434,9 @@ class Node:
             specify=specify,
             on_report=self._on_engine,
             log_file=self.home.log_folder / "engine.log",
+            is_outdated=lambda: (
+                launch.projector is None and files.path(launch.settings.projector) is not None
+            ),
         )
 
     def _launch(self) -> Launch:
@@ -444,6 +449,7 @@ class Node:
             model=known[0],
             settings=known[1],
             draft=self.model_supply.drafts.file(known[1]),
+            projector=self.model_supply.side_files.path(known[1].projector),
         )
 
     def _worker_spec(self, device: str) -> WorkerSpec:

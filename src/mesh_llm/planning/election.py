@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from mesh_llm.planning.memory_layout import NodeMemory
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import HostingMode, NodeId
 
 
-def split_hosts(hosts: Iterable[Candidate], rooms: Mapping[NodeId, NodeMemory]) -> tuple[Candidate, ...]:
-    """For a split, the best first: who wants to, then the most GPU memory, the most memory, the least id."""
+def split_hosts(
+    hosts: Iterable[Candidate], rooms: Mapping[NodeId, NodeMemory], lacking: Container[NodeId] = ()
+) -> tuple[Candidate, ...]:
+    """For a split, the best first: who wants to, then the most GPU memory, the most memory, the least id.
+
+    Those `lacking` a file that goes with the model come after those who have it.
+    """
     return tuple(
         sorted(
             (node for node in hosts if node.facts.splits),
-            key=lambda node: (not _prefers(node), *_size(rooms[node.id]), node.id),
+            key=lambda node: (not _prefers(node), node.id in lacking, *_size(rooms[node.id]), node.id),
         )
     )
 
 
 def solo_hosts(
-    hosts: Iterable[Candidate], rooms: Mapping[NodeId, NodeMemory], token_s: Mapping[NodeId, float | None]
+    hosts: Iterable[Candidate],
+    rooms: Mapping[NodeId, NodeMemory],
+    token_s: Mapping[NodeId, float | None],
+    lacking: Container[NodeId] = (),
 ) -> tuple[Candidate, ...]:
     """For a model that fits on each of them, the best first: who wants to, then the fastest, then as above.
 
@@ -34,6 +42,7 @@ def solo_hosts(
             hosts,
             key=lambda node: (
                 not _prefers(node),
+                node.id in lacking,
                 (known and seconds[node.id]) or 0.0,
                 *_size(rooms[node.id]),
                 node.id,

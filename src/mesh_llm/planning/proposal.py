@@ -67,7 +67,14 @@ class Question:
         return self.settings.tensor_split is not None or self.settings.layers is not None
 
     def elected(self) -> tuple[Candidate, ...]:
-        return split_hosts(self.roster.hosts, self.inputs.rooms)
+        return split_hosts(self.roster.hosts, self.inputs.rooms, self.lacking)
+
+    @property
+    def lacking(self) -> frozenset[NodeId]:
+        """Nodes without a file that goes with the model, such as its projector."""
+        files = {file.digest for file in self.settings.side_files}
+        held = {node.id: {model.fingerprint for model in node.facts.models} for node in self.snapshot.nodes}
+        return frozenset(node for node, own in held.items() if not files <= own)
 
     def partners(self, host: Candidate) -> tuple[NodeId, ...]:
         """Who can compute together with it."""
@@ -173,7 +180,7 @@ def _solo(asked: Question, inputs: PlanInputs) -> Proposal | None:
         return None
     fits = [node for node in asked.roster.hosts if node.id in layouts]
     seconds = {id: seconds_of(inputs, layout) for id, layout in layouts.items()}
-    host = solo_hosts(fits, inputs.rooms, seconds)[0]
+    host = solo_hosts(fits, inputs.rooms, seconds, asked.lacking)[0]
     reason = f"fits on {host.facts.name} alone"
     if asked.settings.split:
         reason += "; --split finds no other node that can take part"

@@ -34,7 +34,18 @@ from mesh_llm.status_schema import (
     Status,
     Traffic,
 )
-from mesh_llm.types import Mode, NodeFacts, NodeId, Place, Plan, Role, SpeculationCounters, Speed
+from mesh_llm.types import (
+    Fingerprint,
+    HostingMode,
+    Mode,
+    NodeFacts,
+    NodeId,
+    Place,
+    Plan,
+    Role,
+    SpeculationCounters,
+    Speed,
+)
 
 
 async def status(view: NodeView) -> Status:
@@ -133,10 +144,25 @@ def _member(view: NodeView, member: Member, about: ServingStatus) -> MemberStatu
         memory_bytes=facts.memory_bytes or (machine.available_memory() if member.id == view.id else 0),
         lent_bytes=_lent(view, member),
         devices=_devices(facts),
-        models=tuple(model.name for model in facts.models),
+        models=tuple(model.name for model in facts.models if model.fingerprint not in _side_files(view)),
+        lacks=_lacks(view, facts),
         speed=_speed(facts.speed),
         link=_link(view, member.id, about),
     )
+
+
+def _side_files(view: NodeView) -> dict[Fingerprint, str]:
+    """Names of the files that go with the model."""
+    settings = view.settings()
+    return {Fingerprint(file.digest): file.name for file in settings.side_files} if settings else {}
+
+
+def _lacks(view: NodeView, facts: NodeFacts) -> tuple[str, ...]:
+    settings = view.settings()
+    held = {model.fingerprint for model in facts.models}
+    if settings is None or settings.fingerprint not in held or facts.hosting is HostingMode.NEVER:
+        return ()
+    return tuple(name for digest, name in _side_files(view).items() if digest not in held)
 
 
 def _devices(facts: NodeFacts) -> tuple[str, ...]:

@@ -1,0 +1,100 @@
+"""Files that go with the mesh's model: what its creator has of them, and where they lie on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.errors import ModelError
+from mesh_llm.home import models_folder
+from mesh_llm.local.modalities import modalities
+from mesh_llm.mesh_settings import MeshSettings, SideFile
+from mesh_llm.peer_fetch.manifest import Manifest
+from mesh_llm.peer_fetch.piece_hashes import PieceHashes
+from mesh_llm.types import Fingerprint, HeldModel, HostingMode, ModelFacts
+
+log = logging.getLogger(__name__)
+
+
+class SideFiles:
+    """Told apart by their digests: a name is only where to look first."""
+
+    def __init__(self, *, config: NodeConfig, digests: PieceHashes, busy: Callable[[], bool]) -> None:
+        self._config = config
+        self._digests = digests
+        self._busy = busy
+        self._paths: dict[str, Path] = {}
+        """By digest."""
+
+    # -- the creator's -------------------------------------------------------------------------
+
+    async def projector(self, model: ModelFacts) -> SideFile | None:
+        """Of a mesh of this model: the one that was named, or lies beside it."""
+        path = modalities(self._config, model).projector
+        return await self.described(path) if path is not None else None
+
+    async def described(self, path: Path) -> SideFile:
+        """A file as others can look for it; all of it is read, once."""
+        digest = await self._digest(path)
+        self._paths[digest] = path
+        return SideFile(name=path.name.removesuffix(".gguf"), size_bytes=path.stat().st_size, digest=digest)
+
+    async def _digest(self, path: Path) -> str:
+        async def quiet(hashed_bytes: int) -> None: ...
+
+        try:
+            file = await self._digests.of(path, busy=self._busy, beat=quiet)
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from error
+        return Manifest(stem="", piece_bytes=self._digests.piece_bytes, files=(file,)).digest
+
+    # -- everybody's ---------------------------------------------------------------------------
+
+    def wanted(self, settings: MeshSettings, *, hosts: bool) -> tuple[SideFile, ...]:
+        """What this node would compute with, whether it has it or not. `hosts`: it has all of the model."""
+        config, projector = self._config, settings.projector
+        hosts = hosts and config.hosting is not HostingMode.NEVER
+        return (projector,) if hosts and projector is not None and config.mmproj is None else ()
+
+    async def find(self, wanted: Iterable[SideFile], model: Path | None) -> None:
+        """Look for those that are not known yet, beside the model and in the models folder."""
+        folders = {models_folder(), *(() if model is None else (model.parent,))}
+        for file in wanted:
+            if self.path(file) is not None:
+                continue
+            for path in await asyncio.to_thread(_of_size, file, folders):
+                try:
+                    if await self._digest(path) == file.digest:
+                        self._paths[file.digest] = path
+                        break
+                except ModelError as error:
+                    log.info("not the mesh's file=%s: %s", path, error.message)
+
+    def keep(self, file: SideFile, path: Path) -> None:
+        self._paths[file.digest] = path
+
+    def path(self, file: SideFile | None) -> Path | None:
+        path = self._paths.get(file.digest) if file is not None else None
+        return path if path is not None and path.is_file() else None
+
+    def held(self, settings: MeshSettings) -> tuple[HeldModel, ...]:
+        """Those of the mesh's that are here, as members are told."""
+        return tuple(
+            HeldModel(fingerprint=Fingerprint(file.digest), name=file.name, size_bytes=file.size_bytes)
+            for file in settings.side_files
+            if self.path(file) is not None
+        )
+
+
+def _of_size(file: SideFile, folders: Iterable[Path]) -> list[Path]:
+    """Files that may be it, that of its name first."""
+    found = []
+    for path in (path for folder in folders for path in folder.glob("*.gguf")):
+        with suppress(OSError):  # a link to nowhere
+            if path.stat().st_size == file.size_bytes:
+                found.append(path)
+    return sorted(found, key=lambda path: (path.stem != file.name, path.name))

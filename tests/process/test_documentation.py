@@ -1,8 +1,8 @@
 """Every command that the README and the pages in docs/ show is run here, as it stands there.
 
 Blocks that begin with a comment such as `# on the laptop` belong to a walk through the README and the pages
-on operations, a tour and networks, in that order: each machine has a home folder and a port of its own, and
-what runs until it is stopped holds a terminal there. Only addresses are changed, and what would leave this machine
+on operations, a tour and networks, in that order. Each machine has a home folder and a port of its own; what
+runs until it is stopped holds a terminal there. Only addresses are changed, and what would leave this machine
 goes to loopback.
 """
 

@@ -60,6 +60,10 @@ GGML_MESH_API int ggml_mesh_use_model(
     size_t why_size
 );
 
+// Names a LoRA adapter that is going to be loaded with the model; several in the order in which they are. Workers
+// have it under its digest. Returns 0, or 1 with the reason in `why`.
+GGML_MESH_API int ggml_mesh_use_adapter(const char * digest, const char * path, char * why, size_t why_size);
+
 // Device `from` can push to device `to`, which its worker calls `peer`: activations
 // between them then go straight, and not through this machine.
 GGML_MESH_API void ggml_mesh_link(int from, int to, unsigned int peer);

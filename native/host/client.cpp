@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <set>
 
 namespace mesh {
 
@@ -40,6 +41,26 @@ struct used_model {
 used_model & model() {
     static used_model current;
     return current;
+}
+
+// A LoRA adapter that is loaded with it. Adapters may have tensors of the same names and sizes: llama.cpp loads
+// them one after the other, and so each device is asked for them in this order.
+struct used_adapter {
+    used_model file;
+    std::set<const device *> attached;
+};
+
+std::vector<used_adapter> & adapters() {
+    static std::vector<used_adapter> all;
+    return all;
+}
+
+// Whose tensors these are; null if no adapter's.
+used_adapter * adapter_of(const device & owner, ggml_tensor ** tensors, int count) {
+    const auto found = std::find_if(adapters().begin(), adapters().end(), [&](const used_adapter & each) {
+        return each.attached.count(&owner) == 0 && each.file.holds(tensors, count);
+    });
+    return found != adapters().end() ? &*found : nullptr;
 }
 
 // Set once the model is loaded. Until then nobody catches what a read throws, and nothing that is read
@@ -201,9 +222,19 @@ ggml_backend_buffer_t type_alloc_buffer_n(ggml_backend_buffer_type_t type, ggml_
     if (weights && !owner.has_model() && !model().may_be_sent) {
         owner.fail("it has no copy of the model " + model().fingerprint);
     }
-    remote_buffer_ptr memory = weights && owner.has_model()
-                                   ? owner.attach(attach_entries(tensors, count, plan), plan.size())
-                                   : owner.alloc(plan.size(), GGML_BACKEND_BUFFER_USAGE_ANY);
+    used_adapter * adapter = weights ? nullptr : adapter_of(owner, tensors, count);
+    remote_buffer_ptr memory;
+    if (adapter != nullptr && !model().may_be_sent) {
+        adapter->attached.insert(&owner);
+        if (!owner.knows_adapters()) {
+            owner.fail("its mesh-llm is too old for LoRA adapters");
+        }
+        memory = owner.attach(attach_entries(tensors, count, plan), plan.size(), adapter->file.fingerprint);
+    } else if (weights && owner.has_model()) {
+        memory = owner.attach(attach_entries(tensors, count, plan), plan.size());
+    } else {
+        memory = owner.alloc(plan.size(), GGML_BACKEND_BUFFER_USAGE_ANY);
+    }
     ggml_backend_buffer_t buffer = wrapped(type, std::move(memory), plan.size());
     if (buffer == nullptr) {
         return nullptr;
@@ -501,6 +532,16 @@ int ggml_mesh_use_model(
     try {
         mesh::model() = {fingerprint, may_be_sent != 0, mesh::tensor_sizes({paths, paths + count})};
         mesh::map_files_sparingly();
+        return 0;
+    } catch (const std::exception & error) {
+        std::snprintf(why, why_size, "%s", error.what());
+        return 1;
+    }
+}
+
+int ggml_mesh_use_adapter(const char * digest, const char * path, char * why, size_t why_size) {
+    try {
+        mesh::adapters().push_back({{digest, false, mesh::tensor_sizes({path})}, {}});
         return 0;
     } catch (const std::exception & error) {
         std::snprintf(why, why_size, "%s", error.what());

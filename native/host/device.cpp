@@ -352,14 +352,18 @@ remote_buffer_ptr device::alloc(size_t size, ggml_backend_buffer_usage usage) no
     return buffer;
 }
 
-remote_buffer_ptr device::attach(const std::vector<wire::attach_entry> & entries, size_t size) noexcept {
+remote_buffer_ptr
+device::attach(const std::vector<wire::attach_entry> & entries, size_t size, const std::string & file) noexcept {
     remote_buffer_ptr buffer;
     attempt([&] {
         buffer = new_buffer(size, true);
         const wire::attach request = {buffer->id, static_cast<uint32_t>(entries.size())};
+        wire::file_name name{};
+        std::memcpy(name.digest, file.data(), std::min(file.size(), sizeof name.digest));
         send(
-            wire::command::attach,
-            {{&request, sizeof request}, {entries.data(), entries.size() * sizeof entries[0]}}
+            wire::command::attach, {{&request, sizeof request},
+                                    {entries.data(), entries.size() * sizeof entries[0]},
+                                    {&name, file.empty() ? 0 : sizeof name}}
         );
     });
     return buffer;

@@ -140,11 +140,17 @@ class device {
     }
 
     // Weights that the worker reads itself, of the model that it was greeted with and has.
-    remote_buffer_ptr attach(const std::vector<wire::attach_entry> & entries, size_t size) noexcept;
+    // `file`: the digest of a LoRA adapter; without one they are the model's.
+    remote_buffer_ptr
+    attach(const std::vector<wire::attach_entry> & entries, size_t size, const std::string & file = "") noexcept;
 
     // Whether the worker can set memory aside for saved states, and copy them there.
     bool keeps_states() const {
         return (facts_.self.features & wire::FEATURE_STATES) != 0;
+    }
+
+    bool knows_adapters() const noexcept {
+        return (facts_.self.features & wire::FEATURE_ADAPTERS) != 0;
     }
 
     // Such memory: a buffer of as many bytes as there were; none where the worker has failed.

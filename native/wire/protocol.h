@@ -17,7 +17,7 @@
 //   SUPPORTS a graph of one node (tensors)                 SUPPORTS: 1 if the device computes it, else 0
 //   SIZE     a graph of one node (tensors)                 SIZE: bytes that its result takes on the device
 //   ALLOC    alloc
-//   ATTACH   attach, attach_entry × count                  (weights of the model that HELLO named)
+//   ATTACH   attach, attach_entry × count, [file_name]     (weights of the model that HELLO named, or of a LoRA adapter)
 //   FREE     buffer_id
 //   CLEAR    clear
 //   SET      span, bytes
@@ -114,7 +114,8 @@ struct hello {
 
 static_assert(sizeof(hello) == 136);
 
-constexpr uint32_t FEATURE_STATES = 1;  // it knows RESERVE and COPIES
+constexpr uint32_t FEATURE_STATES = 1;    // it knows RESERVE and COPIES
+constexpr uint32_t FEATURE_ADAPTERS = 2;  // it knows an ATTACH that names a file
 
 struct hello_answer {
     hello self;
@@ -156,6 +157,13 @@ struct attach_entry {
 };
 
 static_assert(sizeof(attach_entry) == 96);
+
+// Behind the entries: they are weights of this file, a LoRA adapter, and not of the model.
+struct file_name {
+    char digest[64];  // as the worker's node told it, zero-padded
+};
+
+static_assert(sizeof(file_name) == 64);
 
 struct span {
     uint32_t buffer_id;

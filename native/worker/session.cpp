@@ -284,7 +284,7 @@ class session {
         size_t total_bytes = 0;
         ggml_backend_dev_memory(worker_.device(), &free_bytes, &total_bytes);
         facts.self = self;
-        facts.self.features = wire::FEATURE_STATES;
+        facts.self.features = wire::FEATURE_STATES | wire::FEATURE_ADAPTERS;
         facts.has_model = worker_.memory().has_model(model_) ? 1 : 0;
         facts.device_type = static_cast<uint32_t>(ggml_backend_dev_type(worker_.device()));
         facts.grant_bytes = worker_.memory().left();
@@ -365,8 +365,9 @@ class session {
     void on_attach(const frame & message) {
         const auto request = read_struct<wire::attach>(message);
         check_new(request.buffer_id);
-        if (request.count > MAX_ATTACHED - attached_ ||
-            message.payload.size() != sizeof request + request.count * sizeof(wire::attach_entry)) {
+        const size_t named = sizeof request + request.count * sizeof(wire::attach_entry);
+        const bool of_adapter = message.payload.size() == named + sizeof(wire::file_name);
+        if (request.count > MAX_ATTACHED - attached_ || (message.payload.size() != named && !of_adapter)) {
             throw std::invalid_argument(
                 "weights cannot be attached as buffer " + std::to_string(request.buffer_id)
             );
@@ -378,7 +379,12 @@ class session {
             );
         }
         memory attached;
-        attached.lease = worker_.memory().attach(model_, entries, attached.weights);
+        std::string file = model_;
+        if (of_adapter) {
+            const auto * digest = reinterpret_cast<const char *>(message.payload.data() + named);
+            file.assign(digest, std::find(digest, digest + sizeof(wire::file_name), '\0'));
+        }
+        attached.lease = worker_.memory().attach(file, entries, attached.weights);
         attached_ += static_cast<uint32_t>(attached.weights.size());
         buffers_.emplace(request.buffer_id, std::move(attached));
     }

@@ -72,9 +72,11 @@ mapped_file::~mapped_file() {
 
 // --- one weight ---
 
-weight::weight(ggml_backend_dev_t device, ggml_type type, const int64_t * ne, const uint8_t * bytes)
+weight::weight(
+    ggml_backend_dev_t device, ggml_type type, const int64_t * ne, const uint8_t * bytes, bool plain_only
+)
     : device_(device), type_(type), ne_{ne[0], ne[1], ne[2], ne[3]}, bytes_(bytes),
-      size_(ggml_row_size(type, ne[0]) * static_cast<size_t>(ne[1] * ne[2] * ne[3])) {}
+      size_(ggml_row_size(type, ne[0]) * static_cast<size_t>(ne[1] * ne[2] * ne[3])), plain_only_(plain_only) {}
 
 bool weight::has_shape(const int64_t * ne) const noexcept {
     return std::equal(ne_, ne_ + 4, ne);
@@ -135,6 +137,9 @@ bool weight::takes(ggml_tensor * candidate, ggml_tensor * node) const {
 
 ggml_tensor * weight::best_for(ggml_tensor * node) {
     const std::lock_guard lock(mutex_);
+    if (plain_only_) {
+        return nullptr;
+    }
     for (ggml_backend_buffer_type_t kind : special_layouts(device_)) {
         const auto made = std::find_if(special_.begin(), special_.end(), [&](const auto & entry) {
             return entry.first == kind;
@@ -229,9 +234,12 @@ model_weights::model_weights(ggml_backend_dev_t device, const std::vector<std::s
             if (offset > file.size() || size > file.size() - offset) {
                 throw std::runtime_error(path + " is cut short");
             }
-            weights_[gguf_get_tensor_name(index.get(), i)] = std::make_unique<weight>(
+            const std::string name = gguf_get_tensor_name(index.get(), i);
+            // llama.cpp keeps LoRA adapters as they are: another layout would round otherwise than alone.
+            const bool of_adapter = name.find(".lora_") != std::string::npos;
+            weights_[name] = std::make_unique<weight>(
                 device, gguf_get_tensor_type(index.get(), i), gguf_get_tensor_ne(index.get(), i),
-                file.data() + offset
+                file.data() + offset, of_adapter
             );
         }
     }

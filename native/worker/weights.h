@@ -40,7 +40,11 @@ class mapped_file {
 // One tensor of a model on this machine.
 class weight {
   public:
-    weight(ggml_backend_dev_t device, ggml_type type, const int64_t * ne, const uint8_t * bytes);
+    // `plain_only`: never in a special layout.
+    weight(
+        ggml_backend_dev_t device, ggml_type type, const int64_t * ne, const uint8_t * bytes,
+        bool plain_only = false
+    );
 
     size_t size() const noexcept {
         return size_;
@@ -90,6 +94,7 @@ class weight {
     int64_t ne_[4];
     const uint8_t * bytes_;
     size_t size_;
+    bool plain_only_;
     std::mutex mutex_;
     layout plain_;
     std::vector<std::pair<ggml_backend_buffer_type_t, layout>> special_;

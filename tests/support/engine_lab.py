@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -45,6 +46,8 @@ class Answers:
     said: tuple[Any, ...]
     """Tokens, the log-probabilities of the likeliest, how much of the prompt was kept; or an error."""
     costs: tuple[Cost, ...]
+    frames: Counter[str]
+    """That the host sent, from the start on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +143,7 @@ class EngineLab:
         return Answers(
             said=tuple(_said(each) for each in answer["answers"]),
             costs=tuple(_costs(trace)) if workers else (),
+            frames=_frames(trace) if workers else Counter(),
         )
 
 
@@ -217,6 +221,11 @@ def _said(answer: dict[str, Any]) -> Any:
 
 def _is_complaint(line: str) -> bool:
     return any(word in line for word in ("error", "Error", "ASSERT", "Traceback", "refuse"))
+
+
+def _frames(trace: Path) -> Counter[str]:
+    frames = map(json.loads, trace.read_text().splitlines())
+    return Counter(frame["frame"] for frame in frames if frame.get("sent"))
 
 
 def _costs(trace: Path) -> Iterator[Cost]:

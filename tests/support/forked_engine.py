@@ -253,6 +253,8 @@ def _work(
         if poison:
             worker.poison()
         worker.add_model(spec.fingerprint, spec.files)
+        for adapter in spec.adapters:
+            worker.add_model(adapter.digest, [adapter.path])
         for number, peer in peers.items():
             worker.add_peer(number, peer.detach())
         worker.serve(link.detach())

@@ -170,6 +170,35 @@ def _qwen3vl(width: int, hidden: int, patches: int) -> Shapes:
 _PROJECTORS = {"mlp": _llava, "gemma3": _gemma3, "qwen2vl_merger": _qwen2vl, "qwen3vl_merger": _qwen3vl}
 
 
+def write_adapter(
+    path: Path,
+    model: Path,
+    *,
+    among: tuple[str, ...] = ("attn_q.weight", "ffn_down", "output.weight"),
+    rank: int = 4,
+    seed: int = 0,
+    quantisation: str = "F32",
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """A LoRA adapter for the tensors of a model with one of these in their names."""
+    read = gguf.GGUFReader(model)
+    writer: Any = gguf.GGUFWriter(path, read.fields["general.architecture"].contents())
+    told = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 2.0 * rank}
+    for key, value in {**told, **(metadata or {})}.items():
+        add_value(writer, key, value)
+    for tensor in read.tensors:
+        if len(tensor.shape) > 1 and any(part in tensor.name for part in among):
+            inner, outer, *experts = map(int, tensor.shape)
+            for part, shape in (("lora_a", (rank, inner)), ("lora_b", (outer, rank))):
+                weights = values(f"{tensor.name}.{part}", (*reversed(experts), *shape), seed)
+                kind = _tensor_type(tensor.name, shape, quantisation)
+                exact = kind is gguf.GGMLQuantizationType.F32
+                data = weights if exact else gguf.quants.quantize(weights, kind)
+                writer.add_tensor(f"{tensor.name}.{part}", data, raw_dtype=None if exact else kind)
+    finish(writer)
+    return path
+
+
 def write_shards(
     path: Path,
     count: int,

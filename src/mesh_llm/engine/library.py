@@ -209,6 +209,12 @@ class MeshLibrary:
         ):
             raise EngineFailed(why.text)
 
+    def use_adapter(self, digest: str, file: str) -> None:
+        """Tensors of this LoRA adapter are asked for by name, too; several in the order of their loading."""
+        why = _Reason()
+        if self.native.ggml_mesh_use_adapter(digest.encode(), os.fsencode(file), *why.arguments):
+            raise EngineFailed(why.text)
+
     def connect(self, workers: dict[str, int]) -> None:
         """A device for each worker, by its name, at the other end of a socket that the library then owns."""
         why = _Reason()
@@ -443,6 +449,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
                 [text, number, ctypes.c_ulonglong, ctypes.POINTER(_Speed), text, size],
             ),
             "ggml_mesh_use_model": (number, [text, texts, size, number, text, size]),
+            "ggml_mesh_use_adapter": (number, [text, text, text, size]),
             "ggml_mesh_connect": (number, [ctypes.POINTER(number), texts, size, text, size]),
             "ggml_mesh_link": (None, [number, number, ctypes.c_uint]),
             "ggml_mesh_loaded": (None, []),

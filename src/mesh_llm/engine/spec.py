@@ -129,6 +129,15 @@ class StatesSpec:
 
 
 @frozen
+class AdapterSpec:
+    """A LoRA adapter; workers have files of their own, under the same digest."""
+
+    path: str
+    scale: float
+    digest: str
+
+
+@frozen
 class EngineSpec(EngineOptions):
     """Everything that decides how the engine child runs."""
 
@@ -151,6 +160,7 @@ class EngineSpec(EngineOptions):
     embeddings: bool = False
     rerank: bool = False
     mmproj: str | None = None
+    adapters: tuple[AdapterSpec, ...] = ()
     prompt_cache_mib: int = 0
     libraries: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Setting] = field(default_factory=dict)
@@ -182,7 +192,8 @@ class EngineSpec(EngineOptions):
         draft = DraftSpec(**document.get("draft", {}))
         pace = PaceSpec(**fields) if (fields := document.get("pace")) else None
         states = StatesSpec(**fields) if (fields := document.get("states")) else None
-        parts = {"links": links, "draft": draft, "pace": pace, "states": states}
+        adapters = tuple(AdapterSpec(**fields) for fields in document.get("adapters", ()))
+        parts = {"links": links, "adapters": adapters, "draft": draft, "pace": pace, "states": states}
         return cls(**{**document, **lists, **parts})
 
     def library_paths(self) -> dict[str, Path]:

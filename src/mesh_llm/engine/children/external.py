@@ -63,6 +63,8 @@ def arguments(spec: EngineSpec) -> list[str]:
         argv += ["--embeddings"]
     if spec.mmproj is not None:
         argv += ["--mmproj", spec.mmproj]
+    for adapter in spec.adapters:
+        argv += ["--lora-scaled", f"{adapter.path}:{adapter.scale}"]
     return argv
 
 

@@ -188,6 +188,8 @@ def load_guarded(
 def open_links(mesh: MeshLibrary, spec: EngineSpec) -> None:
     if spec.fingerprint:
         mesh.use_model(spec.fingerprint, spec.files, may_be_sent=spec.send_weights)
+    for adapter in spec.adapters:
+        mesh.use_adapter(adapter.digest, adapter.path)
     mesh.connect({link.name: link.fd for link in spec.links})
     for index, link in enumerate(spec.links):
         if link.next_number is not None and index + 1 < len(spec.links):
@@ -267,6 +269,9 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...], *,
         params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
     if spec.mmproj is not None:
         params.mmproj.path = spec.mmproj
+    if spec.adapters:
+        info = xllamacpp.CommonAdapterLoraInfo
+        params.lora_adapters = [info(adapter.path, adapter.scale) for adapter in spec.adapters]
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.api_keys = [spec.key]

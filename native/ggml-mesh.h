@@ -76,6 +76,16 @@ GGML_MESH_API void ggml_mesh_loaded(void);
 // Why the device no longer works; 0 while it does, else the length of the reason.
 GGML_MESH_API size_t ggml_mesh_failure(int index, char * why, size_t why_size);
 
+// An op that the device does not compute, although its layers need it: the host computes it in its place.
+struct ggml_mesh_declined {
+    char op[32];
+    char node[64];        // the first one, or the weight that stays on the host for it
+    unsigned int layers;  // with such nodes
+};
+
+// One after the other, known when the model is loaded. Returns 0, or 1 where there is no such device or no further op.
+GGML_MESH_API int ggml_mesh_declined_op(int index, size_t which, struct ggml_mesh_declined * found);
+
 // What a device has done since it was connected; sums, so that whoever reads them twice knows what happened
 // in between.
 struct ggml_mesh_stage {
@@ -189,6 +199,9 @@ GGML_MESH_API unsigned long long ggml_mesh_worker_resident(void * worker);
 
 // For tests: fills the memory of graphs with what is not a number between runs.
 GGML_MESH_API void ggml_mesh_worker_poison(void * worker);
+
+// For tests: the worker does not know the op of this name, as one of an older version. Returns 0, or 1 where nobody does.
+GGML_MESH_API int ggml_mesh_worker_lack(void * worker, const char * op);
 
 // A socket to another worker, which is owned from here on. Both sides call each
 // other by numbers of their own; the client is told which (ggml_mesh_link).

@@ -394,38 +394,61 @@ bool is_bound_to(const ggml_tensor * op, const device & owner) {
     });
 }
 
+int layer_asked_for(const ggml_tensor * op) {
+    return scheduled_layers() != nullptr ? scheduled_layers()->of(op) : layer_of(op);
+}
+
 // Another device's layer: its nodes are left to that one, or to the host.
 bool is_elsewhere(const ggml_tensor * op, const device & asked) {
-    const int layer = scheduled_layers() != nullptr ? scheduled_layers()->of(op) : layer_of(op);
+    const int layer = layer_asked_for(op);
     return layer >= 0 && owner_of(layer) != &asked && !is_bound_to(op, asked);
 }
 
-bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
-    const loader_question question(op);
-    if (question.op() != nullptr) {
-        op = question.op();
-    } else if (is_elsewhere(op, device_of(dev))) {
-        return false;
-    }
+bool computes(device & worker, const ggml_tensor * op) {
     if (!node_is_allowed(op)) {
         return false;
     }
-    if (device_of(dev).facts().device_type == GGML_BACKEND_DEVICE_TYPE_CPU) {
-        // It runs the same code as this machine's own CPU device, which answers at once.
+    if (worker.answers_as_host()) {
         return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
     }
-    if (op_only_renames(op->op) || device_of(dev).supports(op)) {
-        return true;
-    }
+    return op_only_renames(op->op) || worker.supports(op);
+}
+
+// Whether it will have to lie on a device that does not compute it: ggml ends the process over a no.
+bool cannot_lie_elsewhere(const ggml_tensor * op, const device & worker) {
     ggml_backend_buffer_t place = buffer_of(op);
-    if (place == nullptr || place->buft != &device_of(dev).buffer_type) {
+    return place != nullptr && place->buft == &worker.buffer_type;
+}
+
+bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    device & worker = device_of(dev);
+    const loader_question question(op);
+    if (question.op() != nullptr) {
+        const bool yes = computes(worker, question.op());
+        if (!yes) {
+            const char * name = ggml_get_name(question.weight());
+            worker.decline(op, name, layer_in(name));
+        }
+        return yes;
+    }
+    if (is_elsewhere(op, worker)) {
         return false;
     }
-    // Its result cannot lie elsewhere: ggml ends the process over a no.
-    device_of(dev).fail(
-        std::string("it sent that it cannot compute ") + ggml_op_name(op->op) + " in its own memory"
-    );
-    return true;
+    if (computes(worker, op)) {
+        return true;
+    }
+    if (cannot_lie_elsewhere(op, worker)) {
+        worker.fail(
+            std::string("it does not compute ") + ggml_op_desc(op) + " (" + ggml_get_name(op) +
+            "), whose result has to lie in its memory"
+        );
+        return true;
+    }
+    const int layer = layer_asked_for(op);
+    if (owner_of(layer) == &worker) {
+        worker.decline(op, ggml_get_name(op), layer);
+    }
+    return false;
 }
 
 bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t type) {
@@ -465,8 +488,8 @@ const ggml_backend_buffer_type_i TYPE_INTERFACE = {
 
 void ask_ahead(const ggml_cgraph * graph, const graph_layers & layers) {
     for (const auto & each : devices()) {
-        if (each->facts().device_type == GGML_BACKEND_DEVICE_TYPE_CPU) {
-            continue;  // answered here
+        if (each->answers_as_host()) {
+            continue;
         }
         std::vector<const ggml_tensor *> ops;
         for (int i = 0; i < graph->n_nodes; ++i) {
@@ -569,6 +592,22 @@ size_t ggml_mesh_failure(int index, char * why, size_t why_size) {
     const std::string failure = all[static_cast<size_t>(index)]->failure();
     std::snprintf(why, why_size, "%s", failure.c_str());
     return failure.size();
+}
+
+int ggml_mesh_declined_op(int index, size_t which, struct ggml_mesh_declined * found) {
+    const auto & all = mesh::devices();
+    if (index < 0 || static_cast<size_t>(index) >= all.size()) {
+        return 1;
+    }
+    const auto declined = all[static_cast<size_t>(index)]->declined();
+    if (which >= declined.size()) {
+        return 1;
+    }
+    const auto & [op, where] = *std::next(declined.begin(), static_cast<std::ptrdiff_t>(which));
+    std::snprintf(found->op, sizeof found->op, "%s", op.c_str());
+    std::snprintf(found->node, sizeof found->node, "%s", where.node.c_str());
+    found->layers = static_cast<unsigned int>(where.layers.size());
+    return 0;
 }
 
 int ggml_mesh_stage_counters(int index, struct ggml_mesh_stage * counters) {

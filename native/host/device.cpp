@@ -288,6 +288,23 @@ bool device::supports(const ggml_tensor * op) noexcept {
     return yes || !asked;
 }
 
+bool device::answers_as_host() const {
+    return facts_.device_type == GGML_BACKEND_DEVICE_TYPE_CPU &&
+           facts_.self.features >> wire::FEATURE_OPS == ops_key();
+}
+
+void device::decline(const ggml_tensor * op, const char * name, int layer) {
+    const std::lock_guard lock(mutex_);
+    declined_op & found = declined_[ggml_op_desc(op)];
+    found.node = found.layers.empty() ? name : found.node;
+    found.layers.insert(layer);
+}
+
+std::map<std::string, declined_op> device::declined() {
+    const std::lock_guard lock(mutex_);
+    return declined_;
+}
+
 bool device::await_support(uint32_t ticket) {
     const auto said = receive_as<uint32_t>(await(wire::answer::supports, ticket));
     if (said > 1) {

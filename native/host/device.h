@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -102,6 +103,12 @@ struct remote_buffer {
 
 using remote_buffer_ptr = std::unique_ptr<remote_buffer>;
 
+// An op of a worker's own layers that it does not compute, so that the host does.
+struct declined_op {
+    std::string node;  // the first one, or the weight that the loader left on the host
+    std::set<int> layers;
+};
+
 class device {
   public:
     // Sends a greeting to the worker at the other end of `fd`, which names the model that its layers are of.
@@ -124,6 +131,13 @@ class device {
 
     // True where the device has failed: graphs fail then, while ggml ends the process over a no that it did not expect.
     bool supports(const ggml_tensor * op) noexcept;
+
+    // Whether the worker has the host's own CPU code and rules, so that the host knows what it would answer.
+    bool answers_as_host() const;
+
+    // Remembers that `name`, of this layer, is not computed over there.
+    void decline(const ggml_tensor * op, const char * name, int layer);
+    std::map<std::string, declined_op> declined();
 
     // Asks for all of these at once, as far as nobody has asked before: one way there and back, and not one for each.
     void ask_ahead(const std::vector<const ggml_tensor *> & ops) noexcept;
@@ -206,6 +220,7 @@ class device {
     std::vector<input> held_;  // set, and not sent before a graph reads it
     shadows shadows_;
     support_cache supported_;
+    std::map<std::string, declined_op> declined_;
     size_cache sizes_;
     std::map<const device *, uint32_t> peers_;
 

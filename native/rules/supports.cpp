@@ -6,6 +6,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -170,11 +171,13 @@ loader_question::loader_question(const ggml_tensor * op) {
         return;
     }
     op_ = op;
-    if (op->op != GGML_OP_ROPE && op->op != GGML_OP_RWKV_WKV6) {
+    weight_ = weight;
+    const bool one_per_head = op->op == GGML_OP_SSM_SCAN && weight->ne[0] != 1 && weight->ne[1] == 1;
+    if (op->op != GGML_OP_ROPE && op->op != GGML_OP_RWKV_WKV6 && !one_per_head) {
         return;
     }
     constexpr int64_t tokens = 512;
-    context_.reset(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
+    context_.reset(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
     ggml_context * c = context_.get();
     if (op->op == GGML_OP_ROPE) {
         const int64_t size = 2 * weight->ne[0];
@@ -183,6 +186,17 @@ loader_question::loader_question(const ggml_tensor * op) {
         op_ = ggml_rope_ext(
             c, rows, positions, weight, static_cast<int>(size), GGML_ROPE_TYPE_NORMAL, 0, 1.0F, 1.0F, 0.0F, 1.0F,
             0.0F, 0.0F
+        );
+    } else if (one_per_head) {
+        const int64_t heads = weight->ne[0];
+        const int64_t size = std::max<int64_t>(op->src[1]->ne[0] / heads, 1);
+        constexpr int64_t state = 128;
+        const auto rows = [&] { return ggml_new_tensor_4d(c, GGML_TYPE_F32, state, 1, tokens, 1); };
+        op_ = ggml_ssm_scan(
+            c, ggml_new_tensor_4d(c, GGML_TYPE_F32, state, size, heads, 1),
+            ggml_new_tensor_4d(c, GGML_TYPE_F32, size, heads, tokens, 1),
+            ggml_new_tensor_3d(c, GGML_TYPE_F32, heads, tokens, 1), ggml_new_tensor_2d(c, GGML_TYPE_F32, 1, heads),
+            rows(), rows(), ggml_new_tensor_1d(c, GGML_TYPE_I32, 1), 1
         );
     } else {
         const int64_t size = weight->ne[0];

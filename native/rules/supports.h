@@ -32,7 +32,7 @@ bool size_is_uncertain(const ggml_tensor * tensor);
 
 // llama.cpp's loader asks with a made-up node whether a weight can lie on a device. Some of these have numbers that no
 // model has, and that a worker rightly refuses: ROPE of no dimensions, RWKV_WKV6 of 123 heads whatever the weight's
-// shape. What is meant is an op with this weight, in a shape that fits it.
+// shape, SSM_SCAN of one head where the weight has a number for each head. What is meant is an op with this weight, in a shape that fits it.
 class loader_question {
   public:
     explicit loader_question(const ggml_tensor * op);
@@ -42,9 +42,14 @@ class loader_question {
         return op_;
     }
 
+    const ggml_tensor * weight() const {
+        return weight_;
+    }
+
   private:
     ggml_context_ptr context_;
     const ggml_tensor * op_ = nullptr;
+    const ggml_tensor * weight_ = nullptr;
 };
 
 class support_cache {

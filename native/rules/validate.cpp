@@ -156,6 +156,14 @@ bool op_is_allowed(uint32_t op) {
     return rules_of(op) != nullptr;
 }
 
+uint32_t ops_key(uint32_t lacking) {
+    uint32_t key = 2166136261U;  // FNV-1a
+    for (uint32_t op = 0; op < GGML_OP_COUNT; ++op) {
+        key = (key ^ static_cast<uint32_t>(op != lacking && op_is_allowed(op))) * 16777619U;
+    }
+    return std::max<uint32_t>((key >> 16) ^ (key & 0xffff), 1);
+}
+
 bool node_is_allowed(const ggml_tensor * node) noexcept {
     const op_rules * rules = rules_of(static_cast<uint32_t>(node->op));
     if (rules == nullptr) {

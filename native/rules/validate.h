@@ -31,6 +31,9 @@ constexpr uint64_t ROOT_ALIGNMENT = 16;          // of what is not a view: every
 // Whether workers compute this op at all, whatever their device.
 bool op_is_allowed(uint32_t op);
 
+// What these are, in 16 bits, without `lacking`: sides with the same key know the same ops.
+uint32_t ops_key(uint32_t lacking = GGML_OP_COUNT);
+
 // Whether an op would pass the rules, wherever its tensors lie. Does not throw: a client asks before it builds.
 bool node_is_allowed(const ggml_tensor * node) noexcept;
 

@@ -284,7 +284,8 @@ class session {
         size_t total_bytes = 0;
         ggml_backend_dev_memory(worker_.device(), &free_bytes, &total_bytes);
         facts.self = self;
-        facts.self.features = wire::FEATURE_STATES | wire::FEATURE_ADAPTERS;
+        facts.self.features =
+            wire::FEATURE_STATES | wire::FEATURE_ADAPTERS | ops_key(worker_.lacking()) << wire::FEATURE_OPS;
         facts.has_model = worker_.memory().has_model(model_) ? 1 : 0;
         facts.device_type = static_cast<uint32_t>(ggml_backend_dev_type(worker_.device()));
         facts.grant_bytes = worker_.memory().left();
@@ -307,8 +308,9 @@ class session {
     }
 
     void on_supports(const frame & message) {
+        const std::vector<wire::tensor> question = read_table(message.payload.data(), message.payload.size());
         const uint32_t yes =
-            device_computes(worker_.device(), read_table(message.payload.data(), message.payload.size()));
+            question.back().op != worker_.lacking() && device_computes(worker_.device(), question);
         answer(wire::answer::supports, message, {{&yes, sizeof yes}});
     }
 
@@ -681,7 +683,8 @@ class session {
     void check_supported(ggml_cgraph & graph) const {
         for (int i = 0; i < ggml_graph_n_nodes(&graph); ++i) {
             const ggml_tensor * node = ggml_graph_node(&graph, i);
-            if (!op_only_renames(node->op) && !ggml_backend_dev_supports_op(worker_.device(), node)) {
+            if (node->op == worker_.lacking() ||
+                (!op_only_renames(node->op) && !ggml_backend_dev_supports_op(worker_.device(), node))) {
                 throw std::invalid_argument(
                     std::string("this device does not compute ") + ggml_op_desc(node) + " as it is asked to"
                 );

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <iterator>
 #include <new>
 #include <stdexcept>
@@ -257,4 +258,14 @@ unsigned long long ggml_mesh_worker_resident(void * worker) {
 
 void ggml_mesh_worker_poison(void * worker) {
     static_cast<mesh::worker *>(worker)->poison();
+}
+
+int ggml_mesh_worker_lack(void * worker, const char * op) {
+    for (uint32_t i = 0; i < GGML_OP_COUNT; ++i) {
+        if (std::strcmp(ggml_op_name(static_cast<ggml_op>(i)), op) == 0) {
+            static_cast<mesh::worker *>(worker)->lack(i);
+            return 0;
+        }
+    }
+    return 1;
 }

@@ -74,6 +74,15 @@ class worker {
         return poisons_;
     }
 
+    // For tests: this op is unknown here.
+    void lack(uint32_t op) {
+        lacking_ = op;
+    }
+
+    uint32_t lacking() const {
+        return lacking_;
+    }
+
     pushed_activations & pushed() {
         return pushed_;
     }
@@ -87,6 +96,7 @@ class worker {
     int threads_;
     store memory_;
     std::atomic<bool> poisons_{false};
+    std::atomic<uint32_t> lacking_{GGML_OP_COUNT};
     std::mutex computing_;
     ggml_backend_ptr backend_;  // made when it is first needed
     std::atomic<uint32_t> sessions_{0};

@@ -142,6 +142,8 @@ class EngineStatus:
     prompt_tok_s: float
     stages: Annotated[tuple[EngineStageStatus, ...], _STAGES]
     token: TokenStatus | None
+    warnings: Annotated[tuple[Sentence, ...], _STAGES] = ()
+    """What works, and costs more than it should."""
 
 
 @frozen

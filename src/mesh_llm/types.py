@@ -179,6 +179,17 @@ class StageCounters:
 
 
 @frozen
+class DeclinedOp:
+    """An op that a worker does not compute, although its layers need it: the host does so in its place."""
+
+    link: str
+    op: str
+    node: str
+    """The first of them, or the weight that stays on the host for it."""
+    layers: int
+
+
+@frozen
 class SpeculationCounters:
     """What drafts have done for an engine since it started: sums, but for the depth of the last draft."""
 

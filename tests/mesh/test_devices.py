@@ -13,6 +13,7 @@ from tests.support.stand_ins import COMMAND
 
 SMALL_GPUS = (*COMMAND, "5000000,5000000")
 """Each holds some of the 25 layers: the rest is for main memory."""
+WITHOUT_SWIGLU = (*COMMAND, "GLU")
 PLACES = ["GPU0", "GPU1", "CPU"]
 
 
@@ -60,3 +61,15 @@ def test_devices_of_a_worker_are_stages(nodes: Lab, model: Path, libraries: dict
     children[1].kill()
     one.until_status(lambda status: serves(status, above=before["plan"]["epoch"]), what="it serves again")
     assert text_of(one) == expected
+
+
+def test_an_op_that_a_worker_does_not_know_is_named(nodes: Lab, model: Path) -> None:
+    one = nodes.start("one", "--model", model, *PLAN, "--layers", "one=0-27,two=28-29")
+    one.until_said("Waiting for more peers")
+    two = nodes.join("two", one, "--hosting", "never", program=WITHOUT_SWIGLU)
+
+    cost = "the host does, in at least 4 more hops for each token"
+    warning = f"two does not compute SWIGLU (ffn_swiglu-28, 2 layers): {cost}"
+    one.until_said(warning)
+    status = two.until_status(lambda status: status["engine"]["warnings"], what="two is told, too")
+    assert status["engine"]["warnings"] == [warning]

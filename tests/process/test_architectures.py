@@ -78,6 +78,7 @@ def check_text(
     poison = architecture not in EXCEPTIONS
     split = lab.answers(tiny, REQUESTS, *cut, settings=settings, poison=poison)
     assert split.said == alone.said
+    assert split.declined == []
     # A model that always says the same would hide every fault.
     assert len(set(map(str, alone.said))) == len(REQUESTS)
     hops, runs = split.costs[1].per_token(split.costs[0], MORE)

@@ -147,7 +147,7 @@ async def test_refused_for_its_greeting(
 @pytest.mark.parametrize(
     ("lie", "sentence"),
     [
-        (says(SUPPORTS, bytes(4)), r"it sent that it cannot compute SET_ROWS in its own memory"),
+        (says(SUPPORTS, bytes(4)), r"it does not compute SET_ROWS \(.+\), whose result has to lie in .+"),
         (says(SUPPORTS, b"\xff" * 4), r"it sent \d+ for whether it computes an op"),
         (says(SIZE, bytes(8)), r"it sent a size of 0 bytes for a tensor of \d+"),
         (says(SIZE, b"\xff" * 8), rf"it sent a size of {(1 << 64) - 1} bytes for a tensor of \d+"),

@@ -48,6 +48,8 @@ class Answers:
     costs: tuple[Cost, ...]
     frames: Counter[str]
     """That the host sent, from the start on."""
+    declined: list[Any]
+    """Ops that workers left to the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,7 @@ class EngineLab:
             said=tuple(_said(each) for each in answer["answers"]),
             costs=tuple(_costs(trace)) if workers else (),
             frames=_frames(trace) if workers else Counter(),
+            declined=answer["declined"],
         )
 
 

@@ -178,7 +178,8 @@ def _answer(libraries: dict[str, Path], job: Job) -> Job:
             _mark(spec.trace)
         answers.append(_ask(address, spec.key, request))
     failed = _lost(events)
-    return {"answers": answers, **({"failure": failed[0]} if failed else {})}
+    declined = [op for event in events if event["event"] == "declined" for op in event["ops"]]
+    return {"answers": answers, "declined": declined, **({"failure": failed[0]} if failed else {})}
 
 
 def _lost(events: list[Job]) -> list[str]:

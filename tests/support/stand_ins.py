@@ -1,6 +1,7 @@
 """`python -m tests.support.stand_ins BYTES,BYTES ...`: `mesh-llm ...` where there are GPUs of these sizes.
 
-The CPU computes for them, in a worker child for each: texts are those of the CPU.
+The CPU computes for them, in a worker child for each: texts are those of the CPU. The name of an op among
+the sizes is one that they do not know.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mesh_llm.types import Speed
 COMMAND = (sys.executable, "-W", "error", "-m", "tests.support.stand_ins")
 
 
-def install(sizes: list[int]) -> None:
+def install(sizes: list[int], lacks: str | None) -> None:
     worker = Launch.worker
     gpus = [
         {
@@ -42,12 +43,13 @@ def install(sizes: list[int]) -> None:
         return await measured_speed(libraries, "CPU", threads, cache=cache)
 
     def on_the_cpu(self: Launch, *arguments: Any, **options: Any) -> WorkerSpec:
-        return replace(worker(self, *arguments, **options), device="CPU")
+        return replace(worker(self, *arguments, **options), device="CPU", lacks=lacks)
 
     vars(hardware).update(describe=described, measured_speed=measured)
     type.__setattr__(Launch, "worker", on_the_cpu)
 
 
 if __name__ == "__main__":
-    install([int(size) for size in sys.argv.pop(1).split(",")])
+    words = sys.argv.pop(1).split(",")
+    install([int(word) for word in words if word.isdigit()], next(filter(str.isalpha, words), None))
     main()

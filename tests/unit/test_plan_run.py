@@ -1,4 +1,4 @@
-"""Which node a plan is said to have lost."""
+"""Which node a plan is said to have lost, and what it warns of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.host import plan_run
 from mesh_llm.host.plan_run import PlanRun
-from mesh_llm.types import NodeId
+from mesh_llm.types import DeclinedOp, NodeId
 from tests.support.planning import plan_of
 
 COMPLAINT = "the link to worker 77 is lost"
@@ -62,3 +62,18 @@ async def test_where_nobody_else_is_lost_the_one_that_complains_is(monkeypatch: 
         while run.broken is None:
             await asyncio.sleep(0.01)
     assert run.broken == f"two was lost: {COMPLAINT}"
+
+
+def test_warns_of_ops_that_a_worker_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(monkeypatch)
+    declined = (
+        DeclinedOp(link="MESH1", op="SSM_SCAN", node="node_17", layers=2),
+        DeclinedOp(link="MESH0", op="FLASH_ATTN_EXT", node="fattn-1", layers=1),
+    )
+    run._on_engine(EngineReport(state=EngineState.READY, declined=declined))
+    assert run.warnings == (
+        "three does not compute SSM_SCAN (node_17, 2 layers): "
+        "the host does, in at least 4 more hops for each token",
+        "two does not compute FLASH_ATTN_EXT (fattn-1, 1 layer): "
+        "so the engine does without flash attention, on all nodes",
+    )

@@ -76,6 +76,7 @@ def told() -> dict[str, Any]:
                 "parts": [part, {**part, "node": None}],
                 "sentence": "it is the link",
             },
+            "warnings": ["mini does not compute it"],
         },
     }
 

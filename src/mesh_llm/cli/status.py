@@ -161,6 +161,7 @@ def _summary(status: schema.Status, names: tables.Names) -> list[tuple[str, str]
         rows.append(("first token", tables.first_token(status.api.first_token)))
         if engine.token:
             rows.append(("token", engine.token.sentence))
+        rows += [("warning", warning) for warning in engine.warnings]
     rows.append(("api", status.api.url or "not open yet"))
     return rows
 

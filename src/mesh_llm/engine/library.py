@@ -18,7 +18,7 @@ from mesh_llm.engine.diagnostics import sentence
 from mesh_llm.errors import EngineFailed, EngineMissing
 from mesh_llm.frozen import frozen
 from mesh_llm.third_party import EngineSymbol
-from mesh_llm.types import Device, DeviceKind, SpeculationCounters, Speed, StageCounters
+from mesh_llm.types import DeclinedOp, Device, DeviceKind, SpeculationCounters, Speed, StageCounters
 
 Signatures = dict[str, tuple[object, list[object]]]
 
@@ -240,6 +240,15 @@ class MeshLibrary:
         self.native.ggml_mesh_stage_counters(index, ctypes.byref(counters))
         return StageCounters(**{name: getattr(counters, name) for name in _STAGE_SUMS + _STAGE_LATEST})
 
+    def declined(self, index: int, link: str) -> list[DeclinedOp]:
+        """Ops of its own layers that the device at `index`, called `link`, leaves to the host."""
+        found: list[DeclinedOp] = []
+        op = _Declined()
+        while self.native.ggml_mesh_declined_op(index, len(found), ctypes.byref(op)) == 0:
+            node = op.node.decode(errors="replace")
+            found.append(DeclinedOp(link=link, op=op.op.decode(), node=node, layers=op.layers))
+        return found
+
     def speculate(self, *, model_depth: int, text_depth: int) -> bool:
         """Decide what the engine drafts, from now on; False where it has to be left to itself."""
         return bool(self.native.ggml_mesh_speculate(model_depth, text_depth) == 0)
@@ -334,6 +343,11 @@ class WorkerHandle:
         """For tests: results depend on nothing that a graph left behind, or they are not numbers."""
         self._native.ggml_mesh_worker_poison(self._handle)
 
+    def lack(self, op: str) -> None:
+        """For tests: the worker knows no op of this name."""
+        if self._native.ggml_mesh_worker_lack(self._handle, op.encode()):
+            raise EngineFailed(f"there is no op {op}")
+
     def resident_bytes(self) -> int:
         resident: int = self._native.ggml_mesh_worker_resident(self._handle)
         return resident
@@ -385,6 +399,12 @@ class _Stage(ctypes.Structure):
         *((name, ctypes.c_ulonglong) for name in _STAGE_SUMS),
         *((name, ctypes.c_uint) for name in _STAGE_LATEST),
     )
+
+
+class _Declined(ctypes.Structure):
+    """struct ggml_mesh_declined"""
+
+    _fields_ = (("op", ctypes.c_char * 32), ("node", ctypes.c_char * 64), ("layers", ctypes.c_uint))
 
 
 _SYMBOL_TEXTS = ("name", "feature", "without")
@@ -454,6 +474,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_link": (None, [number, number, ctypes.c_uint]),
             "ggml_mesh_loaded": (None, []),
             "ggml_mesh_failure": (size, [number, text, size]),
+            "ggml_mesh_declined_op": (number, [number, size, ctypes.POINTER(_Declined)]),
             "ggml_mesh_stage_counters": (number, [number, ctypes.POINTER(_Stage)]),
             "ggml_mesh_speculate": (number, [number, number]),
             "ggml_mesh_keep_layers": (number, [number, ctypes.c_char_p]),
@@ -469,6 +490,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_worker_prepare": (number, [pointer, text, number, number, _PROGRESS, text, size]),
             "ggml_mesh_worker_unload": (ctypes.c_ulonglong, [pointer, text]),
             "ggml_mesh_worker_poison": (None, [pointer]),
+            "ggml_mesh_worker_lack": (number, [pointer, text]),
             "ggml_mesh_worker_resident": (ctypes.c_ulonglong, [pointer]),
             "ggml_mesh_worker_new": (pointer, [text, number, ctypes.c_ulonglong, text, size]),
             "ggml_mesh_worker_add_model": (number, [pointer, text, texts, size, text, size]),

@@ -215,6 +215,8 @@ class WorkerSpec:
     trace: str | None = None
     poison: bool = False
     """For tests: between runs, the memory of graphs is filled with what is not a number."""
+    lacks: str | None = None
+    """For tests: an op that this worker does not know."""
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

@@ -34,7 +34,7 @@ from mesh_llm.engine.telemetry import Flows, flows, paces
 from mesh_llm.errors import EngineFailed
 from mesh_llm.frozen import frozen
 from mesh_llm.tasks import cancelled
-from mesh_llm.types import SpeculationCounters, StageCounters
+from mesh_llm.types import DeclinedOp, SpeculationCounters, StageCounters
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class EngineReport:
     """What crossed their links in that second."""
     stages_at: float = 0.0
     """When that was told, by the monotonic clock."""
+    declined: tuple[DeclinedOp, ...] = ()
+    """Ops that workers leave to the host."""
     speculation: SpeculationCounters | None = None
     """What drafts have done; None before there were any."""
 
@@ -132,6 +134,7 @@ class EngineSupervisor:
             paces={},
             flows={},
             stages_at=0.0,
+            declined=(),
             speculation=None,
         )
         try:
@@ -201,6 +204,8 @@ class EngineSupervisor:
         elif event.get("event") == "features_off":
             for off in event["sentences"]:
                 log.warning("engine feature missing: %s", sentence(off))
+        elif event.get("event") == "declined":
+            self.report = replace(self.report, declined=tuple(DeclinedOp(**op) for op in event["ops"]))
         elif event.get("event") == "stages":
             # No change of state: whoever wants the figures looks at the report.
             stages = {entry.pop("link"): StageCounters(**entry) for entry in event["stages"]}

@@ -19,6 +19,7 @@ from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.telemetry import Flows, Gauge, Rates
 from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.host.declined_ops import warnings
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.data_links import DataLinks, Link
 from mesh_llm.peers.mesh import Mesh
@@ -92,6 +93,8 @@ class PlanRun:
         """Workers, and whether they pass activations straight to the next one."""
         self.resident: dict[Place, int] = {}
         self.supervisor: EngineSupervisor | None = None
+        self.warnings: tuple[str, ...] = ()
+        """What works, and costs more than it should."""
         self.gauge = Gauge()
         self.rates = Rates()
         self.is_ready = False
@@ -347,6 +350,7 @@ class PlanRun:
 
     def _on_engine(self, report: EngineReport) -> None:
         if report.state is EngineState.READY:
+            self.warnings = warnings(report.declined, self.plan.workers, self._mesh.name_of)
             self._became_ready.set()
         for name, cause in report.failed_links.items():
             if self.is_ready and cause.startswith(_COMPLAINTS):

@@ -95,6 +95,8 @@ class NodeState:
         self._slot_queue.resize(run.settings.slots)
         self._progress = None
         self._announcements.say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")
+        for warning in run.warnings:
+            self._announcements.say("warning", warning)
         self.reflect()
 
     def on_failed(self, reason: str) -> None:

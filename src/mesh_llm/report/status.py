@@ -295,6 +295,7 @@ def _engine(view: NodeView, run: PlanRun | None) -> EngineStatus:
         prompt_tok_s=round(run.rates.prompt_tok_s, 2) if run is not None else 0.0,
         stages=tuple(_stage(run, stage.place) for stage in run.plan.workers) if run is not None else (),
         token=token_status(view, run) if run is not None and run.port is not None else None,
+        warnings=run.warnings if run is not None else (),
     )
 
 

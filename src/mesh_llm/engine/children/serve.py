@@ -9,7 +9,8 @@
 4. prints `{"event": "link_failed", "name", "cause"}` for each worker that no
    longer works, at any time: requests fail then, and the engine lives on;
 5. prints `{"event": "features_off", "sentences"}` where this engine lacks what our library builds on;
-6. prints `{"event": "stages", "stages"}` about once a second while workers
+6. prints `{"event": "declined", "ops"}` where workers leave ops of their layers to the host;
+7. prints `{"event": "stages", "stages"}` about once a second while workers
    compute: what each of them has done so far; and `{"event": "speculation", …}`
    while tokens are drafted.
 """
@@ -127,6 +128,9 @@ def _serve_linked(
         failed = report_failures(mesh, dict(enumerate(spec.links)), report)
     if failed:
         raise EngineFailed("a worker was lost while the model was loading")
+    # The engine has asked about every node of its largest graphs by now.
+    if declined := [op for index, link in enumerate(spec.links) for op in mesh.declined(index, link.name)]:
+        report({"event": "declined", "ops": [asdict(op) for op in declined]})
     if spec.states is not None:
         mesh.reserve_states([link.state_bytes for link in spec.links], spec.states.most_bytes)
     mesh.loaded()

@@ -59,6 +59,8 @@ def _open(spec: WorkerSpec) -> WorkerHandle:
     worker = mesh.new_worker(spec.device, threads=spec.threads, quota_bytes=spec.quota_bytes)
     if spec.poison:
         worker.poison()
+    if spec.lacks is not None:
+        worker.lack(spec.lacks)
     for fingerprint, files in spec.models.items():
         worker.add_model(fingerprint, files)
     return worker

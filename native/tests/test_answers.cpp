@@ -240,7 +240,7 @@ TEST("answers: what the scheduler is going to ask is asked at once") {
 TEST("answers: it cannot refuse to write to its own memory, which ggml counts on") {
     fails(
         answers(command::supports, answer::supports, uint32_t{0}), [](const device & on) { ask_about(on, true); },
-        "it sent that it cannot compute SET_ROWS in its own memory"
+        "it does not compute SET_ROWS ( (view)), whose result has to lie in its memory"
     );
 }
 

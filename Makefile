@@ -1,7 +1,7 @@
 # From a clone: `make demo` and `make test` set up what they need. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-more test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
+.PHONY: help setup setup-dev demo wheel test test-more test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
 
 BIN := .venv/bin
 # What Python compiled is kept, whatever the caller's environment says: compiling the tests takes ten seconds.
@@ -29,6 +29,9 @@ setup-dev: ## and what tests and tools need; part of the targets that do
 
 demo: setup ## a mesh on this machine and one question to it; ARGS="--once" and others go to mesh-llm demo
 	@$(BIN)/mesh-llm demo $(ARGS)
+
+wheel: setup ## a wheel with native libraries for the common processors, and an sdist, to dist/
+	@$(BIN)/python -m tools.wheel $(ARGS)
 
 test: check ## check, the native tests, all tests but those marked `full`; ARGS="-k name" and others go to pytest
 	sh tools/test_native.sh plain
@@ -81,4 +84,4 @@ screenshots: setup-dev ## the pictures of the console in docs/, from a mesh on t
 
 clean: ## remove .venv, build output and caches of this clone
 	rm -rf .venv .setup.lock build dist native/build .mypy_cache .pytest_cache .ruff_cache
-	find src tests $(wildcard bench) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests $(wildcard bench tools) -name __pycache__ -type d -prune -exec rm -rf {} +

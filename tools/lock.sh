@@ -23,7 +23,7 @@ lock() {
         --generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 }
 
-lock pyproject.toml --extra engine --extra setup "$@" --output-file requirements.lock
+lock pyproject.toml --extra engine --extra build --extra setup "$@" --output-file requirements.lock
 # In both the same versions: the second is installed on top of the first.
 lock pyproject.toml --all-extras --constraint requirements.lock "$@" --output-file requirements-dev.lock
 client=tests/clients/litellm

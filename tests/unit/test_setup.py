@@ -253,7 +253,7 @@ def test_the_engine_is_pinned_alike_everywhere() -> None:
 def test_the_lock_names_every_dependency_and_no_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    running = [*project["dependencies"], *extras["engine"], *extras["setup"]]
+    running = [*project["dependencies"], *extras["engine"], *extras["build"], *extras["setup"]]
     everything = [*running, *extras["dev"], *extras["test"]]
     pins = []
     for name, wanted in (("requirements.lock", running), ("requirements-dev.lock", everything)):

@@ -12,7 +12,7 @@ import click
 from mesh_llm.cli.options import debug_option, json_option
 from mesh_llm.cli.output import Output, print_json, print_table
 from mesh_llm.engine import build as builder
-from mesh_llm.engine import gpus, machine
+from mesh_llm.engine import gpus, machine, prebuilt
 from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.speed import known_speed
@@ -61,7 +61,7 @@ def info(as_json: bool, debug: bool) -> None:
             )
     rows.append(("CPU code", " ".join(document["cpu_features"])))
     for name, library in document["libraries"].items():
-        rows.append((f"ggml-{name}", library["path"] or library["instead"]))
+        rows.append((f"ggml-{name}", _origin(name, library)))
     rows += [("missing", sentence) for sentence in document["features_off"]]
     for idle in document["idle_gpus"]:
         count = f"{idle['count']} × " if idle["count"] > 1 else ""
@@ -69,12 +69,20 @@ def info(as_json: bool, debug: bool) -> None:
     print_table(rows)
 
 
+def _origin(name: str, library: dict[str, Any]) -> str:
+    if not library["native"]:
+        return str(library["instead"])
+    better = "; mesh-llm engine build compiles one for this very processor" if name == "cpu" else ""
+    return f"{library['path']}{f' (came with the package{better})' if library['prebuilt'] else ''}"
+
+
 async def _describe() -> dict[str, Any]:
     wheel = find_wheel()
-    built = builder.at_hand()
+    built = await builder.ready()
     described = await describe(built.libraries)
     libraries: dict[str, dict[str, Any]] = {
-        name: {"native": True, "path": str(path)} for name, path in built.libraries.items()
+        name: {"native": True, "path": str(path), "prebuilt": path.parent == prebuilt.folder()}
+        for name, path in built.libraries.items()
     }
     instead = {
         **{name: f"{why.message}; {_INSTEAD.get(name, _NO_GPU)}" for name, why in built.missing.items()},

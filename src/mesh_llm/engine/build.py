@@ -1,5 +1,6 @@
-"""Build native libraries from the engine's sources: once per machine, by whoever comes first.
+"""Native libraries: built from the engine's sources, once per machine, by whoever comes first.
 
+Where none was built, one that came with the package will do (`prebuilt`).
 Each library has a folder of its own in the cache, named after everything that
 its code depends on. A folder appears complete, by a rename, or not at all.
 """
@@ -19,12 +20,13 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from mesh_llm.defaults import ENGINE_VERSION, INSPECT_TIMEOUT_S, LOCK_TIMEOUT_S
-from mesh_llm.engine import gpus
+from mesh_llm.defaults import ENGINE_VERSION, LOCK_TIMEOUT_S
+from mesh_llm.engine import gpus, prebuilt
 from mesh_llm.engine.file_lock import file_lock
+from mesh_llm.engine.inspect import flaw
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.machine import available_memory, cores, cpu_identity, platform_name
-from mesh_llm.engine.process import module, run
+from mesh_llm.engine.process import run
 from mesh_llm.engine.sources import engine_sources, free_bytes, native_folder
 from mesh_llm.errors import BuildFailed, MeshError
 from mesh_llm.frozen import frozen
@@ -129,12 +131,26 @@ def usual() -> tuple[str, ...]:
 
 
 def at_hand() -> Built:
-    """What is built already; nothing is started."""
-    found = [library(backend) for backend in usual()]
-    return Built(
-        libraries={entry.backend: entry.path for entry in found if entry.built},
-        missing={entry.backend: BuildFailed("not built yet") for entry in found if not entry.built},
-    )
+    """What is built already, or came with the package and was found good; nothing is started."""
+    libraries: dict[str, Path] = {}
+    missing: dict[str, MeshError] = {}
+    for backend in usual():
+        entry = library(backend)
+        path = entry.path if entry.built else prebuilt.known(backend, libraries.get("mesh"))
+        if path is None:
+            missing[backend] = BuildFailed("not built yet")
+        else:
+            libraries[backend] = path
+    return Built(libraries=libraries, missing=missing)
+
+
+async def ready() -> Built:
+    """The same; what came with the package is checked first, where nobody has."""
+    mesh = library("mesh")
+    path = mesh.path if mesh.built else await prebuilt.checked("mesh", None)
+    if not library("cpu").built:
+        await prebuilt.checked("cpu", path)
+    return at_hand()
 
 
 async def rebuild(progress: ProgressSink, *, gpu: str | None = None, force: bool = False) -> Built:
@@ -168,17 +184,21 @@ async def ensure(
 ) -> Built:
     """Every library that can be had. One that cannot is left out, with the reason.
 
-    What failed before is tried again with `retry`, and what is there already
-    with `force`.
+    What came with the package will do, but not with `retry`, which also tries again
+    what failed before; `force` builds what is there already.
     """
     libraries: dict[str, Path] = {}
     missing: dict[str, MeshError] = {}
     for backend in backends:
         entry = library(backend)
+        mesh = libraries.get("mesh")
         try:
+            if not (retry or force or entry.built) and (path := await prebuilt.checked(backend, mesh)):
+                libraries[backend] = path
+                continue
             if not (retry or force or entry.built) and entry.failure.is_file():
                 raise MeshError(entry.failure.read_text(), hint="mesh-llm engine build tries again")
-            await build(entry, progress, retry=retry, force=force, mesh=libraries.get("mesh"))
+            await build(entry, progress, retry=retry, force=force, mesh=mesh)
             libraries[backend] = entry.path
         except BuildFailed as error:
             missing[backend] = error
@@ -277,6 +297,8 @@ def _check_tools(entry: Library, mesh: Path | None) -> None:
             "there is no C++ compiler on this machine",
             hint="xcode-select --install" if sys.platform == "darwin" else "sudo apt install g++",
         )
+    for name in ("cmake", "ninja"):
+        _tool(name)
     free = free_bytes(folder)
     if free < needed:
         raise MeshError(
@@ -297,7 +319,10 @@ def _tool(name: str) -> str:
     beside = Path(sysconfig.get_path("scripts")) / name
     path = str(beside) if beside.is_file() else shutil.which(name)
     if path is None:
-        raise BuildFailed(f"{name} is missing", hint=f"pip install {name}, or pip install 'mesh-llm[engine]'")
+        raise BuildFailed(
+            f"{name} is needed to compile native libraries, and it is not installed",
+            hint=f"{sys.executable} -m pip install cmake ninja, or pip install 'mesh-llm[engine,build]'",
+        )
     return path
 
 
@@ -401,19 +426,6 @@ def _telling(lines: list[str]) -> list[str]:
 
 
 async def _flaw(entry: Library, made: Path, mesh: Path | None) -> str | None:
-    """What is wrong with a library, found by using it in a process that may die of it."""
     if entry.backend == SPLICE:
         return None  # it computes nothing
-    libraries = {entry.backend: str(made)}
-    if mesh is not None:
-        libraries.setdefault("mesh", str(mesh))
-    request = {"libraries": libraries, "selftest": entry.backend}
-    finished = await run(
-        module("mesh_llm.engine.children.describe"),
-        stdin=json.dumps(request).encode() + b"\n",
-        timeout_s=INSPECT_TIMEOUT_S,
-    )
-    if finished.status != 0:
-        return f"it ended with status {finished.status}"
-    answer = json.loads(finished.output[-1])
-    return answer.get("error") or None
+    return await flaw(entry.backend, made, mesh)

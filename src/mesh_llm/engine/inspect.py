@@ -160,6 +160,18 @@ async def describe(libraries: dict[str, Path]) -> dict[str, Any]:
     return answer
 
 
+async def flaw(backend: str, made: Path, mesh: Path | None) -> str | None:
+    """What is wrong with a library, found by using it in a process that may die of it."""
+    libraries = {backend: str(made)}
+    if mesh is not None:
+        libraries.setdefault("mesh", str(mesh))
+    finished = await _ask("mesh_llm.engine.children.describe", {"libraries": libraries, "selftest": backend})
+    if finished.status != 0:
+        return f"it ended with status {finished.status}"
+    answer = json.loads(finished.output[-1])
+    return answer.get("error") or None
+
+
 async def measure(
     libraries: Mapping[str, Path], device: str, *, threads: int, memory_bytes: int
 ) -> Measurement:

@@ -32,6 +32,16 @@ def cpu_identity() -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 
+def cpu_features() -> frozenset[str] | None:
+    """Instruction sets that every core has, as the kernel names them; None where it does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    cores = [set(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset(set.intersection(*cores)) if cores else None
+
+
 def identity() -> str:
     """Equal for processes that share this machine, and can hand each other sockets."""
     facts = [platform.node()]

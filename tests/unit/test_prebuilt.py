@@ -1,0 +1,180 @@
+"""Which of the libraries that came with the package a processor gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mesh_llm.engine import build, machine, prebuilt
+from mesh_llm.engine.prebuilt import VARIANTS, suitable
+from tests.support.building import ignore
+
+AVX2 = frozenset(["fpu", "sse4_2", "avx", "f16c", "fma", "avx2", "bmi2"])
+AVX512 = AVX2 | {"avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"}
+SAPPHIRE = AVX512 | {
+    "avx_vnni",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512vbmi",
+    "amx_tile",
+    "amx_int8",
+    "avx512_fp16",
+}
+BELOW = ("haswell", "sandybridge", "sse42", "x64")
+
+
+@pytest.mark.parametrize(
+    ("features", "names"),
+    [
+        (frozenset(), ("x64",)),
+        (frozenset({"sse4_2", "avx"}), ("sandybridge", "sse42", "x64")),
+        (AVX2, BELOW),
+        (AVX2 - {"bmi2"}, BELOW[1:]),
+        (AVX2 | {"avx_vnni"}, ("alderlake", *BELOW)),
+        (AVX512, ("skylakex", *BELOW)),
+        (AVX512 - {"avx512bw"}, BELOW),
+        (AVX512 | {"avx512_vnni", "avx512vbmi"}, ("cascadelake", "skylakex", *BELOW)),
+        (AVX512 | {"avx512_vnni", "avx512_bf16"}, ("cooperlake", "cascadelake", "skylakex", *BELOW)),
+        (SAPPHIRE, ("sapphirerapids", "cooperlake", "cascadelake", "skylakex", "alderlake", *BELOW)),
+        (SAPPHIRE - {"amx_int8"}, ("cooperlake", "cascadelake", "skylakex", "alderlake", *BELOW)),
+        (None, tuple(variant.name for variant in VARIANTS["x86_64"])),
+    ],
+)
+def test_the_best_that_a_processor_can_run_comes_first(
+    features: frozenset[str] | None, names: tuple[str, ...]
+) -> None:
+    assert suitable(VARIANTS["x86_64"], features) == names
+
+
+@pytest.mark.parametrize(
+    ("features", "best"),
+    [
+        ("fp asimd", "armv8.0_1"),
+        ("fp asimd asimddp", "armv8.2_1"),
+        ("fp asimd asimddp asimdhp i8mm", "armv8.2_2"),
+        ("fp asimd asimddp asimdhp sve", "armv8.2_3"),
+        ("fp asimd asimddp asimdhp sve i8mm", "armv8.6_1"),
+        ("fp asimd asimddp asimdhp sve i8mm sve2", "armv8.6_2"),
+    ],
+)
+def test_arm(features: str, best: str) -> None:
+    assert suitable(VARIANTS["aarch64"], frozenset(features.split()))[0] == best
+
+
+def test_a_feature_that_one_core_lacks_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "processor\t: 0\nFeatures\t: fp asimd sve\n\nprocessor\t: 1\nFeatures\t: fp asimd\n"
+    monkeypatch.setattr(Path, "read_text", lambda path: text)
+
+    assert machine.cpu_features() == {"fp", "asimd"}
+
+
+# -- the check --------------------------------------------------------------------------------------
+
+
+class Package:
+    """One with libraries in it, of which some fail their check."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.flaws: dict[str, str] = {}
+        self.checked: list[str] = []
+        folder.mkdir()
+        for name in ("ggml-mesh", "mesh-splice", *(f"ggml-cpu-{name}" for name in ("skylakex", *BELOW))):
+            (folder / f"lib{name}.so").write_text(name)
+        monkeypatch.setattr(prebuilt, "folder", lambda: folder)
+        monkeypatch.setattr(prebuilt, "flaw", self._flaw)
+        monkeypatch.setattr(prebuilt, "cpu_features", lambda: AVX512)
+        monkeypatch.setattr(prebuilt.platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(prebuilt.sys, "platform", "linux")
+
+    async def _flaw(self, backend: str, path: Path, mesh: Path | None) -> str | None:
+        self.checked.append(path.stem)
+        return self.flaws.get(path.stem)
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"lib{name}.so"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    monkeypatch.setenv("MESH_LLM_CACHE", str(tmp_path / "cache"))
+    return Package(tmp_path / "prebuilt", monkeypatch)
+
+
+async def test_it_is_checked_once_and_then_at_hand(package: Package) -> None:
+    assert set(build.at_hand().missing) == {"mesh", "cpu"}, "nothing counts before it was checked"
+
+    first = await build.ensure(("mesh", "cpu", "splice"), ignore)
+    second = await build.ensure(("mesh", "cpu", "splice"), ignore)
+
+    wanted = {"mesh": "ggml-mesh", "cpu": "ggml-cpu-skylakex", "splice": "mesh-splice"}
+    assert first.libraries == {backend: package.path(name) for backend, name in wanted.items()}
+    assert second == first
+    assert package.checked == ["libggml-mesh", "libggml-cpu-skylakex"]
+    assert set(build.at_hand().libraries) == {"mesh", "cpu"}
+
+
+async def test_one_that_fails_is_left_for_the_next_lower(package: Package) -> None:
+    package.flaws = {"libggml-cpu-skylakex": "1 + 1 = 3", "libggml-cpu-haswell": "it ended with status -4"}
+
+    built = await build.ready()
+
+    assert built.libraries["cpu"] == package.path("ggml-cpu-sandybridge")
+    assert package.checked[1:] == [f"libggml-cpu-{name}" for name in ("skylakex", "haswell", "sandybridge")]
+
+
+async def test_other_bytes_and_another_processor_are_checked_again(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await build.ready()
+    package.path("ggml-cpu-skylakex").write_text("another")
+    assert set(build.at_hand().missing) == {"cpu"}
+    await build.ready()
+    assert not build.at_hand().missing
+
+    monkeypatch.setattr(prebuilt, "cpu_identity", lambda: "another")
+    assert set(build.at_hand().missing) == {"mesh", "cpu"}
+
+
+async def test_without_libggml_mesh_nothing_can_check_the_others(package: Package) -> None:
+    package.flaws = {"libggml-mesh": "it ended with status 1"}
+
+    assert (await build.ready()).libraries == {}
+    assert package.checked == ["libggml-mesh"]
+
+
+async def test_what_was_built_here_wins(package: Package) -> None:
+    await build.ready()
+    entry = build.library("cpu")
+    entry.folder.mkdir(parents=True)
+    entry.path.touch()
+
+    assert build.at_hand().libraries["cpu"] == entry.path
+    assert (await build.ensure(("mesh", "cpu"), ignore)).libraries["cpu"] == entry.path
+
+
+async def test_a_cache_that_cannot_be_written_to_is_no_obstacle(
+    package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MESH_LLM_CACHE", str(tmp_path / "file"))
+
+    built = await build.ensure(("mesh", "cpu"), ignore)
+
+    assert built.libraries["cpu"] == package.path("ggml-cpu-skylakex")
+
+
+async def test_engine_build_compiles_whatever_came_with_the_package(
+    package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(build, "compiler", lambda: "c++")
+    monkeypatch.setattr(build.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    built = await build.rebuild(ignore)
+
+    assert (
+        built.missing["cpu"].message == "cmake is needed to compile native libraries, and it is not installed"
+    )
+    assert "pip install cmake ninja" in (built.missing["cpu"].hint or "")

@@ -1,0 +1,23 @@
+"""Hatchling's hook: a wheel gets the native libraries that `tools/wheel.py` has compiled.
+
+Without them it is for any platform, and whoever installs it compiles them on first use.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class PrebuiltLibraries(BuildHookInterface):  # type: ignore[type-arg]
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        folder = os.environ.get("MESH_LLM_PREBUILT")
+        if not folder or version != "standard":
+            return
+        build_data["pure_python"] = False
+        build_data["tag"] = os.environ["MESH_LLM_WHEEL_TAG"]
+        for path in sorted(Path(folder).iterdir()):
+            build_data["force_include"][str(path)] = f"mesh_llm/prebuilt/{path.name}"

@@ -116,7 +116,7 @@ static_assert(sizeof(hello) == 136);
 
 constexpr uint32_t FEATURE_STATES = 1;    // it knows RESERVE and COPIES
 constexpr uint32_t FEATURE_ADAPTERS = 2;  // it knows an ATTACH that names a file
-constexpr uint32_t FEATURE_OPS = 16;      // from this bit on: ops_key() of the ops that it knows; 0 in older versions
+constexpr uint32_t FEATURE_OPS = 16;  // from this bit on: ops_key() of the ops that it knows; 0 in older versions
 
 struct hello_answer {
     hello self;

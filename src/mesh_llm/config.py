@@ -10,7 +10,7 @@ from pathlib import Path
 from mesh_llm.defaults import API_LISTEN, API_PORT, GUESS_TEXT_MAX, THREADS_LIMIT
 from mesh_llm.errors import UsageError
 from mesh_llm.frozen import frozen
-from mesh_llm.mesh_settings import MESH_OPTIONS, MeshOptions, given_options
+from mesh_llm.mesh_settings import ADAPTERS_LIMIT, MESH_OPTIONS, SCALE_LIMIT, MeshOptions, given_options
 from mesh_llm.types import HostingMode, Setting
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
@@ -67,6 +67,8 @@ class NodeConfig(MeshOptions):
     embeddings: bool = False
     rerank: bool = False
     mmproj: Path | None = None
+    lora: tuple[tuple[Path, float], ...] = ()
+    """LoRA adapters, and how much of each is added."""
     settings: dict[str, Setting] = field(default_factory=dict)
     bin_dir: Path | None = None
     trace: Path | None = None
@@ -102,11 +104,23 @@ class NodeConfig(MeshOptions):
             raise UsageError(f"--trace {self.trace}: there is no folder {self.trace.absolute().parent}")
         if self.mmproj is not None and not self.without_mmproj and not self.mmproj.is_file():
             raise UsageError(f"--mmproj {self.mmproj}: there is no such file")
+        self._check_lora()
 
     @property
     def without_mmproj(self) -> bool:
         """Whether a projector that lies beside the model is to be left there."""
         return self.mmproj == Path("none")
+
+    def _check_lora(self) -> None:
+        for path, scale in self.lora:
+            if not path.is_file():
+                hint = "give --lora once for each file" if "," in path.name else "check the path"
+                raise UsageError(f"--lora {path}: there is no such file", hint=hint)
+            if not abs(scale) <= SCALE_LIMIT:
+                wrong = f"{scale:g} is not between -{SCALE_LIMIT:g} and {SCALE_LIMIT:g}"
+                raise UsageError(f"--lora-scaled {path}: {wrong}", hint="1 is usual")
+        if len(self.lora) > ADAPTERS_LIMIT:
+            raise UsageError(f"--lora: at most {ADAPTERS_LIMIT} adapters, and these are {len(self.lora)}")
 
     def _check_options(self) -> None:
         for name, value in given_options(self).items():
@@ -174,6 +188,17 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def parse_scaled(text: str) -> tuple[Path, float]:
+    """`FILE:SCALE` of --lora-scaled."""
+    path, _, scale = text.rpartition(":")
+    try:
+        return Path(path).expanduser().resolve(), float(scale)
+    except ValueError:
+        raise UsageError(
+            f"--lora-scaled {text}: the scale is missing, or not a number", hint="for example style.gguf:0.5"
+        ) from None
 
 
 def parse_size(text: str) -> int:

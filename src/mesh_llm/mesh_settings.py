@@ -23,6 +23,11 @@ SLOTS_LIMIT = 256
 SHARES_LIMIT = 256
 """Nodes that --tensor-split and --layers name."""
 
+ADAPTERS_LIMIT = 16
+"""LoRA adapters of one model."""
+SCALE_LIMIT = 1000.0
+"""Of an adapter: what is more is a mistake."""
+
 _SPAN = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
 
 Read = Callable[[Any], Any]
@@ -201,6 +206,23 @@ class SideFile:
 
 
 @frozen
+class Adapter:
+    """A LoRA adapter: whoever computes with the model reads its own copy."""
+
+    file: SideFile
+    scale: float
+
+
+@frozen
+class ModelExtras:
+    """What goes with the model."""
+
+    projector: SideFile | None = None
+    """Lets the model see; on the host."""
+    adapters: tuple[Adapter, ...] = ()
+
+
+@frozen
 class MeshSettings(MeshOptions):
     """They belong to the mesh, and its owners set them."""
 
@@ -227,10 +249,12 @@ class MeshSettings(MeshOptions):
     """Tokens that the draft model guesses at once, at most."""
     projector: SideFile | None = None
     """Lets the model see; on the host."""
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def side_files(self) -> tuple[SideFile, ...]:
-        return () if self.projector is None else (self.projector,)
+        projector = () if self.projector is None else (self.projector,)
+        return (*projector, *(adapter.file for adapter in self.adapters))
 
     @property
     def plan_version(self) -> int:
@@ -249,4 +273,5 @@ class MeshSettings(MeshOptions):
             self.draft,
             self.draft_max,
             self.projector,
+            self.adapters,
         )

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT, is_number
+from mesh_llm.mesh_settings import ADAPTERS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS, SENTENCE_CHARS, clean
 
 T = TypeVar("T")
@@ -61,6 +62,8 @@ class ModelStatus:
     context: int | None
     slots: int | None
     draft: DraftStatus | None
+    adapters: Annotated[tuple[Name, ...], ADAPTERS_LIMIT] = ()
+    """Names of LoRA adapters, in the order of their ids."""
 
 
 @frozen
@@ -201,7 +204,8 @@ class MemberStatus:
     devices: tuple[str, ...]
     models: tuple[str, ...]
     lacks: tuple[str, ...]
-    """Files of the mesh that it would need as host and does not have: without the projector, no images."""
+    """Files that go with the model and are not there: without the projector it would host without images,
+    without an adapter it has no part."""
     speed: SpeedStatus | None
     link: LinkStatus
 

@@ -199,6 +199,16 @@ def can_run(prefix: list[str]) -> bool:
             (["--max-memory", "0.4"], "--max-memory 0 leaves no memory for a model"),
             (["--max-memory", ""], "'' is not a size"),
             (["--mmproj", "/no/such"], "--mmproj /no/such: there is no such file"),
+            (["--lora", "/no/such"], "--lora /no/such: there is no such file"),
+            (["--lora-scaled", "/no/such:1"], "--lora /no/such: there is no such file"),
+            (
+                ["--lora-scaled", "a.gguf"],
+                "--lora-scaled a.gguf: the scale is missing, or not a number",
+            ),
+            (
+                ["--lora-scaled", "/dev/null:x"],
+                "--lora-scaled /dev/null:x: the scale is missing, or not a number",
+            ),
             (["--model", ""], "--model is empty"),
         ],
     ),
@@ -209,6 +219,47 @@ def test_absurd_options_end_with_2(home: Path, options: list[str], words: str) -
     assert ended.status == 2
     assert ended.stderr.startswith(f"Error: {words}\n")
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("damaged", "is not a GGUF file\nHint: "),
+        (
+            "model",
+            "this is not a LoRA adapter\nHint: adapters are made with llama.cpp's convert_lora_to_gguf.py",
+        ),
+        (
+            "qwen3",
+            "it is for qwen3, and the model is llama\nHint: take an adapter that was made for this model",
+        ),
+        ("wide", "its blk.0.attn_q.weight does not fit the model's\nHint: take an adapter that was made for"),
+        ("deep", "the model has no tensor blk.4.attn_q.weight\nHint: take an adapter that was made for"),
+    ],
+)
+def test_an_adapter_that_does_not_go_with_the_model(
+    home: Path, tmp_path: Path, made: str, words: str
+) -> None:
+    model = tiny_gguf.write(tmp_path / "model.gguf", "llama", hidden=64, layers=4)
+    adapter = tmp_path / "adapter.gguf"
+    match made:
+        case "damaged":
+            adapter.write_bytes(b"no adapter")
+        case "model":
+            adapter.write_bytes(model.read_bytes())
+        case _:
+            sizes = {"wide": {"hidden": 128}, "deep": {"layers": 6}}.get(made, {})
+            kind = "qwen3" if made == "qwen3" else "llama"
+            base = tiny_gguf.write(tmp_path / "base.gguf", kind, **sizes)
+            tiny_gguf.write_adapter(adapter, base, among=("attn_q.weight",))
+
+    ended = run_node(home, "--model", model, "--lora", adapter)
+
+    assert ended.status == 1
+    assert ended.stderr.startswith("Error: ")
+    assert f"{adapter}" in ended.stderr
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_context_beyond_memory_waits_and_says_what_would_help(home: Path, tiny_model: Path) -> None:

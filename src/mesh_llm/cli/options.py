@@ -159,6 +159,19 @@ _OPTIONS = [
         metavar="FILE",
         help="projector, for models that take images (default: the one beside the model; none: no images)",
     ),
+    click.option(
+        "--lora",
+        type=_PATH,
+        multiple=True,
+        metavar="FILE",
+        help="LoRA adapter for the model; can be repeated; every node that computes fetches it",
+    ),
+    click.option(
+        "--lora-scaled",
+        multiple=True,
+        metavar="FILE:SCALE",
+        help="the same with a scale other than 1, as in style.gguf:0.5",
+    ),
     click.option("--embeddings", is_flag=True, help="serve embeddings"),
     click.option("--rerank", is_flag=True, help="serve reranking"),
     click.option("--cache-type-k", type=click.Choice(CACHE_TYPES), help="type of cached keys (default: f16)"),
@@ -237,7 +250,7 @@ def _is_set(name: str) -> bool:
 
 def node_config(options: dict[str, Any]) -> NodeConfig:
     """What the options ask for, checked."""
-    from mesh_llm.config import NodeConfig
+    from mesh_llm.config import NodeConfig, parse_scaled
     from mesh_llm.engine.spec import parse_setting
     from mesh_llm.types import HostingMode
 
@@ -255,6 +268,10 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
         no_relay=options["no_relay"] or _is_set(VARIABLES["no-relay"]),
         hosting=HostingMode(options["hosting"]),
         api_key=secret.read("--api-key", options["api_key"] or None),
+        lora=(
+            *((path.expanduser().resolve(), 1.0) for path in options["lora"]),
+            *map(parse_scaled, options["lora_scaled"]),
+        ),
         settings=dict(parse_setting(text) for text in options["engine_set"]),
         bin_dir=bin_dir.expanduser().resolve() if bin_dir else None,
         trace=options["trace"].expanduser().absolute() if options["trace"] else None,

@@ -136,7 +136,7 @@ def show(status: schema.Status, *, layers: bool = False) -> None:
     if lacking := [node for node in status.mesh.nodes if node.lacks]:
         print()
         rows = [(names[node.id], ", ".join(node.lacks)) for node in lacking]
-        print_table(rows, headers=("could host", "but lacks"))
+        print_table(rows, headers=("node", "lacks"))
 
 
 def _summary(status: schema.Status, names: tables.Names) -> list[tuple[str, str]]:
@@ -147,6 +147,8 @@ def _summary(status: schema.Status, names: tables.Names) -> list[tuple[str, str]
         rows.append(("model", tables.model(model)))
         if model.context:
             rows.append(("context", tables.context(model)))
+        if model.adapters:
+            rows.append(("lora", ", ".join(model.adapters)))
         if drafts := tables.drafts(model.draft):
             rows.append(("drafts", drafts))
     if plan:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
 from mesh_llm.engine.gpus import KINDS
-from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, PaceSpec, StatesSpec, WorkerSpec
-from mesh_llm.errors import LinkRefused
+from mesh_llm.engine.spec import (
+    AdapterSpec,
+    DraftSpec,
+    EngineSpec,
+    LinkSpec,
+    PaceSpec,
+    StatesSpec,
+    WorkerSpec,
+)
+from mesh_llm.errors import LinkRefused, ModelError
 from mesh_llm.frozen import frozen
 from mesh_llm.local.hardware import Hardware
 from mesh_llm.local.modalities import modalities
-from mesh_llm.mesh_settings import ENGINE_OPTIONS, MeshSettings, given_options
+from mesh_llm.mesh_settings import ENGINE_OPTIONS, Adapter, MeshSettings, given_options
 from mesh_llm.planning.batch_sizes import Batches, batches
 from mesh_llm.planning.fit import (
     CHECKPOINTS,
@@ -61,6 +69,8 @@ class Launch:
     """The draft model's file, where it is here."""
     projector: Path | None = None
     """The mesh's, where it is here."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Files of LoRA adapters that are here, by digest."""
 
     def engine(self, plan: Plan, links: tuple[LinkSpec, ...], *, nodes_here: int) -> EngineSpec:
         settings = made_by(plan, self.model, self.settings)
@@ -89,6 +99,7 @@ class Launch:
             embeddings=can.embeddings,
             rerank=can.rerank,
             mmproj=str(can.projector) if can.projector else None,
+            adapters=tuple(map(self._adapter, self.settings.adapters)),
             prompt_cache_mib=min(PROMPT_CACHE_LIMIT_BYTES, max(0, fit.spare_bytes) // 2) >> 20 if fit else 0,
             libraries=self._libraries(),
             settings=config.settings,
@@ -103,6 +114,12 @@ class Launch:
             links=tuple(self._with_room(plan, links)),
             **given_options(self.settings, ENGINE_OPTIONS),
         )
+
+    def _adapter(self, adapter: Adapter) -> AdapterSpec:
+        path = self.adapters.get(adapter.file.digest)
+        if path is None:
+            raise ModelError(f"the LoRA adapter {adapter.file.name} is no longer on this machine")
+        return AdapterSpec(path=str(path), scale=adapter.scale, digest=adapter.file.digest)
 
     def _states(self, plan: Plan) -> StatesSpec:
         """What a split engine saves; the host keeps its own part in main memory."""

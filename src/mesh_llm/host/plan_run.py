@@ -207,7 +207,7 @@ class PlanRun:
     async def _lease(self, stage: Stage, stack: AsyncExitStack) -> Stream:
         """Ask a worker for its layers; returns when they are in its memory."""
         name = self._mesh.name_of(stage.node)
-        header = {
+        header: dict[str, Any] = {
             "epoch": self.epoch,
             "fingerprint": self._fingerprint,
             "first": stage.first,
@@ -216,6 +216,8 @@ class PlanRun:
             "head": self.plan.head_on_worker and stage is self.plan.stages[-1],
             "device": stage.device,
         }
+        if self.settings.adapters:
+            header["adapters"] = [adapter.file.digest for adapter in self.settings.adapters]
         try:
             async with asyncio.timeout(LEASE_SILENCE_S):
                 stream = await self._mesh.open(stage.node, "lease", header)

@@ -12,13 +12,13 @@ from mesh_llm.defaults import DRAFT_MAX
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
 from mesh_llm.local.model_files import file_stem
-from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, SideFile, given_options
+from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, ModelExtras, given_options
 from mesh_llm.models import catalog, names
 from mesh_llm.types import ModelFacts
 
 
 def own_settings(
-    config: NodeConfig, model: ModelFacts, draft: Draft | None, projector: SideFile | None = None
+    config: NodeConfig, model: ModelFacts, draft: Draft | None, extras: ModelExtras | None = None
 ) -> MeshSettings:
     """Of a mesh that is this node's to set."""
     return MeshSettings(
@@ -31,7 +31,8 @@ def own_settings(
         draft=draft,
         # Without a draft there is nothing to limit, and nothing that travels.
         draft_max=(config.draft_max or DRAFT_MAX) if draft is not None else DRAFT_MAX,
-        projector=projector,
+        projector=extras.projector if extras is not None else None,
+        adapters=extras.adapters if extras is not None else (),
         **given_options(config),
     )
 
@@ -45,6 +46,7 @@ def given_settings(config: NodeConfig) -> set[str]:
         "draft": config.draft,
         "draft_max": config.draft_max,
         "projector": config.mmproj,
+        "adapters": config.lora or None,
     }
     return {*given_options(config), *(name for name, value in others.items() if value is not None)}
 
@@ -53,7 +55,7 @@ def given_over(config: NodeConfig, others: MeshSettings, own: MeshSettings) -> M
     """Another owner's settings, with what this one was asked to change."""
     named = given_settings(config)
     if "model" in named:
-        named |= {"fingerprint", "digest", "alias", "draft", "projector"}
+        named |= {"fingerprint", "digest", "alias", "draft", "projector", "adapters"}
     return replace(others, **{name: getattr(own, name) for name in named})
 
 
@@ -75,6 +77,7 @@ def _compared(config: NodeConfig, settings: MeshSettings, home: Home) -> Iterato
     yield "--alias", config.alias, settings.alias
     yield "--draft", _named_draft(config.draft, settings.draft), settings.draft and settings.draft.name
     yield "--draft-max", config.draft_max, settings.draft_max
+    yield "--lora", _named_adapters(config), _adapters(settings)
     yield "--no-draft", config.no_draft or None, not settings.guess
 
 
@@ -86,6 +89,16 @@ def _named_model(given: str | None, settings: MeshSettings, home: Home) -> str |
     theirs = catalog.load().get(settings.model)
     same = names.same_model(known.stem, theirs.stem if theirs is not None else settings.model)
     return settings.model if same else given
+
+
+def _named_adapters(config: NodeConfig) -> str | None:
+    """In the words of `_adapters`: files are told by their contents, once they are read."""
+    named = [f"{path.name.removesuffix('.gguf')}:{scale:g}" for path, scale in config.lora]
+    return ", ".join(named) or None
+
+
+def _adapters(settings: MeshSettings) -> str | None:
+    return ", ".join(f"{each.file.name}:{each.scale:g}" for each in settings.adapters) or None
 
 
 def _named_draft(given: str | None, draft: Draft | None) -> str | None:

@@ -9,10 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
+from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import ModelError
 from mesh_llm.home import models_folder
 from mesh_llm.local.modalities import modalities
-from mesh_llm.mesh_settings import MeshSettings, SideFile
+from mesh_llm.mesh_settings import Adapter, MeshSettings, ModelExtras, SideFile
+from mesh_llm.models.adapters import check_adapter
 from mesh_llm.peer_fetch.manifest import Manifest
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.types import Fingerprint, HeldModel, HostingMode, ModelFacts
@@ -32,10 +34,22 @@ class SideFiles:
 
     # -- the creator's -------------------------------------------------------------------------
 
-    async def projector(self, model: ModelFacts) -> SideFile | None:
-        """Of a mesh of this model: the one that was named, or lies beside it."""
+    async def choose(self, model: ModelFacts) -> ModelExtras:
+        """Of a mesh of this model: the projector that was named, or lies beside it, and the adapters."""
         path = modalities(self._config, model).projector
-        return await self.described(path) if path is not None else None
+        await self.check(model)
+        return ModelExtras(
+            projector=await self.described(path) if path is not None else None,
+            adapters=tuple(
+                [Adapter(file=await self.described(path), scale=scale) for path, scale in self._config.lora]
+            ),
+        )
+
+    async def check(self, model: ModelFacts) -> None:
+        """Raise where an adapter is none, or does not go with the model."""
+        base = await read_gguf(model.files[0]) if self._config.lora else {}
+        for path, _ in self._config.lora:
+            check_adapter(path, await read_gguf(path), base)
 
     async def described(self, path: Path) -> SideFile:
         """A file as others can look for it; all of it is read, once."""
@@ -58,11 +72,13 @@ class SideFiles:
         """What this node would compute with, whether it has it or not. `hosts`: it has all of the model."""
         config, projector = self._config, settings.projector
         hosts = hosts and config.hosting is not HostingMode.NEVER
-        return (projector,) if hosts and projector is not None and config.mmproj is None else ()
+        needed = (projector,) if hosts and projector is not None and config.mmproj is None else ()
+        return (*needed, *(adapter.file for adapter in settings.adapters))
 
     async def find(self, wanted: Iterable[SideFile], model: Path | None) -> None:
         """Look for those that are not known yet, beside the model and in the models folder."""
         folders = {models_folder(), *(() if model is None else (model.parent,))}
+        folders |= {path.parent for path, _ in self._config.lora}
         for file in wanted:
             if self.path(file) is not None:
                 continue
@@ -78,8 +94,11 @@ class SideFiles:
         self._paths[file.digest] = path
 
     def path(self, file: SideFile | None) -> Path | None:
-        path = self._paths.get(file.digest) if file is not None else None
-        return path if path is not None and path.is_file() else None
+        return self.paths_of([file.digest]).get(file.digest) if file is not None else None
+
+    def paths_of(self, digests: Iterable[str]) -> dict[str, Path]:
+        """Of those that are here."""
+        return {digest: path for digest in digests if (path := self._paths.get(digest)) and path.is_file()}
 
     def held(self, settings: MeshSettings) -> tuple[HeldModel, ...]:
         """Those of the mesh's that are here, as members are told."""

@@ -10,7 +10,15 @@ from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX
 from mesh_llm.errors import MalformedMessage
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.document_shapes import Document
-from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, SideFile
+from mesh_llm.mesh_settings import (
+    ADAPTERS_LIMIT,
+    MESH_OPTIONS,
+    SCALE_LIMIT,
+    Adapter,
+    Draft,
+    MeshSettings,
+    SideFile,
+)
 from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import Fingerprint
 
@@ -41,6 +49,10 @@ def settings_to_document(settings: MeshSettings) -> Document:
         document["draft_max"] = settings.draft_max
     if settings.projector is not None:
         document["projector"] = _side_file_to_document(settings.projector)
+    if settings.adapters:
+        document["adapters"] = [
+            {**_side_file_to_document(each.file), "scale": each.scale} for each in settings.adapters
+        ]
     return document
 
 
@@ -60,6 +72,7 @@ def settings_from_document(document: object) -> MeshSettings:
         draft=_draft_from_document(fields.get("draft")) if fields.has("draft") else None,
         draft_max=fields.whole("draft_max", most=GUESS_TEXT_MAX) if fields.has("draft_max") else DRAFT_MAX,
         projector=_side_file(fields.get("projector")) if fields.has("projector") else None,
+        adapters=fields.items("adapters", ADAPTERS_LIMIT, _adapter) if fields.has("adapters") else (),
         **options_from_document({name: fields.get(name) for name in MESH_OPTIONS}),
     )
 
@@ -87,6 +100,13 @@ def _side_file(document: object) -> SideFile:
         size_bytes=fields.whole("size_bytes"),
         digest=fields.digest("digest"),
     )
+
+
+def _adapter(document: object) -> Adapter:
+    scale = Fields(document, "adapter").get("scale")
+    if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) <= SCALE_LIMIT:
+        raise MalformedMessage("adapter.scale: not a scale")
+    return Adapter(file=_side_file(document), scale=float(scale))
 
 
 def _draft_from_document(document: object) -> Draft:

@@ -7,6 +7,7 @@ layer_ranges      which bytes of the files belong to which layers
 header_cache      headers of model files, kept for the next time
 names             from any text that names a model to a file here or a download
 catalog           models known by name: catalog.toml, and the user's own
+adapters          LoRA adapters: whether a file is one, and goes with a model
 draft_pairs       which draft model belongs to which model
 unsupported       sound files that the engine cannot run, and what to do instead
 incoming_folders  folders for files that are not complete yet

@@ -24,7 +24,7 @@ from mesh_llm.local.own_settings import (
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, told_from_document, told_to_document
 from mesh_llm.membership.record import Told, read_record, told
-from mesh_llm.mesh_settings import Draft, MeshSettings, SideFile
+from mesh_llm.mesh_settings import Draft, MeshSettings, ModelExtras
 from mesh_llm.node import home_upgrade
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.cuts import forbidden
@@ -224,7 +224,7 @@ class Joining:
         self._known = {node: told for node, told in self._known.items() if node in verified}
 
     def settle(
-        self, model: ModelFacts | None, draft: Draft | None, projector: SideFile | None = None
+        self, model: ModelFacts | None, draft: Draft | None, extras: ModelExtras | None = None
     ) -> MeshSettings | None:
         """The mesh's settings: made by its owners, obeyed by everybody else."""
         if not self.sets_plan:
@@ -237,7 +237,7 @@ class Joining:
         cuts = [first for _, first, _ in layers or ()]
         if len(cuts) > 1 and (wrong := forbidden(model, cuts)):
             raise UsageError(f"--layers: {wrong}")
-        settings, old = own_settings(self._config, model, draft, projector), self.settings
+        settings, old = own_settings(self._config, model, draft, extras), self.settings
         if old is not None and old.fingerprint == model.fingerprint:
             settings = replace(settings, digest=old.digest)
         chosen = self.membership.in_force

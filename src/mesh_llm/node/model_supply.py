@@ -149,10 +149,10 @@ class ModelSupply:
 
     async def settle(self, model: ModelFacts | None) -> MeshSettings | None:
         """The mesh's settings, with the draft that its creator has for the model."""
-        draft, projector = None, None
+        draft, extras = None, None
         if model is not None and self._joining.sets_plan:
-            draft, projector = await self.drafts.choose(model), await self.side_files.projector(model)
-        settings = self._joining.settle(model, draft, projector)
+            draft, extras = await self.drafts.choose(model), await self.side_files.choose(model)
+        settings = self._joining.settle(model, draft, extras)
         await self.drafts.find(settings)
         await self.side_file_supply.find()
         return settings
@@ -207,7 +207,9 @@ class ModelSupply:
         if not isinstance(named, Here):
             self._asked = named
             return None
-        return await self._model_files.read(named.path)
+        model = await self._model_files.read(named.path)
+        await self.side_files.check(model)
+        return model
 
     async def _remembered(self) -> ModelFacts | None:
         """What the mesh's model was called, if a file of that name is in the models folder."""
@@ -329,8 +331,11 @@ class ModelSupply:
     async def weights(self, terms: Terms, step: Step) -> Weights:
         """For a lease: the model's files, or its layers of them, fetched where they are not here."""
         fingerprint = terms.fingerprint
+        adapters = self.side_files.paths_of(terms.adapters)
+        if len(adapters) < len(set(terms.adapters)):
+            raise LinkRefused("this node does not have all LoRA adapters of the plan")
         if (files := self._model_files.files(fingerprint)) is not None:
-            return Weights(files=files)
+            return Weights(files=files, adapters=adapters)
         part = self._model_files.part(fingerprint)
         if part is None:
             raise LinkRefused("this node does not have the model file")
@@ -340,7 +345,7 @@ class ModelSupply:
             part = self._model_files.part(fingerprint) or part
             if not part.has(share):
                 part = await self._grow(share, fingerprint, step)
-        return Weights(files=part.paths, tensors=part.tensors)
+        return Weights(files=part.paths, tensors=part.tensors, adapters=adapters)
 
     async def _grow(self, share: Share, fingerprint: Fingerprint, step: Step) -> Held:
         if self._config.no_fetch:

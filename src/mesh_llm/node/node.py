@@ -442,6 +442,7 @@ class Node:
     def _launch(self) -> Launch:
         known = self._known_model()
         assert known is not None and self.hardware is not None
+        files = self.model_supply.side_files
         return Launch(
             me=self.identity.id,
             config=self.config,
@@ -449,7 +450,8 @@ class Node:
             model=known[0],
             settings=known[1],
             draft=self.model_supply.drafts.file(known[1]),
-            projector=self.model_supply.side_files.path(known[1].projector),
+            projector=files.path(known[1].projector),
+            adapters=files.paths_of(each.file.digest for each in known[1].adapters),
         )
 
     def _worker_spec(self, device: str) -> WorkerSpec:

@@ -68,7 +68,17 @@ def _refusal(node: Candidate, model: ModelFacts, settings: MeshSettings, barred:
         return barred[node.id] or "failed a moment ago"
     if not node.facts.engine:
         return "has no engine"
-    return _model_refusal(node, model, settings) or ("" if node.reachable else UNREACHABLE)
+    refusal = _model_refusal(node, model, settings) or _adapter_refusal(node, settings)
+    return refusal or ("" if node.reachable else UNREACHABLE)
+
+
+def _adapter_refusal(node: Candidate, settings: MeshSettings) -> str:
+    held = {model.fingerprint for model in node.facts.models}
+    for adapter in settings.adapters:
+        if adapter.file.digest not in held:
+            file = adapter.file.name
+            return f"lacks the LoRA adapter {file}: copy {file}.gguf to its models folder, or let it fetch it"
+    return ""
 
 
 def _model_refusal(node: Candidate, model: ModelFacts, settings: MeshSettings) -> str:

@@ -71,10 +71,12 @@ class Question:
 
     @property
     def lacking(self) -> frozenset[NodeId]:
-        """Nodes without a file that goes with the model, such as its projector."""
-        files = {file.digest for file in self.settings.side_files}
+        """Nodes without the projector."""
+        projector = self.settings.projector
+        if projector is None:
+            return frozenset()
         held = {node.id: {model.fingerprint for model in node.facts.models} for node in self.snapshot.nodes}
-        return frozenset(node for node, own in held.items() if not files <= own)
+        return frozenset(node for node, own in held.items() if projector.digest not in own)
 
     def partners(self, host: Candidate) -> tuple[NodeId, ...]:
         """Who can compute together with it."""

@@ -159,10 +159,12 @@ def _side_files(view: NodeView) -> dict[Fingerprint, str]:
 
 def _lacks(view: NodeView, facts: NodeFacts) -> tuple[str, ...]:
     settings = view.settings()
-    held = {model.fingerprint for model in facts.models}
-    if settings is None or settings.fingerprint not in held or facts.hosting is HostingMode.NEVER:
+    if settings is None or facts.role is Role.CLIENT:
         return ()
-    return tuple(name for digest, name in _side_files(view).items() if digest not in held)
+    held = {model.fingerprint for model in facts.models}
+    hosts = settings.fingerprint in held and facts.hosting is not HostingMode.NEVER
+    needed = settings.side_files if hosts else [adapter.file for adapter in settings.adapters]
+    return tuple(file.name for file in needed if file.digest not in held)
 
 
 def _devices(facts: NodeFacts) -> tuple[str, ...]:
@@ -219,6 +221,7 @@ def _model(view: NodeView, plan: Plan | None) -> ModelStatus | None:
         context=plan.context if plan is not None and loaded else None,
         slots=plan.slots if plan is not None and loaded else None,
         draft=_draft(view, settings),
+        adapters=tuple(each.file.name for each in settings.adapters),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import EngineFailed, LinkRefused, MeshError
 from mesh_llm.frozen import frozen
+from mesh_llm.mesh_settings import ADAPTERS_LIMIT
 from mesh_llm.tasks import cancelled
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import Fingerprint, NodeId, Progress
@@ -45,6 +46,8 @@ class Terms:
     """Whether the output head is part of it; hosts of older versions do not say."""
     device: str = ""
     """Where they are to lie; without a name, on the first that is lent."""
+    adapters: tuple[str, ...] = ()
+    """Digests of the LoRA adapters that go with the model."""
 
     def text(self, layers: int) -> str:
         where = f" on {self.device}" if self.device else ""
@@ -68,8 +71,16 @@ class Terms:
                     need_bytes=need,
                     head=header.get("head") is not False,
                     device=device_of(header),
+                    adapters=_adapters_of(header),
                 )
         raise LinkRefused("this is not a request for layers")
+
+
+def _adapters_of(header: dict[str, Any]) -> tuple[str, ...]:
+    named = header.get("adapters", [])
+    if not isinstance(named, list) or len(named) > ADAPTERS_LIMIT:
+        raise LinkRefused("these are not adapters")
+    return tuple(map(str, named))
 
 
 def device_of(header: dict[str, Any], name: str = "device") -> str:
@@ -87,6 +98,8 @@ class Weights:
     files: Sequence[Path]
     tensors: Sequence[str] | None = None
     """Those that are there, where the files have holes."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Files of LoRA adapters, by digest."""
 
 
 Step = Callable[[int, int], None]
@@ -256,6 +269,8 @@ class Lending:
             worker_process = await self._worker(terms.device)
             files = [str(file) for file in weights.files]
             await worker_process.add_model(terms.fingerprint, files, weights.tensors)
+            for digest, path in weights.adapters.items():
+                await worker_process.add_model(digest, [str(path)])
             resident = await worker_process.prepare(terms.fingerprint, (terms.first, terms.last), step)
         finally:
             reporting.cancel()

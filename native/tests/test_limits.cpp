@@ -5,6 +5,7 @@
 #include "tests/rogue_client.h"
 
 #include <chrono>
+#include <cstring>
 #include <fstream>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -144,6 +145,38 @@ TEST("limits: weights are not attached without end") {
         command::attach, {{&request, sizeof request}, {entries.data(), entries.size() * sizeof entries[0]}}
     );
     CHECK_CONTAINS(other.complaint(), "weights cannot be attached");
+}
+
+TEST("limits: of adapters only those are attached that the worker's node told of") {
+    const model::temporary_file file;
+    model::write(file.path());
+    worker remote(QUOTA);
+    const std::string digest(sizeof(mesh::wire::file_name), 'd');  // as long as it may be
+    const char * paths[] = {file.path().c_str()};
+    char why[256] = "";
+    CHECK_EQUAL(ggml_mesh_worker_add_model(remote.handle(), digest.c_str(), paths, 1, why, sizeof why), 0);
+    const model::matrix & shape = model::matrices().front();
+    const mesh::wire::attach request = {1, 1};
+    mesh::wire::attach_entry entry{};
+    std::strncpy(entry.name, shape.name, sizeof entry.name - 1);
+    entry.size = model::bytes_of(shape).size();
+    entry.elements = shape.ne[0] * shape.ne[1] * shape.ne[2];
+    entry.type = static_cast<uint32_t>(shape.type);
+    const auto attach = [&](rogue_client & other, const std::string & name) {
+        other.greet();
+        other.send(
+            command::attach, {{&request, sizeof request}, {&entry, sizeof entry}, {name.data(), name.size()}}
+        );
+    };
+    rogue_client allowed(remote);
+    attach(allowed, digest);
+    CHECK(allowed.alloc(2, 64));
+    rogue_client unknown(remote);
+    attach(unknown, std::string(digest.size(), 'e'));
+    CHECK_CONTAINS(unknown.complaint(), "it has no copy of the model eee");
+    rogue_client cut_short(remote);
+    attach(cut_short, digest.substr(1));
+    CHECK_CONTAINS(cut_short.complaint(), "weights cannot be attached");
 }
 
 TEST("limits: a few bytes do not stand for endless inputs") {

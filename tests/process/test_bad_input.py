@@ -248,9 +248,9 @@ def test_an_adapter_that_does_not_go_with_the_model(
         case "model":
             adapter.write_bytes(model.read_bytes())
         case _:
-            sizes = {"wide": {"hidden": 128}, "deep": {"layers": 6}}.get(made, {})
             kind = "qwen3" if made == "qwen3" else "llama"
-            base = tiny_gguf.write(tmp_path / "base.gguf", kind, **sizes)
+            hidden, layers = 128 if made == "wide" else 64, 6 if made == "deep" else 4
+            base = tiny_gguf.write(tmp_path / "base.gguf", kind, hidden=hidden, layers=layers)
             tiny_gguf.write_adapter(adapter, base, among=("attn_q.weight",))
 
     ended = run_node(home, "--model", model, "--lora", adapter)

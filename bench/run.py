@@ -36,6 +36,7 @@ from bench import (
     split,
     startup,
     state,
+    wheel,
 )
 from bench.facts import Load
 from bench.plan import Plan
@@ -76,10 +77,11 @@ BENCHES: dict[str, Bench] = {
     "state": Bench(title=state.TITLE, measure=state.measure),
     "speculation": Bench(title=speculation.TITLE, measure=speculation.measure),
     "console": Bench(title=console.TITLE, measure=console.measure),
+    "wheel": Bench(title=wheel.TITLE, measure=wheel.measure),
     "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),
 }
-BY_NAME_ONLY = {"gpu", "recovery"}
-"""Not every machine can run them, or they take hours."""
+BY_NAME_ONLY = {"gpu", "recovery", "wheel"}
+"""Not every machine can run them, they take hours, or (`wheel`) `make wheel` comes first."""
 COMPARABLE = ", ".join(name for name, bench in BENCHES.items() if bench.compare is not None)
 
 

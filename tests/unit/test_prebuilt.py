@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -66,7 +69,7 @@ def test_a_feature_that_one_core_lacks_does_not_count(monkeypatch: pytest.Monkey
     text = "processor\t: 0\nFeatures\t: fp asimd sve\n\nprocessor\t: 1\nFeatures\t: fp asimd\n"
     monkeypatch.setattr(Path, "read_text", lambda path: text)
 
-    assert machine.cpu_features() == {"fp", "asimd"}
+    assert machine.cpu_features() == frozenset({"fp", "asimd"})
 
 
 # -- the check --------------------------------------------------------------------------------------
@@ -85,8 +88,8 @@ class Package:
         monkeypatch.setattr(prebuilt, "folder", lambda: folder)
         monkeypatch.setattr(prebuilt, "flaw", self._flaw)
         monkeypatch.setattr(prebuilt, "cpu_features", lambda: AVX512)
-        monkeypatch.setattr(prebuilt.platform, "machine", lambda: "x86_64")
-        monkeypatch.setattr(prebuilt.sys, "platform", "linux")
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(sys, "platform", "linux")
 
     async def _flaw(self, backend: str, path: Path, mesh: Path | None) -> str | None:
         self.checked.append(path.stem)
@@ -169,7 +172,7 @@ async def test_engine_build_compiles_whatever_came_with_the_package(
     package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(build, "compiler", lambda: "c++")
-    monkeypatch.setattr(build.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
 
     built = await build.rebuild(ignore)

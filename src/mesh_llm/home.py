@@ -157,7 +157,7 @@ class Home:
         return document
 
     def write_mesh(self, document: dict[str, Any]) -> None:
-        _write_private(self.mesh_file, json.dumps(document))
+        write_private(self.mesh_file, json.dumps(document))
 
     def forget_mesh(self) -> None:
         """And the key: a mesh is known by its creator's, and the next one is to be another."""
@@ -225,10 +225,10 @@ class Home:
         return secret
 
     def write_secret(self, secret: bytes) -> None:
-        _write_private(self.path / "identity", secret.hex())
+        write_private(self.path / "identity", secret.hex())
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Whole or not at all, and never readable by others, not even for a moment."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

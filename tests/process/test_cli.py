@@ -86,6 +86,7 @@ def test_help_lists_the_verbs_and_the_defaults() -> None:
         "stop",
         "download",
         "models",
+        "service",
         "logs",
         "doctor",
         "engine",

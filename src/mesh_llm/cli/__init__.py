@@ -14,6 +14,8 @@ download       `mesh-llm download`: the catalog, and models from it
 progress_bars  progress of downloads, as bars or lines
 invite         `mesh-llm invite`, `promote`
 control        `mesh-llm stop`, `leave`; the connection to the running node
+service        `mesh-llm service`
+service_files  the files of a service
 logs           `mesh-llm logs`
 doctor         `mesh-llm doctor`
 engine         `mesh-llm engine info`, `engine build`

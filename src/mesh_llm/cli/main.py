@@ -28,6 +28,7 @@ _VERBS = {
     "stop": ("control", "stop the running node"),
     "download": ("download", "list the catalog, or download a model"),
     "models": ("models", "list the models on this disk and whether they fit"),
+    "service": ("service", "let the system start, restart and stop a node"),
     "logs": ("logs", "show the logs of the node and its engine; -f follows them"),
     "doctor": ("doctor", "find what is wrong with this machine and its mesh, and the mend"),
     "engine": ("engine", "show the engine of this machine, or build its libraries"),

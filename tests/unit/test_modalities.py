@@ -8,6 +8,7 @@ import pytest
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.local.modalities import described, held_bytes, modalities, projector_beside
+from mesh_llm.mesh_settings import SideFile
 from mesh_llm.types import ModelFacts
 from tests.support.planning import model
 
@@ -78,6 +79,9 @@ def test_one_that_is_found_is_told_of_and_counted(tmp_path: Path) -> None:
     assert text.endswith(", with mmproj-Big-8B-F16.gguf beside it (--mmproj none leaves it out)")
     assert held_bytes(config, facts(tmp_path)) == 100
     assert held_bytes(config, None) == 0
+    mesh = [SideFile(name=name, size_bytes=size, digest="") for name, size in (("eyes", 100), ("style", 7))]
+    assert held_bytes(config, facts(tmp_path), mesh) == 107
+    assert held_bytes(config, facts(tmp_path), mesh[1:]) == 107
 
 
 def test_one_that_is_given_is_taken_instead(tmp_path: Path) -> None:

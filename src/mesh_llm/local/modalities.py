@@ -64,7 +64,9 @@ def held_bytes(config: NodeConfig, facts: ModelFacts | None, side_files: Iterabl
     `side_files`: those of the mesh's that this node computes with.
     """
     own = modalities(config, facts).projector_bytes if facts is not None else 0
-    return max(own, sum(file.size_bytes for file in side_files))
+    sizes = [file.size_bytes for file in side_files]
+    # A projector here is most likely the mesh's.
+    return sum(sizes) + (0 if own in sizes else own)
 
 
 def projector_beside(model: Path) -> Path | None:

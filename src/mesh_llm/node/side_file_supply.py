@@ -19,6 +19,8 @@ from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
 
 RETRY_S = 10.0
 """After a file could not be had: whoever has it may be on its way back."""
+LOOK_S = 1.0
+"""Between two looks, at least."""
 
 
 class SideFileSupply:
@@ -73,6 +75,8 @@ class SideFileSupply:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S if self._missing() else None):
                     await self._wake.wait()
+            # Members change all the time, and each look goes through a folder.
+            await asyncio.sleep(LOOK_S)
             self._wake.clear()
 
     def _missing(self) -> list[SideFile]:

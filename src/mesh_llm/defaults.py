@@ -156,6 +156,8 @@ MEASURE_ATTEMPTS = 3
 # -- nodes among themselves ---------------------------------------------------------------------
 
 ALPN = b"mesh-llm/1"
+PROTOCOL_VERSION = 2
+"""What nodes say to each other. Raised when an older node would misunderstand a newer one."""
 INVITE_TEXT_LIMIT = 4096
 CREDENTIAL_CHAIN_LIMIT = 8
 """Grants from the creator down to a member: people invite people, but not over that many corners."""

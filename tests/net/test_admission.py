@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.defaults import HANDSHAKES_LIMIT
+from mesh_llm.defaults import HANDSHAKES_LIMIT, PROTOCOL_VERSION
 from mesh_llm.errors import InviteRefused, JoinRefused
 from mesh_llm.transport import failed_attempts, handshake, invite
 from mesh_llm.transport.close_codes import CloseReason, Code, closing_of
@@ -21,7 +21,7 @@ from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.dialler import connect_refused, join_refused
 from mesh_llm.transport.failed_attempts import FAILED_OVERALL, FAILED_OVERALL_REFILL_S
 from mesh_llm.transport.framing import HEAD, FrameParser, FrameType, encode_frame
-from mesh_llm.transport.handshake import PROTOCOL_VERSION, Dropped
+from mesh_llm.transport.handshake import Dropped
 from mesh_llm.transport.invite import Invite
 from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.network import Membership

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from mesh_llm.defaults import PROTOCOL_VERSION
 from mesh_llm.errors import Expelled, JoinRefused, PeerLost
 from mesh_llm.membership.messages import signed_to_document
 from mesh_llm.transport.claims import Claim
 from mesh_llm.transport.close_codes import Code, close
 from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.framing import FrameType
-from mesh_llm.transport.handshake import PROTOCOL_VERSION
 from mesh_llm.transport.revocations import revocation_text
 from mesh_llm.types import Role, Signed
 from tests.support.members import WITHIN_S, Member, Mesh, Stranger, mesh_of_members

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from mesh_llm.defaults import PROTOCOL_VERSION
 from mesh_llm.errors import JoinRefused
 from mesh_llm.transport import handshake
-from mesh_llm.transport.handshake import PROTOCOL_OLDEST, PROTOCOL_VERSION
+from mesh_llm.transport.handshake import PROTOCOL_OLDEST
 from mesh_llm.types import Role
 from tests.support.members import Mesh, mesh_of_members
 

@@ -12,7 +12,7 @@ import pytest
 
 from mesh_llm import __version__
 from mesh_llm.cli import entry, main
-from mesh_llm.defaults import ENGINE_VERSION
+from mesh_llm.defaults import ENGINE_VERSION, PROTOCOL_VERSION
 from tests.support.command import MESH_LLM, mesh_llm
 
 QUICK = 25
@@ -64,7 +64,9 @@ def test_help_and_version_are_quick(option: str) -> None:
 
 
 def test_version() -> None:
-    assert mesh_llm("--version").stdout == f"mesh-llm, version {__version__}\n"
+    assert mesh_llm("--version").stdout == (
+        f"mesh-llm, version {__version__} (engine xllamacpp {ENGINE_VERSION}, protocol {PROTOCOL_VERSION})\n"
+    )
 
 
 def test_the_help_that_lies_ready_is_that_of_the_options() -> None:
@@ -91,6 +93,8 @@ def test_help_lists_the_verbs_and_the_defaults() -> None:
         "doctor",
         "engine",
         "relay",
+        "completion",
+        "man",
         "demo",
     ):
         assert f"\n  {verb} " in text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.cli import config_file
-from mesh_llm.cli.main import Verbs, _group
+from mesh_llm.cli.main import Verbs, command_group
 from mesh_llm.cli.options import node_config, node_parameters
 from mesh_llm.errors import UsageError
 
@@ -40,7 +40,7 @@ def write(home: Path, text: str, mode: int = 0o600) -> Path:
 
 def options(home: Path, *arguments: str) -> dict[str, Any]:
     """As `mesh-llm` would run with them."""
-    group = _group()
+    group = command_group()
     assert isinstance(group, Verbs)
     with group.make_context("mesh-llm", ["--home", str(home), *arguments]) as ctx:
         return dict(ctx.params)
@@ -169,10 +169,10 @@ def test_help_and_other_verbs_do_without_it(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("MESH_LLM_HOME", str(tmp_path))
 
     for arguments in (["stop"], ["status"]):
-        with _group().make_context("mesh-llm", arguments):
+        with command_group().make_context("mesh-llm", arguments):
             pass
     with pytest.raises(UsageError):
-        _group().make_context("mesh-llm", [])
+        command_group().make_context("mesh-llm", [])
 
 
 def test_the_example_in_the_documents(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ service_files  the files of a service
 logs           `mesh-llm logs`
 doctor         `mesh-llm doctor`
 engine         `mesh-llm engine info`, `engine build`
+completion     `mesh-llm completion`
+man            `mesh-llm man`
 agent          `mesh-llm agent`
 relay          `mesh-llm relay`
 secret         keys and tokens from files, standard input and the environment

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -16,7 +16,13 @@ from click.core import ParameterSource
 from mesh_llm import __version__
 from mesh_llm.cli import secret
 from mesh_llm.cli.imports import import_quickly
+from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION, PROTOCOL_VERSION
 from mesh_llm.errors import MeshError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_PARTS = f"engine {ENGINE_PACKAGE} {ENGINE_VERSION}, protocol {PROTOCOL_VERSION}"
 
 _VERBS = {
     "serve": ("serve", "run a node (the same as mesh-llm without a command)"),
@@ -34,6 +40,8 @@ _VERBS = {
     "engine": ("engine", "show the engine of this machine, or build its libraries"),
     "relay": ("relay", "run a relay for nodes behind NATs"),
     "agent": ("agent", "connect pi, goose, aider and other agents to a node"),
+    "completion": ("completion", "complete verbs and options by the Tab key, in your shell"),
+    "man": ("man", "print or install the manual page"),
     "demo": ("demo", "try a mesh on this machine; demo stop ends it"),
 }
 
@@ -58,6 +66,17 @@ class Verbs(click.Group):
             configure(ctx, args)
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Without importing every verb for its one line of help."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in _VERBS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
@@ -73,7 +92,7 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _group() -> click.Group:
+def command_group() -> click.Group:
     from mesh_llm.cli.options import node_config, node_options
 
     @click.group(
@@ -81,7 +100,9 @@ def _group() -> click.Group:
         invoke_without_command=True,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
-    @click.version_option(__version__, prog_name="mesh-llm")
+    @click.version_option(
+        __version__, prog_name="mesh-llm", message=f"%(prog)s, version %(version)s ({_PARTS})"
+    )
     @click.pass_context
     @node_options
     def mesh_llm(ctx: click.Context, /, **options: Any) -> None:
@@ -99,7 +120,7 @@ def _group() -> click.Group:
 
 
 def help_text(columns: int) -> str:
-    group = _group()
+    group = command_group()
     with group.make_context("mesh-llm", [], resilient_parsing=True, terminal_width=columns - 2) as ctx:
         return f"{group.get_help(ctx)}\n"
 
@@ -117,7 +138,7 @@ def main() -> None:
     # By its default this signal would leave a compiler or pip running; a node drains on it instead.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        status = _group().main(prog_name="mesh-llm", standalone_mode=False)
+        status = command_group().main(prog_name="mesh-llm", standalone_mode=False)
     except MeshError as error:
         from mesh_llm.cli.output import print_error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm import __version__
-from mesh_llm.defaults import ALPN, ENGINE_PACKAGE, ENGINE_VERSION
+from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION, PROTOCOL_VERSION
 from mesh_llm.doctor.finding import Finding
 from mesh_llm.doctor.redaction import redact, secret_values
 from mesh_llm.doctor.scene import Scene
@@ -43,7 +43,7 @@ def _versions() -> str:
     system = (
         f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     )
-    return f"mesh-llm {__version__}, {ENGINE_PACKAGE} {ENGINE_VERSION}, protocol {ALPN.decode()}\n{system}"
+    return f"mesh-llm {__version__}, {ENGINE_PACKAGE} {ENGINE_VERSION}, protocol {PROTOCOL_VERSION}\n{system}"
 
 
 def _read(path: Path) -> str:

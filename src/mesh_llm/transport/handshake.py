@@ -30,7 +30,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from mesh_llm.defaults import HANDSHAKE_S
+from mesh_llm.defaults import HANDSHAKE_S, PROTOCOL_VERSION
 from mesh_llm.errors import CredentialRefused, Expelled, MalformedMessage
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import Fields
@@ -48,8 +48,6 @@ from mesh_llm.transport.own_membership import Membership
 from mesh_llm.transport.revocations import Revocation, Revocations
 from mesh_llm.types import MeshId, NodeId, Role, Signed
 
-PROTOCOL_VERSION = 2
-"""What nodes say to each other. Raised when an older node would misunderstand a newer one."""
 PROTOCOL_OLDEST = 2
 """That is still understood: neighbouring versions work together."""
 EXPELLED_READ_S = 2.0

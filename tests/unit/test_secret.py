@@ -30,6 +30,11 @@ from mesh_llm.errors import UsageError
             ["relay", "--token", "$MESH_LLM_RELAY_TOKEN"],
             {"MESH_LLM_RELAY_TOKEN": "--join"},
         ),
+        (
+            ["service", "install", "--", "--api-key", "K"],
+            ["service", "install", "--", "--api-key", "$MESH_LLM_API_KEY"],
+            {"MESH_LLM_API_KEY": "K"},
+        ),
     ],
 )
 def test_secrets_are_moved_out_of_a_command_line(

@@ -64,7 +64,8 @@ def without_secrets(arguments: Sequence[str]) -> tuple[list[str], Mapping[str, s
         if option is not None:
             shown.append(moved(option, argument))
             option = None
-        elif argument == "--":
+        # Of `service install --`, what follows are a node's options again.
+        elif argument == "--" and shown[:2] != ["service", "install"]:
             return [*shown, *arguments[number:]], secrets
         elif name in VARIABLES and equals:
             shown.append(f"{name}={moved(name, value)}")

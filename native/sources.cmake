@@ -19,5 +19,5 @@ set(MESH_SOURCES
 
 # Beside them, what knows more of the engine than ggml.
 set(MESH_HOOKS
-    hooks/chunked_prefill.cpp hooks/graph_order.cpp hooks/layer_devices.cpp hooks/mtp_head.cpp hooks/saved_states.cpp
-    hooks/speculative_decoding.cpp)
+    hooks/chunked_prefill.cpp hooks/eagle3_head.cpp hooks/graph_order.cpp hooks/layer_devices.cpp hooks/mtp_head.cpp
+    hooks/saved_states.cpp hooks/speculative_decoding.cpp)

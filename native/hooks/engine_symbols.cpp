@@ -23,6 +23,7 @@ constexpr described FEATURES[] = {
     {"saved states", "a split model reads a text again where only its end has changed, or its slot was taken"},
     {"graph order", "workers compute some layers in several pieces"},
     {"MTP head", "a model's own layer for further tokens drafts nothing"},
+    {"EAGLE3 head", "a draft head that reads the model's layers drafts nothing"},
 };
 
 struct symbol {
@@ -61,6 +62,13 @@ constexpr symbol SYMBOLS[] = {
     {NEXTN_STATES, feature::mtp_head, false},
     {NEXTN_STATE, feature::mtp_head, false},
     {LAYER_DEVICE, feature::mtp_head},
+    {SET_NEXTN, feature::eagle3_head},
+    {NEXTN_STATES, feature::eagle3_head, false},
+    {NEXTN_STATE, feature::eagle3_head, false},
+    {SET_LAYER_INPUTS, feature::eagle3_head},
+    {LAYER_INPUTS, feature::eagle3_head, false},
+    {TARGET_LAYERS, feature::eagle3_head, false},
+    {TARGET_LAYER_COUNT, feature::eagle3_head, false},
 };
 
 #else
@@ -70,6 +78,7 @@ constexpr symbol SYMBOLS[] = {
     {"", feature::sparse_mapping, false},  {"", feature::draft_policy, false},
     {"", feature::chunked_prefill, false}, {"", feature::saved_states, false},
     {"", feature::graph_order, false},     {"", feature::mtp_head, false},
+    {"", feature::eagle3_head, false},
 };
 
 #endif

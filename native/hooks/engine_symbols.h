@@ -37,11 +37,23 @@
 #define SET_NEXTN "_Z26llama_set_embeddings_nextnP13llama_contextbb"
 #define NEXTN_STATES "_Z26llama_get_embeddings_nextnP13llama_context"
 #define NEXTN_STATE "_Z30llama_get_embeddings_nextn_ithP13llama_contexti"
+#define SET_LAYER_INPUTS "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
+#define LAYER_INPUTS "_Z30llama_get_embeddings_layer_inpP13llama_contextj"
+#define TARGET_LAYERS "_Z28llama_model_target_layer_idsPK11llama_model"
+#define TARGET_LAYER_COUNT "_Z30llama_model_target_layer_ids_nPK11llama_model"
 #define LAYER_DEVICE "_ZNK11llama_model9dev_layerEi"
 
 namespace mesh {
 
-enum class feature { sparse_mapping, draft_policy, chunked_prefill, saved_states, graph_order, mtp_head };
+enum class feature {
+    sparse_mapping,
+    draft_policy,
+    chunked_prefill,
+    saved_states,
+    graph_order,
+    mtp_head,
+    eagle3_head
+};
 
 // Whether the engine that is loaded has every symbol of a feature.
 bool engine_has(feature wanted);

@@ -5,6 +5,8 @@
 // It reads each token together with the model's state at the token before. Those states are at hand only while the model
 // reads, so they are kept, of the last tokens of each sequence: the head reads them when it is asked to draft. A head that
 // is not asked costs a copy of each state. What it has not read when it is asked, beyond what is kept, it does without.
+//
+// An EAGLE3 head (eagle3_head.h) is one, too, that reads other states.
 
 #include "common.h"
 #include "llama.h"
@@ -25,7 +27,7 @@ struct mtp_functions {
 class mtp_head {
   public:
     mtp_head(const mtp_functions & functions, llama_context * model, llama_context * head, size_t sequences);
-    ~mtp_head();
+    virtual ~mtp_head();
 
     mtp_head(const mtp_head &) = delete;
     mtp_head & operator=(const mtp_head &) = delete;
@@ -54,6 +56,24 @@ class mtp_head {
     // For all of them at once; what is missing is read first.
     void draft(std::vector<request> requests);
 
+  protected:
+    mtp_functions functions_;
+    llama_context * model_;
+    llama_context * head_;
+
+    // The model has read a batch: whether there are states of it, and what is to be kept of each token's.
+    virtual bool states_read();
+    virtual std::vector<float> state_read(size_t index) const;
+
+    // What the head reads of kept states, valid until the next call; empty where the engine refuses.
+    virtual std::vector<const float *> as_read(const std::vector<const float *> & states);
+
+    // How the engine is told of such a state.
+    virtual void set_state(llama_batch_ext * batch, int32_t index, const float * state) const;
+
+    // Whether it reads the first token of a text, too, which has no state before it.
+    virtual bool reads_first() const;
+
   private:
     static constexpr size_t KEPT = 512;  // states of each sequence: some megabytes
 
@@ -65,16 +85,14 @@ class mtp_head {
 
     using text = std::deque<read_token>;
 
-    mtp_functions functions_;
-    llama_context * model_;
-    llama_context * head_;
-    size_t width_;
-    llama_batch_ext * batch_;  // for the head, empty between calls
-    size_t added_ = 0;         // tokens of it
+    llama_batch_ext * batch_;       // for the head, empty between calls
+    size_t added_ = 0;              // tokens of it
+    const float * read_ = nullptr;  // the states of what the model has just read
     std::vector<text> texts_;
 
     llama_pos first_missing(llama_seq_id id, llama_pos next) const;
-    void add_missing(llama_seq_id id, llama_pos next, size_t count);
+    bool add_missing(llama_seq_id id, llama_pos next, size_t count);
+    std::vector<const float *> states_before(llama_seq_id id, llama_pos first, size_t count);
     int32_t add(llama_seq_id id, llama_pos position, llama_token token, const float * state, bool output);
     bool read_batch();
     llama_token likeliest(int32_t index) const;

@@ -3,8 +3,8 @@
 // llama-server asks `common_speculative_draft` for drafts before every step and tells
 // `common_speculative_accept` what became of them; both are replaced here, so that
 // draft_policy.h decides what is drafted, and how much. Text that repeats itself is drafted
-// here, and so is what a model's own head for further tokens says (mtp_head.h); the draft model by
-// the engine. Two more things the engine would do for a draft model are not done:
+// here, and so is what a head says that reads the model's states (mtp_head.h, eagle3_head.h); the draft
+// model by the engine. Two more things the engine would do for a draft model are not done:
 //
 // - it reads every token when the model does, wanted or not. Here it reads what it has
 //   missed when it is asked to draft, so that a draft that does not pay costs nothing and
@@ -18,6 +18,7 @@
 
 #include "ggml-mesh.h"
 #include "hooks/draft_policy.h"
+#include "hooks/eagle3_head.h"
 #include "hooks/engine_symbols.h"
 #include "hooks/mtp_head.h"
 #include "hooks/saved_states.h"
@@ -54,7 +55,9 @@ struct originals {
     void * (*sampler_init)(const llama_model *, common_params_sampling *);
     bool (*set_sampler)(llama_context *, llama_seq_id, llama_sampler *);
     void (*set_nextn)(llama_context *, bool, bool);
+    void (*set_layer_inputs)(llama_context *, uint32_t, bool);
     mesh::mtp_functions mtp{};
+    mesh::eagle3_functions eagle3{};
 
     originals() {
         mesh::find_in_engine(draft, SPECULATIVE_DRAFT);
@@ -72,6 +75,10 @@ struct originals {
         mesh::find_in_engine(mtp.states, NEXTN_STATES);
         mesh::find_in_engine(mtp.state, NEXTN_STATE);
         mtp.remove = remove;
+        mesh::find_in_engine(set_layer_inputs, SET_LAYER_INPUTS);
+        mesh::find_in_engine(eagle3.layer_inputs, LAYER_INPUTS);
+        mesh::find_in_engine(eagle3.layers, TARGET_LAYERS);
+        mesh::find_in_engine(eagle3.layer_count, TARGET_LAYER_COUNT);
     }
 };
 
@@ -121,7 +128,7 @@ class director {
         const std::lock_guard<std::mutex> lock(mutex);
         if (limits.model + limits.text > 0) {
             if (state_reader != nullptr && model != nullptr && limits.model > 0) {
-                head = std::make_unique<mesh::mtp_head>(engine().mtp, state_reader, model, sequences);
+                head = make_head(sequences);
                 limits.at_hand = limits.model + 1;  // a draft's own states are none of the model's
             }
             inner = std::make_unique<mesh::draft_policy>(limits, sequences);
@@ -275,6 +282,7 @@ class director {
     void * drafter = nullptr;  // the engine's, that was asked last
     size_t drafted = 0;        // for the step that is being made
 
+    std::unique_ptr<mesh::mtp_head> make_head(size_t sequences) const;
     bool follows(const draft_params & asked, llama_seq_id id) const;
     size_t missing(const draft_params & asked, llama_seq_id id) const;
     bool catch_up(const draft_params & asked, llama_seq_id id);
@@ -285,6 +293,14 @@ class director {
 director & the_director() {
     static director one;
     return one;
+}
+
+std::unique_ptr<mesh::mtp_head> director::make_head(size_t sequences) const {
+    const mesh::eagle3_functions & eagle3 = engine().eagle3;
+    if (eagle3.layer_count != nullptr && eagle3.layer_count(llama_get_model(model)) > 0) {
+        return std::make_unique<mesh::eagle3_head>(engine().mtp, eagle3, state_reader, model, sequences);
+    }
+    return std::make_unique<mesh::mtp_head>(engine().mtp, state_reader, model, sequences);
 }
 
 // Whether the draft model can read this text, if it has not yet.
@@ -439,6 +455,8 @@ void mesh::drop_draft(llama_seq_id id) {
 extern "C" {
 
 GGML_MESH_API void mesh_set_nextn(llama_context * context, bool value, bool masked) __asm__(SET_NEXTN);
+GGML_MESH_API void
+mesh_set_layer_inputs(llama_context * context, uint32_t layer, bool value) __asm__(SET_LAYER_INPUTS);
 GGML_MESH_API void mesh_speculative_draft(void * spec) __asm__(SPECULATIVE_DRAFT);
 GGML_MESH_API void mesh_speculative_accept(void * spec, llama_seq_id id, uint16_t count) __asm__(SPECULATIVE_ACCEPT
 );
@@ -460,6 +478,13 @@ mesh_set_sampler(llama_context * context, llama_seq_id id, llama_sampler * sampl
 void mesh_set_nextn(llama_context * context, bool value, bool masked) {
     engine().set_nextn(context, value, masked);
     if (value && !masked) {
+        the_director().states_of(context);
+    }
+}
+
+void mesh_set_layer_inputs(llama_context * context, uint32_t layer, bool value) {
+    engine().set_layer_inputs(context, layer, value);
+    if (value) {
         the_director().states_of(context);
     }
 }

@@ -192,6 +192,8 @@ class Draft:
     cache_bytes: int
     """For each token of the context."""
     compute_bytes: int
+    layers: tuple[int, ...] = ()
+    """Of an EAGLE3 head: those of the model whose inputs it reads."""
 
 
 @frozen

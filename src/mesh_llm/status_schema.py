@@ -50,6 +50,8 @@ class DraftStatus:
     text_drafted: int
     text_accepted: int
     gain: float | None
+    off: Sentence | None
+    """Why the draft model is not used with this plan."""
 
 
 @frozen

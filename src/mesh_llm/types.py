@@ -83,6 +83,10 @@ class ModelFacts:
     """What the last layer keeps, where it guesses the token after the next (MTP) and can draft; None else."""
     keeps_snapshots: bool = False
     """True where the engine can keep the states of a recurrent model's last tokens, to go back to one."""
+    read_layers: tuple[int, ...] = ()
+    """Of an EAGLE3 head: the layers of its model whose inputs it reads."""
+    read_width: int = 0
+    """How wide these are."""
     joined_layers: int = 0
     """So many of the last layers share caches, and stay on one node; all of them: it is never split."""
     chat_template: str | None

@@ -18,10 +18,11 @@ from mesh_llm.types import Setting, SpeculationCounters
 from tests.support import stepping_models, tiny_gguf
 from tests.support.architectures import LAYERS
 from tests.support.command import mesh_llm
-from tests.support.engine_lab import EngineLab, completion, engine_lab
+from tests.support.engine_lab import EngineLab, Tiny, completion, engine_lab
 from tests.support.node import SMALL, NodeProcess, temporary_home
 from tests.support.sampling import first, sampled
 from tests.support.split import Client, client, over, plan_for, token_ids, until
+from tests.support.stepping_models import NEVER
 
 TEXT = DraftSpec(text_depth=24)
 FAR_S = 0.01
@@ -376,6 +377,60 @@ def test_a_node_drafts_with_its_models_own_head(lab: EngineLab) -> None:
             reply = node.ask("/v1/completions", {"prompt": "abc", "max_tokens": 40, "temperature": 0})
             assert reply.status == 200, reply.body
     assert names == ["its MTP head", None]
+
+
+# -- EAGLE3 heads ----------------------------------------------------------------------------------
+
+
+def by_eagle3(head: Tiny, depth: int) -> DraftSpec:
+    return DraftSpec(model=str(head.path), model_depth=depth, reads_layers=True)
+
+
+@pytest.mark.parametrize("depth", [1, 3], ids=["by layers", "by tokens"])
+@pytest.mark.parametrize(
+    "architecture", sampled(["llama", "qwen3", "qwen3moe", "gpt-oss", "gemma4", "minimax-m2"], "llama")
+)
+async def test_an_eagle3_head_that_is_right(
+    architecture: str, depth: int, lab: EngineLab, libraries: dict[str, Path]
+) -> None:
+    """Alone, and split where the host has all that the head reads."""
+    model = stepping_models.write(lab, architecture, period=NEVER).path
+    draft = by_eagle3(stepping_models.write_eagle3(lab, by_layers=depth == 1), depth)
+    alone = await plan_for(model, libraries, settings=KEPT)
+    async with client(alone) as asking:
+        expected, _, _ = await said(asking, PROMPT)
+    for plan in (replace(alone, draft=draft), over(alone, 1, draft=draft, states=STATES, delay_s=FAR_S)):
+        async with client(plan) as asking:
+            tokens, drafted, right = await said(asking, PROMPT)
+            assert (tokens, right) == (expected, drafted)
+            if plan.workers:
+                assert right > 0.8 * depth / (depth + 1) * len(tokens)
+
+
+async def test_an_eagle3_head_that_is_wrong_is_given_up(lab: EngineLab, libraries: dict[str, Path]) -> None:
+    model = stepping_models.write(lab, "llama", period=NEVER).path
+    draft = by_eagle3(stepping_models.write_eagle3(lab, right=False), 3)
+    alone = await plan_for(model, libraries, settings=KEPT)
+    async with client(alone) as asking:
+        expected, _, _ = await said(asking, PROMPT, tokens=200)
+    for plan in (replace(alone, draft=draft), over(alone, 1, draft=draft, states=STATES)):
+        async with client(plan) as asking:
+            answers = [await said(asking, PROMPT, tokens=200) for _ in range(3)]
+        assert [tokens for tokens, _, _ in answers] == [expected] * 3
+        assert sum(right for _, _, right in answers) == 0
+        assert answers[-1][1] < 0.5 * len(expected)
+
+
+def test_an_eagle3_head_adds_no_hop(lab: EngineLab) -> None:
+    """Where the host has the layers before those whose inputs it reads."""
+    tiny = stepping_models.write(lab, "llama", period=NEVER)
+    draft = by_eagle3(stepping_models.write_eagle3(lab), 3)
+    requests = [completion(PROMPT, count) for count in (8, 24)]
+    plain = lab.answers(tiny, requests, 1)
+    found = lab.answers(tiny, requests, 1, draft=draft, states=STATES)
+    hops, runs = found.costs[1].per_token(found.costs[0], 16)
+    assert (hops, set(runs.values())) == (2, {1})
+    assert [tokens for tokens, _ in found.said] == [tokens for tokens, _ in plain.said]
 
 
 # -- vocabularies ----------------------------------------------------------------------------------

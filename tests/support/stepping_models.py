@@ -2,7 +2,7 @@
 
 Embeddings go round in circles, a step is a rotation of them, and layers add next to nothing. A head for
 further tokens (MTP) reads the state of the token before, and rotates it once more: always right, or
-always wrong.
+always wrong. EAGLE3 heads are files of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.architectures import LAYERS, MODELS, VOCABULARY, Metadata
+from tests.support.architectures import COMMON, HIDDEN, LAYERS, MODELS, VOCABULARY, Metadata
 from tests.support.engine_lab import EngineLab, Tiny, random_values
 
 PERIOD = 8
@@ -41,6 +41,47 @@ def write_with_head(lab: EngineLab, architecture: str, *, right: bool, sizes: Me
     weights = _trunk(shapes, step) | _head(shapes, layers, step if right else -step)
     name = f"{architecture}-{'right' if right else 'wrong'}"
     return lab.write_weights(architecture, _with_head(architecture, plain, layers), weights, stem=name)
+
+
+READ = (1, 3, 5)
+"""Layers whose inputs an EAGLE3 head reads."""
+_SELF = 3.0
+"""What queries and keys of an EAGLE3 head are multiplied by: enough that a token attends to itself."""
+
+
+def write_eagle3(
+    lab: EngineLab, *, right: bool = True, by_layers: bool = False, metadata: Metadata | None = None
+) -> Tiny:
+    """A head for a model whose text never repeats itself (`write` with NEVER).
+
+    By the token that it is given, as many in a row as anybody wants; `by_layers`: by what the third of its
+    layers read, which is right for one token, and with the model's own output head.
+    """
+    step = _step(NEVER) if right else -_step(NEVER)
+    zero, one, ones = np.zeros((HIDDEN, HIDDEN)), np.eye(HIDDEN), np.ones(HIDDEN)
+    circles, ffn = _circles(VOCABULARY, HIDDEN), COMMON["feed_forward_length"]
+    token = np.concatenate([one, zero], axis=1)
+    weights = {
+        "fc.weight": np.concatenate([zero, zero, _rotation(HIDDEN, step)], axis=1),
+        "output_norm.weight": ones,
+        "blk.0.attn_norm.weight": ones,
+        "blk.0.attn_norm_2.weight": ones,
+        "blk.0.attn_q.weight": _SELF * token,
+        "blk.0.attn_k.weight": _SELF * token,
+        "blk.0.attn_v.weight": token,
+        "blk.0.attn_output.weight": zero if by_layers else 100 * one,
+        "blk.0.ffn_norm.weight": ones,
+        "blk.0.ffn_gate.weight": np.zeros((ffn, HIDDEN)),
+        "blk.0.ffn_up.weight": np.zeros((ffn, HIDDEN)),
+        "blk.0.ffn_down.weight": np.zeros((HIDDEN, ffn)),
+    }
+    if not by_layers:
+        weights["output.weight"] = np.roll(circles, step, axis=0) * _SURE
+    own = {"block_count": 1, "target_layers": list(READ), "target_hidden_size": HIDDEN}
+    own["norm_before_residual"] = not by_layers
+    name = f"eagle3-{'layers' if by_layers else 'token'}-{'right' if right else 'wrong'}"
+    floats = {name: values.astype(np.float32) for name, values in weights.items()}
+    return lab.write_weights("eagle3", own | (metadata or {}), floats, stem=name)
 
 
 def orbit(first: int, count: int, *, period: int) -> list[int]:

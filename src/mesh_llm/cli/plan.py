@@ -107,6 +107,7 @@ def _model_rows(document: dict[str, Any], names: tables.Names) -> list[tuple[str
     if draft := model["draft"]:
         size = f", {tables.size(draft['weight_bytes'])}" if draft["weight_bytes"] else ""
         note = "" if draft["fits"] else "; left out, because there is no memory for it"
+        note = f"; {draft['off']}" if draft.get("off") else note
         rows.append(("draft", f"{draft['name']}{size}{note}"))
     rows += [("note", text) for text in document["notes"]]
     return rows

@@ -93,11 +93,12 @@ def drafts(draft: schema.DraftStatus | None) -> str:
     if draft is None:
         return ""
     by = f"{draft.name} and the text" if draft.name else "the text"
+    off = f"; {draft.off}" if draft.off else ""
     if not draft.drafted:
-        return f"by {by}, none yet"
+        return f"by {by}, none yet{off}"
     gain = f", {draft.gain:.2f} x as fast" if draft.gain else ""
     right = f"{draft.accepted} of {draft.drafted} tokens accepted"
-    return f"by {by}: {right}, last {draft.depth} at once{gain}"
+    return f"by {by}: {right}, last {draft.depth} at once{gain}{off}"
 
 
 def place(stage: schema.PlanStageStatus, names: Names) -> str:

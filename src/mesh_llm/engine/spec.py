@@ -92,6 +92,8 @@ class DraftSpec:
     model: str | None = None
     """A draft model's file; it runs on the host's own devices."""
     model_depth: int = 0
+    reads_layers: bool = False
+    """It is an EAGLE3 head: it drafts from the inputs of some of the model's layers."""
     head_depth: int = 0
     """By the model's own layer for further tokens; without a draft model only."""
     head_layer: int = 0

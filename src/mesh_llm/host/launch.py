@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
@@ -40,6 +41,7 @@ from mesh_llm.planning.shared_machines import threads_of
 from mesh_llm.planning.solo_fit import Fit, fit_solo
 from mesh_llm.planning.speculation import (
     cache_settings,
+    draft_off,
     made_by,
     model_draft_depth,
     mtp_draft_depth,
@@ -47,6 +49,8 @@ from mesh_llm.planning.speculation import (
     text_draft_depth,
 )
 from mesh_llm.types import ModelFacts, NodeId, Plan
+
+log = logging.getLogger(__name__)
 
 PROMPT_CACHE_LIMIT_BYTES = 8 << 30
 """What the engine keeps of finished prompts in main memory, when there is as much to spare."""
@@ -144,11 +148,16 @@ class Launch:
         The engine aborts where the guesses of all slots, and a token of each, are more than a batch.
         """
         most = max(0, int(self.config.settings.get("n_batch", batch)) // plan.slots - 1)
-        depth = min(most, model_draft_depth(self.settings)) if self.draft is not None else 0
+        off = draft_off(plan, self.settings)
+        if off is not None:
+            log.info("draft not used: %s", off)
+        here = self.draft is not None and off is None
+        depth = min(most, model_draft_depth(self.settings)) if here else 0
         return DraftSpec(
             text_depth=min(most, text_draft_depth(self.settings)),
             model=str(self.draft) if depth else None,
             model_depth=depth,
+            reads_layers=depth > 0 and self.settings.draft is not None and bool(self.settings.draft.layers),
             # It reads what the output head does: beside it, or not at all.
             head_depth=0 if plan.head_on_worker else min(most, mtp_draft_depth(self.model, self.settings)),
             head_layer=len(self.model.layers) - 1,

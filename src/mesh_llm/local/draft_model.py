@@ -14,16 +14,19 @@ from mesh_llm.home import Home
 from mesh_llm.local import model_names
 from mesh_llm.local.model_files import ModelFiles, file_stem
 from mesh_llm.mesh_settings import Draft, MeshSettings
-from mesh_llm.models import catalog, draft_pairs
+from mesh_llm.models import catalog, draft_pairs, eagle3
 from mesh_llm.models.names import Here
 from mesh_llm.models.stores import LocalModel, Places, find_all
 from mesh_llm.planning.fit import CONTEXT_STEP, CacheSettings, cache_bytes, compute_bytes
+from mesh_llm.planning.speculation import kept_input_bytes
 from mesh_llm.types import Event, EventSink, Fingerprint, ModelFacts
 
 log = logging.getLogger(__name__)
 
-_INNER_DRAFTS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
-"""Architectures of drafts (EAGLE3 and the like) that read the layers of their model."""
+_INNER_DRAFTS = frozenset({"dflash", "gemma4-assistant"})
+"""Architectures of drafts other than EAGLE3 that read the layers of their model."""
+_ANOTHER = "choose a small model of the same family, or use --no-draft"
+_ANOTHER_HEAD = "choose the EAGLE3 head that was made for this model, or use --no-draft"
 
 
 class DraftModels:
@@ -102,12 +105,14 @@ class DraftModels:
         if facts.architecture in _INNER_DRAFTS:
             raise ModelError(
                 f"{file_stem(facts)} cannot draft: it reads the layers of its model, which is not supported",
-                hint="choose a small model of the same family, or use --no-draft",
+                hint=_ANOTHER,
             )
-        if reason := await vocabularies_differ(model.files[0], facts.files[0]):
+        is_head = facts.architecture == eagle3.ARCHITECTURE
+        reason = eagle3.mismatch(model, facts) if is_head else None
+        if reason := reason or await vocabularies_differ(model.files[0], facts.files[0]):
             raise ModelError(
                 f"{file_stem(facts)} cannot draft for {file_stem(model)}: {reason}",
-                hint="choose a small model of the same family, or use --no-draft",
+                hint=_ANOTHER_HEAD if is_head else _ANOTHER,
             )
         self._files[facts.fingerprint] = facts.files[0]
         slots = self._config.slots or DEFAULT_SLOTS
@@ -117,5 +122,7 @@ class DraftModels:
             fingerprint=facts.fingerprint,
             weight_bytes=facts.weight_bytes,
             cache_bytes=-(-cache_bytes(facts, one) // CONTEXT_STEP),
-            compute_bytes=compute_bytes(facts, CacheSettings(context=facts.context_trained, slots=slots)),
+            compute_bytes=compute_bytes(facts, CacheSettings(context=facts.context_trained, slots=slots))
+            + kept_input_bytes(facts, slots),
+            layers=facts.read_layers if is_head else (),
         )

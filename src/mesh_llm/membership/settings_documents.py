@@ -25,6 +25,10 @@ from mesh_llm.types import Fingerprint
 _ALWAYS = {each.name for each in fields(MeshSettings) if each.default is not None} & set(MESH_OPTIONS)
 """Options that every document has had from the beginning; others are left out where nobody set them."""
 
+_DRAFT_LAYERS = 8
+"""That a draft reads; an EAGLE3 head reads three."""
+_LAYER_LIMIT = 10_000
+
 
 def settings_to_document(settings: MeshSettings) -> Document:
     options = {name: getattr(settings, name) for name in MESH_OPTIONS}
@@ -45,6 +49,8 @@ def settings_to_document(settings: MeshSettings) -> Document:
         document["guess"] = False
     if settings.draft is not None:
         draft = asdict(settings.draft)
+        # Left out where there are none, as settings are signed.
+        draft |= {"layers": list(layers)} if (layers := draft.pop("layers")) else {}
         document["draft"] = draft | {name: clean(draft[name], NAME_CHARS) for name in ("name", "fingerprint")}
         document["draft_max"] = settings.draft_max
     if settings.projector is not None:
@@ -117,4 +123,9 @@ def _draft_from_document(document: object) -> Draft:
         weight_bytes=fields.whole("weight_bytes"),
         cache_bytes=fields.whole("cache_bytes"),
         compute_bytes=fields.whole("compute_bytes"),
+        layers=fields.items("layers", _DRAFT_LAYERS, _layer),
     )
+
+
+def _layer(value: object) -> int:
+    return Fields({"layer": value}, "draft").whole("layer", most=_LAYER_LIMIT)

@@ -9,6 +9,7 @@ names             from any text that names a model to a file here or a download
 catalog           models known by name: catalog.toml, and the user's own
 adapters          LoRA adapters: whether a file is one, and goes with a model
 draft_pairs       which draft model belongs to which model
+eagle3            which EAGLE3 head drafts for which model
 unsupported       sound files that the engine cannot run, and what to do instead
 incoming_folders  folders for files that are not complete yet
 part_file         a file on its way to the disk: hashed, and continued by the next run

@@ -104,6 +104,8 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
         if _bytes_of(tensors, f"blk.{layers - 1}.nextn.eh_proj.weight")
         else None,
         keeps_snapshots=architecture in SNAPSHOTS,
+        read_layers=keys.numbers("target_layers", maximum=_LAYERS_LIMIT),
+        read_width=keys.number("target_hidden_size", default=0, maximum=_HIDDEN_LIMIT),
         joined_layers=joined_layers(keys, layers),
         chat_template=_optional_text(metadata, "tokenizer.chat_template"),
     )

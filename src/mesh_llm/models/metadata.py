@@ -44,6 +44,13 @@ class Metadata:
             self.damaged(f"its {self._full(key)} has {len(value)} entries for {layers} layers")
         return tuple(self._checked(key, item, 0, _LARGEST) for item in value[:layers])
 
+    def numbers(self, key: str, *, maximum: int = _LARGEST) -> tuple[int, ...]:
+        """An array; empty where there is none."""
+        value = self._metadata.get(self._full(key))
+        if not isinstance(value, list):
+            return ()
+        return tuple(self._checked(key, item, 0, maximum) for item in value)
+
     def flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
         """An array of yes and no, false where it is too short; None where there is no array."""
         value = self._metadata.get(self._full(key))

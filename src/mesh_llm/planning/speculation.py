@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from mesh_llm.defaults import GUESS_TEXT_MAX, MTP_DRAFT_MAX
 from mesh_llm.mesh_settings import Draft, MeshSettings
-from mesh_llm.planning.batch_sizes import micro_batch
+from mesh_llm.planning.batch_sizes import LARGEST, micro_batch
 from mesh_llm.planning.fit import CacheSettings, compute_bytes, stage_need
 from mesh_llm.types import ModelFacts, Plan
 
 _KEPT_STATES = 512
-"""Of each slot, for the MTP head: `KEPT` in native/hooks/mtp_head.h."""
+"""Of each slot, for an MTP or EAGLE3 head: `KEPT` in native/hooks/mtp_head.h."""
 _F16_BYTES, _F32_BYTES = 2, 4
 
 
@@ -34,6 +34,25 @@ def mtp_draft_depth(model: ModelFacts, settings: MeshSettings) -> int:
 def needs_states(model: ModelFacts) -> bool:
     """Whether a wrong guess is taken back by a state saved before it: such a state cannot be cut."""
     return any(layer.cache.state_bytes for layer in model.layers)
+
+
+def draft_off(plan: Plan, settings: MeshSettings) -> str | None:
+    """Why the mesh's draft is not used with this plan: what an EAGLE3 head reads is to cross no link."""
+    draft = settings.draft
+    if draft is None or not draft.layers or not plan.workers:
+        return None
+    if plan.head_on_worker:
+        return f"{draft.name} is off: the output head is on another node"
+    # What a layer reads is where the layer before it is.
+    own = max((stage.last for stage in plan.stages if stage.node == plan.host), default=0)
+    if far := [str(layer) for layer in draft.layers if layer > own]:
+        return f"{draft.name} is off: what it reads of layers {', '.join(far)} is on other nodes"
+    return None
+
+
+def kept_input_bytes(head: ModelFacts, slots: int) -> int:
+    """Of the model's layers, for an EAGLE3 head: a batch at the engine, and the last tokens of each slot."""
+    return _F32_BYTES * len(head.read_layers) * head.read_width * (LARGEST + _KEPT_STATES * slots)
 
 
 def leaner(model: ModelFacts, settings: MeshSettings) -> Iterator[MeshSettings]:

@@ -11,6 +11,7 @@ from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.membership.member import Member
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.snapshot import listing
+from mesh_llm.planning.speculation import draft_off
 from mesh_llm.report.time_to_first_token import first_token_status
 from mesh_llm.report.token_latency import token_status
 from mesh_llm.report.traffic import traffic
@@ -241,6 +242,7 @@ def _draft(view: NodeView, settings: MeshSettings) -> DraftStatus | None:
         text_drafted=seen.text_drafted,
         text_accepted=seen.text_accepted,
         gain=round(seen.plain_seconds / seen.seconds, 2) if seen.drafted and seen.seconds else None,
+        off=draft_off(run.plan, settings) if run is not None else None,
     )
 
 

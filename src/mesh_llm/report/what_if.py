@@ -24,7 +24,7 @@ from mesh_llm.models.names import Here
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
-from mesh_llm.planning.speculation import made_by, model_draft_depth
+from mesh_llm.planning.speculation import draft_off, made_by, model_draft_depth
 from mesh_llm.report import status
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
@@ -73,7 +73,8 @@ class Forecast:
         if draft is None or not model_draft_depth(self.settings):
             return None
         fits = made_by(self.plan, self.model, self.settings).draft is not None
-        return {"name": draft.name, "weight_bytes": draft.weight_bytes, "fits": fits}
+        off = draft_off(self.plan, self.settings)
+        return {"name": draft.name, "weight_bytes": draft.weight_bytes, "fits": fits, "off": off}
 
     def _plan(self, plan: Plan) -> dict[str, Any]:
         document: dict[str, Any] = to_document(status.plan_status(plan, epoch=None))
@@ -193,7 +194,11 @@ async def _as_told(view: NodeView) -> dict[str, Any]:
     model, plan = to_document(about.model), to_document(about.plan)
     draft = about.model.draft if about.model is not None else None
     named = draft is not None and draft.name is not None
-    loaded = {"name": draft.name, "weight_bytes": None, "fits": True} if draft is not None and named else None
+    loaded = (
+        {"name": draft.name, "weight_bytes": None, "fits": True, "off": None}
+        if draft is not None and named
+        else None
+    )
     return {
         "model": {**model, "draft": loaded} if model else model,
         "nodes": [{"id": m.id, "name": view.mesh.name_of(m.id)} for m in status.ordered(view)],

@@ -92,7 +92,7 @@ def start(spec: EngineSpec, report: Report) -> Any:
     if mesh is None:
         if spec.links:
             raise EngineFailed("the plan has links, but libggml-mesh is not built on this machine")
-        return _serve(without_saved_drafts(spec), engine, directed=False)
+        return _serve(without_saved_drafts(without_eagle3(spec)), engine, directed=False)
     if off := features_off(symbol for symbol in mesh.engine_symbols() if symbol.name):
         report({"event": "features_off", "sentences": off})
     if spec.trace is not None:
@@ -101,6 +101,8 @@ def start(spec: EngineSpec, report: Report) -> Any:
         mesh.pace(usual=spec.pace.usual, fewest=spec.pace.fewest, seconds=spec.pace.seconds)
     if spec.draft.head_depth > 0 and not keep_head(mesh, spec):
         spec = replace(spec, draft=replace(spec.draft, head_depth=0))
+    if not mesh.can_replace("EAGLE3 head"):
+        spec = without_eagle3(spec)
     draft = spec.draft
     directed = drafting and mesh.speculate(
         model_depth=draft.model_depth or draft.head_depth, text_depth=draft.text_depth
@@ -142,6 +144,13 @@ def keep_head(mesh: MeshLibrary, spec: EngineSpec) -> bool:
     if not mesh.can_replace("MTP head"):
         return False
     return not spec.links or mesh.keep_layers(spec.draft.head_layer, next(iter(spec.devices), "CPU"))
+
+
+def without_eagle3(spec: EngineSpec) -> EngineSpec:
+    """No EAGLE3 head: the engine alone would draft with it whether that pays or not."""
+    if not spec.draft.reads_layers:
+        return spec
+    return replace(spec, draft=replace(spec.draft, model=None, model_depth=0, reads_layers=False))
 
 
 def without_saved_drafts(spec: EngineSpec) -> EngineSpec:
@@ -343,14 +352,20 @@ def _draft(xllamacpp: Any, speculative: Any, spec: EngineSpec, *, directed: bool
         # Of recurrent models the engine keeps as many states, so that this is all that it may be.
         speculative.draft.n_max = draft.head_depth
         speculative.draft.backend_sampling = False
-    if draft.text_depth > 0 and (not directed or draft.model is None):
+    if draft.text_depth > 0 and (not directed or draft.model is None or draft.reads_layers):
         # Directed, it only gives our library its place: the engine's own look-up is never asked.
         types.append(kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE)
         speculative.ngram_simple.size_m = draft.text_depth
     if draft.model is not None:
-        types.append(kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE)
+        eagle3 = draft.reads_layers
+        types.append(
+            kinds.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3
+            if eagle3
+            else kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE
+        )
         speculative.draft.mparams.path = draft.model
-        speculative.draft.n_max = draft.depth if directed else draft.model_depth
+        speculative.draft.n_max = draft.depth if directed and not eagle3 else draft.model_depth
+        speculative.draft.backend_sampling = speculative.draft.backend_sampling and not eagle3
         # Where not a layer of the model went to the GPUs, nobody has counted on room for a draft there.
         devices = spec.devices if spec.gpu_layers or spec.links else ()
         speculative.draft.n_gpu_layers = -1 if devices else 0

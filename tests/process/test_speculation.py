@@ -16,7 +16,7 @@ from mesh_llm.engine.spec import DraftSpec, StatesSpec
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.types import Setting, SpeculationCounters
 from tests.support import stepping_models, tiny_gguf
-from tests.support.architectures import LAYERS
+from tests.support.architectures import LAYERS, Metadata
 from tests.support.command import mesh_llm
 from tests.support.engine_lab import EngineLab, Tiny, completion, engine_lab
 from tests.support.node import SMALL, NodeProcess, temporary_home
@@ -324,9 +324,17 @@ async def test_a_head_that_is_wrong_is_given_up(lab: EngineLab, libraries: dict[
         assert answers[-1][1] < 0.5 * len(expected)
 
 
-async def test_a_head_reads_on_where_a_text_goes_on(lab: EngineLab, libraries: dict[str, Path]) -> None:
+@pytest.mark.parametrize("kind", ["MTP", "EAGLE3"])
+async def test_a_head_reads_on_where_a_text_goes_on(
+    kind: str, lab: EngineLab, libraries: dict[str, Path]
+) -> None:
     """Texts that share a beginning, two at once, in slots whose text was another one's before."""
-    model = stepping_models.write_with_head(lab, "qwen35", right=True).path
+    layers: tuple[int, ...] = (2, 3)
+    if kind == "MTP":
+        model, head = stepping_models.write_with_head(lab, "qwen35", right=True).path, HEAD
+    else:
+        model, layers = stepping_models.write(lab, "llama", period=NEVER).path, (1,)
+        head = by_eagle3(stepping_models.write_eagle3(lab, by_layers=True), 1)
     settings: dict[str, Setting] = {"n_ubatch": 32, "cache_ram_mib": -1}
     alone = await plan_for(model, libraries, settings=KEPT | settings, slots=2)
     options = {"n_predict": 24, "ignore_eos": True, "n_probs": 0, "cache_prompt": True}
@@ -342,8 +350,8 @@ async def test_a_head_reads_on_where_a_text_goes_on(lab: EngineLab, libraries: d
 
     async with client(alone) as asking:
         expected = await ask(asking)
-    both = replace(HEAD, text_depth=24)
-    async with client(over(alone, 2, 3, draft=both, states=STATES, delay_s=FAR_S)) as asking:
+    both = replace(head, text_depth=24)
+    async with client(over(alone, *layers, draft=both, states=STATES, delay_s=FAR_S)) as asking:
         assert await ask(asking) == expected
         await until(lambda: drafted(asking) > 0, within_s=REPORTED_S, what="the engine tells of guesses")
         seen = asking.engine.supervisor.report.speculation
@@ -431,6 +439,43 @@ def test_an_eagle3_head_adds_no_hop(lab: EngineLab) -> None:
     hops, runs = found.costs[1].per_token(found.costs[0], 16)
     assert (hops, set(runs.values())) == (2, {1})
     assert [tokens for tokens, _ in found.said] == [tokens for tokens, _ in plain.said]
+
+
+def test_a_node_drafts_with_an_eagle3_head(lab: EngineLab, tmp_path: Path) -> None:
+    model = stepping_models.write(lab, "llama", period=NEVER).path
+    head = stepping_models.write_eagle3(lab).path
+    options = ("--ctx-size", "512", "--parallel", "1", "--threads", "1", "--draft", str(head))
+    with temporary_home() as home, NodeProcess(*options, home=home, model=model) as node:
+        node.until_ready()
+        draft = node.status()["model"]["draft"]
+        assert (draft["name"], draft["off"]) == (head.stem, None)
+        reply = node.ask("/v1/completions", {"prompt": "abc", "max_tokens": 100, "temperature": 0})
+        assert reply.status == 200, reply.body
+    drafts, need_bytes = draft_of_plan(model, tmp_path, "--draft", str(head))
+    none, plain_bytes = draft_of_plan(model, tmp_path, "--no-draft")
+    assert (drafts["off"], none) == (None, None)
+    assert need_bytes > plain_bytes + head.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, "it reads layers of width 128 instead of 576"),
+        ({"target_hidden_size": 576}, "tokens instead of"),
+        ({"target_layers": None}, "its file does not name the 3 layers that it reads"),
+    ],
+    ids=["width", "vocabulary", "layers"],
+)
+def test_the_eagle3_head_of_another_model_is_refused(
+    changed: Metadata, reason: str, lab: EngineLab, smollm2: Path, tmp_path: Path
+) -> None:
+    head = stepping_models.write_eagle3(lab, metadata=changed).path
+    home = ("--home", str(tmp_path / "home"), "--port", "0")
+    found = mesh_llm(*home, "--model", str(smollm2), "--draft", str(head))
+    assert found.status == 1
+    assert f"Error: {head.stem} cannot draft for SmolLM2-135M-Instruct.Q4_1: " in found.stderr
+    assert reason in found.stderr
+    assert "Hint: choose the EAGLE3 head that was made for this model, or use --no-draft" in found.stderr
 
 
 # -- vocabularies ----------------------------------------------------------------------------------

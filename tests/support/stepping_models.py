@@ -80,8 +80,9 @@ def write_eagle3(
     own = {"block_count": 1, "target_layers": list(READ), "target_hidden_size": HIDDEN}
     own["norm_before_residual"] = not by_layers
     name = f"eagle3-{'layers' if by_layers else 'token'}-{'right' if right else 'wrong'}"
+    own = {key: value for key, value in (own | (metadata or {})).items() if value is not None}
     floats = {name: values.astype(np.float32) for name, values in weights.items()}
-    return lab.write_weights("eagle3", own | (metadata or {}), floats, stem=name)
+    return lab.write_weights("eagle3", own, floats, stem=name)
 
 
 def orbit(first: int, count: int, *, period: int) -> list[int]:

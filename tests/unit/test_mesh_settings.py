@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,17 @@ WRITTEN: list[tuple[dict[str, Any], str]] = [
         '"layers":[["ann",0,10],["ben",10,40]],"draft":{"name":"small","fingerprint":"dd",'
         '"weight_bytes":1,"cache_bytes":2,"compute_bytes":3},"draft_max":6}',
     ),
+    (
+        {"draft": replace(DRAFT, layers=(2, 20, 37))},
+        '"context":null,"slots":4,"cache_type_k":"f16","cache_type_v":"f16","split":false,'
+        '"draft":{"name":"small","fingerprint":"dd",'
+        '"weight_bytes":1,"cache_bytes":2,"compute_bytes":3,"layers":[2,20,37]},"draft_max":8}',
+    ),
 ]
 """As 0.2 wrote them: a home's settings are signed, so that these bytes stay what they are."""
 
 
-@pytest.mark.parametrize(("options", "text"), WRITTEN, ids=["plain", "options", "draft"])
+@pytest.mark.parametrize(("options", "text"), WRITTEN, ids=["plain", "options", "draft", "EAGLE3"])
 def test_settings_are_written_as_before(options: dict[str, Any], text: str) -> None:
     settings = MeshSettings(
         version=3, model="smollm2", fingerprint=Fingerprint("ff"), alias="größe", **options

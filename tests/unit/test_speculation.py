@@ -19,14 +19,16 @@ from mesh_llm.planning.fit import (
 )
 from mesh_llm.planning.speculation import (
     cache_settings,
+    draft_off,
+    kept_input_bytes,
     made_by,
     model_draft_depth,
     mtp_draft_depth,
     needs_states,
     text_draft_depth,
 )
-from mesh_llm.types import Fingerprint, LayerCache, Mode, ModelFacts
-from tests.support.planning import GB, mesh, model, node, settings
+from mesh_llm.types import Fingerprint, LayerCache, Mode, ModelFacts, NodeId
+from tests.support.planning import GB, mesh, model, node, plan_of, settings
 
 DRAFT = Draft(
     name="small",
@@ -44,6 +46,25 @@ def test_what_is_guessed_with() -> None:
     assert (text_draft_depth(DRAFTING), model_draft_depth(DRAFTING)) == (GUESS_TEXT_MAX, 6)
     nothing = replace(DRAFTING, guess=False)
     assert (text_draft_depth(nothing), model_draft_depth(nothing)) == (0, 0)
+
+
+def test_an_eagle3_head_is_off_where_what_it_reads_would_cross_a_link() -> None:
+    head = replace(DRAFTING, draft=replace(DRAFT, layers=(2, 20, 37)))
+    ann, ben = NodeId("ann"), NodeId("ben")
+    alone, near = plan_of((ann, 0, 40)), plan_of((ann, 0, 37), (ben, 37, 40))
+    far = plan_of((ann, 0, 19), (ben, 19, 40))
+    assert [draft_off(plan, head) for plan in (alone, near)] == [None, None]
+    assert draft_off(far, head) == "small is off: what it reads of layers 20, 37 is on other nodes"
+    assert draft_off(replace(near, head_on_worker=True), head) == (
+        "small is off: the output head is on another node"
+    )
+    assert draft_off(far, DRAFTING) is None
+
+
+def test_what_an_eagle3_head_reads_is_kept() -> None:
+    head = replace(model(), read_layers=(1, 2, 3), read_width=1000)
+    assert kept_input_bytes(head, 2) == 4 * 3 * 1000 * (2048 + 512 * 2)
+    assert kept_input_bytes(model(), 2) == 0
 
 
 def recurrent(facts: ModelFacts, state_bytes: int) -> ModelFacts:

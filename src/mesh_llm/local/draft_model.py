@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 _INNER_DRAFTS = frozenset({"dflash", "gemma4-assistant"})
 """Architectures of drafts other than EAGLE3 that read the layers of their model."""
-_ANOTHER = "choose a small model of the same family, or use --no-draft"
-_ANOTHER_HEAD = "choose the EAGLE3 head that was made for this model, or use --no-draft"
 
 
 class DraftModels:
@@ -105,14 +103,20 @@ class DraftModels:
         if facts.architecture in _INNER_DRAFTS:
             raise ModelError(
                 f"{file_stem(facts)} cannot draft: it reads the layers of its model, which is not supported",
-                hint=_ANOTHER,
+                hint="choose a small model of the same family, or use --no-draft",
             )
         is_head = facts.architecture == eagle3.ARCHITECTURE
         reason = eagle3.mismatch(model, facts) if is_head else None
-        if reason := reason or await vocabularies_differ(model.files[0], facts.files[0]):
+        reason = reason or await vocabularies_differ(model.files[0], facts.files[0])
+        if reason and is_head:
             raise ModelError(
                 f"{file_stem(facts)} cannot draft for {file_stem(model)}: {reason}",
-                hint=_ANOTHER_HEAD if is_head else _ANOTHER,
+                hint="choose the EAGLE3 head that was made for this model, or use --no-draft",
+            )
+        if reason:
+            raise ModelError(
+                f"{file_stem(facts)} cannot draft for {file_stem(model)}: {reason}",
+                hint="choose a small model of the same family, or use --no-draft",
             )
         self._files[facts.fingerprint] = facts.files[0]
         slots = self._config.slots or DEFAULT_SLOTS

@@ -170,6 +170,13 @@ GGML_MESH_API void *
 ggml_mesh_worker_new(const char * device_name, int threads, unsigned long long quota, char * why, size_t why_size);
 GGML_MESH_API void ggml_mesh_worker_free(void * worker);
 
+// Weights that `chosen` picks by their names lie in main memory instead, up to `quota` bytes of it, and the CPU computes
+// with them: those of the first so many of the layers that are prepared, all where that is negative. Call it before the
+// worker is told of models; `chosen` is called whenever it is, and when layers are prepared.
+GGML_MESH_API void ggml_mesh_worker_use_main_memory(
+    void * worker, int (*chosen)(const char * name), int layers, unsigned long long quota
+);
+
 // Tells the worker of a model on its own disk, all files of it in order. Clients
 // that name the same fingerprint get its weights from there. Returns 0, or 1
 // with the reason in `why`.

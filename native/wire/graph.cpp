@@ -136,7 +136,8 @@ location place(size_t index, ggml_tensor * tensor, const wire::tensor & entry, c
     return where;
 }
 
-// Multiply with the weight in the layout that the device likes best, where the node uses it whole.
+}  // namespace
+
 void prefer_layout(ggml_tensor * node, weight * source) {
     if (source == nullptr || (node->op != GGML_OP_MUL_MAT && node->op != GGML_OP_MUL_MAT_ID)) {
         return;
@@ -153,6 +154,8 @@ void prefer_layout(ggml_tensor * node, weight * source) {
         node->src[0] = better;
     }
 }
+
+namespace {
 
 class decoder {
   public:
@@ -178,6 +181,11 @@ class decoder {
         }
         check_use_counts();
         result_.checks = index_checks(nodes_);
+        std::unordered_set<size_t> cuts;
+        for (const index_check & each : result_.checks) {
+            cuts.insert(each.before);
+        }
+        result_.cpu_runs = cpu_runs(result_.graph, in_main_memory_, cuts);
         return std::move(result_);
     }
 
@@ -187,6 +195,7 @@ class decoder {
     built_graph result_;
     std::vector<ggml_tensor *> built_;
     std::vector<weight *> weights_;
+    main_memory_weights in_main_memory_;
     std::vector<placed_node> nodes_;
 
     void add(size_t index, const wire::tensor & entry) {
@@ -198,7 +207,11 @@ class decoder {
             where = place(index, tensor, entry, find_);
         }
         built_.push_back(tensor);
-        weights_.push_back(where.source);
+        // The layouts of one in main memory are the CPU's.
+        weights_.push_back(where.in_main_memory ? nullptr : where.source);
+        if (where.in_main_memory) {
+            in_main_memory_.emplace(tensor, where.source);
+        }
         if (entry.is_node != 0) {
             add_node(index, tensor, entry);
         }

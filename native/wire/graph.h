@@ -6,6 +6,7 @@
 #include "ggml.h"
 #include "rules/indices.h"
 #include "wire/protocol.h"
+#include "worker/cpu_runs.h"
 
 #include <functional>
 #include <string>
@@ -47,8 +48,9 @@ class weight;
 struct location {
     ggml_backend_buffer * buffer = nullptr;
     uint8_t * data = nullptr;
-    weight * source = nullptr;  // the weight that begins here, if one does
-    bool is_weight = false;     // read-only
+    weight * source = nullptr;    // the weight that begins here, if one does
+    bool is_weight = false;       // read-only
+    bool in_main_memory = false;  // which is not the device's: the CPU computes with it
 };
 
 // A tensor that stands for plain bytes: how ggml reads and writes any device's memory.
@@ -66,6 +68,7 @@ struct built_graph {
     ggml_context_ptr context;
     ggml_cgraph * graph = nullptr;
     std::vector<index_check> checks;  // in the order of the nodes that they are for
+    std::vector<cpu_run> cpu_runs;    // nodes that the device does not compute
 
     // Computes it with `compute`, in pieces where row numbers have to be looked at on the way; see run_checks. Throws
     // std::invalid_argument where one is out of bounds, before the node that takes it.
@@ -74,6 +77,9 @@ struct built_graph {
         const std::function<void()> & settle = [] {}
     ) const;
 };
+
+// Multiply with the weight in the layout that its device likes best, where the node uses it whole.
+void prefer_layout(ggml_tensor * node, weight * source);
 
 // Checks every number of `table` (validate.h) and builds the graph. Throws
 // std::invalid_argument with the reason where something does not hold.

@@ -439,7 +439,9 @@ class session {
             throw std::invalid_argument("a range lies outside of its weight");
         }
         const ggml_tensor * plain = source->plain();
-        return {plain->buffer, static_cast<uint8_t *>(plain->data) + inside, inside == 0 ? source : nullptr, true};
+        return {
+            plain->buffer, static_cast<uint8_t *>(plain->data) + inside, inside == 0 ? source : nullptr, true,
+            source->residence.in_main_memory};
     }
 
     // What a run left in scratch memory has been read by now. With poison in it, a graph that reads more than its
@@ -644,7 +646,7 @@ class session {
         graph.built = decode(graph.table, [this](uint32_t id, uint64_t offset, uint64_t size) {
             return find(id, offset, size);
         });
-        check_supported(*graph.built.graph);
+        check_supported(graph.built);
         if (graphs_.count(head.key) != 0) {
             throw std::invalid_argument("a graph is sent twice");
         }
@@ -680,11 +682,22 @@ class session {
     }
 
     // A device may end the process over an op that it does not know.
-    void check_supported(ggml_cgraph & graph) const {
-        for (int i = 0; i < ggml_graph_n_nodes(&graph); ++i) {
-            const ggml_tensor * node = ggml_graph_node(&graph, i);
-            if (node->op == worker_.lacking() ||
-                (!op_only_renames(node->op) && !ggml_backend_dev_supports_op(worker_.device(), node))) {
+    void check_supported(const built_graph & built) const {
+        for (const cpu_run & run : built.cpu_runs) {
+            check_supported(run.graph, cpu_device(), {});
+        }
+        check_supported(built.graph, worker_.device(), built.cpu_runs);
+    }
+
+    void
+    check_supported(ggml_cgraph * graph, ggml_backend_dev_t device, const std::vector<cpu_run> & others) const {
+        for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+            const ggml_tensor * node = ggml_graph_node(graph, i);
+            if (op_only_renames(node->op) ||
+                std::any_of(others.begin(), others.end(), [&](const cpu_run & run) { return run.has(node); })) {
+                continue;
+            }
+            if (node->op == worker_.lacking() || !ggml_backend_dev_supports_op(device, node)) {
                 throw std::invalid_argument(
                     std::string("this device does not compute ") + ggml_op_desc(node) + " as it is asked to"
                 );

@@ -1,6 +1,7 @@
 #include "worker/store.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <numeric>
 #include <utility>
@@ -38,6 +39,33 @@ weight_lease & weight_lease::operator=(weight_lease && other) noexcept {
     std::swap(owner_, other.owner_);
     std::swap(held_, other.held_);
     return *this;
+}
+
+void store::use_main_memory(int (*chosen)(const char *), int layers, uint64_t quota) {
+    in_main_memory_ = chosen;
+    main_memory_layers_ = layers;
+    main_memory_quota_ = quota;
+}
+
+// Puts weights of layers `first` to `last` (not included), and those of none, where they belong; held ones stay.
+void store::place(const model_weights & model, int first, int last) {
+    if (in_main_memory_ == nullptr) {
+        return;
+    }
+    for (const auto & [name, one] : model.by_name()) {
+        const int layer = layer_of_weight(name);
+        if (layer >= 0 && (layer < first || layer >= last)) {
+            continue;
+        }
+        const bool near = main_memory_layers_ < 0 || layer < 0 || layer - first < main_memory_layers_;
+        const bool wanted = near && in_main_memory_(name.c_str()) != 0;
+        if (wanted != one->residence.in_main_memory && one->residence.holders == 0) {
+            if (one->residence.counted) {
+                evict(one.get());
+            }
+            one->move(wanted ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) : device_, wanted);
+        }
+    }
 }
 
 uint64_t store::left() {
@@ -99,7 +127,11 @@ void store::add_model(
         forget(fingerprint);  // the same model in other files
     }
     // Told twice, it is the same one: the files may only have got more of what was missing.
-    models_.emplace(fingerprint, std::move(model)).first->second->allow(there);
+    const auto [told, is_new] = models_.emplace(fingerprint, std::move(model));
+    told->second->allow(there);
+    if (is_new) {
+        place(*told->second, 0, INT_MAX);
+    }
 }
 
 // With the lock held.
@@ -168,9 +200,11 @@ weight_lease store::hold(std::vector<weight *> && wanted) {
         }
     }
     uint64_t missing = 0;
+    uint64_t missing_in_main_memory = 0;
     for (weight * one : wanted) {
         ++one->residence.holders;  // before room is made: these may not go
-        missing += one->residence.counted ? 0 : one->size();
+        uint64_t & sum = one->residence.in_main_memory ? missing_in_main_memory : missing;
+        sum += one->residence.counted ? 0 : one->size();
     }
     if (!make_room(missing)) {
         let_go(wanted);
@@ -179,8 +213,16 @@ weight_lease store::hold(std::vector<weight *> && wanted) {
             " were free for this engine)"
         );
     }
+    if (!make_main_memory_room(missing_in_main_memory)) {
+        let_go(wanted);
+        throw std::runtime_error(
+            "it has no room for " + in_megabytes(missing_in_main_memory) +
+            " of weights in main memory (it may use " + in_megabytes(main_memory_quota_) + ")"
+        );
+    }
     for (weight * one : wanted) {
-        resident_ += one->residence.counted ? 0 : one->size();
+        uint64_t & sum = one->residence.in_main_memory ? main_memory_resident_ : resident_;
+        sum += one->residence.counted ? 0 : one->size();
         one->residence.counted = true;
     }
     return {this, std::move(wanted)};
@@ -203,7 +245,12 @@ uint64_t store::prepare(
     const std::string & fingerprint, int first, int last,
     const std::function<void(uint64_t done, uint64_t total)> & progress
 ) {
-    std::vector<weight *> wanted = find_model(fingerprint).layers(first, last);
+    model_weights & model = find_model(fingerprint);
+    std::vector<weight *> wanted = model.layers(first, last);
+    {
+        const std::lock_guard lock(mutex_);
+        place(model, first, last);
+    }
     const uint64_t total = sum_of_sizes(wanted);
     const weight_lease lease = hold(std::vector<weight *>(wanted));
     uint64_t done = 0;
@@ -218,18 +265,18 @@ uint64_t store::prepare(
 uint64_t store::unload(const std::string & fingerprint) {
     model_weights & model = find_model(fingerprint);
     const std::lock_guard lock(mutex_);
-    const uint64_t before = resident_;
+    const uint64_t before = resident_ + main_memory_resident_;
     for (weight * one : model.all()) {
         if (one->residence.counted && one->residence.holders == 0) {
             evict(one);
         }
     }
-    return before - resident_;
+    return before - resident_ - main_memory_resident_;
 }
 
 uint64_t store::resident() {
     const std::lock_guard lock(mutex_);
-    return resident_;
+    return resident_ + main_memory_resident_;
 }
 
 // Drops idle weights until `bytes` fit, and saved states where that is not enough; nothing where neither is.
@@ -256,12 +303,22 @@ bool store::make_room(uint64_t bytes) {
     return true;
 }
 
+bool store::make_main_memory_room(uint64_t bytes) {
+    for (weight * one : idle_weights(true)) {
+        if (main_memory_resident_ + bytes > main_memory_quota_) {
+            evict(one);
+        }
+    }
+    return main_memory_resident_ + bytes <= main_memory_quota_;
+}
+
 // The longest idle ones first.
-std::vector<weight *> store::idle_weights() const {
+std::vector<weight *> store::idle_weights(bool in_main_memory) const {
     std::vector<weight *> idle;
     for (const auto & model : models_) {
         for (weight * one : model.second->all()) {
-            if (one->residence.counted && one->residence.holders == 0) {
+            if (one->residence.counted && one->residence.holders == 0 &&
+                one->residence.in_main_memory == in_main_memory) {
                 idle.push_back(one);
             }
         }
@@ -275,7 +332,7 @@ std::vector<weight *> store::idle_weights() const {
 void store::evict(weight * idle) {
     idle->drop();
     idle->residence.counted = false;
-    resident_ -= idle->size();
+    (idle->residence.in_main_memory ? main_memory_resident_ : resident_) -= idle->size();
 }
 
 }  // namespace mesh

@@ -51,6 +51,10 @@ class store {
         return quota_;
     }
 
+    // Weights that `chosen` picks by their names lie in main memory, up to `quota` bytes: those of the first `layers` of
+    // the layers that are prepared, or all. For models that are added later.
+    void use_main_memory(int (*chosen)(const char *), int layers, uint64_t quota);
+
     // What a new session could have.
     uint64_t left();
 
@@ -97,8 +101,12 @@ class store {
     ggml_backend_dev_t device_;
     uint64_t quota_;
     std::mutex mutex_;
-    uint64_t taken_ = 0;     // by sessions, saved states aside
-    uint64_t resident_ = 0;  // weights whose size is counted
+    uint64_t taken_ = 0;                             // by sessions, saved states aside
+    uint64_t resident_ = 0;                          // weights whose size is counted
+    int (*in_main_memory_)(const char *) = nullptr;  // picks weights by their names
+    int main_memory_layers_ = 0;
+    uint64_t main_memory_quota_ = 0;
+    uint64_t main_memory_resident_ = 0;
     uint64_t clock_ = 0;
     std::map<std::string, std::unique_ptr<model_weights>> models_;
     std::vector<std::unique_ptr<model_weights>> retired_;
@@ -109,10 +117,12 @@ class store {
     void release(const std::vector<weight *> & held);
 
     // All of these with the lock held.
+    void place(const model_weights & model, int first, int last);
     bool make_room(uint64_t bytes);
+    bool make_main_memory_room(uint64_t bytes);
     uint64_t unused() const;
     uint64_t set_aside_size() const;
-    std::vector<weight *> idle_weights() const;
+    std::vector<weight *> idle_weights(bool in_main_memory = false) const;
     void let_go(const std::vector<weight *> & held);
     void evict(weight * idle);
     void forget(const std::string & fingerprint);

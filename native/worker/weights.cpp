@@ -203,6 +203,12 @@ void weight::settle() {
     }
 }
 
+void weight::move(ggml_backend_dev_t device, bool in_main_memory) {
+    drop();
+    device_ = device;
+    residence.in_main_memory = in_main_memory;
+}
+
 void weight::drop() {
     const std::lock_guard lock(mutex_);
     special_.clear();
@@ -221,6 +227,12 @@ void weight::advise(int advice) const noexcept {
 }
 
 // --- a model ---
+
+int layer_of_weight(const std::string & name) {
+    static const std::string PREFIX = "blk.";
+    const bool has_one = name.compare(0, PREFIX.size(), PREFIX) == 0;
+    return has_one ? static_cast<int>(std::strtol(name.c_str() + PREFIX.size(), nullptr, 10)) : -1;
+}
 
 model_weights::model_weights(ggml_backend_dev_t device, const std::vector<std::string> & paths) : paths_(paths) {
     for (const std::string & path : paths) {
@@ -251,14 +263,11 @@ weight * model_weights::find(const std::string & name) {
 }
 
 std::vector<weight *> model_weights::layers(int first, int last) {
-    static const std::string PREFIX = "blk.";
     std::vector<weight *> found;
     for (const auto & [name, entry] : weights_) {
-        if (name.compare(0, PREFIX.size(), PREFIX) == 0) {
-            const long layer = std::strtol(name.c_str() + PREFIX.size(), nullptr, 10);
-            if (layer >= first && layer < last) {
-                found.push_back(entry.get());
-            }
+        const int layer = layer_of_weight(name);
+        if (layer >= first && layer < last) {
+            found.push_back(entry.get());
         }
     }
     return found;

@@ -63,13 +63,18 @@ class weight {
     // Makes it ready to be used, in the layout that products with it will most likely want.
     void settle();
 
+    // To main memory, or to `device`. Nobody may hold it.
+    void move(ggml_backend_dev_t device, bool in_main_memory);
+
     // Gives back what it holds of the device's memory; it is made anew when it is needed.
     void drop();
 
-    // Kept by the store, under its lock: whether its bytes are in the file at all, how many hold it, whether its
+    // Kept by the store, under its lock: whether its bytes are in the file at all, whether it lies in main memory and not
+    // in the device's (move), how many hold it, whether its
     // size is counted, and since when it is idle.
     struct {
         bool there = true;
+        bool in_main_memory = false;
         uint32_t holders = 0;
         bool counted = false;
         uint64_t idle_since = 0;
@@ -105,6 +110,9 @@ class weight {
     bool takes(ggml_tensor * candidate, ggml_tensor * node) const;
 };
 
+// The layer that a weight's name begins with; -1 where it is of none.
+int layer_of_weight(const std::string & name);
+
 // All tensors of one model, by name.
 class model_weights {
   public:
@@ -117,6 +125,10 @@ class model_weights {
     std::vector<weight *> layers(int first, int last);
 
     std::vector<weight *> all();
+
+    const std::map<std::string, std::unique_ptr<weight>> & by_name() const noexcept {
+        return weights_;
+    }
 
     // Only those of these names may be used; all of them where there are none.
     void allow(const std::vector<std::string> * names);

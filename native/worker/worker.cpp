@@ -3,6 +3,8 @@
 #include "ggml-mesh.h"
 #include "worker/session.h"
 
+#include "ggml-impl.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -105,6 +107,10 @@ ggml_backend_ptr open_device(ggml_backend_dev_t device, int threads) {
     return backend;
 }
 
+ggml_backend_dev_t cpu_device() {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+}
+
 bool worker::take_seat() {
     if (++sessions_ <= MAX_SESSIONS) {
         return true;
@@ -129,6 +135,62 @@ void worker::write(const std::vector<placed_input> & inputs) {
     }
 }
 
+void worker::compute_nodes(ggml_cgraph * nodes) {
+    if (ggml_backend_graph_compute(backend_.get(), nodes) != GGML_STATUS_SUCCESS) {
+        throw std::runtime_error("the device could not compute a graph");
+    }
+}
+
+void worker::compute_on_cpu(const cpu_run & run) {
+    if (!cpu_memory_ || ggml_backend_buffer_get_size(cpu_memory_.get()) < run.size) {
+        cpu_memory_.reset();
+        cpu_memory_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(cpu_device()), run.size));
+        if (!cpu_memory_) {
+            throw std::runtime_error("there is no main memory to compute a graph");
+        }
+    }
+    compute_run(run, cpu_.get(), static_cast<uint8_t *>(ggml_backend_buffer_get_base(cpu_memory_.get())));
+}
+
+// A stretch of the graph's nodes: each is the device's, or of a run of the CPU's that lies in it whole.
+void worker::compute_piece(const built_graph & graph, ggml_cgraph * piece) {
+    if (graph.cpu_runs.empty()) {
+        compute_nodes(piece);
+        return;
+    }
+    auto next = static_cast<int>(piece->nodes - graph.graph->nodes);
+    const int end = next + piece->n_nodes;
+    const auto compute_until = [&](int last) {
+        if (next < last) {
+            ggml_cgraph between = ggml_graph_view(graph.graph, next, last);
+            compute_nodes(&between);
+        }
+    };
+    for (const cpu_run & run : graph.cpu_runs) {
+        if (run.first >= next && run.last <= end) {
+            compute_until(run.first);
+            compute_on_cpu(run);
+            next = run.last;
+        }
+    }
+    compute_until(end);
+}
+
+namespace {
+
+// Where the device can be told.
+void end_early(ggml_backend_t backend, const std::function<bool()> & is_over) {
+    auto set_abort = reinterpret_cast<ggml_backend_set_abort_callback_t>(ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(backend)), "ggml_backend_set_abort_callback"
+    ));
+    if (set_abort != nullptr) {
+        const auto ask = [](void * question) { return (*static_cast<const std::function<bool()> *>(question))(); };
+        set_abort(backend, ask, const_cast<std::function<bool()> *>(&is_over));
+    }
+}
+
+}  // namespace
+
 void worker::compute(
     built_graph & graph, const std::vector<placed_input> & inputs, const std::function<bool()> & is_over
 ) {
@@ -142,23 +204,22 @@ void worker::compute(
     for (const placed_input & input : inputs) {
         fresh.push_back({input.to.data, &input.bytes});
     }
-    auto set_abort = reinterpret_cast<ggml_backend_set_abort_callback_t>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device_), "ggml_backend_set_abort_callback")
-    );
-    if (set_abort != nullptr) {
-        const auto ask = [](void * question) { return (*static_cast<const std::function<bool()> *>(question))(); };
-        set_abort(backend_.get(), ask, const_cast<std::function<bool()> *>(&is_over));
+    end_early(backend_.get(), is_over);
+    if (!graph.cpu_runs.empty() && !cpu_) {
+        cpu_ = open_device(cpu_device(), threads_);
     }
-    const auto run = [this](ggml_cgraph * piece) {
-        if (ggml_backend_graph_compute(backend_.get(), piece) != GGML_STATUS_SUCCESS) {
-            throw std::runtime_error("the device could not compute a graph");
-        }
-    };
+    if (cpu_) {
+        end_early(cpu_.get(), is_over);
+    }
     try {
-        graph.run(run, fresh, [this] { ggml_backend_synchronize(backend_.get()); });
+        graph.run(
+            [&](ggml_cgraph * piece) { compute_piece(graph, piece); }, fresh,
+            [this] { ggml_backend_synchronize(backend_.get()); }
+        );
     } catch (const std::bad_alloc &) {
-        // ggml's CPU device has freed its scratch memory and would free it again: this one is left alone for good.
+        // ggml's CPU device has freed its scratch memory and would free it again: these are left alone for good.
         static_cast<void>(backend_.release());
+        static_cast<void>(cpu_.release());
         throw std::runtime_error("the device has no memory to compute a graph");
     }
 }
@@ -174,6 +235,12 @@ void * ggml_mesh_worker_new(
         return nullptr;
     }
     return new mesh::worker(device, threads, quota);
+}
+
+void ggml_mesh_worker_use_main_memory(
+    void * worker, int (*chosen)(const char * name), int layers, unsigned long long quota
+) {
+    static_cast<mesh::worker *>(worker)->memory().use_main_memory(chosen, layers, quota);
 }
 
 void ggml_mesh_worker_free(void * worker) {

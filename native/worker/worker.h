@@ -27,6 +27,8 @@ namespace mesh {
 // A device ready to compute, with so many threads where it has any.
 ggml_backend_ptr open_device(ggml_backend_dev_t device, int threads);
 
+ggml_backend_dev_t cpu_device();
+
 // An input of a graph, and where it goes.
 struct placed_input {
     location to;
@@ -99,6 +101,8 @@ class worker {
     std::atomic<uint32_t> lacking_{GGML_OP_COUNT};
     std::mutex computing_;
     ggml_backend_ptr backend_;  // made when it is first needed
+    ggml_backend_ptr cpu_;      // for weights in main memory
+    ggml_backend_buffer_ptr cpu_memory_;
     std::atomic<uint32_t> sessions_{0};
     pushed_activations pushed_;
     spare_buffers buffers_;
@@ -108,6 +112,9 @@ class worker {
         receivers_;  // one for each peer, until it is dropped
 
     void write(const std::vector<placed_input> & inputs);
+    void compute_piece(const built_graph & graph, ggml_cgraph * piece);
+    void compute_nodes(ggml_cgraph * nodes);
+    void compute_on_cpu(const cpu_run & run);
     void receive_pushes(link & peer) noexcept;
 };
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterator
 from dataclasses import field, fields
 from pathlib import Path
 
-from mesh_llm.defaults import API_LISTEN, API_PORT, GUESS_TEXT_MAX, THREADS_LIMIT
+from mesh_llm.defaults import API_LISTEN, API_PORT, EXPERTS, GUESS_TEXT_MAX, THREADS_LIMIT
 from mesh_llm.errors import UsageError
 from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import ADAPTERS_LIMIT, MESH_OPTIONS, SCALE_LIMIT, MeshOptions, given_options
 from mesh_llm.types import HostingMode, Setting
 
+ALL_LAYERS = 10_000
+"""More than any model has."""
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
 PUBLIC_RELAYS = "public"
 """In place of a relay's URL: iroh's public ones, whatever the home remembers."""
@@ -63,6 +66,10 @@ class NodeConfig(MeshOptions):
     draft_max: int | None = None
     no_draft: bool = False
     gpu_layers: int | None = None
+    cpu_moe: bool = False
+    n_cpu_moe: int | None = None
+    override_tensor: tuple[str, ...] = ()
+    """Patterns of names: such weights of layers on GPUs lie in main memory."""
     threads: int | None = None
     embeddings: bool = False
     rerank: bool = False
@@ -81,7 +88,8 @@ class NodeConfig(MeshOptions):
         _check_range("--threads", self.threads, 1, THREADS_LIMIT)
         _check_range("--port", self.port, 0, 65535)
         _check_range("--console", self.console, 0, 65535)
-        _check_range("--gpu-layers", self.gpu_layers, 0, 10_000)
+        _check_range("--gpu-layers", self.gpu_layers, 0, ALL_LAYERS)
+        _check_range("--n-cpu-moe", self.n_cpu_moe, 0, ALL_LAYERS)
         if self.max_memory_bytes is not None and self.max_memory_bytes < 1:
             raise UsageError(
                 "--max-memory 0 leaves no memory for a model",
@@ -105,6 +113,17 @@ class NodeConfig(MeshOptions):
         if self.mmproj is not None and not self.without_mmproj and not self.mmproj.is_file():
             raise UsageError(f"--mmproj {self.mmproj}: there is no such file")
         self._check_lora()
+
+    @property
+    def expert_layers(self) -> int:
+        """So many layers on a GPU have their experts in main memory."""
+        return ALL_LAYERS if self.cpu_moe else self.n_cpu_moe or 0
+
+    @property
+    def in_main_memory(self) -> str:
+        """What the names of weights match that are to lie there; empty: none are."""
+        patterns = [EXPERTS] if self.expert_layers else []
+        return "|".join(f"(?:{pattern})" for pattern in (*patterns, *self.override_tensor))
 
     @property
     def without_mmproj(self) -> bool:
@@ -151,6 +170,7 @@ class NodeConfig(MeshOptions):
         for options, both in (
             ("--join and --new-mesh", self.join is not None and self.new_mesh),
             ("--relay and --no-relay", self.relay is not None and self.no_relay),
+            ("--n-cpu-moe and --override-tensor", bool(self.n_cpu_moe and self.override_tensor)),
             ("--tensor-split and --layers", self.tensor_split is not None and self.layers is not None),
         ):
             if both:
@@ -199,6 +219,23 @@ def parse_scaled(text: str) -> tuple[Path, float]:
         raise UsageError(
             f"--lora-scaled {text}: the scale is missing, or not a number", hint="for example style.gguf:0.5"
         ) from None
+
+
+def parse_override(text: str) -> Iterator[str]:
+    """The patterns of `PATTERN=CPU,...`."""
+    for part in text.split(","):
+        pattern, separator, buffer = part.rpartition("=")
+        if not separator or not pattern:
+            raise UsageError(f"--override-tensor {part} is not PATTERN=CPU")
+        if buffer != "CPU":
+            raise UsageError(
+                f"--override-tensor {part}: weights can be kept in CPU, which is main memory, not in {buffer}"
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"--override-tensor {part}: the pattern is wrong: {error}") from None
+        yield pattern
 
 
 def parse_size(text: str) -> int:

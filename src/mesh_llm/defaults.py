@@ -235,3 +235,6 @@ CONSOLE_BODY_LIMIT_BYTES = 64 << 10
 """Of a management call: a few fields."""
 
 # -- terminal and agents -------------------------------------------------------------------------
+
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""In the names of a mixture's experts, as llama.cpp's --cpu-moe has it (common.h)."""

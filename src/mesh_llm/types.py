@@ -41,6 +41,8 @@ class LayerCache:
 class Layer:
     weight_bytes: int
     cache: LayerCache
+    expert_bytes: int = 0
+    """Of the weights: a mixture's experts."""
 
 
 @frozen
@@ -301,6 +303,8 @@ class LentDevice:
     layers: int | None = None
     """At most so many; None: all that fit."""
     speed: Speed | None = None
+    experts_bytes: int = 0
+    """Of main memory, for the experts of its layers."""
 
 
 class Place(NamedTuple):
@@ -443,6 +447,8 @@ class NodeFacts:
     """Those that it lends, where they are several; else it lends its first GPU, or main memory."""
     gpu_layers: int | None = None
     """Of its layers, at most so many lie on GPUs; None: all that fit there."""
+    cpu_moe: int = 0
+    """Experts of the first so many layers on a GPU lie in main memory."""
     hosting: HostingMode = HostingMode.AUTO
     speed: Speed | None = None
     """With all threads that it may use."""

@@ -119,9 +119,13 @@ class EngineLab:
         *workers: int,
         settings: dict[str, Setting] | None = None,
         poison: bool = True,
+        in_main_memory: str = "",
         **fields: Any,
     ) -> Answers:
-        """Alone, or with so many layers on each worker, the rest on the host. `poison`: see `WorkerSpec`."""
+        """Alone, or with so many layers on each worker, the rest on the host. `poison`: see `WorkerSpec`.
+
+        `in_main_memory`: a pattern for weights that workers keep there.
+        """
         trace = self._folder / "trace"
         trace.unlink(missing_ok=True)
         spec = EngineSpec(
@@ -141,6 +145,7 @@ class EngineLab:
             **fields,
         )
         job = {"kind": "answer", "spec": asdict(spec), "workers": workers, "poison": poison}
+        job |= {"in_main_memory": in_main_memory}
         answer = self.ask({**job, "requests": list(requests)})
         return Answers(
             said=tuple(_said(each) for each in answer["answers"]),

@@ -165,7 +165,7 @@ def _shapes(engine: Engine, path: str) -> Job:
 
 def _answer(libraries: dict[str, Path], job: Job) -> Job:
     spec = EngineSpec.from_line(json.dumps(job["spec"]))
-    links = _start_workers(libraries, spec, job["workers"], poison=job["poison"])
+    links = _start_workers(libraries, spec, job)
     events: list[Job] = []
     try:
         server = serve.start(replace(spec, links=links), events.append)
@@ -199,10 +199,9 @@ def _ask(address: str, key: str, request: Job) -> Job:
     return {"status": reply.status, "body": json.loads(reply.read())}
 
 
-def _start_workers(
-    libraries: dict[str, Path], spec: EngineSpec, layers: list[int], *, poison: bool
-) -> tuple[LinkSpec, ...]:
+def _start_workers(libraries: dict[str, Path], spec: EngineSpec, job: Job) -> tuple[LinkSpec, ...]:
     """One process for each, forked here; each is linked to the engine and to its neighbours."""
+    layers: list[int] = job["workers"]
     count = len(layers)
     ends = [socket.socketpair() for _ in range(count)]
     between = [socket.socketpair() for _ in range(count - 1)]
@@ -213,7 +212,7 @@ def _start_workers(
                 peers[index - 1] = between[index - 1][1]
             if index < count - 1:
                 peers[index + 1] = between[index][0]
-            _work(libraries, spec, ends, between, ends[index][1], peers, poison=poison)
+            _work(libraries, spec, ends, between, ends[index][1], peers, job)
     for pair in between:
         pair[0].close()
         pair[1].close()
@@ -237,8 +236,7 @@ def _work(
     between: list[tuple[socket.socket, socket.socket]],
     link: socket.socket,
     peers: dict[int, socket.socket],
-    *,
-    poison: bool,
+    job: Job,
 ) -> NoReturn:
     try:
         mine = {link.fileno(), *(peer.fileno() for peer in peers.values())}
@@ -251,8 +249,10 @@ def _work(
             if backend in libraries:
                 engine.load_backend(backend, libraries[backend])
         worker = MeshLibrary(libraries["mesh"]).new_worker("CPU", threads=spec.threads, quota_bytes=_QUOTA)
-        if poison:
+        if job["poison"]:
             worker.poison()
+        if job["in_main_memory"]:
+            worker.use_main_memory(job["in_main_memory"], None, _QUOTA)
         worker.add_model(spec.fingerprint, spec.files)
         for adapter in spec.adapters:
             worker.add_model(adapter.digest, [adapter.path])

@@ -152,6 +152,21 @@ _OPTIONS = [
         help="layers on the GPUs, a worker's on its first (default: all that fit); "
         "the rest lies in main memory; 0: use the CPU",
     ),
+    click.option(
+        "--cpu-moe",
+        is_flag=True,
+        help="keep a mixture's experts in main memory and the rest on this node's GPUs",
+    ),
+    click.option(
+        "--n-cpu-moe", type=int, metavar="N", help="the same for the first N of the layers on a GPU"
+    ),
+    click.option(
+        "--override-tensor",
+        "-ot",
+        multiple=True,
+        metavar="PATTERN=CPU,...",
+        help="keep weights whose names match in main memory beside the GPUs; can be repeated",
+    ),
     click.option("--threads", type=int, metavar="N", help="CPU threads (default: physical cores)"),
     click.option(
         "--mmproj",
@@ -280,17 +295,20 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
 
 def planned(options: dict[str, Any]) -> dict[str, Any]:
     """Those that `mesh-llm plan` takes, too, as `NodeConfig` calls them."""
-    from mesh_llm.config import parse_size
+    from mesh_llm.config import parse_override, parse_size
     from mesh_llm.mesh_settings import MESH_OPTIONS
 
     for name in ("model", "draft"):
         if options[name] == "":
             raise UsageError(f"--{name} is empty")
-    same = ("model", "draft", "draft_max", "no_draft", "gpu_layers", "threads")
+    same = ("model", "draft", "draft_max", "no_draft", "gpu_layers", "cpu_moe", "n_cpu_moe", "threads")
     known = {
         "home": home_path(options["home"]),
         "max_memory_bytes": parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
         "devices": tuple(options["device"].split(",")) if options["device"] is not None else None,
+        "override_tensor": tuple(
+            each for text in options["override_tensor"] for each in parse_override(text)
+        ),
         **{name: options[name] for name in same},
     }
     for name, option in MESH_OPTIONS.items():

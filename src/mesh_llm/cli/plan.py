@@ -21,7 +21,7 @@ from mesh_llm.mesh_settings import MESH_OPTIONS, given_options
 from mesh_llm.status_schema import PlanStatus, from_document
 
 _OF_THE_MESH = (*(option.argument for option in MESH_OPTIONS.values()), "draft", "draft_max", "no_draft")
-_OF_A_NODE = ("max_memory", "device", "gpu_layers", "threads")
+_OF_A_NODE = ("max_memory", "device", "gpu_layers", "cpu_moe", "n_cpu_moe", "override_tensor", "threads")
 
 
 @click.command(cls=Configured)
@@ -52,7 +52,7 @@ async def _planned(config: NodeConfig, options: dict[str, Any]) -> dict[str, Any
     for option in _OF_A_NODE:
         source = click.get_current_context().get_parameter_source(option)
         # In the file it is for the node that runs, and counts there already.
-        if options[option] is not None and source is not ParameterSource.DEFAULT_MAP:
+        if options[option] not in (None, False, ()) and source is not ParameterSource.DEFAULT_MAP:
             flag = option.replace("_", "-")
             raise UsageError(
                 f"--{flag} is an option of each node, and a node is running on {config.home}",

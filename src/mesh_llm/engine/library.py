@@ -10,8 +10,10 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.engine.diagnostics import sentence
@@ -307,6 +309,8 @@ class WorkerHandle:
     def __init__(self, native: ctypes.CDLL, handle: int) -> None:
         self._native = native
         self._handle = handle
+        self._chosen: Any = None
+        """Kept: native code calls it."""
 
     def add_model(self, fingerprint: str, files: Sequence[str]) -> None:
         why = _Reason()
@@ -342,6 +346,13 @@ class WorkerHandle:
     def poison(self) -> None:
         """For tests: results depend on nothing that a graph left behind, or they are not numbers."""
         self._native.ggml_mesh_worker_poison(self._handle)
+
+    def use_main_memory(self, pattern: str, layers: int | None, quota_bytes: int) -> None:
+        """Weights whose names match lie there, of the first so many layers that are prepared, or of all."""
+        search = re.compile(pattern).search
+        self._chosen = _CHOSEN(lambda name: search(name.decode(errors="replace")) is not None)
+        count = -1 if layers is None else layers
+        self._native.ggml_mesh_worker_use_main_memory(self._handle, self._chosen, count, quota_bytes)
 
     def lack(self, op: str) -> None:
         """For tests: the worker knows no op of this name."""
@@ -446,6 +457,7 @@ class _Speed(ctypes.Structure):
     )
 
 
+_CHOSEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 _PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_ulonglong, ctypes.c_ulonglong)
 
 
@@ -491,6 +503,7 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_worker_unload": (ctypes.c_ulonglong, [pointer, text]),
             "ggml_mesh_worker_poison": (None, [pointer]),
             "ggml_mesh_worker_lack": (number, [pointer, text]),
+            "ggml_mesh_worker_use_main_memory": (None, [pointer, _CHOSEN, number, ctypes.c_ulonglong]),
             "ggml_mesh_worker_resident": (ctypes.c_ulonglong, [pointer]),
             "ggml_mesh_worker_new": (pointer, [text, number, ctypes.c_ulonglong, text, size]),
             "ggml_mesh_worker_add_model": (number, [pointer, text, texts, size, text, size]),

@@ -153,6 +153,8 @@ class EngineSpec(EngineOptions):
     devices: tuple[str, ...] = ()
     """GPUs by name; none means the CPU alone."""
     gpu_layers: int = 0
+    overrides: tuple[str, ...] = ()
+    """Patterns of names: such weights lie in main memory, whatever the GPUs hold."""
     batch: int | None = None
     """Tokens of prompts between two looks at everybody's answers; None leaves it to the engine."""
     micro_batch: int | None = None
@@ -190,7 +192,7 @@ class EngineSpec(EngineOptions):
     def from_line(cls, line: str) -> EngineSpec:
         document: dict[str, Any] = json.loads(line)
         links = tuple(LinkSpec(**fields) for fields in document.get("links", ()))
-        lists = {name: tuple(document.get(name, ())) for name in ("devices", "files")}
+        lists = {name: tuple(document.get(name, ())) for name in ("devices", "files", "overrides")}
         draft = DraftSpec(**document.get("draft", {}))
         pace = PaceSpec(**fields) if (fields := document.get("pace")) else None
         states = StatesSpec(**fields) if (fields := document.get("states")) else None
@@ -200,6 +202,17 @@ class EngineSpec(EngineOptions):
 
     def library_paths(self) -> dict[str, Path]:
         return {name: Path(path) for name, path in self.libraries.items()}
+
+
+@frozen
+class MainMemorySpec:
+    """Weights of a GPU's layers that lie in main memory, where the CPU computes with them."""
+
+    pattern: str
+    """Found in their names."""
+    layers: int | None
+    """Of the first so many layers; None: of all."""
+    quota_bytes: int
 
 
 @frozen
@@ -214,6 +227,7 @@ class WorkerSpec:
     libraries: dict[str, str]
     models: dict[str, list[str]] = field(default_factory=dict)
     """Files by fingerprint."""
+    main_memory: MainMemorySpec | None = None
     trace: str | None = None
     poison: bool = False
     """For tests: between runs, the memory of graphs is filled with what is not a number."""
@@ -225,4 +239,6 @@ class WorkerSpec:
 
     @classmethod
     def from_line(cls, line: str) -> WorkerSpec:
-        return cls(**json.loads(line))
+        document: dict[str, Any] = json.loads(line)
+        main_memory = MainMemorySpec(**fields) if (fields := document.get("main_memory")) else None
+        return cls(**{**document, "main_memory": main_memory})

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 
-from mesh_llm.config import NodeConfig
+from mesh_llm.config import ALL_LAYERS, NodeConfig
 from mesh_llm.engine import machine
 from mesh_llm.engine.gpus import KINDS
 from mesh_llm.engine.spec import (
@@ -16,6 +16,7 @@ from mesh_llm.engine.spec import (
     DraftSpec,
     EngineSpec,
     LinkSpec,
+    MainMemorySpec,
     PaceSpec,
     StatesSpec,
     WorkerSpec,
@@ -48,7 +49,7 @@ from mesh_llm.planning.speculation import (
     needs_states,
     text_draft_depth,
 )
-from mesh_llm.types import ModelFacts, NodeId, Plan
+from mesh_llm.types import LentDevice, ModelFacts, NodeId, Plan
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class Launch:
             key=secrets.token_urlsafe(32),
             devices=devices,
             gpu_layers=gpu_layers,
+            overrides=self._overrides(plan, gpu_layers) if devices and gpu_layers else (),
             batch=batch,
             micro_batch=sizes.micro,
             pace=_pace(sizes, plan.slots),
@@ -183,6 +185,7 @@ class Launch:
             memory_bytes=self.hardware.memory_bytes,
             gpus=self.hardware.gpus,
             gpu_layers=self.config.gpu_layers,
+            cpu_moe=self.hardware.cpu_moe,
             max_memory_bytes=most_bytes(self.hardware),
         )
 
@@ -196,6 +199,18 @@ class Launch:
         if place is None or not place.gpu_bytes:
             return (), 0
         return tuple(gpu.name for gpu in self.hardware.gpus), place.on_gpu
+
+    def _overrides(self, plan: Plan, gpu_layers: int) -> tuple[str, ...]:
+        """Weights of its own layers on GPUs that are to lie in main memory, by their names."""
+        if not self.config.in_main_memory:
+            return ()
+        own = next(stage for stage in plan.stages if stage.node == self.me)
+        first = max(own.first, own.last - gpu_layers)
+        # All layers, where other patterns than that of experts do not count them.
+        bound = self.config.expert_layers or ALL_LAYERS
+        numbers = "|".join(map(str, range(first, min(own.last, first + bound))))
+        # Not of other layers. The engine reads a pattern up to its first "=", so it cannot say (?=...).
+        return (rf"^(?!(?!blk\.({numbers})\.)).*({self.config.in_main_memory})",)
 
     def threads(self, nodes_here: int) -> int:
         """Cores are shared with the other nodes of this machine."""
@@ -217,6 +232,16 @@ class Launch:
             quota_bytes=lent.bytes,
             libraries={name: path for name, path in self._libraries().items() if name not in needless},
             trace=f"{self.config.trace}.worker{suffix}" if self.config.trace else None,
+            main_memory=self._main_memory(lent),
+        )
+
+    def _main_memory(self, lent: LentDevice) -> MainMemorySpec | None:
+        if lent.name == CPU or not self.config.in_main_memory:
+            return None
+        return MainMemorySpec(
+            pattern=self.config.in_main_memory,
+            layers=self.config.expert_layers or None,
+            quota_bytes=lent.experts_bytes or self.hardware.memory_bytes,
         )
 
     def _libraries(self) -> dict[str, str]:

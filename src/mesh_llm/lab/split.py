@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import field
 from pathlib import Path
 
-from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, StatesSpec, WorkerSpec
+from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, MainMemorySpec, StatesSpec, WorkerSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import EngineFailed
@@ -56,6 +56,7 @@ class SplitPlan:
     """A GPU of the host's for its own layers and the head; without one they are its CPU's."""
     head_on_worker: bool = False
     poison: bool = False
+    main_memory: MainMemorySpec | None = None
     """See `WorkerSpec`."""
     trace: Path | None = None
     """A file for the engine's frames; workers write to files of their own beside it."""
@@ -117,6 +118,7 @@ def worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
         models={plan.facts.fingerprint: files} if plan.by_reference else {},
         trace=f"{plan.trace}.{path.stem}" if plan.trace else None,
         poison=plan.poison,
+        main_memory=plan.main_memory,
     )
 
 

@@ -38,6 +38,8 @@ class Hardware:
     lends_memory: bool = True
     """Beside its GPUs."""
     gpu_layers: int | None = None
+    cpu_moe: int = 0
+    """Experts of the first so many layers on a GPU lie in main memory."""
     max_memory_bytes: int | None = None
     """Of main memory and GPUs together."""
     cores: int = 0
@@ -59,8 +61,9 @@ class Hardware:
             "machine_memory_bytes": self.machine_memory_bytes,
             "max_memory_bytes": self.max_memory_bytes,
             "gpus": self.gpus,
-            "devices": devices if len(devices) > 1 else (),
+            "devices": devices if len(devices) > 1 or devices[0].experts_bytes else (),
             "gpu_layers": self.gpu_layers,
+            "cpu_moe": self.cpu_moe,
             "speed": self.speed,
             "cores": self.cores,
         }
@@ -154,13 +157,16 @@ def measured_as(hardware: Hardware) -> dict[str, str]:
     description are equally fast."""
     first = {gpu.description: gpu.name for gpu in reversed(hardware.gpus)}
     found = {gpu.name: first[gpu.description] for gpu in hardware.gpus}
-    if not found or any(device.name == CPU for device in hardware.devices):
+    if not found or hardware.cpu_moe or any(device.name == CPU for device in hardware.devices):
         found[CPU] = CPU
     return found
 
 
 def _with_speeds(hardware: Hardware, speeds: dict[str, Speed | None]) -> Hardware:
     found = {device: speeds[name] for device, name in measured_as(hardware).items()}
+    if hardware.cpu_moe:
+        # Most of what a token reads is the experts that were chosen for it.
+        found = dict.fromkeys(found, found[CPU])
     return replace(hardware, speed=next(iter(found.values())), speeds=found)
 
 
@@ -188,8 +194,10 @@ def equipped(
         machine_memory_bytes=free,
         machine=machine.identity(),
         speed=speed,
-        lends_memory=config.devices is None or CPU in config.devices,
+        # It is for the weights that its user wants there.
+        lends_memory=(config.devices is None or CPU in config.devices) and not config.override_tensor,
         gpu_layers=config.gpu_layers,
+        cpu_moe=config.expert_layers if use else 0,
         max_memory_bytes=most,
         cores=0 if use or config.threads else machine.threads(),
     )

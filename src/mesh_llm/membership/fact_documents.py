@@ -131,6 +131,7 @@ _LENT = Shape(
     bytes=whole(),
     layers=whole(most=1 << 16),
     speed=inner(_SPEED.read, _SPEED.write),
+    experts_bytes=whole(),
 )
 _SERVING = Shape(
     ServingPlan,
@@ -155,6 +156,7 @@ _FACTS = Shape(
     max_memory_bytes=whole(),
     cores=whole(most=1 << 16),
     gpu_layers=whole(most=1 << 16),
+    cpu_moe=whole(most=1 << 16),
     hosting=word(HostingMode),
     state=word(State),
     reason=text(_REASON_CHARS),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mesh_llm.defaults import EXPERTS
 from mesh_llm.frozen import frozen
 from mesh_llm.models.cache_layout import (
     ENCODERS,
@@ -30,6 +31,7 @@ _POOLING_RANK = 4
 """enum llama_pooling_type: after none, mean, cls and last."""
 
 _BLOCK = re.compile(r"(?:enc\.)?blk\.(\d{1,6})\.")
+_EXPERTS = re.compile(EXPERTS)
 _SHARD_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 
 _FILE_TYPE_NAMES = (
@@ -65,6 +67,8 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
     layers = keys.number("block_count", minimum=1, maximum=_LAYERS_LIMIT)
     hidden = keys.number("embedding_length", minimum=1, maximum=_HIDDEN_LIMIT)
     layer_bytes = _layer_bytes(keys, tensors, layers)
+    chosen = [tensor for tensor in tensors if _EXPERTS.search(tensor.name)]
+    expert_bytes = _layer_bytes(keys, chosen, layers)
     caches = layer_caches(keys, layers=layers, hidden=hidden)
     embedding = _bytes_of(tensors, "token_embd.weight")
     head = _bytes_of(tensors, "output.weight")
@@ -80,7 +84,8 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
         architecture=architecture,
         quantisation=_quantisation(metadata, tensors),
         layers=tuple(
-            Layer(weight_bytes=size, cache=cache) for size, cache in zip(layer_bytes, caches, strict=True)
+            Layer(weight_bytes=size, cache=cache, expert_bytes=expert_size)
+            for size, cache, expert_size in zip(layer_bytes, caches, expert_bytes, strict=True)
         ),
         embedding_bytes=embedding,
         head_bytes=head,

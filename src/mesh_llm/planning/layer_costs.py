@@ -36,6 +36,8 @@ class LayerCosts:
     settings: CacheSettings
     sums: tuple[int, ...]
     """Weights, cache and checkpoints of the layers before each one; one entry more than layers."""
+    experts: tuple[int, ...]
+    """Likewise, of these bytes a mixture's experts."""
     active: tuple[float, ...]
     """Likewise, the bytes of weights that one token reads."""
     elements: tuple[float, ...]
@@ -78,6 +80,7 @@ def load_of(facts: ModelFacts, settings: CacheSettings) -> LayerCosts:
             layer.weight_bytes + layer_cache_bytes(layer, settings) + checkpoint_bytes([layer], settings)
             for layer in facts.layers
         ),
+        experts=_sums(layer.expert_bytes for layer in facts.layers),
         active=_sums(active_bytes(facts, layer, largest) for layer in facts.layers),
         elements=_sums(_active_elements(facts, layer) for layer in facts.layers),
         windows=tuple(

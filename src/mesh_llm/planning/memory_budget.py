@@ -7,6 +7,7 @@ main memory. It publishes what it gives to each of them: a plan cannot count on 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from mesh_llm.planning.fit import gigabytes
@@ -30,6 +31,9 @@ class Means(Protocol):
 
     @property
     def gpu_layers(self) -> int | None: ...
+
+    @property
+    def cpu_moe(self) -> int: ...
 
 
 def used_gpus(means: Means) -> tuple[Device, ...]:
@@ -66,7 +70,9 @@ def loans(
         # A bound on the layers of all its GPUs: the first has them.
         gpus = gpus[:1]
     sizes = [(gpu.name, gpu.free_bytes) for gpu in gpus]
-    if with_memory or not gpus:
+    # What the experts of its GPUs need is not lent beside them.
+    experts = means.memory_bytes if means.cpu_moe and gpus else 0
+    if not gpus or (with_memory and not experts):
         sizes.append((CPU, means.memory_bytes))
     left = sum(max(0, size) for _, size in sizes) if most is None else most
     found = []
@@ -76,6 +82,9 @@ def loans(
         layers = None if name == CPU else means.gpu_layers
         speed = speeds.get(name) if speeds else None
         found.append(LentDevice(name=name, bytes=given, layers=layers, speed=speed))
+    if experts:
+        each_bytes = max(0, experts if most is None else min(experts, left)) // len(found)
+        found = [replace(each, experts_bytes=each_bytes) for each in found]
     return tuple(each for each in found if each.bytes) or tuple(found[:1])
 
 
@@ -95,4 +104,5 @@ def lent_text(devices: tuple[LentDevice, ...]) -> str:
 def _text(device: LentDevice) -> str:
     name = "main memory" if device.name == CPU else device.name
     layers = "" if device.layers is None else f", at most {device.layers} layers"
-    return f"{name} ({gigabytes(device.bytes)}{layers})"
+    experts = f", experts in main memory: {gigabytes(device.experts_bytes)}" if device.experts_bytes else ""
+    return f"{name} ({gigabytes(device.bytes)}{layers}{experts})"

@@ -42,6 +42,10 @@ class NodeMemory:
     gpu_layers: int
     most_bytes: int = _ALL
     """Of main memory and GPUs together."""
+    cpu_moe: int = 0
+    """Experts of the first so many layers on the GPUs lie in main memory."""
+    gpu_only: bool = False
+    """Main memory is for experts alone."""
 
     @property
     def gpu_bytes(self) -> int:
@@ -101,6 +105,7 @@ def _hosting(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[s
         gpus=tuple(OnGpu(name, size, gpus[key, name]) for name, size in sorted(own.items())),
         gpu_layers=_or_all(facts.gpu_layers),
         most_bytes=_or_all(most_bytes(facts)),
+        cpu_moe=facts.cpu_moe,
     )
 
 
@@ -109,7 +114,8 @@ def _lent(lent: LentDevice, room: NodeMemory) -> NodeMemory:
         return replace(room, main_bytes=min(room.main_bytes, lent.bytes), gpus=())
     # All of it on that GPU: what does not fit there is not for this device.
     gpus = tuple(gpu._replace(own_bytes=lent.bytes) for gpu in room.gpus if gpu.name == lent.name)
-    return replace(room, main_bytes=0, gpus=gpus, gpu_layers=_or_all(lent.layers))
+    main = min(room.main_bytes, lent.experts_bytes)
+    return replace(room, main_bytes=main, gpus=gpus, gpu_layers=_or_all(lent.layers), gpu_only=True)
 
 
 def _or_all(bound: int | None) -> int:
@@ -123,6 +129,8 @@ class Free(NamedTuple):
     gpu_bytes: int
     gpu_layers: int
     most_bytes: int = _ALL
+    cpu_moe: int = 0
+    gpu_only: bool = False
 
 
 def free_of(means: Means) -> Free:
@@ -132,6 +140,7 @@ def free_of(means: Means) -> Free:
         gpu_bytes=sum(max(0, gpu.free_bytes) for gpu in used_gpus(means)),
         gpu_layers=_or_all(means.gpu_layers),
         most_bytes=_or_all(most_bytes(means)),
+        cpu_moe=means.cpu_moe,
     )
 
 
@@ -146,7 +155,14 @@ class Ledger:
         taken = self._machines.get(room.machine, 0)
         gpus = sum(self._left(room, gpu) for gpu in room.gpus)
         main = max(0, min(room.main_bytes, room.machine_bytes - taken))
-        return Free(main_bytes=main, gpu_bytes=gpus, gpu_layers=room.gpu_layers, most_bytes=room.most_bytes)
+        return Free(
+            main_bytes=main,
+            gpu_bytes=gpus,
+            gpu_layers=room.gpu_layers,
+            most_bytes=room.most_bytes,
+            cpu_moe=room.cpu_moe,
+            gpu_only=room.gpu_only,
+        )
 
     def _left(self, room: NodeMemory, gpu: OnGpu) -> int:
         taken = self._gpus.get((room.machine, gpu.name), 0)
@@ -224,15 +240,20 @@ def lodge(
     room = gpu_bytes - scratch - head_bytes
     on_gpu = 0
     if gpu_bytes > 0 and free.gpu_layers and room >= 0:
-        start = bisect_left(load.sums, load.sums[last] - room, first, last)
-        on_gpu = min(last - start, free.gpu_layers)
+        on_main = bisect_left(range(first, last), -room, key=lambda start: -_on_gpu(free, load, start, last))
+        on_gpu = min(last - first - on_main, free.gpu_layers)
         if on_gpu or first == last:
             start = last - on_gpu
             rest = load.sums[start] - load.sums[first] + scratch if start > first else 0
-            taken = scratch + head_bytes + load.sums[last] - load.sums[start]
+            if rest and free.gpu_only:
+                return None
+            rest += _experts(free, load, start, last)
+            taken = scratch + head_bytes + _on_gpu(free, load, start, last)
             if fixed + rest <= min(free.main_bytes, free.most_bytes - taken):
                 return Allocation(on_gpu=on_gpu, gpu_bytes=taken, main_bytes=fixed + rest)
             return None
+    if free.gpu_only:
+        return None
     # In main memory a host's head that is tied to the embedding is that embedding.
     own_head = load.facts.head_bytes if head and host else head_bytes
     main = fixed + own_head + load.sums[last] - load.sums[first] + scratch
@@ -240,8 +261,20 @@ def lodge(
     return Allocation(on_gpu=0, gpu_bytes=0, main_bytes=main) if main <= most else None
 
 
+def _experts(free: Free, load: LayerCosts, start: int, last: int) -> int:
+    """Of layers [start, last) on GPUs: what lies in main memory."""
+    return load.experts[min(last, start + free.cpu_moe)] - load.experts[start]
+
+
+def _on_gpu(free: Free, load: LayerCosts, start: int, last: int) -> int:
+    return load.sums[last] - load.sums[start] - _experts(free, load, start, last)
+
+
 def furthest(free: Free, load: LayerCosts, first: int, *, host: bool, head: bool) -> int | None:
     """The end of the longest range of layers from `first` on that fits; None where not even none does."""
+    if free.cpu_moe:
+        ends = range(load.count, first - 1, -1)
+        return next((end for end in ends if lodge(free, load, first, end, host=host, head=head)), None)
     scratch = load.scratch_bytes(host=host, head=head)
     fixed = load.facts.embedding_bytes + load.facts.other_bytes if host else 0
     head_bytes = load.head_bytes if head else 0

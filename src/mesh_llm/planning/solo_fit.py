@@ -59,6 +59,7 @@ def fit_solo(
     memory_bytes: int,
     gpus: tuple[Device, ...],
     gpu_layers: int | None,
+    cpu_moe: int = 0,
     max_memory_bytes: int | None = None,
 ) -> Fit:
     """Fit a model on this machine alone, or say why not.
@@ -88,11 +89,13 @@ def fit_solo(
         need=need,
         have_bytes=have,
         devices=tuple(device.name for device in gpus),
-        gpu_layers=_gpu_layers(facts, settings, gpu_bytes, gpu_layers) if gpus else 0,
+        gpu_layers=_gpu_layers(facts, settings, gpu_bytes, gpu_layers, cpu_moe) if gpus else 0,
     )
 
 
-def _gpu_layers(facts: ModelFacts, settings: CacheSettings, gpu_bytes: int, wanted: int | None) -> int:
+def _gpu_layers(
+    facts: ModelFacts, settings: CacheSettings, gpu_bytes: int, wanted: int | None, cpu_moe: int
+) -> int:
     """How many layers, counted from the end as llama.cpp does, go to the GPUs; one more is the head."""
     if wanted is not None:
         return wanted
@@ -102,10 +105,9 @@ def _gpu_layers(facts: ModelFacts, settings: CacheSettings, gpu_bytes: int, want
         - settings.draft_bytes
         - max(facts.head_bytes, facts.embedding_bytes)
     )
-    count = 0
-    for layer in reversed(facts.layers):
-        left -= layer.weight_bytes + layer_cache_bytes(layer, settings)
-        if left < 0:
-            return count
-        count += 1
-    return count + 1
+    for start in range(len(facts.layers) + 1):
+        need = sum(layer.weight_bytes + layer_cache_bytes(layer, settings) for layer in facts.layers[start:])
+        need -= sum(layer.expert_bytes for layer in facts.layers[start : start + cpu_moe])
+        if need <= left:
+            return len(facts.layers) - start + (start == 0)
+    return 0

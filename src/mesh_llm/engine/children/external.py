@@ -51,6 +51,8 @@ def arguments(spec: EngineSpec) -> list[str]:
     for name, value in given_options(spec, ENGINE_OPTIONS).items():
         argv += [ENGINE_OPTIONS[name].flag] if value is True else [ENGINE_OPTIONS[name].flag, str(value)]
     argv += ["--device", ",".join(spec.devices) or "none", "--n-gpu-layers", str(spec.gpu_layers)]
+    for pattern in spec.overrides:
+        argv += ["--override-tensor", f"{pattern}=CPU"]
     argv += ["--cache-ram", str(spec.prompt_cache_mib), "--fit", "off", "--offline", "--no-ui"]
     argv += ["--metrics", "--slots", "--log-verbosity", str(ENGINE_LOG_VERBOSITY)]
     if spec.batch is not None:

@@ -294,6 +294,7 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...], *,
     params.fit_params = False  # we have fitted it, over all machines; the engine knows only this one
     params.offline = True
     params.verbosity = ENGINE_LOG_VERBOSITY
+    params.tensor_buft_overrides = ",".join(f"{pattern}=CPU" for pattern in spec.overrides)
     if spec.links:
         _split(params, spec, devices)
     if spec.draft.depth > 0:
@@ -322,7 +323,8 @@ def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:
     patterns = [f"^{re.escape(name)}$" for name in kept]
     if drafts:
         patterns.append(rf"^blk\.{spec.draft.head_layer}\.")
-    params.tensor_buft_overrides = ",".join(f"{pattern}={here}" for pattern in patterns)
+    kept_here = [f"{pattern}={here}" for pattern in patterns]
+    params.tensor_buft_overrides = ",".join([*kept_here, *(f"{pattern}=CPU" for pattern in spec.overrides)])
     params.mmproj_use_gpu = False
     # States that are not kept on the workers would pull the whole cache over the links.
     params.cache_ram_mib = spec.states.prompt_cache_mib if spec.states else 0

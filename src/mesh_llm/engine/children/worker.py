@@ -61,6 +61,9 @@ def _open(spec: WorkerSpec) -> WorkerHandle:
         worker.poison()
     if spec.lacks is not None:
         worker.lack(spec.lacks)
+    if spec.main_memory is not None:
+        kept = spec.main_memory
+        worker.use_main_memory(kept.pattern, kept.layers, kept.quota_bytes)
     for fingerprint, files in spec.models.items():
         worker.add_model(fingerprint, files)
     return worker

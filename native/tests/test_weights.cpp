@@ -97,16 +97,20 @@ void add_model(const worker & to, const std::string & path) {
     CHECK_EQUAL(ggml_mesh_worker_add_model(to.handle(), model::FINGERPRINT, paths, 1, why, sizeof why), 0);
 }
 
-}  // namespace
-
-TEST("weights: they are attached, not sent, and multiply like others") {
+void multiply_like_others(bool in_main_memory) {
     const model::temporary_file file;
     model::write(file.path());
     for (const use & each : USES) {
         check::isolated([&] {
             worker remote(QUOTA);
+            if (in_main_memory) {
+                ggml_mesh_worker_use_main_memory(
+                    remote.handle(), [](const char *) { return 1; }, -1, QUOTA
+                );
+            }
             add_model(remote, file.path());
-            const std::string name = std::string("weights ") + each.matrix + " " + each.how;
+            const std::string name =
+                std::string("weights ") + (in_main_memory ? "near " : "") + each.matrix + " " + each.how;
             const relay between(remote.connect(), cut::never, 0, name);
             const char * paths[] = {file.path().c_str()};
             char why[256] = "";
@@ -122,6 +126,16 @@ TEST("weights: they are attached, not sent, and multiply like others") {
             return 0;
         });
     }
+}
+
+}  // namespace
+
+TEST("weights: they are attached, not sent, and multiply like others") {
+    multiply_like_others(false);
+}
+
+TEST("weights: in main memory, beside those of the device, they multiply like others") {
+    multiply_like_others(true);
 }
 
 TEST("weights: a file that is cut short, or none, is refused by name") {

@@ -7,12 +7,15 @@ from typing import Any
 
 import psutil
 
+from tests.support import tiny_gguf
 from tests.support.joining import PLAN, TEXT, JoiningNode, Lab
 from tests.support.lone_engine import lone_engine
 from tests.support.stand_ins import COMMAND
 
 SMALL_GPUS = (*COMMAND, "5000000,5000000")
 """Each holds some of the 25 layers: the rest is for main memory."""
+SMALL_FOR_EXPERTS = (*COMMAND, "9500000")
+"""Four layers of the mixture below take 11.0 MB with scratch memory, 3.1 of it experts."""
 WITHOUT_SWIGLU = (*COMMAND, "GLU")
 PLACES = ["GPU0", "GPU1", "CPU"]
 
@@ -73,3 +76,19 @@ def test_an_op_that_a_worker_does_not_know_is_named(nodes: Lab, model: Path) -> 
     one.until_said(warning)
     status = two.until_status(lambda status: status["engine"]["warnings"], what="two is told, too")
     assert status["engine"]["warnings"] == [warning]
+
+
+def test_experts_lie_beside_a_gpu_that_is_too_small_for_them(
+    nodes: Lab, libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    mixture = tiny_gguf.write(tmp_path / "mixture.gguf", "qwen3moe", layers=6, hidden=256)
+    with lone_engine(mixture, libraries) as engine:
+        expected = engine.ask("/v1/completions", TEXT).json()["choices"][0]["text"]
+    one = nodes.start("one", "--model", mixture, *PLAN, "--layers", "one=0-1,two=2-5")
+    one.until_said("Waiting for more peers")
+    small = ("--hosting", "never", "--device", "GPU0", "--cpu-moe")
+    two = nodes.join("two", one, *small, program=SMALL_FOR_EXPERTS)
+    two.until_said("experts in main memory")
+
+    one.until_status(lambda status: status["node"]["state"] == "serving", what="it serves")
+    assert text_of(one) == expected

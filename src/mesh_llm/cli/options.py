@@ -307,7 +307,7 @@ def planned(options: dict[str, Any]) -> dict[str, Any]:
         "max_memory_bytes": parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
         "devices": tuple(options["device"].split(",")) if options["device"] is not None else None,
         "override_tensor": tuple(
-            each for text in options["override_tensor"] for each in parse_override(text)
+            each for text in options["override_tensor"] or () for each in parse_override(text)
         ),
         **{name: options[name] for name in same},
     }

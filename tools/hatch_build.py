@@ -1,6 +1,6 @@
-"""Hatchling's hook: a wheel gets the native libraries that `tools/wheel.py` has compiled.
+"""Hatchling's hook: a wheel gets the lock file, and the native libraries that `tools/wheel.py` has compiled.
 
-Without them it is for any platform, and whoever installs it compiles them on first use.
+Without libraries it is for any platform, and whoever installs it compiles them on first use.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class PrebuiltLibraries(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version != "standard":
+            return
+        # An installed mesh-llm bundles the very versions that it was tested with.
+        build_data["force_include"]["requirements.lock"] = "mesh_llm/requirements.lock"
         folder = os.environ.get("MESH_LLM_PREBUILT")
-        if not folder or version != "standard":
+        if not folder:
             return
         build_data["pure_python"] = False
         build_data["tag"] = os.environ["MESH_LLM_WHEEL_TAG"]

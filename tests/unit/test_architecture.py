@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "status_schema": BASE | {"membership"},
     **dict.fromkeys(MIDDLE, BASE | PURE | TASKS | {"home"}),
     "console": BASE | PURE | PERSON | TASKS,
+    "bundle": BASE | {"engine"},
     "download": BASE | TASKS | {"home", "models"},
     "peer_fetch": BASE | TASKS | {"home", "models"},
     "relay": BASE | TASKS | {"transport"},
@@ -36,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": BASE | PURE | MIDDLE | TASKS | PERSON | {"local", "peers", "host", "worker", "status_schema"},
     "node": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"status_schema"},
     "doctor": BASE | MIDDLE | PERSON,
-    "cli": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "lab", "status_schema", "doctor"},
+    "cli": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "lab", "status_schema", "doctor", "bundle"},
     "lab": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli"},
 }
 IMPURE = {"asyncio", "socket", "time", "subprocess", "os", "random"}

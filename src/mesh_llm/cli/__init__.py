@@ -21,6 +21,7 @@ doctor         `mesh-llm doctor`
 engine         `mesh-llm engine info`, `engine build`
 completion     `mesh-llm completion`
 man            `mesh-llm man`
+bundle         `mesh-llm bundle`
 agent          `mesh-llm agent`
 relay          `mesh-llm relay`
 secret         keys and tokens from files, standard input and the environment

@@ -38,6 +38,7 @@ _VERBS = {
     "logs": ("logs", "show the logs of the node and its engine; -f follows them"),
     "doctor": ("doctor", "find what is wrong with this machine and its mesh, and the mend"),
     "engine": ("engine", "show the engine of this machine, or build its libraries"),
+    "bundle": ("bundle", "make one file that installs mesh-llm on other machines"),
     "relay": ("relay", "run a relay for nodes behind NATs"),
     "agent": ("agent", "connect pi, goose, aider and other agents to a node"),
     "completion": ("completion", "complete verbs and options by the Tab key, in your shell"),

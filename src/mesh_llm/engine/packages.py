@@ -69,6 +69,17 @@ async def pip_download_source(
         )
 
 
+async def pip_download_locked(
+    requirements: Path, folder: Path, *, python: str, platforms: Sequence[str]
+) -> None:
+    """Download wheels of all `requirements`, which name hashes, for another Python and for `platforms`."""
+    target = ["--implementation", "cp", "--python-version", python]
+    target += [option for tag in platforms for option in ("--platform", tag)]
+    wanted = ("--only-binary", ":all:", "--require-hashes", *target, "--requirement", str(requirements))
+    packages = f"the packages for Python {python}"
+    await _run_pip(packages, (*wanted, "--dest", str(folder)))
+
+
 def _backend(requirement: str, folder: Path) -> Path:
     """A build backend (PEP 517) in the place of the one that the engine's sdist names."""
     name, _, version = requirement.partition("==")
@@ -88,6 +99,22 @@ async def _pip(
     what: str,
     progress: ProgressSink,
 ) -> Path:
+    before = set(folder.iterdir())
+    await _run_pip(requirement, (*wanted, "--dest", str(folder)), env=env, what=what, progress=progress)
+    arrived = [path for path in folder.iterdir() if path not in before]
+    if not arrived:
+        raise _failure(requirement, "")
+    return arrived[0]
+
+
+async def _run_pip(
+    requirement: str,
+    wanted: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    what: str = "",
+    progress: ProgressSink = lambda _: None,
+) -> None:
     lines: deque[str] = deque(maxlen=40)
 
     def on_line(line: str) -> None:
@@ -96,21 +123,18 @@ async def _pip(
         elif line.strip():
             lines.append(line.strip())
 
-    before = set(folder.iterdir())
     finished = await run(
         [
             *(sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "raw"),
             *("--disable-pip-version-check", "--no-input", "--retries", "2"),
-            *("--dest", str(folder), *wanted),
+            *wanted,
         ],
         timeout_s=PACKAGE_TIMEOUT_S,
         env=env,
         on_line=on_line,
     )
-    arrived = [path for path in folder.iterdir() if path not in before]
-    if finished.status == 0 and arrived:
-        return arrived[0]
-    raise _failure(requirement, "\n".join(lines))
+    if finished.status != 0:
+        raise _failure(requirement, "\n".join(lines))
 
 
 def _failure(requirement: str, said: str) -> DownloadFailed:

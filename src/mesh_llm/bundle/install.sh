@@ -306,6 +306,9 @@ tell() {
         *:"$prefix/bin":*) ;;
         *) echo "Note: $prefix/bin is not on your PATH; add to ~/.profile: export PATH=\"$prefix/bin:\$PATH\"" >&2 ;;
     esac
+    if [ "$libc" != none ] && ! "$python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null; then
+        echo "Note: the engine needs libgomp.so.1, which is missing here: sudo apt install libgomp1" >&2
+    fi
     echo "To remove it: sh $share/install.sh --uninstall" >&2
 }
 

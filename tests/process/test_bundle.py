@@ -13,7 +13,7 @@ import pytest
 
 from mesh_llm.engine.build import compiler
 from tests.process.test_install_script import TOOLS
-from tests.support import namespaces
+from tests.support import containerfile, namespaces
 from tests.support.command import Running, mesh_llm
 from tests.support.namespaces import Host
 from tests.support.networks import Lab, do, names
@@ -103,3 +103,32 @@ def test_it_installs_answers_joins_and_goes(lab: Lab, unpacked: Path, smollm2: P
     assert stranger.run("sh", unpacked / "install.sh").returncode == 0
     assert stranger.run("sh", script, "--uninstall", "--purge").returncode == 0
     assert stranger.left() == set()
+
+
+CONTAINERFILE = Path(__file__).parents[2] / "packaging" / "Containerfile"
+RELAY = {"MESH_LLM_RELAY_TOKEN": "a-token-for-the-relay"}
+NODE = {"MESH_LLM_API_KEY": "a-key-for-the-api", "MESH_LLM_NO_RELAY": "1"}
+
+
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="the system has no Python of its own")
+@pytest.mark.parametrize("target", ["node", "relay"])
+def test_the_steps_of_the_container(lab: Lab, unpacked: Path, tmp_path: Path, target: str) -> None:
+    """As they stand, then the image itself: not root, nothing to write to but its volumes."""
+    packed = tmp_path / "bundle.tar.gz"
+    with tarfile.open(packed, "w:gz", compresslevel=1) as tar:
+        tar.add(unpacked, unpacked.name, filter=lambda entry: None if "/models" in entry.name else entry)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    text = containerfile.script(
+        CONTAINERFILE.read_text("utf-8"),
+        target,
+        bundle=packed,
+        models=unpacked / "models",
+        arguments=["--model", "smollm2"] if target == "node" else [],
+        secrets=NODE if target == "node" else RELAY,
+    )
+    argv = ["unshare", "-mn", "sh", "-c", text, "sh", scratch]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "healthy\n" in done.stdout
+    assert "ended with 0\n" in done.stdout

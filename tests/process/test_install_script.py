@@ -17,7 +17,22 @@ import pytest
 from mesh_llm.bundle.build import INSTALL, PYTHONS
 
 TOOLS = (
-    *("sh", "awk", "cat", "cp", "df", "dirname", "grep", "ln", "mkdir", "mktemp", "mv", "readlink", "rm"),
+    *(
+        "sh",
+        "awk",
+        "cat",
+        "chmod",
+        "cp",
+        "df",
+        "dirname",
+        "grep",
+        "ln",
+        "mkdir",
+        "mktemp",
+        "mv",
+        "readlink",
+        "rm",
+    ),
     *("rmdir", "sed", "tail", "uname"),
 )
 PIP = next(iter((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")), None)
@@ -150,7 +165,7 @@ def test_it_installs_upgrades_and_leaves_without_a_trace(machine: Machine) -> No
 
 
 def test_purging_keeps_what_it_did_not_bring(machine: Machine) -> None:
-    assert machine.install("--prefix", "else where")[0] == 0
+    assert machine.install("--client", "--prefix", "else where")[0] == 0
     (machine.home / ".mesh-llm").mkdir()
     (machine.home / ".models" / "own.gguf").touch()
     status, said = machine.install("--uninstall", "--purge", "--prefix", str(machine.home / "else where"))

@@ -3,6 +3,7 @@
 #
 #   sh install.sh                    below ~/.local; again with a newer bundle to upgrade
 #   sh install.sh --prefix DIR       below DIR
+#   sh install.sh --client           without the engine: for a lite client, or a relay
 #   sh install.sh --uninstall        removes it; models and ~/.mesh-llm stay
 #   sh install.sh --uninstall --purge    removes these as well (of models, those that mesh-llm brought)
 #
@@ -17,6 +18,7 @@ here=$(cd "$(dirname "$0")" && pwd -P)
 prefix=$HOME/.local
 action=install
 purge=no
+extra='[engine]'
 new=''
 
 fail() {
@@ -42,6 +44,7 @@ while [ $# -gt 0 ]; do
             shift
             ;;
         --prefix=?*) prefix=${1#--prefix=} ;;
+        --client) extra='' ;;
         --uninstall) action=uninstall ;;
         --purge) purge=yes ;;
         -h | --help) usage; exit ;;
@@ -243,6 +246,8 @@ prepare() {
     new=$(mktemp -d "$share/$version.XXXXXX")
     trap give_up EXIT
     trap 'exit 130' INT TERM HUP
+    # mktemp makes it for one user alone; a prefix may be for all.
+    chmod 755 "$new"
 }
 
 # Versions that no command leads to: what was there before the last upgrade, and what failed.
@@ -263,7 +268,7 @@ install_packages() {
     set -- "$here"/wheels/pip-*.whl
     if "$python" -m venv --without-pip "$new" >"$log" 2>&1 &&
         "$new/bin/python" "$1/pip" --isolated install --no-index --find-links "$here/wheels" --no-cache-dir \
-            --disable-pip-version-check --no-input "mesh-llm[engine]==$version" >>"$log" 2>&1; then
+            --disable-pip-version-check --no-input "mesh-llm$extra==$version" >>"$log" 2>&1; then
         answer=$("$new/bin/mesh-llm" --version 2>>"$log") || answer=''
         [ "$answer" != "mesh-llm, version $version" ] || return 0
     fi
@@ -306,7 +311,7 @@ tell() {
         *:"$prefix/bin":*) ;;
         *) echo "Note: $prefix/bin is not on your PATH; add to ~/.profile: export PATH=\"$prefix/bin:\$PATH\"" >&2 ;;
     esac
-    if [ "$libc" != none ] && ! "$python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null; then
+    if [ -n "$extra" ] && [ "$libc" != none ] && ! "$python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null; then
         echo "Note: the engine needs libgomp.so.1, which is missing here: sudo apt install libgomp1" >&2
     fi
     echo "To remove it: sh $share/install.sh --uninstall" >&2

@@ -37,7 +37,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": BASE | PURE | MIDDLE | TASKS | PERSON | {"local", "peers", "host", "worker", "status_schema"},
     "node": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"status_schema"},
     "doctor": BASE | MIDDLE | PERSON,
-    "cli": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "lab", "status_schema", "doctor", "bundle"},
+    "cli": BASE
+    | PURE
+    | MIDDLE
+    | NODE
+    | PERSON
+    | TASKS
+    | {"node", "lab", "status_schema", "doctor", "bundle"},
     "lab": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli"},
 }
 IMPURE = {"asyncio", "socket", "time", "subprocess", "os", "random"}

@@ -58,6 +58,16 @@ def check(architecture: str, pattern: str, lab: EngineLab) -> None:
     assert kept.costs == plain.costs
 
 
+def test_a_host_keeps_those_of_its_own_layers(lab: EngineLab) -> None:
+    """As the engine's own option has it; what is a worker's stays there."""
+    tiny = lab.write("qwen3moe", MODELS["qwen3moe"])
+    first_two = rf"^(?!(?!blk\.(0|1)\.)).*((?:{EXPERTS}))"
+    alone = lab.answers(tiny, REQUESTS, overrides=(first_two,))
+    plain, kept = lab.answers(tiny, REQUESTS, 2, 2), lab.answers(tiny, REQUESTS, 2, 2, overrides=(first_two,))
+    assert kept.said == alone.said == plain.said
+    assert kept.costs == plain.costs
+
+
 @pytest.fixture
 async def plan(libraries: dict[str, Path], tmp_path: Path) -> SplitPlan:
     model = tiny_gguf.write(tmp_path / "model.gguf", "qwen3moe", layers=LAYERS)

@@ -22,7 +22,7 @@ from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.planning.solo_fit import Fit, fit_solo
 from mesh_llm.planning.speculation import cache_settings
 from mesh_llm.types import Fingerprint, HostingMode, LayerCache, ModelFacts, NodeId, Prediction
-from tests.support.planning import GB, counts, gpu, mesh, model, node, settings
+from tests.support.planning import GB, counts, gpu, mesh, model, node, plan_of, settings
 
 DRAFT = Draft(
     name="small",
@@ -116,6 +116,33 @@ def test_the_guesses_of_all_slots_fit_into_a_step(
     spec = engine(tmp_path, wanted=drafting, draft=tmp_path / "small.gguf", settings=wishes)
     assert (spec.draft.text_depth, spec.draft.model_depth) == depths
     assert (spec.draft.model is not None) == (depths[1] > 0)
+
+
+def test_an_eagle3_head_that_would_read_over_links_is_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    wanted = replace(settings(guess=True), draft=replace(DRAFT, layers=(2, 20, 37)), draft_max=6)
+    ann, ben = NodeId("a"), NodeId("b")
+    launch = Launch(
+        me=ann,
+        config=NodeConfig(home=tmp_path, threads=1),
+        hardware=HAS,
+        model=model(files=(tmp_path / "Big-8B-Q4_K_M.gguf",)),
+        settings=wanted,
+        draft=tmp_path / "small.gguf",
+    )
+    links = (LinkSpec(name="MESH0", fd=9, layers=3),)
+    plans = [plan_of((ann, 0, last), (ben, last, 40)) for last in (37, 20)]
+    roomy = [
+        replace(plan, stages=tuple(replace(stage, need_bytes=90 * GB) for stage in plan.stages))
+        for plan in plans
+    ]
+    near, far = (launch.engine(plan, links, nodes_here=1).draft for plan in roomy)
+    assert (near.reads_layers, near.model_depth) == (True, 6)
+    assert (far.model, far.reads_layers, far.model_depth) == (None, False, 0)
+    assert far.text_depth > 0
+    assert "small is off: what it reads of layers 37 is on other nodes" in caplog.text
 
 
 def test_an_engine_of_a_person_s_own_guesses_nothing(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def told() -> dict[str, Any]:
             "quantisation": "Q4_K_M",
             "context": 4096,
             "slots": 2,
-            "draft": {**draft, "gain": 1.5},
+            "draft": {**draft, "gain": 1.5, "off": None},
         },
         "plan": to_document(plan_status(plan, epoch=3)),
         "engine": {

@@ -88,7 +88,17 @@ def test_it_installs_answers_joins_and_goes(lab: Lab, unpacked: Path, smollm2: P
     assert not (stranger.home / ".cache" / "mesh-llm" / "sources").exists(), "nothing is compiled"
 
     one = lab.found("one", near).until_ready(within_s=120)
-    argv = [stranger.mesh_llm, "--model", smollm2.name, "--join", one.token(), "--name", "two", "--port", "0"]
+    argv = [
+        str(stranger.mesh_llm),
+        "--model",
+        smollm2.name,
+        "--join",
+        one.token(),
+        "--name",
+        "two",
+        "--port",
+        "0",
+    ]
     with Running(stranger.command(*argv)) as two:
         two.until_said("API ready at ", within_s=120)
         one.until_status(lambda status: names(status) == ["one", "two"], what="both are members")
@@ -127,7 +137,7 @@ def test_the_steps_of_the_container(lab: Lab, unpacked: Path, tmp_path: Path, ta
         arguments=["--model", "smollm2"] if target == "node" else [],
         secrets=NODE if target == "node" else RELAY,
     )
-    argv = ["unshare", "-mn", "sh", "-c", text, "sh", scratch]
+    argv = ["unshare", "-mn", "sh", "-c", text, "sh", str(scratch)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "healthy\n" in done.stdout

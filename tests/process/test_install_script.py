@@ -183,9 +183,9 @@ def test_folders_that_were_there_stay(machine: Machine) -> None:
 # -- bad input --------------------------------------------------------------------------------------
 
 
-def refused(machine: Machine, *arguments: str, **env: str) -> str:
+def refused(machine: Machine, *arguments: str) -> str:
     """What it says; nothing may be installed."""
-    status, said = machine.install(*arguments, **env)
+    status, said = machine.install(*arguments)
     assert status == 1, said
     assert said.startswith("Error: ")
     assert said.count("\n") == 2

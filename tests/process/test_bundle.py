@@ -26,18 +26,21 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def unpacked(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of this clone with a model, made and unpacked."""
-    folder = tmp_path_factory.mktemp("bundle")
-    packed = folder / "bundle.tar.gz"
+def packed(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of this clone, with a model."""
+    packed = tmp_path_factory.mktemp("bundle") / "bundle.tar.gz"
     made = mesh_llm("bundle", "--native", "-o", packed, "--with-model", smollm2, within_s=1200)
     if "package index cannot be reached" in made.stderr:
         pytest.skip("there is no package index")
     assert made.status == 0, made.stderr
+    return packed
+
+
+@pytest.fixture(scope="module")
+def unpacked(packed: Path) -> Path:
     with tarfile.open(packed) as tar:
-        tar.extractall(folder, filter="data")
-    packed.unlink()
-    return next(folder.glob("mesh-llm-*"))
+        tar.extractall(packed.parent, filter="data")
+    return next(packed.parent.glob("mesh-llm-*"))
 
 
 class Stranger:
@@ -122,11 +125,10 @@ NODE = {"MESH_LLM_API_KEY": "a-key-for-the-api", "MESH_LLM_NO_RELAY": "1"}
 
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="the system has no Python of its own")
 @pytest.mark.parametrize("target", ["node", "relay"])
-def test_the_steps_of_the_container(lab: Lab, unpacked: Path, tmp_path: Path, target: str) -> None:
+def test_the_steps_of_the_container(
+    lab: Lab, packed: Path, unpacked: Path, tmp_path: Path, target: str
+) -> None:
     """As they stand, then the image itself: not root, nothing to write to but its volumes."""
-    packed = tmp_path / "bundle.tar.gz"
-    with tarfile.open(packed, "w:gz", compresslevel=1) as tar:
-        tar.add(unpacked, unpacked.name, filter=lambda entry: None if "/models" in entry.name else entry)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     text = containerfile.script(

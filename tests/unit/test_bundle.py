@@ -33,7 +33,7 @@ def pins(tmp_path: Path) -> dict[str, locked.Pin]:
 def test_the_lock_file_is_read(pins: dict[str, locked.Pin]) -> None:
     assert list(pins) == ["click", "colorama", "rich"]
     assert pins["click"].line() == "click==8.5.1 --hash=sha256:aa --hash=sha256:bb"
-    assert pins["colorama"].marker == "sys_platform == 'win32'"
+    assert pins["colorama"].line() == "colorama==0.4.6 --hash=sha256:cc"
 
 
 def test_markers_count_for_the_python_of_the_bundle(

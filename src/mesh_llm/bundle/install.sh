@@ -20,6 +20,7 @@ action=install
 purge=no
 extra='[engine]'
 new=''
+part=''
 
 fail() {
     printf 'Error: %s\nHint: %s\n' "$1" "$2" >&2
@@ -77,8 +78,15 @@ remove_downloaded_models() {
     rmdir "$models" 2>/dev/null || true
 }
 
+# $1: what make_folder noted. Folders that others use by now stay.
+remove_made_folders() {
+    printf '%s\n' "$1" | while IFS= read -r folder; do
+        [ -z "$folder" ] || rmdir "$folder" 2>/dev/null || true
+    done
+}
+
 uninstall() {
-    [ -d "$share" ] || fail "mesh-llm is not installed below $prefix" \
+    [ -e "$share/made-folders" ] || fail "mesh-llm is not installed below $prefix" \
         "name the folder that it was installed to: sh install.sh --uninstall --prefix DIR"
     if [ -n "$(linked)" ]; then
         "$link" stop >/dev/null 2>&1 || true
@@ -88,10 +96,7 @@ uninstall() {
     cache=${XDG_CACHE_HOME:-$HOME/.cache}
     rm -rf "$share" "$cache/mesh-llm"
     rmdir "$cache" 2>/dev/null || true
-    # Folders that were not there before, unless others use them by now. The deepest comes first.
-    printf '%s\n' "$made" | while IFS= read -r folder; do
-        [ -z "$folder" ] || rmdir "$folder" 2>/dev/null || true
-    done
+    remove_made_folders "$made"
     if [ "$purge" = yes ]; then
         remove_downloaded_models
         rm -rf "$HOME/.mesh-llm"
@@ -215,7 +220,7 @@ check_space() {
 
 # --- install -------------------------------------------------------------------------------------
 
-# Makes a folder and those above it, and notes which were not there before: uninstalling removes these.
+# Makes a folder and those above it, and notes which were not there before, the deepest first: uninstalling removes these.
 make_folder() {
     [ ! -d "$1" ] || return 0
     make_folder "$(dirname "$1")"
@@ -259,7 +264,13 @@ remove_all_but() {
 }
 
 give_up() {
-    [ -z "$new" ] || rm -rf "$new"
+    [ -n "$new" ] || return 0
+    rm -rf "$new" "$part"
+    if [ -z "$before" ]; then
+        made=$(cat "$share/made-folders")
+        rm -rf "$share"
+        remove_made_folders "$made"
+    fi
 }
 
 install_packages() {
@@ -285,8 +296,8 @@ install_models() {
         [ -e "$model" ] || continue
         target=$models/${model##*/}
         if [ ! -e "$target" ]; then
-            if ! { mkdir -p "$models" && cp "$model" "$target.part" && mv "$target.part" "$target"; } 2>/dev/null; then
-                rm -f "$target.part"
+            part=$target.part
+            if ! { mkdir -p "$models" && cp "$model" "$part" && mv "$part" "$target"; } 2>/dev/null; then
                 fail "$target could not be written" "make room, or name another folder: MESH_LLM_MODELS=DIR sh install.sh"
             fi
             grep "  models/${model##*/}\$" "$here/SHA256SUMS" | sed 's|  models/|  |' >"$target.sha256"

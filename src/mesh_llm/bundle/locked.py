@@ -14,7 +14,7 @@ from mesh_llm.errors import EngineMissing, MeshError
 from mesh_llm.frozen import frozen
 
 PACKAGE = Path(__file__).resolve().parent.parent
-_PIN = re.compile(r"([\w.-]+)==([^\s;]+)(?:\s*;\s*(.*))?")
+_PIN = re.compile(r"([\w.-]+)==([^\s;]+)")
 
 
 @frozen
@@ -23,11 +23,10 @@ class Pin:
 
     name: str
     version: str
-    marker: str | None
     hashes: tuple[str, ...]
 
     def line(self) -> str:
-        """For pip, without the marker: pip would read it for the Python that runs."""
+        """For pip, without a marker: pip would read it for the Python that runs."""
         return " ".join([f"{self.name}=={self.version}", *(f"--hash={hash}" for hash in self.hashes)])
 
 
@@ -52,10 +51,10 @@ def pins(lock: Path) -> dict[str, Pin]:
         ) from None
     found: dict[str, Pin] = {}
     for block in text.replace("\\\n", " ").splitlines():
-        if match := _PIN.match(block.split(" --hash", 1)[0].strip()):
-            name, version, marker = match.groups()
+        if match := _PIN.match(block):
+            name, version = match.groups()
             hashes = tuple(re.findall(r"--hash=(\S+)", block))
-            found[canonicalize_name(name)] = Pin(name=name, version=version, marker=marker, hashes=hashes)
+            found[canonicalize_name(name)] = Pin(name=name, version=version, hashes=hashes)
     return found
 
 

@@ -46,12 +46,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.key is not None and not arguments.key.is_file():
         raise SystemExit(f"Error: there is no key {arguments.key}\nHint: ssh-keygen -t ed25519 makes one")
+    # Before anything is made: somebody may commit meanwhile.
+    commit, clean = git("rev-parse", "HEAD"), git("status", "--porcelain") == ""
+    if not clean:
+        print("Note: the clone has changes that are in no commit; the provenance says so", file=sys.stderr)
     dist = arguments.dist.resolve()
     shutil.rmtree(dist, ignore_errors=True)
     dist.mkdir(parents=True)
     make_packages(dist, arguments.only)
     write(dist / "sbom.cdx.json", sbom(dist / default_name()))
-    write(dist / "provenance.intoto.json", provenance(dist))
+    write(dist / "provenance.intoto.json", provenance(dist, commit, clean=clean))
     (dist / "SHA256SUMS").write_text("".join(f"{sum}  {name}\n" for name, sum in sums(dist).items()))
     if arguments.key is None:
         print("Not signed: make release KEY=FILE signs with an SSH key", file=sys.stderr)
@@ -167,12 +171,9 @@ def licence(metadata: Message) -> dict[str, Any] | None:
 # -- how it was made --------------------------------------------------------------------------------
 
 
-def provenance(dist: Path) -> dict[str, Any]:
+def provenance(dist: Path, commit: str | None, *, clean: bool) -> dict[str, Any]:
     """An in-toto statement with SLSA's predicate, as far as this machine can tell."""
     lock = hashlib.sha256((ROOT / "requirements.lock").read_bytes()).hexdigest()
-    commit, clean = git("rev-parse", "HEAD"), git("status", "--porcelain") == ""
-    if not clean:
-        print("Note: the clone has changes that are in no commit; the provenance says so", file=sys.stderr)
     sources = [{"uri": "requirements.lock", "digest": {"sha256": lock}}]
     if commit:
         sources.append({"uri": "git", "digest": {"gitCommit": commit}})

@@ -64,11 +64,13 @@ def test_the_sbom_lists_what_is_in_the_bundle(bundle: Path) -> None:
 def test_the_provenance_names_every_file_and_what_it_was_made_of(tmp_path: Path) -> None:
     (tmp_path / "a.whl").write_bytes(b"a")
 
-    statement = release.provenance(tmp_path)
+    statement = release.provenance(tmp_path, "0123abcd", clean=False)
 
     assert statement["subject"] == [{"name": "a.whl", "digest": {"sha256": hashlib.sha256(b"a").hexdigest()}}]
-    uris = [source["uri"] for source in statement["predicate"]["buildDefinition"]["resolvedDependencies"]]
-    assert uris[0] == "requirements.lock"
+    made = statement["predicate"]["buildDefinition"]
+    assert made["externalParameters"]["uncommitted_changes"] is True
+    assert [source["uri"] for source in made["resolvedDependencies"]][:2] == ["requirements.lock", "git"]
+    assert made["resolvedDependencies"][1]["digest"] == {"gitCommit": "0123abcd"}
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="there is no ssh-keygen")

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from mesh_llm.bundle.build import INSTALL
-from mesh_llm.cli.main import _group
+from mesh_llm.cli.main import command_group
 from tests.support import containerfile
 
 TEXT = (Path(__file__).parents[2] / "packaging" / "Containerfile").read_text("utf-8")
@@ -20,7 +20,7 @@ STAGES = containerfile.parse(TEXT)
 def test_its_commands_and_options_exist(target: str) -> None:
     program, *arguments = containerfile.entry_point(STAGES, target)
     assert program == "mesh-llm"
-    group = _group()
+    group = command_group()
     context = click.Context(group)
     command: click.Command = group
     if not arguments[0].startswith("-"):

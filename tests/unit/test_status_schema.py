@@ -57,6 +57,7 @@ def told() -> dict[str, Any]:
             "context": 4096,
             "slots": 2,
             "draft": {**draft, "gain": 1.5, "off": None},
+            "adapters": ["style"],
         },
         "plan": to_document(plan_status(plan, epoch=3)),
         "engine": {

@@ -415,6 +415,20 @@ async def test_an_eagle3_head_that_is_right(
                 assert right > 0.8 * depth / (depth + 1) * len(tokens)
 
 
+@pytest.mark.full
+async def test_an_eagle3_head_reads_what_the_last_layer_makes(
+    lab: EngineLab, libraries: dict[str, Path]
+) -> None:
+    """Over a link, as every right guess pays there; a plan has this only alone."""
+    model = stepping_models.write(lab, "gpt-oss", period=NEVER).path
+    layers = {"target_layers": [1, 3, LAYERS]}
+    draft = by_eagle3(stepping_models.write_eagle3(lab, by_layers=True, metadata=layers), 1)
+    alone = await plan_for(model, libraries, settings=KEPT)
+    async with client(over(alone, 1, draft=draft, states=STATES, delay_s=FAR_S)) as asking:
+        tokens, drafted, right = await said(asking, PROMPT)
+        assert right == drafted > 0.4 * len(tokens)
+
+
 async def test_an_eagle3_head_that_is_wrong_is_given_up(lab: EngineLab, libraries: dict[str, Path]) -> None:
     model = stepping_models.write(lab, "llama", period=NEVER).path
     draft = by_eagle3(stepping_models.write_eagle3(lab, right=False), 3)

@@ -63,7 +63,11 @@ async def test_a_draft_that_reads_the_layers_of_its_model_is_refused(
         await drafts.choose(planning.model())
 
 
-HEAD: dict[str, Any] = {"architecture": "eagle3", "read_layers": (2, 20, 37), "read_width": planning.model().hidden}
+HEAD: dict[str, Any] = {
+    "architecture": "eagle3",
+    "read_layers": (2, 20, 37),
+    "read_width": planning.model().hidden,
+}
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from mesh_llm import __version__
 from mesh_llm.cli import control
 from mesh_llm.cli import doctor as command
 from mesh_llm.defaults import ENGINE_VERSION
+from mesh_llm.doctor.context import CheckContext, RunningNode
 from mesh_llm.doctor.examine import CHECKS, NAMES, examine
 from mesh_llm.doctor.finding import Finding, Level
 from mesh_llm.doctor.redaction import redact
-from mesh_llm.doctor.scene import RunningNode, Scene
 from mesh_llm.download import checksum
 from mesh_llm.engine import build, gpus, machine
 from mesh_llm.errors import MeshError
@@ -49,9 +49,9 @@ time.sleep(600)
 """
 
 
-async def bad(home: Path, *checks: str, **scene: Any) -> list[Finding]:
+async def bad(home: Path, *checks: str, **context: Any) -> list[Finding]:
     """What is not as it should be, by these checks."""
-    found = await examine(Scene(home=Home(home), **scene), checks)
+    found = await examine(CheckContext(home=Home(home), **context), checks)
     assert {each.check for each in found} <= set(checks)
     return [each for each in found if each.level is not Level.OK]
 
@@ -158,19 +158,19 @@ def test_a_check_that_is_not_there() -> None:
 async def test_a_check_that_fails_or_hangs_does_not_hide_the_others(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(scene: Scene) -> list[Finding]:
+    def fails(context: CheckContext) -> list[Finding]:
         raise ZeroDivisionError("planted")
 
     released = threading.Event()
 
-    def hangs(scene: Scene) -> list[Finding]:
+    def hangs(context: CheckContext) -> list[Finding]:
         released.wait()
         return []
 
     monkeypatch.setattr("mesh_llm.doctor.examine.CHECKS", (fails, hangs, *CHECKS[:1]))
     monkeypatch.setattr("mesh_llm.doctor.examine.CHECK_S", 0.5)
 
-    found = {each.check: each for each in await examine(Scene(home=Home(home)))}
+    found = {each.check: each for each in await examine(CheckContext(home=Home(home)))}
     released.set()
 
     assert found["hangs"].what == "could not be checked: it did not answer within 0.5 s"

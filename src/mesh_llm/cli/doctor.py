@@ -16,10 +16,10 @@ from mesh_llm.cli.config_file import PROBLEM, ConfiguredIfFine
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import debug_option, home_path, json_option, options_named
 from mesh_llm.cli.output import print_json
+from mesh_llm.doctor.context import CheckContext, RunningNode
 from mesh_llm.doctor.examine import examine, worst
 from mesh_llm.doctor.finding import Finding, Level
 from mesh_llm.doctor.report import document, report_text
-from mesh_llm.doctor.scene import RunningNode, Scene
 from mesh_llm.errors import MeshError, NodeNotRunning
 from mesh_llm.home import Home
 
@@ -43,24 +43,26 @@ def doctor(checks: tuple[str, ...], report: Path | None, as_json: bool, debug: b
     Asks this machine, the running node and its mesh; nobody else. Ends with 1 if something is broken.
     With names of checks, it runs those alone.
     """
-    scene, findings = asyncio.run(_examine(options, checks))
+    context, findings = asyncio.run(_examine(options, checks))
     if as_json:
         print_json({"version": __version__, "level": worst(findings), "findings": document(findings)})
     else:
         _show(findings)
     if report is not None:
-        _write(report, report_text(scene, findings))
+        _write(report, report_text(context, findings))
         click.echo(f"Report in {report}: read it before you pass it on", err=True)
     raise SystemExit(1 if worst(findings) is Level.BROKEN else 0)
 
 
-async def _examine(options: dict[str, Any], checks: Sequence[str]) -> tuple[Scene, tuple[Finding, ...]]:
+async def _examine(
+    options: dict[str, Any], checks: Sequence[str]
+) -> tuple[CheckContext, tuple[Finding, ...]]:
     home = Home(home_path(options.pop("home")))
     options["bind_ip"] = options["bind_ip"] or os.environ.get("MESH_LLM_BIND_IP") or None
     node, problem = await _running(home)
     refused = click.get_current_context().meta.get(PROBLEM)
-    scene = Scene(home=home, node=node, node_problem=problem, config_problem=refused, **options)
-    return scene, await examine(scene, checks)
+    context = CheckContext(home=home, node=node, node_problem=problem, config_problem=refused, **options)
+    return context, await examine(context, checks)
 
 
 async def _running(home: Home) -> tuple[RunningNode | None, MeshError | None]:

@@ -105,7 +105,7 @@ class Live:
 
     def _frame(self) -> list[live_view.Line]:
         size = self._terminal.size
-        scene = live_view.LiveState(
+        state = live_view.LiveState(
             status=self._status,
             progress=list(self._steps.values()),
             events=list(self._events),
@@ -113,7 +113,7 @@ class Live:
             keys=self._terminal.keys is not None,
         )
         # A row is left for the line above: a picture of the whole height would scroll at every change.
-        return live_view.frame(scene, live_view.Size(columns=size.columns, rows=size.rows - 1))
+        return live_view.frame(state, live_view.Size(columns=size.columns, rows=size.rows - 1))
 
     def _draw(self) -> None:
         self._moved = False

@@ -40,15 +40,15 @@ class LiveState:
     keys: bool = True
 
 
-def frame(scene: LiveState, size: Size) -> list[Line]:
+def frame(state: LiveState, size: Size) -> list[Line]:
     """At most `size.rows` lines, each narrower than `size.columns`; what matters least goes first."""
     width = max(1, size.columns - 1)
-    title = _title(scene, width)
-    details = _details(scene.status)
-    bars = [_bar(step, width) for step in scene.progress]
-    events: list[Line] = [[(text, "dim")] for text in scene.events]
-    nodes = _nodes(scene.status, width)
-    layers = _layers(scene.status) if scene.layers else []
+    title = _title(state, width)
+    details = _details(state.status)
+    bars = [_bar(step, width) for step in state.progress]
+    events: list[Line] = [[(text, "dim")] for text in state.events]
+    nodes = _nodes(state.status, width)
+    layers = _layers(state.status) if state.layers else []
     room = max(1, size.rows) - 1
     bars = bars[: max(0, room)]
     room -= len(bars)
@@ -107,12 +107,12 @@ def _cut(lines: list[Line], room: int, what: str) -> list[Line]:
     return [*lines[: room - 1], [(f"… and {len(lines) - room + 1} more {what}", "dim")]]
 
 
-def _title(scene: LiveState, width: int) -> Line:
+def _title(state: LiveState, width: int) -> Line:
     """A line across: what is above it stays, what is below it lives."""
-    node = scene.status.node if scene.status is not None else None
+    node = state.status.node if state.status is not None else None
     name, role, state = (node.name, f"{node.role} ", node.state) if node else ("mesh-llm", "", "starting")
     line: Line = [("── ", "dim"), (name, "bold"), (f" {role}", ""), (state, _OF_STATE.get(state, "busy"))]
-    hint = f" {_HINT} ──" if scene.keys else ""
+    hint = f" {_HINT} ──" if state.keys else ""
     gap = width - width_of(line) - 1 - len(hint)
     if gap < 2:
         return line

@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 
 from mesh_llm.doctor import machine, mesh, network, storage
+from mesh_llm.doctor.context import CheckContext
 from mesh_llm.doctor.finding import Finding, Level, warning
-from mesh_llm.doctor.scene import Scene
 from mesh_llm.doctor.thread import in_thread
 from mesh_llm.errors import MeshError, UsageError
 
 CHECK_S = 30.0
 """For each: starting the engine takes a second or two, a cold disk and a busy machine many more."""
 
-Check = Callable[[Scene], Iterable[Finding] | Awaitable[Iterable[Finding]]]
+Check = Callable[[CheckContext], Iterable[Finding] | Awaitable[Iterable[Finding]]]
 """A plain function runs in a thread of its own, so that it may wait for a disk or a network."""
 
 CHECKS: tuple[Check, ...] = (
@@ -47,7 +47,7 @@ CHECKS: tuple[Check, ...] = (
 NAMES = tuple(check.__name__ for check in CHECKS)
 
 
-async def examine(scene: Scene, only: Collection[str] = ()) -> tuple[Finding, ...]:
+async def examine(context: CheckContext, only: Collection[str] = ()) -> tuple[Finding, ...]:
     """All findings, in the order of the list; with `only`, those of the checks of these names."""
     if unknown := [name for name in only if name not in NAMES]:
         near = difflib.get_close_matches(unknown[0], NAMES, n=1)
@@ -56,7 +56,7 @@ async def examine(scene: Scene, only: Collection[str] = ()) -> tuple[Finding, ..
             hint=f"did you mean {near[0]}?" if near else f"the checks are {', '.join(NAMES)}",
         )
     chosen = [check for check in CHECKS if not only or check.__name__ in only]
-    found = await asyncio.gather(*(_run(check, scene) for check in chosen))
+    found = await asyncio.gather(*(_run(check, context) for check in chosen))
     return tuple(finding for findings in found for finding in findings)
 
 
@@ -65,14 +65,14 @@ def worst(findings: Iterable[Finding]) -> Level:
     return next((level for level in (Level.BROKEN, Level.WARNING) if level in levels), Level.OK)
 
 
-async def _run(check: Check, scene: Scene) -> list[Finding]:
+async def _run(check: Check, context: CheckContext) -> list[Finding]:
     name = check.__name__
     try:
         async with asyncio.timeout(CHECK_S):
             if inspect.iscoroutinefunction(check):
-                findings = await check(scene)
+                findings = await check(context)
             else:
-                findings = await in_thread(lambda: list(check(scene)))  # type: ignore[arg-type]
+                findings = await in_thread(lambda: list(check(context)))  # type: ignore[arg-type]
     except TimeoutError:
         findings = [_unknown(name, f"it did not answer within {CHECK_S:g} s")]
     except MeshError as error:

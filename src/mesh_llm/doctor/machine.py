@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from mesh_llm.defaults import ENGINE_PACKAGE
+from mesh_llm.doctor.context import CheckContext
 from mesh_llm.doctor.finding import Finding, broken, ok, warning
-from mesh_llm.doctor.scene import Scene
 from mesh_llm.engine import build
 from mesh_llm.engine import gpus as engine_gpus
 from mesh_llm.engine import machine as this_machine
@@ -43,7 +43,7 @@ _INSTALL = "pip install 'mesh-llm[engine]'"
 _NO_LINKS = "without it a node neither lends its memory to others nor splits a model over them"
 
 
-def python(scene: Scene) -> Iterator[Finding]:
+def python(context: CheckContext) -> Iterator[Finding]:
     version = platform.python_version()
     if sys.version_info < PYTHON_LEAST:
         yield broken(
@@ -67,7 +67,7 @@ def python(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def command(scene: Scene) -> Iterator[Finding]:
+def command(context: CheckContext) -> Iterator[Finding]:
     found = shutil.which("mesh-llm")
     if found is not None:
         yield ok(f"mesh-llm is {found}")
@@ -80,8 +80,8 @@ def command(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def packages(scene: Scene) -> Iterator[Finding]:
-    wanted = [text for text in importlib.metadata.requires("mesh-llm") or [] if _counts(text, scene.client)]
+def packages(context: CheckContext) -> Iterator[Finding]:
+    wanted = [text for text in importlib.metadata.requires("mesh-llm") or [] if _counts(text, context.client)]
     fine = True
     for text in wanted:
         parts = _REQUIREMENT.match(text)
@@ -114,7 +114,7 @@ def _python() -> str:
     return sys.executable or "python3"
 
 
-def compiler(scene: Scene) -> Iterator[Finding]:
+def compiler(context: CheckContext) -> Iterator[Finding]:
     if (found := build.compiler()) is not None:
         yield ok(f"C++ compiler {found}")
         return
@@ -128,8 +128,8 @@ def compiler(scene: Scene) -> Iterator[Finding]:
 # -- the engine -----------------------------------------------------------------------------------
 
 
-async def engine(scene: Scene) -> list[Finding]:
-    if scene.client:
+async def engine(context: CheckContext) -> list[Finding]:
+    if context.client:
         return [ok("a lite client needs no engine")]
     try:
         wheel = find_wheel()
@@ -195,9 +195,9 @@ def _unbuilt(built: build.Built) -> Iterator[Finding]:
 # -- GPUs -----------------------------------------------------------------------------------------
 
 
-def gpus(scene: Scene) -> Iterator[Finding]:
+def gpus(context: CheckContext) -> Iterator[Finding]:
     found = engine_gpus.found()
-    driver = _driver(scene.root)
+    driver = _driver(context.root)
     if found:
         yield ok(f"{len(found)} GPU: {', '.join(gpu.name for gpu in found)}{driver}")
     for idle in engine_gpus.idle(found, build.at_hand().libraries):
@@ -206,7 +206,7 @@ def gpus(scene: Scene) -> Iterator[Finding]:
             why="a GPU computes many times faster than the processor",
             mend=idle.command,
         )
-    if not any("cuda" in gpu.kinds for gpu in found) and (count := _nvidia_on_bus(scene.root)):
+    if not any("cuda" in gpu.kinds for gpu in found) and (count := _nvidia_on_bus(context.root)):
         yield warning(
             f"{count} NVIDIA GPU without a driver that is loaded",
             why="without its driver a GPU cannot be used",
@@ -238,7 +238,7 @@ def _nvidia_on_bus(root: Path) -> int:
     )
 
 
-async def gpu_users(scene: Scene) -> list[Finding]:
+async def gpu_users(context: CheckContext) -> list[Finding]:
     """Other programs that hold memory of a GPU."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -254,7 +254,7 @@ async def gpu_users(scene: Scene) -> list[Finding]:
                 mend="restart the machine, or reinstall the driver",
             )
         ]
-    ours = _own_processes(scene)
+    ours = _own_processes(context)
     others = [found for line in finished.output if (found := _user(line)) and found[0] not in ours]
     return [
         warning(
@@ -271,9 +271,9 @@ def _user(line: str) -> tuple[int, str, str] | None:
     return (int(parts[0]), parts[1], parts[2]) if len(parts) == 3 and parts[0].isdigit() else None
 
 
-def _own_processes(scene: Scene) -> set[int]:
+def _own_processes(context: CheckContext) -> set[int]:
     """The running node's engine and worker; other nodes' are other programs."""
-    pid = scene.node.network.get("pid") if scene.node is not None else None
+    pid = context.node.network.get("pid") if context.node is not None else None
     if not isinstance(pid, int):
         return set()
     try:
@@ -285,10 +285,10 @@ def _own_processes(scene: Scene) -> set[int]:
 # -- memory, limits, clock ------------------------------------------------------------------------
 
 
-def memory(scene: Scene) -> Iterator[Finding]:
+def memory(context: CheckContext) -> Iterator[Finding]:
     usable, total = this_machine.available_memory(), this_machine.total_memory()
     text = f"{usable / 1e9:.1f} of {total / 1e9:.1f} GB of memory are free for models"
-    if usable >= MEMORY_LEAST_BYTES or (scene.node is not None and not scene.client):
+    if usable >= MEMORY_LEAST_BYTES or (context.node is not None and not context.client):
         yield ok(text)
         return
     largest = ", ".join(f"{name} (pid {pid}, {size / 1e9:.1f} GB)" for size, name, pid in _largest())
@@ -308,7 +308,7 @@ def _largest() -> list[tuple[int, str, int]]:
     return sorted(held, reverse=True)[:3]
 
 
-def limits(scene: Scene) -> Iterator[Finding]:
+def limits(context: CheckContext) -> Iterator[Finding]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= files < FILES_LEAST:
         yield warning(
@@ -323,7 +323,7 @@ def limits(scene: Scene) -> Iterator[Finding]:
             why="model files are mapped into memory as a whole: larger ones fail to load",
             mend="ulimit -v unlimited, before mesh-llm is started",
         )
-    names = [name for name in ("rmem_max", "wmem_max") if _too_small(scene.root, name)]
+    names = [name for name in ("rmem_max", "wmem_max") if _too_small(context.root, name)]
     if names:
         settings = " ".join(f"net.core.{name}={UDP_BUFFER_LEAST_BYTES}" for name in names)
         yield warning(
@@ -343,8 +343,8 @@ def _too_small(root: Path, name: str) -> bool:
         return False
 
 
-async def clock(scene: Scene) -> list[Finding]:
-    now = scene.now()
+async def clock(context: CheckContext) -> list[Finding]:
+    now = context.now()
     shown = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M UTC")
     why = "invites expire by the clock, and other nodes refuse what was signed in their future"
     mend = "sudo timedatectl set-ntp true" if sys.platform == "linux" else "sudo sntp -sS time.apple.com"

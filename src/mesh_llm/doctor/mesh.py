@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from mesh_llm import __version__
 from mesh_llm.defaults import ENGINE_VERSION
+from mesh_llm.doctor.context import CheckContext
 from mesh_llm.doctor.finding import Finding, broken, ok, warning
-from mesh_llm.doctor.scene import Scene
 from mesh_llm.errors import MeshError
 
 RELAY_S = 5.0
@@ -27,18 +27,18 @@ _NOT_RUNNING = "no node runs on this home, so that nothing is known of its peers
 Document = Mapping[str, Any]
 
 
-def node(scene: Scene) -> Iterator[Finding]:
-    if scene.node_problem is not None:
+def node(context: CheckContext) -> Iterator[Finding]:
+    if context.node_problem is not None:
         yield broken(
-            scene.node_problem.message,
+            context.node_problem.message,
             why="it holds the home and its port, and serves nobody",
-            mend=f"mesh-llm stop; else kill the process that holds {scene.home.run_folder / 'node.lock'}",
+            mend=f"mesh-llm stop; else kill the process that holds {context.home.run_folder / 'node.lock'}",
         )
         return
-    if scene.node is None:
+    if context.node is None:
         yield ok("no node runs on this home")
         return
-    status = scene.node.status
+    status = context.node.status
     state, reason = status["node"]["state"], status["node"]["reason"]
     if state == "failed":
         yield broken(f"the node has failed: {reason}", why="it answers no request", mend=_LOGS)
@@ -55,21 +55,21 @@ def node(scene: Scene) -> Iterator[Finding]:
 # -- the ways to others ---------------------------------------------------------------------------
 
 
-def peers(scene: Scene) -> Iterator[Finding]:
+def peers(context: CheckContext) -> Iterator[Finding]:
     """UDP in both directions: a direct connection has acknowledged packets both ways."""
-    members = _members(scene)
+    members = _members(context)
     if members is None:
         yield ok(_NOT_RUNNING)
         return
     if not members:
         yield ok("no other node is in the mesh")
     for member in members:
-        yield _path(scene, member)
+        yield _path(context, member)
 
 
-def _path(scene: Scene, member: Document) -> Finding:
+def _path(context: CheckContext, member: Document) -> Finding:
     name, kind = member["name"], member["kind"]
-    port = _own_port(scene)
+    port = _own_port(context)
     mend = (
         f"allow UDP port {port} in the firewall here, and that of {name} there "
         "(mesh-llm doctor firewall, on both); or a relay: mesh-llm relay"
@@ -100,17 +100,17 @@ def _path(scene: Scene, member: Document) -> Finding:
     return ok(f"{name}: {kind}{shown}, packets both ways")
 
 
-def _own_port(scene: Scene) -> int:
-    assert scene.node is not None
-    return int((scene.node.network.get("ports") or [0])[0])
+def _own_port(context: CheckContext) -> int:
+    assert context.node is not None
+    return int((context.node.network.get("ports") or [0])[0])
 
 
-def relay(scene: Scene) -> Iterator[Finding]:
-    known = scene.node.network.get("relay", {}) if scene.node is not None else {}
+def relay(context: CheckContext) -> Iterator[Finding]:
+    known = context.node.network.get("relay", {}) if context.node is not None else {}
     if known.get("off"):
         yield ok("no relay is used (--no-relay)")
         return
-    url = _own_relay(scene)
+    url = _own_relay(context)
     if url is not None and (why := _refusal(url)) is not None:
         yield broken(
             f"the relay {url} does not answer: {why}",
@@ -119,7 +119,7 @@ def relay(scene: Scene) -> Iterator[Finding]:
         )
     elif known.get("reached"):
         yield ok(f"connected to the relay {known['reached']}")
-    elif scene.node is not None:
+    elif context.node is not None:
         yield warning(
             f"the node has not reached {f'the relay {url}' if url else 'a public relay'}",
             why="nodes behind NATs or firewalls cannot reach this one",
@@ -129,10 +129,10 @@ def relay(scene: Scene) -> Iterator[Finding]:
         yield ok(f"the relay {url} takes connections" if url else "this home remembers no relay of its own")
 
 
-def _own_relay(scene: Scene) -> str | None:
+def _own_relay(context: CheckContext) -> str | None:
     document: Document = {}
     with suppress(MeshError, OSError):
-        document = scene.home.read_mesh() or {}
+        document = context.home.read_mesh() or {}
     url = document.get("relay")
     return url if isinstance(url, str) else None
 
@@ -151,14 +151,14 @@ def _refusal(url: str) -> str | None:
 # -- versions and clocks --------------------------------------------------------------------------
 
 
-def versions(scene: Scene) -> Iterator[Finding]:
-    members = _members(scene)
+def versions(context: CheckContext) -> Iterator[Finding]:
+    members = _members(context)
     if members is None:
         yield ok(f"mesh-llm {__version__}, engine {ENGINE_VERSION}")
         return
-    assert scene.node is not None
+    assert context.node is not None
     same = True
-    if (running := scene.node.status["version"]) != __version__:
+    if (running := context.node.status["version"]) != __version__:
         same = False
         why = "the node was started before the update"
         mend = "mesh-llm stop, then start it again"
@@ -182,12 +182,12 @@ def versions(scene: Scene) -> Iterator[Finding]:
         yield ok(f"mesh-llm {__version__}, engine {ENGINE_VERSION}, on all {len(members) + 1} nodes")
 
 
-def clocks(scene: Scene) -> Iterator[Finding]:
+def clocks(context: CheckContext) -> Iterator[Finding]:
     """By when members began, as they say: later than now means that their clock is ahead of ours."""
-    members = _members(scene)
+    members = _members(context)
     if members is None:
         return
-    apart = [(member["name"], member["started_s"] - scene.now()) for member in members]
+    apart = [(member["name"], member["started_s"] - context.now()) for member in members]
     ahead = [(name, seconds) for name, seconds in apart if seconds > CLOCK_APART_S]
     for name, seconds in ahead:
         yield (broken if seconds > CLOCK_REFUSED_S else warning)(
@@ -199,6 +199,6 @@ def clocks(scene: Scene) -> Iterator[Finding]:
         yield ok("no clock of another node is ahead of this one")
 
 
-def _members(scene: Scene) -> list[Document] | None:
+def _members(context: CheckContext) -> list[Document] | None:
     """The others; None where no node runs that could tell."""
-    return None if scene.node is None else list(scene.node.network.get("members", ()))
+    return None if context.node is None else list(context.node.network.get("members", ()))

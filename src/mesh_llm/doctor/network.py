@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
+from mesh_llm.doctor.context import CheckContext
 from mesh_llm.doctor.finding import Finding, broken, ok, warning
-from mesh_llm.doctor.scene import Scene
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway import ports as gateway_ports
@@ -26,20 +26,20 @@ _DROPS = ("policy drop", "-P INPUT DROP", "-P INPUT REJECT")
 # -- ports ----------------------------------------------------------------------------------------
 
 
-def ports(scene: Scene) -> Iterator[Finding]:
-    if scene.node is not None:
-        yield ok(f"the running node has its ports: {scene.node.status['api']['url'] or 'API not open yet'}")
+def ports(context: CheckContext) -> Iterator[Finding]:
+    if context.node is not None:
+        yield ok(f"the running node has its ports: {context.node.status['api']['url'] or 'API not open yet'}")
         return
-    problems = [*_tcp(scene), *_udp(scene)]
+    problems = [*_tcp(context), *_udp(context)]
     yield from problems
     if not problems:
-        yield ok(f"API port {scene.port} on {scene.listen} is free")
+        yield ok(f"API port {context.port} on {context.listen} is free")
 
 
-def _tcp(scene: Scene) -> Iterator[Finding]:
-    wanted = [("--port", scene.listen, scene.port)]
-    if scene.console is not None:
-        wanted.append(("--console", "127.0.0.1", scene.console))
+def _tcp(context: CheckContext) -> Iterator[Finding]:
+    wanted = [("--port", context.listen, context.port)]
+    if context.console is not None:
+        wanted.append(("--console", "127.0.0.1", context.console))
     for option, listen, port in wanted:
         try:
             gateway_ports.bind(listen, port, option=option).close()
@@ -51,8 +51,8 @@ def _tcp(scene: Scene) -> Iterator[Finding]:
             )
 
 
-def _udp(scene: Scene) -> Iterator[Finding]:
-    address = scene.bind_ip or "0.0.0.0"
+def _udp(context: CheckContext) -> Iterator[Finding]:
+    address = context.bind_ip or "0.0.0.0"
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     except ValueError:
@@ -61,9 +61,9 @@ def _udp(scene: Scene) -> Iterator[Finding]:
         return
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind((address, scene.bind_port))
+            probe.bind((address, context.bind_port))
         except OSError as error:
-            yield _udp_refusal(error, address, scene.bind_port)
+            yield _udp_refusal(error, address, context.bind_port)
 
 
 def _udp_refusal(error: OSError, address: str, port: int) -> Finding:
@@ -98,7 +98,7 @@ def _udp_holder(port: int) -> str | None:
 # -- addresses ------------------------------------------------------------------------------------
 
 
-def addresses(scene: Scene) -> Iterator[Finding]:
+def addresses(context: CheckContext) -> Iterator[Finding]:
     by_reach = _by_reach()
     lan, tunnels = by_reach.get(Reach.DIRECT, []), by_reach.get(Reach.TUNNEL, [])
     if lan:
@@ -138,7 +138,7 @@ def _by_reach() -> dict[Reach, list[str]]:
 # -- firewall -------------------------------------------------------------------------------------
 
 
-async def firewall(scene: Scene) -> list[Finding]:
+async def firewall(context: CheckContext) -> list[Finding]:
     """Whether packets from other machines are dropped by default, and no rule names our UDP port."""
     rules = await _rules()
     if rules is None:
@@ -146,7 +146,7 @@ async def firewall(scene: Scene) -> list[Finding]:
     tool, lines = rules
     if not any(drop in line for drop in _DROPS for line in lines):
         return [ok(f"the firewall ({tool}) lets packets in")]
-    port = _udp_port(scene)
+    port = _udp_port(context)
     if port and any(f"{port}" in line.replace(",", " ").split() and "udp" in line for line in lines):
         return [ok(f"the firewall ({tool}) has a rule for UDP port {port}")]
     fixed = "" if port else " (choose a fixed port first: --bind-port 9338)"
@@ -160,10 +160,10 @@ async def firewall(scene: Scene) -> list[Finding]:
     ]
 
 
-def _udp_port(scene: Scene) -> int:
-    if scene.node is not None and (bound := scene.node.network.get("ports")):
+def _udp_port(context: CheckContext) -> int:
+    if context.node is not None and (bound := context.node.network.get("ports")):
         return int(bound[0])
-    return scene.bind_port
+    return context.bind_port
 
 
 async def _rules() -> tuple[str, Sequence[str]] | None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION, PROTOCOL_VERSION
+from mesh_llm.doctor.context import CheckContext
 from mesh_llm.doctor.finding import Finding
 from mesh_llm.doctor.redaction import redact, secret_values
-from mesh_llm.doctor.scene import Scene
 from mesh_llm.home import Home
 
 LOG_LINES = 200
@@ -27,16 +27,16 @@ def document(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     ]
 
 
-def report_text(scene: Scene, findings: Iterable[Finding]) -> str:
+def report_text(context: CheckContext, findings: Iterable[Finding]) -> str:
     parts = [
         ("versions", _versions()),
         ("findings", json.dumps(document(findings), indent=2, ensure_ascii=False)),
-        ("config.toml", _read(scene.home.config_file)),
-        ("network", json.dumps(scene.node.network if scene.node is not None else None, indent=2)),
-        *((f"logs/{name}", _tail(scene.home, name)) for name in ("node.log", "engine.log")),
+        ("config.toml", _read(context.home.config_file)),
+        ("network", json.dumps(context.node.network if context.node is not None else None, indent=2)),
+        *((f"logs/{name}", _tail(context.home, name)) for name in ("node.log", "engine.log")),
     ]
     text = "".join(f"== {title} ==\n{body}\n\n" for title, body in parts)
-    return redact(text, {*secret_values(), *_home_secrets(scene.home)})
+    return redact(text, {*secret_values(), *_home_secrets(context.home)})
 
 
 def _versions() -> str:

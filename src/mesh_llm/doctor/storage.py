@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from mesh_llm.defaults import FETCH_SPARE_BYTES, INSPECT_AT_ONCE
+from mesh_llm.doctor.context import CheckContext
 from mesh_llm.doctor.finding import Finding, broken, ok, warning
-from mesh_llm.doctor.scene import Scene
 from mesh_llm.doctor.thread import in_thread
 from mesh_llm.download import checksum
 from mesh_llm.engine import build
@@ -35,8 +35,8 @@ SECRETS = ("identity", "mesh.json", "service.env")
 # -- the home -------------------------------------------------------------------------------------
 
 
-def home(scene: Scene) -> Iterator[Finding]:
-    where = scene.home
+def home(context: CheckContext) -> Iterator[Finding]:
+    where = context.home
     problems = [*_unwritable(where.path), *_open_to_others(where), *_damaged(where)]
     yield from problems
     if not problems:
@@ -96,22 +96,22 @@ def _damaged(home: Home) -> Iterator[Finding]:
         )
 
 
-def config(scene: Scene) -> Iterator[Finding]:
-    if scene.config_problem is not None:
-        error = scene.config_problem
+def config(context: CheckContext) -> Iterator[Finding]:
+    if context.config_problem is not None:
+        error = context.config_problem
         yield broken(error.message, why="a node does not start with it", mend=error.hint or "mend that line")
     else:
-        there = scene.home.config_file.exists()
-        yield ok(f"{scene.home.config_file} {'is fine' if there else 'is not there; none is needed'}")
+        there = context.home.config_file.exists()
+        yield ok(f"{context.home.config_file} {'is fine' if there else 'is not there; none is needed'}")
 
 
 # -- disks ----------------------------------------------------------------------------------------
 
 
-def disk(scene: Scene) -> Iterator[Finding]:
-    unbuilt = bool(build.at_hand().missing) and not scene.client
+def disk(context: CheckContext) -> Iterator[Finding]:
+    unbuilt = bool(build.at_hand().missing) and not context.client
     wanted = (
-        ("home", scene.home.path, DISK_LEAST_BYTES, "choose another one with MESH_LLM_HOME"),
+        ("home", context.home.path, DISK_LEAST_BYTES, "choose another one with MESH_LLM_HOME"),
         ("models", models_folder(), FETCH_SPARE_BYTES, "choose another one with MESH_LLM_MODELS"),
         (
             *("cache", cache_folder(), build.BUILD_DISK_BYTES if unbuilt else DISK_LEAST_BYTES),
@@ -138,7 +138,7 @@ def _existing(path: Path) -> Path:
 # -- models ---------------------------------------------------------------------------------------
 
 
-async def models(scene: Scene) -> list[Finding]:
+async def models(context: CheckContext) -> list[Finding]:
     found = await in_thread(lambda: search(Places.from_environment()))
     problems = [_shard_missing(model) for model in found.models if model.missing]
     whole = [model for model in found.models if not model.missing]

@@ -24,7 +24,7 @@ class RunningNode:
 
 
 @frozen
-class Scene:
+class CheckContext:
     home: Home
     port: int = API_PORT
     listen: str = API_LISTEN

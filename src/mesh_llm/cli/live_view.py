@@ -40,15 +40,15 @@ class LiveState:
     keys: bool = True
 
 
-def frame(state: LiveState, size: Size) -> list[Line]:
+def frame(live: LiveState, size: Size) -> list[Line]:
     """At most `size.rows` lines, each narrower than `size.columns`; what matters least goes first."""
     width = max(1, size.columns - 1)
-    title = _title(state, width)
-    details = _details(state.status)
-    bars = [_bar(step, width) for step in state.progress]
-    events: list[Line] = [[(text, "dim")] for text in state.events]
-    nodes = _nodes(state.status, width)
-    layers = _layers(state.status) if state.layers else []
+    title = _title(live, width)
+    details = _details(live.status)
+    bars = [_bar(step, width) for step in live.progress]
+    events: list[Line] = [[(text, "dim")] for text in live.events]
+    nodes = _nodes(live.status, width)
+    layers = _layers(live.status) if live.layers else []
     room = max(1, size.rows) - 1
     bars = bars[: max(0, room)]
     room -= len(bars)
@@ -107,12 +107,12 @@ def _cut(lines: list[Line], room: int, what: str) -> list[Line]:
     return [*lines[: room - 1], [(f"… and {len(lines) - room + 1} more {what}", "dim")]]
 
 
-def _title(state: LiveState, width: int) -> Line:
+def _title(live: LiveState, width: int) -> Line:
     """A line across: what is above it stays, what is below it lives."""
-    node = state.status.node if state.status is not None else None
+    node = live.status.node if live.status is not None else None
     name, role, state = (node.name, f"{node.role} ", node.state) if node else ("mesh-llm", "", "starting")
     line: Line = [("── ", "dim"), (name, "bold"), (f" {role}", ""), (state, _OF_STATE.get(state, "busy"))]
-    hint = f" {_HINT} ──" if state.keys else ""
+    hint = f" {_HINT} ──" if live.keys else ""
     gap = width - width_of(line) - 1 - len(hint)
     if gap < 2:
         return line

@@ -20,8 +20,8 @@ namespace mesh {
 
 class weight;
 
-constexpr uint64_t MAX_CPU_RUN_BYTES = 2ULL
-                                       << 30;  // what one run copies and computes: a client may not ask for more
+// What one run copies and computes: a client may not ask for more.
+constexpr uint64_t MAX_CPU_RUN_BYTES = 2ULL << 30;
 
 // A tensor of the device's, and the one in main memory that stands for it.
 struct crossing {

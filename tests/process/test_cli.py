@@ -181,7 +181,7 @@ def test_engine_info(libraries: dict[str, Path]) -> None:
     assert 0 < cpu["free_bytes"] <= cpu["total_bytes"]
     assert document["cpu_features"]
     for name, path in libraries.items():
-        assert document["libraries"][name] == {"native": True, "path": str(path)}
+        assert document["libraries"][name] == {"native": True, "path": str(path), "prebuilt": False}
         assert str(path) in table.stdout
 
 

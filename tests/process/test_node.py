@@ -264,6 +264,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
                     "owner": "bool",
                     "devices": ["str"],
                     "models": ["str"],
+                    "lacks": [],
                     "speed": dict.fromkeys(("read_gb_s", "gflops", "attention_gflops"), "float"),
                     "link": {
                         "kind": "str",
@@ -281,9 +282,10 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
             **dict.fromkeys(("name", "fingerprint", "quantisation"), "str"),
             **dict.fromkeys(("size_bytes", "layers", "context", "slots"), "int"),
             "draft": {
-                "name": "NoneType",
+                **dict.fromkeys(("name", "off"), "NoneType"),
                 **dict.fromkeys(("depth", "drafted", "accepted", "text_drafted", "text_accepted"), "int"),
             },
+            "adapters": [],
         },
         "plan": {
             **dict.fromkeys(("mode", "host", "reason"), "str"),
@@ -308,6 +310,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
             **dict.fromkeys(("ready_s", "decode_tok_s", "prompt_tok_s"), "float"),
             "buffers": dict.fromkeys(("model", "KV", "compute", "output"), "int"),
             "stages": [],
+            "warnings": [],
             "token": {"total_ms": "float", "sentence": "str"},
         },
         "api": {"url": "str", "key_needed": "bool"},

@@ -50,8 +50,7 @@ def test_secrets_are_on_no_command_line_and_in_no_childs_environment(nodes: Lab)
 
 def test_a_relay_hides_its_token() -> None:
     with start("relay", "--listen", "127.0.0.1:0", "--token", RELAY_TOKEN) as running:
-        running.until_said("Relay: http://127.0.0.1:")
-        assert "MESH_LLM_RELAY_TOKEN=" in running.stdout
+        running.until_said("MESH_LLM_RELAY_TOKEN=")
         assert RELAY_TOKEN not in str(running.command_lines())
 
 

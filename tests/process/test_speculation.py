@@ -369,7 +369,7 @@ def test_a_head_adds_no_hop(lab: EngineLab) -> None:
     # Who asks for probabilities gets every token by itself.
     hops, runs = found.costs[1].per_token(found.costs[0], 16)
     assert (hops, set(runs.values())) == (3, {1})
-    assert [tokens for tokens, _ in found.said] == [tokens for tokens, _ in plain.said]
+    assert [tokens for tokens, *_ in found.said] == [tokens for tokens, *_ in plain.said]
 
 
 def test_a_node_drafts_with_its_models_own_head(lab: EngineLab) -> None:
@@ -452,7 +452,7 @@ def test_an_eagle3_head_adds_no_hop(lab: EngineLab) -> None:
     found = lab.answers(tiny, requests, 1, draft=draft, states=STATES)
     hops, runs = found.costs[1].per_token(found.costs[0], 16)
     assert (hops, set(runs.values())) == (2, {1})
-    assert [tokens for tokens, _ in found.said] == [tokens for tokens, _ in plain.said]
+    assert [tokens for tokens, *_ in found.said] == [tokens for tokens, *_ in plain.said]
 
 
 def test_a_node_drafts_with_an_eagle3_head(lab: EngineLab, tmp_path: Path) -> None:

@@ -562,7 +562,7 @@ async def test_a_node_that_failed(home: Path) -> None:
 def test_fault_25_a_mistake_in_the_file_of_options(home: Path) -> None:
     (home / "config.toml").write_text("port = 0\nbind-prot = 1\n")
 
-    (found,) = said(mesh_llm("doctor", "config", "ports", "--json", "--home", home))
+    (found,) = said(mesh_llm("doctor", "config", "--json", "--home", home))
 
     assert (found["level"], found["check"]) == ("broken", "config")
     assert found["what"] == f"{home}/config.toml line 2: there is no option bind-prot"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import tiny_gguf
 from tests.support.downloads import FILE, REPO, Person, some_bytes
+from tests.support.engine_lab import EngineLab, engine_lab
 from tests.support.hub import Hub, Stored
 
 
@@ -23,6 +24,15 @@ def slow_model(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     """Three gigabytes of zeros: seconds pass while `check_tensors=true` reads every one."""
     path = tmp_path_factory.mktemp("slow") / "slow.gguf"
     return tiny_gguf.write_sparse(path, layers=4, hidden=4096, feed_forward=32768)
+
+
+@pytest.fixture(scope="module")
+def lab(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLab]:
+    """Engines without a start of their own, alone and over workers."""
+    if "mesh" not in libraries:
+        pytest.skip("libggml-mesh could not be built")
+    with engine_lab(libraries, tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
 
 
 @pytest.fixture

@@ -5,14 +5,11 @@ With the product's own settings: flash attention is left to the engine, prompts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from mesh_llm.types import Setting
 from tests.support.architectures import CUTS, ENCODERS, EXCEPTIONS, MODELS, OMITTED, REASONS, Exemption
-from tests.support.engine_lab import EngineLab, completion, embedding, engine_lab
+from tests.support.engine_lab import EngineLab, completion, embedding
 from tests.support.split import token_ids
 
 MORE = 4
@@ -23,14 +20,6 @@ REQUESTS = [
     # Longer than what is read at once: the first part has no outputs.
     completion(token_ids(600, seed=2), 3),
 ]
-
-
-@pytest.fixture(scope="module")
-def lab(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLab]:
-    if "mesh" not in libraries:
-        pytest.skip("libggml-mesh could not be built")
-    with engine_lab(libraries, tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
 
 
 def test_every_architecture_of_the_engine_has_a_line(lab: EngineLab) -> None:

@@ -5,7 +5,6 @@ Both devices are the CPU here; what crosses between them is copied as for a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, worker_spec
 from tests.support import tiny_gguf
 from tests.support.architectures import CUTS, MODELS, OMITTED
-from tests.support.engine_lab import EngineLab, completion, engine_lab
+from tests.support.engine_lab import EngineLab, completion
 from tests.support.sampling import sampled
 from tests.support.split import lenders, over, plan_for, token_ids
 
@@ -29,14 +28,6 @@ REQUESTS = [
 ]
 MIXTURES = [name for name, metadata in MODELS.items() if metadata.get("expert_count") and name not in CUTS]
 EVERYTHING = "."
-
-
-@pytest.fixture(scope="module")
-def lab(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLab]:
-    if "mesh" not in libraries:
-        pytest.skip("libggml-mesh could not be built")
-    with engine_lab(libraries, tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
 
 
 @pytest.mark.parametrize("architecture", sampled(MIXTURES, "qwen3moe", "gpt-oss", "deepseek2"))

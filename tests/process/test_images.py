@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from mesh_llm.engine.spec import StatesSpec
 from mesh_llm.types import Setting
 from tests.support import tiny_gguf
 from tests.support.architectures import HIDDEN, MODELS, Metadata
-from tests.support.engine_lab import IMAGE, EngineLab, Tiny, completion, engine_lab, seeing
+from tests.support.engine_lab import IMAGE, EngineLab, Tiny, completion, seeing
 from tests.support.pictures import png
 
 SEERS: dict[str, tuple[str, Metadata]] = {
@@ -26,14 +25,6 @@ SEERS: dict[str, tuple[str, Metadata]] = {
 }
 MORE = 4
 SIDE = 64
-
-
-@pytest.fixture(scope="module")
-def lab(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLab]:
-    if "mesh" not in libraries:
-        pytest.skip("libggml-mesh could not be built")
-    with engine_lab(libraries, tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
 
 
 def seer(lab: EngineLab, folder: Path, architecture: str) -> tuple[Tiny, dict[str, Any]]:

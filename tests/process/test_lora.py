@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,11 @@ import pytest
 from mesh_llm.engine.spec import AdapterSpec
 from tests.support import tiny_gguf
 from tests.support.architectures import MODELS
-from tests.support.engine_lab import EngineLab, completion, engine_lab
+from tests.support.engine_lab import EngineLab, completion
 from tests.support.sampling import sampled
 from tests.support.split import token_ids
 
 MORE = 4
-
-
-@pytest.fixture(scope="module")
-def lab(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLab]:
-    if "mesh" not in libraries:
-        pytest.skip("libggml-mesh could not be built")
-    with engine_lab(libraries, tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
 
 
 def asked(*scales: float) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from mesh_llm.types import Setting, SpeculationCounters
 from tests.support import stepping_models, tiny_gguf
 from tests.support.architectures import LAYERS, Metadata
 from tests.support.command import mesh_llm
-from tests.support.engine_lab import EngineLab, Tiny, completion, engine_lab
+from tests.support.engine_lab import EngineLab, Tiny, completion
 from tests.support.node import SMALL, NodeProcess, temporary_home
 from tests.support.sampling import first, sampled
 from tests.support.split import Client, client, over, plan_for, token_ids, until
@@ -225,14 +224,6 @@ KEPT: dict[str, Setting] = {"n_ctx_checkpoints": 4, "cache_idle_slots": False}
 STATES = StatesSpec(checkpoints=4)
 LEAST_ROOM = 1 << 12
 """Of a worker for saved states: less than one takes."""
-
-
-@pytest.fixture(scope="module")
-def lab(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLab]:
-    if "mesh" not in libraries:
-        pytest.skip("libggml-mesh could not be built")
-    with engine_lab(libraries, tmp_path_factory.mktemp("lab")) as running:
-        yield running
 
 
 def misleading() -> list[int]:

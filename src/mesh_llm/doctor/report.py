@@ -13,6 +13,7 @@ from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION, PROTOCOL_VERSION
 from mesh_llm.doctor.context import CheckContext
 from mesh_llm.doctor.finding import Finding
 from mesh_llm.doctor.redaction import redact, secret_values
+from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
 
 LOG_LINES = 200
@@ -70,7 +71,7 @@ def _home_secrets(home: Home) -> Iterator[str]:
         yield key
     try:
         yield from _texts(home.read_mesh() or {}, under="")
-    except Exception:
+    except MeshError:
         # A damaged file is a finding already, and none of it is in the report.
         return
 

@@ -89,6 +89,10 @@ uninstall() {
     [ -e "$share/made-folders" ] || fail "mesh-llm is not installed below $prefix" \
         "name the folder that it was installed to: sh install.sh --uninstall --prefix DIR"
     if [ -n "$(linked)" ]; then
+        # A service of this very installation would start what is no longer there.
+        if grep -qs -e "$share/" -e "$link" "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/mesh-llm.service"; then
+            "$link" service uninstall >/dev/null 2>&1 || true
+        fi
         "$link" stop >/dev/null 2>&1 || true
         rm -f "$link" || fail "$prefix/bin may not be written to" "run this as the user who installed mesh-llm"
     fi

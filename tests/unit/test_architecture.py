@@ -43,8 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     | NODE
     | PERSON
     | TASKS
-    | {"node", "lab", "status_schema", "doctor", "bundle"},
+    | {"node", "lab", "bench", "status_schema", "doctor", "bundle"},
     "lab": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli"},
+    "bench": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli", "lab", "status_schema"},
 }
 IMPURE = {"asyncio", "socket", "time", "subprocess", "os", "random"}
 SPAWNS_OR_SIGNALS = {

@@ -24,6 +24,9 @@ man            `mesh-llm man`
 bundle         `mesh-llm bundle`
 agent          `mesh-llm agent`
 relay          `mesh-llm relay`
+bench          `mesh-llm bench`
+lab            `mesh-llm lab`
+groups         verbs with verbs of their own
 secret         keys and tokens from files, standard input and the environment
 output         text, tables and JSON on stdout, messages on stderr
 tables         tables of nodes, stages and plans

@@ -39,6 +39,8 @@ _VERBS = {
     "doctor": ("doctor", "find what is wrong with this machine and its mesh, and the mend"),
     "engine": ("engine", "show the engine of this machine, or build its libraries"),
     "bundle": ("bundle", "make one file that installs mesh-llm on other machines"),
+    "bench": ("bench", "measure the running mesh, its links, or a split on this machine"),
+    "lab": ("lab", "try slow links, faults and large meshes on this machine"),
     "relay": ("relay", "run a relay for nodes behind NATs"),
     "agent": ("agent", "connect pi, goose, aider and other agents to a node"),
     "completion": ("completion", "complete verbs and options by the Tab key, in your shell"),

@@ -1,0 +1,1 @@
+"""What `mesh-llm bench` measures, and how results are written."""

@@ -43,9 +43,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     | NODE
     | PERSON
     | TASKS
-    | {"node", "lab", "bench", "status_schema", "doctor", "bundle"},
-    "lab": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli"},
-    "bench": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli", "lab", "status_schema"},
+    | {"node", "lab", "bench", "results", "status_schema", "doctor", "bundle"},
+    "results": BASE,
+    "lab": BASE | PURE | MIDDLE | NODE | PERSON | TASKS | {"node", "cli", "results"},
+    "bench": BASE
+    | PURE
+    | MIDDLE
+    | NODE
+    | PERSON
+    | TASKS
+    | {"node", "cli", "lab", "results", "status_schema"},
 }
 IMPURE = {"asyncio", "socket", "time", "subprocess", "os", "random"}
 SPAWNS_OR_SIGNALS = {

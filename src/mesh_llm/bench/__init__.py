@@ -1,1 +1,1 @@
-"""What `mesh-llm bench` measures, and how results are written."""
+"""What `mesh-llm bench` measures."""

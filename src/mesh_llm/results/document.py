@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 @frozen
-class Table:
+class ResultTable:
     """Cells are text as people read it; the numbers behind them are figures of the document."""
 
     title: str
@@ -61,7 +61,7 @@ class Document:
     title: str
     command: str
     facts: dict[str, str]
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ResultTable, ...] = ()
     plots: tuple[Plot, ...] = ()
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
@@ -97,8 +97,8 @@ def _numbers(raw: Any) -> tuple[float, ...]:
     return tuple(float(value) for value in raw)
 
 
-def _table(raw: dict[str, Any]) -> Table:
-    return Table(
+def _table(raw: dict[str, Any]) -> ResultTable:
+    return ResultTable(
         **_texts(raw, "title", "note"),
         columns=tuple(str(name) for name in raw["columns"]),
         rows=tuple(tuple(str(cell) for cell in row) for row in raw["rows"]),

@@ -20,9 +20,10 @@ from bench.client import Client, client, story
 from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, ratio_row
 from bench.servers import Server
-from bench.stats import Sample, at_most, below
+from bench.stats import at_most, below
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample
 from mesh_llm.tasks import cancelled
 
 TITLE = "What pages that watch cost a busy host"

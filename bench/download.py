@@ -17,9 +17,10 @@ from pathlib import Path
 from bench import servers
 from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, ratio_row
-from bench.stats import Sample, at_least, at_most
+from bench.stats import at_least, at_most
 from mesh_llm.engine.process import run, spawn
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample
 
 TITLE = "Downloads"
 

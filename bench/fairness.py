@@ -17,9 +17,9 @@ from bench.client import Answer, Client, client
 from bench.plan import Plan, turns
 from bench.report import Row, Side, ratio_row
 from bench.servers import Server
-from bench.stats import Sample
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample
 
 TITLE = "Tokens of one client while another sends a long prompt"
 

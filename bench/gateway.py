@@ -18,10 +18,11 @@ from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, plain_row, ratio_row
 from bench.revision import Trees
 from bench.servers import ObservedServer, Server
-from bench.stats import Sample, at_least, at_most
+from bench.stats import at_least, at_most
 from mesh_llm.cli.control import call
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
+from mesh_llm.results.samples import Sample
 
 TITLE = "A gateway at work"
 

@@ -20,13 +20,14 @@ from bench.plan import Plan
 from bench.report import Row, Side, plain_row
 from bench.rigs import Rig
 from bench.split_sides import Seen, complete, decode_speed, prefill_speed, side_of
-from bench.stats import Sample, at_least, at_most
+from bench.stats import at_least, at_most
 from mesh_llm.engine import build
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.split import SplitPlan, link_neighbours, worker_spec
 from mesh_llm.models.facts import model_facts
+from mesh_llm.results.samples import Sample
 from mesh_llm.types import ModelFacts
 from tests.support import tiny_gguf
 

@@ -17,9 +17,10 @@ from bench.client import client
 from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, plain_row, ratio_row
 from bench.revision import Trees
-from bench.stats import Sample, at_most, below
+from bench.stats import at_most, below
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample
 
 TITLE = "An idle node beside its engine"
 

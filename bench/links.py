@@ -34,11 +34,12 @@ from bench.split_sides import (
     speeds,
     tokens,
 )
-from bench.stats import Sample, at_least, at_most
+from bench.stats import at_least, at_most
 from mesh_llm.engine import build
 from mesh_llm.engine.process import run, spawn
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.quic import QuicLine, QuicLines, Splicing, quic_lines
+from mesh_llm.results.samples import Sample
 
 TITLE = "Data links over QUIC: spliced, and bare"
 

@@ -16,9 +16,10 @@ from bench import revision, servers
 from bench.plan import Plan, turns
 from bench.report import Row, Side, plain_row, ratio_row
 from bench.revision import Tree, Trees
-from bench.stats import Sample, at_most
+from bench.stats import at_most
 from mesh_llm.engine.process import Child, spawn
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample
 
 TITLE = "CPU time of a member in a large mesh"
 

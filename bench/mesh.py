@@ -17,10 +17,11 @@ from bench import revision, servers
 from bench.plan import Plan, turns
 from bench.report import Row, Side, plain_row, ratio_row
 from bench.revision import Trees
-from bench.stats import Sample, at_most, below
+from bench.stats import at_most, below
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster
+from mesh_llm.results.samples import Sample
 
 TITLE = "A mesh of three nodes: start, loss of a worker, idle"
 

@@ -18,10 +18,10 @@ from iroh.iroh_ffi import SecretKey
 from bench import servers
 from bench.plan import Plan
 from bench.report import Row, Side, plain_row
-from bench.stats import Sample
 from mesh_llm.engine.process import spawn
 from mesh_llm.errors import MeshError
 from mesh_llm.relay import protocol as protocol
+from mesh_llm.results.samples import Sample
 
 TITLE = "What the relay server costs"
 

@@ -17,8 +17,9 @@ from bench.plan import Plan, turns
 from bench.report import Row, Side, added_row, added_share_row, plain_row, ratio_row
 from bench.revision import Trees
 from bench.servers import ObservedServer, Server
-from bench.stats import Sample, at_most, differences
+from bench.stats import at_most
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample, differences
 
 TITLE = "What gateway and node add to a stream"
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from bench.plan import Plan, Rounds
 from bench.report import Row, Side, plain_row
-from bench.stats import Sample, Target, at_least
+from bench.stats import Target, at_least
 from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
+from mesh_llm.results.samples import Sample
 from tests.support.recovery import AFTER, MOMENTS, VICTIMS, kills, recovering_mesh
 
 TITLE = "Answers that are continued, beside the undisturbed ones"

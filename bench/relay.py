@@ -13,9 +13,10 @@ from bench import servers
 from bench.plan import Plan, turns
 from bench.relay_programs import BODY, GAP_S, LAST_CHUNK, STREAM, TOKENS, WHOLE
 from bench.report import Row, Side, plain_row
-from bench.stats import Sample, at_most
+from bench.stats import at_most
 from mesh_llm.engine.process import Child, spawn
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample
 
 TITLE = "What relaying costs in CPU time"
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.stats import LEAST_ROUNDS, Sample, Target, Verdict, differences, judge, ratios, spread_over
+from bench.stats import LEAST_ROUNDS, Target, Verdict, judge
+from mesh_llm.results.markdown import table
+from mesh_llm.results.samples import Sample, differences, ratios, spread_over
 
 RESULTS = Path(__file__).parent / "results"
 _HEAD = (
@@ -244,13 +245,3 @@ class Result:
         (folder / f"{self.file_stem}.md").write_text(self.markdown(), encoding="utf-8")
         text = json.dumps(self.document(), indent=1, ensure_ascii=False) + "\n"
         (folder / f"{self.file_stem}.json").write_text(text, encoding="utf-8")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table; a bar inside a cell would end it."""
-    lines = [_line(head), _line(["---"] * len(head))]
-    return lines + [_line([cell.replace("|", "\\|") for cell in row]) for row in rows]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -15,11 +15,12 @@ import aiohttp
 from bench import servers
 from bench.plan import Plan
 from bench.report import Row, Side, plain_row
-from bench.stats import Sample, at_most
+from bench.stats import at_most
 from mesh_llm.cli.control import call
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
 from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster
+from mesh_llm.results.samples import Sample
 
 TITLE = "An answer whose mesh loses a node"
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.report import Side
-from bench.stats import Sample
 from mesh_llm.engine.process import Finished, run
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample
 
 ROOT = Path(__file__).resolve().parents[1]
 NOW, THEN = "now", "then"

@@ -15,8 +15,9 @@ from bench.client import Answer, Client, client
 from bench.plan import Plan, Rounds, turns
 from bench.report import Row, Side, ratio_row
 from bench.servers import Server
-from bench.stats import Sample, Target, at_least
+from bench.stats import Target, at_least
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample
 
 TITLE = "A solo node against its engine and against the plain wheel"
 

@@ -38,12 +38,13 @@ from bench.split_sides import (
     tokens,
     write_synthetic,
 )
-from bench.stats import Sample, at_least, at_most, below
+from bench.stats import at_least, at_most, below
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.lab.delay import Line, Lines, Passage, delay_lines
 from mesh_llm.lab.split import SplitPlan, link_neighbours, worker_spec
 from mesh_llm.models.facts import model_facts
+from mesh_llm.results.samples import Sample
 
 TITLE = "One engine over workers: ours, stock ggml-rpc, and the engine alone"
 

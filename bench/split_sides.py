@@ -15,12 +15,12 @@ from bench.client import Answer, Client, client
 from bench.plan import Rounds, turns
 from bench.report import Side
 from bench.rigs import Rig
-from bench.stats import Sample
 from mesh_llm.engine import build
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.models.facts import model_facts
+from mesh_llm.results.samples import Sample
 from mesh_llm.types import Setting
 from tests.support import tiny_gguf
 

@@ -12,10 +12,11 @@ import aiohttp
 from bench import servers
 from bench.plan import Plan, Rounds, turns
 from bench.report import Row, Side, added_row, plain_row
-from bench.stats import Sample, below
+from bench.stats import below
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
+from mesh_llm.results.samples import Sample
 
 TITLE = "Start-up and the command line"
 

@@ -14,10 +14,11 @@ from bench.plan import Plan, Rounds, turns
 from bench.report import Row, Side, added_row, ratio_row
 from bench.rigs import Rig
 from bench.split_sides import Setup, base_plan, passive_threads, running, shares
-from bench.stats import Sample, at_least, at_most
+from bench.stats import at_least, at_most
 from mesh_llm.engine.spec import StatesSpec
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.planning.fit import CHECKPOINTS
+from mesh_llm.results.samples import Sample
 from mesh_llm.types import Setting
 from tests.support import tiny_gguf
 from tests.support.split import token_ids

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from bench.plan import Plan, turns
 from bench.report import Row, Side, ratio_row
-from bench.stats import Sample, at_least
+from bench.stats import at_least
 from mesh_llm.engine import build, machine
 from mesh_llm.engine.prebuilt import VARIANTS, Variant, suitable
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
+from mesh_llm.results.samples import Sample
 
 TITLE = "Ready-made CPU libraries"
 

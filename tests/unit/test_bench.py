@@ -20,9 +20,10 @@ from bench.plan import Plan, Rounds, turns
 from bench.report import Result, Row, Side, added_row, added_share_row, plain_row, ratio_row
 from bench.revision import NOW, THEN, Tree
 from bench.split_sides import LOCAL, agreement, passive_threads, shares
-from bench.stats import Sample, Target, Verdict, at_least, at_most, below, differences, judge, ratios
+from bench.stats import Target, Verdict, at_least, at_most, below, judge
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.delay import Passage
+from mesh_llm.results.samples import Sample, differences, ratios
 
 
 def side(name: str, *values: float, unit: str = "tok/s") -> Side:

@@ -254,7 +254,7 @@ def test_the_lock_names_every_dependency_and_no_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     running = [*project["dependencies"], *extras["engine"], *extras["build"], *extras["setup"]]
-    everything = [*running, *extras["dev"], *extras["test"]]
+    everything = [*running, *extras["dev"], *extras["test"], *extras["plots"]]
     pins = []
     for name, wanted in (("requirements.lock", running), ("requirements-dev.lock", everything)):
         lock = (ROOT / name).read_text("utf-8")

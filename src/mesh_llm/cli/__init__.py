@@ -26,6 +26,7 @@ agent          `mesh-llm agent`
 relay          `mesh-llm relay`
 bench          `mesh-llm bench`
 lab            `mesh-llm lab`
+results        how measurements show what they found: tables, JSON, files
 groups         verbs with verbs of their own
 secret         keys and tokens from files, standard input and the environment
 output         text, tables and JSON on stdout, messages on stderr

@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 import psutil
 
 from bench import servers
-from bench.client import Client, client, story
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, added_row, ratio_row
-from bench.servers import Server
 from bench.stats import at_most, below
+from mesh_llm.bench.client import Client, client, story
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.servers import ENVIRONMENT, Server
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 from mesh_llm.results.samples import Sample
@@ -187,7 +188,7 @@ async def _mesh() -> AsyncIterator[tuple[Server, str]]:
 
 async def _told(*arguments: str) -> dict[str, Any]:
     argv = [str(servers.command()), *arguments]
-    finished = await run(argv, timeout_s=_COMMAND_S, env=servers.ENVIRONMENT)
+    finished = await run(argv, timeout_s=_COMMAND_S, env=ENVIRONMENT)
     if finished.status != 0:
         raise MeshError(f"mesh-llm {arguments[0]} ended with {finished.status}")
     document: dict[str, Any] = json.loads("\n".join(finished.output))

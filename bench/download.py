@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import servers
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, added_row, ratio_row
 from bench.stats import at_least, at_most
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.servers import ENVIRONMENT, READY_S, following
 from mesh_llm.engine.process import run, spawn
 from mesh_llm.errors import MeshError
 from mesh_llm.results.samples import Sample
@@ -97,7 +99,7 @@ class _Rig:
         watched = [sys.executable, "-S", "-c", _PEAK, *argv]
         started = time.perf_counter()
         finished = await run(
-            watched, timeout_s=_TURN_S, env={**servers.ENVIRONMENT, "NO_PROXY": "127.0.0.1,localhost", **env}
+            watched, timeout_s=_TURN_S, env={**ENVIRONMENT, "NO_PROXY": "127.0.0.1,localhost", **env}
         )
         took_s = time.perf_counter() - started
         if finished.status != 0:
@@ -197,7 +199,7 @@ async def _rig() -> AsyncIterator[_Rig]:
                 for pace in (0, *LINES.values())
             )
         )
-        argv = servers.following([sys.executable, "-P", str(Path(__file__).with_name("download_server.py"))])
+        argv = following([sys.executable, "-P", str(Path(__file__).with_name("download_server.py"))])
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def on_line(line: str) -> None:
@@ -205,7 +207,7 @@ async def _rig() -> AsyncIterator[_Rig]:
                 port.set_result(json.loads(line))
 
         async with spawn([*argv, str(files)], on_stdout=on_line, on_stderr=lambda _: None):
-            async with asyncio.timeout(servers.READY_S):
+            async with asyncio.timeout(READY_S):
                 url = f"http://127.0.0.1:{await port}"
             yield _Rig(url=url, folder=folder)
 

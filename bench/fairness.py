@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 from bench import servers
-from bench.client import Answer, Client, client
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, ratio_row
-from bench.servers import Server
+from mesh_llm.bench.client import Client, TimedAnswer, client
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.servers import Server
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import MeshError
 from mesh_llm.results.samples import Sample
@@ -117,7 +118,7 @@ async def _turn(asker: Client, server: Server, prompt: list[int]) -> Turn:
     return Turn(gaps_ms=Sample.of(gaps), beside_tok_s=_speed(beside), alone_tok_s=_speed(alone))
 
 
-async def _prefill(asker: Client, server: Server, prompt: list[int]) -> Answer:
+async def _prefill(asker: Client, server: Server, prompt: list[int]) -> TimedAnswer:
     body = {"prompt": prompt, "n_predict": 1, "temperature": 0, "cache_prompt": False, "id_slot": 1}
     answer = await asker.ask(server, "/completion", body)
     if answer.timings["prompt_n"] != len(prompt):
@@ -125,7 +126,7 @@ async def _prefill(asker: Client, server: Server, prompt: list[int]) -> Answer:
     return answer
 
 
-def _speed(answer: Answer) -> float:
+def _speed(answer: TimedAnswer) -> float:
     return float(answer.timings["prompt_per_second"])
 
 

@@ -12,13 +12,15 @@ import aiohttp
 import psutil
 
 from bench import guests, revision, servers
-from bench.client import Client, Stream, client, story
 from bench.guests import Guests
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, added_row, plain_row, ratio_row
 from bench.revision import Trees
-from bench.servers import ObservedServer, Server
+from bench.servers import ObservedServer
 from bench.stats import at_least, at_most
+from mesh_llm.bench.client import Client, TimedStream, client, story
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.servers import Server
 from mesh_llm.cli.control import call
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
@@ -185,7 +187,7 @@ async def _all_streams(asker: Client, server: Server) -> float:
     return took_s
 
 
-def _whole(stream: Stream) -> Stream:
+def _whole(stream: TimedStream) -> TimedStream:
     if len(stream.arrived_s) < TOKENS // 2:
         raise MeshError(f"a stream of {TOKENS} tokens had {len(stream.arrived_s)} events")
     return stream

@@ -14,13 +14,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import rigs
-from bench.client import client
 from bench.plan import Plan
 from bench.report import Row, Side, plain_row
-from bench.rigs import Rig
-from bench.split_sides import Seen, complete, decode_speed, prefill_speed, side_of
+from bench.split_sides import side_of
 from bench.stats import at_least, at_most
+from mesh_llm.bench import rigs
+from mesh_llm.bench.client import client
+from mesh_llm.bench.rigs import Rig
+from mesh_llm.bench.sides import Seen, complete, decode_speed, prefill_speed
 from mesh_llm.engine import build
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.worker_process import WorkerProcess, lend

@@ -13,7 +13,8 @@ import aiohttp
 
 from bench import servers
 from bench.revision import Tree
-from bench.servers import ObservedServer, Server
+from bench.servers import ObservedServer
+from mesh_llm.bench.servers import Server
 from mesh_llm.errors import MeshError
 
 HOST, NODE, CLIENT = DOORS = ("the host", "another node", "a lite client")

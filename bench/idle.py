@@ -13,11 +13,13 @@ from typing import Any
 import psutil
 
 from bench import revision, servers
-from bench.client import client
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, added_row, plain_row, ratio_row
 from bench.revision import Trees
 from bench.stats import at_most, below
+from mesh_llm.bench.client import client
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.servers import ENVIRONMENT
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 from mesh_llm.results.samples import Sample
@@ -104,7 +106,7 @@ def _handles(when: str, node: Usage, engine: Usage) -> str:
 
 async def _status(home: Path) -> dict[str, Any]:
     argv = [str(servers.command()), "status", "--json", "--home", str(home)]
-    finished = await run(argv, timeout_s=_STATUS_S, env=servers.ENVIRONMENT)
+    finished = await run(argv, timeout_s=_STATUS_S, env=ENVIRONMENT)
     if finished.status != 0:
         raise MeshError(f"mesh-llm status ended with {finished.status}")
     document: dict[str, Any] = json.loads("\n".join(finished.output))

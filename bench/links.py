@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench import servers
-from bench.facts import default_model
 from bench.links_programs import ECHO, PING, PULL, PUSH, Driver
-from bench.meters import Bystanders, quiet
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, added_row, plain_row, ratio_row
-from bench.split_sides import (
+from bench.split_sides import speeds
+from bench.stats import at_least, at_most
+from mesh_llm.bench.company import Bystanders, quiet
+from mesh_llm.bench.facts import default_model
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.servers import ENVIRONMENT, following
+from mesh_llm.bench.sides import (
     LOCAL,
     SHORT,
     Setup,
@@ -31,10 +35,8 @@ from bench.split_sides import (
     over,
     passive_threads,
     running,
-    speeds,
     tokens,
 )
-from bench.stats import at_least, at_most
 from mesh_llm.engine import build
 from mesh_llm.engine.process import run, spawn
 from mesh_llm.errors import MeshError
@@ -168,13 +170,13 @@ class _Program:
 @asynccontextmanager
 async def _program() -> AsyncIterator[_Program]:
     program = _Program()
-    argv = servers.following([sys.executable, "-P", "-m", "bench.links_programs"])
+    argv = following([sys.executable, "-P", "-m", "bench.links_programs"])
     root = str(Path(__file__).parents[1])
     async with spawn(
         argv,
         on_stdout=program.lines.put_nowait,
         on_stderr=lambda _: None,
-        env={**servers.ENVIRONMENT, "PYTHONPATH": root},
+        env={**ENVIRONMENT, "PYTHONPATH": root},
     ) as child:
         program.send = child.send
         yield program

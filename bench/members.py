@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import revision, servers
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, plain_row, ratio_row
 from bench.revision import Tree, Trees
 from bench.stats import at_most
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.servers import following
 from mesh_llm.engine.process import Child, spawn
 from mesh_llm.errors import MeshError
 from mesh_llm.results.samples import Sample
@@ -122,7 +124,7 @@ class Simulation:
 @asynccontextmanager
 async def simulation(tree: Tree, nodes: int) -> AsyncIterator[Simulation]:
     """A mesh of this tree's members, warm."""
-    argv = servers.following([sys.executable, "-P", str(_PROGRAM), str(nodes)])
+    argv = following([sys.executable, "-P", str(_PROGRAM), str(nodes)])
     lines: asyncio.Queue[str] = asyncio.Queue()
     env = servers.environment(tree)
     async with spawn(argv, on_stdout=lines.put_nowait, on_stderr=_ignore, env=env) as child:

@@ -14,10 +14,11 @@ from typing import Any
 import aiohttp
 
 from bench import revision, servers
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, plain_row, ratio_row
 from bench.revision import Trees
 from bench.stats import at_most, below
+from mesh_llm.bench.rounds import turns
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster

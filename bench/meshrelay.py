@@ -15,9 +15,9 @@ from typing import cast
 import psutil
 from iroh.iroh_ffi import SecretKey
 
-from bench import servers
 from bench.plan import Plan
 from bench.report import Row, Side, plain_row
+from mesh_llm.bench.servers import ENVIRONMENT, following
 from mesh_llm.engine.process import spawn
 from mesh_llm.errors import MeshError
 from mesh_llm.relay import protocol as protocol
@@ -205,10 +205,8 @@ def _cpu_s(process: psutil.Process) -> float:
 async def _relay() -> AsyncIterator[tuple[int, int]]:
     lines = asyncio.Queue[str]()
     options = ["--listen", "127.0.0.1:0", "--per-address", "0", "--rate", "0", "--max-clients", "2000"]
-    argv = servers.following([sys.executable, "-P", "-m", "mesh_llm", "relay", *options])
-    async with spawn(
-        argv, on_stdout=lines.put_nowait, on_stderr=lambda _: None, env=servers.ENVIRONMENT
-    ) as child:
+    argv = following([sys.executable, "-P", "-m", "mesh_llm", "relay", *options])
+    async with spawn(argv, on_stdout=lines.put_nowait, on_stderr=lambda _: None, env=ENVIRONMENT) as child:
         async with asyncio.timeout(_ANSWER_S):
             address = await lines.get()
         yield child.pid, int(address.rpartition(":")[2])

@@ -12,12 +12,14 @@ from itertools import chain
 import psutil
 
 from bench import revision, servers
-from bench.client import Client, Stream, client, story
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, added_row, added_share_row, plain_row, ratio_row
 from bench.revision import Trees
-from bench.servers import ObservedServer, Server
+from bench.servers import ObservedServer
 from bench.stats import at_most
+from mesh_llm.bench.client import Client, TimedStream, client, story
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.servers import Server
 from mesh_llm.errors import MeshError
 from mesh_llm.results.samples import Sample, differences
 
@@ -35,7 +37,7 @@ _BODY = {**story(TOKENS), "id_slot": 0}
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    seen: dict[str, list[Stream]] = defaultdict(list)
+    seen: dict[str, list[TimedStream]] = defaultdict(list)
     with servers.fresh_home() as home:
         async with servers.observed_node(home) as observed, client() as asker:
             sides = {GATEWAY: observed.node, ENGINE: observed.engine}
@@ -63,7 +65,7 @@ async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str,
     """Nodes of two commits, and the engines behind them, asked the same by one client in turns."""
     await trees.then.build()
     body = _BODY | story(FEWER_TOKENS)
-    seen: dict[str, dict[str, list[Stream]]] = {GATEWAY: defaultdict(list), ENGINE: defaultdict(list)}
+    seen: dict[str, dict[str, list[TimedStream]]] = {GATEWAY: defaultdict(list), ENGINE: defaultdict(list)}
     async with AsyncExitStack() as stack:
         asker = await stack.enter_async_context(client())
         nodes: dict[str, ObservedServer] = {}
@@ -95,8 +97,8 @@ async def compare(plan: Plan, trees: Trees) -> tuple[tuple[Row, ...], tuple[str,
     )
 
 
-def _rows_then(seen: Mapping[str, Mapping[str, Sequence[Stream]]]) -> tuple[Row, ...]:
-    def figures(part: str, figure_s: Callable[[Stream], float]) -> dict[str, list[float]]:
+def _rows_then(seen: Mapping[str, Mapping[str, Sequence[TimedStream]]]) -> tuple[Row, ...]:
+    def figures(part: str, figure_s: Callable[[TimedStream], float]) -> dict[str, list[float]]:
         return {name: [1e3 * figure_s(s) for s in streams] for name, streams in seen[part].items()}
 
     first, behind = (figures(part, lambda stream: stream.first_s) for part in (GATEWAY, ENGINE))
@@ -133,7 +135,7 @@ async def _light(asker: Client, sides: dict[str, Server], rounds: int) -> dict[s
     return seen
 
 
-def _check(stream: Stream, seen: dict[str, list[Stream]], tokens: int = TOKENS) -> None:
+def _check(stream: TimedStream, seen: dict[str, list[TimedStream]], tokens: int = TOKENS) -> None:
     if len(stream.arrived_s) < tokens // 2:
         raise MeshError(f"a stream of {tokens} tokens had {len(stream.arrived_s)} events")
     texts = {stream.text, *(known.text for streams in seen.values() for known in streams[:1])}
@@ -141,8 +143,8 @@ def _check(stream: Stream, seen: dict[str, list[Stream]], tokens: int = TOKENS) 
         raise MeshError("gateway and engine streamed different texts at temperature 0")
 
 
-def _rows(seen: dict[str, list[Stream]]) -> tuple[Row, ...]:
-    def sides(figure_s: Callable[[Stream], float], digits: int) -> tuple[Side, Side]:
+def _rows(seen: dict[str, list[TimedStream]]) -> tuple[Row, ...]:
+    def sides(figure_s: Callable[[TimedStream], float], digits: int) -> tuple[Side, Side]:
         ours, theirs = (
             Side(
                 name=name,
@@ -170,12 +172,12 @@ def _rows(seen: dict[str, list[Stream]]) -> tuple[Row, ...]:
     )
 
 
-def _late_s(stream: Stream) -> float:
+def _late_s(stream: TimedStream) -> float:
     gaps = sorted(stream.gaps_s)
     return gaps[min(len(gaps) - 1, round(0.99 * len(gaps)))]
 
 
-def _notes(seen: dict[str, list[Stream]], cpu_ms: float) -> tuple[str, ...]:
+def _notes(seen: dict[str, list[TimedStream]], cpu_ms: float) -> tuple[str, ...]:
     events = sorted({len(stream.arrived_s) for stream in chain.from_iterable(seen.values())})
     together = {
         name: 100 * Sample.of([sum(gap < 5e-5 for gap in s.gaps_s) / len(s.gaps_s) for s in streams]).median

@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.plan import Plan, Rounds
+from bench.plan import Plan
 from bench.report import Row, Side, plain_row
 from bench.stats import Target, at_least
+from mesh_llm.bench.rounds import Rounds
 from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
 from mesh_llm.results.samples import Sample

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from bench import servers
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.relay_programs import BODY, GAP_S, LAST_CHUNK, STREAM, TOKENS, WHOLE
 from bench.report import Row, Side, plain_row
 from bench.stats import at_most
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.servers import ENVIRONMENT, following
 from mesh_llm.engine.process import Child, spawn
 from mesh_llm.errors import MeshError
 from mesh_llm.results.samples import Sample
@@ -92,10 +93,8 @@ class _Program:
 async def _program(*arguments: str) -> AsyncIterator[_Program]:
     lines = asyncio.Queue[str]()
     program = Path(__file__).with_name("relay_programs.py")
-    argv = servers.following([sys.executable, "-P", str(program), *arguments])
-    async with spawn(
-        argv, on_stdout=lines.put_nowait, on_stderr=lambda _: None, env=servers.ENVIRONMENT
-    ) as child:
+    argv = following([sys.executable, "-P", str(program), *arguments])
+    async with spawn(argv, on_stdout=lines.put_nowait, on_stderr=lambda _: None, env=ENVIRONMENT) as child:
         started = _Program(child, lines)
         started.port = int(await started.line())
         yield started

@@ -38,10 +38,10 @@ from bench import (
     state,
     wheel,
 )
-from bench.facts import Load
 from bench.plan import Plan
 from bench.report import Result, Row
 from bench.revision import Trees
+from mesh_llm.bench.facts import Load, load_text
 from mesh_llm.errors import MeshError
 
 Measured = tuple[tuple[Row, ...], tuple[str, ...]]
@@ -143,7 +143,7 @@ async def _one(name: str, plan: Plan, known: dict[str, str], trees: Trees | None
     before, started = Load.now(), time.monotonic()
     rows, notes = await _measured(BENCHES[name], plan, trees)
     took_s = time.monotonic() - started
-    load = f"{before.text()} at the start, {Load.now().text()} at the end (the bench's own work included)"
+    load = load_text(before)
     flags = ["--only", name, *(["--quick"] if plan.quick else [])]
     flags += ["--count", str(plan.count)] if plan.count is not None else []
     flags += ["--against", trees.then.commit] if trees is not None else []

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from bench import servers
-from bench.client import Answer, Client, client
-from bench.plan import Plan, Rounds, turns
+from bench.plan import Plan
 from bench.report import Row, Side, ratio_row
-from bench.servers import Server
 from bench.stats import Target, at_least
+from mesh_llm.bench.client import Client, TimedAnswer, client
+from mesh_llm.bench.rounds import Rounds, turns
+from mesh_llm.bench.servers import Server
 from mesh_llm.errors import MeshError
 from mesh_llm.results.samples import Sample
 
@@ -31,8 +32,8 @@ _TEXT = (
     "which ships had passed and what they carried. On the fourteenth day a boat came without a name. "
 )
 
-Seen = dict[tuple[str, int], list[Answer]]
-Figure = Callable[[Answer], float]
+Seen = dict[tuple[str, int], list[TimedAnswer]]
+Figure = Callable[[TimedAnswer], float]
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
@@ -77,7 +78,7 @@ async def _prompts(asker: Client, server: Server) -> dict[int, list[int]]:
     return {size: tokens[:size] for size in PROMPT_TOKENS}
 
 
-async def _complete(asker: Client, server: Server, prompt: list[int], decoded: int) -> Answer:
+async def _complete(asker: Client, server: Server, prompt: list[int], decoded: int) -> TimedAnswer:
     body: dict[str, Any] = {
         "prompt": prompt,
         "n_predict": decoded,
@@ -102,11 +103,11 @@ def _rows(seen: Seen) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _side(name: str, answers: list[Answer], figure: Figure) -> Side:
+def _side(name: str, answers: list[TimedAnswer], figure: Figure) -> Side:
     return Side(name=name, sample=Sample.of([figure(answer) for answer in answers]), unit="tok/s")
 
 
-def _end_to_end(answer: Answer) -> float:
+def _end_to_end(answer: TimedAnswer) -> float:
     return float(answer.timings["prompt_n"] + answer.timings["predicted_n"]) / answer.wall_s
 
 

@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import meters, servers
-from bench.client import Answer, Client
-from bench.facts import default_model
-from bench.plan import Plan, Rounds, turns
+from bench import servers
+from bench.plan import Plan
 from bench.report import Row, ratio_row
-from bench.rigs import Rig
-from bench.split_sides import Setup, base_plan, decode_speed, over, passive_threads, running, speeds
+from bench.split_sides import speeds
 from bench.stats import Target, at_least
+from mesh_llm.bench.client import Client, TimedAnswer
+from mesh_llm.bench.company import quiet
+from mesh_llm.bench.facts import default_model
+from mesh_llm.bench.rigs import Rig
+from mesh_llm.bench.rounds import Rounds, turns
+from mesh_llm.bench.sides import Setup, base_plan, decode_speed, over, passive_threads, running
 from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX, MTP_DRAFT_MAX
 from mesh_llm.engine import build
 from mesh_llm.engine.spec import DraftSpec, StatesSpec
@@ -115,7 +118,7 @@ TASKS = (
     ),
 )
 
-Seen = dict[str, list[Answer]]
+Seen = dict[str, list[TimedAnswer]]
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
@@ -191,7 +194,7 @@ async def _in_turns(asker: Client, sides: dict[str, Rig], task: Task, rounds: Ro
     seen: Seen = defaultdict(list)
     for number in rounds:
         for name, rig in turns(asked, number):
-            await meters.quiet()
+            await quiet()
             seen[name].append(await asker.ask(rig.server, "/completion", body))
     return seen
 

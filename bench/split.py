@@ -11,14 +11,18 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from bench import meters, rigs, servers
-from bench.client import Client, client
-from bench.facts import default_model
-from bench.meters import Bystanders
-from bench.plan import Plan, turns
+from bench import meters, servers
+from bench.plan import Plan
 from bench.report import Row, Side, added_row, plain_row, ratio_row
-from bench.rigs import Rig
-from bench.split_sides import (
+from bench.split_sides import side_of, speeds, write_synthetic
+from bench.stats import at_least, at_most, below
+from mesh_llm.bench import rigs
+from mesh_llm.bench.client import Client, client
+from mesh_llm.bench.company import Bystanders, quiet
+from mesh_llm.bench.facts import default_model
+from mesh_llm.bench.rigs import Rig, measured_delay_ms, moved
+from mesh_llm.bench.rounds import turns
+from mesh_llm.bench.sides import (
     LOCAL,
     SHORT,
     Seen,
@@ -33,12 +37,8 @@ from bench.split_sides import (
     passive_threads,
     prefill_speed,
     running,
-    side_of,
-    speeds,
     tokens,
-    write_synthetic,
 )
-from bench.stats import at_least, at_most, below
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.lab.delay import Line, Lines, Passage, delay_lines
@@ -128,7 +128,7 @@ async def _far(plan: Plan, base: SplitPlan, folder: Path) -> Measured:
         loaded = {name: await rig.passages() for name, rig in sides.items()}
         prompt = await tokens(asker, sides[LOCAL], SHORT)
         seen = await ask_in_turns(asker, sides, prompt, _DECODED_FAR, rounds)
-        delays_ms = {name: meters.measured_delay_ms(await rig.passages()) for name, rig in sides.items()}
+        delays_ms = {name: measured_delay_ms(await rig.passages()) for name, rig in sides.items()}
         long = await tokens(asker, sides[LOCAL], plan.choose(full=3800, quick=1800))
         hops = {name: await _decode_bytes(asker, sides[name], long) for name in ("ours, 3", "stock, 3")}
         rows = (
@@ -189,7 +189,7 @@ async def _decode_bytes(asker: Client, rig: Rig, prompt: list[int]) -> list[floa
     for decoded in (few, many):
         await complete(asker, rig, prompt, decoded, cache=True)
         readings.append(await rig.passages())
-    short, long = (meters.moved(*pair) for pair in pairwise(readings))
+    short, long = (moved(*pair) for pair in pairwise(readings))
     return [(late - early) / (many - few) for early, late in zip(short, long, strict=True)]
 
 
@@ -350,7 +350,7 @@ async def _starts(plan: Plan, base: SplitPlan, folder: Path) -> Measured:
         linked.clear()
         for number in rounds:
             for name in turns((LOCAL, "ours, 3", "stock, 3"), number):
-                await meters.quiet()
+                await quiet()
                 before, between = meters.reads(pids), sum(p.size_bytes for p in await peers.read())
                 await start(name)
                 if name == "ours, 3":

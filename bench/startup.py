@@ -10,9 +10,11 @@ from pathlib import Path
 import aiohttp
 
 from bench import servers
-from bench.plan import Plan, Rounds, turns
+from bench.plan import Plan
 from bench.report import Row, Side, added_row, plain_row
 from bench.stats import below
+from mesh_llm.bench.rounds import Rounds, turns
+from mesh_llm.bench.servers import ENVIRONMENT
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
@@ -60,7 +62,7 @@ async def _commands(rounds: int) -> tuple[Row, ...]:
 
 async def _timed(argv: list[str]) -> float:
     started = time.perf_counter()
-    finished = await run(argv, timeout_s=_COMMAND_S, env=servers.ENVIRONMENT)
+    finished = await run(argv, timeout_s=_COMMAND_S, env=ENVIRONMENT)
     took_s = time.perf_counter() - started
     if finished.status != 0:
         raise MeshError(f"{Path(argv[0]).name} {argv[-1]} ended with {finished.status}")

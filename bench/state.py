@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import meters, servers
-from bench.client import Client
-from bench.facts import default_model
-from bench.plan import Plan, Rounds, turns
+from bench import servers
+from bench.plan import Plan
 from bench.report import Row, Side, added_row, ratio_row
-from bench.rigs import Rig
-from bench.split_sides import Setup, base_plan, passive_threads, running, shares
 from bench.stats import at_least, at_most
+from mesh_llm.bench.client import Client
+from mesh_llm.bench.company import quiet
+from mesh_llm.bench.facts import default_model
+from mesh_llm.bench.rigs import Rig
+from mesh_llm.bench.rounds import Rounds, turns
+from mesh_llm.bench.sides import Setup, base_plan, passive_threads, running, shares
 from mesh_llm.engine.spec import StatesSpec
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.planning.fit import CHECKPOINTS
@@ -136,7 +138,7 @@ async def _turns(asker: Client, sides: dict[str, Rig]) -> dict[str, list[float]]
     seen: dict[str, list[float]] = {name: [] for name in sides}
     for index, text in enumerate(texts):
         for name, rig in turns(list(sides.items()), index):
-            await meters.quiet()
+            await quiet()
             more = [*text, *answers[name][index], *token_ids(40, seed=index + 100)]
             stream = await asker.stream(rig.server, "/completion", _body(more, 4, stream=True))
             seen[name].append(stream.first_s)
@@ -148,7 +150,7 @@ async def _saves(asker: Client, sides: dict[str, Rig], rounds: Rounds) -> dict[s
     for number in rounds:
         for name, rig in turns(list(sides.items()), number):
             await asker.ask(rig.server, "/completion", _body(token_ids(TOKENS), 1))
-            await meters.quiet()
+            await quiet()
             short = _body(token_ids(4, seed=200 + number), 2, stream=True)
             seen[name].append((await asker.stream(rig.server, "/completion", short)).first_s)
     return seen

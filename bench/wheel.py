@@ -8,9 +8,10 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, ratio_row
 from bench.stats import at_least
+from mesh_llm.bench.rounds import turns
 from mesh_llm.engine import build, machine
 from mesh_llm.engine.prebuilt import VARIANTS, Variant, suitable
 from mesh_llm.engine.process import run

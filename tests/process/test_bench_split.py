@@ -11,10 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import meters, rigs
-from bench.client import client
-from bench.rigs import Rig
-from bench.split_sides import complete, over, write_synthetic
+from bench import meters
+from bench.split_sides import write_synthetic
+from mesh_llm.bench import rigs
+from mesh_llm.bench.client import client
+from mesh_llm.bench.rigs import Rig, measured_delay_ms, moved
+from mesh_llm.bench.sides import complete, over
 from mesh_llm.engine import build
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.lab.split import SplitPlan
@@ -60,13 +62,13 @@ async def test_what_goes_over_the_links_is_counted(
     async with start(over(plan, 2, delay_s=DELAY_S).plan) as rig, client() as asker:
         loaded = await rig.passages()
         await complete(asker, rig, token_ids(20), 12)
-        used = meters.moved(loaded, await rig.passages())
+        used = moved(loaded, await rig.passages())
         held = meters.buffers(rig.log())
     weights = sum(layer.weight_bytes for layer in plan.facts.layers)
     assert (sum(data_links.size_bytes for data_links in loaded) > weights) is weights_travel
     assert sum(used) > 12 * 4 * plan.facts.hidden
     # Never sooner. How much later is what a busy machine makes of it, and what the bench prints.
-    assert 1000 * DELAY_S <= meters.measured_delay_ms(loaded) < 1000 * (DELAY_S + SLACK_S)
+    assert 1000 * DELAY_S <= measured_delay_ms(loaded) < 1000 * (DELAY_S + SLACK_S)
     assert len([device for device in held if device.startswith(("MESH", "RPC"))]) == 2
 
 

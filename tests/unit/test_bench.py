@@ -15,12 +15,14 @@ import pytest
 
 from bench import members, meters, revision
 from bench import run as bench_run
-from bench.client import Answer, read_events
-from bench.plan import Plan, Rounds, turns
+from bench.plan import Plan
 from bench.report import Result, Row, Side, added_row, added_share_row, plain_row, ratio_row
 from bench.revision import NOW, THEN, Tree
-from bench.split_sides import LOCAL, agreement, passive_threads, shares
 from bench.stats import Target, Verdict, at_least, at_most, below, judge
+from mesh_llm.bench.client import TimedAnswer, read_events
+from mesh_llm.bench.rigs import measured_delay_ms, moved
+from mesh_llm.bench.rounds import Rounds, turns
+from mesh_llm.bench.sides import LOCAL, agreement, passive_threads, shares
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.delay import Passage
 from mesh_llm.results.samples import Sample, differences, ratios
@@ -221,8 +223,8 @@ def test_layers_are_shared_as_evenly_as_they_go(layers: int, workers: int, expec
     assert shares(layers, workers) == expected
 
 
-def answers(*texts: str) -> list[Answer]:
-    return [Answer(document={"content": text}, wall_s=1.0) for text in texts]
+def answers(*texts: str) -> list[TimedAnswer]:
+    return [TimedAnswer(document={"content": text}, wall_s=1.0) for text in texts]
 
 
 def test_stock_may_say_something_else_than_the_engine_alone_and_ours_may_not() -> None:
@@ -241,10 +243,10 @@ def passage(size_bytes: int, median_ms: float = 0.0, chunks: int = 1) -> Passage
 
 def test_bytes_between_two_readings_and_the_delay_of_lines_that_carried_something() -> None:
     before, after = [passage(10, 9.0), passage(0, chunks=0)], [passage(25, 11.0), passage(7, 10.0)]
-    assert meters.moved(before, after) == [15, 7]
-    assert meters.measured_delay_ms(before) == 9.0
-    assert meters.measured_delay_ms(after) == 10.5
-    assert meters.measured_delay_ms([]) == 0.0
+    assert moved(before, after) == [15, 7]
+    assert measured_delay_ms(before) == 9.0
+    assert measured_delay_ms(after) == 10.5
+    assert measured_delay_ms([]) == 0.0
 
 
 def test_buffers_are_found_in_the_engines_log_by_device_and_kind() -> None:

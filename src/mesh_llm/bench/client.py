@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.servers import Server
+from mesh_llm.bench.servers import Server
 from mesh_llm.errors import MeshError
 
 ANSWER_S = 180.0
@@ -31,7 +31,7 @@ def story(tokens: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class TimedAnswer:
     document: dict[str, Any]
     wall_s: float
 
@@ -42,7 +42,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class TimedStream:
     """When each event arrived, in seconds after the request was begun."""
 
     arrived_s: tuple[float, ...]
@@ -63,7 +63,7 @@ class Client:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def ask(self, server: Server, path: str, body: dict[str, Any]) -> Answer:
+    async def ask(self, server: Server, path: str, body: dict[str, Any]) -> TimedAnswer:
         started = time.perf_counter()
         async with self._session.post(server.url + path, json=body, headers=_headers(server)) as reply:
             raw = await reply.read()
@@ -72,7 +72,7 @@ class Client:
                 raise MeshError(
                     f"{path} was answered with {reply.status}: {raw[:300].decode(errors='replace')}"
                 )
-        return Answer(document=json.loads(raw), wall_s=wall_s)
+        return TimedAnswer(document=json.loads(raw), wall_s=wall_s)
 
     async def stream(
         self,
@@ -81,7 +81,7 @@ class Client:
         body: dict[str, Any],
         *,
         on_piece: Callable[[int], bool] = lambda _: True,
-    ) -> Stream:
+    ) -> TimedStream:
         """What arrives is only stamped and kept here; it is read once the clock has stopped.
 
         `on_piece` gets the number of pieces that have come; False leaves the rest.
@@ -99,7 +99,7 @@ class Client:
         return read_events(pieces, total_s)
 
 
-def read_events(pieces: list[tuple[float, bytes]], total_s: float) -> Stream:
+def read_events(pieces: list[tuple[float, bytes]], total_s: float) -> TimedStream:
     """Server-sent events from timed pieces; an event arrives with its last byte."""
     pending = b""
     arrived_s, texts = [], []
@@ -115,7 +115,7 @@ def read_events(pieces: list[tuple[float, bytes]], total_s: float) -> Stream:
                 continue
             arrived_s.append(at_s)
             texts.append(document["content"])
-    return Stream(arrived_s=tuple(arrived_s), total_s=total_s, text="".join(texts))
+    return TimedStream(arrived_s=tuple(arrived_s), total_s=total_s, text="".join(texts))
 
 
 def _headers(server: Server) -> dict[str, str]:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
-from bench import servers
-from bench.servers import Server
-from mesh_llm.engine.process import spawn
+from mesh_llm.bench import servers
+from mesh_llm.bench.servers import Server
+from mesh_llm.engine.process import module, spawn
 from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import MeshError
 from mesh_llm.lab.delay import DelayDoor, Lines, Passage, delay_lines
 from mesh_llm.lab.split import SplitPlan, engine_spec, split_engine
 from mesh_llm.types import StageCounters
 
-_FOLDER = Path(__file__).parent
 _LISTEN_S = 10.0
 _POLL_S = 0.02
 
@@ -78,7 +75,7 @@ async def stock(plan: SplitPlan) -> AsyncIterator[Rig]:
         }
         logged: list[str] = []
         server = await stack.enter_async_context(
-            servers.program("stock_engine.py", request, spec.key, on_log=logged.append)
+            servers.program("mesh_llm.bench.stock_engine", request, spec.key, on_log=logged.append)
         )
         yield Rig(
             server=server,
@@ -102,7 +99,7 @@ async def _stock_worker(
         if not port.done():
             port.set_result(json.loads(line)["port"])
 
-    argv = servers.following([sys.executable, "-P", str(_FOLDER / "stock_worker.py")])
+    argv = servers.following(module("mesh_llm.bench.stock_worker"))
     async with spawn(argv, on_stdout=on_line, on_stderr=lambda _: None, env=servers.ENVIRONMENT) as child:
         request = {"libraries": libraries, "threads": plan.threads, "device": plan.device}
         await child.send(json.dumps(request).encode() + b"\n", close=False)
@@ -124,3 +121,14 @@ async def _listening(target: tuple[str, int]) -> None:
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         raise MeshError(f"a stock worker did not listen within {_LISTEN_S:.0f} s") from None
+
+
+def moved(before: Sequence[Passage], after: Sequence[Passage]) -> list[int]:
+    """Bytes in each direction between two readings of the same lines."""
+    return [late.size_bytes - early.size_bytes for early, late in zip(before, after, strict=True)]
+
+
+def measured_delay_ms(passages: Sequence[Passage]) -> float:
+    """One way, over all lines that carried anything: the mean of their medians."""
+    busy = [passage.median_ms for passage in passages if passage.chunks]
+    return sum(busy) / len(busy) if busy else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from bench.plan import Plan
 from bench.report import Row, ratio_row
 from bench.split_sides import speeds
 from bench.stats import Target, at_least
+from mesh_llm.bench import texts
 from mesh_llm.bench.client import Client, TimedAnswer
 from mesh_llm.bench.company import quiet
 from mesh_llm.bench.facts import default_model
@@ -47,35 +47,6 @@ _HEAD_SIZES: dict[str, Any] = {
 }
 """Of a generated Qwen3.5, large enough that its head is a small part of it."""
 
-_LEDGER = (
-    "The harbour master kept a ledger of every ship that came in: her name, her cargo, her captain and the "
-    "hour of the tide. On the third of May he wrote of the Amelia, with salt and timber, and of a storm "
-    "that had kept her out for two days.\n"
-)
-_PROGRAM = '''def parse_size(text):
-    """Bytes from a text such as 10MB."""
-    units = {"KB": 1000, "MB": 1000000, "GB": 1000000000}
-    for unit, factor in units.items():
-        if text.endswith(unit):
-            return int(text[:-2]) * factor
-    return int(text)
-
-
-def format_size(count):
-    """A text such as 10MB from bytes."""
-    for unit, factor in (("GB", 1000000000), ("MB", 1000000), ("KB", 1000)):
-        if count >= factor:
-            return f"{count // factor}{unit}"
-    return str(count)
-'''
-_GOODS = json.dumps(
-    [
-        {"id": number, "name": name, "price": 3 * number + 2, "in_stock": True, "tags": ["fruit", name[0]]}
-        for number, name in enumerate(("apple", "pear", "plum", "fig", "lemon"))
-    ],
-    indent=1,
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -90,29 +61,27 @@ class Task:
 TASKS = (
     Task(
         name="text that repeats itself",
-        prompt=_LEDGER * 4,
+        prompt=texts.REPEATING,
         targets=((TEXT, at_least(3.0)), (OWN, at_least(2.2)), (BOTH, None)),
     ),
     Task(
         name="a program edited",
-        prompt=f"Here is a file:\n```python\n{_PROGRAM}```\nHere is the same file with the name text "
-        "changed to value:\n```python\ndef parse_size(value):\n",
+        prompt=texts.CODE,
         targets=((TEXT, at_least(1.5)), (OWN, at_least(2.2)), (BOTH, None)),
     ),
     Task(
         name="JSON edited",
-        prompt=f"Here is a document:\n```json\n{_GOODS}\n```\nHere is the same document with every price "
-        "raised by 1:\n```json\n[\n",
+        prompt=texts.JSON,
         targets=((TEXT, at_least(1.5)), (OWN, at_least(2.2)), (BOTH, None)),
     ),
     Task(
         name="prose",
-        prompt="Once upon a time there was a sailor who",
+        prompt=texts.PROSE,
         targets=((TEXT, at_least(0.97)), (OWN, at_least(2.2)), (RANDOM, at_least(0.97))),
     ),
     Task(
         name="prose at temperature 1",
-        prompt="Once upon a time there was a sailor who",
+        prompt=texts.PROSE,
         temperature=1.0,
         targets=((TEXT, at_least(0.97)), (RANDOM, at_least(0.97)), (OWN, None)),
     ),

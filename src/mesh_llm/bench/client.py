@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -49,6 +49,8 @@ class TimedStream:
     """One per token; the closing event is not among them."""
     total_s: float
     text: str
+    timings: dict[str, Any] = field(default_factory=dict)
+    """The engine's own, where the stream came to its end."""
 
     @property
     def first_s(self) -> float:
@@ -95,14 +97,15 @@ class Client:
                     break
             total_s = time.perf_counter() - started
             if reply.status != 200:
-                raise MeshError(f"{path} was answered with {reply.status}")
+                said = b"".join(piece for _, piece in pieces)[:300].decode(errors="replace")
+                raise MeshError(f"{path} was answered with {reply.status}: {said}")
         return read_events(pieces, total_s)
 
 
 def read_events(pieces: list[tuple[float, bytes]], total_s: float) -> TimedStream:
     """Server-sent events from timed pieces; an event arrives with its last byte."""
     pending = b""
-    arrived_s, texts = [], []
+    arrived_s, texts, timings = [], [], {}
     for at_s, piece in pieces:
         *events, pending = (pending + piece).split(b"\n\n")
         for event in events:
@@ -112,10 +115,11 @@ def read_events(pieces: list[tuple[float, bytes]], total_s: float) -> TimedStrea
                 continue
             document = json.loads(data)
             if document.get("stop"):
+                timings = document.get("timings", {})
                 continue
             arrived_s.append(at_s)
             texts.append(document["content"])
-    return TimedStream(arrived_s=tuple(arrived_s), total_s=total_s, text="".join(texts))
+    return TimedStream(arrived_s=tuple(arrived_s), total_s=total_s, text="".join(texts), timings=timings)
 
 
 def _headers(server: Server) -> dict[str, str]:
@@ -123,10 +127,10 @@ def _headers(server: Server) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def client() -> AsyncIterator[Client]:
+async def client(answer_s: float = ANSWER_S) -> AsyncIterator[Client]:
     # A connection per request on every side: the engine closes those on which it has streamed, and
     # a comparison in which only one side may keep its own would measure that instead.
     connector = aiohttp.TCPConnector(force_close=True)
-    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    timeout = aiohttp.ClientTimeout(total=answer_s)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield Client(session)

@@ -13,9 +13,11 @@ from mesh_llm import __version__
 from mesh_llm.defaults import DEFAULT_MODEL, ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.engine import machine
 from mesh_llm.engine.process import run
-from mesh_llm.errors import MeshError
-from mesh_llm.home import models_folder
+from mesh_llm.errors import MeshError, ModelError
+from mesh_llm.home import Home, models_folder
+from mesh_llm.local import model_names
 from mesh_llm.models import catalog
+from mesh_llm.models.names import Here
 
 TOOL_S = 10.0
 """For git or lscpu to answer."""
@@ -82,6 +84,16 @@ def system() -> str:
             release = platform.system()
         name = f"{release}, {platform.system()} {platform.release().split('-')[0]}"
     return f"{name}, {platform.machine()}"
+
+
+async def model_file(name: str | None, home: Home) -> Path:
+    """The file by that name on this machine, or that of the default model."""
+    if name is None:
+        return default_model()
+    found = await model_names.resolve(name, home)
+    if not isinstance(found, Here):
+        raise ModelError(f"{name} is not on this machine", hint=f"mesh-llm download {name}")
+    return found.path
 
 
 def default_model() -> Path:

@@ -39,9 +39,13 @@ async def base_plan(model: Path) -> SplitPlan:
     built = await build.ensure((*build.STANDARD, "rpc"), lambda _: None)
     for error in built.missing.values():
         raise error
+    return await plan_alone(model, built.libraries)
+
+
+async def plan_alone(model: Path, libraries: dict[str, Path]) -> SplitPlan:
     facts = model_facts(await read_gguf(model))
     settings: dict[str, Setting] = {"n_ctx_checkpoints": 0}
-    return SplitPlan(facts=facts, libraries=built.libraries, workers=(), context=CONTEXT, settings=settings)
+    return SplitPlan(facts=facts, libraries=libraries, workers=(), context=CONTEXT, settings=settings)
 
 
 @contextmanager

@@ -25,6 +25,11 @@ bundle         `mesh-llm bundle`
 agent          `mesh-llm agent`
 relay          `mesh-llm relay`
 bench          `mesh-llm bench`
+bench_mesh     `mesh-llm bench mesh`
+bench_grid     `mesh-llm bench grid`
+bench_speculation  `mesh-llm bench speculation`
+bench_compare  `mesh-llm bench compare`
+measuring      how measurements run and end
 lab            `mesh-llm lab`
 results        how measurements show what they found: tables, JSON, files
 groups         verbs with verbs of their own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,7 +12,7 @@ from mesh_llm.results import plots
 from mesh_llm.results.document import Document, to_json
 from mesh_llm.results.write import write
 
-folder_option: Any = click.option(
+folder_option = click.option(
     "-o",
     "--output",
     "folder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from mesh_llm.frozen import frozen
@@ -99,7 +100,7 @@ def _far(before: float, after: float) -> bool:
     return before * after < 0 or large > small * LEAST_RATIO
 
 
-def table(of: Comparison) -> ResultTable:
+def table(changes: Sequence[FigureChange]) -> ResultTable:
     return ResultTable(
         title="What differs",
         columns=("figure", "before", "after", "ratio", "outcome"),
@@ -111,7 +112,7 @@ def table(of: Comparison) -> ResultTable:
                 "–" if each.ratio is None else f"{each.ratio:.2f} ×",
                 str(each.outcome),
             )
-            for each in of.changes
+            for each in changes
         ),
         note=f"beyond noise: intervals of the medians (19 times in 20) do not overlap, and the medians are "
         f"at least {LEAST_RATIO - 1:.0%} apart; in brackets those intervals",

@@ -1,0 +1,63 @@
+"""How every measurement runs and ends: progress on stderr, Ctrl-C ends all that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import aiohttp
+
+from mesh_llm.bench.facts import Load, load_text, machine_facts
+from mesh_llm.errors import MeshError, UsageError
+
+T = TypeVar("T")
+
+
+def run_measurement(main: Coroutine[Any, Any, T]) -> T:
+    """TERM and HUP end everything that `main` started as Ctrl-C does; all three are told as interrupted."""
+    try:
+        return asyncio.run(_ending(main))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise MeshError(
+            f"a server did not answer: {error or type(error).__name__}",
+            hint="the machine may be too busy; see `uptime`, and run it again",
+        ) from error
+
+
+async def _ending(main: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await main
+
+
+class Facts:
+    """Taken when a measurement starts and when it ends."""
+
+    def __init__(self) -> None:
+        self._load, self._began = Load.now(), time.monotonic()
+
+    async def gather(self) -> dict[str, str]:
+        took_s = time.monotonic() - self._began
+        return {**await machine_facts(), "load average": load_text(self._load), "took": f"{took_s:.0f} s"}
+
+
+def command() -> str:
+    """As it was typed."""
+    return shlex.join(["mesh-llm", *sys.argv[1:]])
+
+
+def numbers(flag: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
+    """`3,4,5`; with one sentence where they are none."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{flag} {text}: give numbers, separated by commas") from None

@@ -1,4 +1,4 @@
-"""`mesh-llm bench grid`, `speculation` and `compare` with tiny generated models: small, whole, and gone at the end."""
+"""`mesh-llm bench grid`, `speculation` and `compare` with tiny generated models; nothing is left running."""
 
 from __future__ import annotations
 
@@ -32,7 +32,14 @@ def test_the_smallest_grid_has_all_sides_and_the_seeds_figures(worded: Path, tmp
     speeds, spread = found.tables
     stock = any("stock" in column for column in speeds.columns)
     assert stock or "stock ggml-rpc is left out" in ended.stderr
-    assert speeds.columns[:6] == ("nodes", "latency", "ours, tok/s", "vs baseline", "ours + drafts, tok/s", "vs baseline")
+    assert speeds.columns[:6] == (
+        "nodes",
+        "latency",
+        "ours, tok/s",
+        "vs baseline",
+        "ours + drafts, tok/s",
+        "vs baseline",
+    )
     assert [row[:2] for row in speeds.rows] == [("1", "–"), ("3", "0 ms"), ("3", "5 ms")]
     assert [row[-2:] for row in speeds.rows[1:]] == [("60.2", "1.00 ×"), ("30.1", "0.50 ×")]
     assert len(spread.rows) == 2 * (2 + stock)
@@ -60,6 +67,7 @@ def test_an_interrupted_grid_leaves_nothing_running(worded: Path) -> None:
     assert [child.pid for child in children if child.is_running()] == []
 
 
+@pytest.mark.full
 def test_speculation_tells_of_every_kind_of_text(worded: Path) -> None:
     options = ("--model", worded, "--nodes", "2", "--latency", "0", "--quick", "--json")
     ended = mesh_llm("bench", "speculation", *options, within_s=GRID_S)

@@ -257,10 +257,10 @@ async def _measure(step: Step, number: int, spec: LoadSpec, run: int, asked: Ask
     texts = [await _prompt(asked, run, first + each, SHORT_TOKENS) for each in range(step.size)]
     began = asked.clock()
     answers = await asyncio.gather(*(_timed(asked, text, spec.decoded, began) for text in texts))
-    return _together(answers)
+    return together(answers)
 
 
-def _together(answers: list[tuple[float, TimedStream]]) -> StepSeen:
+def together(answers: list[tuple[float, TimedStream]]) -> StepSeen:
     """`answers`: when each was asked, in seconds since the first was."""
     firsts = sorted(answer.first_s for _, answer in answers)
     began_s = min(at_s + answer.first_s for at_s, answer in answers)

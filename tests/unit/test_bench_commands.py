@@ -1,0 +1,216 @@
+"""What `mesh-llm bench` decides and shows; nothing is measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh_llm.bench import grid, prompts
+from mesh_llm.bench.client import TimedAnswer, TimedStream
+from mesh_llm.bench.grid import Cell, CellFound, GridFound, GridSide, GridSpec
+from mesh_llm.bench.grid_document import THEIR_SPEEDS, document
+from mesh_llm.bench.mesh_document import hops_per_token
+from mesh_llm.bench.mesh_load import (
+    QUICK,
+    Kept,
+    LoadSpec,
+    Step,
+    StepSeen,
+    expected_s,
+    serving,
+    steps,
+    together,
+)
+from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.lab.split import SplitPlan
+from mesh_llm.status_schema import Status, from_document
+from tests.support.planning import model
+
+GB = 10**9
+
+
+def plan(layers: int = 12) -> SplitPlan:
+    return SplitPlan(facts=replace(model(layers), files=(Path("/models/m.gguf"),)), libraries={}, workers=())
+
+
+def answers(*speeds: float) -> list[TimedAnswer]:
+    return [
+        TimedAnswer(document={"content": "x", "timings": {"predicted_per_second": speed}}, wall_s=1.0)
+        for speed in speeds
+    ]
+
+
+def found(*cells: tuple[int, float, float, float]) -> GridFound:
+    """Nodes, milliseconds, our tok/s, stock's."""
+    return GridFound(
+        cells={
+            Cell(nodes=nodes, latency_s=ms / 1000): CellFound(
+                seen={
+                    GridSide.UNSPLIT: answers(50, 50, 50),
+                    GridSide.OURS: answers(ours, ours, ours),
+                    GridSide.STOCK: answers(stock, stock, stock),
+                },
+                ready_s={GridSide.OURS: 1.0, GridSide.STOCK: 2.0},
+                delay_ms={GridSide.OURS: ms, GridSide.STOCK: ms},
+            )
+            for nodes, ms, ours, stock in cells
+        },
+        plan=plan(),
+    )
+
+
+def status(**engine: Any) -> Status:
+    return from_document(
+        Status,
+        {
+            "node": {"state": "serving"},
+            "model": {"name": "m", "context": 4096, "slots": 2},
+            "plan": {"predicted_tok_s": 10.0, "stages": []},
+            "engine": {"state": "ready", **engine},
+            "api": {"url": "http://127.0.0.1:1"},
+        },
+    )
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+def test_no_two_prompts_begin_alike_and_each_is_long_enough() -> None:
+    made = [prompts.unique(run, number, 500) for run in (1700000000, 1700000001) for number in range(20)]
+    assert len({text[:24] for text in made}) == len(made)
+    assert min(len(text.split()) for text in made) >= 500
+
+
+def test_a_prompt_is_the_same_each_time() -> None:
+    assert prompts.unique(7, 3, 100) == prompts.unique(7, 3, 100)
+
+
+# -- the load --------------------------------------------------------------------------------------
+
+
+def test_lengths_beyond_the_context_are_left_out() -> None:
+    lengths = [step.size for step in steps(LoadSpec(rounds=1), 2048 + 4) if step.kind == "prompt"]
+    assert lengths == [32, 128, 512, 2048]
+    assert [step.size for step in steps(LoadSpec(rounds=1), 2048) if step.kind == "prompt"] == [32, 128, 512]
+
+
+def test_steps_go_round_by_round() -> None:
+    assert [step.round for step in steps(QUICK, 8192)] == [0] * 5 + [1] * 5 + [2] * 5
+
+
+def test_what_a_step_takes_grows_with_the_prompt_and_the_streams() -> None:
+    spec = LoadSpec(decoded=64)
+    prompt = Step(kind="prompt", size=1000, round=0)
+    assert expected_s(prompt, spec, prompt_tok_s=100, tok_s=10) == pytest.approx(10.4)
+    streams = Step(kind="streams", size=4, round=0)
+    assert expected_s(streams, spec, prompt_tok_s=32, tok_s=64) == pytest.approx(8.0)
+
+
+def test_tokens_of_streams_count_from_the_first_of_all() -> None:
+    one = TimedStream(arrived_s=(1.0, 2.0), total_s=3.0, text="", timings={"predicted_n": 3})
+    two = TimedStream(arrived_s=(1.5, 4.0), total_s=5.0, text="", timings={"predicted_n": 2})
+    seen = together([(0.0, one), (0.5, two)])
+    assert seen.tok_s == pytest.approx(4 / 4.5)
+    assert seen.gap_s == 2.5
+    assert seen.first_s == 1.5
+
+
+def test_what_was_measured_is_kept_and_taken_up_again(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "new", {"model": "a"})
+    step, seen = Step(kind="prompt", size=32, round=0), StepSeen(first_s=0.5, tok_s=0.0, predicted_s=0.4)
+    kept.add(step, seen)
+    again = Kept(tmp_path / "new", {"model": "a"})
+    again.resume()
+    assert (again.run, again.seen) == (kept.run, {step.key: seen})
+    with pytest.raises(MeshError, match="of another model"):
+        Kept(tmp_path / "new", {"model": "b"}).resume()
+    again.done()
+    with pytest.raises(MeshError, match="nothing to go on with"):
+        Kept(tmp_path / "new", {"model": "a"}).resume()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"about": {}}', '{"about": {}, "run": 1, "seen": {"x": {"y": 1}}}']
+)
+def test_a_damaged_file_is_one_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "mesh.partial.json").write_text(content)
+    with pytest.raises(MeshError, match="is damaged"):
+        Kept(tmp_path, {}).resume()
+
+
+def test_a_mesh_that_does_not_serve_is_one_sentence() -> None:
+    with pytest.raises(MeshError, match="does not serve a model yet: its state is waiting"):
+        serving({"node": {"state": "waiting"}})
+
+
+def test_hops_go_from_worker_to_worker_or_by_the_host() -> None:
+    assert hops_per_token(status()) == 0
+    assert hops_per_token(status(stages=[{"node": "a", "pushes": True}])) == 2
+    assert hops_per_token(status(stages=[{"node": "a", "pushes": True}, {"node": "b", "pushes": True}])) == 3
+    assert hops_per_token(status(stages=[{"node": "a", "pushes": False}, {"node": "b", "pushes": True}])) == 4
+
+
+# -- the grid --------------------------------------------------------------------------------------
+
+
+def test_cells_are_every_count_with_every_latency_once() -> None:
+    spec = GridSpec(model=Path("m"), nodes=(5, 3, 3), latencies_s=(0.01, 0.0))
+    assert [(cell.nodes, cell.latency_s) for cell in spec.cells] == [(3, 0.0), (3, 0.01), (5, 0.0), (5, 0.01)]
+
+
+@pytest.mark.parametrize("nodes", [(), (1,), (3, 10)])
+def test_counts_of_nodes_have_bounds(nodes: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="between 2 and 9"):
+        GridSpec(model=Path("m"), nodes=nodes)
+
+
+def test_the_host_is_a_node_and_layers_are_spread_evenly() -> None:
+    cell = Cell(nodes=5, latency_s=0.02)
+    setup = grid.setup(GridSide.OURS, plan(12), cell, GridSpec(model=Path("m")))
+    assert setup.plan.workers == (2, 2, 3, 3)  # the first two are the host's
+    assert setup.plan.delay_s == 0.02
+    assert not setup.stock
+    assert grid.setup(GridSide.STOCK, plan(12), cell, GridSpec(model=Path("m"))).stock
+    drafts = grid.setup(GridSide.DRAFTS, plan(12), cell, GridSpec(model=Path("m"), draft=Path("d.gguf")))
+    assert (drafts.plan.draft.model, drafts.plan.draft.text_depth > 0) == ("d.gguf", True)
+
+
+def test_hops_of_both_sides() -> None:
+    cell = Cell(nodes=5, latency_s=0.0)
+    assert (cell.hops(GridSide.OURS), cell.hops(GridSide.STOCK)) == (5, 8)
+
+
+def test_sides_run_at_once_as_far_as_memory_goes() -> None:
+    sides = list(grid.SPLIT_SIDES)
+    assert grid.groups(sides, size_bytes=GB, free_bytes=10 * GB) == [sides]
+    assert grid.groups(sides, size_bytes=GB, free_bytes=4 * GB) == [sides[:2], sides[2:]]
+    assert grid.groups(sides, size_bytes=GB, free_bytes=0) == [[side] for side in sides]
+
+
+def test_the_table_is_that_of_the_seeds_with_theirs_beside() -> None:
+    made = document(found((3, 0, 40, 20), (3, 10, 20, 8)), command="c", facts={})
+    table = made.tables[0]
+    assert table.columns == (
+        *("nodes", "latency", "ours, tok/s", "vs baseline", "stock ggml-rpc, tok/s", "vs baseline"),
+        *("ours / stock", "theirs, tok/s", "vs baseline"),
+    )
+    assert table.rows == (
+        ("1", "–", "50.0 (unsplit)", "–", "–", "–", "–", "–", "–"),
+        ("3", "0 ms", "40.0", "1.00 ×", "20.0", "1.00 ×", "2.00 ×", "60.2", "1.00 ×"),
+        ("3", "10 ms", "20.0", "0.50 ×", "8.0", "0.40 ×", "2.50 ×", "21.4", "0.36 ×"),
+    )
+    assert "not measured here" in made.notes[-1]
+    assert [figure.name for figure in made.figures][:2] == ["unsplit: decode", "ours, 3 nodes, 0 ms: decode"]
+
+
+def test_their_curve_stands_only_where_shares_are_compared() -> None:
+    plots = document(found((3, 0, 40, 20), (3, 10, 20, 8)), command="c", facts={}).plots
+    speeds, shares = plots
+    assert [series.label for series in speeds.series] == ["unsplit", "ours", "stock ggml-rpc"]
+    theirs = shares.series[-1]
+    assert "theirs" in theirs.label
+    assert theirs.x == (0.0, 10.0)
+    assert theirs.y == (1.0, THEIR_SPEEDS[3, 10] / THEIR_SPEEDS[3, 0])

@@ -41,7 +41,8 @@ from mesh_llm.bench.sides import (
 )
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.worker_process import WorkerProcess, lend
-from mesh_llm.lab.delay import Line, Lines, Passage, delay_lines
+from mesh_llm.lab.conditions import Passage
+from mesh_llm.lab.delay import Line, Lines, delay_lines
 from mesh_llm.lab.split import SplitPlan, link_neighbours, worker_spec
 from mesh_llm.models.facts import model_facts
 from mesh_llm.results.samples import Sample

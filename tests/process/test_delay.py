@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+from mesh_llm.lab.conditions import Conditions
 from mesh_llm.lab.delay import DelayDoor, Line, delay_lines, joined
 from tests.support.waiting import until
 
@@ -52,7 +53,8 @@ def ends_of(
     for _ in range(line_count):
         left, inner_left = pair()
         right, inner_right = pair()
-        lines.append(Line(one=inner_left, other=inner_right, delay_s=delay_s))
+        far = Conditions(delay_s=delay_s)
+        lines.append(Line(one=inner_left, other=inner_right, there=far, back=far))
         ends += [left, right]
     for end in ends:
         end.settimeout(WAIT_S)
@@ -206,7 +208,8 @@ async def test_a_door_leads_every_caller_to_its_target_late() -> None:
     with socket.create_server(("127.0.0.1", 0)) as target:
         listener = socket.create_server(("127.0.0.1", 0))
         address = listener.getsockname()
-        door = DelayDoor(listener=listener, target=target.getsockname(), delay_s=delay_s)
+        far = Conditions(delay_s=delay_s)
+        door = DelayDoor(listener=listener, target=target.getsockname(), there=far, back=far)
         async with delay_lines((), [door]) as running:
             for number in range(1, 3):
                 with socket.create_connection(address, timeout=WAIT_S) as caller:
@@ -227,7 +230,7 @@ async def test_a_door_to_nowhere_closes_on_its_caller() -> None:
         nowhere = gone.getsockname()
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    async with delay_lines((), [DelayDoor(listener=listener, target=nowhere, delay_s=0.0)]):
+    async with delay_lines((), [DelayDoor(listener=listener, target=nowhere)]):
         with socket.create_connection(address, timeout=WAIT_S) as caller:
             assert await asyncio.to_thread(caller.recv, 1) == b""
 

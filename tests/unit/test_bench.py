@@ -24,7 +24,7 @@ from mesh_llm.bench.rigs import measured_delay_ms, moved
 from mesh_llm.bench.rounds import Rounds, turns
 from mesh_llm.bench.sides import LOCAL, agreement, passive_threads, shares
 from mesh_llm.errors import MeshError
-from mesh_llm.lab.delay import Passage
+from mesh_llm.lab.conditions import Passage
 from mesh_llm.results.samples import Sample, differences, ratios
 
 

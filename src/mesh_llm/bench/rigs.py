@@ -14,7 +14,8 @@ from mesh_llm.bench.servers import Server
 from mesh_llm.engine.process import module, spawn
 from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import MeshError
-from mesh_llm.lab.delay import DelayDoor, Lines, Passage, delay_lines
+from mesh_llm.lab.conditions import Conditions, Passage
+from mesh_llm.lab.delay import DelayDoor, Lines, delay_lines
 from mesh_llm.lab.split import SplitPlan, engine_spec, split_engine
 from mesh_llm.types import StageCounters
 
@@ -86,7 +87,8 @@ async def stock(plan: SplitPlan) -> AsyncIterator[Rig]:
 
 
 def _door(target: tuple[str, int], delay_s: float) -> DelayDoor:
-    return DelayDoor(listener=socket.create_server(("127.0.0.1", 0)), target=target, delay_s=delay_s)
+    far = Conditions(delay_s=delay_s)
+    return DelayDoor(listener=socket.create_server(("127.0.0.1", 0)), target=target, there=far, back=far)
 
 
 @asynccontextmanager

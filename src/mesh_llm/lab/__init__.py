@@ -3,6 +3,10 @@
 cluster     a mesh of real nodes, each a process with its own home
 member      program: a node of such a mesh, which ends with whoever started it
 split       a split engine without a mesh: worker children, links, an engine child
-delay       links with a delay
+delay       lines: links that are slow, narrow or lossy
+conditions  what one way of a line does to what passes
+passing     hands things on when their time has come
+datagrams   UDP through a line
+rpc_proxy   stock ggml-rpc through a line: only what computes is slowed, and everything is counted
 quic        links over QUIC between two processes
 """

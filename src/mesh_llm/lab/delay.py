@@ -1,13 +1,15 @@
-"""Delay lines: a link that takes time, on one machine.
+"""Lines: a link that is slow, narrow or lossy, on one machine.
 
 Each chunk is stamped when it arrives and released, in order, when its time has
 come; chunks behind it do not wait for each other, as on a real wire. A child
 process of its own runs the lines, so that the threads that keep time share
 Python with nobody.
 
-    async with delay_lines([Line(one, other, delay_s=0.010)]) as lines:
+    far = Conditions(delay_s=0.010)
+    async with delay_lines([Line(one=one, other=other, there=far, back=far)]) as lines:
         ...
         await lines.read()     # what went through so far, by direction
+        await lines.set(0, there=Conditions(), back=far)
     print(lines.report())      # the delay that chunks really had
 
 `joined` is a line in threads of this process, for whoever has no more to do
@@ -20,145 +22,63 @@ target, for programs that make their connections themselves.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import socket
-import statistics
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from mesh_llm.engine.process import Child, module, spawn
+from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
+from mesh_llm.lab.conditions import Conditions, Passage, Way
+from mesh_llm.lab.datagrams import DatagramDoor
+from mesh_llm.lab.passing import Passing
+from mesh_llm.lab.rpc_proxy import RpcSessionReport, RpcTally
 
-_CHUNK_BYTES = 1 << 18
-_SPIN_S = 0.0002
-"""The last stretch is spent looking at the clock: a sleep wakes up some 100 µs late."""
-_LATENESS_KEPT = 4096
+_BUFFER_BYTES = 1 << 20
+_SLICE_S = 0.001
+"""A narrow line takes as much at a time as it sends in this time: its bytes arrive spread out."""
+_LEAST_SLICE_BYTES = 1448
 _REPORT_S = 10.0
 """For the child to report and end; it needs milliseconds."""
-_PR_SET_TIMERSLACK = 29
+_SWITCH_S = 0.0005
+"""A thread whose time has come does not wait for another's turn to end: by default that takes 5 ms."""
+
+OPEN = Conditions()
+Address = tuple[str, int] | str
+"""Of TCP and UDP, or a unix socket's path."""
+Splitter = Callable[[memoryview], Sequence[tuple[memoryview, bool]]]
+"""Cuts what arrives into pieces, and says of each whether the line's conditions hold for it."""
 
 
 @frozen
 class Line:
-    """Two ends that are joined with a delay; the line owns both from here on."""
+    """Two ends that are joined; the line owns both from here on."""
 
     one: socket.socket
     other: socket.socket
-    delay_s: float
+    there: Conditions = OPEN
+    """From `one` to `other`."""
+    back: Conditions = OPEN
 
 
 @frozen
 class DelayDoor:
-    """A listening socket, which the line owns from here on, and where its connections lead to."""
+    """A socket to connect or send to, which the line owns from here on, and where that leads."""
 
     listener: socket.socket
-    target: tuple[str, int]
-    delay_s: float
-
-
-@frozen
-class Passage:
-    """What chunks in one direction really experienced."""
-
-    chunks: int
-    size_bytes: int
-    median_ms: float
-    worst_ms: float
-
-
-class _Meter:
-    """Counts what goes one way, over however many connections."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._delays: deque[float] = deque(maxlen=_LATENESS_KEPT)
-        self._chunks = 0
-        self._bytes = 0
-
-    def count(self, size_bytes: int, delay_s: float) -> None:
-        with self._lock:
-            self._delays.append(delay_s)
-            self._chunks += 1
-            self._bytes += size_bytes
-
-    def passage(self) -> Passage:
-        with self._lock:
-            delays = [1000 * delay for delay in self._delays] or [0.0]
-            return Passage(
-                chunks=self._chunks,
-                size_bytes=self._bytes,
-                median_ms=statistics.median(delays),
-                worst_ms=max(delays),
-            )
-
-
-class _Direction:
-    """Reads one end, writes the other, later."""
-
-    def __init__(self, source: socket.socket, target: socket.socket, delay_s: float, meter: _Meter) -> None:
-        self._source = source
-        self._target = target
-        self._delay_s = delay_s
-        self._meter = meter
-        self._waiting: deque[tuple[float, bytes]] = deque()
-        self._arrived = threading.Condition()
-
-    def start(self) -> list[threading.Thread]:
-        threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._release)]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    def _read(self) -> None:
-        with suppress(OSError):
-            while chunk := self._source.recv(_CHUNK_BYTES):
-                self._put(chunk)
-        self._put(b"")
-
-    def _put(self, chunk: bytes) -> None:
-        with self._arrived:
-            self._waiting.append((time.perf_counter(), chunk))
-            self._arrived.notify()
-
-    def _release(self) -> None:
-        _no_timer_slack()
-        with suppress(OSError):
-            while True:
-                with self._arrived:
-                    while not self._waiting:
-                        self._arrived.wait()
-                    stamp, chunk = self._waiting.popleft()
-                _wait_until(stamp + self._delay_s)
-                if not chunk:
-                    break
-                # Counted before it is sent: who has received it may ask for the report at once.
-                self._meter.count(len(chunk), time.perf_counter() - stamp)
-                self._target.sendall(chunk)
-        # The end of a link takes as long to be noticed as anything else on it.
-        for end in (self._source, self._target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
-def _wait_until(moment: float) -> None:
-    left = moment - time.perf_counter()
-    if left > _SPIN_S:
-        time.sleep(left - _SPIN_S)
-    while time.perf_counter() < moment:
-        pass
-
-
-def _no_timer_slack() -> None:
-    """Linux rounds a thread's sleeps up by 50 µs unless told not to."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    """Of a stream, listening; or of datagrams."""
+    target: Address
+    there: Conditions = OPEN
+    """To the target."""
+    back: Conditions = OPEN
+    rpc: bool = False
+    """Stock ggml-rpc is spoken here: the conditions hold for commands that compute, and for nothing else."""
 
 
 class Lines:
@@ -171,18 +91,30 @@ class Lines:
 
     def __init__(self) -> None:
         self.passages: list[Passage] = []
+        self.rpc: list[tuple[RpcSessionReport, ...]] = []
+        """For each door, what was done through it, where it knows stock RPC."""
         self._child: Child | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
     async def read(self) -> list[Passage]:
         """What went through until now."""
+        await self._ask({})
+        return self.passages
+
+    async def set(self, number: int, *, there: Conditions, back: Conditions) -> None:
+        """Change a line, or a door: doors are counted after the lines. Holds when it returns."""
+        await self._ask({"number": number, "there": asdict(there), "back": asdict(back)})
+
+    async def _ask(self, request: dict[str, Any]) -> None:
         assert self._child is not None, "these lines are not running"
         arrived = asyncio.get_running_loop().create_future()
         self._waiting.append(arrived)
-        async with asyncio.timeout(_REPORT_S):
-            await self._child.send(b"\n", close=False)
-            await arrived
-        return self.passages
+        try:
+            async with asyncio.timeout(_REPORT_S):
+                await self._child.send(json.dumps(request).encode() + b"\n", close=False)
+                await arrived
+        except TimeoutError:
+            raise MeshError(f"the lines did not answer within {_REPORT_S:.0f} s") from None
 
     def report(self) -> str:
         busy = [passage for passage in self.passages if passage.chunks]
@@ -192,24 +124,32 @@ class Lines:
         )
 
     def _on_report(self, text: str) -> None:
-        self.passages = [Passage(**fields) for fields in json.loads(text)]
-        for arrived in self._waiting:
-            if not arrived.done():
-                arrived.set_result(None)
-        self._waiting.clear()
+        document = json.loads(text)
+        self.passages = [Passage(**fields) for fields in document["passages"]]
+        self.rpc = [tuple(map(RpcSessionReport.from_fields, door)) for door in document["rpc"]]
+        # Answers come in the order of the questions; the last report answers nobody.
+        if self._waiting and not (arrived := self._waiting.pop(0)).done():
+            arrived.set_result(None)
 
 
 @asynccontextmanager
-async def delay_lines(lines: Sequence[Line], doors: Sequence[DelayDoor] = ()) -> AsyncIterator[Lines]:
+async def delay_lines(
+    lines: Sequence[Line], doors: Sequence[DelayDoor] = (), *, seed: int = 0
+) -> AsyncIterator[Lines]:
     """Join the ends of each line, and open each door, for the length of the block."""
     running = Lines()
     request = {
+        "seed": seed,
         "lines": [
-            {"one": line.one.fileno(), "other": line.other.fileno(), "delay_s": line.delay_s}
-            for line in lines
+            {"one": line.one.fileno(), "other": line.other.fileno(), **_conditions(line)} for line in lines
         ],
         "doors": [
-            {"listener": door.listener.fileno(), "target": door.target, "delay_s": door.delay_s}
+            {
+                "listener": door.listener.fileno(),
+                "target": door.target,
+                "rpc": door.rpc,
+                **_conditions(door),
+            }
             for door in doors
         ],
     }
@@ -220,6 +160,7 @@ async def delay_lines(lines: Sequence[Line], doors: Sequence[DelayDoor] = ()) ->
             on_stdout=running._on_report,
             on_stderr=lambda text: None,
             pass_fds=[end.fileno() for end in ends],
+            line_limit_bytes=1 << 20,
         ) as child:
             await child.send(json.dumps(request).encode() + b"\n", close=False)
             for end in ends:
@@ -236,36 +177,8 @@ async def delay_lines(lines: Sequence[Line], doors: Sequence[DelayDoor] = ()) ->
             end.close()
 
 
-def main() -> None:
-    request = json.loads(sys.stdin.readline())
-    meters: list[_Meter] = []
-    for line in request["lines"]:
-        pair = _Meter(), _Meter()
-        meters += pair
-        _join(socket.socket(fileno=line["one"]), socket.socket(fileno=line["other"]), line["delay_s"], pair)
-    for door in request["doors"]:
-        pair = _Meter(), _Meter()
-        meters += pair
-        threading.Thread(target=_answer_door, args=(door, pair), daemon=True).start()
-
-    def report() -> None:
-        passages = [meter.passage() for meter in meters]
-        fields = [asdict(passage) for passage in passages]
-        print(json.dumps(fields), flush=True)
-
-    for _ in sys.stdin:
-        report()
-    report()
-
-
-def _join(
-    one: socket.socket, other: socket.socket, delay_s: float, meters: tuple[_Meter, _Meter]
-) -> list[threading.Thread]:
-    there, back = meters
-    return [
-        *_Direction(one, other, delay_s, there).start(),
-        *_Direction(other, one, delay_s, back).start(),
-    ]
+def _conditions(line: Line | DelayDoor) -> dict[str, Any]:
+    return {"there": asdict(line.there), "back": asdict(line.back)}
 
 
 def joined(link: socket.socket, *, delay_s: float) -> socket.socket:
@@ -273,7 +186,8 @@ def joined(link: socket.socket, *, delay_s: float) -> socket.socket:
     here, there = socket.socketpair()
     for end in (link, there):
         end.setblocking(True)
-    threads = _join(there, link, delay_s, (_Meter(), _Meter()))
+    far = Conditions(delay_s=delay_s)
+    threads = join(there, link, (Way(far, seed=""), Way(far, seed="")))
     threading.Thread(target=_close_after, args=(threads, (link, there)), daemon=True).start()
     return here
 
@@ -285,18 +199,160 @@ def _close_after(threads: Sequence[threading.Thread], ends: Sequence[socket.sock
         end.close()
 
 
-def _answer_door(door: dict[str, Any], meters: tuple[_Meter, _Meter]) -> None:
-    with socket.socket(fileno=door["listener"]) as listener:
-        while True:
-            caller, _ = listener.accept()
-            try:
-                target = socket.create_connection(tuple(door["target"]))
-            except OSError:
-                caller.close()
-                continue
-            for end in (caller, target):
+# -- streams -----------------------------------------------------------------------------------------
+
+
+class _Direction:
+    """Reads one end of a stream, and passes on to the other."""
+
+    def __init__(
+        self, source: socket.socket, target: socket.socket, way: Way, split: Splitter | None = None
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._way = way
+        self._split = split
+        self._passing = Passing[memoryview | bytes](way, self._deliver, keep=bytes)
+
+    def start(self) -> list[threading.Thread]:
+        reading = threading.Thread(target=self._read, daemon=True)
+        reading.start()
+        return [reading, self._passing.thread]
+
+    def _read(self) -> None:
+        buffer = memoryview(bytearray(_BUFFER_BYTES))
+        with suppress(OSError):
+            while count := self._source.recv_into(buffer, self._slice_bytes()):
+                if not self._take(buffer[:count]):
+                    break
+        self._passing.end()
+
+    def _slice_bytes(self) -> int:
+        bytes_s = self._way.conditions.bytes_s
+        if not bytes_s:
+            return _BUFFER_BYTES
+        return min(_BUFFER_BYTES, max(_LEAST_SLICE_BYTES, int(bytes_s * _SLICE_S)))
+
+    def _take(self, data: memoryview) -> bool:
+        if self._split is None:
+            return self._passing.take(data, len(data), late_s=self._way.retransmitting_s(len(data)))
+        return all(
+            self._passing.take(
+                piece, len(piece), late_s=self._way.retransmitting_s(len(piece)) if slowed else None
+            )
+            for piece, slowed in self._split(data)
+        )
+
+    def _deliver(self, data: memoryview | bytes | None) -> None:
+        try:
+            if data is None:
+                # As TCP: the other direction may still have something to say.
+                self._target.shutdown(socket.SHUT_WR)
+            else:
+                self._target.sendall(data)
+        except OSError:
+            for end in (self._source, self._target):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            raise
+
+
+def join(
+    one: socket.socket,
+    other: socket.socket,
+    ways: tuple[Way, Way],
+    splitters: tuple[Splitter | None, Splitter | None] = (None, None),
+) -> list[threading.Thread]:
+    return [
+        *_Direction(one, other, ways[0], splitters[0]).start(),
+        *_Direction(other, one, ways[1], splitters[1]).start(),
+    ]
+
+
+# -- the child ---------------------------------------------------------------------------------------
+
+
+class _Running:
+    """What the child holds: two ways for each line and door."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._ways: list[Way] = []
+        self._tallies: list[RpcTally | None] = []
+        seed = request["seed"]
+        for line in request["lines"]:
+            one, other = (socket.socket(fileno=line[name]) for name in ("one", "other"))
+            join(one, other, self._pair(line, seed))
+        for door in request["doors"]:
+            self._open(door, self._pair(door, seed))
+
+    def _pair(self, fields: dict[str, Any], seed: int) -> tuple[Way, Way]:
+        number = len(self._ways)
+        there, back = (
+            Way(Conditions(**fields[name]), seed=f"{seed} {number + index}")
+            for index, name in enumerate(("there", "back"))
+        )
+        self._ways += there, back
+        return there, back
+
+    def _open(self, door: dict[str, Any], ways: tuple[Way, Way]) -> None:
+        listener = socket.socket(fileno=door["listener"])
+        target = door["target"] if isinstance(door["target"], str) else tuple(door["target"])
+        tally = RpcTally() if door["rpc"] else None
+        self._tallies.append(tally)
+        if listener.type == socket.SOCK_DGRAM:
+            DatagramDoor(listener, target, ways).start()
+        else:
+            answer = partial(_answer, listener, target, ways, tally)
+            threading.Thread(target=answer, daemon=True).start()
+
+    def change(self, request: dict[str, Any]) -> None:
+        first = 2 * request["number"]
+        for way, name in zip(self._ways[first : first + 2], ("there", "back"), strict=True):
+            way.conditions = Conditions(**request[name])
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "passages": [asdict(way.passage()) for way in self._ways],
+            "rpc": [tally.to_fields() if tally else [] for tally in self._tallies],
+        }
+
+
+def _answer(listener: socket.socket, target: Address, ways: tuple[Way, Way], tally: RpcTally | None) -> None:
+    """Joins every caller to the target."""
+    while True:
+        caller, _ = listener.accept()
+        try:
+            onward = _connected(target)
+        except OSError:
+            caller.close()
+            continue
+        for end in (caller, onward):
+            if end.family != socket.AF_UNIX:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _join(caller, target, door["delay_s"], meters)
+        session = tally.begin() if tally is not None else None
+        join(caller, onward, ways, (session.requests, session.answers) if session else (None, None))
+
+
+def _connected(target: Address) -> socket.socket:
+    if isinstance(target, tuple):
+        return socket.create_connection(target)
+    onward = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        onward.connect(target)
+    except OSError:
+        onward.close()
+        raise
+    return onward
+
+
+def main() -> None:
+    sys.setswitchinterval(_SWITCH_S)
+    running = _Running(json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        if "number" in (request := json.loads(line)):
+            running.change(request)
+        print(json.dumps(running.report()), flush=True)
+    print(json.dumps(running.report()), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervis
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import EngineFailed
 from mesh_llm.frozen import frozen
+from mesh_llm.lab.conditions import Conditions
 from mesh_llm.lab.delay import Line, Lines, delay_lines
 from mesh_llm.lab.quic import QuicLine, Splicing, quic_lines
 from mesh_llm.types import ModelFacts, Setting
@@ -134,7 +135,8 @@ def _link(
     if not delay_s:
         return here, there
     near, far = socket.socketpair()
-    lines.append(Line(one=there, other=near, delay_s=delay_s))
+    far_away = Conditions(delay_s=delay_s)
+    lines.append(Line(one=there, other=near, there=far_away, back=far_away))
     return here, far
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from mesh_llm.bench.rigs import Rig, measured_delay_ms, moved
 from mesh_llm.bench.sides import complete, over
 from mesh_llm.engine import build
 from mesh_llm.engine.inspect import read_gguf
+from mesh_llm.lab.rpc_proxy import COMPUTING
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.models.facts import model_facts
 from tests.support.split import plan_for, token_ids
@@ -70,6 +72,37 @@ async def test_what_goes_over_the_links_is_counted(
     # Never sooner. How much later is what a busy machine makes of it, and what the bench prints.
     assert 1000 * DELAY_S <= measured_delay_ms(loaded) < 1000 * (DELAY_S + SLACK_S)
     assert len([device for device in held if device.startswith(("MESH", "RPC"))]) == 2
+
+
+async def test_only_what_computes_is_slowed_and_everything_is_counted(plan: SplitPlan) -> None:
+    """The line that knows stock RPC, before the stock server: loading passes, each graph waits."""
+    delay_s, decoded = 0.05, 6
+    far = over(plan, 1, delay_s=delay_s).plan
+    async with rigs.stock(far, only_compute=True) as rig, client() as asker:
+        assert rig.lines is not None
+        before = await rig.lines.read()
+        loaded = rig.lines.rpc[0][-1]
+        began = time.perf_counter()
+        await complete(asker, rig, token_ids(20), decoded)
+        took_s = time.perf_counter() - began
+        after = await rig.lines.read()
+        session = rig.lines.rpc[0][-1]
+    weights = sum(layer.weight_bytes for layer in plan.facts.layers)
+    assert loaded.refused is None
+    assert loaded.counts["HELLO"].commands == 1
+    assert loaded.counts["SET_TENSOR"].sent_bytes > weights
+    # The warm-up computes, too; hundreds of commands that only load are not held up for a moment.
+    assert loaded.total().commands > 10 * loaded.total(COMPUTING).commands
+    assert before[0].chunks > 10
+    assert before[0].median_ms < 1000 * delay_s
+    computed = session.total(COMPUTING).commands - loaded.total(COMPUTING).commands
+    assert decoded <= computed <= 2 * decoded
+    assert took_s >= computed * delay_s
+    assert session.counts["GET_TENSOR"].received_bytes > loaded.counts["GET_TENSOR"].received_bytes
+    # Every byte is one of a command's, and those of sessions that only asked for the device's memory.
+    sessions = rig.lines.rpc[0]
+    assert sum(each.total().sent_bytes for each in sessions) == after[0].size_bytes
+    assert sum(each.total().received_bytes for each in sessions) == after[1].size_bytes
 
 
 async def test_a_block_that_fails_ends_everything_that_it_started(plan: SplitPlan) -> None:

@@ -58,14 +58,17 @@ async def ours(plan: SplitPlan, workers: Sequence[WorkerProcess] = ()) -> AsyncI
 
 
 @asynccontextmanager
-async def stock(plan: SplitPlan) -> AsyncIterator[Rig]:
-    """Through ggml-rpc: the same layers on as many workers, the output head on the last one."""
+async def stock(plan: SplitPlan, *, only_compute: bool = False) -> AsyncIterator[Rig]:
+    """Through ggml-rpc: the same layers on as many workers, the output head on the last one.
+
+    With `only_compute`, delays are those of commands that compute, to the worker, and of nothing else.
+    """
     libraries = {name: str(path) for name, path in plan.libraries.items()}
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(_stock_worker(libraries, plan)) for _ in plan.workers]
         endpoints, lines = [target for _, target in workers], None
         if plan.delay_s:
-            doors = [_door(target, plan.delay_s) for target in endpoints]
+            doors = [_door(target, plan.delay_s, rpc=only_compute) for target in endpoints]
             endpoints = [door.listener.getsockname() for door in doors]
             lines = await stack.enter_async_context(delay_lines((), doors))
         spec = engine_spec(replace(plan, workers=()), ())
@@ -86,9 +89,9 @@ async def stock(plan: SplitPlan) -> AsyncIterator[Rig]:
         )
 
 
-def _door(target: tuple[str, int], delay_s: float) -> DelayDoor:
-    far = Conditions(delay_s=delay_s)
-    return DelayDoor(listener=socket.create_server(("127.0.0.1", 0)), target=target, there=far, back=far)
+def _door(target: tuple[str, int], delay_s: float, *, rpc: bool) -> DelayDoor:
+    far, listener = Conditions(delay_s=delay_s), socket.create_server(("127.0.0.1", 0))
+    return DelayDoor(listener=listener, target=target, there=far, back=far, rpc=rpc)
 
 
 @asynccontextmanager

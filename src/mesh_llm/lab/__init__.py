@@ -4,6 +4,7 @@ cluster     a mesh of real nodes, each a process with its own home
 member      program: a node of such a mesh, which ends with whoever started it
 split       a split engine without a mesh: worker children, links, an engine child
 delay       lines: links that are slow, narrow or lossy
+addresses   the two addresses of a line, as people write them
 conditions  what one way of a line does to what passes
 passing     hands things on when their time has come
 datagrams   UDP through a line

@@ -105,6 +105,11 @@ class Lines:
         """Change a line, or a door: doors are counted after the lines. Holds when it returns."""
         await self._ask({"number": number, "there": asdict(there), "back": asdict(back)})
 
+    async def ended(self) -> None:
+        """Returns when the child has ended though nobody asked it to."""
+        assert self._child is not None, "these lines are not running"
+        await self._child.wait()
+
     async def _ask(self, request: dict[str, Any]) -> None:
         assert self._child is not None, "these lines are not running"
         arrived = asyncio.get_running_loop().create_future()

@@ -77,6 +77,9 @@ class FakeManaged:
     def invites(self) -> dict[str, Any]:
         return {"invites": []}
 
+    async def measure(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return {"asked": asked}
+
     def revoke(self, id: str) -> dict[str, Any]:
         self.revoked.append(id)
         return {"revoked": id}
@@ -242,7 +245,7 @@ async def test_one_connection_too_many_is_closed(console: Bench, monkeypatch: py
 
 # -- the page's token ---------------------------------------------------------------------------
 
-CALLS = ("stop", "leave", "unload", "load", "invite", "revoke", "promote", "plan")
+CALLS = ("stop", "leave", "unload", "load", "invite", "revoke", "promote", "plan", "measure")
 
 
 @pytest.mark.parametrize("call", CALLS)

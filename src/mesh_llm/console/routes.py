@@ -21,7 +21,7 @@ from mesh_llm.types import Role
 
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
 _HIGHEST_USES = 1_000_000
-_WITH_BODY = ("plan", "invite", "revoke", "promote")
+_WITH_BODY = ("plan", "invite", "revoke", "promote", "measure")
 
 
 Document = dict[str, Any]
@@ -46,6 +46,8 @@ class Managed:
     promote: Callable[[str], Document]
     invites: Callable[[], Document]
     revoke: Callable[[str], Document]
+    measure: Callable[[Document], Awaitable[Document]]
+    """A link to another member, for `mesh-llm bench transport`."""
 
 
 Answer = Callable[[Document], Awaitable[Document] | Document]
@@ -95,6 +97,7 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "invite": lambda body: node.invite(*_asked_invite(body)),
         "revoke": lambda body: node.revoke(str(body.get("id"))),
         "promote": lambda body: node.promote(str(body.get("name"))),
+        "measure": node.measure,
         "stop": stop,
         "leave": leave,
         "unload": unload,

@@ -11,8 +11,11 @@ one connection, on loopback.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -26,8 +29,11 @@ from iroh.iroh_ffi import (
     BiStream,
     Connection,
     Endpoint,
+    EndpointAddr,
     EndpointOptions,
     EndpointTicket,
+    RelayConfig,
+    RelayMap,
     RelayMode,
     preset_minimal,
 )
@@ -40,6 +46,7 @@ from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.splice import Splicer, splice
 
 _ALPN = b"mesh-lab/splice/1"
+_SO_ATTACH_FILTER = 26
 _ANSWER_S = 30.0
 """For a process to start, connect or report; it needs a second at the most."""
 
@@ -60,6 +67,8 @@ class Splicing:
     """libmesh-splice; without it their event loops do it."""
     busy_s: float = 0.0
     """That both event loops are held up every ten milliseconds, as by a node's other work."""
+    relay: str | None = None
+    """A relay's URL: the only way between the two. Linux alone can cut off the direct one."""
 
 
 class QuicLines:
@@ -85,6 +94,7 @@ async def quic_lines(lines: Sequence[QuicLine], splicing: Splicing | None = None
         common = {
             "library": str(splicing.library) if splicing.library else None,
             "busy_s": splicing.busy_s,
+            "relay": splicing.relay,
         }
         met = await accepting.ask({**common, "links": [end.fileno() for end in ones], "ticket": None})
         request = {**common, "links": [end.fileno() for end in others], "ticket": met["ticket"]}
@@ -130,17 +140,36 @@ async def _process(ends: Sequence[socket.socket]) -> AsyncIterator[_Conversation
 # -- in the processes ---------------------------------------------------------------------------
 
 
-async def loopback_endpoint() -> Endpoint:
-    """An endpoint that never sends a packet beyond this machine."""
+async def loopback_endpoint(relay: str | None = None) -> Endpoint:
+    """An endpoint that never sends a packet beyond this machine; with a relay, none but through it."""
     iroh_ffi.uniffi_set_event_loop(asyncio.get_running_loop())
-    return await Endpoint.bind(
-        EndpointOptions(
-            preset=preset_minimal(),
-            bind_addr="127.0.0.1:0",
-            alpns=[_ALPN],
-            relay_mode=RelayMode.disabled(),
-        )
+    mode = RelayMode.disabled()
+    if relay is not None:
+        relays = RelayMap.empty()
+        relays.insert(RelayConfig(url=relay))
+        mode = RelayMode.custom(relays)
+    endpoint = await Endpoint.bind(
+        EndpointOptions(preset=preset_minimal(), bind_addr="127.0.0.1:0", alpns=[_ALPN], relay_mode=mode)
     )
+    if relay is not None:
+        _deafen()
+    return endpoint
+
+
+def _deafen() -> None:
+    """Every UDP socket of this process gets nothing more: of two ways, only the relay's is left.
+
+    A filter that takes nothing of any packet (one instruction, "return 0") is attached to each.
+    """
+    program = ctypes.create_string_buffer(struct.pack("@HBBI", 6, 0, 0, 0))
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        # The folder's own descriptor is gone by now.
+        if not entry.is_symlink() or not str(entry.readlink()).startswith("socket:"):
+            continue
+        with socket.socket(fileno=os.dup(int(entry.name))) as end:
+            if end.type == socket.SOCK_DGRAM:
+                filter = struct.pack("@HP", 1, ctypes.addressof(program))
+                end.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter)
 
 
 async def accept(endpoint: Endpoint) -> Connection:
@@ -149,8 +178,11 @@ async def accept(endpoint: Endpoint) -> Connection:
     return await (await incoming.accept()).connect()
 
 
-async def connect(endpoint: Endpoint, ticket: str) -> Connection:
-    return await endpoint.connect(EndpointTicket.from_string(ticket).endpoint_addr(), _ALPN)
+async def connect(endpoint: Endpoint, ticket: str, relay: str | None = None) -> Connection:
+    address = EndpointTicket.from_string(ticket).endpoint_addr()
+    if relay is not None:
+        address = EndpointAddr(address.id(), relay, [])
+    return await endpoint.connect(address, _ALPN)
 
 
 def ticket_of(endpoint: Endpoint) -> str:
@@ -170,14 +202,16 @@ async def _serve() -> None:
     )
     request = json.loads(await reader.readline())
     links = [socket.socket(fileno=number) for number in request["links"]]
-    endpoint = await loopback_endpoint()
+    endpoint = await loopback_endpoint(request["relay"])
     if request["ticket"] is None:
         _say(ticket=ticket_of(endpoint))
         streams = await _accept_streams(await accept(endpoint), len(links))
         # The question whether they are joined comes after the other side has been told to connect.
         await reader.readline()
     else:
-        streams = await _open_streams(await connect(endpoint, request["ticket"]), len(links))
+        streams = await _open_streams(
+            await connect(endpoint, request["ticket"], request["relay"]), len(links)
+        )
     splicer: Splicer | None = load_native(Path(request["library"]) if request["library"] else None)
     work: list[asyncio.Task[Any]] = [
         asyncio.create_task(

@@ -57,6 +57,7 @@ from mesh_llm.node.node_console import NodeConsole
 from mesh_llm.node.node_state import NodeState
 from mesh_llm.node.unload import ModelUnload
 from mesh_llm.peers.data_links import DataLinks
+from mesh_llm.peers.link_measuring import MeasuredLinks
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.remote_engine import RemoteEngine
 from mesh_llm.planning.memory_budget import lent_text
@@ -167,12 +168,14 @@ class Node:
             tell=self._tell_lease,
             progress=self._progress,
         )
+        measured_links = MeasuredLinks(self.mesh, otherwise=self.lending.receive)
         self.data_links = DataLinks(
             self.mesh,
-            receive=self.lending.receive,
+            receive=measured_links.receive,
             answer=self._gateway.serve_guest,
             bind_ip=config.bind_ip,
         )
+        self._measure_link = partial(measured_links.measure, self.data_links)
         self.remote_engine = self._engines.remote = RemoteEngine(self.mesh, self.data_links)
         self.hosting = self._engines.hosting = Hosting(
             mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self.state
@@ -242,6 +245,7 @@ class Node:
             promote=self.invites.promote,
             invites=self.invites.listed,
             revoke=self.invites.revoke,
+            measure=self._measure_link,
         )
         self._console = NodeConsole(self.view, self._feed, self.history, self._managed, self._announcements)
         self._streams = IncomingStreams(self.view, self.data_links, self.model_supply, self.history)

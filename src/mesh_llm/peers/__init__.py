@@ -6,6 +6,7 @@ trust            what this node signs, and what it believes of others
 claims_exchange  passes settings and revocations from node to node
 paths            the path to each member: kind, delay, traffic
 data_links       data links for children, and HTTP to the host's engine
+link_measuring   links that are only measured
 forwarding       streams between two members that reach each other only through a third
 remote_engine    another node's engine, as this node's gateway uses it
 """

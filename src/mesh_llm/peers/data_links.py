@@ -92,15 +92,47 @@ class DataLinks:
             except (LinkFailed, PeerLost, OSError, TimeoutError) as error:
                 log.info("no %s link node=%s error=%r", kind, node[:8], error)
         async with _bounded(f"{self._mesh.name_of(node)} did not open a link"):
-            stream = await self._mesh.open(node, "link", {"way": "quic", "purpose": purpose})
-            await _taken(stream)
-        ours, theirs = socket.socketpair()
-        self._copy(theirs, stream, f"link to {node[:8]}")
+            link = await self._link_quic(node, purpose)
         return Link(
-            socket=self.through(node, ours),
+            socket=link,
             kind=self._mesh.paths.of_streams(node),
             moves=not self._mesh.paths.between(node),
         )
+
+    def why_not(self, node: NodeId, kind: LinkKind) -> str | None:
+        """Why there is no link of that kind to `node`; None where there is."""
+        best, streams = self._mesh.paths.of_links(node), self._mesh.paths.of_streams(node)
+        match kind:
+            case LinkKind.LOCAL:
+                return None if best is LinkKind.LOCAL else "the nodes are on two machines"
+            case LinkKind.TCP:
+                plain = "both nodes need --plain-lan, and a direct path between two machines"
+                return None if best is LinkKind.TCP else plain
+            case LinkKind.QUIC:
+                return None if streams is LinkKind.QUIC else "the nodes have no direct path"
+            case _:
+                return None if streams is LinkKind.RELAY else "the nodes have a direct path"
+
+    async def link_of(self, node: NodeId, purpose: Purpose, kind: LinkKind) -> socket.socket:
+        """A data link of one kind, whether or not it is the best."""
+        if (reason := self.why_not(node, kind)) is not None:
+            raise LinkRefused(f"no {kind} link to {self._mesh.name_of(node)}: {reason}")
+        async with _bounded(f"{self._mesh.name_of(node)} did not open a link"):
+            match kind:
+                case LinkKind.LOCAL:
+                    link = await self._link_local(node, purpose)
+                case LinkKind.TCP:
+                    link = await self._link_tcp(node, purpose)
+                case _:
+                    return await self._link_quic(node, purpose)
+        return self.through(node, link)
+
+    async def _link_quic(self, node: NodeId, purpose: Purpose) -> socket.socket:
+        stream = await self._mesh.open(node, "link", {"way": "quic", "purpose": purpose})
+        await _taken(stream)
+        ours, theirs = socket.socketpair()
+        self._copy(theirs, stream, f"link to {node[:8]}")
+        return self.through(node, ours)
 
     async def _link_local(self, node: NodeId, purpose: Purpose) -> socket.socket:
         return await self._by_ticket(

@@ -21,6 +21,7 @@ framing              control messages as bytes
 stream               a stream to another node
 stream_gate          streams that arrive before and after admission
 direct_links         data links that need no QUIC: unix sockets and plain TCP, opened with tickets
+link_meter           measures a link
 splice               joins a child's socket to a QUIC stream
 native_splice        the same in threads of a native library
 endpoint             iroh's endpoint, bound as the user asked

@@ -1,0 +1,115 @@
+"""`mesh-llm bench transport`: what the links to another node carry, or those of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mesh_llm.bench.transport import SIZES, Carried, KindFigures, document, facts, measured, on_loopback
+from mesh_llm.cli.control import call
+from mesh_llm.cli.options import home_option, home_path, json_option
+from mesh_llm.cli.output import print_table
+from mesh_llm.engine.inspect import read_gguf
+from mesh_llm.errors import UsageError
+from mesh_llm.home import Home
+from mesh_llm.local import model_names
+from mesh_llm.models.facts import model_facts
+from mesh_llm.models.names import Here
+from mesh_llm.results.document import Document, to_json
+
+_PATH = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@click.argument("node", required=False)
+@click.option("--model", metavar="NAME|PATH", help="say what the figures mean for this one, of this disk")
+@click.option("--hidden", type=click.IntRange(1, 1 << 20), help="the same for a hidden size  [default: 4096]")
+@click.option("-o", "--output", "folder", type=_PATH, metavar="FOLDER", help="write the result there, too")
+@home_option
+@json_option
+def transport(
+    node: str | None,
+    model: str | None,
+    hidden: int | None,
+    folder: Path | None,
+    home: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure the links to NODE, a member of the running node's mesh; without NODE those of this machine.
+
+    Round trip and throughput of every kind of link, by size of message, idle and while
+    another link is busy: about a minute. It sends as much as the links carry, and slows down
+    what the mesh computes meanwhile.
+    """
+    if model is not None and hidden is not None:
+        raise UsageError("--model has a hidden size of its own: leave out --hidden")
+    found = asyncio.run(_measure(node, model, hidden or 4096, Home(home_path(home))))
+    _show(found, folder=folder, as_json=as_json)
+
+
+async def _measure(node: str | None, model: str | None, hidden: int, home: Home) -> Document:
+    carried = Carried(name=f"a hidden size of {hidden}", hidden=hidden)
+    if model is not None:
+        carried = await _carried(model, home)
+    if node is None:
+        where, kinds = "on this machine", await on_loopback(SIZES, _tell)
+    else:
+        where, kinds = f"to {node}", await _between(home, node)
+    return document(
+        kinds,
+        where=where,
+        carried=carried,
+        command=shlex.join(["mesh-llm", *sys.argv[1:]]),
+        facts=facts(),
+    )
+
+
+async def _between(home: Home, node: str) -> list[KindFigures]:
+    """The running node measures; what this pair does not have is named."""
+    why_not = (await call(home, "POST", "/api/measure", {"node": node}))["why_not"]
+    found = []
+    for kind, reason in why_not.items():
+        if reason is not None:
+            found.append(KindFigures(kind=kind, missing=reason))
+            continue
+        found.append(await measured(kind, partial(_ask, home, node, kind), SIZES, _tell))
+    return found
+
+
+async def _ask(home: Home, node: str, kind: str, size: int) -> dict[str, Any]:
+    return await call(home, "POST", "/api/measure", {"node": node, "kind": kind, "size": size})
+
+
+async def _carried(model: str, home: Home) -> Carried:
+    named = await model_names.resolve(model, home)
+    if not isinstance(named, Here):
+        raise UsageError(f"{model} is not on this disk", hint="`mesh-llm models` lists what is")
+    described = model_facts(await read_gguf(named.path))
+    return Carried(name=described.name, hidden=described.hidden)
+
+
+def _tell(step: str) -> None:
+    print(f"Measuring {step}", file=sys.stderr, flush=True)
+
+
+def _show(found: Document, *, folder: Path | None, as_json: bool) -> None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{found.name}.json").write_text(to_json(found), encoding="utf-8")
+    if as_json:
+        click.echo(to_json(found), nl=False)
+        return
+    click.echo(found.title)
+    for table in found.tables:
+        click.echo(f"\n{table.title}")
+        print_table(table.rows, headers=table.columns)
+        if table.note:
+            click.echo(table.note)
+    if found.notes:
+        click.echo("\n" + "\n".join(f"- {note}" for note in found.notes))

@@ -256,7 +256,8 @@ def _table(
 
 def _meaning(kinds: Sequence[KindFigures], carried: Carried) -> ResultTable:
     """For so many nodes: a token passes each once and comes back to the host."""
-    size = next(size for size in SIZES if size >= carried.token_bytes)
+    sizes = sorted({each.size for kind in kinds for each in kind.sizes})
+    size = next((size for size in sizes if size >= carried.token_bytes), sizes[-1] if sizes else 0)
     rows = []
     for kind in kinds:
         if (each := kind.of(size)) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _PATH = click.Path(path_type=Path, file_okay=False)
 @click.argument("node", required=False)
 @click.option("--model", metavar="NAME|PATH", help="say what the figures mean for this one, of this disk")
 @click.option("--hidden", type=click.IntRange(1, 1 << 20), help="the same for a hidden size  [default: 4096]")
+@click.option("--sizes", metavar="BYTES[,BYTES…]", help="of the messages  [default: 64 bytes to 16 MiB]")
 @click.option("-o", "--output", "folder", type=_PATH, metavar="FOLDER", help="write the result there, too")
 @home_option
 @json_option
@@ -37,6 +39,7 @@ def transport(
     node: str | None,
     model: str | None,
     hidden: int | None,
+    sizes: str | None,
     folder: Path | None,
     home: Path | None,
     as_json: bool,
@@ -49,18 +52,32 @@ def transport(
     """
     if model is not None and hidden is not None:
         raise UsageError("--model has a hidden size of its own: leave out --hidden")
-    found = asyncio.run(_measure(node, model, hidden or 4096, Home(home_path(home))))
+    found = asyncio.run(_measure(node, model, hidden or 4096, _sizes(sizes), Home(home_path(home))))
     _show(found, folder=folder, as_json=as_json)
 
 
-async def _measure(node: str | None, model: str | None, hidden: int, home: Home) -> Document:
+def _sizes(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return SIZES
+    try:
+        sizes = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        sizes = (0,)
+    if sizes[0] < 1 or sizes[-1] > SIZES[-1]:
+        raise UsageError(f"--sizes {text}: give bytes between 1 and {SIZES[-1]}", hint="for example 64,16384")
+    return sizes
+
+
+async def _measure(
+    node: str | None, model: str | None, hidden: int, sizes: Sequence[int], home: Home
+) -> Document:
     carried = Carried(name=f"a hidden size of {hidden}", hidden=hidden)
     if model is not None:
         carried = await _carried(model, home)
     if node is None:
-        where, kinds = "on this machine", await on_loopback(SIZES, _tell)
+        where, kinds = "on this machine", await on_loopback(sizes, _tell)
     else:
-        where, kinds = f"to {node}", await _between(home, node)
+        where, kinds = f"to {node}", await _between(home, node, sizes)
     return document(
         kinds,
         where=where,
@@ -70,7 +87,7 @@ async def _measure(node: str | None, model: str | None, hidden: int, home: Home)
     )
 
 
-async def _between(home: Home, node: str) -> list[KindFigures]:
+async def _between(home: Home, node: str, sizes: Sequence[int]) -> list[KindFigures]:
     """The running node measures; what this pair does not have is named."""
     why_not = (await call(home, "POST", "/api/measure", {"node": node}))["why_not"]
     found = []
@@ -78,7 +95,7 @@ async def _between(home: Home, node: str) -> list[KindFigures]:
         if reason is not None:
             found.append(KindFigures(kind=kind, missing=reason))
             continue
-        found.append(await measured(kind, partial(_ask, home, node, kind), SIZES, _tell))
+        found.append(await measured(kind, partial(_ask, home, node, kind), sizes, _tell))
     return found
 
 

@@ -6,6 +6,7 @@ from mesh_llm.defaults import PLAN_SEARCH_STEPS
 from mesh_llm.planning.cuts import too_many
 from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.fit import gigabytes, layer_cache_bytes
+from mesh_llm.planning.memory_layout import surely_holds_one
 from mesh_llm.planning.placement import Layout, filled, layers_lent, seconds_of, spread_out, with_head
 from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.proposal import Question
@@ -16,6 +17,8 @@ SLOW_LINK_RTT_S = 0.01
 """Where a link rather than a device is to blame for a slow plan: networks at home stay below it."""
 
 
+_COMPARED_NODES = 64
+"""Up to so many each gets a plan of its own to compare with: a millisecond for each, with every decision."""
 NOT_NEEDED = "not needed: the model fits on fewer nodes"
 WAITING = "waiting: there is no plan yet"
 
@@ -59,9 +62,9 @@ def _host(asked: Question, layout: Layout | None) -> Candidate | None:
 
 def _too_small(inputs: PlanInputs, node: Candidate) -> str:
     load = inputs.load
-    if layers_lent(inputs, node.id):
-        return ""
     rooms = [inputs.lent[place] for place in inputs.devices[node.id]]
+    if any(surely_holds_one(room, load) for room in rooms) or layers_lent(inputs, node.id):
+        return ""
     room = max(rooms, key=lambda room: room.total_bytes)
     least = min(layer.weight_bytes + layer_cache_bytes(layer, load.settings) for layer in load.facts.layers)
     need = gigabytes(least + load.worker_scratch_bytes)
@@ -73,7 +76,7 @@ def _too_small(inputs: PlanInputs, node: Candidate) -> str:
 def _slower(inputs: PlanInputs, layout: Layout, node: NodeId) -> str:
     """What the plan would lose with this node, too; empty where it would lose nothing, or nobody can tell."""
     workers = layout.workers
-    if len(workers) * len(inputs.rooms) > PLAN_SEARCH_STEPS:
+    if len(inputs.rooms) > _COMPARED_NODES or len(workers) * len(inputs.rooms) > PLAN_SEARCH_STEPS:
         return ""
     now = seconds_of(inputs, layout)
     wider = [*workers, node]

@@ -67,6 +67,12 @@ class LayerCosts:
         return self.facts.query_elements * met
 
     @property
+    def least_bytes(self) -> int:
+        """No node without so much memory, whatever its kind, holds the whole model."""
+        fixed = self.facts.embedding_bytes + self.facts.other_bytes
+        return fixed + self.sums[-1] + self.scratch_bytes(host=True, head=True)
+
+    @property
     def count(self) -> int:
         return len(self.sums) - 1
 

@@ -90,7 +90,13 @@ def loans(
 
 def lent_devices(facts: NodeFacts) -> tuple[LentDevice, ...]:
     """Those of a worker; a node that names none lends its first."""
-    return facts.devices or loans(facts, with_memory=False)[:1]
+    if facts.devices:
+        return facts.devices
+    if not used_gpus(facts):
+        # As most do, so without the general rule's expense: a plan asks for every node.
+        size, most = facts.memory_bytes, facts.max_memory_bytes
+        return (LentDevice(name=CPU, bytes=max(0, size if most is None else min(size, most))),)
+    return loans(facts, with_memory=False)[:1]
 
 
 def lent_text(devices: tuple[LentDevice, ...]) -> str:

@@ -49,7 +49,7 @@ class NodeMemory:
 
     @property
     def gpu_bytes(self) -> int:
-        return min(self.most_bytes, sum(gpu.own_bytes for gpu in self.gpus))
+        return min(self.most_bytes, sum(gpu.own_bytes for gpu in self.gpus)) if self.gpus else 0
 
     @property
     def total_bytes(self) -> int:
@@ -65,10 +65,16 @@ class Rooms(NamedTuple):
     """Of each device that it lends; without a name, of the first."""
 
 
-def rooms(nodes: Iterable[Candidate]) -> Rooms:
+def rooms(
+    nodes: Iterable[Candidate], places: Mapping[NodeId, Mapping[Place, LentDevice]] | None = None
+) -> Rooms:
     """Of a machine's free memory the largest figure counts: a node that
-    starts beside a loaded model sees less, and it is lent already."""
+    starts beside a loaded model sees less, and it is lent already.
+
+    `places` are those that each lends, where they have been looked up.
+    """
     nodes = tuple(nodes)
+    places = {node.id: places_of(node) for node in nodes} if places is None else places
     machines: defaultdict[str, int] = defaultdict(int)
     gpus: defaultdict[tuple[str, str], int] = defaultdict(int)
     for node in nodes:
@@ -79,7 +85,7 @@ def rooms(nodes: Iterable[Candidate]) -> Rooms:
             gpus[key, device.name] = max(gpus[key, device.name], device.free_bytes)
     hosting = {node.id: _hosting(node, machines, gpus) for node in nodes}
     lent = {
-        place: _lent(device, hosting[node.id]) for node in nodes for place, device in places_of(node).items()
+        place: _lent(device, hosting[node.id]) for node in nodes for place, device in places[node.id].items()
     }
     return Rooms(hosting=hosting, lent=lent)
 
@@ -111,6 +117,8 @@ def _hosting(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[s
 
 def _lent(lent: LentDevice, room: NodeMemory) -> NodeMemory:
     if lent.name == CPU:
+        if not room.gpus and lent.bytes >= room.main_bytes:
+            return room
         return replace(room, main_bytes=min(room.main_bytes, lent.bytes), gpus=())
     # All of it on that GPU: what does not fit there is not for this device.
     gpus = tuple(gpu._replace(own_bytes=lent.bytes) for gpu in room.gpus if gpu.name == lent.name)
@@ -120,6 +128,16 @@ def _lent(lent: LentDevice, room: NodeMemory) -> NodeMemory:
 
 def _or_all(bound: int | None) -> int:
     return _ALL if bound is None else max(0, bound)
+
+
+def surely_holds_one(room: NodeMemory, load: LayerCosts) -> bool:
+    """Whether a worker has room for the first layer, as far as a glance tells."""
+    need = load.sums[1] + load.worker_scratch_bytes
+    if room.cpu_moe or room.most_bytes < need:
+        return False
+    if room.gpus:
+        return room.gpu_layers > 0 and max(gpu.own_bytes for gpu in room.gpus) >= need
+    return min(room.main_bytes, room.machine_bytes) >= need
 
 
 class Free(NamedTuple):
@@ -153,7 +171,7 @@ class Ledger:
 
     def free(self, room: NodeMemory) -> Free:
         taken = self._machines.get(room.machine, 0)
-        gpus = sum(self._left(room, gpu) for gpu in room.gpus)
+        gpus = sum(self._left(room, gpu) for gpu in room.gpus) if room.gpus else 0
         main = max(0, min(room.main_bytes, room.machine_bytes - taken))
         return Free(
             main_bytes=main,

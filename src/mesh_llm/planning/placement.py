@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 
 from mesh_llm.defaults import PLAN_SEARCH_STEPS, SPILL_BYTES_PER_S
 from mesh_llm.frozen import frozen
@@ -21,6 +22,10 @@ from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.predict import token_seconds
 from mesh_llm.planning.worker_order import arrange
 from mesh_llm.types import NodeId, Place
+
+
+_CANDIDATES = 48
+"""Of each kind, looked at in a large mesh: three times as many as may take part in a plan."""
 
 
 @frozen
@@ -56,10 +61,9 @@ class Layout:
 
 def alone(inputs: PlanInputs, host: NodeId) -> Layout | None:
     """The whole model on one node, if it fits."""
-    spans = (Span(host, 0, inputs.load.count),)
-    if inputs.allocations(host, spans, head_on_worker=False) is None:
+    if inputs.whole_model(host) is None:
         return None
-    return Layout(host=host, spans=spans)
+    return Layout(host=host, spans=(Span(host, 0, inputs.load.count),))
 
 
 def fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layout | None:
@@ -67,16 +71,40 @@ def fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layou
 
     More of them are better where all of it then lies on GPUs that would otherwise lie in main memory.
     """
-    found = _fewest(inputs, host, workers)
+    large = len(workers) > 2 * _CANDIDATES
+    if large:
+        workers = _candidates(inputs, host, workers)
+    found = _fewest(inputs, host, workers, large=large)
     on_gpus = _on_gpus(inputs, workers)
     if found is None or on_gpus.devices == inputs.devices:
         return found
-    other = _fewest(on_gpus, host, workers)
+    other = _fewest(on_gpus, host, workers, large=large)
     now, then = seconds_of(inputs, found), seconds_of(inputs, other) if other else None
     return other if now is not None and then is not None and then < now else found
 
 
-def _fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layout | None:
+def _candidates(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Sequence[NodeId]:
+    """Those alone that a plan could need: the largest, and the fastest that are near."""
+    largest = nsmallest(_CANDIDATES, workers, key=lambda node: (-lent_bytes(inputs, node), node))
+    nearest = nsmallest(_CANDIDATES, workers, key=lambda node: promise(inputs, host, node))
+    return sorted({*largest, *nearest})
+
+
+def lent_bytes(inputs: PlanInputs, node: NodeId) -> int:
+    return sum(inputs.lent[place].total_bytes for place in inputs.devices[node])
+
+
+def promise(inputs: PlanInputs, host: NodeId, node: NodeId) -> tuple[float, NodeId]:
+    """Roughly what a node would add: a layer, and the way there and back."""
+    load, speed = inputs.load, inputs.speeds[Place(node)]
+    if speed is None:
+        return float("inf"), node
+    way = inputs.way(host, node, host)
+    read = load.active[-1] / load.count / speed.read_bytes_per_s
+    return read + 2 * (way.delay_s + way.overhead_s), node
+
+
+def _fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, large: bool) -> Layout | None:
     own = capacity(inputs.rooms[host], inputs.load, host=True)
     if own is None:
         return None
@@ -96,6 +124,9 @@ def _fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layo
         return None
     search = _Search(inputs=inputs, host=host, layout=layout)
     search.drop()
+    if large:
+        share = (inputs.load.count - own.total) / len(search.layout.workers)
+        search.begin_with_nearest([node for size, node in largest if size >= share])
     search.swap([node for _, node in largest])
     return filled(inputs, host, search.layout.workers) or search.layout
 
@@ -124,10 +155,18 @@ class _Search:
 
     def drop(self) -> None:
         """Nodes that turn out not to be needed: who shares a machine may add nothing."""
-        for node in sorted(self.layout.workers, key=lambda node: (self._lent_bytes(node), node)):
+        for node in sorted(self.layout.workers, key=lambda node: (lent_bytes(self.inputs, node), node)):
             rest = [other for other in self.layout.workers if other != node]
             if rest and (smaller := self._filled(rest)):
                 self.layout = smaller
+
+    def begin_with_nearest(self, roomy: Sequence[NodeId]) -> None:
+        """Of those with room for an equal share: one swap after the other would find them late."""
+        self.steps //= 4
+        nearest = self._filled(sorted(roomy, key=self._promise)[: len(self.layout.workers)])
+        then, now = nearest and self._seconds(nearest), self._seconds(self.layout)
+        if nearest and then is not None and (now is None or then < now):
+            self.layout = nearest
 
     def swap(self, others: Sequence[NodeId]) -> None:
         """One of the chosen for one of the others, as long as that makes it faster."""
@@ -162,20 +201,11 @@ class _Search:
         self.steps -= len(workers) + 1
         return filled(self.inputs, self.host, workers, quick=True)
 
-    def _lent_bytes(self, node: NodeId) -> int:
-        return sum(self.inputs.lent[place].total_bytes for place in self.inputs.devices[node])
-
     def _seconds(self, layout: Layout) -> float | None:
         return token_seconds(self.inputs, self.host, layout.spans, head_on_worker=False)
 
     def _promise(self, node: NodeId) -> tuple[float, NodeId]:
-        """Roughly what it would add: a layer, and the way there and back."""
-        load, speed = self.inputs.load, self.inputs.speeds[Place(node)]
-        if speed is None:
-            return float("inf"), node
-        way = self.inputs.way(self.host, node, self.host)
-        read = load.active[-1] / load.count / speed.read_bytes_per_s
-        return read + 2 * (way.delay_s + way.overhead_s), node
+        return promise(self.inputs, self.host, node)
 
 
 def filled(
@@ -260,8 +290,15 @@ def _offered(inputs: PlanInputs, host: NodeId, nodes: Sequence[NodeId]) -> list[
 
 def _able(inputs: PlanInputs, node: NodeId) -> list[tuple[int, Place]]:
     """The devices of a node that hold a layer, and how many each does."""
-    sizes = [(capacity(inputs.lent[place], inputs.load, host=False), place) for place in inputs.devices[node]]
-    return [(size.total, place) for size, place in sizes if size and size.total]
+    sizes = [(_holds(inputs, place), place) for place in inputs.devices[node]]
+    return [(size, place) for size, place in sizes if size]
+
+
+def _holds(inputs: PlanInputs, place: Place) -> int:
+    if place not in inputs.sizes:
+        size = capacity(inputs.lent[place], inputs.load, host=False)
+        inputs.sizes[place] = size.total if size else 0
+    return inputs.sizes[place]
 
 
 def _laid(inputs: PlanInputs, host: NodeId, order: Sequence[Place], wanted: Sequence[int]) -> Layout | None:

@@ -80,6 +80,8 @@ class PlanInputs:
         default_factory=dict, compare=False, repr=False
     )
     """Found already: they depend on no context."""
+    sizes: dict[Place, int] = field(default_factory=dict, compare=False, repr=False)
+    """Layers that a lent device holds, as far as they have been counted under this context."""
     _ways: dict[tuple[NodeId, NodeId], PathCost | None] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -89,7 +91,7 @@ class PlanInputs:
         if context == self.load.settings.context:
             return self
         settings = replace(self.load.settings, context=context)
-        return replace(self, load=load_of(self.load.facts, settings))
+        return replace(self, load=load_of(self.load.facts, settings), sizes={})
 
     def way(self, a: NodeId, b: NodeId, host: NodeId) -> PathCost:
         """Straight, or where two workers know no way to each other, over the host."""
@@ -135,6 +137,13 @@ class PlanInputs:
             found.append(allocation)
         return tuple(found)
 
+    def whole_model(self, host: NodeId) -> Allocation | None:
+        """Where all layers lie on one node; None where they do not fit."""
+        room, load = self.rooms[host], self.load
+        if room.total_bytes < load.least_bytes:
+            return None
+        return lodge(Ledger().free(room), load, 0, load.count, host=True, head=True)
+
     def room(self, place: Place, *, host: NodeId | None) -> NodeMemory:
         """What there is at a place for a plan of this host."""
         return self.rooms[place.node] if place.node == host else self.lent[place]
@@ -146,8 +155,8 @@ class PlanInputs:
 
 def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) -> PlanInputs:
     # Those who left no longer share anything, and those who lend nothing need no room.
-    here = rooms(node for node in snapshot.nodes if node.alive)
     places = {node.id: places_of(node) for node in snapshot.nodes}
+    here = rooms((node for node in snapshot.nodes if node.alive), places)
     whole = {
         place: _speed(device.speed if place.device else node.facts.speed)
         for node in snapshot.nodes

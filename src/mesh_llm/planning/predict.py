@@ -100,6 +100,16 @@ def token_seconds(
     return seconds
 
 
+def solo_seconds(inputs: PlanInputs, host: NodeId) -> float | None:
+    """The same of a node that has the whole model, at less expense: every node of a mesh is asked for it."""
+    allocation, speed = inputs.whole_model(host), inputs.speeds.get(Place(host))
+    if allocation is None or speed is None:
+        return None
+    span = Span(host, 0, inputs.load.count)
+    head_s = inputs.load.head_bytes / speed.read_bytes_per_s
+    return head_s + _read_seconds(inputs, span, allocation, speed, host)
+
+
 def _read_seconds(
     inputs: PlanInputs, span: Span, allocation: Allocation, speed: Speed, host: NodeId
 ) -> float:

@@ -32,6 +32,7 @@ from mesh_llm.planning.placement import (
     with_head_at_best,
 )
 from mesh_llm.planning.plan_inputs import PlanInputs, ground_of
+from mesh_llm.planning.predict import solo_seconds
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.speculation import cache_settings
 from mesh_llm.types import HostingMode, ModelFacts, NodeId, Place
@@ -177,18 +178,19 @@ def _nodes(count: int) -> str:
 
 
 def _solo(asked: Question, inputs: PlanInputs) -> Proposal | None:
-    layouts = {node.id: layout for node in asked.roster.hosts if (layout := alone(inputs, node.id))}
-    if not layouts:
+    fits = [node for node in asked.roster.hosts if alone(inputs, node.id)]
+    if not fits:
         return None
-    fits = [node for node in asked.roster.hosts if node.id in layouts]
-    seconds = {id: seconds_of(inputs, layout) for id, layout in layouts.items()}
+    seconds = {node.id: solo_seconds(inputs, node.id) for node in fits}
     host = solo_hosts(fits, inputs.rooms, seconds, asked.lacking)[0]
     reason = f"fits on {host.facts.name} alone"
     if asked.settings.split:
         reason += "; --split finds no other node that can take part"
     elif len(fits) > 1:
         reason += _why_this_one(host, len(fits), measured=None not in seconds.values())
-    return _grown(asked, inputs, layouts[host.id], lambda other: alone(other, host.id), reason)
+    layout = alone(inputs, host.id)
+    assert layout is not None  # it fits
+    return _grown(asked, inputs, layout, lambda other: alone(other, host.id), reason)
 
 
 def _why_this_one(host: Candidate, count: int, *, measured: bool) -> str:
@@ -229,9 +231,8 @@ def _refill(host: NodeId, workers: tuple[NodeId, ...]) -> Remake:
 
 
 def _too_much_for_one(asked: Question, inputs: PlanInputs) -> str:
-    smallest = asked.contexts[-1]
-    context = inputs.load.settings.context
-    if context > smallest and any(alone(inputs.at(smallest), node.id) for node in asked.roster.hosts):
+    smallest, context = inputs.at(asked.contexts[-1]), inputs.load.settings.context
+    if smallest is not inputs and any(alone(smallest, node.id) for node in asked.roster.hosts):
         return f"no node alone holds it with {context} tokens of context"
     return "no node holds it alone"
 

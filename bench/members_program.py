@@ -1,7 +1,7 @@
 """Program: a simulated mesh in one process, which tells the CPU time that its members take.
 
 It runs in the tree that PYTHONPATH names and uses that tree's own world
-(`tests/support/membership_world.py`), so that members of any commit can be
+(`lab/simulate/world.py`), so that members of any commit can be
 asked, as long as the world keeps these: `facts(key, ...)`, `World(...)` with
 `start`, `warm`, `run`, `crash`, `perform`, `hosts`, `up` and `now`, and of a host
 `id`, `key`, `asleep` and its view's `publish`, `records` and `digest`. How a view
@@ -21,12 +21,23 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
 import mesh_llm
-from tests.support import membership_world
-from tests.support.membership_world import Host, World, facts
+
+
+def _world() -> Any:
+    """The tree's own; earlier commits have it among the tests."""
+    try:
+        return import_module("mesh_llm.lab.simulate.world")
+    except ModuleNotFoundError:
+        return import_module("tests.support.membership_world")
+
+
+membership_world = _world()
+World, facts = membership_world.World, membership_world.facts
 
 TICK_S = 0.25
 """As in a node."""
@@ -106,7 +117,7 @@ class Members:
                 host.asleep = True
             self._world.run(SETTLE_S)
 
-    def _host(self, number: int) -> Host:
+    def _host(self, number: int) -> Any:
         # Neighbours by number are far apart on the ring: ids are hashes of the keys.
         return self._world.hosts[number % self._count]
 

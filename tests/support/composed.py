@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import NodeConfig
+from mesh_llm.lab.simulate.signing import seal
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import Update
 from mesh_llm.membership.record import Record, read_record, record_text, told
@@ -15,7 +16,6 @@ from mesh_llm.peers.mesh import _now
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Membership, Network, NetworkConfig
 from mesh_llm.types import NodeFacts, NodeId, Role
-from tests.support.membership_world import seal
 
 ANN, BEN = NodeId("a" * 64), NodeId("b" * 64)
 

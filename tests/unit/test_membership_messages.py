@@ -11,6 +11,7 @@ import pytest
 
 from mesh_llm.defaults import MEMBER_BUCKETS
 from mesh_llm.errors import MalformedMessage
+from mesh_llm.lab.simulate.signing import seal
 from mesh_llm.membership.fact_documents import (
     MEMBER_FACTS_BYTES,
     facts_from_document,
@@ -65,7 +66,6 @@ from mesh_llm.types import (
     Stage,
     State,
 )
-from tests.support.membership_world import seal
 
 ANN, BEN = NodeId("a" * 64), NodeId("b" * 64)
 HUGE = (1 << 53) - 1

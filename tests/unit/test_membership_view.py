@@ -9,6 +9,8 @@ import pytest
 
 from mesh_llm.defaults import MEMBER_KNOWN_LIMIT
 from mesh_llm.errors import Forged
+from mesh_llm.lab.simulate.signing import opened, seal
+from mesh_llm.lab.simulate.world import facts
 from mesh_llm.membership import gossip
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT
 from mesh_llm.membership.dial_backoff import MEMBER_DIAL_FIRST_S
@@ -32,7 +34,6 @@ from mesh_llm.membership.record import told as as_told
 from mesh_llm.membership.ring import chosen
 from mesh_llm.membership.view import MEMBER_REMEMBER_S, MEMBER_TOMBSTONE_S, View
 from mesh_llm.types import Address, NodeId, Role, State
-from tests.support.membership_world import facts, opened, seal
 
 ME, ANN, BEN, CAT = (NodeId(sign * 64) for sign in "5139")
 """Ann has a lower id than we, Cat a higher one."""

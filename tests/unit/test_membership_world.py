@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from mesh_llm.lab.simulate.signing import node_id
+from mesh_llm.lab.simulate.world import World, facts
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.outbox import MEMBER_MESSAGE_BYTES
 from mesh_llm.membership.own_record import COPIED_HOME
-from tests.support.membership_world import World, facts, node_id
 from tests.support.sampling import sampled
 
 SEEDS = [1, 2, 3]
@@ -63,9 +64,9 @@ def test_a_small_mesh_connects_everybody(count: int, seed: int) -> None:
 def test_an_idle_mesh_of_three_says_little() -> None:
     world = a_mesh(3)
     world.run(5)
-    before = world.bytes_to.copy()
+    before = world.scales.bytes_to.copy()
     world.run(60)
-    rates = [(world.bytes_to[pair] - before[pair]) / 60 for pair in before]
+    rates = [(world.scales.bytes_to[pair] - before[pair]) / 60 for pair in before]
     assert len(rates) == 6
     assert max(rates) < 250
 
@@ -110,14 +111,14 @@ def test_a_closed_connection_is_known_at_once(seed: int) -> None:
 def test_one_broken_connection_kills_nobody(seed: int) -> None:
     world = a_mesh(3, seed=seed)
     world.run(5)
-    world.block(1, 2)
+    world.network.block(1, 2)
     world.disconnect(1, 2)
     world.run(30)
     assert world.turns_to(Standing.DEAD) == []
     member = world.hosts[1].view.member(node_id(2))
     assert member is not None
     assert (member.standing, member.connected, member.via) == (Standing.ALIVE, False, (node_id(0),))
-    world.unblock(1, 2)
+    world.network.unblock(1, 2)
     world.run(60)
     member = world.hosts[1].view.member(node_id(2))
     assert member is not None
@@ -128,7 +129,7 @@ def test_one_broken_connection_kills_nobody(seed: int) -> None:
 def test_a_silent_path_is_no_death_while_others_hear(seed: int) -> None:
     world = a_mesh(4, seed=seed)
     world.run(5)
-    world.block(1, 2)
+    world.network.block(1, 2)
     world.run(30)
     assert world.turns_to(Standing.DEAD) == []
     assert world.agreed()
@@ -142,7 +143,7 @@ def test_members_behind_nats_that_never_meet(seed: int) -> None:
     for one in range(1, 6):
         for other in range(one):
             if other != 0:
-                world.block(one, other)
+                world.network.block(one, other)
     for key in range(1, 6):
         world.link(0, key)
     world.run_until(world.agreed, within_s=20)
@@ -184,13 +185,13 @@ def test_slow_lines_kill_nobody(seed: int) -> None:
 def test_a_partition_turns_once_and_heals_once(seed: int) -> None:
     world = a_mesh(10, seed=seed)
     left, right = range(4), range(4, 10)
-    world.part(left, right)
+    world.network.part(left, right)
     world.run(60)
     assert world.agreed(left)
     assert world.agreed(right)
     assert len(world.turns_to(Standing.DEAD)) == 2 * len(left) * len(right)
     healed_at = world.now
-    world.heal()
+    world.network.heal()
     took_s = world.run_until(world.agreed, within_s=60)
     assert took_s < 45
     world.run(30)
@@ -299,12 +300,12 @@ def test_a_copied_home_is_found_and_the_original_stays(seed: int) -> None:
 def test_no_ghost_comes_back_from_old_gossip() -> None:
     world = a_mesh(5)
     world.run(2)
-    world.part([0, 1], [2, 3, 4])
+    world.network.part([0, 1], [2, 3, 4])
     # On the other side nobody hears of this death, nor of this leave.
     world.crash(0)
     world.leave(4)
     world.run(30)
-    world.heal()
+    world.network.heal()
     world.run_until(lambda: world.agreed([1, 2, 3]), within_s=60)
     world.run(60)
     assert world.agreed([1, 2, 3])
@@ -317,16 +318,16 @@ def test_a_hundred_nodes_with_loss_and_a_partition(seed: int) -> None:
     assert world.turns_to(Standing.DEAD) == []
     world.loss = 0.0
     left, right = range(37), range(37, 100)
-    world.part(left, right)
+    world.network.part(left, right)
     world.run_until(lambda: world.agreed(left) and world.agreed(right), within_s=60)
     world.run(10)
-    world.heal()
+    world.network.heal()
     world.run_until(world.agreed, within_s=60, step_s=1)
     healed_at = world.now
     world.run(15)
     assert world.agreed()
     assert world.turns_to(Standing.DEAD, since=healed_at) == []
-    assert world.largest_bytes <= MEMBER_MESSAGE_BYTES
+    assert world.scales.largest_bytes <= MEMBER_MESSAGE_BYTES
 
 
 def test_a_hundred_join_through_one() -> None:
@@ -340,7 +341,7 @@ def test_a_hundred_join_through_one() -> None:
     assert world.turns_to(Standing.DEAD) == []
     world.run(35)
     assert max(world.degrees()) <= 24
-    assert world.largest_bytes <= MEMBER_MESSAGE_BYTES
+    assert world.scales.largest_bytes <= MEMBER_MESSAGE_BYTES
 
 
 def test_a_large_mesh_lets_go_of_connections_without_suspicion() -> None:
@@ -367,9 +368,9 @@ def test_partners_are_connected_in_a_large_mesh() -> None:
 def test_a_thousand_nodes() -> None:
     world = a_warm_mesh(1000, tick_s=0.5, weigh_every=97)
     assert max(world.degrees()) <= 28
-    before, begun = sum(world.bytes_to.values()), world.now
+    before, begun = sum(world.scales.bytes_to.values()), world.now
     world.run(3)
-    rate = (sum(world.bytes_to.values()) - before) / (world.now - begun) / sum(world.degrees())
+    rate = (sum(world.scales.bytes_to.values()) - before) / (world.now - begun) / sum(world.degrees())
     assert rate < 2000
     world.loss = 0.05
     neighbours = sorted(world.hosts[7].peers, key=str)
@@ -399,7 +400,7 @@ def test_a_thousand_nodes() -> None:
     # Of one whose connections closed some may have heard of its return only after the time to refute.
     assert {node_id(key) for key in (7, 9, 12)} <= dead <= {node_id(key) for key in (7, 9, 11, 12)}
     assert world.now - killed_at < 16
-    assert world.largest_bytes <= MEMBER_MESSAGE_BYTES
+    assert world.scales.largest_bytes <= MEMBER_MESSAGE_BYTES
 
 
 @pytest.mark.long
@@ -407,11 +408,11 @@ def test_a_thousand_nodes() -> None:
 def test_a_thousand_nodes_part_and_heal() -> None:
     world = a_warm_mesh(1000, tick_s=0.5, weigh_every=997)
     left, right = range(400), range(400, 1000)
-    world.part(left, right)
+    world.network.part(left, right)
     world.run_until(lambda: world.agreed(left) and world.agreed(right), within_s=120, step_s=2)
-    world.heal()
+    world.network.heal()
     world.run_until(world.agreed, within_s=120, step_s=2)
-    assert world.largest_bytes <= MEMBER_MESSAGE_BYTES
+    assert world.scales.largest_bytes <= MEMBER_MESSAGE_BYTES
 
 
 @pytest.mark.long
@@ -426,9 +427,9 @@ def test_a_long_rough_life(seed: int) -> None:
                 world.run(world.random.random() * 6)
                 world.start(key, know=world.hosts[(key + 1) % 12].view.records)
             case 1:
-                world.part(range(key), range(key, 12))
+                world.network.part(range(key), range(key, 12))
                 world.run(world.random.random() * 20)
-                world.heal()
+                world.network.heal()
             case 2:
                 world.sleep(key, world.random.random() * 30)
             case 3:

@@ -10,4 +10,5 @@ passing     hands things on when their time has come
 datagrams   UDP through a line
 rpc_proxy   stock ggml-rpc through a line: only what computes is slowed, and everything is counted
 quic        links over QUIC between two processes
+simulate    meshes of thousands of nodes in one process
 """

@@ -5,91 +5,22 @@ Events happen in the order of their time, and chance comes from a seed: a run re
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from hashlib import blake2b
-from heapq import heappop, heappush
+from functools import partial
 from random import Random
 
+from mesh_llm.lab.simulate.events import EventQueue
+from mesh_llm.lab.simulate.network import Between, Scales, SimulatedNetwork
+from mesh_llm.lab.simulate.signing import NoSigning, RealSigning, node_id
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.member import Standing
-from mesh_llm.membership.messages import Message, Update, from_document, to_document
+from mesh_llm.membership.messages import Message
 from mesh_llm.membership.outbox import updates
-from mesh_llm.membership.record import Record, Told, read_record
+from mesh_llm.membership.record import Record
 from mesh_llm.membership.ring import chosen
 from mesh_llm.membership.view import View
-from mesh_llm.transport.claims import Claim, sign, signer_of
-from mesh_llm.transport.credential import check, extend, from_text
-from mesh_llm.transport.identity import Identity
-from mesh_llm.types import Address, MeshId, NodeFacts, NodeId, Role, Signed
-
-
-def node_id(name: object) -> NodeId:
-    return NodeId(blake2b(str(name).encode(), digest_size=32).hexdigest())
-
-
-def seal(text: str) -> Signed:
-    """In place of a signature, where nobody cheats."""
-    return Signed(text=text, signature="signed", credential="")
-
-
-@lru_cache(maxsize=1 << 16)
-def opened(told: Told) -> Record | None:
-    """Read once for a thousand nodes."""
-    return read_record(told)
-
-
-class Trust:
-    """How a world's nodes sign and verify: not at all."""
-
-    def id_of(self, name: object) -> NodeId:
-        return node_id(name)
-
-    def seal(self, name: object) -> Callable[[str], Signed]:
-        return seal
-
-    def open(self) -> Callable[[Told], Record | None]:
-        """For one node."""
-        return opened
-
-
-class RealTrust(Trust):
-    """As real nodes do: each with a key and an invite of the creator's, every record read and verified."""
-
-    def __init__(self) -> None:
-        self._creator = _identity("creator")
-        self.mesh = MeshId(self._creator.id)
-
-    def id_of(self, name: object) -> NodeId:
-        return _identity(name).id
-
-    def seal(self, name: object) -> Callable[[str], Signed]:
-        identity = _identity(name)
-        invite = identity.id[:16]
-        credential = extend((), self.mesh, self._creator, identity.id, Role.NODE, invite)
-        return lambda text: sign(identity, self.mesh, credential, Claim.RECORD, text)
-
-    def open(self) -> Callable[[Told], Record | None]:
-        checked: set[str] = set()
-
-        def verified(told: Told) -> Record | None:
-            assert told.signed is not None
-            if told.signed.credential not in checked:
-                # Checked once by every node; those of this process would find it checked by another one.
-                checked.add(told.signed.credential)
-                check(from_text(told.signed.credential), self.mesh, told.node)
-            assert signer_of(told.signed, self.mesh, Claim.RECORD).node == told.node
-            return read_record(told)
-
-        return verified
-
-
-@cache
-def _identity(name: object) -> Identity:
-    return Identity.from_secret(blake2b(f"key of {name}".encode(), digest_size=32).digest())
+from mesh_llm.types import Address, NodeFacts, NodeId, Role
 
 
 def facts(name: object, **others: object) -> NodeFacts:
@@ -99,7 +30,7 @@ def facts(name: object, **others: object) -> NodeFacts:
 
 
 @dataclass
-class Host:
+class SimulatedHost:
     """A process that may die, sleep, and be started again."""
 
     key: object
@@ -115,7 +46,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class SlotRequest:
+class Turn:
     """A member's standing changed in somebody's view."""
 
     at: float
@@ -124,7 +55,7 @@ class SlotRequest:
     standing: Standing | None
 
 
-class World:
+class World(EventQueue):
     def __init__(
         self,
         *,
@@ -135,23 +66,19 @@ class World:
         tick_s: float = 0.25,
         weigh_every: int = 1,
         verify: bool = False,
+        between: Between | None = None,
     ) -> None:
+        """`between` gives the delay between two, or None where they cannot reach each other; without it
+        all are `delay_s` apart."""
+        super().__init__(now=1000.0)
         self.random = Random(seed)
-        self.trust = RealTrust() if verify else Trust()
-        self.delay_s, self.jitter_s, self.loss, self.tick_s = delay_s, jitter_s, loss, tick_s
-        self.weigh_every = weigh_every
-        self.now = 1000.0
-        self.hosts: dict[object, Host] = {}
-        self.turns: list[SlotRequest] = []
-        self.largest_bytes = 0
-        self.bytes_to: Counter[tuple[object, object]] = Counter()
-        """Message bytes by (from, to); with `weigh_every` above 1, a sample scaled up."""
-        self.messages = 0
+        self.signing = RealSigning() if verify else NoSigning()
+        self.loss, self.tick_s = loss, tick_s
+        self.network = SimulatedNetwork(between or (lambda one, other: delay_s), jitter_s, self.random)
+        self.scales = Scales(weigh_every)
+        self.hosts: dict[object, SimulatedHost] = {}
+        self.turns: list[Turn] = []
         self._standings: dict[tuple[object, NodeId], Standing | None] = {}
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-        self._blocked: set[frozenset[object]] = set()
-        self._sides: dict[object, object] = {}
         self._lives = 0
         self._keys: dict[NodeId, dict[object, None]] = {}
         """Processes by id, in the order of their start."""
@@ -159,22 +86,28 @@ class World:
     # -- making and breaking --------------------------------------------------------------------
 
     def start(
-        self, key: object, *, id: NodeId | None = None, know: Iterable[Record] = (), incarnation: int = 0
-    ) -> Host:
+        self,
+        key: object,
+        *,
+        id: NodeId | None = None,
+        know: Iterable[Record] = (),
+        incarnation: int = 0,
+        told: NodeFacts | None = None,
+    ) -> SimulatedHost:
         """A process starts; again, if it was there before."""
         self._lives += 1
-        me = id or self.trust.id_of(key)
+        me = id or self.signing.id_of(key)
         grown = incarnation or int(self.now * 1000) + self._lives
         view = View(
             me,
             incarnation=grown,
-            facts=facts(key),
+            facts=told or facts(key),
             now=self.now,
             seed=self.random.getrandbits(64),
-            seal=self.trust.seal(key),
-            open=self.trust.open(),
+            seal=self.signing.seal(key),
+            open=self.signing.open(),
         )
-        host = self.hosts[key] = Host(key=key, id=me, view=view, born=self.now)
+        host = self.hosts[key] = SimulatedHost(key=key, id=me, view=view, born=self.now)
         self._keys.setdefault(me, {})[key] = None
         self.perform(host, view.know(know, self.now))
         self.at(self.now + self.random.random() * self.tick_s, lambda: self._tick(host))
@@ -197,19 +130,6 @@ class World:
         host = self.hosts[key]
         host.asleep = True
         self.at(self.now + seconds, lambda: setattr(host, "asleep", False))
-
-    def block(self, one: object, other: object) -> None:
-        """Two that cannot reach each other: NATs, or a firewall."""
-        self._blocked.add(frozenset((one, other)))
-
-    def unblock(self, one: object, other: object) -> None:
-        self._blocked.discard(frozenset((one, other)))
-
-    def part(self, *sides: Iterable[object]) -> None:
-        self._sides = {key: at for at, side in enumerate(sides) for key in side}
-
-    def heal(self) -> None:
-        self._sides = {}
 
     def link(self, one: object, other: object) -> None:
         """Have two connected now."""
@@ -244,32 +164,10 @@ class World:
             for other in others:
                 self.link(key, by_id[other].key)
 
-    # -- time -----------------------------------------------------------------------------------
-
-    def at(self, time: float, what: Callable[[], None]) -> None:
-        self._count += 1
-        heappush(self._events, (time, self._count, what))
-
-    def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        events = self._events
-        while events and events[0][0] <= end:
-            self.now, _, what = heappop(events)
-            what()
-        self.now = end
-
-    def run_until(self, met: Callable[[], bool], *, within_s: float, step_s: float = 0.25) -> float:
-        """Seconds that it took."""
-        begun = self.now
-        while not met():
-            assert self.now - begun < within_s, f"not within {within_s} s"
-            self.run(step_s)
-        return self.now - begun
-
     # -- what there is to see -------------------------------------------------------------------
 
     @property
-    def up(self) -> list[Host]:
+    def up(self) -> list[SimulatedHost]:
         return [host for host in self.hosts.values() if host.running]
 
     def standing(self, viewer: object, subject: object) -> Standing | None:
@@ -291,7 +189,7 @@ class World:
         )
         return not doubted and [m.id for m in hosts[0].view.members if m.present] == ids
 
-    def turns_to(self, standing: Standing, *, since: float = 0.0) -> list[SlotRequest]:
+    def turns_to(self, standing: Standing, *, since: float = 0.0) -> list[Turn]:
         return [turn for turn in self.turns if turn.standing is standing and turn.at >= since]
 
     def degrees(self) -> list[int]:
@@ -299,14 +197,14 @@ class World:
 
     # -- how it works ---------------------------------------------------------------------------
 
-    def _tick(self, host: Host) -> None:
+    def _tick(self, host: SimulatedHost) -> None:
         if not host.running or self.hosts.get(host.key) is not host:
             return
         if not host.asleep:
             self.perform(host, host.view.on_tick(self.now))
         self.at(self.now + self.tick_s * (0.95 + 0.1 * self.random.random()), lambda: self._tick(host))
 
-    def perform(self, host: Host, effects: list[Effect]) -> None:
+    def perform(self, host: SimulatedHost, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(host, effect)
@@ -319,61 +217,42 @@ class World:
             elif isinstance(effect, Duplicate):
                 host.duplicates.append(effect.reason)
 
-    def _note(self, host: Host, nodes: tuple[NodeId, ...]) -> None:
+    def _note(self, host: SimulatedHost, nodes: tuple[NodeId, ...]) -> None:
         for node in nodes:
             member = host.view.member(node)
             standing = None if member is None else member.standing
             if self._standings.get((host.key, node)) is not standing:
                 self._standings[host.key, node] = standing
-                self.turns.append(SlotRequest(self.now, host.key, node, standing))
+                self.turns.append(Turn(self.now, host.key, node, standing))
 
-    def reaches(self, one: object, other: object) -> bool:
-        apart = self._sides.get(one, None) != self._sides.get(other, None)
-        return not apart and frozenset((one, other)) not in self._blocked
+    def _peer(self, host: SimulatedHost, node: NodeId) -> SimulatedHost | None:
+        return next((self.hosts[key] for key in self._keys.get(node, ()) if key in host.peers), None)
 
-    def _peer(self, host: Host, node: NodeId) -> Host | None:
-        return next((self.hosts[key] for key in host.peers if self.hosts[key].id == node), None)
-
-    def _later(self) -> float:
-        return self.now + self.delay_s + self.jitter_s * self.random.random()
-
-    def _send(self, host: Host, effect: Send) -> None:
+    def _send(self, host: SimulatedHost, effect: Send) -> None:
         peer = self._peer(host, effect.to)
         if peer is None and any(len(keys) > 1 for keys in self._keys.values()):
             # Of two processes with one id the other one has just taken this one's place.
             return
         assert peer is not None, "sent to somebody without a connection"
-        message = self._weighed(host, peer, effect.message)
-        if self.random.random() < self.loss or not self.reaches(host.key, peer.key):
+        message = self.scales.weighed(host.key, peer.key, effect.message)
+        if self.random.random() < self.loss or not self.network.reaches(host.key, peer.key):
             return
-        self.at(self._later(), lambda: self._deliver(host, peer, message))
+        self.after(self.network.delay_s(host.key, peer.key), lambda: self._deliver(host, peer, message))
 
-    def _weighed(self, host: Host, peer: Host, message: Message) -> Message:
-        """Through JSON and back, as on the wire, and counted."""
-        self.messages += 1
-        if self.messages % self.weigh_every:
-            return message
-        text = json.dumps(to_document(message), separators=(",", ":"))
-        self.largest_bytes = max(self.largest_bytes, len(text))
-        self.bytes_to[host.key, peer.key] += len(text) * self.weigh_every
-        back = from_document(json.loads(text))
-        assert back == message or isinstance(message, Update)
-        return back
-
-    def _deliver(self, host: Host, peer: Host, message: Message) -> None:
+    def _deliver(self, host: SimulatedHost, peer: SimulatedHost, message: Message) -> None:
         current = self.hosts.get(peer.key) is peer and peer.running and not peer.asleep
         if current and host.key in peer.peers and self.hosts[host.key] is host:
             self.perform(peer, peer.view.on_message(host.id, message, self.now))
 
-    def _dial(self, host: Host, node: NodeId) -> None:
+    def _dial(self, host: SimulatedHost, node: NodeId) -> None:
         for key in self._keys.get(node, ()):
             peer = self.hosts[key]
             if peer is not host and self.random.random() >= self.loss:
-                self.at(self._later(), lambda peer=peer: self._arrive(host, peer))  # type: ignore[misc]
+                self.after(self.network.delay_s(host.key, key), partial(self._arrive, host, peer))
 
-    def _arrive(self, host: Host, peer: Host) -> None:
+    def _arrive(self, host: SimulatedHost, peer: SimulatedHost) -> None:
         current = all(self.hosts.get(one.key) is one and one.running for one in (host, peer))
-        if not current or host.asleep or peer.asleep or not self.reaches(host.key, peer.key):
+        if not current or host.asleep or peer.asleep or not self.network.reaches(host.key, peer.key):
             return
         for near, far in ((peer, host), (host, peer)):
             known = self._peer(near, far.id)
@@ -387,24 +266,24 @@ class World:
                 self.perform(known, known.view.on_disconnected(near.id, self.now))
                 near.peers.add(far.key)
 
-    def _disconnect(self, host: Host, node: NodeId) -> None:
+    def _disconnect(self, host: SimulatedHost, node: NodeId) -> None:
         peer = self._peer(host, node)
         if peer is not None:
             self._close_far_side(host, peer.key)
             self._close_side(host, peer.key)
 
-    def _close_far_side(self, host: Host, peer: object) -> None:
+    def _close_far_side(self, host: SimulatedHost, peer: object) -> None:
         far = self.hosts[peer]
-        if self.reaches(host.key, peer):
-            self.at(self._later(), lambda: self._close_when_awake(far, host))
+        if self.network.reaches(host.key, peer):
+            self.after(self.network.delay_s(host.key, far.key), lambda: self._close_when_awake(far, host))
 
-    def _close_when_awake(self, near: Host, far: Host) -> None:
+    def _close_when_awake(self, near: SimulatedHost, far: SimulatedHost) -> None:
         if near.asleep:
             self.at(self.now + 0.01, lambda: self._close_when_awake(near, far))
         elif near.key not in far.peers or not far.running:
             self._close_side(near, far.key)
 
-    def _close_side(self, near: Host, far: object) -> None:
+    def _close_side(self, near: SimulatedHost, far: object) -> None:
         if near.running and far in near.peers:
             near.peers.discard(far)
             self.perform(near, near.view.on_disconnected(self.hosts[far].id, self.now))

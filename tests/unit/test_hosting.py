@@ -30,8 +30,10 @@ class StillMesh:
         self.published: ServingPlan | None = None
         self.elsewhere: tuple[NodeId, ServingPlan] | None = None
         """What another node serves."""
+        self.looks = 0
 
     def snapshot(self) -> Any:
+        self.looks += 1
         return planning.mesh(*self.nodes)
 
     def unready(self) -> dict[NodeId, str]:
@@ -294,3 +296,49 @@ async def test_a_fetch_is_waited_for_where_nothing_else_can_serve() -> None:
     with driven(room):
         await room.until(lambda: bool(room.runs))
         assert set(planning.layers(room.runs[0].plan)) == {"me", "late"}
+
+
+async def test_while_nothing_serves_a_plan_that_is_on_its_way_is_not_given_up_for_a_better_one() -> None:
+    me, other = planning.node("me", 30), planning.node("other", 30)
+    room = NodeMemory(me, other, settings=planning.settings(split=True))
+    with driven(room):
+        await room.until_serving()
+        # The worker is lost, and comes back while the plan without it is loaded.
+        room.mesh.nodes = (me,)
+        room.runs[0].error = StageLost(NodeId("other"), "it was lost")
+        await room.until(lambda: len(room.runs) == 2)
+        assert planning.layers(room.runs[1].plan) == {"me": (0, 40)}
+        room.mesh.nodes = (me, other)
+        room.hosting._attempts = room.hosting._attempts.forget(NodeId("other"))
+        looks = room.mesh.looks
+        await room.until(lambda: room.mesh.looks > looks + 3)
+
+        assert len(room.runs) == 2
+        room.runs[1].is_ready = True
+        await room.until(lambda: len(room.runs) == 3)
+        assert room.hosting.serving is cast(PlanRun, room.runs[1])
+        assert set(planning.layers(room.runs[2].plan)) == {"me", "other"}
+
+
+async def test_before_anything_has_served_a_better_plan_is_begun_at_once() -> None:
+    me, other = planning.node("me", 30), planning.node("other", 30)
+    room = NodeMemory(me, settings=planning.settings(split=True))
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        room.mesh.nodes = (me, other)
+        await room.until(lambda: len(room.runs) == 2)
+        assert room.runs[0].was_cancelled
+
+
+async def test_a_plan_on_its_way_is_given_up_when_one_of_its_nodes_is_lost() -> None:
+    me, other, third = planning.node("me", 30), planning.node("other", 30), planning.node("third", 30)
+    room = NodeMemory(me, other, third, settings=planning.settings(split=True))
+    with driven(room):
+        await room.until_serving()
+        room.mesh.nodes = (me, other)
+        room.runs[0].error = StageLost(NodeId("third"), "it was lost")
+        await room.until(lambda: len(room.runs) == 2)
+        room.mesh.nodes = (me,)
+        await room.until(lambda: len(room.runs) == 3)
+        assert room.runs[1].was_cancelled
+        assert planning.layers(room.runs[2].plan) == {"me": (0, 40)}

@@ -101,6 +101,8 @@ class Hosting:
         self._instead_of: ServingPlan | None = None
         """What served when the one that starts was begun."""
         self._has_served = False
+        self._was_served = False
+        """By whomever: somebody may wait for the next engine."""
         self._last_epoch = 0
 
     @property
@@ -181,7 +183,8 @@ class Hosting:
     def _decided(self, model: ModelFacts, settings: MeshSettings, now: float) -> Plan:
         snapshot = self._mesh.snapshot()
         barred = {**self._attempts.barred(now=now), **self._mesh.unready()}
-        starting = self.starting
+        starting, current = self.starting, self._current(settings)
+        self._was_served = self._was_served or current is not None
         if (
             starting is not None
             and starting.settings.plan_version == settings.plan_version
@@ -191,10 +194,12 @@ class Hosting:
             begun = ServingPlan(
                 epoch=starting.epoch, plan=starting.plan, settings_version=starting.settings.plan_version
             )
-            plan = decide(snapshot, model, settings, current=begun, barred=barred)
+            # While answers wait, what serves soon comes first. What is better is brought up beside it.
+            soon = not without_layers(snapshot, model).keys() & {stage.node for stage in begun.plan.stages}
+            urgent = current is None and self._was_served and soon
+            plan = decide(snapshot, model, settings, current=begun, barred=barred, beatable=not urgent)
             if plan.key == starting.plan.key:
                 return plan
-        current = self._current(settings)
         if current is None and (lacking := without_layers(snapshot, model)):
             # While nothing serves, what can do so at once comes before what is better after a long fetch.
             plan = decide(snapshot, model, settings, current=None, barred={**lacking, **barred})

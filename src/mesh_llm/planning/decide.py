@@ -50,17 +50,19 @@ def decide(
     *,
     current: ServingPlan | None,
     barred: Mapping[NodeId, str] = _NOBODY,
+    beatable: bool = True,
 ) -> Plan:
     """The plan that should run, with a reason for every node that has no part in it.
 
-    `barred` are nodes that refused or failed a moment ago, with their reasons.
+    `barred` are nodes that refused or failed a moment ago, with their reasons. A current plan that is
+    not `beatable` is kept as long as it is valid, however good others would be.
     A host without layers has no stage, and is not among the excluded either.
     Where what guesses ahead does not fit, it is left out: without it the model runs at all.
     """
-    plan = _decide(snapshot, model, settings, current, barred)
+    plan = _decide(snapshot, model, settings, current, barred, beatable)
     if plan.mode is not Mode.WAITING:
         return plan
-    bare = (_decide(snapshot, model, wish, current, barred) for wish in leaner(model, settings))
+    bare = (_decide(snapshot, model, wish, current, barred, beatable) for wish in leaner(model, settings))
     return next((other for other in bare if other.mode is not Mode.WAITING), plan)
 
 
@@ -70,17 +72,18 @@ def _decide(
     settings: MeshSettings,
     current: ServingPlan | None,
     barred: Mapping[NodeId, str],
+    beatable: bool,
 ) -> Plan:
     try:
         asked = question(snapshot, model, settings, barred)
     except UsageError as error:
         return _impossible(snapshot, model, settings, error.message)
     best = propose(asked)
-    kept = _kept(asked, current.plan, best) if current else None
+    kept = _kept(asked, current.plan, best if beatable else None) if current else None
     return kept or _plan(asked, best)
 
 
-def _kept(asked: Question, running: Plan, best: Proposal | Shortage) -> Plan | None:
+def _kept(asked: Question, running: Plan, best: Proposal | Shortage | None) -> Plan | None:
     """The running plan with its figures brought up to date, or None where another has to take its place."""
     layout = _valid(asked, running)
     if layout is None:

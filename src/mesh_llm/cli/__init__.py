@@ -32,6 +32,7 @@ bench_compare  `mesh-llm bench compare`
 measuring      how measurements run and end
 lab            `mesh-llm lab`
 results        how measurements show what they found: tables, JSON, files
+lab_chaos      `mesh-llm lab chaos`
 groups         verbs with verbs of their own
 secret         keys and tokens from files, standard input and the environment
 output         text, tables and JSON on stdout, messages on stderr

@@ -21,6 +21,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from mesh_llm.defaults import CHILD_STOP_GRACE_S
 from mesh_llm.engine.diagnostics import printable
 from mesh_llm.errors import MeshError
@@ -233,6 +235,18 @@ async def run(
             name = Path(argv[0]).name
             raise MeshError(f"{name} did not finish within {timeout_s:.0f} s") from None
     return Finished(status=status, output=tuple(output), errors=tuple(child.recent))
+
+
+def signal_process(process: psutil.Process, number: signal.Signals) -> bool:
+    """For a laboratory, which strikes the children of its nodes; whether it was still there.
+
+    psutil notices where the number has passed to another process.
+    """
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 def die_of(number: int) -> None:

@@ -1,0 +1,178 @@
+"""`mesh-llm lab chaos`: a mesh on this machine under load, while things are done to it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from mesh_llm import __version__
+from mesh_llm.cli.options import debug_option, json_option
+from mesh_llm.cli.output import print_table, set_up_logging
+from mesh_llm.cli.serve import run_loop
+from mesh_llm.defaults import DEFAULT_MODEL
+from mesh_llm.engine import machine
+from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.lab.chaos import oracles, records, report
+from mesh_llm.lab.chaos.records import Asked, ChaosLog, Record
+from mesh_llm.lab.chaos.run import run
+from mesh_llm.lab.chaos.schedule import KINDS, Fault, draw, moved_up
+from mesh_llm.lab.chaos.shrink import shrunk
+from mesh_llm.results.document import Document, to_json
+
+FAILED = 1
+AFTER_S = 20.0
+"""That a shortened run lasts after its last fault."""
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.option("--minutes", type=click.FloatRange(0.1, 24 * 60), default=2.0, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="the same seed gives the same faults")
+@click.option("--model", metavar="NAME|PATH", help=f"as for a node (default: {DEFAULT_MODEL})")
+@click.option("--clients", type=click.IntRange(1, 32), default=3, show_default=True, help="asking at once")
+@click.option("--only", metavar="KIND[,KIND…]", help=f"these faults alone: {', '.join(KINDS)}")
+@click.option(
+    "--embeddings", is_flag=True, help="ask for vectors alone, of a model that has no other answers"
+)
+@click.option("--log", "log_file", type=_FILE, help="where to write what happened (default: a new file)")
+@click.option("--replay", type=_FILE, metavar="LOG", help="the faults of that run again")
+@click.option("--shrink", type=_FILE, metavar="LOG", help="find the few faults of that run that make it fail")
+@click.option(
+    "--runs", type=click.IntRange(1, 1000), default=12, show_default=True, help="at most, to shrink"
+)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="a folder for the result")
+@json_option
+@debug_option
+def chaos(
+    minutes: float,
+    seed: int,
+    model: str | None,
+    clients: int,
+    only: str | None,
+    embeddings: bool,
+    log_file: Path | None,
+    replay: Path | None,
+    shrink: Path | None,
+    runs: int,
+    out: Path | None,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Try a mesh on this machine: under load, while nodes, engines and links fail.
+
+    Three nodes and a lite client. Every answer is compared with the undisturbed
+    one; what must not happen is looked for all the while. Ends with 1 where it did.
+    """
+    set_up_logging(None, debug=debug, log_format="text")
+    if replay is not None and shrink is not None:
+        raise UsageError("--replay and --shrink cannot be used together", hint="leave one of them out")
+    if shrink is not None:
+        raise SystemExit(_shrink(shrink, runs, embeddings=embeddings))
+    if replay is not None:
+        asked = records.asked(records.read(replay))
+    else:
+        faults = draw(seed=seed, minutes=minutes, kinds=_kinds(only))
+        asked = Asked(
+            seed=seed, minutes=minutes, model=model, clients=clients, faults=faults, command=_command()
+        )
+    file = log_file or Path(tempfile.mkstemp(prefix="mesh-llm-chaos-", suffix=".log")[1])
+    before = os.getloadavg()
+    found = _run(asked, file, embeddings=embeddings)
+    findings = oracles.judge(found)
+    document = report.document(found, findings, _facts(asked, before))
+    _show(document, out, as_json=as_json)
+    click.echo(f"The log is {file}; mesh-llm lab chaos --replay {file} does it again", err=True)
+    raise SystemExit(FAILED if findings else 0)
+
+
+def _command() -> str:
+    return " ".join(("mesh-llm", *sys.argv[1:]))
+
+
+def _kinds(only: str | None) -> Sequence[str]:
+    wanted = only.split(",") if only else tuple(KINDS)
+    if unknown := [kind for kind in wanted if kind not in KINDS]:
+        raise UsageError(f"--only {unknown[0]}: there is no such fault", hint=f"one of {', '.join(KINDS)}")
+    return wanted
+
+
+def _run(asked: Asked, file: Path | None, *, embeddings: bool) -> list[Record]:
+    log = ChaosLog(file)
+    # As Ctrl-C: what was started ends before this does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run_loop(run(asked, log, tell=lambda text: click.echo(text, err=True), embeddings=embeddings))
+    finally:
+        log.close()
+
+
+def _facts(asked: Asked, before: tuple[float, float, float]) -> dict[str, str]:
+    after = os.getloadavg()
+    return {
+        "mesh-llm": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "machine": f"{os.cpu_count()} cores, {machine.total_memory() / 2**30:.0f} GiB",
+        "load": f"{before[0]:.1f} before, {after[0]:.1f} after (over a minute; the run's own included)",
+        "model": asked.model or DEFAULT_MODEL,
+    }
+
+
+def _show(document: Document, out: Path | None, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(to_json(document), nl=False)
+    else:
+        for table in document.tables:
+            click.echo(f"\n{table.title}")
+            print_table(table.rows, headers=table.columns)
+            if table.note:
+                click.echo(table.note)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{document.name}.json").write_text(to_json(document), "utf-8")
+
+
+def _shrink(log_file: Path, runs: int, *, embeddings: bool) -> int:
+    before = records.read(log_file)
+    asked = records.asked(before)
+    wanted = {finding.oracle for finding in oracles.judge(before)}
+    if not wanted:
+        raise MeshError(f"nothing failed in {log_file}", hint="there is nothing to look for")
+
+    async def fails(faults: Sequence[Fault]) -> bool:
+        part = _part_of(asked, faults)
+        log = ChaosLog(None)
+        click.echo(f"Running {len(faults)} of {len(asked.faults)} faults", err=True)
+        found = await run(part, log, tell=lambda _: None, embeddings=embeddings)
+        again = {finding.oracle for finding in oracles.judge(found)} & wanted
+        click.echo(f"  {', '.join(sorted(again)) or 'holds'}", err=True)
+        return bool(again)
+
+    kept = run_loop(shrunk(asked.faults, fails, runs=runs))
+    print_table(
+        [(f"{each.at_s:.1f}", each.kind, each.node, f"{each.for_s:.1f}") for each in kept],
+        headers=("s", "fault", "node", "for s"),
+    )
+    return FAILED
+
+
+def _part_of(asked: Asked, faults: Sequence[Fault]) -> Asked:
+    """The same run with fewer faults, and no longer than they take."""
+    moved = moved_up(faults)
+    end_s = max((each.end_s for each in moved), default=0.0) + AFTER_S
+    return Asked(
+        seed=asked.seed,
+        minutes=round(end_s / 60, 2),
+        model=asked.model,
+        clients=asked.clients,
+        faults=moved,
+        command=asked.command,
+    )

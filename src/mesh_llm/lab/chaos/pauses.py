@@ -1,0 +1,128 @@
+"""Where the time of a pause went: read from what nodes logged meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from mesh_llm.frozen import frozen
+from mesh_llm.lab.chaos.records import Record
+
+PAUSE_S = 2.0
+"""A shorter gap is no pause: three nodes and their clients share a few cores."""
+PARTS = ("detection", "waiting for a plan", "failed plans", "loading", "reaching", "computing")
+"""From the fault to the first notice of it, from there to a plan, through plans that failed, to one that
+serves, to where the answer goes on, and to its next word (a place in the queue, reading again, the word)."""
+
+_NOTICED = re.compile(
+    r"plan broken|plan failed|engine lost|peer lost|engine died|worker lost|worker died|worker hung|^lost:"
+)
+_PROPOSED = re.compile(r"plan proposed epoch=(\d+)")
+_SERVING = re.compile(r"plan serving epoch=(\d+)")
+_RESUMED = re.compile(r"request resumed elsewhere")
+
+
+@frozen
+class Pause:
+    """The longest gap of one answer."""
+
+    answer: int
+    question: str
+    via: str
+    begin_s: float
+    end_s: float
+    fault: str
+    """The last one before somebody noticed; empty where there was none."""
+    parts: dict[str, float]
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def still_s(self) -> float:
+        """Without what computing took: nobody can save that."""
+        return self.length_s - self.parts["computing"]
+
+
+@frozen
+class Moments:
+    """What happened in the mesh, by time."""
+
+    faults: tuple[tuple[float, str], ...]
+    noticed: tuple[float, ...]
+    proposed: tuple[tuple[float, str], ...]
+    serving: tuple[tuple[float, str], ...]
+    resumed: tuple[tuple[float, str], ...]
+
+
+def pauses(records: Sequence[Record]) -> Iterator[Pause]:
+    """The longest gap of each answer, where it is long enough."""
+    moments = moments_of(records)
+    for answer in records:
+        if answer["kind"] != "answer" or answer["outcome"] == "left":
+            continue
+        heard = [answer["at"], *answer["pieces"], answer["ended"]]
+        begin_s, end_s = max(pairwise(heard), key=lambda gap: gap[1] - gap[0])
+        if end_s - begin_s >= PAUSE_S:
+            before = heard.index(begin_s)
+            is_resumed = before in answer["seams"] or (before == 0 and answer["resumed"] > 0)
+            parts, fault = breakdown(moments, answer["via"] if is_resumed else None, begin_s, end_s)
+            yield Pause(
+                answer=answer["number"],
+                question=answer["question"],
+                via=answer["via"],
+                begin_s=begin_s,
+                end_s=end_s,
+                fault=fault,
+                parts=parts,
+            )
+
+
+def moments_of(records: Sequence[Record]) -> Moments:
+    told = sorted((each for each in records if each["kind"] == "told"), key=lambda each: float(each["at"]))
+
+    def matches(pattern: re.Pattern[str]) -> Iterator[tuple[float, str, re.Match[str]]]:
+        for each in told:
+            if found := pattern.search(each["text"]):
+                yield each["at"], each["name"], found
+
+    return Moments(
+        faults=tuple(
+            (each["at"], f"{each['fault']} {each['node']}")
+            for each in records
+            if each["kind"] == "fault" and each["phase"] == "begin"
+        ),
+        noticed=tuple(at for at, _, _ in matches(_NOTICED)),
+        proposed=tuple((at, f"{name} {found[1]}") for at, name, found in matches(_PROPOSED)),
+        serving=tuple((at, f"{name} {found[1]}") for at, name, found in matches(_SERVING)),
+        resumed=tuple((at, name) for at, name, _ in matches(_RESUMED)),
+    )
+
+
+def breakdown(
+    moments: Moments, via: str | None, begin_s: float, end_s: float
+) -> tuple[dict[str, float], str]:
+    """The parts of a gap, and the fault behind it. `via` is None where no other engine went on in it."""
+    if via is None:
+        return {**dict.fromkeys(PARTS, 0.0), "computing": end_s - begin_s}, ""
+    serving = [(at, plan) for at, plan in moments.serving if begin_s < at <= end_s]
+    resumed = [at for at, name in moments.resumed if name == via and begin_s < at <= end_s]
+    noticed = next((at for at in moments.noticed if begin_s < at <= end_s), begin_s)
+    fault_s, fault = max((each for each in moments.faults if each[0] <= noticed), default=(begin_s, ""))
+    struck_s = max(begin_s, fault_s)
+    served_s, plan = serving[-1] if serving else (noticed, "")
+    tried = [(at, each) for at, each in moments.proposed if noticed <= at <= served_s]
+    own = [at for at, each in tried if each == plan]
+    first_s = tried[0][0] if tried else noticed
+    last_s = own[-1] if own else first_s
+    reached_s = max(served_s, resumed[-1]) if resumed else served_s
+    # From one moment to the next, none before the one before it.
+    times = [begin_s, struck_s, noticed, first_s, last_s, served_s, reached_s, end_s]
+    for index in range(1, len(times)):
+        times[index] = min(end_s, max(times[index], times[index - 1]))
+    lengths = [later - earlier for earlier, later in pairwise(times)]
+    # Before the fault, nothing was wrong: the next word was being computed.
+    named = dict(zip(PARTS, lengths[1:], strict=True))
+    return {**named, "computing": named["computing"] + lengths[0]}, fault

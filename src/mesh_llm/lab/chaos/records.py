@@ -1,0 +1,89 @@
+"""The log of a run: one JSON document per line, with the seconds since the run began.
+
+Kinds: `run` (how it was asked for), `fault` (its number and `begin`, `end` or `failed`), `member` (`started`,
+`ready`, `gone`, `revoked`), `told` (a line of a node's log), `reference` (an undisturbed answer), `answer`,
+`status` (what a node says of the mesh), `usage` (what a process holds), `disk`, `orphan`, `settled`, `end`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from mesh_llm.errors import MeshError
+from mesh_llm.frozen import frozen
+from mesh_llm.lab.chaos.schedule import Fault
+
+FORMAT = 1
+
+Record = dict[str, Any]
+
+
+class ChaosLog:
+    """Kept, and written at once: a run that is broken off leaves what it saw."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file: TextIO | None = file.open("w", encoding="utf-8") if file is not None else None
+        self._began_s = time.monotonic()
+        self.records: list[Record] = []
+
+    def now_s(self) -> float:
+        return self.since(time.monotonic())
+
+    def since(self, monotonic_s: float) -> float:
+        return round(monotonic_s - self._began_s, 3)
+
+    def begin(self) -> None:
+        """Now is second 0; what came before has a negative time."""
+        shift_s, self._began_s = time.monotonic() - self._began_s, time.monotonic()
+        for record in self.records:
+            record["at"] = round(record["at"] - shift_s, 3)
+
+    def write(self, kind: str, /, at: float | None = None, **fields: Any) -> None:
+        record = {"kind": kind, "at": self.now_s() if at is None else at, **fields}
+        self.records.append(record)
+        if self._file is not None:
+            self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+@frozen
+class Asked:
+    """What a log says of the run itself: enough to run it again."""
+
+    seed: int
+    minutes: float
+    model: str | None
+    clients: int
+    faults: tuple[Fault, ...]
+    command: str = ""
+
+
+def read(path: Path) -> list[Record]:
+    try:
+        records = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
+        if records[0]["kind"] == "run" and records[0]["format"] == FORMAT:
+            return records
+    except OSError as error:
+        raise MeshError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise MeshError(f"{path} is not a log of mesh-llm lab chaos", hint="give the file that --log wrote")
+
+
+def asked(records: list[Record]) -> Asked:
+    run = records[0]
+    return Asked(
+        seed=run["seed"],
+        minutes=run["minutes"],
+        model=run["model"],
+        clients=run["clients"],
+        faults=tuple(Fault.from_document(each) for each in run["faults"]),
+        command=run["command"],
+    )

@@ -1,0 +1,111 @@
+"""Faults that are drawn from a seed: the same each time, and never more than the mesh can bear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from mesh_llm.lab.chaos import records
+from mesh_llm.lab.chaos.records import Asked, ChaosLog
+from mesh_llm.lab.chaos.schedule import FIRST_S, KINDS, NODES, RECOVERY_S, Fault, draw, moved_up
+from mesh_llm.lab.chaos.shrink import shrunk
+
+SEEDS = range(30)
+
+
+def test_the_same_seed_draws_the_same_faults() -> None:
+    assert draw(seed=5, minutes=10) == draw(seed=5, minutes=10)
+    assert draw(seed=5, minutes=10) != draw(seed=6, minutes=10)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_node_is_always_untouched(seed: int) -> None:
+    faults = draw(seed=seed, minutes=20)
+    for moment in faults:
+        down = {
+            each.node
+            for each in faults
+            if KINDS[each.kind].takes_node
+            and each.node in NODES
+            and each.at_s <= moment.at_s < each.end_s + RECOVERY_S
+        }
+        assert len(down) < len(NODES)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_node_is_struck_while_it_recovers(seed: int) -> None:
+    faults = draw(seed=seed, minutes=20)
+    for index, fault in enumerate(faults):
+        later = [each for each in faults[index + 1 :] if each.node == fault.node]
+        assert all(each.at_s >= fault.end_s + RECOVERY_S for each in later)
+
+
+def test_every_kind_happens_in_an_hour_and_all_is_over_at_its_end() -> None:
+    faults = draw(seed=1, minutes=60)
+    assert {each.kind for each in faults} == set(KINDS)
+    assert all(FIRST_S <= each.at_s <= each.end_s <= 3600 for each in faults)
+    assert all(each.node in KINDS[each.kind].nodes for each in faults)
+
+
+def test_other_kinds_can_be_left_out() -> None:
+    faults = draw(seed=1, minutes=5, kinds=["kill-engine", "cut-node"])
+    assert {each.kind for each in faults} == {"kill-engine", "cut-node"}
+
+
+def test_a_part_begins_at_once() -> None:
+    faults = draw(seed=1, minutes=5)[-3:]
+    moved = moved_up(faults)
+    assert moved[0].at_s == FIRST_S
+    assert [each.kind for each in moved] == [each.kind for each in faults]
+    assert moved[2].at_s - moved[0].at_s == pytest.approx(faults[2].at_s - faults[0].at_s)
+    assert moved_up(()) == ()
+
+
+def test_a_log_holds_what_a_run_needs_to_be_done_again(tmp_path: object) -> None:
+    faults = draw(seed=3, minutes=2)
+    log = ChaosLog(None)
+    log.write(
+        "run",
+        format=records.FORMAT,
+        seed=3,
+        minutes=2.0,
+        model=None,
+        clients=4,
+        command="mesh-llm lab chaos",
+        faults=[each.to_document() for each in faults],
+    )
+    assert records.asked(log.records) == Asked(
+        seed=3, minutes=2.0, model=None, clients=4, faults=faults, command="mesh-llm lab chaos"
+    )
+
+
+class Runs:
+    """Fails where all the guilty ones are among the faults."""
+
+    def __init__(self, guilty: set[Fault]) -> None:
+        self._guilty = guilty
+        self.count = 0
+
+    async def fails(self, faults: Sequence[Fault]) -> bool:
+        self.count += 1
+        return self._guilty <= set(faults)
+
+
+@pytest.mark.parametrize("guilty", [(0,), (17,), (3, 19), (0, 9, 20)])
+def test_a_failure_shrinks_to_the_faults_that_cause_it(guilty: tuple[int, ...]) -> None:
+    faults = draw(seed=2, minutes=20)
+    wanted = {faults[index] for index in guilty}
+    runs = Runs(wanted)
+    kept = asyncio.run(shrunk(faults, runs.fails, runs=200))
+    assert set(kept) == wanted
+    assert list(kept) == sorted(kept, key=lambda each: each.at_s)
+
+
+def test_shrinking_ends_after_so_many_runs() -> None:
+    faults = draw(seed=2, minutes=20)
+    runs = Runs({faults[0], faults[-1]})
+    kept = asyncio.run(shrunk(faults, runs.fails, runs=5))
+    assert runs.count == 5
+    assert {faults[0], faults[-1]} <= set(kept)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from mesh_llm.errors import MeshError
 from mesh_llm.lab.chaos import records
 from mesh_llm.lab.chaos.records import Asked, ChaosLog
 from mesh_llm.lab.chaos.schedule import FIRST_S, KINDS, NODES, RECOVERY_S, Fault, draw, moved_up
@@ -63,9 +65,9 @@ def test_a_part_begins_at_once() -> None:
     assert moved_up(()) == ()
 
 
-def test_a_log_holds_what_a_run_needs_to_be_done_again(tmp_path: object) -> None:
+def test_a_log_holds_what_a_run_needs_to_be_done_again(tmp_path: Path) -> None:
     faults = draw(seed=3, minutes=2)
-    log = ChaosLog(None)
+    log = ChaosLog(tmp_path / "log")
     log.write(
         "run",
         format=records.FORMAT,
@@ -76,9 +78,22 @@ def test_a_log_holds_what_a_run_needs_to_be_done_again(tmp_path: object) -> None
         command="mesh-llm lab chaos",
         faults=[each.to_document() for each in faults],
     )
-    assert records.asked(log.records) == Asked(
+    log.begin()
+    log.write("answer", number=1)
+    log.close()
+    found = records.read(tmp_path / "log")
+    assert found == log.records
+    assert found[0]["at"] <= found[1]["at"] == 0.0 <= found[2]["at"]
+    assert records.asked(found) == Asked(
         seed=3, minutes=2.0, model=None, clients=4, faults=faults, command="mesh-llm lab chaos"
     )
+
+
+@pytest.mark.parametrize("text", ["", "{}", "not JSON", '{"kind": "run", "format": 0}'])
+def test_what_is_no_log_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(MeshError, match="is not a log"):
+        records.read(tmp_path / "log")
 
 
 class Runs:

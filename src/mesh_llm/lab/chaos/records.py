@@ -1,14 +1,16 @@
 """The log of a run: one JSON document per line, with the seconds since the run began.
 
-Kinds: `run` (how it was asked for), `fault` (its number and `begin`, `end` or `failed`), `member` (`started`,
-`ready`, `gone`, `revoked`), `told` (a line of a node's log), `reference` (an undisturbed answer), `answer`,
-`status` (what a node says of the mesh), `usage` (what a process holds), `disk`, `orphan`, `settled`, `end`.
+Kinds: `run` (how it was asked for), `begin`, `fault` (its number and `begin`, `end` or `failed`), `member`
+(`started`, `ready`, `gone`, `revoked`), `told` (a line of a node's log), `reference` (an undisturbed answer),
+`answer`, `status` (what a node says of the mesh), `usage` (what a process holds), `disk`, `orphan`, `settled`
+and `end`.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,9 +39,9 @@ class ChaosLog:
 
     def begin(self) -> None:
         """Now is second 0; what came before has a negative time."""
-        shift_s, self._began_s = time.monotonic() - self._began_s, time.monotonic()
-        for record in self.records:
-            record["at"] = round(record["at"] - shift_s, 3)
+        before_s, self._began_s = self.now_s(), time.monotonic()
+        _shift(self.records, before_s)
+        self.write("begin", at=0.0, before_s=before_s)
 
     def write(self, kind: str, /, at: float | None = None, **fields: Any) -> None:
         record = {"kind": kind, "at": self.now_s() if at is None else at, **fields}
@@ -65,9 +67,18 @@ class Asked:
     command: str = ""
 
 
+def _shift(records: Iterable[Record], before_s: float) -> None:
+    for record in records:
+        record["at"] = round(record["at"] - before_s, 3)
+
+
 def read(path: Path) -> list[Record]:
     try:
         records = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
+        # In the file, times before the begin count from when the nodes were started.
+        for index, record in enumerate(records):
+            if record["kind"] == "begin":
+                _shift(records[:index], record["before_s"])
         if records[0]["kind"] == "run" and records[0]["format"] == FORMAT:
             return records
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,15 +30,25 @@ _POLL_S = 0.2
 Tell = Callable[[str], None]
 
 
-async def run(asked: Asked, log: ChaosLog, *, tell: Tell, embeddings: bool = False) -> list[Record]:
-    """The records of a run, which are in the log as well."""
+async def run(
+    asked: Asked,
+    log: ChaosLog,
+    *,
+    tell: Tell,
+    embeddings: bool = False,
+    only: Collection[str] | None = None,
+) -> list[Record]:
+    """The records of a run, which are in the log as well. `only` names questions; None: all are asked."""
+    questions = EMBEDDINGS if embeddings else QUESTIONS
+    if only is not None:
+        questions = {name: each for name, each in questions.items() if name in only}
     folder = Path(tempfile.mkdtemp(prefix="mesh-llm-chaos-"))
     missing = faults.left_out()
     wanted = tuple(each for each in asked.faults if each.kind not in missing)
     _write_head(asked, log, missing)
     try:
         async with chaos_mesh(folder, log, model=asked.model, embeddings=embeddings, tell=tell) as mesh:
-            await _run(mesh, asked, wanted, log, EMBEDDINGS if embeddings else QUESTIONS, tell)
+            await _run(mesh, asked, wanted, log, questions, tell)
         await _look_for_orphans(mesh.mark, log)
         log.write("end")
     finally:

@@ -52,3 +52,12 @@ def test_each_node_has_its_own() -> None:
     assert attempts.next_change(now=4.0) == 5.0
     assert attempts.forget(A).barred(now=4.0) == {B: "hung"}
     assert attempts.barred(now=4.0) == {A: "died", B: "hung"}
+
+
+def test_where_it_is_needed_nobody_is_kept_out_for_long() -> None:
+    attempts = Backoff()
+    for number in range(5):
+        attempts = attempts.failed(A, "died", now=float(number))
+    assert attempts.barred(now=30.0) == {A: "died"}
+    assert attempts.barred(now=9.9, longest_s=6.0) == {A: "died"}
+    assert attempts.barred(now=10.0, longest_s=6.0) == {}

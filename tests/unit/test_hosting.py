@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+
 from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.host import hosting
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun, StageLost
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.planning import backoff
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import HeldPart, NodeId, Plan, ServingPlan, State
 from tests.support import planning
@@ -161,12 +165,12 @@ async def test_a_ready_run_is_published_and_kept() -> None:
 
 async def test_alone_an_engine_that_never_ran_ends_the_node_with_its_reason() -> None:
     room = NodeMemory(planning.node("me", 30))
-    with driven(room) as hosting:
+    with driven(room) as running:
         await room.until(lambda: bool(room.runs))
         room.runs[0].error = EngineFailed("the GPU is on fire")
-        await asyncio.wait((hosting,), timeout=20)
+        await asyncio.wait((running,), timeout=20)
 
-        assert str(hosting.exception()) == "the GPU is on fire"
+        assert str(running.exception()) == "the GPU is on fire"
 
 
 async def test_a_host_whose_engine_does_not_run_says_so_and_lets_others() -> None:
@@ -342,3 +346,35 @@ async def test_a_plan_on_its_way_is_given_up_when_one_of_its_nodes_is_lost() -> 
         await room.until(lambda: len(room.runs) == 3)
         assert room.runs[1].was_cancelled
         assert planning.layers(room.runs[2].plan) == {"me": (0, 40)}
+
+
+async def test_a_node_that_nothing_serves_without_is_tried_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often it has failed: answers wait for it."""
+    monkeypatch.setattr(backoff, "RETRY_FIRST_S", 60.0)
+    monkeypatch.setattr(hosting, "NEEDED_S", 0.3)
+    room = NodeMemory(planning.node("me", 14), planning.node("other", 14))
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        room.runs[0].error = StageLost(NodeId("other"), "it was lost")
+        await room.until(lambda: any(state is State.WAITING for state, _ in room.told))
+        await room.until(lambda: len(room.runs) == 2)
+
+        assert set(planning.layers(room.runs[1].plan)) == {"me", "other"}
+
+
+async def test_a_node_that_others_serve_without_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "RETRY_FIRST_S", 60.0)
+    monkeypatch.setattr(hosting, "NEEDED_S", 0.0)
+    room = NodeMemory(
+        planning.node("me", 30), planning.node("other", 30), settings=planning.settings(split=True)
+    )
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        room.runs[0].error = StageLost(NodeId("other"), "it was lost")
+        await room.until(lambda: len(room.runs) == 2)
+        assert planning.layers(room.runs[1].plan) == {"me": (0, 40)}
+        looks = room.mesh.looks
+        await room.until(lambda: room.mesh.looks > looks + 3)
+        assert len(room.runs) == 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +32,8 @@ PLAN_GATHER_S = 0.02
 PLAN_RETRY_FIRST_S = 0.2
 PLAN_RETRY_LAST_S = 30.0
 """Between two attempts to bring a plan up, where no node is to blame."""
+NEEDED_S = 6.0
+"""That a node which failed is kept out at most while nothing can serve without it: answers wait."""
 
 
 log = logging.getLogger(__name__)
@@ -168,9 +170,13 @@ class Hosting:
             self._retire()
             return
         model, settings = known
-        plan = self.plan = self._decided(model, settings, now)
+        failed = self._attempts.barred(now=now)
+        plan = self._decided(model, settings, failed)
+        if plan.mode is Mode.WAITING and failed:
+            plan = self._decided(model, settings, self._attempts.barred(now=now, longest_s=NEEDED_S))
+        self.plan = plan
         if plan.host != self._mesh.me:
-            self._stand_back(plan, own_failure=self._attempts.barred(now=now).get(self._mesh.me))
+            self._stand_back(plan, own_failure=failed.get(self._mesh.me))
         elif self.serving is not None and self._is_followed() and _still_good(self.serving, plan, settings):
             if self.serving.settings.plan_version != settings.plan_version:
                 self._publish_serving(self.serving, settings)
@@ -180,9 +186,9 @@ class Hosting:
             if now >= self._not_before and self._has_room_for(plan):
                 self._start(plan)
 
-    def _decided(self, model: ModelFacts, settings: MeshSettings, now: float) -> Plan:
+    def _decided(self, model: ModelFacts, settings: MeshSettings, failed: Mapping[NodeId, str]) -> Plan:
         snapshot = self._mesh.snapshot()
-        barred = {**self._attempts.barred(now=now), **self._mesh.unready()}
+        barred = {**failed, **self._mesh.unready()}
         starting, current = self.starting, self._current(settings)
         self._was_served = self._was_served or current is not None
         if (

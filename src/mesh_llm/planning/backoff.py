@@ -37,9 +37,13 @@ class Backoff:
         failure = NodeFailure(reason=reason, pause_s=pause, until_s=now + pause)
         return replace(self, failures={**self._remembered(now), node: failure})
 
-    def barred(self, *, now: float) -> dict[NodeId, str]:
-        """Who is kept out at this moment, and why."""
-        return {node: failure.reason for node, failure in self.failures.items() if now < failure.until_s}
+    def barred(self, *, now: float, longest_s: float = RETRY_LAST_S) -> dict[NodeId, str]:
+        """Who is kept out at this moment, and why; nobody for longer than `longest_s`."""
+        return {
+            node: failure.reason
+            for node, failure in self.failures.items()
+            if now < failure.until_s - max(0.0, failure.pause_s - longest_s)
+        }
 
     def next_change(self, *, now: float) -> float | None:
         """When the next node may be tried again: time to decide anew."""

@@ -16,7 +16,7 @@ PARTS = ("detection", "waiting for a plan", "failed plans", "loading", "reaching
 serves, to where the answer goes on, and to its next word (a place in the queue, reading again, the word)."""
 
 _NOTICED = re.compile(
-    r"plan broken|plan failed|engine lost|peer lost|engine died|worker lost|worker died|worker hung|^lost:"
+    r"plan broken|plan failed|engine lost|engine died|worker lost|worker died|worker hung|^lost:"
 )
 _PROPOSED = re.compile(r"plan proposed epoch=(\d+)")
 _SERVING = re.compile(r"plan serving epoch=(\d+)")

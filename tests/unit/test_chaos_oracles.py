@@ -86,6 +86,7 @@ LOSS = (
     told(22.7, "plan proposed epoch=6 mode=solo stages=1: fits"),
 )
 RESUMED = told(35.2, "request resumed elsewhere events=3 node=one cause=two was lost", name="client")
+AGAIN = told(24.2, "request resumed elsewhere events=3 node=one cause=two was lost", name="client")
 SERVING = told(35.0, "plan serving epoch=6 mode=solo")
 STILL = answer(at=19.0, pieces=[19.5, 36.0, 36.1], ended=36.2, seams=[1])
 
@@ -123,7 +124,7 @@ def test_an_oracle_refuses_what_it_watches_for(name: str) -> None:
             [fault(10.2, node="two"), answer(via="two", outcome="broken", text="A fox"), fault(12.0, "end")],
             id="its own node was killed",
         ),
-        pytest.param([*LOSS, told(24.0, "plan serving epoch=6"), STILL], id="it is being read again"),
+        pytest.param([*LOSS, told(24.0, "plan serving epoch=6"), AGAIN, STILL], id="it is being read again"),
         pytest.param([answer(pieces=[30.0, 30.1], ended=30.2)], id="nobody was lost"),
         pytest.param(
             [{"kind": "orphan", "at": at, "pid": 9, "command": "worker"} for at in (30.0, 36.0)],
@@ -159,6 +160,7 @@ def test_where_the_time_of_a_pause_went() -> None:
             told(27.0, "plan proposed epoch=7 mode=solo stages=1: fits"),
             told(31.0, "plan serving epoch=7 mode=solo"),
             told(31.5, "request resumed elsewhere events=3 node=one cause=two", name="client"),
+            told(31.6, "request resumed elsewhere events=9 node=one cause=two", name="client"),
             answer(at=19.0, pieces=[19.5, 34.0, 34.1], ended=34.2, seams=[1]),
         )
     )
@@ -169,12 +171,39 @@ def test_where_the_time_of_a_pause_went() -> None:
             "waiting for a plan": 0.1,
             "failed plans": 4.3,
             "loading": 4.0,
-            "reaching": 0.5,
-            "computing": 3.0,
+            "reaching": 0.6,
+            "computing": 2.9,
         }
     )
     assert pause.length_s == pytest.approx(14.5)
-    assert pause.still_s == pytest.approx(11.5)
+    assert pause.still_s == pytest.approx(11.6)
+
+
+def test_an_answer_that_is_lost_twice_before_its_next_word() -> None:
+    [pause] = pauses(
+        log_of(
+            *LOSS,
+            told(25.0, "plan serving epoch=6 mode=solo"),
+            told(25.5, "request resumed elsewhere events=3 node=one cause=two", name="client"),
+            fault(28.0, node="one", number=1),
+            told(30.0, "lost: one was lost: it no longer answers"),
+            told(30.5, "plan proposed epoch=7 mode=solo stages=1: fits"),
+            told(33.0, "plan serving epoch=7 mode=solo"),
+            told(33.5, "request resumed elsewhere events=3 node=two cause=one", name="client"),
+            answer(at=19.0, pieces=[19.5, 36.0, 36.1], ended=36.2, seams=[1, 1]),
+        )
+    )
+    assert pause.losses == 2
+    assert pause.parts == pytest.approx(
+        {
+            "detection": 2.6 + 2.0,
+            "waiting for a plan": 0.1 + 0.5,
+            "failed plans": 0.0,
+            "loading": 2.3 + 2.5,
+            "reaching": 0.5 + 0.5,
+            "computing": 0.5 + 2.5 + 2.5,
+        }
+    )
 
 
 def test_a_slow_answer_of_one_engine_was_being_computed() -> None:
@@ -192,11 +221,12 @@ def test_a_report_of_a_run() -> None:
         "What has to hold"
     ].rows
     assert tables["Answers"].rows == (("chat", "1", "1", "0", "0", "1"),)
-    assert tables["The longest pauses"].rows[0][:5] == (
+    assert tables["The longest pauses"].rows[0][:6] == (
         "16.5",
         "15.2",
         "20",
         "fox via client",
+        "1",
         "kill-node two",
     )
     assert "left out: fill-disk: no limits" in document.notes

@@ -14,7 +14,7 @@ from mesh_llm.lab.chaos.records import Record
 WAIT_S = 150.0
 """The gateway gives up after two minutes; nobody waits any longer than that."""
 STILL_S = 10.0
-"""That an answer may stand still, above what computing takes, while some node can hold the model."""
+"""That an answer may stand still for each loss, above what computing takes: some node can hold the model."""
 STRUCK_S = 8.0
 """After a fault ended: a gateway on the node that was struck may still be finding its feet."""
 GONE_S = 20.0
@@ -118,14 +118,17 @@ def waits(records: Sequence[Record]) -> Iterator[ChaosFinding]:
 def still(records: Sequence[Record]) -> Iterator[ChaosFinding]:
     """No answer stands still for long while some node can hold the model."""
     for pause in pauses(records):
-        if pause.still_s > STILL_S and not struck(records, pause.via, pause.begin_s, pause.end_s):
+        if pause.still_s > STILL_S * pause.losses and not struck(
+            records, pause.via, pause.begin_s, pause.end_s
+        ):
             yield ChaosFinding(oracle="still", at_s=pause.end_s, text=_told(pause))
 
 
 def _told(pause: Pause) -> str:
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in pause.parts.items() if seconds >= 0.05)
     asked = f"answer {pause.answer} ({pause.question} via {pause.via})"
-    return f"{asked} stood still for {pause.still_s:.1f} s after {pause.fault or 'no fault'}: {parts}"
+    losses = f"losses: {pause.losses}, the first by {pause.fault or 'no fault'}"
+    return f"{asked} stood still for {pause.still_s:.1f} s ({losses}): {parts}"
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -156,6 +159,8 @@ def growth(records: Sequence[Record]) -> Iterator[ChaosFinding]:
             continue
         quarter = len(samples) // QUARTER
         for what, (factor, spare) in GROWTH.items():
+            if (role, what) == ("worker", "rss_bytes"):
+                continue  # it holds the layers of one plan after the other, of whatever size
             first = median(each[what] for each in samples[1 : 1 + quarter])
             last = median(each[what] for each in samples[-quarter:])
             if last > factor * first + spare:

@@ -15,6 +15,9 @@ PARTS = ("detection", "waiting for a plan", "failed plans", "loading", "reaching
 """From the fault to the first notice of it, from there to a plan, through plans that failed, to one that
 serves, to where the answer goes on, and to its next word (a place in the queue, reading again, the word)."""
 
+ROUND_S = 0.5
+"""Between two answers that go on at once."""
+
 _NOTICED = re.compile(
     r"plan broken|plan failed|engine lost|engine died|worker lost|worker died|worker hung|^lost:"
 )
@@ -34,6 +37,8 @@ class Pause:
     end_s: float
     fault: str
     """The last one before somebody noticed; empty where there was none."""
+    losses: int
+    """Engines that went on, one after the other, before the next word came."""
     parts: dict[str, float]
 
     @property
@@ -68,15 +73,16 @@ def pauses(records: Sequence[Record]) -> Iterator[Pause]:
         if end_s - begin_s >= PAUSE_S:
             before = heard.index(begin_s)
             is_resumed = before in answer["seams"] or (before == 0 and answer["resumed"] > 0)
-            parts, fault = breakdown(moments, answer["via"] if is_resumed else None, begin_s, end_s)
+            rounds = list(_rounds(moments, answer["via"], begin_s, end_s)) if is_resumed else []
             yield Pause(
                 answer=answer["number"],
                 question=answer["question"],
                 via=answer["via"],
                 begin_s=begin_s,
                 end_s=end_s,
-                fault=fault,
-                parts=parts,
+                fault=rounds[0].fault if rounds else "",
+                losses=len(rounds),
+                parts=_parts(rounds, end_s - begin_s),
             )
 
 
@@ -101,28 +107,41 @@ def moments_of(records: Sequence[Record]) -> Moments:
     )
 
 
-def breakdown(
-    moments: Moments, via: str | None, begin_s: float, end_s: float
-) -> tuple[dict[str, float], str]:
-    """The parts of a gap, and the fault behind it. `via` is None where no other engine went on in it."""
-    if via is None:
-        return {**dict.fromkeys(PARTS, 0.0), "computing": end_s - begin_s}, ""
-    serving = [(at, plan) for at, plan in moments.serving if begin_s < at <= end_s]
-    resumed = [at for at, name in moments.resumed if name == via and begin_s < at <= end_s]
-    noticed = next((at for at in moments.noticed if begin_s < at <= end_s), begin_s)
-    fault_s, fault = max((each for each in moments.faults if each[0] <= noticed), default=(begin_s, ""))
-    struck_s = max(begin_s, fault_s)
-    served_s, plan = serving[-1] if serving else (noticed, "")
-    tried = [(at, each) for at, each in moments.proposed if noticed <= at <= served_s]
+@frozen
+class _Round:
+    """From one engine that was asked to the next."""
+
+    fault: str
+    parts: dict[str, float]
+
+
+def _parts(rounds: Sequence[_Round], length_s: float) -> dict[str, float]:
+    """Of all rounds together; the rest was computing, to the end or until the next loss."""
+    parts = {part: sum(each.parts[part] for each in rounds) for part in PARTS[:-1]}
+    return {**parts, PARTS[-1]: length_s - sum(parts.values())}
+
+
+def _rounds(moments: Moments, via: str, begin_s: float, end_s: float) -> Iterator[_Round]:
+    """Each ends where the gateway has another engine go on."""
+    ends = [at for at, name in moments.resumed if name == via and begin_s < at <= end_s]
+    # Several answers that went on at once are one round.
+    ends = [at for at, later in pairwise([*ends, float("inf")]) if later - at >= ROUND_S]
+    for start_s, stop_s in pairwise([begin_s, *(ends or [end_s])]):
+        yield _round(moments, start_s, stop_s)
+
+
+def _round(moments: Moments, start_s: float, stop_s: float) -> _Round:
+    noticed_s = next((at for at in moments.noticed if start_s < at <= stop_s), start_s)
+    fault_s, fault = max((each for each in moments.faults if each[0] <= noticed_s), default=(start_s, ""))
+    serving = [each for each in moments.serving if noticed_s < each[0] <= stop_s]
+    served_s, plan = serving[-1] if serving else (noticed_s, "")
+    tried = [each for each in moments.proposed if noticed_s <= each[0] <= served_s]
     own = [at for at, each in tried if each == plan]
-    first_s = tried[0][0] if tried else noticed
+    first_s = tried[0][0] if tried else noticed_s
+    # What served in the end may have been on its way before.
     last_s = own[-1] if own else first_s
-    reached_s = max(served_s, resumed[-1]) if resumed else served_s
-    # From one moment to the next, none before the one before it.
-    times = [begin_s, struck_s, noticed, first_s, last_s, served_s, reached_s, end_s]
+    times = [max(start_s, fault_s), noticed_s, first_s, last_s, served_s, stop_s]
     for index in range(1, len(times)):
-        times[index] = min(end_s, max(times[index], times[index - 1]))
-    lengths = [later - earlier for earlier, later in pairwise(times)]
-    # Before the fault, nothing was wrong: the next word was being computed.
-    named = dict(zip(PARTS, lengths[1:], strict=True))
-    return {**named, "computing": named["computing"] + lengths[0]}, fault
+        times[index] = min(stop_s, max(times[index], times[index - 1]))
+    lengths = (later - earlier for earlier, later in pairwise(times))
+    return _Round(fault=fault, parts=dict(zip(PARTS, lengths, strict=False)))

@@ -132,7 +132,7 @@ def _parts(found: Sequence[Pause]) -> ResultTable:
         columns=("part", "median s", "longest s", "share"),
         rows=tuple(rows),
         note=f"{len(caused)} pauses with a loss in them, of {len(found)}; computing: a place in the queue, "
-        "reading all again, the word itself",
+        "reading all again, the word itself, and what was lost before a word came",
     )
 
 
@@ -140,13 +140,14 @@ def _longest(found: Sequence[Pause]) -> ResultTable:
     ordered = sorted(found, key=lambda each: each.length_s, reverse=True)[:LONGEST]
     return ResultTable(
         title="The longest pauses",
-        columns=("s", "still", "at", "question", "after", *PARTS),
+        columns=("s", "still", "at", "question", "losses", "the first by", *PARTS),
         rows=tuple(
             (
                 f"{each.length_s:.1f}",
                 f"{each.still_s:.1f}",
                 f"{each.begin_s:.0f}",
                 f"{each.question} via {each.via}",
+                str(each.losses),
                 each.fault,
                 *(f"{each.parts[part]:.1f}" for part in PARTS),
             )

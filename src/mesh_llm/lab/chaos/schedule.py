@@ -17,7 +17,7 @@ REPLACED = "three"
 """Revoked now and then; another one joins by the same name."""
 FIRST_S = 4.0
 """Before the first fault: clients have begun to ask."""
-GAP_S = (3.0, 11.0)
+GAP_S = (4.0, 16.0)
 """Between two faults."""
 RECOVERY_S = 14.0
 """A node that was struck counts as struck for so long after that: it starts, and takes part again."""

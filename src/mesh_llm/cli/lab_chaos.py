@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -77,7 +78,7 @@ def chaos(
     if shrink is not None:
         raise SystemExit(_shrink(shrink, runs, embeddings=embeddings))
     if replay is not None:
-        asked = records.asked(records.read(replay))
+        asked = replace(records.asked(records.read(replay)), command=_command())
     else:
         faults = draw(seed=seed, minutes=minutes, kinds=_kinds(only))
         asked = Asked(
@@ -85,6 +86,7 @@ def chaos(
         )
     file = log_file or Path(tempfile.mkstemp(prefix="mesh-llm-chaos-", suffix=".log")[1])
     before = os.getloadavg()
+    click.echo(f"{len(asked.faults)} faults in {asked.minutes:g} minutes, and two more around them", err=True)
     found = _run(asked, file, embeddings=embeddings)
     findings = oracles.judge(found)
     document = report.document(found, findings, _facts(asked, before))
@@ -168,11 +170,4 @@ def _part_of(asked: Asked, faults: Sequence[Fault]) -> Asked:
     """The same run with fewer faults, and no longer than they take."""
     moved = moved_up(faults)
     end_s = max((each.end_s for each in moved), default=0.0) + AFTER_S
-    return Asked(
-        seed=asked.seed,
-        minutes=round(end_s / 60, 2),
-        model=asked.model,
-        clients=asked.clients,
-        faults=moved,
-        command=asked.command,
-    )
+    return replace(asked, minutes=round(end_s / 60, 2), faults=moved)

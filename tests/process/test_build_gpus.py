@@ -25,12 +25,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from mesh_llm.cli.main import main
-from mesh_llm.engine import gpus
+from mesh_llm.engine import cuda_toolkit, gpus
 gpus.ROOT = Path(sys.argv.pop(1))
 gpus.KINDS["cuda"] = replace(gpus.KINDS["cuda"], folders=())
+cuda_toolkit.can_be_fetched = lambda: False
 main()
 """
-"""`mesh-llm` on a machine whose kernel shows other GPUs, and which has no toolkit but on the PATH."""
+"""`mesh-llm` on a machine whose kernel shows other GPUs, with no toolkit but on the PATH; none is fetched."""
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_a_toolkit_that_is_missing_is_named(kernel: Kernel, cache: Path, tmp_pat
 
     assert (ended.status, ended.stdout) == (1, "")
     assert ended.stderr.startswith(
-        "Error: there is no CUDA compiler (nvcc) on this machine\n"
+        "Error: there is no CUDA compiler (nvcc) with cuBLAS on this machine\n"
         "Hint: sudo apt install nvidia-cuda-toolkit, or "
     )
     assert not (cache / "native").exists()
@@ -98,6 +99,14 @@ def install_cuda(content: bytes) -> Library:
     entry.folder.mkdir(parents=True)
     entry.path.write_bytes(content)
     return entry
+
+
+def install_nvcc(kernel: Kernel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that does not tell its release, so that no driver is asked whether it runs that."""
+    (folder / "nvcc").write_text("#!/bin/sh\n")
+    (folder / "nvcc").chmod(0o755)
+    kernel.file("usr/include/cublas_v2.h")
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
 def test_info_tells_what_does_not_load_and_what_is_idle(
@@ -137,9 +146,7 @@ def test_a_gpus_library_that_fails_its_test_leaves_the_earlier_one(
     kernel.nvidia("NVIDIA H200")
     borrow_mesh(libraries)
     earlier = install_cuda(b"as it was")
-    (tmp_path / "nvcc").write_text("#!/bin/sh\n")
-    (tmp_path / "nvcc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    install_nvcc(kernel, tmp_path, monkeypatch)
 
     async def compiled(entry: Library, sources: object, folder: Path, *rest: object, **more: object) -> Path:
         folder.mkdir()
@@ -160,9 +167,7 @@ def test_a_gpus_library_is_not_used_unchecked(
     kernel: Kernel, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel.nvidia("NVIDIA H200")
-    (tmp_path / "nvcc").write_text("#!/bin/sh\n")
-    (tmp_path / "nvcc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    install_nvcc(kernel, tmp_path, monkeypatch)
 
     missing = asyncio.run(build.ensure(("cuda",), ignore)).missing["cuda"]
 

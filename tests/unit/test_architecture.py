@@ -74,7 +74,16 @@ SPAWNER = "engine/process.py"
 CHILDREN = {
     *(
         f"engine/children/{name}.py"
-        for name in ("describe", "external", "gguf", "measure", "serve", "vocabulary", "worker")
+        for name in (
+            "cuda_driver",
+            "describe",
+            "external",
+            "gguf",
+            "measure",
+            "serve",
+            "vocabulary",
+            "worker",
+        )
     ),
     "engine/sources.py",
     "lab/delay.py",

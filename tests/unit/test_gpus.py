@@ -166,7 +166,7 @@ def test_nothing_is_compiled_for_a_gpu_that_is_not_here(kernel: Kernel, kind: st
 @pytest.mark.parametrize(
     ("kind", "message", "package"),
     [
-        ("cuda", "there is no CUDA compiler (nvcc) on this machine", "nvidia-cuda-toolkit"),
+        ("cuda", "there is no CUDA compiler (nvcc) with cuBLAS on this machine", "nvidia-cuda-toolkit"),
         ("hip", "there is no ROCm compiler (hipcc) on this machine", "rocm-hip-sdk"),
         ("vulkan", "there is no shader compiler (glslc) with Vulkan's headers on this machine", "glslc"),
     ],
@@ -192,8 +192,13 @@ def test_a_toolkit_on_the_path_will_do(
     kernel.nvidia("NVIDIA H200")
     toolkit(tmp_path / "bin", "nvcc", "glslc")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    cuda = replace(KINDS["cuda"], folders=())
 
-    gpus.check(KINDS["cuda"])
+    assert gpus.tool(cuda) is None, "a compiler without cuBLAS will not do"
+    gpus.check(cuda, fetched=True)
+    kernel.file("../include/cublas_v2.h")
+    gpus.check(cuda)
+    assert gpus.tool(cuda) == str(tmp_path / "bin" / "nvcc")
     with pytest.raises(BuildFailed, match="Vulkan's headers"):
         gpus.check(KINDS["vulkan"])
     kernel.file("usr/include/vulkan/vulkan.h")

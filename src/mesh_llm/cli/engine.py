@@ -12,7 +12,7 @@ import click
 from mesh_llm.cli.options import debug_option, json_option
 from mesh_llm.cli.output import Output, print_json, print_table
 from mesh_llm.engine import build as builder
-from mesh_llm.engine import gpus, machine, prebuilt
+from mesh_llm.engine import cuda_toolkit, gpus, machine, prebuilt
 from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.speed import known_speed
@@ -117,13 +117,24 @@ def _speed(libraries: dict[str, Path], device: str) -> dict[str, float] | None:
 @click.option("--vulkan", is_flag=True, help="the same with Vulkan, for GPUs of any maker")
 @click.option("--hip", is_flag=True, help="the same for AMD GPUs, with ROCm")
 @click.option("--no-gpu", is_flag=True, help="remove the libraries that were built for GPUs")
+@click.option("--drop-toolkit", is_flag=True, help="then remove the CUDA compiler that was fetched (0.3 GB)")
 @click.option("--force", is_flag=True, help="rebuild what is there already")
 @json_option
 @debug_option
-def build(cuda: bool, vulkan: bool, hip: bool, no_gpu: bool, force: bool, as_json: bool, debug: bool) -> None:
+def build(
+    cuda: bool,
+    vulkan: bool,
+    hip: bool,
+    no_gpu: bool,
+    drop_toolkit: bool,
+    force: bool,
+    as_json: bool,
+    debug: bool,
+) -> None:
     """Build the native libraries for this machine: takes a minute, for a GPU many minutes.
 
     Without an option: those for the CPU and links, and those for GPUs that were asked for before.
+    Where there is no CUDA toolkit, --cuda fetches one from the Python index (0.5 GB).
     """
     asked = [kind for kind, given in (("cuda", cuda), ("vulkan", vulkan), ("hip", hip)) if given]
     if len(asked) + no_gpu > 1:
@@ -135,6 +146,8 @@ def build(cuda: bool, vulkan: bool, hip: bool, no_gpu: bool, force: bool, as_jso
         built = asyncio.run(builder.rebuild(output.progress, gpu=next(iter(asked), None), force=force))
     if built.missing:
         raise next(iter(built.missing.values()))
+    if drop_toolkit:
+        cuda_toolkit.drop_compiler()
     if as_json:
         print_json({name: str(path) for name, path in built.libraries.items()})
     else:

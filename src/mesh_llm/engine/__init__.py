@@ -14,6 +14,7 @@ The node never loads the engine; programs in `children` do. These modules own th
     speed           how fast this machine's devices are, measured once
     machine         processor, memory, threads
     gpus            GPUs on Linux, and the libraries that were built for them
+    cuda_toolkit    CUDA's compiler and cuBLAS, fetched where there is no toolkit
     library         finds and loads the wheel and the native libraries
     build           builds native libraries, once per machine
     prebuilt        those that came with the package, and which of them to use

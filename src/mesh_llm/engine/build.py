@@ -16,12 +16,13 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from mesh_llm.defaults import ENGINE_VERSION, LOCK_TIMEOUT_S
-from mesh_llm.engine import gpus, prebuilt
+from mesh_llm.engine import cuda_toolkit, gpus, prebuilt
+from mesh_llm.engine.cuda_toolkit import Toolkit
 from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.inspect import flaw
 from mesh_llm.engine.library import find_wheel
@@ -157,7 +158,7 @@ async def rebuild(progress: ProgressSink, *, gpu: str | None = None, force: bool
     """The usual, again where it failed before; with `gpu`, that kind is part of it from now on."""
     if gpu is not None and (force or not library(gpu).built):
         # Before anything else is compiled, which takes a minute.
-        gpus.check(gpus.KINDS[gpu])
+        await _check_gpu(gpus.KINDS[gpu])
     kinds = gpus.usual() if gpu is None else gpus.beside(gpu, gpus.usual())
     built = await ensure((*STANDARD, *kinds), progress, retry=True, force=force)
     if gpu is not None and gpu in built.libraries:
@@ -169,6 +170,7 @@ def drop_gpus() -> tuple[str, ...]:
     """Do without libraries for GPUs from now on; returns the kinds that there were."""
     dropped = gpus.wanted()
     gpus.want(())
+    cuda_toolkit.drop()
     for kind in gpus.KINDS:
         for path in (cache_folder() / "native").glob(f"*-{platform_name()}/{kind}-*"):
             # Locks stay: whoever waits for one would hold another than the next who comes.
@@ -223,8 +225,11 @@ async def build(
     force = force or entry.built
     if entry.backend != SPLICE:
         find_wheel()
+    if entry.gpu is not None:
+        await _check_gpu(entry.gpu)
     _check_tools(entry, mesh)
     sources = None if entry.backend == SPLICE else await engine_sources(progress)
+    toolkit = await cuda_toolkit.fetch(progress) if entry.gpu and _is_fetched(entry.gpu) else None
     entry.folder.parent.mkdir(parents=True, exist_ok=True)
     lock = entry.folder.with_name(f"{entry.folder.name}.lock")
     patience_s = GPU_BUILD_TIMEOUT_S if entry.gpu else LOCK_TIMEOUT_S
@@ -236,12 +241,12 @@ async def build(
             # By a build that was killed: whoever still worked there would hold the lock.
             shutil.rmtree(left, ignore_errors=True)
         async with _scratch(entry.folder.parent, prefix) as scratch:
-            made = await _compile(entry, sources, scratch / "plain", progress, options=[])
+            made = await _compile(entry, sources, scratch / "plain", progress, toolkit=toolkit)
             flaw = await _flaw(entry, made, mesh)
             if flaw is not None and entry.backend == "cpu":
                 # AMX is the newest code path and the one that compilers got wrong before.
                 made = await _compile(
-                    entry, sources, scratch / "no-amx", progress, options=["-DMESH_AMX=OFF"]
+                    entry, sources, scratch / "no-amx", progress, options=("-DMESH_AMX=OFF",)
                 )
                 flaw = await _flaw(entry, made, mesh)
             if flaw is not None:
@@ -283,10 +288,26 @@ async def _has_decayed(entry: Library, mesh: Path | None) -> bool:
     return entry.gpu is not None and mesh is not None and await _flaw(entry, entry.path, mesh) is not None
 
 
+def _is_fetched(kind: gpus.Kind) -> bool:
+    """Whether the toolkit of a kind comes from the index: where it can, and none is here."""
+    return kind.name == "cuda" and cuda_toolkit.can_be_fetched() and gpus.tool(kind) is None
+
+
+async def _check_gpu(kind: gpus.Kind) -> None:
+    fetched = _is_fetched(kind)
+    gpus.check(kind, fetched=fetched)
+    if kind.name != "cuda":
+        return
+    release = cuda_toolkit.fetched_release() if fetched else None
+    if nvcc := gpus.tool(kind):
+        release = await cuda_toolkit.release_of(nvcc)
+    if release is not None:
+        cuda_toolkit.check_driver(await cuda_toolkit.ask_driver(), release)
+
+
 def _check_tools(entry: Library, mesh: Path | None) -> None:
     folder, needed = entry.folder.parent, BUILD_DISK_BYTES
     if entry.gpu is not None:
-        gpus.check(entry.gpu)
         needed = GPU_BUILD_DISK_BYTES
         if mesh is None:
             raise BuildFailed(
@@ -327,11 +348,17 @@ def _tool(name: str) -> str:
 
 
 async def _compile(
-    entry: Library, sources: Path | None, folder: Path, progress: ProgressSink, *, options: list[str]
+    entry: Library,
+    sources: Path | None,
+    folder: Path,
+    progress: ProgressSink,
+    *,
+    options: Sequence[str] = (),
+    toolkit: Toolkit | None = None,
 ) -> Path:
     what = f"Building {entry.name}"
     progress(Progress(what=what, done=0, total=0))
-    environment = {"NINJA_STATUS": "[%f/%t] ", "CXX": compiler() or "c++", **_toolkit(entry)}
+    environment = {"NINJA_STATUS": "[%f/%t] ", "CXX": compiler() or "c++", **_toolkit(entry, toolkit)}
     limit_s = GPU_BUILD_TIMEOUT_S if entry.gpu else BUILD_TIMEOUT_S
     await _step(
         what,
@@ -340,13 +367,13 @@ async def _compile(
             *(f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release"),
             *([] if sources is None else _engine_options(entry.backend, sources)),
             *(entry.gpu.options if entry.gpu else ()),
+            *(toolkit.options if toolkit else ()),
             *options,
         ],
         environment,
         progress,
         limit_s=limit_s,
-        # Parts of a toolkit are packages of their own, and CMake is the first to miss one.
-        mend=entry.gpu.mend if entry.gpu else None,
+        mend=_mend(entry, toolkit),
     )
     await _step(
         what,
@@ -372,11 +399,18 @@ def _engine_options(backend: str, sources: Path) -> list[str]:
     ]
 
 
-def _toolkit(entry: Library) -> dict[str, str]:
+def _mend(entry: Library, toolkit: Toolkit | None) -> str | None:
+    """For CMake's complaints: parts of a toolkit are packages of their own, and CMake misses them first."""
+    if toolkit is not None:
+        return "if CUDA does not take this C++ compiler: install an older one, and name it in CXX"
+    return entry.gpu.mend if entry.gpu else None
+
+
+def _toolkit(entry: Library, toolkit: Toolkit | None) -> dict[str, str]:
     """What CMake finds a GPU's compiler by."""
     if entry.gpu is None:
         return {}
-    found = {"PATH": gpus.search_path(entry.gpu)}
+    found = {"PATH": gpus.search_path(entry.gpu), **(toolkit.environment if toolkit else {})}
     if named := os.environ.get("CXX"):
         # Not every toolkit takes every compiler; who has named one for us means it for the toolkit, too.
         found["CUDAHOSTCXX"] = os.environ.get("CUDAHOSTCXX", named)

@@ -2,8 +2,9 @@
 
 The engine's wheel holds code for CPUs alone there (on macOS it has Metal). For
 a GPU, `mesh-llm engine build --cuda` compiles ggml's own backend with the toolkit of the GPU's
-maker. That is for a person to ask for: it takes many minutes, and a toolkit of gigabytes. What was
-asked for once is built and loaded from then on, until `mesh-llm engine build --no-gpu`.
+maker. That is for a person to ask for: it takes many minutes, and NVIDIA's toolkit is fetched where there
+is none (`cuda_toolkit`). What was asked for once is built and loaded from then on, until
+`mesh-llm engine build --no-gpu`.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ KINDS = {
             registry="CUDA",
             tools=("nvcc",),
             folders=("/usr/local/cuda/bin", "/opt/cuda/bin"),
-            header=None,
-            wants="there is no CUDA compiler (nvcc) on this machine",
+            header="cublas_v2.h",
+            wants="there is no CUDA compiler (nvcc) with cuBLAS on this machine",
             mend="sudo apt install nvidia-cuda-toolkit, or NVIDIA's own cuda-toolkit; nvcc is looked for on "
             "the PATH and in /usr/local/cuda/bin",
             sign="/dev/nvidia0",
@@ -198,17 +199,21 @@ def idle_text(unused: Collection[Idle]) -> str:
 # -- what can be compiled ---------------------------------------------------------------------------
 
 
-def check(kind: Kind) -> None:
-    """Say what is missing for a library, before anything is compiled."""
+def check(kind: Kind, *, fetched: bool = False) -> None:
+    """Say what is missing for a library, before anything is compiled; `fetched`: its toolkit will be."""
     if not any(kind.name in gpu.kinds for gpu in found()):
         raise BuildFailed(
             f"there is no {kind.drives} on this machine, or its driver is not loaded (no {kind.sign})",
             hint="mesh-llm engine info lists the GPUs that are here and not used",
         )
-    if any(shutil.which(tool, path=search_path(kind)) is None for tool in kind.tools) or not _has_header(
-        kind
-    ):
+    if not fetched and tool(kind) is None:
         raise BuildFailed(kind.wants, hint=kind.mend)
+
+
+def tool(kind: Kind) -> str | None:
+    """The compiler of a toolkit that is here, and complete."""
+    tools = [shutil.which(name, path=search_path(kind)) for name in kind.tools]
+    return tools[0] if all(tools) and _has_header(kind, tools) else None
 
 
 def search_path(kind: Kind) -> str:
@@ -216,12 +221,16 @@ def search_path(kind: Kind) -> str:
     return os.pathsep.join((os.environ.get("PATH", os.defpath), *kind.folders))
 
 
-def _has_header(kind: Kind) -> bool:
+def _has_header(kind: Kind, tools: Iterable[str | None]) -> bool:
     if kind.header is None:
         return True
     folders = [ROOT / "usr/include", ROOT / "usr/local/include"]
     if sdk := os.environ.get("VULKAN_SDK"):
         folders.append(Path(sdk) / "include")
+    for path in (*tools, *(f"{folder}/tool" for folder in kind.folders)):
+        # The tool may be a link into the toolkit, which has its headers beside its programs.
+        toolkit = Path(path or "/").resolve().parent.parent
+        folders += [toolkit / "include", *toolkit.glob("targets/*/include")]
     return any((folder / kind.header).is_file() for folder in folders)
 
 

@@ -21,7 +21,8 @@ PACKAGE_TIMEOUT_S = 30 * 60.0
 _PROGRESS = re.compile(r"^Progress (\d+) of (\d+)$")
 _OFFLINE = re.compile(
     r"NewConnectionError|Temporary failure in name resolution|Network is unreachable|ConnectTimeout|"
-    r"Failed to establish a new connection|Connection refused|No matching distribution found",
+    r"Failed to establish a new connection|Connection refused|No matching distribution found|"
+    r"IncompleteRead|Connection broken|Connection aborted|ReadTimeoutError",
 )
 _BACKEND = """\
 import pathlib
@@ -80,6 +81,26 @@ async def pip_download_locked(
     await _run_pip(packages, (*wanted, "--dest", str(folder)))
 
 
+async def pip_install_locked(
+    requirements: Path, folder: Path, *, what: str, progress: ProgressSink, timeout_s: float
+) -> None:
+    """Unpack wheels of all `requirements`, which name hashes, into a folder: into no environment.
+
+    Everything is written beside that folder: /tmp may be a part of memory, and these are large. pip keeps no
+    second copy of them.
+    """
+    wanted = ("--only-binary", ":all:", "--require-hashes", "--no-cache-dir", "--no-user", "--no-compile")
+    await _run_pip(
+        what,
+        (*wanted, "--requirement", str(requirements), "--target", str(folder)),
+        verb="install",
+        env={"TMPDIR": str(folder.parent)},
+        what=what,
+        progress=progress,
+        timeout_s=timeout_s,
+    )
+
+
 def _backend(requirement: str, folder: Path) -> Path:
     """A build backend (PEP 517) in the place of the one that the engine's sdist names."""
     name, _, version = requirement.partition("==")
@@ -111,9 +132,11 @@ async def _run_pip(
     requirement: str,
     wanted: Sequence[str],
     *,
+    verb: str = "download",
     env: Mapping[str, str] | None = None,
     what: str = "",
     progress: ProgressSink = lambda _: None,
+    timeout_s: float = PACKAGE_TIMEOUT_S,
 ) -> None:
     lines: deque[str] = deque(maxlen=40)
 
@@ -125,11 +148,11 @@ async def _run_pip(
 
     finished = await run(
         [
-            *(sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "raw"),
+            *(sys.executable, "-m", "pip", verb, "--no-deps", "--progress-bar", "raw"),
             *("--disable-pip-version-check", "--no-input", "--retries", "2"),
             *wanted,
         ],
-        timeout_s=PACKAGE_TIMEOUT_S,
+        timeout_s=timeout_s,
         env=env,
         on_line=on_line,
     )

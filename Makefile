@@ -1,7 +1,7 @@
 # From a clone: `make demo` and `make test` set up what they need. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo wheel bundle release test test-more test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
+.PHONY: help setup setup-dev demo wheel wheel-cuda bundle release test test-more test-full test-repeat test-native fuzz check bench fmt lock screenshots clean
 
 BIN := .venv/bin
 # What Python compiled is kept, whatever the caller's environment says: compiling the tests takes ten seconds.
@@ -32,6 +32,9 @@ demo: setup ## a mesh on this machine and one question to it; ARGS="--once" and 
 
 wheel: setup ## a wheel with native libraries for the common processors, and an sdist, to dist/
 	@$(BIN)/python -m tools.wheel $(ARGS)
+
+wheel-cuda: setup ## mesh-llm-cuda, a wheel with libggml-cuda; ARGS="--architectures 90-real" compiles for one kind of GPU
+	@$(BIN)/python -m tools.wheel_cuda $(ARGS)
 
 bundle: setup ## one file that installs mesh-llm on machines of this kind; ARGS go to mesh-llm bundle
 	@$(BIN)/mesh-llm bundle $(ARGS)

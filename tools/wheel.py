@@ -51,17 +51,17 @@ def main() -> None:
 
 def compile_libraries(build: Path, variants: list[str]) -> Path:
     """Compile everything below `build`; returns the folder that the libraries are in."""
-    engine = Path(_output([sys.executable, "-m", "mesh_llm.engine.sources"]))
+    engine = Path(output([sys.executable, "-m", "mesh_llm.engine.sources"]))
     finished = build / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir(parents=True)
     options = common_options(build, engine)
     ggml = [f"-DENGINE_SOURCE={engine}", f"-DMESH_ENGINE_VERSION={ENGINE_VERSION}", "-DGGML_CCACHE=OFF"]
-    _make(build / "splice", ROOT / "native" / "splice", options, ["mesh-splice"], finished)
-    _make(build / "mesh", ROOT / "native", [*options, *ggml], ["ggml-mesh"], finished)
+    make(build / "splice", ROOT / "native" / "splice", options, ["mesh-splice"], finished)
+    make(build / "mesh", ROOT / "native", [*options, *ggml], ["ggml-mesh"], finished)
     named = ["-DMESH_BACKENDS=cpu", f"-DMESH_CPU_VARIANTS={';'.join(variants)}"]
     targets = [f"ggml-cpu-{variant}" for variant in variants]
-    _make(build / "cpu", ROOT / "native", [*options, *ggml, *named], targets, finished)
+    make(build / "cpu", ROOT / "native", [*options, *ggml, *named], targets, finished)
     return finished
 
 
@@ -82,7 +82,7 @@ def common_options(build: Path, engine: Path) -> list[str]:
     ]
 
 
-def _make(folder: Path, project: Path, options: list[str], targets: list[str], finished: Path) -> None:
+def make(folder: Path, project: Path, options: list[str], targets: list[str], finished: Path) -> None:
     environment = {**os.environ, "CXX": _compiler(), "LC_ALL": "C"}
     cmake, ninja = (_tool(name) for name in ("cmake", "ninja"))
     configure = [
@@ -117,7 +117,7 @@ def _tool(name: str) -> str:
     return found
 
 
-def _output(argv: list[str]) -> str:
+def output(argv: list[str]) -> str:
     return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mesh_llm import __version__
+from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.engine import build, cuda_toolkit, gpus
 from mesh_llm.engine.build import Library, compiler
 from mesh_llm.engine.cuda_toolkit import Driver, Toolkit
@@ -20,6 +22,8 @@ from mesh_llm.engine.sources import native_folder
 from mesh_llm.errors import MeshError
 from tests.support.building import ignore
 from tests.support.kernel import Kernel
+from tools import wheel_cuda
+from tools.wheel import platform_tag
 
 CXX = compiler()
 pytestmark = pytest.mark.skipif(CXX is None, reason="there is no C++ compiler on this machine")
@@ -241,6 +245,27 @@ def test_a_build_takes_the_toolkit_that_was_fetched(
         configured
     )
     assert environment["CUDACXX"] == str(toolkit.root / "bin" / "nvcc")
+
+
+# -- the package with a library in it ---------------------------------------------------------------
+
+
+def test_the_package_names_what_it_needs(tmp_path: Path) -> None:
+    library = tmp_path / "libggml-cuda.so"
+    library.write_bytes(b"stand-in")
+
+    for name in ("one", "two"):
+        wheel_cuda.pack(library, tmp_path / name, tmp_path / f"dist-{name}", architectures="90-real")
+
+    made, again = (next((tmp_path / f"dist-{name}").iterdir()) for name in ("one", "two"))
+    assert made.name == f"mesh_llm_cuda-{__version__}-py3-none-{platform_tag()}.whl"
+    assert made.read_bytes() == again.read_bytes()
+    with zipfile.ZipFile(made) as archive:
+        assert archive.read("mesh_llm_cuda/libggml-cuda.so") == b"stand-in"
+        assert archive.read("mesh_llm_cuda/ENGINE_VERSION").decode() == f"{ENGINE_VERSION}\n"
+        metadata = archive.read(f"mesh_llm_cuda-{__version__}.dist-info/METADATA").decode()
+    assert f"Requires-Dist: mesh-llm[engine]=={__version__}\n" in metadata
+    assert "Requires-Dist: nvidia-cublas<14,>=13.0\n" in metadata
 
 
 # -- the real one -----------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.engine import build, machine, prebuilt
+from mesh_llm.defaults import ENGINE_VERSION
+from mesh_llm.engine import build, gpus, machine, prebuilt
 from mesh_llm.engine.prebuilt import VARIANTS, suitable
 from tests.support.building import ignore
+from tests.support.kernel import Kernel
 
 AVX2 = frozenset(["fpu", "sse4_2", "avx", "f16c", "fma", "avx2", "bmi2"])
 AVX512 = AVX2 | {"avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"}
@@ -181,3 +183,62 @@ async def test_engine_build_compiles_whatever_came_with_the_package(
         built.missing["cpu"].message == "cmake is needed to compile native libraries, and it is not installed"
     )
     assert "pip install cmake ninja" in (built.missing["cpu"].hint or "")
+
+
+# -- a package for GPUs -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda(package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`mesh-llm-cuda` is installed, on a machine with an NVIDIA GPU; returns its folder."""
+    kernel = Kernel(tmp_path / "root")
+    kernel.nvidia("NVIDIA H200")
+    monkeypatch.setattr(gpus, "ROOT", kernel.root)
+    folder = tmp_path / "site-packages" / "mesh_llm_cuda"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "ENGINE_VERSION").write_text(f"{ENGINE_VERSION}\n")
+    (folder / "libggml-cuda.so").write_text("cuda")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return folder
+
+
+async def test_a_library_for_gpus_is_used_after_its_check(cuda: Path, package: Package) -> None:
+    assert build.usual() == ("mesh", "cpu", "cuda")
+
+    built = await build.ready()
+
+    assert built.libraries["cuda"] == cuda / "libggml-cuda.so"
+    assert prebuilt.of_package(built.libraries["cuda"])
+    assert package.checked[-1] == "libggml-cuda"
+    assert (await build.ensure(build.usual(), ignore)).libraries == built.libraries
+    assert package.checked.count("libggml-cuda") == 1
+
+
+async def test_one_for_gpus_that_fails_is_not_compiled_unasked(cuda: Path, package: Package) -> None:
+    package.flaws = {"libggml-cuda": "it finds no GPU that it can use"}
+
+    built = await build.ensure(build.usual(), ignore)
+
+    assert set(built.libraries) == {"mesh", "cpu"}
+    assert built.missing["cuda"].message == (
+        "ggml-cuda of the package mesh-llm-cuda does not work on this machine"
+    )
+    assert "mesh-llm engine build --cuda" in (built.missing["cuda"].hint or "")
+
+
+def test_one_of_another_engine_does_not_count(cuda: Path) -> None:
+    (cuda / "ENGINE_VERSION").write_text("1.0\n")
+
+    assert build.usual() == ("mesh", "cpu")
+
+
+def test_without_its_gpu_or_beside_vulkan_it_is_not_used(
+    cuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus.want(("vulkan",))
+    assert build.usual() == ("mesh", "cpu", "vulkan")
+
+    gpus.want(())
+    monkeypatch.setattr(gpus, "ROOT", tmp_path / "empty")
+    assert build.usual() == ("mesh", "cpu")

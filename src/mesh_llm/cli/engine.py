@@ -81,7 +81,7 @@ async def _describe() -> dict[str, Any]:
     built = await builder.ready()
     described = await describe(built.libraries)
     libraries: dict[str, dict[str, Any]] = {
-        name: {"native": True, "path": str(path), "prebuilt": path.parent == prebuilt.folder()}
+        name: {"native": True, "path": str(path), "prebuilt": prebuilt.of_package(path)}
         for name, path in built.libraries.items()
     }
     instead = {

@@ -127,8 +127,11 @@ def _source_digests(backend: str) -> Iterable[str]:
 
 
 def usual() -> tuple[str, ...]:
-    """What this machine has by itself: the standard, and the GPUs' that were built before."""
-    return (*STANDARD, *gpus.usual())
+    """What this machine has by itself: the standard, and GPUs' that were built before or have a package."""
+    asked = gpus.usual()
+    # Vulkan's would drive the same GPUs once more.
+    packaged = () if "vulkan" in asked else prebuilt.gpu_kinds()
+    return (*STANDARD, *dict.fromkeys((*asked, *packaged)))
 
 
 def at_hand() -> Built:
@@ -149,8 +152,9 @@ async def ready() -> Built:
     """The same; what came with the package is checked first, where nobody has."""
     mesh = library("mesh")
     path = mesh.path if mesh.built else await prebuilt.checked("mesh", None)
-    if not library("cpu").built:
-        await prebuilt.checked("cpu", path)
+    for backend in usual():
+        if backend != "mesh" and not library(backend).built:
+            await prebuilt.checked(backend, path)
     return at_hand()
 
 
@@ -198,6 +202,8 @@ async def ensure(
             if not (retry or force or entry.built) and (path := await prebuilt.checked(backend, mesh)):
                 libraries[backend] = path
                 continue
+            if not (retry or force or entry.built):
+                _leave_to_package(entry)
             if not (retry or force or entry.built) and entry.failure.is_file():
                 raise MeshError(entry.failure.read_text(), hint="mesh-llm engine build tries again")
             await build(entry, progress, retry=retry, force=force, mesh=mesh)
@@ -214,6 +220,15 @@ async def ensure(
                 hint="free some space, or name another folder in MESH_LLM_CACHE",
             )
     return Built(libraries=libraries, missing=missing)
+
+
+def _leave_to_package(entry: Library) -> None:
+    """Who has installed a library for GPUs has not asked for one to be compiled, which takes many minutes."""
+    if entry.gpu and entry.backend not in gpus.wanted() and prebuilt.candidates(entry.backend):
+        raise MeshError(
+            f"{entry.name} of the package mesh-llm-{entry.backend} does not work on this machine",
+            hint=f"{entry.gpu.command} compiles one for its GPUs; the log has the reason",
+        )
 
 
 async def build(

@@ -2,11 +2,13 @@
 
 The best one that this processor can run is checked as one that was built here
 is, before it counts; one that fails is left for the next lower. What passed is remembered.
+A library for GPUs comes with a package of its own, which is optional: `mesh-llm-cuda`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
 import platform
 import sys
@@ -15,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mesh_llm.defaults import ENGINE_VERSION
+from mesh_llm.engine import gpus
 from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.inspect import flaw
 from mesh_llm.engine.machine import cpu_features, cpu_identity, platform_name
@@ -75,8 +78,35 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 """By processor family, the best first."""
 
 
+GPU_PACKAGES = {"cuda": "mesh_llm_cuda"}
+"""By kind of GPU: the package that has a library for it."""
+
+
 def folder() -> Path:
     return Path(__file__).resolve().parent.parent / "prebuilt"
+
+
+def gpu_folder(kind: str) -> Path | None:
+    """Of the package with the library for a kind of GPU, if it is here and made for this engine."""
+    name = GPU_PACKAGES.get(kind)
+    spec = importlib.util.find_spec(name) if name else None
+    if spec is None or spec.origin is None:
+        return None
+    found = Path(spec.origin).parent
+    with suppress(OSError):
+        if (found / "ENGINE_VERSION").read_text().strip() == ENGINE_VERSION:
+            return found
+    return None
+
+
+def of_package(path: Path) -> bool:
+    return path.parent in {folder(), *map(gpu_folder, GPU_PACKAGES)}
+
+
+def gpu_kinds() -> tuple[str, ...]:
+    """Kinds of GPUs that are here and have a package."""
+    present = {kind for gpu in gpus.found() for kind in gpu.kinds}
+    return tuple(kind for kind in GPU_PACKAGES if kind in present and candidates(kind))
 
 
 def suitable(variants: Iterable[Variant], features: frozenset[str] | None) -> tuple[str, ...]:
@@ -93,7 +123,8 @@ def candidates(backend: str) -> tuple[Path, ...]:
     else:
         stems = ["mesh-splice" if backend == "splice" else f"ggml-{backend}"]
     suffix = "dylib" if sys.platform == "darwin" else "so"
-    return tuple(path for stem in stems if (path := folder() / f"lib{stem}.{suffix}").is_file())
+    place = gpu_folder(backend) or folder()
+    return tuple(path for stem in stems if (path := place / f"lib{stem}.{suffix}").is_file())
 
 
 def known(backend: str, mesh: Path | None) -> Path | None:
@@ -123,7 +154,7 @@ async def checked(backend: str, mesh: Path | None) -> Path | None:
 
 def _can_be_checked(backend: str, mesh: Path | None) -> bool:
     """libggml-mesh does the checking, its own included."""
-    return backend != "cpu" or mesh is not None
+    return backend in ("mesh", "splice") or mesh is not None
 
 
 async def _first_that_passes(backend: str, paths: Iterable[Path], mesh: Path | None) -> Path | None:
@@ -138,9 +169,14 @@ async def _first_that_passes(backend: str, paths: Iterable[Path], mesh: Path | N
 
 
 def _record(path: Path, mesh: Path | None) -> Path:
-    """Exists once the library has passed: on this processor, with this engine, these very bytes."""
+    """Exists once the library has passed: on this processor and GPU, with this engine, these very bytes."""
     files = [path, *([] if mesh is None or mesh == path else [mesh])]
-    depends = [cpu_identity(), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
+    kind = path.stem.removeprefix("libggml-")
+    depends = [
+        cpu_identity(),
+        *([gpus.identity(kind)] if kind in gpus.KINDS else []),
+        *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files),
+    ]
     key = hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
     return (
         cache_folder() / "native" / f"{ENGINE_VERSION}-{platform_name()}" / f"checked-{path.stem[3:]}-{key}"

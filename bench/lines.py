@@ -12,15 +12,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bench import servers
 from bench.lines_programs import Address, datagram_rate, datagram_socket, round_trips, stream_rate
-from bench.meters import Bystanders, quiet
-from bench.plan import Plan, turns
+from bench.plan import Plan
 from bench.report import Row, Side, plain_row, ratio_row
-from bench.stats import Sample, at_least, at_most
+from bench.servers import fresh_home
+from bench.stats import at_least, at_most
+from mesh_llm.bench import servers
+from mesh_llm.bench.company import Bystanders, quiet
+from mesh_llm.bench.rounds import turns
 from mesh_llm.engine.process import spawn
 from mesh_llm.lab.conditions import Conditions
 from mesh_llm.lab.delay import DelayDoor, delay_lines
+from mesh_llm.results.samples import Sample
 
 TITLE = "Lines of the lab: what they carry, and how near they come to a delay"
 
@@ -40,7 +43,7 @@ async def measure(plan: Plan) -> Measured:
     off_ms: Values = defaultdict(list)
     late_ms: Values = defaultdict(list)
     rounds = plan.rounds(full=20, quick=5, full_s=240.0, quick_s=60.0)
-    with servers.fresh_home() as folder:
+    with fresh_home() as folder:
         async with _far(folder) as plain, _doors(folder, plain) as (lines, far):
             for number in rounds:
                 for name, addresses in turns([(PLAIN, plain), (LINE, lines)], number):

@@ -5,6 +5,8 @@ mesh_document  what that showed, as a document
 grid           node counts by latencies: ours, stock ggml-rpc, the engine alone
 grid_document  what that showed, as a document
 speculation    with drafts and without, by kind of text
+transport      links by kind and message size, here and to a node
+transport_far  program: the far end of links on one machine
 prompts        prompts that no cache holds
 texts          prompts by kind of text
 rigs           split engines: ours and stock ggml-rpc, over the same wheel, kernels and delay lines

@@ -27,12 +27,14 @@ relay          `mesh-llm relay`
 bench          `mesh-llm bench`
 bench_mesh     `mesh-llm bench mesh`
 bench_grid     `mesh-llm bench grid`
+bench_transport  `mesh-llm bench transport`
 bench_speculation  `mesh-llm bench speculation`
 bench_compare  `mesh-llm bench compare`
-measuring      how measurements run and end
 lab            `mesh-llm lab`
-results        how measurements show what they found: tables, JSON, files
+lab_delay      `mesh-llm lab delay`
 lab_chaos      `mesh-llm lab chaos`
+measuring      how measurements run and end
+results        how measurements show what they found: tables, JSON, files
 groups         verbs with verbs of their own
 secret         keys and tokens from files, standard input and the environment
 output         text, tables and JSON on stdout, messages on stderr

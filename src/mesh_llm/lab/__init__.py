@@ -9,7 +9,6 @@ conditions  what one way of a line does to what passes
 passing     hands things on when their time has come
 datagrams   UDP through a line
 rpc_proxy   stock ggml-rpc through a line: only what computes is slowed, and everything is counted
-delay       links with a delay
 chaos       a mesh under load while things are done to it
 quic        links over QUIC between two processes
 simulate    meshes of thousands of nodes in one process

@@ -23,7 +23,6 @@ from mesh_llm.planning.predict import token_seconds
 from mesh_llm.planning.worker_order import arrange
 from mesh_llm.types import NodeId, Place
 
-
 _CANDIDATES = 48
 """Of each kind, looked at in a large mesh: three times as many as may take part in a plan."""
 
@@ -164,8 +163,10 @@ class _Search:
         """Of those with room for an equal share: one swap after the other would find them late."""
         self.steps //= 4
         nearest = self._filled(sorted(roomy, key=self._promise)[: len(self.layout.workers)])
-        then, now = nearest and self._seconds(nearest), self._seconds(self.layout)
-        if nearest and then is not None and (now is None or then < now):
+        if nearest is None:
+            return
+        then, now = self._seconds(nearest), self._seconds(self.layout)
+        if then is not None and (now is None or then < now):
             self.layout = nearest
 
     def swap(self, others: Sequence[NodeId]) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from mesh_llm.frozen import frozen
 from mesh_llm.lab.conditions import Way
-from mesh_llm.lab.passing import Passing
+from mesh_llm.lab.delay_queue import DelayQueue
 
 _DATAGRAM_LIMIT_BYTES = 1 << 16
 _AT_ONCE = 32
@@ -179,7 +179,7 @@ class DatagramDoor:
         self._listener = listener
         self._target = target
         self._ways = ways
-        self._passing = tuple(Passing[_Sending](way, _deliver, drops=True) for way in ways)
+        self._queues = tuple(DelayQueue[_Sending](way, _deliver, drops=True) for way in ways)
         self._flows: dict[bytes, _Flow] = {}
 
     def start(self) -> None:
@@ -211,15 +211,15 @@ class DatagramDoor:
                     self._pass(1, run, self._listener, flow.address)
 
     def _pass(self, index: int, run: Run, end: socket.socket, address: Any) -> None:
-        way, passing = self._ways[index], self._passing[index]
+        way, queue = self._ways[index], self._queues[index]
         conditions = way.conditions
         if not (conditions.loss or conditions.bytes_s or conditions.jitter_s):
-            passing.take(_Sending(end, run, address), len(run.data))
+            queue.take(_Sending(end, run, address), len(run.data))
             return
         for datagram in run.datagrams():
             if not way.loses():
                 alone = Run(data=datagram, size=len(datagram) or 1, sender=run.sender)
-                passing.take(_Sending(end, alone, address), len(datagram))
+                queue.take(_Sending(end, alone, address), len(datagram))
 
 
 class _Flow:

@@ -37,7 +37,7 @@ from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
 from mesh_llm.lab.conditions import Conditions, Passage, Way
 from mesh_llm.lab.datagrams import DatagramDoor
-from mesh_llm.lab.passing import Passing
+from mesh_llm.lab.delay_queue import DelayQueue
 from mesh_llm.lab.rpc_proxy import RpcSessionReport, RpcTally
 
 _BUFFER_BYTES = 1 << 20
@@ -217,12 +217,12 @@ class _Direction:
         self._target = target
         self._way = way
         self._split = split
-        self._passing = Passing[memoryview | bytes](way, self._deliver, keep=bytes)
+        self._waiting = DelayQueue[memoryview | bytes](way, self._deliver, keep=bytes)
 
     def start(self) -> list[threading.Thread]:
         reading = threading.Thread(target=self._read, daemon=True)
         reading.start()
-        return [reading, self._passing.thread]
+        return [reading, self._waiting.thread]
 
     def _read(self) -> None:
         buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -230,7 +230,7 @@ class _Direction:
             while count := self._source.recv_into(buffer, self._slice_bytes()):
                 if not self._take(buffer[:count]):
                     break
-        self._passing.end()
+        self._waiting.end()
 
     def _slice_bytes(self) -> int:
         bytes_s = self._way.conditions.bytes_s
@@ -240,9 +240,9 @@ class _Direction:
 
     def _take(self, data: memoryview) -> bool:
         if self._split is None:
-            return self._passing.take(data, len(data), late_s=self._way.retransmitting_s(len(data)))
+            return self._waiting.take(data, len(data), late_s=self._way.retransmitting_s(len(data)))
         return all(
-            self._passing.take(
+            self._waiting.take(
                 piece, len(piece), late_s=self._way.retransmitting_s(len(piece)) if slowed else None
             )
             for piece, slowed in self._split(data)

@@ -25,7 +25,7 @@ _SPIN_S = 0.0002
 _PR_SET_TIMERSLACK = 29
 
 
-class Passing(Generic[T]):
+class DelayQueue(Generic[T]):
     """`deliver` gets everything that is taken, and None at its end; where it raises OSError, that is the end.
 
     `keep` makes what has to wait last: what is taken may be overwritten afterwards.

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from mesh_llm.lab.conditions import Way
 from mesh_llm.lab.delay_queue import DelayQueue
 
 _DATAGRAM_LIMIT_BYTES = 1 << 16
-_AT_ONCE = 32
+_AT_ONCE = 64
 _RUN_LIMIT_BYTES = 65_000
 _RUN_LIMIT = 64
 """What the kernel takes apart at once."""
@@ -106,6 +106,7 @@ class ManyReader:
         self._end = end
         self._receive = ctypes.CDLL(None, use_errno=True).recvmmsg
         self._data = ctypes.create_string_buffer(_AT_ONCE * _DATAGRAM_LIMIT_BYTES)
+        self._view = memoryview(self._data)
         self._names = ctypes.create_string_buffer(_AT_ONCE * _NAME_BYTES)
         self._controls = ctypes.create_string_buffer(_AT_ONCE * _CONTROL_BYTES)
         self._iovecs = (_Iovec * _AT_ONCE)()
@@ -138,21 +139,29 @@ class ManyReader:
     def _found(self, count: int) -> list[Run]:
         sizes = self._words[_SIZE_AT : _WORDS * count : _WORDS]
         controls = self._words[_CONTROL_AT : _WORDS * count : _WORDS]
-        names, data = self._names.raw, memoryview(self._data)
+        names = self._names.raw[: count * _NAME_BYTES]
+        sender = names[:_NAME_BYTES]
+        # Looked at together first: most often they are alike, and each one by itself takes ten times as long.
+        if not any(controls) and sizes == [sizes[0]] * count and names == sender * count:
+            return self._joined(range(count), sender, sizes[0], 0)
 
         def kind(index: int) -> tuple[bytes, int, int]:
             sender = names[index * _NAME_BYTES : (index + 1) * _NAME_BYTES]
             return sender, sizes[index], self._segment(index) if controls[index] else 0
 
-        runs = []
-        for (sender, size, segment), indices in groupby(range(count), kind):
-            starts = (index * _DATAGRAM_LIMIT_BYTES for index in indices)
-            pieces = [data[start : start + size] for start in starts]
-            most = 1 if segment or not size else max(1, min(_RUN_LIMIT, _RUN_LIMIT_BYTES // size))
-            for at in range(0, len(pieces), most):
-                joined = b"".join(pieces[at : at + most])
-                runs.append(Run(data=joined, size=segment or size or 1, sender=sender))
-        return runs
+        groups = groupby(range(count), kind)
+        return [run for alike, indices in groups for run in self._joined(list(indices), *alike)]
+
+    def _joined(self, indices: Sequence[int], sender: bytes, size: int, segment: int) -> list[Run]:
+        """Of one sender and size, and all or none of them several that arrived as one."""
+        most = 1 if segment or not size else max(1, min(_RUN_LIMIT, _RUN_LIMIT_BYTES // size))
+        data = self._view
+        starts = [index * _DATAGRAM_LIMIT_BYTES for index in indices]
+        pieces = [data[start : start + size] for start in starts]
+        return [
+            Run(data=b"".join(pieces[at : at + most]), size=segment or size or 1, sender=sender)
+            for at in range(0, len(pieces), most)
+        ]
 
     def _segment(self, index: int) -> int:
         """The size of each of several datagrams that arrived as one; 0 where they did not."""

@@ -198,15 +198,21 @@ class DatagramDoor:
     def _read(self) -> None:
         for runs in reader(self._listener):
             for run in runs:
-                flow = self._flows.get(run.sender) or self._new_flow(run.sender)
-                self._pass(0, run, flow.end, None)
+                # Where there is no way to the target, what is sent there is lost.
+                with suppress(OSError):
+                    flow = self._flows.get(run.sender) or self._new_flow(run.sender)
+                    self._pass(0, run, flow.end, None)
 
     def _new_flow(self, sender: bytes) -> _Flow:
         if len(self._flows) >= _FLOWS_LIMIT:
             self._flows.pop(next(iter(self._flows))).forget()
         end = socket.socket(self._listener.family, socket.SOCK_DGRAM)
-        tune(end)
-        end.connect(self._target)
+        try:
+            tune(end)
+            end.connect(self._target)
+        except OSError:
+            end.close()
+            raise
         flow = self._flows[sender] = _Flow(end, address_of(sender))
         threading.Thread(target=self._read_back, args=(flow,), daemon=True).start()
         return flow

@@ -41,6 +41,8 @@ from iroh.iroh_ffi import (
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
+from mesh_llm.lab.conditions import Conditions
+from mesh_llm.lab.delay import OPEN, DelayDoor, delay_lines
 from mesh_llm.transport.iroh_library import iroh
 from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.splice import Splicer, splice
@@ -68,7 +70,13 @@ class Splicing:
     busy_s: float = 0.0
     """That both event loops are held up every ten milliseconds, as by a node's other work."""
     relay: str | None = None
-    """A relay's URL: the only way between the two. Linux alone can cut off the direct one."""
+    """A relay's URL: the only way between the two."""
+    there: Conditions = OPEN
+    """Of QUIC's packets, from the first end of every line to the other; and back. Instead of a relay.
+
+    Linux alone can cut off the way past the relay or past these conditions, which iroh would find.
+    """
+    back: Conditions = OPEN
 
 
 class QuicLines:
@@ -98,6 +106,8 @@ async def quic_lines(lines: Sequence[QuicLine], splicing: Splicing | None = None
         }
         met = await accepting.ask({**common, "links": [end.fileno() for end in ones], "ticket": None})
         request = {**common, "links": [end.fileno() for end in others], "ticket": met["ticket"]}
+        if not (splicing.there.is_open and splicing.back.is_open):
+            request["door"] = await stack.enter_async_context(_slow_door(met["port"], splicing))
         for answer in (await connecting.ask(request), await accepting.ask({})):
             if not answer.get("joined"):
                 raise MeshError("two processes of the lab did not find each other")
@@ -105,6 +115,19 @@ async def quic_lines(lines: Sequence[QuicLine], splicing: Splicing | None = None
         for end in (*ones, *others):
             end.close()
         yield QuicLines((accepting, connecting))
+
+
+@asynccontextmanager
+async def _slow_door(port: int, splicing: Splicing) -> AsyncIterator[int]:
+    """A line to the endpoint that accepts; the port at which it is found."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    listener.bind(("127.0.0.1", 0))
+    door: int = listener.getsockname()[1]
+    target = "127.0.0.1", port
+    # Those who connect have the other ends: what they send is on its way back.
+    slow = DelayDoor(listener=listener, target=target, there=splicing.back, back=splicing.there)
+    async with delay_lines((), [slow]):
+        yield door
 
 
 class _Conversation:
@@ -152,23 +175,26 @@ async def loopback_endpoint(relay: str | None = None) -> Endpoint:
         EndpointOptions(preset=preset_minimal(), bind_addr="127.0.0.1:0", alpns=[_ALPN], relay_mode=mode)
     )
     if relay is not None:
-        _deafen()
+        _hear_only(None)
     return endpoint
 
 
-def _deafen() -> None:
-    """Every UDP socket of this process gets nothing more: of two ways, only the relay's is left.
+def _hear_only(port: int | None) -> None:
+    """UDP sockets of this process get packets from that port alone, or none: iroh would find a better way.
 
-    A filter that takes nothing of any packet (one instruction, "return 0") is attached to each.
+    A filter is attached to each (BPF): load the source port, compare, take all of the packet or nothing.
     """
-    program = ctypes.create_string_buffer(struct.pack("@HBBI", 6, 0, 0, 0))
+    load, compare, give = 0x28, 0x15, 0x06
+    take, drop = (give, 0, 0, 0xFFFFFFFF), (give, 0, 0, 0)
+    steps = [drop] if port is None else [(load, 0, 0, 0), (compare, 0, 1, port), take, drop]
+    program = ctypes.create_string_buffer(b"".join(struct.pack("@HBBI", *step) for step in steps))
     for entry in list(Path("/proc/self/fd").iterdir()):
         # The folder's own descriptor is gone by now.
         if not entry.is_symlink() or not str(entry.readlink()).startswith("socket:"):
             continue
         with socket.socket(fileno=os.dup(int(entry.name))) as end:
             if end.type == socket.SOCK_DGRAM:
-                filter = struct.pack("@HP", 1, ctypes.addressof(program))
+                filter = struct.pack("@HP", len(steps), ctypes.addressof(program))
                 end.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter)
 
 
@@ -178,15 +204,27 @@ async def accept(endpoint: Endpoint) -> Connection:
     return await (await incoming.accept()).connect()
 
 
-async def connect(endpoint: Endpoint, ticket: str, relay: str | None = None) -> Connection:
+async def connect(
+    endpoint: Endpoint, ticket: str, *, relay: str | None = None, door: int | None = None
+) -> Connection:
+    """Through a relay, or a line's door at that port, where there is one."""
     address = EndpointTicket.from_string(ticket).endpoint_addr()
     if relay is not None:
         address = EndpointAddr(address.id(), relay, [])
+    if door is not None:
+        address = EndpointAddr(address.id(), None, [f"127.0.0.1:{door}"])
+        _hear_only(door)
     return await endpoint.connect(address, _ALPN)
 
 
 def ticket_of(endpoint: Endpoint) -> str:
     return str(EndpointTicket.from_addr(endpoint.addr()))
+
+
+def _port_of(endpoint: Endpoint) -> int:
+    """Of its socket on 127.0.0.1."""
+    bound = (text.rpartition(":") for text in endpoint.bound_sockets())
+    return next(int(port) for host, _, port in bound if host == "127.0.0.1")
 
 
 def main() -> None:
@@ -204,13 +242,14 @@ async def _serve() -> None:
     links = [socket.socket(fileno=number) for number in request["links"]]
     endpoint = await loopback_endpoint(request["relay"])
     if request["ticket"] is None:
-        _say(ticket=ticket_of(endpoint))
+        _say(ticket=ticket_of(endpoint), port=_port_of(endpoint))
         streams = await _accept_streams(await accept(endpoint), len(links))
         # The question whether they are joined comes after the other side has been told to connect.
         await reader.readline()
     else:
         streams = await _open_streams(
-            await connect(endpoint, request["ticket"], request["relay"]), len(links)
+            await connect(endpoint, request["ticket"], relay=request["relay"], door=request.get("door")),
+            len(links),
         )
     splicer: Splicer | None = load_native(Path(request["library"]) if request["library"] else None)
     work: list[asyncio.Task[Any]] = [

@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mesh_llm.errors import PortInUse, UsageError
 from mesh_llm.lab.addresses import LineAddress, bound, listening
 from mesh_llm.lab.conditions import Conditions
 from mesh_llm.lab.delay import OPEN, DelayDoor, Lines, delay_lines
+from tests.support.waiting import until
 
 WAIT_S = 20.0
 SLACK_S = 3.0
@@ -144,6 +146,23 @@ async def test_one_side_may_end_before_the_other(kind: str, tmp_path: Path) -> N
                 end.shutdown(socket.SHUT_WR)
                 assert await asyncio.to_thread(end.recv, 100) == b"last words"
                 assert await asyncio.to_thread(end.recv, 100) == b""
+
+
+async def test_connections_that_ended_leave_nothing(tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with echo("tcp", tmp_path) as target:
+        async with line_to(target, tmp_path) as (here, _):
+            [child] = [each for each in psutil.Process().children() if each.pid not in before]
+            held = child.num_fds(), child.num_threads()
+            for _ in range(10):
+                with connected(here) as end:
+                    await asyncio.to_thread(round_trip_s, end)
+            await asyncio.to_thread(
+                until,
+                lambda: (child.num_fds(), child.num_threads()) == held,
+                within_s=WAIT_S,
+                what="sockets and threads are gone",
+            )
 
 
 async def test_bandwidth_holds_a_stream_back(tmp_path: Path) -> None:

@@ -192,16 +192,8 @@ def joined(link: socket.socket, *, delay_s: float) -> socket.socket:
     for end in (link, there):
         end.setblocking(True)
     far = Conditions(delay_s=delay_s)
-    threads = join(there, link, (Way(far, seed=""), Way(far, seed="")))
-    threading.Thread(target=_close_after, args=(threads, (link, there)), daemon=True).start()
+    join(there, link, (Way(far, seed=""), Way(far, seed="")))
     return here
-
-
-def _close_after(threads: Sequence[threading.Thread], ends: Sequence[socket.socket]) -> None:
-    for thread in threads:
-        thread.join()
-    for end in ends:
-        end.close()
 
 
 # -- streams -----------------------------------------------------------------------------------------
@@ -267,11 +259,20 @@ def join(
     other: socket.socket,
     ways: tuple[Way, Way],
     splitters: tuple[Splitter | None, Splitter | None] = (None, None),
-) -> list[threading.Thread]:
-    return [
+) -> None:
+    """Both belong to the line from here on, which closes them when both directions have ended."""
+    threads = [
         *_Direction(one, other, ways[0], splitters[0]).start(),
         *_Direction(other, one, ways[1], splitters[1]).start(),
     ]
+
+    def close() -> None:
+        for thread in threads:
+            thread.join()
+        one.close()
+        other.close()
+
+    threading.Thread(target=close, daemon=True).start()
 
 
 # -- the child ---------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from mesh_llm.engine import build
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import MeshError
+from mesh_llm.lab.delay import OPEN
 from mesh_llm.lab.split import SplitPlan, link_neighbours, worker_spec
 from mesh_llm.models.facts import model_facts
 from mesh_llm.results.samples import Sample
@@ -123,7 +124,7 @@ async def _workers(case: Case, folder: Path) -> AsyncIterator[list[WorkerProcess
             await stack.enter_async_context(lend(worker_spec(case.plan, folder / f"{index}.sock")))
             for index in range(count)
         ]
-        await link_neighbours(workers, delay_s=0.0, lines=[])
+        await link_neighbours(workers, link=OPEN, lines=[])
         yield workers
 
 

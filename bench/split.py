@@ -404,7 +404,7 @@ async def _far_workers(plan: SplitPlan, folder: Path) -> AsyncIterator[tuple[lis
             for index in range(len(plan.workers))
         ]
         lines: list[Line] = []
-        await link_neighbours(workers, delay_s=plan.delay_s, lines=lines)
+        await link_neighbours(workers, link=plan.link, lines=lines)
         yield workers, await stack.enter_async_context(delay_lines(lines))
 
 

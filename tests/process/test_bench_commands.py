@@ -42,7 +42,7 @@ def test_the_smallest_grid_has_all_sides_and_the_seeds_figures(worded: Path, tmp
     )
     assert [row[:2] for row in speeds.rows] == [("1", "–"), ("3", "0 ms"), ("3", "5 ms")]
     assert [row[-2:] for row in speeds.rows[1:]] == [("60.2", "1.00 ×"), ("30.1", "0.50 ×")]
-    assert len(spread.rows) == 2 * (2 + stock)
+    assert len(spread.rows) == 2 * (2 + stock) + stock
     assert any("not measured here" in note for note in found.notes)
     assert any("equal on all sides" in note for note in found.notes)
     assert {"grid.json", "grid.md", "grid.html"} <= {file.name for file in tmp_path.iterdir()}

@@ -17,6 +17,7 @@ import pytest
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.engine.worker_process import WorkerProcess, lend
+from mesh_llm.lab.delay import OPEN
 from mesh_llm.lab.split import SplitEngine, SplitPlan, link_neighbours, split_engine
 from mesh_llm.models.facts import model_facts
 from tests.support.waiting import POLL_S, Patience
@@ -124,7 +125,7 @@ async def lenders(*specs: WorkerSpec) -> AsyncIterator[list[WorkerProcess]]:
     """Workers, each linked to the next, that outlive the engines over them."""
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(lend(spec)) for spec in specs]
-        await link_neighbours(workers, delay_s=0.0, lines=[])
+        await link_neighbours(workers, link=OPEN, lines=[])
         yield workers
     assert not [worker.child.pid for worker in workers if psutil.pid_exists(worker.child.pid)]
 

@@ -25,6 +25,7 @@ from mesh_llm.bench.mesh_load import (
     together,
 )
 from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.lab.conditions import Conditions
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.status_schema import Status, from_document
 from tests.support.planning import model
@@ -171,16 +172,33 @@ def test_the_host_is_a_node_and_layers_are_spread_evenly() -> None:
     cell = Cell(nodes=5, latency_s=0.02)
     setup = grid.setup(GridSide.OURS, plan(12), cell, GridSpec(model=Path("m")))
     assert setup.plan.workers == (2, 2, 3, 3)  # the first two are the host's
-    assert setup.plan.delay_s == 0.02
+    assert setup.plan.link == Conditions(delay_s=0.02)
     assert not setup.stock
     assert grid.setup(GridSide.STOCK, plan(12), cell, GridSpec(model=Path("m"))).stock
     drafts = grid.setup(GridSide.DRAFTS, plan(12), cell, GridSpec(model=Path("m"), draft=Path("d.gguf")))
     assert (drafts.plan.draft.model, drafts.plan.draft.text_depth > 0) == ("d.gguf", True)
 
 
+def test_links_have_what_was_asked_for_and_never_more_jitter_than_delay() -> None:
+    spec = GridSpec(model=Path("m"), latencies_s=(0.0, 0.01), jitter_s=0.005, bytes_s=1e6, loss=0.01)
+    assert spec.link(0.01) == Conditions(delay_s=0.01, jitter_s=0.005, bytes_s=1e6, loss=0.01)
+    assert spec.link(0.0).jitter_s == 0.0
+    with pytest.raises(UsageError, match="loss"):
+        GridSpec(model=Path("m"), loss=1.5)
+
+
+def test_stock_is_asked_once_where_nothing_is_delayed() -> None:
+    made = found((3, 0, 40, 20), (3, 10, 20, 8))
+    slow = made.cells[Cell(nodes=3, latency_s=0.01)]
+    slow.seen[GridSide.COMPUTE] = answers(12, 12, 12)
+    slow.ready_s[GridSide.COMPUTE], slow.delay_ms[GridSide.COMPUTE] = 2.0, 10.0
+    rows = document(made, command="c", facts={}).tables[0].rows
+    assert [row[6:8] for row in rows[1:]] == [("20.0", "1.00 ×"), ("12.0", "0.60 ×")]
+
+
 def test_hops_of_both_sides() -> None:
     cell = Cell(nodes=5, latency_s=0.0)
-    assert (cell.hops(GridSide.OURS), cell.hops(GridSide.STOCK)) == (5, 8)
+    assert (cell.hops(GridSide.OURS), cell.hops(GridSide.STOCK), cell.hops(GridSide.COMPUTE)) == (5, 8, 4)
 
 
 def test_sides_run_at_once_as_far_as_memory_goes() -> None:

@@ -35,6 +35,7 @@ from mesh_llm.engine import build
 from mesh_llm.engine.spec import DraftSpec
 from mesh_llm.errors import UsageError
 from mesh_llm.frozen import frozen
+from mesh_llm.lab.conditions import Conditions
 from mesh_llm.lab.split import SplitPlan
 from mesh_llm.types import Progress, ProgressSink
 
@@ -55,9 +56,15 @@ class GridSide(StrEnum):
     OURS = "ours"
     DRAFTS = "ours + drafts"
     STOCK = "stock ggml-rpc"
+    COMPUTE = "stock, compute delayed"
+    """As the published figures were measured: only commands that compute take their time on a link."""
+
+    @property
+    def is_stock(self) -> bool:
+        return self in (GridSide.STOCK, GridSide.COMPUTE)
 
 
-SPLIT_SIDES = (GridSide.OURS, GridSide.DRAFTS, GridSide.STOCK)
+SPLIT_SIDES = (GridSide.OURS, GridSide.DRAFTS, GridSide.STOCK, GridSide.COMPUTE)
 
 
 @frozen
@@ -69,6 +76,10 @@ class GridSpec:
     sides: tuple[GridSide, ...] = SPLIT_SIDES
     draft: Path | None = None
     """A draft model for `ours + drafts`, which otherwise guesses from the text alone."""
+    jitter_s: float = 0.0
+    """At most as much as the latency of the cell."""
+    bytes_s: float | None = None
+    loss: float = 0.0
     rounds: int = 5
     tokens: int = 48
 
@@ -78,6 +89,16 @@ class GridSpec:
             raise UsageError(f"--nodes: give counts between 2 and {NODES_LIMIT}", hint="for example 3,4,5")
         if not self.latencies_s:
             raise UsageError("--latency: give at least one", hint="for example 0,10")
+        for latency_s in self.latencies_s:
+            self.link(latency_s)  # raises with a sentence
+
+    def link(self, latency_s: float) -> Conditions:
+        return Conditions(
+            delay_s=latency_s,
+            jitter_s=min(self.jitter_s, latency_s),
+            bytes_s=self.bytes_s,
+            loss=self.loss,
+        )
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -92,6 +113,8 @@ class Cell:
 
     def hops(self, side: GridSide) -> int:
         """Links that a token crosses: ours pushes from worker to worker, stock goes by the host each time."""
+        if side is GridSide.COMPUTE:
+            return self.nodes - 1
         return 2 * (self.nodes - 1) if side is GridSide.STOCK else self.nodes
 
 
@@ -118,7 +141,7 @@ async def measure(spec: GridSpec, *, tell: Tell, progress: ProgressSink) -> Grid
     for name, error in built.missing.items():
         if name != "rpc":
             raise error
-        sides = [side for side in sides if side is not GridSide.STOCK]
+        sides = [side for side in sides if not side.is_stock]
         notes.append(f"stock ggml-rpc is left out: {error.message}")
         tell(notes[-1])
     alone = replace(await plan_alone(spec.model, built.libraries), context=CONTEXT)
@@ -138,6 +161,8 @@ async def measure(spec: GridSpec, *, tell: Tell, progress: ProgressSink) -> Grid
                 what = f"{cell.nodes} nodes, {1000 * cell.latency_s:g} ms"
                 progress(Progress(what=what, done=number, total=len(spec.cells)))
                 setups = {side: setup(side, alone, cell, spec) for side in sides}
+                if spec.link(cell.latency_s).is_open:
+                    setups.pop(GridSide.COMPUTE, None)  # nothing is slowed down: it is stock
                 found[cell] = await _measure_cell(spec, setups, prompt, unsplit)
     progress(Progress(what="grid", done=len(spec.cells), total=len(spec.cells)))
     notes += [_agreement(found), f"others used {company.cores():.1f} cores meanwhile"]
@@ -147,12 +172,12 @@ async def measure(spec: GridSpec, *, tell: Tell, progress: ProgressSink) -> Grid
 def setup(side: GridSide, alone: SplitPlan, cell: Cell, spec: GridSpec) -> Setup:
     """Layers spread evenly over the host, which has the first, and its workers."""
     _, *workers = shares(len(alone.facts.layers), cell.nodes)
-    plan = replace(alone, workers=tuple(workers), delay_s=cell.latency_s)
+    plan = replace(alone, workers=tuple(workers), conditions=spec.link(cell.latency_s))
     if side is GridSide.DRAFTS:
         model = str(spec.draft) if spec.draft else None
         depth = DRAFT_MAX if model else 0
         plan = replace(plan, draft=DraftSpec(text_depth=GUESS_TEXT_MAX, model=model, model_depth=depth))
-    return Setup(plan=plan, stock=side is GridSide.STOCK)
+    return Setup(plan=plan, stock=side.is_stock, only_compute=side is GridSide.COMPUTE)
 
 
 async def _measure_cell(
@@ -217,7 +242,8 @@ def _agreement(found: dict[Cell, CellFound]) -> str:
 
 _NOTES = (
     "nodes: the host and N − 1 workers, layers spread evenly over all of them; one thread in each process",
-    "latency: one way, on every link; what is delayed is everything that crosses it",
+    "latency: one way, on every link; everything that crosses it is delayed, but for stock, compute delayed: "
+    "there only commands that compute are, on their way to a worker",
     "all weights are in memory before anything is timed; the text is an edited program, which drafts from "
     "the text itself guess well (mesh-llm bench speculation has other texts)",
     "stock ggml-rpc: from the engine's own sources, in the same wheel, with the same CPU library and layers; "

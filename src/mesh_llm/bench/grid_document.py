@@ -44,12 +44,17 @@ _THEIR_NOTE = (
 
 
 def _sides(found: GridFound) -> list[GridSide]:
-    first = next(iter(found.cells.values()))
-    return [side for side in GridSide if side in first.seen and side is not GridSide.UNSPLIT]
+    seen = {side for cell in found.cells.values() for side in cell.seen}
+    return [side for side in GridSide if side in seen and side is not GridSide.UNSPLIT]
+
+
+def _as_measured(cell: CellFound, side: GridSide) -> GridSide:
+    """Where nothing is slowed down, stock is asked once for both ways to slow it down."""
+    return GridSide.STOCK if side is GridSide.COMPUTE and side not in cell.seen else side
 
 
 def _sample(cell: CellFound, side: GridSide) -> Sample:
-    return Sample.of([decode_speed(answer) for answer in cell.seen[side]])
+    return Sample.of([decode_speed(answer) for answer in cell.seen[_as_measured(cell, side)]])
 
 
 def _unsplit(found: GridFound) -> Sample:
@@ -100,7 +105,7 @@ def _speeds(found: GridFound, sides: list[GridSide]) -> ResultTable:
 def _spread(found: GridFound, sides: list[GridSide]) -> ResultTable:
     rows = []
     for cell, seen in found.cells.items():
-        for side in sides:
+        for side in [side for side in sides if side in seen.seen]:
             sample = _sample(seen, side)
             first, third = sample.quartiles
             low, high = sample.interval

@@ -51,7 +51,7 @@ async def ours(plan: SplitPlan, workers: Sequence[WorkerProcess] = ()) -> AsyncI
         yield Rig(
             server=Server(url=engine.url, key=engine.key, pid=report.pid, ready_s=report.ready_s),
             workers=tuple(worker.child.pid for worker in engine.workers),
-            lines=engine.delays if plan.delay_s else None,
+            lines=None if plan.link.is_open else engine.delays,
             log=engine.supervisor.log_text,
             stages=lambda: engine.supervisor.report.stages,
         )
@@ -67,8 +67,8 @@ async def stock(plan: SplitPlan, *, only_compute: bool = False) -> AsyncIterator
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(_stock_worker(libraries, plan)) for _ in plan.workers]
         endpoints, lines = [target for _, target in workers], None
-        if plan.delay_s:
-            doors = [_door(target, plan.delay_s, rpc=only_compute) for target in endpoints]
+        if not plan.link.is_open:
+            doors = [_door(target, plan.link, rpc=only_compute) for target in endpoints]
             endpoints = [door.listener.getsockname() for door in doors]
             lines = await stack.enter_async_context(delay_lines((), doors))
         spec = engine_spec(replace(plan, workers=()), ())
@@ -89,9 +89,9 @@ async def stock(plan: SplitPlan, *, only_compute: bool = False) -> AsyncIterator
         )
 
 
-def _door(target: tuple[str, int], delay_s: float, *, rpc: bool) -> DelayDoor:
-    far, listener = Conditions(delay_s=delay_s), socket.create_server(("127.0.0.1", 0))
-    return DelayDoor(listener=listener, target=target, there=far, back=far, rpc=rpc)
+def _door(target: tuple[str, int], link: Conditions, *, rpc: bool) -> DelayDoor:
+    listener = socket.create_server(("127.0.0.1", 0))
+    return DelayDoor(listener=listener, target=target, there=link, back=link, rpc=rpc)
 
 
 @asynccontextmanager

@@ -69,9 +69,11 @@ class Setup:
 
     plan: SplitPlan
     stock: bool = False
+    only_compute: bool = False
+    """Of stock: only commands that compute take their time on a link."""
 
     def start(self) -> AbstractAsyncContextManager[Rig]:
-        return rigs.stock(self.plan) if self.stock else rigs.ours(self.plan)
+        return rigs.stock(self.plan, only_compute=self.only_compute) if self.stock else rigs.ours(self.plan)
 
 
 def over(base: SplitPlan, workers: int, *, stock: bool = False, delay_s: float = 0.0) -> Setup:

@@ -20,6 +20,7 @@ from mesh_llm.results.document import Document
 
 _NODES, _LATENCIES = "3,4,5", "0,5,10,20,30"
 _QUICK_NODES, _QUICK_LATENCIES = "3,5", "0,10"
+_NONE_OR_MORE = click.FloatRange(min=0)
 _QUICK_SIDES = (GridSide.OURS, GridSide.STOCK)
 
 
@@ -36,6 +37,13 @@ _QUICK_SIDES = (GridSide.OURS, GridSide.STOCK)
 @click.option(
     "--draft", metavar="NAME|PATH", help="a draft model for the side with drafts (default: the text)"
 )
+@click.option("--jitter", type=_NONE_OR_MORE, default=0.0, metavar="MS", help="how much the latency varies")
+@click.option(
+    "--bandwidth", type=_NONE_OR_MORE, default=0.0, metavar="MB/S", help="of every link; 0: no limit"
+)
+@click.option(
+    "--loss", type=_NONE_OR_MORE, default=0.0, metavar="PERCENT", help="packets that are sent again"
+)
 @click.option("--rounds", type=click.IntRange(1, 100), help="rounds in each cell (default: 5; quick: 3)")
 @click.option("--quick", is_flag=True, help="few cells, ours and stock alone: within three minutes")
 @folder_option
@@ -46,6 +54,9 @@ def grid(
     nodes: str | None,
     latency: str | None,
     draft: str | None,
+    jitter: float,
+    bandwidth: float,
+    loss: float,
     rounds: int | None,
     quick: bool,
     folder: Path | None,
@@ -68,6 +79,9 @@ def grid(
             latencies_s=latencies_s,
             sides=_QUICK_SIDES if quick else bench_grid.SPLIT_SIDES,
             draft=await model_file(draft, home) if draft else None,
+            jitter_s=jitter / 1e3,
+            bytes_s=bandwidth * 1e6 or None,
+            loss=loss / 100,
             rounds=rounds or (3 if quick else 5),
             tokens=24 if quick else 48,
         )

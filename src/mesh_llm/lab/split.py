@@ -45,6 +45,8 @@ class SplitPlan:
     """Workers have the model's files; without them its weights are sent."""
     delay_s: float = 0.0
     """One way, on every link."""
+    conditions: Conditions | None = None
+    """Of every link, both ways, where it does more than delay; then `delay_s` does not count."""
     splicing: Splicing | None = None
     """Links over QUIC, through two processes with an endpoint each; without it they are mere sockets."""
     cache_type: str = "f16"
@@ -64,6 +66,10 @@ class SplitPlan:
     draft: DraftSpec = field(default_factory=DraftSpec)
     states: StatesSpec | None = None
     settings: dict[str, Setting] = field(default_factory=dict)
+
+    @property
+    def link(self) -> Conditions:
+        return self.conditions or Conditions(delay_s=self.delay_s)
 
 
 @frozen
@@ -89,10 +95,10 @@ async def split_engine(plan: SplitPlan, workers: Sequence[WorkerProcess] = ()) -
                 for index in range(len(plan.workers))
             ]
             if plan.push:
-                await link_neighbours(workers, delay_s=plan.delay_s, lines=lines, quic=quic)
+                await link_neighbours(workers, link=plan.link, lines=lines, quic=quic)
         ends = []
         for worker in workers:
-            here, there = _link(plan.delay_s, lines, quic)
+            here, there = _link(plan.link, lines, quic)
             ends.append(stack.enter_context(here))
             await worker.serve(there)
         delays = await stack.enter_async_context(delay_lines(lines)) if lines else Lines()
@@ -124,27 +130,30 @@ def worker_spec(plan: SplitPlan, path: Path) -> WorkerSpec:
 
 
 def _link(
-    delay_s: float, lines: list[Line], quic: list[QuicLine] | None
+    link: Conditions, lines: list[Line], quic: list[QuicLine] | None
 ) -> tuple[socket.socket, socket.socket]:
-    """The two ends of a link; QUIC in between where there is a list for it, a delay line for a delay."""
+    """The two ends of a link; QUIC in between where there is a list for it, and a line where it is slow."""
     here, there = socket.socketpair()
     if quic is not None:
         one, far = socket.socketpair()
         quic.append(QuicLine(one=there, other=one))
         there = far
-    if not delay_s:
+    if link.is_open:
         return here, there
     near, far = socket.socketpair()
-    far_away = Conditions(delay_s=delay_s)
-    lines.append(Line(one=there, other=near, there=far_away, back=far_away))
+    lines.append(Line(one=there, other=near, there=link, back=link))
     return here, far
 
 
 async def link_neighbours(
-    workers: Sequence[WorkerProcess], *, delay_s: float, lines: list[Line], quic: list[QuicLine] | None = None
+    workers: Sequence[WorkerProcess],
+    *,
+    link: Conditions,
+    lines: list[Line],
+    quic: list[QuicLine] | None = None,
 ) -> None:
     for index in range(len(workers) - 1):
-        here, there = _link(delay_s, lines, quic)
+        here, there = _link(link, lines, quic)
         await workers[index].add_peer(index + 1, here)
         await workers[index + 1].add_peer(index, there)
 

@@ -52,7 +52,6 @@ TITLE = "One engine over workers: ours, stock ggml-rpc, and the engine alone"
 DELAY_S, FAR_S = 0.010, 0.050
 PREFILL_TOKENS, PREFILL_UBATCH = 2000, 128
 _DECODED, _DECODED_FAR = 64, 32
-_TOO_BUSY = 0.5
 
 Measured = tuple[tuple[Row, ...], tuple[str, ...]]
 
@@ -68,18 +67,8 @@ async def measure(plan: Plan) -> Measured:
             more, remarks = await section(plan, base, folder)
             rows += more
             notes += [f"{section.__name__[1:]}: {remark}" for remark in remarks]
-            notes.append(f"{section.__name__[1:]}: {_company(bystanders.cores())}")
+            notes.append(f"{section.__name__[1:]}: {bystanders.text()}")
     return tuple(rows), tuple(notes)
-
-
-def _company(cores: float) -> str:
-    text = f"others used {cores:.1f} cores meanwhile"
-    if cores < _TOO_BUSY:
-        return text
-    return (
-        f"{text}: stages cannot show that they overlap, and the kernel serves a process that sleeps between "
-        "its turns before one that computes all the time, so that comparisons with local flatter splits"
-    )
 
 
 def _bytes(name: str, values: Sequence[float]) -> Side:

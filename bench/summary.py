@@ -1,17 +1,30 @@
-"""The table of the README: chosen figures of bench/results, beside what they are compared with.
+"""The measured tables and pictures of README and docs/: chosen figures of bench/results.
 
-`python -m bench.summary` writes it; tests/unit/test_docs.py fails where it is out of date.
+`python -m bench.summary` writes them; tests/unit/test_docs.py fails where they are out of date.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-README = Path(__file__).parents[1] / "README.md"
+from mesh_llm.results import markdown, plots
+from mesh_llm.results.document import Document, Plot
+from mesh_llm.results.write import read
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- measured: python -m bench.summary -->\n", "<!-- /measured -->\n"
+
+
+def row_of(result: str, measure: str) -> dict[str, Any]:
+    document = json.loads((RESULTS / f"{result}.json").read_text("utf-8"))
+    row: dict[str, Any] = next(row for row in document["rows"] if row["measure"] == measure)
+    return row
 
 
 class Cell(NamedTuple):
@@ -21,8 +34,7 @@ class Cell(NamedTuple):
     """`ours` or `theirs`: the median of that side; `figure`: what the bench makes of both."""
 
     def __str__(self) -> str:
-        document = json.loads((RESULTS / f"{self.result}.json").read_text("utf-8"))
-        row: dict[str, Any] = next(row for row in document["rows"] if row["measure"] == self.measure)
+        row = row_of(self.result, self.measure)
         if self.side == "figure":
             return f"{row['figure']:.2f} {row['unit']}"
         return f"{row[self.side]['median']:.3g} {row[self.side]['unit']}"
@@ -59,10 +71,39 @@ def table() -> str:
     return "\n".join([*head, *rows]) + "\n"
 
 
-def page(text: str) -> str:
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END)[1]
+def grid() -> Document:
+    return read(RESULTS / "grid.json")
+
+
+def pictures() -> dict[Path, Plot]:
+    """Of the grid, beside it."""
+    return {RESULTS / f"grid-{number}.svg": plot for number, plot in enumerate(grid().plots, 1)}
+
+
+def benchmarks() -> str:
+    """What docs/benchmarks.md shows."""
+    found = grid()
+    lines = [f"`{found.command}`", "", *markdown.table(found.tables[0].columns, found.tables[0].rows), ""]
+    speeds = {path: plot for path, plot in pictures().items() if plot.y_label == "tok/s"}
+    lines += [f"![{plot.title}](../bench/results/{path.name})" for path, plot in speeds.items()]
+    shown = ("date", "hardware", "engine", "model", "load average", "took")
+    lines += ["", *(f"- {name}: {found.facts[name]}" for name in shown if name in found.facts)]
+    lines += [f"- {note}" for note in found.notes]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[Path, Callable[[], str]] = {README: table, BENCHMARKS: benchmarks}
+
+
+def page(path: Path) -> str:
+    """As it has to be."""
+    before, rest = path.read_text("utf-8").split(BEGIN)
+    return before + BEGIN + PAGES[path]() + END + rest.split(END)[1]
 
 
 if __name__ == "__main__":
-    README.write_text(page(README.read_text("utf-8")), "utf-8")
+    for path in PAGES:
+        path.write_text(page(path), "utf-8")
+    for number, (path, plot) in enumerate(pictures().items(), 1):
+        if plots.digest(plot) not in (path.read_text("utf-8") if path.is_file() else ""):
+            path.write_text(plots.svg(plot, number), "utf-8")

@@ -24,6 +24,7 @@ from mesh_llm.bench.mesh_load import (
     steps,
     together,
 )
+from mesh_llm.cli.measuring import command
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.lab.conditions import Conditions
 from mesh_llm.lab.split import SplitPlan
@@ -154,6 +155,11 @@ def test_hops_go_from_worker_to_worker_or_by_the_host() -> None:
     assert hops_per_token(status(stages=[{"node": "a", "pushes": False}, {"node": "b", "pushes": True}])) == 4
 
 
+def test_a_command_is_told_without_the_folder_of_its_results() -> None:
+    assert command(["bench", "grid", "-o", "/tmp/x", "--quick"]) == "mesh-llm bench grid --quick"
+    assert command(["bench", "--output=/tmp/x"]) == "mesh-llm bench"
+
+
 # -- the grid --------------------------------------------------------------------------------------
 
 
@@ -208,7 +214,7 @@ def test_sides_run_at_once_as_far_as_memory_goes() -> None:
     assert grid.groups(sides, size_bytes=GB, free_bytes=0) == [[side] for side in sides]
 
 
-def test_the_table_is_that_of_the_seeds_with_theirs_beside() -> None:
+def test_the_table_has_theirs_beside_ours() -> None:
     made = document(found((3, 0, 40, 20), (3, 10, 20, 8)), command="c", facts={})
     table = made.tables[0]
     assert table.columns == (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import summary
+from mesh_llm.results import plots
 from tools import error_messages
 
 ROOT = Path(__file__).parents[2]
@@ -130,8 +131,14 @@ def test_a_missing_file_is_noticed(path: str) -> None:
     assert not exists(path)
 
 
-def test_the_measured_table_is_what_the_results_say() -> None:
-    assert summary.page(README.read_text("utf-8")) == README.read_text("utf-8"), "python -m bench.summary"
+@pytest.mark.parametrize("page", summary.PAGES, ids=name)
+def test_measured_tables_are_what_the_results_say(page: Path) -> None:
+    assert summary.page(page) == page.read_text("utf-8"), "python -m bench.summary"
+
+
+def test_measured_pictures_show_what_the_results_say() -> None:
+    for path, plot in summary.pictures().items():
+        assert plots.digest(plot) in path.read_text("utf-8"), "python -m bench.summary"
 
 
 def test_every_error_message_is_on_its_page() -> None:

@@ -8,6 +8,8 @@ import os
 import psutil
 
 _QUIET_S, _WINDOW_S = 2.0, 0.2
+_TOO_BUSY = 0.5
+"""Cores that others use: from here on figures say little."""
 _LEFT_ALONE = 0.4
 """Cores that others may use in a moment that counts as quiet."""
 
@@ -36,6 +38,17 @@ class Bystanders:
         busy, wall = (late - early for early, late in zip(self._all, _machine_s(), strict=True))
         # Children that have ended since are counted by their parent, as the kernel does.
         return max(0.0, (busy - (_own_s() - self._own)) / wall) if wall > 0 else 0.0
+
+    def text(self) -> str:
+        cores = self.cores()
+        text = f"others used {cores:.1f} cores meanwhile"
+        if cores < _TOO_BUSY:
+            return text
+        return (
+            f"{text}: stages cannot show that they overlap, and the kernel serves a process that sleeps "
+            "between its turns before one that computes all the time, so that comparisons with the engine "
+            "alone flatter splits"
+        )
 
 
 def _machine_s() -> tuple[float, float]:

@@ -165,7 +165,7 @@ async def measure(spec: GridSpec, *, tell: Tell, progress: ProgressSink) -> Grid
                     setups.pop(GridSide.COMPUTE, None)  # nothing is slowed down: it is stock
                 found[cell] = await _measure_cell(spec, setups, prompt, unsplit)
     progress(Progress(what="grid", done=len(spec.cells), total=len(spec.cells)))
-    notes += [_agreement(found), f"others used {company.cores():.1f} cores meanwhile"]
+    notes += [_agreement(found), company.text()]
     return GridFound(cells=found, notes=tuple(notes), plan=alone)
 
 

@@ -1,4 +1,4 @@
-"""The grid as a document: seed 002's table in our terms, and curves over latency."""
+"""The grid as a document: one table, theirs beside ours, and curves over latency."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _unsplit(found: GridFound) -> Sample:
 
 
 def _baseline(found: GridFound, side: GridSide) -> float:
-    """The fewest nodes without delay, as in the seeds' table; the least delay where none was asked for."""
+    """The fewest nodes without delay, as in their table; the least delay where none was asked for."""
     return _sample(found.cells[min(found.cells, key=_order)], side).median
 
 

@@ -110,7 +110,7 @@ def document(
         notes=(
             "the host and its workers share the layers evenly; one thread in each process; temperature 0",
             _agreement(found),
-            f"others used {company.cores():.1f} cores meanwhile",
+            company.text(),
         ),
     )
 

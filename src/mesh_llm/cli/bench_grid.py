@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -86,7 +87,7 @@ def grid(
             tokens=24 if quick else 48,
         )
         found = await bench_grid.measure(spec, tell=output.note, progress=output.progress)
-        return document(found, command=command(), facts=await facts.gather())
+        return document(found, command=command(sys.argv[1:]), facts=await facts.gather())
 
     with Output() as output:
         result = run_measurement(measured())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -74,7 +75,7 @@ def mesh(
             )
             found = await mesh_load.measure(spec, kept, asked)
         kept.done()
-        return document(found, command=command(), facts=await facts.gather())
+        return document(found, command=command(sys.argv[1:]), facts=await facts.gather())
 
     with Output() as output:
         try:

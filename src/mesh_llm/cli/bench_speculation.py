@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -67,7 +68,9 @@ def speculation(
             tokens=48 if quick else 96,
         )
         found = await bench_speculation.measure(spec, tell=output.note, progress=output.progress)
-        return document(found, spec, company=company, command=command(), facts=await facts.gather())
+        return document(
+            found, spec, company=company, command=command(sys.argv[1:]), facts=await facts.gather()
+        )
 
     with Output() as output:
         result = run_measurement(measured())

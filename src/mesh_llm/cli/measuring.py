@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import shlex
 import signal
-import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
@@ -16,6 +15,8 @@ from mesh_llm.bench.facts import Load, load_text, machine_facts
 from mesh_llm.errors import MeshError, UsageError
 
 T = TypeVar("T")
+
+_FOLDER = {"-o", "--output"}
 
 
 def run_measurement(main: Coroutine[Any, Any, T]) -> T:
@@ -50,9 +51,14 @@ class Facts:
         return {**await machine_facts(), "load average": load_text(self._load), "took": f"{took_s:.0f} s"}
 
 
-def command() -> str:
-    """As it was typed."""
-    return shlex.join(["mesh-llm", *sys.argv[1:]])
+def command(arguments: Sequence[str]) -> str:
+    """As it was typed, but for the folder of the results, which changes none of them."""
+    kept: list[str] = []
+    for before, each in zip(("", *arguments), arguments, strict=False):
+        if before in _FOLDER or each in _FOLDER or each.startswith("--output="):
+            continue
+        kept.append(each)
+    return shlex.join(["mesh-llm", *kept])
 
 
 def numbers(flag: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import re
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +44,13 @@ def svg(plot: Plot, number: int, *, inline: bool = False) -> str:
     text = text.replace("<svg ", f'<svg role="img" aria-label="{_attribute(plot.title)}" ', 1)
     if inline:
         return text[text.index("<svg ") :]
-    return re.sub(r"(<svg [^>]*>)", lambda found: found[1] + _STANDALONE, text, count=1)
+    head = f"<!-- {digest(plot)} -->{_STANDALONE}"
+    return re.sub(r"(<svg [^>]*>)", lambda found: found[1] + head, text, count=1)
+
+
+def digest(plot: Plot) -> str:
+    """Stands in each picture: whether it shows these values can be told without drawing it anew."""
+    return "plot " + hashlib.sha256(json.dumps(asdict(plot)).encode()).hexdigest()
 
 
 def png(plot: Plot, number: int) -> bytes:

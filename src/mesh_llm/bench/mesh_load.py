@@ -161,12 +161,16 @@ def about(status: Status, spec: LoadSpec) -> dict[str, Any]:
 
 def steps(spec: LoadSpec, context: int) -> list[Step]:
     """Round by round, so that a run whose time is up has seen every size about as often."""
-    lengths = [length for length in spec.lengths if length + _FIRST_TOKENS <= context]
+    lengths = [length for length in spec.lengths if fits(length, context)]
     found = []
     for number in range(spec.rounds):
         found += [Step(kind="prompt", size=length, round=number) for length in lengths]
         found += [Step(kind="streams", size=count, round=number) for count in spec.streams]
     return found
+
+
+def fits(length: int, context: int) -> bool:
+    return length + _FIRST_TOKENS <= context
 
 
 def expected_s(step: Step, spec: LoadSpec, *, prompt_tok_s: float, tok_s: float) -> float:
@@ -191,12 +195,15 @@ class Asked:
 async def measure(spec: LoadSpec, kept: Kept, asked: Asked) -> LoadFound:
     before = serving(await asked.look())
     assert before.model is not None
-    todo = steps(spec, before.model.context or SHORT_TOKENS + spec.decoded)
+    context = before.model.context or SHORT_TOKENS + spec.decoded
+    todo = steps(spec, context)
     await _warm_up(spec, kept, asked)
     after = serving(await asked.look())
     asked.tell(_duration(todo, spec, kept, after))
-    left_out = {f"{length:,} tokens: more than the context holds" for length in spec.lengths} - {
-        f"{step.size:,} tokens: more than the context holds" for step in todo if step.kind == "prompt"
+    left_out = {
+        f"{length:,} tokens: more than the context holds"
+        for length in spec.lengths
+        if not fits(length, context)
     }
     deadline = asked.clock() + spec.total_s
     for number, step in enumerate(todo):

@@ -18,7 +18,7 @@ from mesh_llm.results.write import read
 _RESULT = click.Path(exists=True, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="what differs beyond noise between two results")
 @click.argument("before", metavar="A", type=_RESULT)
 @click.argument("after", metavar="B", type=_RESULT)
 @click.option("--all", "everything", is_flag=True, help="list what is within noise, too")

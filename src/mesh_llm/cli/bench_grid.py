@@ -25,7 +25,7 @@ _NONE_OR_MORE = click.FloatRange(min=0)
 _QUICK_SIDES = (GridSide.OURS, GridSide.STOCK)
 
 
-@click.command()
+@click.command(short_help="node counts by latencies here, beside stock RPC")
 @click.option("--model", metavar="NAME|PATH", help="default: smollm2")
 @click.option(
     "--nodes", metavar="N[,N…]", help=f"host and workers together (default: {_NODES}; quick: {_QUICK_NODES})"

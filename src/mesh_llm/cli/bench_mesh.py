@@ -26,7 +26,7 @@ _PATIENCE_S = 60.0
 """Beyond what a step may be expected to take."""
 
 
-@click.command()
+@click.command(short_help="the running mesh, which is what bench alone does")
 @click.option("--quick", is_flag=True, help="few lengths and streams: within two minutes")
 @click.option(
     "--resume", is_flag=True, help="go on with the measurement that was stopped in this folder (-o)"

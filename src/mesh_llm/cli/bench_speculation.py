@@ -20,7 +20,7 @@ from mesh_llm.home import Home
 from mesh_llm.results.document import Document
 
 
-@click.command()
+@click.command(short_help="prose, code and JSON, with drafts and without")
 @click.option("--model", metavar="NAME|PATH", help="default: smollm2")
 @click.option("--draft", metavar="NAME|PATH", help="a draft model beside the text itself (default: none)")
 @click.option(

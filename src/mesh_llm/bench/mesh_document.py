@@ -88,7 +88,7 @@ def _prompts(prompts: dict[int, list[StepSeen]]) -> ResultTable:
             (
                 f"{length:,}",
                 f"{_range(sample, 2)} s",
-                f"{predicted:.2f} s" if predicted else "–",
+                f"{_number(predicted)} s" if predicted else "–",
                 _error(sample.median, predicted),
                 f"{_range(speed, 0)} tok/s",
             )
@@ -146,8 +146,12 @@ def _predictions(
 
 
 def _row(name: str, measured: float, predicted: float | None, unit: str) -> tuple[str, ...]:
-    told = f"{predicted:.3g} {unit}" if predicted else "–"
-    return name, f"{measured:.3g} {unit}", told, _error(measured, predicted)
+    told = f"{_number(predicted)} {unit}" if predicted else "–"
+    return name, f"{_number(measured)} {unit}", told, _error(measured, predicted)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _nodes(status: Status) -> ResultTable:

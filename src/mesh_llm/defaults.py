@@ -120,8 +120,8 @@ HAND_OVER_S = 15.0
 
 # -- membership ---------------------------------------------------------------------------------
 
-MEMBER_KNOWN_LIMIT = 4096
-"""Members, tombstones and remembered ones together: four times the largest mesh that was simulated."""
+MEMBER_KNOWN_LIMIT = 16_384
+"""Members, tombstones and remembered ones together: ten thousand, and those who went within an hour."""
 MEMBER_BUCKETS = 64
 """Parts of a comparison: sixteen of a thousand members in each."""
 

@@ -19,6 +19,7 @@ from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.messages import (
     Ack,
     Compare,
+    Entry,
     GuestMessage,
     Hears,
     Leave,
@@ -31,7 +32,7 @@ from mesh_llm.membership.messages import (
 from mesh_llm.membership.own_record import COPIED_HOME, MEMBER_REFUTATIONS
 from mesh_llm.membership.record import Record, Told, joined, record_text
 from mesh_llm.membership.record import told as as_told
-from mesh_llm.membership.ring import chosen
+from mesh_llm.membership.ring import MEMBER_SMALL, chosen
 from mesh_llm.membership.view import MEMBER_REMEMBER_S, MEMBER_TOMBSTONE_S, View
 from mesh_llm.types import Address, NodeId, Role, State
 
@@ -803,3 +804,36 @@ def test_a_new_node_moves_few_connections() -> None:
     without = ring[:150] + ring[151:]
     moved = [node for node in without if chosen(node, ring) != chosen(node, without)]
     assert len(moved) < 20
+
+
+def test_in_a_large_mesh_news_of_others_are_announced_and_asked_for_once() -> None:
+    view = a_view()
+    join(view, ANN)
+    join(view, BEN)
+    for number in range(MEMBER_SMALL):
+        view.on_message(ANN, update(a_record(NodeId(f"{number:064x}"))), START + 0.1)
+    news = a_record(NodeId("e" * 64))
+    announced = Summary(buckets=(), entries=(entry_of(news),))
+    assert Want(nodes=(news.node,)) in sent(view.on_message(ANN, announced, START + 1.0), ANN)
+    assert sent(view.on_message(BEN, announced, START + 1.1), BEN) == []
+    effects = view.on_message(ANN, update(news), START + 1.2)
+    assert sent(effects, BEN) == [announced]
+    assert view.member(news.node) is not None
+
+
+def test_who_does_not_answer_is_not_the_last_that_is_asked() -> None:
+    view = a_view()
+    join(view, ANN)
+    join(view, BEN)
+    announced = Summary(buckets=(), entries=(entry_of(a_record(NodeId("e" * 64))),))
+    view.on_message(ANN, announced, START + 1.0)
+    assert Want(nodes=(NodeId("e" * 64),)) in sent(view.on_message(BEN, announced, START + 2.5), BEN)
+
+
+def entry_of(record: Record) -> Entry:
+    return Entry(
+        node=record.node,
+        incarnation=record.incarnation,
+        standing=record.standing,
+        sequence=record.sequence,
+    )

@@ -438,3 +438,20 @@ def test_a_long_rough_life(seed: int) -> None:
         world.run(world.random.random() * 5)
     world.loss = 0.0
     world.run_until(world.agreed, within_s=120)
+
+
+def test_in_a_large_mesh_a_change_costs_each_node_little_more_than_its_record() -> None:
+    world = a_warm_mesh(40)
+    world.run(2)
+    idle = sum(world.scales.bytes_of.values())
+    world.run(2)
+    idle = sum(world.scales.bytes_of.values()) - idle
+    host = world.hosts[4]
+    changed = facts(4, reason="x" * 2000)
+    world.perform(host, host.view.publish(changed, world.now))
+    before = world.scales.bytes_of.copy()
+    world.run(2)
+    spent = world.scales.bytes_of - before
+    assert world.agreed()
+    assert spent["Update"] < 40 * 2 * 2500
+    assert sum(spent.values()) - idle < 40 * 3 * 2500

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from mesh_llm.defaults import MEMBER_KNOWN_LIMIT
 from mesh_llm.errors import Forged
 from mesh_llm.membership.effects import Disconnect, Duplicate
@@ -18,6 +20,8 @@ MEMBER_SYNC_S = 2.0
 """Between two comparisons of everything with the same peer: changes are on their way for a while."""
 
 
+MEMBER_ASK_AGAIN_S = 1.0
+"""After which another neighbour that announces a record is asked, too: three round trips of a slow relay."""
 _SETTLE_S = 1.5
 """That digests may differ while news are on their way; the lower id then asks first."""
 _SETTLE_SECOND_S = 4.0
@@ -31,6 +35,8 @@ class Gossip:
         self._state = state
         self._failure_detector = judge
         self._duplicate = False
+        self._asked: dict[NodeId, float] = {}
+        """When a neighbour was asked for a record that it had announced."""
 
     # -- records --------------------------------------------------------------------------------
 
@@ -110,6 +116,7 @@ class Gossip:
         if old is None and not self._room():
             return
         state.records_table.put(record)
+        self._asked.pop(node, None)
         state.touched.add(node)
         if old is not None or not record.gone:
             # A tombstone of somebody unknown is kept, but it is no news: it would go round for ever.
@@ -216,11 +223,22 @@ class Gossip:
 
     def summary(self, link: Heartbeat, message: Summary) -> None:
         give, want = self._state.records_table.reply(message)
+        if not message.buckets:
+            want = self._not_asked_for(want)
         if self._state.observes:
             want += [record.node for record in give if record.gone]
         else:
             self._state.send(link.node, *give)
         self._state.outbox.ask(link.node, [node for node in want if node != self._state.me])
+
+    def _not_asked_for(self, nodes: list[NodeId]) -> list[NodeId]:
+        """Of announced records those that nobody was asked for a moment ago: all neighbours announce them."""
+        now = self._state.now
+        fresh = [node for node in nodes if not 0 <= now - self._asked.get(node, -inf) < MEMBER_ASK_AGAIN_S]
+        if len(self._asked) + len(fresh) > MEMBER_KNOWN_LIMIT:
+            self._asked.clear()
+        self._asked.update(dict.fromkeys(fresh, now))
+        return fresh
 
     def want(self, link: Heartbeat, message: Want) -> None:
         records = [self._state.records_table.get(node) for node in message.nodes]

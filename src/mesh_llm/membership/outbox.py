@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from mesh_llm.membership.effects import Effect, Send
-from mesh_llm.membership.messages import NODES_LIMIT, RECORD_LIMIT, Message, Update, Want
+from mesh_llm.membership.messages import (
+    ENTRY_LIMIT,
+    NODES_LIMIT,
+    RECORD_LIMIT,
+    Entry,
+    Message,
+    Summary,
+    Update,
+    Want,
+)
 from mesh_llm.membership.record import Told
 from mesh_llm.types import NodeId
 
@@ -45,7 +54,7 @@ class Outbox:
         self._news[node] = None if node in self._news and self._news[node] != source else source
 
     def flush(
-        self, told: Callable[[NodeId], Told | None], neighbours: Collection[NodeId], now: float
+        self, told: Callable[[NodeId], Told | Entry | None], neighbours: Collection[NodeId], now: float
     ) -> None:
         """Tell the news, unless some were told a moment ago: then the next tick tells them together."""
         if not self._news or 0 <= now - self._flushed_at < MEMBER_FLUSH_S:
@@ -53,11 +62,11 @@ class Outbox:
         self._flushed_at = now
         records = {node: record for node in self._news if (record := told(node)) is not None}
         sources = set(self._news.values())
-        shared = updates(records.values())
+        shared = _messages(records.values())
         for to in neighbours:
             fresh = shared
             if to in sources:
-                fresh = updates(record for node, record in records.items() if self._news[node] != to)
+                fresh = _messages(record for node, record in records.items() if self._news[node] != to)
             for message in fresh:
                 self.send(to, message)
         self._news.clear()
@@ -65,6 +74,18 @@ class Outbox:
     def take(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
+
+
+def _messages(news: Iterable[Told | Entry]) -> list[Message]:
+    """Records as they are; the others are announced, in a summary of no bucket."""
+    told, announced = [], []
+    for each in news:
+        if isinstance(each, Told):
+            told.append(each)
+        else:
+            announced.append(each)
+    parts = [tuple(announced[at : at + ENTRY_LIMIT]) for at in range(0, len(announced), ENTRY_LIMIT)]
+    return [*updates(told), *(Summary(buckets=(), entries=part) for part in parts)]
 
 
 def updates(records: Iterable[Told]) -> list[Update]:

@@ -89,7 +89,7 @@ class RecordTable:
         numbers: list[int] = []
         entries: list[Entry] = []
         for bucket in buckets:
-            here = [self._entry(node) for node in sorted(self._filed.get(bucket, ()))][:limit]
+            here = [self.entry(node) for node in sorted(self._filed.get(bucket, ()))][:limit]
             if len(entries) + len(here) > limit:
                 found.append(Summary(buckets=tuple(numbers), entries=tuple(entries)))
                 numbers, entries = [], []
@@ -97,7 +97,7 @@ class RecordTable:
             entries += here
         return [*found, Summary(buckets=tuple(numbers), entries=tuple(entries))] if numbers else found
 
-    def _entry(self, node: NodeId) -> Entry:
+    def entry(self, node: NodeId) -> Entry:
         record = self._records[node]
         return Entry(
             node=node,

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from mesh_llm.membership.dial_backoff import DialBackoff
 from mesh_llm.membership.heartbeat import Heartbeat
 from mesh_llm.membership.member import Member, Standing
+from mesh_llm.membership.messages import Entry
 from mesh_llm.membership.outbox import Outbox
 from mesh_llm.membership.own_record import OwnRecord
 from mesh_llm.membership.record import Record, Told, told
 from mesh_llm.membership.record_table import RecordTable
-from mesh_llm.membership.ring import chosen
+from mesh_llm.membership.ring import MEMBER_SMALL, chosen
 from mesh_llm.membership.seeded_random import SeededRandom
 from mesh_llm.types import NodeFacts, NodeId
 
@@ -98,13 +99,19 @@ class ViewState:
     def told(self, record: Record) -> Told:
         return told(self.own.sealed() if record.node == self.me else record)
 
-    def news(self, node: NodeId) -> Told | None:
-        """For those who most likely have what the node signed: of its death they need no more than a hint."""
+    def news(self, node: NodeId) -> Told | Entry | None:
+        """As neighbours are told. They most likely have what the node signed: of a doubt or its death they
+        need no more than a hint. In a large mesh several of them have the same to tell: there others' news
+        are announced, and whoever lacks them asks for them.
+        """
         record = self.records_table.get(node)
         if record is None:
             return None
         told = self.told(record)
-        return told.hint() if told.standing is Standing.DEAD else told
+        if told.standing in (Standing.SUSPECT, Standing.DEAD):
+            return told.hint()
+        passed_on = node != self.me and len(self.records_table.ring) > MEMBER_SMALL
+        return self.records_table.entry(node) if passed_on and not record.left else told
 
     def send(self, to: NodeId, *records: Record) -> None:
         self.outbox.send_records(to, [self.told(record) for record in records])

@@ -90,7 +90,7 @@ def token_seconds(
         speed = inputs.speeds.get(span.place)
         if speed is None:
             return None
-        seconds += _read_seconds(inputs, span, allocation, speed, host)
+        seconds += read_seconds(inputs, span, allocation, speed, host)
     activation = _F32_BYTES * inputs.load.facts.hidden
     for way in _ways(inputs, host, spans):
         seconds += delay_factor * way.delay_s + way.overhead_s + activation / way.bytes_per_s
@@ -107,12 +107,13 @@ def solo_seconds(inputs: PlanInputs, host: NodeId) -> float | None:
         return None
     span = Span(host, 0, inputs.load.count)
     head_s = inputs.load.head_bytes / speed.read_bytes_per_s
-    return head_s + _read_seconds(inputs, span, allocation, speed, host)
+    return head_s + read_seconds(inputs, span, allocation, speed, host)
 
 
-def _read_seconds(
-    inputs: PlanInputs, span: Span, allocation: Allocation, speed: Speed, host: NodeId
+def read_seconds(
+    inputs: PlanInputs, span: Span, allocation: Allocation, speed: Speed, host: NodeId | None
 ) -> float:
+    """That a stage takes for the weights of its layers."""
     active, rate = inputs.load.active, speed.read_bytes_per_s
     middle = span.last - allocation.on_gpu
     in_main = active[middle] - active[span.first]

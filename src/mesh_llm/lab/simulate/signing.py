@@ -18,8 +18,8 @@ def node_id(name: object) -> NodeId:
 
 
 def seal(text: str) -> Signed:
-    """In place of a signature, where nobody cheats."""
-    return Signed(text=text, signature="signed", credential="")
+    """In place of a signature and a credential, and as long, where nobody cheats."""
+    return Signed(text=text, signature="s" * 88, credential="c" * 140)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -50,20 +50,29 @@ def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
     return [record for record in records if record["kind"] == kind]
 
 
-def struck(records: Sequence[Record], via: str, begin_s: float, end_s: float) -> bool:
-    """Whether something was done to the node that a client was connected to, at that time."""
-    return any(begin_s < until and since < end_s for since, until in strikes(records, via))
+class Strikes:
+    """When each node was struck, from the blow to a little after it was undone."""
 
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        begun: dict[int, Record] = {}
+        for record in of_kind(records, "fault"):
+            if record["phase"] == "begin":
+                begun[record["number"]] = record
+            elif record["number"] in begun:
+                self._add(begun.pop(record["number"]), record["at"] + STRUCK_S)
+        for record in begun.values():
+            self._add(record, float("inf"))
 
-def strikes(records: Sequence[Record], name: str) -> Iterator[tuple[float, float]]:
-    """When a node was struck, from the blow to a little after it was undone."""
-    begun: dict[int, float] = {}
-    for record in of_kind(records, "fault"):
-        if record["node"] == name and record["phase"] == "begin":
-            begun[record["number"]] = record["at"]
-        elif record["number"] in begun:
-            yield begun.pop(record["number"]) - 1.0, record["at"] + STRUCK_S
-    yield from ((since, float("inf")) for since in begun.values())
+    def _add(self, begin: Record, end_s: float) -> None:
+        self._spans[begin["node"]].append((begin["at"] - 1.0, end_s))
+
+    def hit(self, name: str, begin_s: float, end_s: float) -> bool:
+        """Whether something was done to the node that a client was connected to, at that time."""
+        return any(begin_s < until and since < end_s for since, until in self._spans.get(name, ()))
+
+    def hit_at(self, record: Record) -> bool:
+        return self.hit(record["name"], record["at"], record["at"])
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -88,10 +97,11 @@ def altered(records: Sequence[Record]) -> Iterator[ChaosFinding]:
 
 def lost(records: Sequence[Record]) -> Iterator[ChaosFinding]:
     """Every question is answered, unless the very node that was asked was struck."""
+    strikes = Strikes(records)
     for answer in of_kind(records, "answer"):
         if answer["outcome"] in ("done", "left"):
             continue
-        if struck(records, answer["via"], answer["at"], answer["ended"]):
+        if strikes.hit(answer["via"], answer["at"], answer["ended"]):
             continue
         yield ChaosFinding(
             oracle="lost",
@@ -117,11 +127,15 @@ def waits(records: Sequence[Record]) -> Iterator[ChaosFinding]:
 
 def still(records: Sequence[Record]) -> Iterator[ChaosFinding]:
     """No answer stands still for long while some node can hold the model."""
-    for pause in pauses(records):
-        if pause.still_s > STILL_S * pause.losses and not struck(
-            records, pause.via, pause.begin_s, pause.end_s
-        ):
+    for pause in unstruck_pauses(records):
+        if pause.still_s > STILL_S * pause.losses:
             yield ChaosFinding(oracle="still", at_s=pause.end_s, text=_told(pause))
+
+
+def unstruck_pauses(records: Sequence[Record]) -> Iterator[Pause]:
+    """Those of clients whose own node was left alone."""
+    strikes = Strikes(records)
+    yield from (each for each in pauses(records) if not strikes.hit(each.via, each.begin_s, each.end_s))
 
 
 def _told(pause: Pause) -> str:
@@ -184,6 +198,7 @@ def disk(records: Sequence[Record]) -> Iterator[ChaosFinding]:
 
 def ghosts(records: Sequence[Record]) -> Iterator[ChaosFinding]:
     """Nobody counts on a node whose process is gone."""
+    strikes = Strikes(records)
     gone: dict[str, float] = {}
     names: dict[str, str] = {}
     told: set[tuple[str, str]] = set()
@@ -194,7 +209,7 @@ def ghosts(records: Sequence[Record]) -> Iterator[ChaosFinding]:
                 gone[record["id"]] = record["at"]
             elif record["phase"] == "started":
                 gone.pop(record["id"], None)
-        elif record["kind"] == "status" and not _is_struck_now(records, record):
+        elif record["kind"] == "status" and not strikes.hit_at(record):
             counted = {id for id, standing in record["members"].items() if standing == "alive"}
             for id in (counted | set(record["stages"])) & set(gone):
                 if record["at"] - gone[id] > GONE_S and (record["name"], id) not in told:
@@ -204,18 +219,15 @@ def ghosts(records: Sequence[Record]) -> Iterator[ChaosFinding]:
                     yield ChaosFinding(oracle="ghosts", at_s=record["at"], text=text)
 
 
-def _is_struck_now(records: Sequence[Record], status: Record) -> bool:
-    return struck(records, status["name"], status["at"], status["at"])
-
-
 def revoked(records: Sequence[Record]) -> Iterator[ChaosFinding]:
     """Who was revoked is out, and stays out."""
+    strikes = Strikes(records)
     out: dict[str, Record] = {}
     told: set[tuple[str, str]] = set()
     for record in sorted(records, key=lambda each: float(each["at"])):
         if record["kind"] == "member" and record["phase"] == "revoked":
             out[record["id"]] = record
-        elif record["kind"] == "status" and not _is_struck_now(records, record):
+        elif record["kind"] == "status" and not strikes.hit_at(record):
             for id in set(record["members"]) & set(out):
                 late_s = record["at"] - out[id]["at"]
                 if late_s > REVOKED_S and (record["name"], id) not in told:

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from mesh_llm.lab.chaos.oracles import ORACLES, ChaosFinding, of_kind, struck
-from mesh_llm.lab.chaos.pauses import PARTS, Pause, pauses
+from mesh_llm.lab.chaos.oracles import ORACLES, ChaosFinding, of_kind, unstruck_pauses
+from mesh_llm.lab.chaos.pauses import PARTS, Pause
 from mesh_llm.lab.chaos.records import Record
 from mesh_llm.lab.chaos.schedule import KINDS
 from mesh_llm.results.document import Document, Figure, Plot, ResultTable, Series
 
 LONGEST = 12
 """Pauses that are listed one by one."""
+_READY = re.compile(r"^engine ready .*took_s=([\d.]+)")
 
 
 def document(
     records: Sequence[Record], findings: Sequence[ChaosFinding], facts: Mapping[str, str]
 ) -> Document:
     run = records[0]
-    # Of a client whose own node is struck, nothing can be asked.
-    found = [each for each in pauses(records) if not struck(records, each.via, each.begin_s, each.end_s)]
+    found = list(unstruck_pauses(records))
+    loading = [float(took[1]) for each in of_kind(records, "told") if (took := _READY.search(each["text"]))]
+    loading = loading or [0.0]
     return Document(
         name="chaos",
         title="A mesh under load while things are done to it",
         command=run["command"],
-        facts={**facts, "seed": str(run["seed"]), "minutes": f"{run['minutes']:g}"},
+        facts={
+            **facts,
+            "seed": str(run["seed"]),
+            "minutes": f"{run['minutes']:g}",
+            "loading": f"{median(loading):.1f} s for an engine to be ready, in the median of {len(loading)}",
+        },
         tables=(
             _oracles(findings),
             _findings(findings),
@@ -43,6 +51,7 @@ def document(
                 values=tuple(round(each.length_s, 2) for each in found),
                 higher_is_better=False,
             ),
+            Figure(name="loading", unit="s", values=tuple(loading), higher_is_better=False),
             Figure(
                 name="still",
                 unit="s",

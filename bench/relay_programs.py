@@ -17,7 +17,7 @@ from typing import cast
 import uvloop
 
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.upstream import Health, Upstream
+from mesh_llm.gateway.upstream import EngineLoss, Health, Upstream
 from mesh_llm.types import State
 
 TOKENS = 500
@@ -95,8 +95,8 @@ class _Node:
 
     def remark(self, kind: str, text: str) -> None: ...
 
-    async def engine_failure(self, upstream: Upstream) -> str:
-        return "the engine of a bench failed"
+    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
+        return EngineLoss(sentence="the engine of a bench failed")
 
 
 async def _gateway(engine_port: int) -> int:

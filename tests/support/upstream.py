@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from mesh_llm.gateway.upstream import Health, Upstream
+from mesh_llm.gateway.upstream import EngineLoss, Health, Upstream
 from mesh_llm.types import State
 
 KEY = "engine-key"
@@ -187,6 +187,7 @@ class FakeNode:
     where: Upstream | None = None
     state: Health = field(default_factory=lambda: Health(state=State.SERVING, reason="", model="tiny"))
     sentence: str = "the engine was killed by signal 9"
+    by_node: bool = False
     asked: list[Upstream] = field(default_factory=list)
     series: bytes = b"mesh_llm_fake 1.0\n"
     engine_series: bytes = b""
@@ -209,6 +210,6 @@ class FakeNode:
     def remark(self, kind: str, text: str) -> None:
         self.remarks.append((kind, text))
 
-    async def engine_failure(self, upstream: Upstream) -> str:
+    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
         self.asked.append(upstream)
-        return self.sentence
+        return EngineLoss(sentence=self.sentence, by_node=self.by_node)

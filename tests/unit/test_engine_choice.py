@@ -78,3 +78,19 @@ async def test_an_engine_that_was_not_asked_is_no_try_and_no_new_beginning() -> 
         with pytest.raises(ApiError) as failure:
             await attempts.next()
     assert failure.value.code == "engine_lost"
+
+
+async def test_an_engine_whose_plan_lost_a_node_did_not_die_of_the_request() -> None:
+    world = World()
+    world.node.by_node = True
+    async with world.attempts as attempts:
+        for _ in range(2 * GATEWAY_RESUME_TRIES):
+            await world.lose(told=False, after_s=1)
+            await attempts.why()
+        world.node.by_node = False
+        for _ in range(GATEWAY_RESUME_TRIES):
+            await world.lose(told=False, after_s=1)
+            await attempts.why()
+        with pytest.raises(ApiError) as failure:
+            await attempts.next()
+    assert failure.value.code == "engine_lost"

@@ -11,7 +11,7 @@ from types import TracebackType
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.engine_connection import EngineError, EngineLost
-from mesh_llm.gateway.upstream import Serving, Upstream
+from mesh_llm.gateway.upstream import EngineLoss, Serving, Upstream
 from mesh_llm.types import State
 
 GATEWAY_RESUME_TRIES = 4
@@ -83,6 +83,7 @@ class EngineChoice:
         """An engine was asked, and broke off; nothing new has been told since."""
         self._why: asyncio.Task[str] | None = None
         self._in_vain = 0
+        """Losses in a row for which the request may be to blame."""
         self.count = 0
         """Engines that have failed so far."""
 
@@ -109,7 +110,10 @@ class EngineChoice:
         if self._last is None:
             return await until_serving(self._serving)
         if self._in_vain >= GATEWAY_RESUME_TRIES:
-            raise api_errors.engine_lost(await self.why())
+            why = await self.why()
+            # Unless it turns out that the last one was lost with a node.
+            if self._in_vain >= GATEWAY_RESUME_TRIES:
+                raise api_errors.engine_lost(why)
         while True:
             now_s = self._clock()
             if now_s - self._since_s >= self._limit_s:
@@ -148,8 +152,10 @@ class EngineChoice:
     async def _explain(self, upstream: Upstream, error: EngineError) -> str:
         try:
             async with asyncio.timeout(GATEWAY_EXPLAIN_S):
-                sentence = await self._serving.engine_failure(upstream)
+                loss = await self._serving.engine_failure(upstream)
         except TimeoutError:
-            sentence = "the engine closed the connection"
-        log.warning("engine lost url=%s error=%r why=%s", upstream.url, error, sentence)
-        return sentence
+            loss = EngineLoss(sentence="the engine closed the connection")
+        if loss.by_node and self._in_vain:
+            self._in_vain -= 1
+        log.warning("engine lost url=%s error=%r why=%s", upstream.url, error, loss.sentence)
+        return loss.sentence

@@ -66,6 +66,14 @@ class Health:
     model: str | None
 
 
+@frozen
+class EngineLoss:
+    sentence: str
+    """Why an engine broke off."""
+    by_node: bool = False
+    """A node of its plan is gone, and not only an engine or a worker: no request does that."""
+
+
 class Serving(Protocol):
     """The node, as far as the gateway knows it."""
 
@@ -83,5 +91,5 @@ class Serving(Protocol):
     def remark(self, kind: str, text: str) -> None:
         """Something that people who watch the node may want to read."""
 
-    async def engine_failure(self, upstream: Upstream) -> str:
-        """The sentence why `upstream` broke off, within some two seconds of its doing so."""
+    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
+        """Why `upstream` broke off, within some two seconds of its doing so."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mesh_llm.gateway.upstream import Health, Upstream
+from mesh_llm.gateway.upstream import EngineLoss, Health, Upstream
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.node.announcements import Announcements
@@ -70,8 +70,8 @@ class Engines:
     def remark(self, kind: str, text: str) -> None:
         self._announcements.remark(kind, text)
 
-    async def engine_failure(self, upstream: Upstream) -> str:
+    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
         assert self.hosting is not None and self.remote is not None
         if upstream.connect is not None:
             return await self.remote.why(upstream)
-        return await self.hosting.why(int(upstream.url.rsplit(":", 1)[1]))
+        return EngineLoss(sentence=await self.hosting.why(int(upstream.url.rsplit(":", 1)[1])))

@@ -14,7 +14,7 @@ from typing import Any
 from mesh_llm.defaults import ENGINE_EXPLAIN_S
 from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
-from mesh_llm.gateway.upstream import SlotRequest, Upstream
+from mesh_llm.gateway.upstream import EngineLoss, SlotRequest, Upstream
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.status_schema import ServingStatus, from_document
@@ -93,11 +93,13 @@ class RemoteEngine:
             predict=settings.predict if settings is not None else None,
         )
 
-    async def why(self, upstream: Upstream) -> str:
-        """The sentence why a request to that engine broke off: who of its plan was lost, if anybody."""
+    async def why(self, upstream: Upstream) -> EngineLoss:
+        """Why a request to that engine broke off: who of its plan was lost, if anybody."""
         engine = next((each for each in self._last if each.url == upstream.url), None)
         if engine is None:
-            return f"the connection to {upstream.served_by}, which hosts the model, broke"
+            return EngineLoss(
+                sentence=f"the connection to {upstream.served_by}, which hosts the model, broke"
+            )
         with suppress(TimeoutError):
             async with asyncio.timeout(ENGINE_EXPLAIN_S):
                 # Not for longer than until its successor is there: the answer goes on then.
@@ -106,8 +108,8 @@ class RemoteEngine:
                 ):
                     await asyncio.sleep(REMOTE_EXPLAIN_POLL_S)
                 if lost is not None:
-                    return self._loss(engine, lost)
-        return f"the engine of {upstream.served_by} was lost"
+                    return EngineLoss(sentence=self._loss(engine, lost), by_node=True)
+        return EngineLoss(sentence=f"the engine of {upstream.served_by} was lost")
 
     def _lost(self, plan: Plan) -> Stage | None:
         return next((stage for stage in plan.stages if not self._is_present(stage.node)), None)

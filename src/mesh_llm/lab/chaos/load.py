@@ -137,7 +137,8 @@ class Load:
         except TimeoutError:
             heard.outcome, heard.error = "silent", f"nothing more within {LIMIT_S:.0f} s"
         except (aiohttp.ClientError, OSError) as error:
-            heard.outcome, heard.error = "broken", repr(error)
+            # After an error in a stream, that it breaks off is meant so: nobody is to take it for whole.
+            heard.outcome, heard.error = ("error", heard.error) if heard.error else ("broken", repr(error))
         heard.ended_s = self._log.now_s()
         return heard
 

@@ -35,13 +35,14 @@ class StillMesh:
         self.elsewhere: tuple[NodeId, ServingPlan] | None = None
         """What another node serves."""
         self.looks = 0
+        self.leaving: dict[NodeId, str] = {}
 
     def snapshot(self) -> Any:
         self.looks += 1
         return planning.mesh(*self.nodes)
 
     def unready(self) -> dict[NodeId, str]:
-        return {}
+        return self.leaving
 
     def serving(self) -> tuple[NodeId, ServingPlan] | None:
         own = (ME, self.published) if self.published is not None else None
@@ -322,6 +323,28 @@ async def test_while_nothing_serves_a_plan_that_is_on_its_way_is_not_given_up_fo
         await room.until(lambda: len(room.runs) == 3)
         assert room.hosting.serving is cast(PlanRun, room.runs[1])
         assert set(planning.layers(room.runs[2].plan)) == {"me", "other"}
+
+
+async def test_a_successor_on_its_way_is_kept_while_the_host_of_the_running_plan_leaves() -> None:
+    me, zoe, third = planning.node("me", 30), planning.node("zoe", 30), planning.node("third", 30)
+    room = NodeMemory(me, zoe, settings=planning.settings(split=True))
+    with driven(room):
+        await room.until_serving()
+        host = NodeId("zoe")
+        theirs = replace(room.runs[0].plan, host=host)
+        room.mesh.elsewhere = (
+            host,
+            ServingPlan(epoch=9, plan=theirs, settings_version=room.settings.version),
+        )
+        room.mesh.leaving = {host: "it is stopping"}
+        await room.until(lambda: len(room.runs) == 2)
+        assert planning.layers(room.runs[1].plan) == {"me": (0, 40)}
+        room.mesh.nodes = (me, zoe, third)
+        looks = room.mesh.looks
+        await room.until(lambda: room.mesh.looks > looks + 3)
+
+        assert len(room.runs) == 2
+        assert not room.runs[1].was_cancelled
 
 
 async def test_before_anything_has_served_a_better_plan_is_begun_at_once() -> None:

@@ -202,7 +202,7 @@ class Hosting:
             )
             # While answers wait, what serves soon comes first. What is better is brought up beside it.
             soon = not without_layers(snapshot, model).keys() & {stage.node for stage in begun.plan.stages}
-            urgent = current is None and self._was_served and soon
+            urgent = self._was_served and soon and not _lasts(current, barred)
             plan = decide(snapshot, model, settings, current=begun, barred=barred, beatable=not urgent)
             if plan.key == starting.plan.key:
                 return plan
@@ -366,6 +366,14 @@ class Hosting:
             self.ending.end(run)
         else:
             self.ending.drain(run)
+
+
+def _lasts(current: ServingPlan | None, barred: Mapping[NodeId, str]) -> bool:
+    """Whether the plan that serves need not end soon: nobody in it is about to leave."""
+    return current is not None and not barred.keys() & {
+        current.plan.host,
+        *(stage.node for stage in current.plan.stages),
+    }
 
 
 def _still_good(run: PlanRun, plan: Plan, settings: MeshSettings) -> bool:

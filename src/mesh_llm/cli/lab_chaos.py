@@ -23,7 +23,7 @@ from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.lab.chaos import oracles, records, report
 from mesh_llm.lab.chaos.records import Asked, ChaosLog, Record
 from mesh_llm.lab.chaos.run import run
-from mesh_llm.lab.chaos.schedule import KINDS, Fault, draw, moved_up
+from mesh_llm.lab.chaos.schedule import EVERY_S, KINDS, Fault, draw, moved_up
 from mesh_llm.lab.chaos.shrink import shrunk
 from mesh_llm.results.document import Document, to_json
 
@@ -37,6 +37,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.command()
 @click.option("--minutes", type=click.FloatRange(0.1, 24 * 60), default=2.0, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="the same seed gives the same faults")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(1, 3600),
+    default=EVERY_S,
+    show_default=True,
+    help="seconds between two faults, in the mean; more on a machine that is slow or busy",
+)
 @click.option("--model", metavar="NAME|PATH", help=f"as for a node (default: {DEFAULT_MODEL})")
 @click.option("--clients", type=click.IntRange(1, 32), default=3, show_default=True, help="asking at once")
 @click.option("--only", metavar="KIND[,KIND…]", help=f"these faults alone: {', '.join(KINDS)}")
@@ -55,6 +63,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def chaos(
     minutes: float,
     seed: int,
+    every_s: float,
     model: str | None,
     clients: int,
     only: str | None,
@@ -80,7 +89,7 @@ def chaos(
     if replay is not None:
         asked = replace(records.asked(records.read(replay)), command=_command())
     else:
-        faults = draw(seed=seed, minutes=minutes, kinds=_kinds(only))
+        faults = draw(seed=seed, minutes=minutes, every_s=every_s, kinds=_kinds(only))
         asked = Asked(
             seed=seed, minutes=minutes, model=model, clients=clients, faults=faults, command=_command()
         )

@@ -17,8 +17,10 @@ REPLACED = "three"
 """Revoked now and then; another one joins by the same name."""
 FIRST_S = 4.0
 """Before the first fault: clients have begun to ask."""
-GAP_S = (4.0, 16.0)
-"""Between two faults."""
+EVERY_S = 10.0
+"""Between two faults, in the mean."""
+_STRAY = (0.4, 1.6)
+"""Of it, at least and at most."""
 RECOVERY_S = 14.0
 """A node that was struck counts as struck for so long after that: it starts, and takes part again."""
 
@@ -83,7 +85,9 @@ class Fault:
         return cls(**{name: document[name] for name in ("at_s", "kind", "node", "for_s", "amount")})
 
 
-def draw(*, seed: int, minutes: float, kinds: Collection[str] = tuple(KINDS)) -> tuple[Fault, ...]:
+def draw(
+    *, seed: int, minutes: float, every_s: float = EVERY_S, kinds: Collection[str] = tuple(KINDS)
+) -> tuple[Fault, ...]:
     """Faults that leave one node of the three untouched at any time: it can hold the model.
 
     Every kind comes once before any comes again, unless no node is free for it.
@@ -99,7 +103,7 @@ def draw(*, seed: int, minutes: float, kinds: Collection[str] = tuple(KINDS)) ->
         fault = _fault(bag.pop(), now_s, faults, random)
         if fault is not None and fault.end_s <= end_s:
             faults.append(fault)
-        now_s = round(now_s + random.uniform(*GAP_S), 2)
+        now_s = round(now_s + every_s * random.uniform(*_STRAY), 2)
     return tuple(faults)
 
 

@@ -168,7 +168,11 @@ def test_nothing_is_compiled_for_a_gpu_that_is_not_here(kernel: Kernel, kind: st
     [
         ("cuda", "there is no CUDA compiler (nvcc) with cuBLAS on this machine", "nvidia-cuda-toolkit"),
         ("hip", "there is no ROCm compiler (hipcc) on this machine", "rocm-hip-sdk"),
-        ("vulkan", "there is no shader compiler (glslc) with Vulkan's headers on this machine", "glslc"),
+        (
+            "vulkan",
+            "there is no shader compiler (glslc) with Vulkan's headers, 1.3.272 or newer, on this machine",
+            "glslc",
+        ),
     ],
 )
 def test_a_missing_toolkit_is_named_with_its_package(
@@ -201,7 +205,10 @@ def test_a_toolkit_on_the_path_will_do(
     assert gpus.tool(cuda) == str(tmp_path / "bin" / "nvcc")
     with pytest.raises(BuildFailed, match="Vulkan's headers"):
         gpus.check(KINDS["vulkan"])
-    kernel.file("usr/include/vulkan/vulkan.h")
+    kernel.file("usr/include/vulkan/vulkan_core.h", "#define VK_VERSION_1_3 1\n")
+    with pytest.raises(BuildFailed, match=r"1\.3\.272 or newer"):
+        gpus.check(KINDS["vulkan"])
+    kernel.file("usr/include/vulkan/vulkan_core.h", "#define VK_EXT_layer_settings 1\n")
     gpus.check(KINDS["vulkan"])
 
 

@@ -48,6 +48,8 @@ class Kind:
     """Where their packages put them, beside the PATH."""
     header: str | None
     """Below an include folder; where it is missing, the tools alone do not do."""
+    declares: str
+    """What the header has to have in it: older ones do not."""
     wants: str
     mend: str
     sign: str
@@ -74,6 +76,7 @@ KINDS = {
             tools=("nvcc",),
             folders=("/usr/local/cuda/bin", "/opt/cuda/bin"),
             header="cublas_v2.h",
+            declares="",
             wants="there is no CUDA compiler (nvcc) with cuBLAS on this machine",
             mend="sudo apt install nvidia-cuda-toolkit, or NVIDIA's own cuda-toolkit; nvcc is looked for on "
             "the PATH and in /usr/local/cuda/bin",
@@ -88,6 +91,7 @@ KINDS = {
             tools=("hipcc",),
             folders=("/opt/rocm/bin",),
             header=None,
+            declares="",
             wants="there is no ROCm compiler (hipcc) on this machine",
             mend="install AMD's rocm-hip-sdk, hipblas and rocblas; hipcc is looked for on the PATH and in "
             "/opt/rocm/bin",
@@ -99,9 +103,12 @@ KINDS = {
             registry="Vulkan",
             tools=("glslc",),
             folders=(),
-            header="vulkan/vulkan.h",
-            wants="there is no shader compiler (glslc) with Vulkan's headers on this machine",
-            mend="sudo apt install glslc libvulkan-dev spirv-headers",
+            header="vulkan/vulkan_core.h",
+            declares="VK_EXT_layer_settings",
+            wants="there is no shader compiler (glslc) with Vulkan's headers, 1.3.272 or newer, on this "
+            "machine",
+            mend="sudo apt install glslc libvulkan-dev spirv-headers, on Debian 13, Ubuntu 24.04 or newer; "
+            "or name a Vulkan SDK in VULKAN_SDK",
             sign="/dev/dri/renderD128",
         ),
     )
@@ -231,7 +238,9 @@ def _has_header(kind: Kind, tools: Iterable[str | None]) -> bool:
         # The tool may be a link into the toolkit, which has its headers beside its programs.
         toolkit = Path(path or "/").resolve().parent.parent
         folders += [toolkit / "include", *toolkit.glob("targets/*/include")]
-    return any((folder / kind.header).is_file() for folder in folders)
+    return any(
+        (file := folder / kind.header).is_file() and kind.declares in _text(file) for folder in folders
+    )
 
 
 def jobs(cores: int, memory_bytes: int) -> int:

@@ -287,10 +287,11 @@ def test_the_fetched_compiler_makes_code_for_a_gpu(engine_sources: Path, tmp_pat
     file = "ggml/src/ggml-cuda/CMakeFiles/ggml-cuda.dir/acc.cu.o"
     subprocess.run(["ninja", "-C", tmp_path, file], check=True, env=environment, timeout=240)
 
-    assert b"sm_90" in (tmp_path / file).read_bytes()
+    assert b".nv_fatbin" in (tmp_path / file).read_bytes()
     commands = subprocess.run(
         ["ninja", "-C", tmp_path, "-t", "commands", "ggml-cuda"], check=True, capture_output=True, text=True
     )
+    assert "code=[sm_90]" in commands.stdout
     link = commands.stdout.splitlines()[-1]
     assert f"-Wl,-rpath,{toolkit.cublas.parent}" in link
     assert "libcudart_static.a" in link

@@ -454,6 +454,10 @@ class NodeFacts:
     """With all threads that it may use."""
     cores: int = 0
     """So many threads, where nodes of its machine share them; 0: it has a number of its own, or a GPU."""
+    cpu_library: str = ""
+    """Names the code that its CPU computes with; a plan whose nodes have changed it is brought up anew."""
+    builds: bool = False
+    """Whether a quicker one is being compiled."""
     models: tuple[HeldModel, ...] = ()
     part: HeldPart | None = None
     links: tuple[tuple[NodeId, LinkFacts], ...] = ()

@@ -269,7 +269,7 @@ def test_a_node_runs_without_native_libraries(
     with NodeProcess(*SMALL, home=home, model=tiny_model, env=env) as node:
         node.until_ready()
 
-        assert "Engine: using the wheel's own, slower CPU code: building ggml-cpu failed:" in node.stdout
+        node.until_said("Engine: using the wheel's own, slower CPU code: building ggml-cpu failed:")
         assert "    error: no compiler today\n" in node.stdout
         assert node.ask("/v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200
         node.signal(signal.SIGKILL)

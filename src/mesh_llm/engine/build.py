@@ -16,7 +16,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from mesh_llm.engine.file_lock import file_lock
 from mesh_llm.engine.inspect import flaw
 from mesh_llm.engine.library import find_wheel
 from mesh_llm.engine.machine import available_memory, cores, cpu_identity, platform_name
-from mesh_llm.engine.process import run
+from mesh_llm.engine.process import gently, run
 from mesh_llm.engine.sources import engine_sources, free_bytes, native_folder
 from mesh_llm.errors import BuildFailed, MeshError
 from mesh_llm.frozen import frozen
@@ -99,6 +99,8 @@ class Built:
 
     libraries: dict[str, Path]
     missing: dict[str, MeshError]
+    later: tuple[str, ...] = ()
+    """Those that would have to be compiled, and may be while others are in use already."""
 
 
 def library(backend: str) -> Library:
@@ -186,15 +188,23 @@ def drop_gpus() -> tuple[str, ...]:
 
 
 async def ensure(
-    backends: Iterable[str], progress: ProgressSink, *, retry: bool = False, force: bool = False
+    backends: Iterable[str],
+    progress: ProgressSink,
+    *,
+    retry: bool = False,
+    force: bool = False,
+    later: Collection[str] = (),
+    gentle: bool = False,
 ) -> Built:
     """Every library that can be had. One that cannot is left out, with the reason.
 
     What came with the package will do, but not with `retry`, which also tries again
-    what failed before; `force` builds what is there already.
+    what failed before; `force` builds what is there already. What is named in `later` is
+    not compiled now; `gentle` compiles with what others leave of the processor.
     """
     libraries: dict[str, Path] = {}
     missing: dict[str, MeshError] = {}
+    put_off: list[str] = []
     for backend in backends:
         entry = library(backend)
         mesh = libraries.get("mesh")
@@ -206,7 +216,11 @@ async def ensure(
                 _leave_to_package(entry)
             if not (retry or force or entry.built) and entry.failure.is_file():
                 raise MeshError(entry.failure.read_text(), hint="mesh-llm engine build tries again")
-            await build(entry, progress, retry=retry, force=force, mesh=mesh)
+            if backend in later and not entry.built:
+                _check_tools(entry, mesh)
+                put_off.append(backend)
+                continue
+            await build(entry, progress, retry=retry, force=force, mesh=mesh, gentle=gentle)
             libraries[backend] = entry.path
         except BuildFailed as error:
             missing[backend] = error
@@ -219,7 +233,7 @@ async def ensure(
                 f"cannot build in {cache_folder()}: {error.strerror}",
                 hint="free some space, or name another folder in MESH_LLM_CACHE",
             )
-    return Built(libraries=libraries, missing=missing)
+    return Built(libraries=libraries, missing=missing, later=tuple(put_off))
 
 
 def _leave_to_package(entry: Library) -> None:
@@ -232,7 +246,13 @@ def _leave_to_package(entry: Library) -> None:
 
 
 async def build(
-    entry: Library, progress: ProgressSink, *, retry: bool, force: bool, mesh: Path | None
+    entry: Library,
+    progress: ProgressSink,
+    *,
+    retry: bool,
+    force: bool,
+    mesh: Path | None,
+    gentle: bool = False,
 ) -> None:
     """Build one library unless it is there. Two nodes that start together build it once."""
     if entry.built and not force and not (retry and await _has_decayed(entry, mesh)):
@@ -256,12 +276,13 @@ async def build(
             # By a build that was killed: whoever still worked there would hold the lock.
             shutil.rmtree(left, ignore_errors=True)
         async with _scratch(entry.folder.parent, prefix) as scratch:
-            made = await _compile(entry, sources, scratch / "plain", progress, toolkit=toolkit)
+            made = await _compile(entry, sources, scratch / "plain", progress, toolkit=toolkit, gentle=gentle)
             flaw = await _flaw(entry, made, mesh)
             if flaw is not None and entry.backend == "cpu":
                 # AMX is the newest code path and the one that compilers got wrong before.
+                no_amx = scratch / "no-amx"
                 made = await _compile(
-                    entry, sources, scratch / "no-amx", progress, options=("-DMESH_AMX=OFF",)
+                    entry, sources, no_amx, progress, options=("-DMESH_AMX=OFF",), gentle=gentle
                 )
                 flaw = await _flaw(entry, made, mesh)
             if flaw is not None:
@@ -370,6 +391,7 @@ async def _compile(
     *,
     options: Sequence[str] = (),
     toolkit: Toolkit | None = None,
+    gentle: bool = False,
 ) -> Path:
     what = f"Building {entry.name}"
     progress(Progress(what=what, done=0, total=0))
@@ -388,14 +410,16 @@ async def _compile(
         environment,
         progress,
         limit_s=limit_s,
+        gentle=gentle,
         mend=_mend(entry, toolkit),
     )
     await _step(
         what,
-        [_tool("cmake"), "--build", folder, "--target", entry.name, *_parallel(entry)],
+        [_tool("cmake"), "--build", folder, "--target", entry.name, *_parallel(entry, gentle=gentle)],
         environment,
         progress,
         limit_s=limit_s,
+        gentle=gentle,
     )
     made = next(iter((folder / "lib").glob(f"lib{entry.name}.*")), None)
     if made is None:
@@ -432,9 +456,10 @@ def _toolkit(entry: Library, toolkit: Toolkit | None) -> dict[str, str]:
     return found
 
 
-def _parallel(entry: Library) -> list[str]:
-    """ninja fills all cores by itself; a GPU's files take more memory than a machine may have for that."""
-    if entry.gpu is None or "CMAKE_BUILD_PARALLEL_LEVEL" in os.environ:
+def _parallel(entry: Library, *, gentle: bool = False) -> list[str]:
+    """ninja fills all cores by itself; a GPU's files take more memory than a machine may have for that,
+    and beside a model there may be little for any."""
+    if (entry.gpu is None and not gentle) or "CMAKE_BUILD_PARALLEL_LEVEL" in os.environ:
         return []
     return ["--parallel", str(gpus.jobs(cores(), available_memory()))]
 
@@ -446,6 +471,7 @@ async def _step(
     progress: ProgressSink,
     *,
     limit_s: float,
+    gentle: bool,
     mend: str | None = None,
 ) -> None:
     said: list[str] = []
@@ -456,7 +482,8 @@ async def _step(
         said.append(line)
         del said[: -10 * BUILD_SHOWN_LINES]
 
-    finished = await run(argv, timeout_s=limit_s, env=environment, on_line=on_line)
+    command = gently(argv) if gentle else argv
+    finished = await run(command, timeout_s=limit_s, env=environment, on_line=on_line)
     if finished.status == 0:
         return
     if any("No space left on device" in line for line in said):

@@ -33,6 +33,8 @@ CHILD_STOP_POLL_S = 0.02
 CHILD_WRITE_TIMEOUT_S = 10.0
 CHILD_LINE_LIMIT_BYTES = 64 << 10
 """Longer lines of a child's output are cut: nobody reads them, and memory is finite."""
+NICE = 10
+"""A tenth of the processor where others want all of it: with less, a build beside busy engines never ends."""
 CHILD_KEPT_LINES = 60
 """Lines of a child's last words: an assertion with its backtrace fits."""
 
@@ -262,6 +264,16 @@ def module(name: str) -> list[str]:
     -P: the folder that the user happens to stand in must not provide modules.
     """
     return [sys.executable, "-P", "-m", name]
+
+
+def gently(argv: Sequence[str | Path]) -> list[str | Path]:
+    """The command line of a program that leaves most of the processor to others, as does what it starts.
+
+    Where Linux shares the processor among sessions, a nice value counts within its own session alone:
+    the session needs one, too.
+    """
+    session = f'{{ echo {NICE} >/proc/self/autogroup; }} 2>/dev/null; exec "$@"'
+    return ["nice", "-n", str(NICE), "/bin/sh", "-c", session, "sh", *argv]
 
 
 def obey(number: signal.Signals) -> None:

@@ -225,8 +225,10 @@ class Launch:
         lent, suffix = devices[index], f".{index}" if index else ""
         # One for main memory has no use for a GPU's library, which takes memory of the GPU.
         needless = KINDS if lent.name == CPU else ()
+        # One that has the CPU library is started beside one that still works without.
+        code = "" if self.hardware.cpu_library else ".own"
         return WorkerSpec(
-            socket=f"{socket}{suffix}",
+            socket=f"{socket}{suffix}{code}",
             device=lent.name,
             threads=self.threads(nodes_here),
             quota_bytes=lent.bytes,

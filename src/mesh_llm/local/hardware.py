@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 from pathlib import Path
@@ -12,11 +13,17 @@ from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.engine import build, gpus, machine
 from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.speed import known_speed, measured_speed
+from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
 from mesh_llm.home import cache_folder
 from mesh_llm.planning.memory_budget import CPU, loans
 from mesh_llm.planning.solo_fit import choose_devices
 from mesh_llm.types import Device, DeviceKind, LentDevice, ProgressSink, Speed
+
+BUILDING = (
+    "Engine: using the wheel's own CPU code while a library for this processor is being built; "
+    "answers will be quicker afterwards"
+)
 
 
 @frozen
@@ -45,6 +52,14 @@ class Hardware:
     cores: int = 0
     """Threads that nodes of this machine share; 0 where this one has its own, or computes on a GPU."""
     engine: str = ENGINE_VERSION
+    builds: bool = False
+    """Whether its CPU library has yet to be compiled. Until then the engine's own CPU code does its work."""
+
+    @property
+    def cpu_library(self) -> str:
+        """Names the code that its CPU computes with; empty where it is the engine's own."""
+        path = self.libraries.get("cpu")
+        return "" if path is None else hashlib.sha256(str(path).encode()).hexdigest()[:16]
 
     @property
     def devices(self) -> tuple[LentDevice, ...]:
@@ -66,6 +81,8 @@ class Hardware:
             "cpu_moe": self.cpu_moe,
             "speed": self.speed,
             "cores": self.cores,
+            "cpu_library": self.cpu_library,
+            "builds": self.builds,
         }
 
     def without(self, held_bytes: int) -> Hardware:
@@ -81,27 +98,53 @@ class Hardware:
 async def equip(
     config: NodeConfig, *, say: Callable[[str], None], progress: ProgressSink, held_bytes: int = 0
 ) -> Hardware:
-    """Build what is missing, look at the devices, and measure them if nobody has.
+    """Build what cannot wait, look at the devices, and measure them if nobody has.
 
+    The CPU library can wait, where it would have to be compiled (`finish` does it).
     `held_bytes` of main memory are spoken for.
     """
     if config.bin_dir is not None:
         say(f"Engine: llama-server in {config.bin_dir}")
-    built = await build.ensure(build.STANDARD if keeps_to_cpu(config) else build.usual(), progress)
+    wanted = build.STANDARD if keeps_to_cpu(config) else build.usual()
+    built = await build.ensure(wanted, progress, later=("cpu",))
     splice = await build.ensure((build.SPLICE,), progress)
     if "cpu" in built.missing:
-        say(f"Engine: using the wheel's own, slower CPU code: {built.missing['cpu'].message}")
+        say(without_cpu_library(built.missing["cpu"]))
+    builds = "cpu" in built.later and config.bin_dir is None
+    if builds:
+        say(BUILDING)
     described = await describe(built.libraries)
     for text in without_gpus(config, built, described["unusable"]):
         say(text)
     libraries, devices = _usable(built.libraries, described)
     use = chosen(config, devices)
     found = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, None).without(held_bytes)
+    return await _measured(config, replace(found, builds=builds))
+
+
+async def finish(
+    config: NodeConfig, hardware: Hardware, *, say: Callable[[str], None], progress: ProgressSink
+) -> Hardware:
+    """The same machine with its CPU library, which is compiled now; without it where that fails."""
+    built = await build.ensure(build.STANDARD, progress, gentle=True)
+    path = built.libraries.get("cpu")
+    if path is None:
+        say(without_cpu_library(built.missing["cpu"]))
+        return replace(hardware, builds=False)
+    own = {name: path for name, path in built.libraries.items() if name in ("cpu", *hardware.libraries)}
+    return await _measured(config, replace(hardware, libraries=own | hardware.libraries, builds=False))
+
+
+async def _measured(config: NodeConfig, hardware: Hardware) -> Hardware:
     speeds = {
-        name: await measured_speed(libraries, name, _threads(config), cache=_speeds())
-        for name in dict.fromkeys(measured_as(found).values())
+        name: await measured_speed(hardware.libraries, name, _threads(config), cache=_speeds())
+        for name in dict.fromkeys(measured_as(hardware).values())
     }
-    return _with_speeds(found, speeds)
+    return _with_speeds(hardware, speeds)
+
+
+def without_cpu_library(error: MeshError) -> str:
+    return f"Engine: using the wheel's own, slower CPU code: {error.message}"
 
 
 async def at_hand(config: NodeConfig) -> Hardware:

@@ -155,6 +155,8 @@ _FACTS = Shape(
     machine_memory_bytes=whole(),
     max_memory_bytes=whole(),
     cores=whole(most=1 << 16),
+    cpu_library=_NAME,
+    builds=FLAG,
     gpu_layers=whole(most=1 << 16),
     cpu_moe=whole(most=1 << 16),
     hosting=word(HostingMode),

@@ -11,6 +11,7 @@ side_file_supply  where files come from that go with it
 incoming_streams  the streams that other members open, by kind
 node_console      feeds the console, and opens its port
 announcements     what it says to terminal, log and console
+cpu_library       compiles what the processor is quicker with, while the node answers
 unload            takes the model out of memory when the user asks
 drain             how it ends: others take over, answers finish
 """

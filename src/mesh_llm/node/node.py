@@ -8,7 +8,7 @@ The life of a node, in order:
 3. open the API port: clients get 503 and the reason until there is an engine;
 4. enter the mesh: its own, the one it was invited to, or the one it was in;
 5. fetch the model, build the native libraries, measure the machine, where that
-   has not been done;
+   has not been done; the CPU library is built meanwhile;
 6. take part: host the plan, or lend the device to whoever hosts, or neither,
    and say so; all over again with every change, until told to stop;
 7. drain: let others take over and answers under way finish, then end the children.
@@ -47,6 +47,7 @@ from mesh_llm.local.modalities import described, held_bytes
 from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.node.announcements import Announcements, api_lines
+from mesh_llm.node.cpu_library import CpuLibrary
 from mesh_llm.node.drain import drain
 from mesh_llm.node.engines import Engines
 from mesh_llm.node.incoming_streams import IncomingStreams
@@ -233,6 +234,17 @@ class Node:
         self.history = History(self.view, self._feed, self._gateway.take_first_tokens_s)
         self.invites = Invites(self.joining, self.mesh, self.identity)
         self.unload = ModelUnload(self.mesh, self.hosting, self.lending, self._announcements)
+        self.cpu_library = CpuLibrary(
+            self.config,
+            mesh=self.mesh,
+            hosting=self.hosting,
+            lending=self.lending,
+            slot_queue=self.slot_queue,
+            say=lambda text: self._say("build", text),
+            # Not at the terminal: an answer may be under way there.
+            progress=self._feed.progress,
+            take_up=partial(setattr, self, "hardware"),
+        )
         self._managed = Managed(
             status=self.status,
             stop=self.stop,
@@ -265,6 +277,7 @@ class Node:
                 group.create_task(self.remote_engine.run(self.state.reflect), name="remote engine")
                 if not self.config.client:
                     await self._take_part(given)
+                    group.create_task(self.cpu_library.build(self.hardware), name="CPU library")
                     group.create_task(self.model_supply.follow(self._on_other_model), name="model")
                     group.create_task(self.model_supply.publish_digest(), name="digest")
                     files = self.model_supply.side_file_supply
@@ -418,6 +431,7 @@ class Node:
         known = self._known_model()
         assert known is not None
         launch, files = self._launch(), self.model_supply.side_files
+        used = self.cpu_library.used_by(plan)
         self._say(
             "elected",
             f"Elected as host ({plan.have_bytes / 1e9:.1f} GB available for the "
@@ -427,6 +441,10 @@ class Node:
 
         def specify(plan: Plan, links: tuple[LinkSpec, ...]) -> EngineSpec:
             return launch.engine(plan, links, nodes_here=self.mesh.nodes_here())
+
+        def is_outdated() -> bool:
+            projector_came = launch.projector is None and files.path(launch.settings.projector) is not None
+            return projector_came or self.cpu_library.differs(plan, used)
 
         return PlanRun(
             epoch=epoch,
@@ -438,9 +456,7 @@ class Node:
             specify=specify,
             on_report=self._on_engine,
             log_file=self.home.log_folder / "engine.log",
-            is_outdated=lambda: (
-                launch.projector is None and files.path(launch.settings.projector) is not None
-            ),
+            is_outdated=is_outdated,
         )
 
     def _launch(self) -> Launch:

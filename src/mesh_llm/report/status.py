@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mesh_llm import __version__
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import DraftSpec
@@ -300,8 +302,18 @@ def _engine(view: NodeView, run: PlanRun | None) -> EngineStatus:
         prompt_tok_s=round(run.rates.prompt_tok_s, 2) if run is not None else 0.0,
         stages=tuple(_stage(run, stage.place) for stage in run.plan.workers) if run is not None else (),
         token=token_status(view, run) if run is not None and run.port is not None else None,
-        warnings=run.warnings if run is not None else (),
+        warnings=(*run.warnings, *_builders(view, run.plan)) if run is not None else (),
     )
+
+
+def _builders(view: NodeView, plan: Plan) -> Iterator[str]:
+    """A sentence for each node of a plan that is quicker soon."""
+    for node in dict.fromkeys(stage.node for stage in plan.stages):
+        if (member := view.mesh.member(node)) is not None and member.facts.builds:
+            yield (
+                f"{member.facts.name} computes with the engine's own CPU code while a library for its "
+                "processor is being built; it will be quicker afterwards"
+            )
 
 
 def _decode_tok_s(view: NodeView, run: PlanRun | None) -> float:

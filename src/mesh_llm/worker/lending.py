@@ -124,6 +124,8 @@ class _Child:
     keeper: asyncio.Task[None] | None = None
     resident_bytes: int = 0
     """Weights in its memory, as it said last."""
+    is_old: bool = False
+    """Whether it ends with the leases that it has."""
 
 
 class Lending:
@@ -185,6 +187,21 @@ class Lending:
             self._children[spec.socket] = child
             child.keeper = asyncio.create_task(self._keep(spec, child.ready), name="worker child")
         return await asyncio.shield(self._children[spec.socket].ready)
+
+    def renew(self) -> None:
+        """Children that are started now load other libraries, and have other sockets: old ones get no
+        new leases."""
+        for child in self._children.values():
+            child.is_old = True
+        self._end_unused()
+
+    def _end_unused(self) -> None:
+        if any(lease.worker is None for lease in self.leases):
+            return  # one of them may be about to get it
+        used = {lease.worker.socket for lease in self.leases if lease.worker is not None}
+        for socket_path, child in self._children.items():
+            if child.is_old and socket_path not in used and child.keeper is not None:
+                child.keeper.cancel()
 
     async def _keep(self, spec: WorkerSpec, ready: asyncio.Future[WorkerProcess]) -> None:
         try:
@@ -309,6 +326,7 @@ class Lending:
         if lease.worker is not None:
             for number in lease.neighbours:
                 await lease.worker.drop_peer(number)
+        self._end_unused()
 
     # -- links ---------------------------------------------------------------------------------
 

@@ -1,0 +1,85 @@
+"""The CPU library, compiled while the node already answers with the engine's own CPU code.
+
+When it is there, the node says so in its facts. Whoever hosts a plan with it brings that plan up
+anew beside the old one, whose answers finish first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.gateway.slot_queue import SlotQueue
+from mesh_llm.host.hosting import Hosting
+from mesh_llm.local.hardware import Hardware, finish
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.types import NodeId, Plan, ProgressSink
+from mesh_llm.worker.lending import Lending
+
+LIBRARY_ROOM_POLL_S = 1.0
+"""Between two looks at whether there is room for another engine, or nothing to disturb."""
+
+_READY = "Engine: the library for this processor is ready"
+
+
+class CpuLibrary:
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        mesh: Mesh,
+        hosting: Hosting,
+        lending: Lending,
+        slot_queue: SlotQueue,
+        say: Callable[[str], None],
+        progress: ProgressSink,
+        take_up: Callable[[Hardware], None],
+    ) -> None:
+        """`take_up` gets the hardware with the library, once that disturbs nobody."""
+        self._config = config
+        self._say = say
+        self._progress = progress
+        self._take_up = take_up
+        self._mesh = mesh
+        self._hosting = hosting
+        self._lending = lending
+        self._slot_queue = slot_queue
+
+    async def build(self, hardware: Hardware | None) -> None:
+        """Compile what this machine's hardware lacks, and have it used."""
+        if hardware is None or not hardware.builds:
+            return
+        found = await finish(self._config, hardware, say=self._say, progress=self._progress)
+        if found.cpu_library and hardware.gpus:
+            # Their memory has no room for the same layers twice, and their work is not the CPU's.
+            self._say(f"{_READY}; this node uses it from its next start on")
+            self._mesh.publish(builds=False)
+            return
+        while found.cpu_library and not self._can_change():
+            await asyncio.sleep(LIBRARY_ROOM_POLL_S)
+        self._take_up(found)
+        if found.cpu_library:
+            self._say(f"{_READY}; the next plan computes with it")
+            self._lending.renew()
+        self._mesh.publish(**found.facts())
+        self._hosting.wake()
+
+    def _can_change(self) -> bool:
+        """Whether old and new fit side by side; else, whether nobody waits for what runs here."""
+        hosted = [stage for run in self._hosting.runs for stage in run.plan.stages]
+        own = sum(stage.need_bytes for stage in hosted if stage.node == self._mesh.me)
+        # Nodes of one machine build once, and change at the same time.
+        room = self._mesh.own_memory_bytes() // max(1, self._mesh.nodes_here())
+        if 2 * (own + self._lending.lent_bytes) <= room:
+            return True
+        return not self._lending.leases and not self._slot_queue.taken and not self._slot_queue.waiting
+
+    def differs(self, plan: Plan, before: dict[NodeId, str]) -> bool:
+        """Whether a node of the plan would compute with another library than when the plan was made."""
+        return any(before.get(node, library) != library for node, library in self.used_by(plan).items())
+
+    def used_by(self, plan: Plan) -> dict[NodeId, str]:
+        """Which library each node of a plan computes with, as it says now; one that is lost says nothing."""
+        members = {stage.node: self._mesh.member(stage.node) for stage in plan.stages}
+        return {node: member.facts.cpu_library for node, member in members.items() if member is not None}

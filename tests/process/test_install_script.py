@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mesh_llm.bundle.build import INSTALL, PYTHONS
+from mesh_llm.cli.service_files import Service, unit_text
 
 TOOLS = (
     *(
@@ -118,7 +119,13 @@ class Machine:
 
 def write_wheel(folder: Path, version: str, *, works: bool) -> None:
     info = f"mesh_llm-{version}.dist-info"
-    body = f"def main():\n    print('mesh-llm, version {version if works else '?'}')\n"
+    body = f"""
+import os, sys
+def main():
+    if sys.argv[1] == "service":
+        os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "mesh_llm", *sys.argv[1:]])
+    print('mesh-llm, version {version if works else "?"}')
+"""
     with zipfile.ZipFile(folder / f"mesh_llm-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr("mesh_llm.py", body)
         metadata = f"Metadata-Version: 2.1\nName: mesh-llm\nVersion: {version}\nProvides-Extra: engine\n"
@@ -171,6 +178,74 @@ def test_purging_keeps_what_it_did_not_bring(machine: Machine) -> None:
     status, said = machine.install("--uninstall", "--purge", "--prefix", str(machine.home / "else where"))
     assert status == 0, said
     assert machine.left() == [".models", ".models/own.gguf"]
+
+
+class Services:
+    """A systemctl that notes what it is told, and units of nodes."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.folder = machine.home / ".config" / "systemd" / "user"
+        self.folder.mkdir(parents=True)
+        self._log = machine.home.parent / "systemctl.log"
+        self._machine = machine
+        self.answers()
+
+    def answers(self, *, status: int = 0) -> None:
+        self._machine.command("systemctl", f'echo "$@" >>"{self._log}"; exit {status}')
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, home: Path, python: Path) -> Path:
+        """As `mesh-llm service install` of that Python does."""
+        monkeypatch.setattr(sys, "executable", str(python))
+        monkeypatch.setenv("HOME", str(self._machine.home))
+        made = Service(home=home)
+        unit = self.folder / f"{made.name}.service"
+        unit.write_text(unit_text(made))
+        home.mkdir(exist_ok=True)
+        made.environment_file.write_text("MESH_LLM_API_KEY=secret\n")
+        monkeypatch.undo()
+        return unit
+
+    def told(self) -> list[str]:
+        return self._log.read_text().splitlines() if self._log.exists() else []
+
+
+def test_uninstalling_takes_its_services_along(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.install()[0] == 0
+    services, python = Services(machine), machine.installed.resolve().with_name("python")
+    homes = [machine.home / ".mesh-llm", machine.home / "a second home"]
+    for home in homes:
+        services.install(monkeypatch, home, python)
+    another = services.install(monkeypatch, machine.home / "another", Path("/usr/bin/python3"))
+
+    status, said = machine.install("--uninstall")
+
+    assert (status, said.count("\n")) == (0, 1), said
+    assert list(services.folder.iterdir()) == [another]
+    assert not any((home / "service.env").exists() for home in homes)
+    names = ["mesh-llm", Service(home=homes[1]).name]
+    assert sorted(services.told()) == [f"--user disable --now {name}" for name in names]
+
+
+def test_a_service_that_systemd_does_not_stop_goes_all_the_same(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine.install()[0] == 0
+    services, python = Services(machine), machine.installed.resolve().with_name("python")
+    unit = services.install(monkeypatch, machine.home / ".mesh-llm", python)
+    services.answers(status=1)
+
+    status, said = machine.install("--uninstall")
+
+    assert status == 0, said
+    assert services.told() == ["--user disable --now mesh-llm"]
+    assert not unit.exists()
+
+
+def test_without_a_service_systemd_is_left_alone(machine: Machine) -> None:
+    assert machine.install()[0] == 0
+    services = Services(machine)
+    assert machine.install("--uninstall")[0] == 0
+    assert services.told() == []
 
 
 def test_folders_that_were_there_stay(machine: Machine) -> None:

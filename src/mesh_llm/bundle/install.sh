@@ -85,14 +85,22 @@ remove_made_folders() {
     done
 }
 
+# Those of this very installation, one for each home: they would start what is no longer there.
+uninstall_services() {
+    for unit in "${XDG_CONFIG_HOME:-$HOME/.config}"/systemd/user/mesh-llm*.service; do
+        if grep -Fqs -e "$share/" -e "$link" "$unit"; then
+            home=$(sed -n 's/^Description=mesh-llm node on //p' "$unit")
+            # Where systemd cannot be asked, as over sudo, its file is all that can be removed.
+            "$link" service uninstall --home "$home" >/dev/null 2>&1 || rm -f "$unit"
+        fi
+    done
+}
+
 uninstall() {
     [ -e "$share/made-folders" ] || fail "mesh-llm is not installed below $prefix" \
         "name the folder that it was installed to: sh install.sh --uninstall --prefix DIR"
     if [ -n "$(linked)" ]; then
-        # A service of this very installation would start what is no longer there.
-        if grep -qs -e "$share/" -e "$link" "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/mesh-llm.service"; then
-            "$link" service uninstall >/dev/null 2>&1 || true
-        fi
+        uninstall_services
         "$link" stop >/dev/null 2>&1 || true
         rm -f "$link" || fail "$prefix/bin may not be written to" "run this as the user who installed mesh-llm"
     fi

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,15 @@ def test_the_end_of_the_logs(home: Path) -> None:
     assert [json.loads(line) for line in as_json.stdout.splitlines()] == [
         {"log": "node", "line": line} for line in "abc"
     ]
+
+
+def test_logs_of_a_node_are_private(home: Path) -> None:
+    set_up = "from pathlib import Path; from mesh_llm.cli.output import set_up_logging as log; import sys"
+    code = f"{set_up}; log(Path(sys.argv[1], 'node.log'), debug=False, log_format='text')"
+    subprocess.run([sys.executable, "-c", code, home], check=True)
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in home.iterdir()}
+    assert modes == {"node.log": 0o600, "access.log": 0o600}
 
 
 def test_no_log_yet(home: Path) -> None:

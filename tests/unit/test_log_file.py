@@ -36,6 +36,21 @@ async def test_lines_are_written_together_a_moment_later(path: Path) -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_only_its_owner_can_read_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what an earlier version left, and what comes after a rotation."""
+    monkeypatch.setattr(f"{MODULE}.ENGINE_LOG_BYTES", 10)
+    path.write_text("of an earlier version\n")
+    path.chmod(0o644)
+    with closing(LogFile(path)) as file:
+        file.write("one")
+        file.flush()
+        file.write("two")
+
+    modes = [each.stat().st_mode & 0o777 for each in path.parent.iterdir()]
+    assert modes == [0o600] * len(modes)
+    assert len(modes) > 1
+
+
 async def test_the_end_loses_nothing(path: Path) -> None:
     with closing(LogFile(path)) as file:
         file.write("last words")

@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -172,7 +171,9 @@ def set_up_logging(log_file: Path | None, *, debug: bool, log_format: str) -> No
 
 
 def _file(path: Path) -> logging.Handler:
-    return RotatingFileHandler(path, maxBytes=NODE_LOG_BYTES, backupCount=NODE_LOG_COUNT, encoding="utf-8")
+    from mesh_llm.engine.log_file import PrivateLog
+
+    return PrivateLog(path, maxBytes=NODE_LOG_BYTES, backupCount=NODE_LOG_COUNT, encoding="utf-8")
 
 
 def _log_to(logger: logging.Logger, handler: logging.Handler, text: str, log_format: str) -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from contextlib import suppress
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -57,7 +60,21 @@ class LogFile:
         self._handler.close()
 
 
-class _Handler(RotatingFileHandler):
+class PrivateLog(RotatingFileHandler):
+    """A log of bounded size that only its owner can read, whoever can look into its folder."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=_open_privately)
+
+
+def _open_privately(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags, 0o600)
+    with suppress(OSError):  # of another user, who lets us write there
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+class _Handler(PrivateLog):
     """One that cannot write says so once, and the engine goes on without it."""
 
     _has_failed = False

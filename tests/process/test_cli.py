@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -226,6 +228,34 @@ def test_verbs_that_need_a_node_say_so(home: Path, arguments: list[str]) -> None
     assert ended.stderr == (
         f"Error: no node is running on {where}\nHint: start one with mesh-llm, or give its --home\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("text/plain", "hello"), ("application/json", "{"), ("application/json", "[1]")],
+)
+def test_a_node_whose_answer_makes_no_sense(home: Path, kind: str, body: str) -> None:
+    """As one of another version may give, or another program on its socket."""
+    (home / "run").mkdir()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(home / "run" / "control.sock"))
+        door.listen()
+
+        def answer() -> None:
+            link, _ = door.accept()
+            with link:
+                link.recv(1 << 16)
+                head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+                link.sendall(f"{head}{body}".encode())
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        ended = mesh_llm("status", "--home", home)
+        answering.join(30)
+
+    assert ended.status == 1
+    assert ended.stderr.startswith(f"Error: what the node on {home} answers cannot be read\nHint: ")
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_reader_that_leaves_is_no_mistake(smollm2: Path) -> None:

@@ -30,7 +30,7 @@ async def call(home: Home, method: str, path: str, body: dict[str, Any] | None =
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
             session.request(method, f"http://node{path}", json=body) as answer,
         ):
-            document: dict[str, Any] = await answer.json()
+            document = await answer.json()
     except (aiohttp.ClientConnectionError, FileNotFoundError):
         # Refused, or cut off in the middle: the node has just ended.
         raise NodeNotRunning(
@@ -40,6 +40,13 @@ async def call(home: Home, method: str, path: str, body: dict[str, Any] | None =
         raise MeshError(
             f"the node on {home.path} does not answer", hint=f"see {home.log_folder / 'node.log'}"
         ) from None
+    except (aiohttp.ClientError, ValueError):
+        document = None
+    if not isinstance(document, dict):
+        raise MeshError(
+            f"what the node on {home.path} answers cannot be read",
+            hint="it may be of another version: stop it with Ctrl-C, or kill, and start it again",
+        )
     if "error" in document:
         raise MeshError(document["error"], hint=document.get("hint"))
     return document

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import sys
 import tarfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
 from mesh_llm.engine import sources
+from mesh_llm.engine.packages import pip_download
 from mesh_llm.engine.sources import ENGINE_SDIST_ROOT, engine_sources
 from mesh_llm.errors import DownloadFailed, MeshError
 
@@ -95,3 +97,39 @@ def test_an_sdist_that_is_not_there(index: Index) -> None:
 
     with pytest.raises(MeshError, match="the package index cannot be reached"):
         fetch()
+
+
+OLD_PIP = """
+import pathlib, sys
+arguments = sys.argv[1:]
+if "raw" in arguments:
+    print("\\nUsage:   \\n  pip download [options] <requirement specifier> ...\\n", file=sys.stderr)
+    print("option --progress-bar: invalid choice: 'raw' (choose from 'on', 'off')", file=sys.stderr)
+    sys.exit(2)
+if {lacks_more}:
+    print("\\nUsage:   \\n  pip download [options] <requirement specifier> ...\\n", file=sys.stderr)
+    print("no such option: --no-build-isolation", file=sys.stderr)
+    sys.exit(2)
+pathlib.Path(arguments[arguments.index("--dest") + 1], "model-1-py3-none-any.whl").touch()
+"""
+
+
+@pytest.mark.parametrize("lacks_more", [False, True])
+def test_an_old_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks_more: bool) -> None:
+    """Before 24.1 it could not tell programs how far it is."""
+    pip = tmp_path / "old" / "pip"
+    pip.mkdir(parents=True)
+    (pip / "__init__.py").touch()
+    (pip / "__main__.py").write_text(OLD_PIP.format(lacks_more=lacks_more))
+    monkeypatch.setenv("PYTHONPATH", str(pip.parent))
+    folder = tmp_path / "arrived"
+    folder.mkdir()
+    download = pip_download("model==1", folder, what="model", progress=lambda _: None)
+
+    if not lacks_more:
+        assert asyncio.run(download) == folder / "model-1-py3-none-any.whl"
+        return
+    with pytest.raises(DownloadFailed) as caught:
+        asyncio.run(download)
+    assert caught.value.message == "the pip of this Python is too old to download model==1"
+    assert caught.value.hint == f"{sys.executable} -m pip install --upgrade pip"

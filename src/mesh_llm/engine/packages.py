@@ -146,18 +146,24 @@ async def _run_pip(
         elif line.strip():
             lines.append(line.strip())
 
-    finished = await run(
-        [
-            *(sys.executable, "-m", "pip", verb, "--no-deps", "--progress-bar", "raw"),
-            *("--disable-pip-version-check", "--no-input", "--retries", "2"),
-            *wanted,
-        ],
-        timeout_s=timeout_s,
-        env=env,
-        on_line=on_line,
-    )
-    if finished.status != 0:
-        raise _failure(requirement, "\n".join(lines))
+    for bar in ("raw", "off"):
+        lines.clear()
+        finished = await run(
+            [
+                *(sys.executable, "-m", "pip", verb, "--no-deps", "--progress-bar", bar),
+                *("--disable-pip-version-check", "--no-input", "--retries", "2"),
+                *wanted,
+            ],
+            timeout_s=timeout_s,
+            env=env,
+            on_line=on_line,
+        )
+        if finished.status == 0:
+            return
+        # Before 24.1, pip tells no program how far it is.
+        if not any("invalid choice: 'raw'" in line for line in lines):
+            break
+    raise _failure(requirement, "\n".join(lines))
 
 
 def _failure(requirement: str, said: str) -> DownloadFailed:
@@ -174,6 +180,11 @@ def _failure(requirement: str, said: str) -> DownloadFailed:
         return DownloadFailed(
             f"pip is needed to download {requirement}, and it is not installed",
             hint=f"{sys.executable} -m ensurepip",
+        )
+    if said.startswith("Usage:"):
+        return DownloadFailed(
+            f"the pip of this Python is too old to download {requirement}",
+            hint=f"{sys.executable} -m pip install --upgrade pip",
         )
     if _OFFLINE.search(said):
         return DownloadFailed(

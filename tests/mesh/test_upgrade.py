@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ from tests.support.joining import PLAN, TEXT, JoiningNode, Lab
 
 PACKAGE = Path(mesh_llm.__file__).parent
 NEXT = "99.0.0"
+EARLIER = "7d86fa5"
+"""Speaks the protocol of today. To be replaced when that changes; later by the last release."""
+BUILD_S = 600.0
+"""An earlier version has native libraries of its own."""
 
 
 @pytest.fixture
@@ -38,25 +44,54 @@ def versions(node: JoiningNode) -> dict[str, str]:
     return {member["name"]: member["version"] for member in node.status()["mesh"]["nodes"]}
 
 
-def test_nodes_are_updated_one_by_one(nodes: Lab, newer: dict[str, str]) -> None:
-    old = mesh_llm.__version__
-    one = nodes.create("one", "--split")
-    two = nodes.join("two", one)
-    client = nodes.start("client", "--client", "--join", one.token(role="client")).until_ready()
+def update(nodes: Lab, old: str, before: dict[str, str], after: dict[str, str]) -> None:
+    """Two nodes of version `old`, one after the other, to `NEXT`; the client stays as it is."""
+    one = nodes.start("one", "--model", nodes.model, *PLAN, "--split", env=before)
+    one.until_ready(within_s=BUILD_S)
+    two = nodes.join("two", one, env=before)
+    client = nodes.start("client", "--client", "--join", one.token(role="client"), env=before).until_ready()
     one.until_nodes("client", "one", "two")
     one.until_status(lambda status: len(status["plan"]["stages"]) == 2, what="both take part")
     expected = text_of(client)
 
     two.stop()
     assert text_of(client) == expected
-    two = nodes.start("two", env=newer).until_ready()
+    two = nodes.start("two", env=after).until_ready()
     one.until_status(lambda status: len(status["plan"]["stages"]) == 2, what="old and new take part")
     assert text_of(client) == expected
     assert versions(one) | versions(two) == {"one": old, "two": NEXT, "client": old}
 
     one.stop()
     assert text_of(client) == expected
-    one = nodes.start("one", "--model", nodes.model, *PLAN, "--split", env=newer).until_ready()
+    one = nodes.start("one", "--model", nodes.model, *PLAN, "--split", env=after).until_ready()
     two.until_status(lambda status: len(status["plan"]["stages"]) == 2, what="both new ones take part")
     assert text_of(client) == expected
     assert versions(client) == {"one": NEXT, "two": NEXT, "client": old}
+
+
+def test_nodes_are_updated_one_by_one(nodes: Lab, newer: dict[str, str]) -> None:
+    update(nodes, mesh_llm.__version__, {}, newer)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_nodes_of_an_earlier_commit_are_updated(nodes: Lab, newer: dict[str, str], tmp_path: Path) -> None:
+    update(nodes, *earlier(tmp_path / "earlier"), newer)
+
+
+def earlier(folder: Path) -> tuple[str, dict[str, str]]:
+    """Version and environment of a node whose code is that of an earlier commit."""
+    git = ["git", "-C", str(PACKAGE.parents[1])]
+    archive = folder / "sources.tar"
+    folder.mkdir()
+    packed = subprocess.run(
+        [*git, "archive", "--output", archive, EARLIER, "src", "native"], capture_output=True, check=False
+    )
+    if packed.returncode != 0:
+        pytest.skip(f"this clone has no commit {EARLIER}: git fetch --unshallow")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    init = (folder / "src" / "mesh_llm" / "__init__.py").read_text("utf-8")
+    found = re.search(r'__version__ = "([^"]+)"', init)
+    assert found is not None
+    return found[1], {"PYTHONPATH": str(folder / "src")}

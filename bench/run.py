@@ -23,6 +23,7 @@ from bench import (
     gpu,
     idle,
     lines,
+    install,
     links,
     members,
     mesh,
@@ -79,11 +80,12 @@ BENCHES: dict[str, Bench] = {
     "state": Bench(title=state.TITLE, measure=state.measure),
     "speculation": Bench(title=speculation.TITLE, measure=speculation.measure),
     "console": Bench(title=console.TITLE, measure=console.measure),
+    "install": Bench(title=install.TITLE, measure=install.measure),
     "wheel": Bench(title=wheel.TITLE, measure=wheel.measure),
     "gpu": Bench(title=gpu.TITLE, measure=gpu.measure),
 }
-BY_NAME_ONLY = {"gpu", "recovery", "wheel"}
-"""Not every machine can run them, they take hours, or (`wheel`) `make wheel` comes first."""
+BY_NAME_ONLY = {"gpu", "install", "recovery", "wheel"}
+"""Not every machine can run them, they take hours, use an index, or (`wheel`) `make wheel` comes first."""
 COMPARABLE = ", ".join(name for name, bench in BENCHES.items() if bench.compare is not None)
 
 

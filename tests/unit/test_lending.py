@@ -133,3 +133,37 @@ async def test_devices_of_a_node_are_linked_to_each_other(lending: Lending) -> N
     with pytest.raises(LinkRefused):
         await lending.join(leases[0], leases[0], 8)
     await lending.close()
+
+
+async def test_old_children_end_with_their_leases(lending: Lending, monkeypatch: pytest.MonkeyPatch) -> None:
+    leased, idle = [await lending._worker(device) for device in ("CUDA0", "CPU")]
+    lease = Lease(host=NodeId("a"), terms=TERMS, worker=leased)
+    lending.leases.append(lease)
+    monkeypatch.setattr(lending, "_specify", lambda device: replace(spec(device), socket="third"))
+
+    lending.renew()
+
+    async with asyncio.timeout(20):
+        while idle.socket in lending._children:
+            await asyncio.sleep(0)
+    new = await lending._worker("CUDA0")
+    assert new is not leased
+    assert set(lending._children) == {leased.socket, new.socket}
+    await lending._end(lease)
+    async with asyncio.timeout(20):
+        while leased.socket in lending._children:
+            await asyncio.sleep(0)
+    assert await lending._worker("CUDA0") is new
+    await lending.close()
+    assert lending.deaths == 0
+
+
+async def test_an_old_child_that_a_lease_is_about_to_get_stays(lending: Lending) -> None:
+    worker = await lending._worker("CUDA0")
+    lending.leases.append(Lease(host=NodeId("a"), terms=TERMS))
+
+    lending.renew()
+    await asyncio.sleep(0)
+
+    assert await lending._worker("CUDA0") is worker
+    await lending.close()

@@ -170,6 +170,34 @@ async def test_a_cache_that_cannot_be_written_to_is_no_obstacle(
     assert built.libraries["cpu"] == package.path("ggml-cpu-skylakex")
 
 
+@pytest.mark.parametrize("packed", [True, False])
+async def test_only_what_would_have_to_be_compiled_is_left_for_later(
+    package: Package, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    monkeypatch.setattr(build, "compiler", lambda: "c++")
+    if not packed:
+        for path in package.folder.glob("libggml-cpu-*"):
+            path.unlink()
+
+    built = await build.ensure(("mesh", "cpu"), ignore, later=("cpu",))
+
+    assert built.later == (() if packed else ("cpu",))
+    assert ("cpu" in built.libraries, built.missing) == (packed, {})
+
+
+async def test_what_cannot_be_compiled_is_not_left_for_later(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    for path in package.folder.glob("libggml-cpu-*"):
+        path.unlink()
+
+    built = await build.ensure(("mesh", "cpu"), ignore, later=("cpu",))
+
+    assert built.later == ()
+    assert built.missing["cpu"].message == "there is no C++ compiler on this machine"
+
+
 async def test_engine_build_compiles_whatever_came_with_the_package(
     package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

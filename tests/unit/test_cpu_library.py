@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 
 from mesh_llm.node.cpu_library import CpuLibrary
-from mesh_llm.types import NodeId, Plan
+from mesh_llm.types import NodeId
+
+BUSY = {"taken": 1}
+
+
+class Queue:
+    waiting = 0
+
+    def __init__(self, state: Mapping[str, int]) -> None:
+        self._state = state
+
+    @property
+    def taken(self) -> int:
+        return self._state.get("taken", 0)
 
 
 def plan(**needs: int) -> Any:
@@ -24,15 +37,16 @@ def library(
     hosted: int = 0,
     lent: int = 0,
     nodes: int = 1,
-    taken: int = 0,
+    queue: Mapping[str, int] = MappingProxyType({}),
 ) -> CpuLibrary:
     """Of node `a`, which has 100 bytes of memory; `say`: which libraries members say they have."""
-    members = {
-        name: SimpleNamespace(facts=SimpleNamespace(cpu_library=value)) if value is not None else None
-        for name, value in say.items()
-    }
+
+    def member(name: str) -> Any:
+        value = say.get(name)
+        return None if value is None else SimpleNamespace(facts=SimpleNamespace(cpu_library=value))
+
     mesh: Any = SimpleNamespace(
-        me=NodeId("a"), own_memory_bytes=lambda: 100, nodes_here=lambda: nodes, member=members.get
+        me=NodeId("a"), own_memory_bytes=lambda: 100, nodes_here=lambda: nodes, member=member
     )
     runs = [SimpleNamespace(plan=plan(a=hosted, b=1000))] if hosted else []
     unused: Any = None
@@ -41,7 +55,7 @@ def library(
         mesh=mesh,
         hosting=SimpleNamespace(runs=runs),  # type: ignore[arg-type]
         lending=SimpleNamespace(lent_bytes=lent, leases=[1] if lent else []),  # type: ignore[arg-type]
-        slot_queue=SimpleNamespace(taken=taken, waiting=0),  # type: ignore[arg-type]
+        slot_queue=Queue(queue),  # type: ignore[arg-type]
         say=unused,
         progress=unused,
         take_up=unused,
@@ -52,10 +66,10 @@ def library(
     ("state", "may"),
     [
         ({}, True),
-        ({"hosted": 50, "taken": 1}, True),
-        ({"hosted": 51, "taken": 1}, False),
+        ({"hosted": 50, "queue": BUSY}, True),
+        ({"hosted": 51, "queue": BUSY}, False),
         ({"hosted": 51}, True),
-        ({"hosted": 40, "taken": 1, "nodes": 2}, False),
+        ({"hosted": 40, "queue": BUSY, "nodes": 2}, False),
         ({"lent": 50}, True),
         ({"lent": 51}, False),
         ({"hosted": 30, "lent": 30}, False),
@@ -77,7 +91,23 @@ def test_old_and_new_side_by_side_or_nothing_to_disturb(state: dict[str, Any], m
     ids=["same", "host", "worker", "lost", "no part"],
 )
 def test_a_plan_is_out_of_date_when_a_node_of_it_changes(now: dict[str, str | None], differs: bool) -> None:
-    asked: Plan = plan(a=1, b=1)
-    before = library({"a": "", "b": "x"}).used_by(asked)
+    said: dict[str, str | None] = {"a": "", "b": "x"}
+    is_outdated = library(said).watch(plan(a=1, b=1))
+    assert not is_outdated()
 
-    assert library(now).differs(asked, before) is differs
+    said.update(now)
+
+    assert is_outdated() is differs
+
+
+def test_a_busy_host_without_room_is_left_alone_and_goes_through_with_what_it_began() -> None:
+    said, state = {"a": ""}, {"taken": 1}
+    is_outdated = library(said, hosted=60, queue=state).watch(plan(a=60))
+    said["a"] = "x"
+
+    seen = [is_outdated()]
+    for taken in (0, 1):
+        state["taken"] = taken
+        seen.append(is_outdated())
+
+    assert seen == [False, True, True]

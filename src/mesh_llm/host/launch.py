@@ -226,7 +226,7 @@ class Launch:
         # One for main memory has no use for a GPU's library, which takes memory of the GPU.
         needless = KINDS if lent.name == CPU else ()
         # One that has the CPU library is started beside one that still works without.
-        code = "" if self.hardware.cpu_library else ".own"
+        code = "" if self.hardware.cpu_library else ".o"
         return WorkerSpec(
             socket=f"{socket}{suffix}{code}",
             device=lent.name,

@@ -75,11 +75,21 @@ class CpuLibrary:
             return True
         return not self._lending.leases and not self._slot_queue.taken and not self._slot_queue.waiting
 
-    def differs(self, plan: Plan, before: dict[NodeId, str]) -> bool:
-        """Whether a node of the plan would compute with another library than when the plan was made."""
-        return any(before.get(node, library) != library for node, library in self.used_by(plan).items())
+    def watch(self, plan: Plan) -> Callable[[], bool]:
+        """Tells whether a node of the plan has changed its library since now, and an engine here may be
+        replaced for it. Once it may, that stays so: a replacement that was begun is brought to its end."""
+        before, is_outdated = self._used_by(plan), False
 
-    def used_by(self, plan: Plan) -> dict[NodeId, str]:
+        def look() -> bool:
+            nonlocal is_outdated
+            now = self._used_by(plan)
+            differs = any(before.get(node, library) != library for node, library in now.items())
+            is_outdated = is_outdated or (differs and self._can_change())
+            return is_outdated
+
+        return look
+
+    def _used_by(self, plan: Plan) -> dict[NodeId, str]:
         """Which library each node of a plan computes with, as it says now; one that is lost says nothing."""
         members = {stage.node: self._mesh.member(stage.node) for stage in plan.stages}
         return {node: member.facts.cpu_library for node, member in members.items() if member is not None}

@@ -431,7 +431,7 @@ class Node:
         known = self._known_model()
         assert known is not None
         launch, files = self._launch(), self.model_supply.side_files
-        used = self.cpu_library.used_by(plan)
+        library_changed = self.cpu_library.watch(plan)
         self._say(
             "elected",
             f"Elected as host ({plan.have_bytes / 1e9:.1f} GB available for the "
@@ -444,7 +444,7 @@ class Node:
 
         def is_outdated() -> bool:
             projector_came = launch.projector is None and files.path(launch.settings.projector) is not None
-            return projector_came or self.cpu_library.differs(plan, used)
+            return projector_came or library_changed()
 
         return PlanRun(
             epoch=epoch,

@@ -124,6 +124,8 @@ FACTS = NodeFacts(
     hosting=HostingMode.NEVER,
     speed=Speed(read_bytes_per_s=4e10, flops_per_s=1e12, attention_per_s=1e11),
     cores=8,
+    cpu_library="0123456789abcdef",
+    builds=True,
     models=(HeldModel(fingerprint=Fingerprint("f" * 64), name="smollm2", size_bytes=100),),
     part=HeldPart(fingerprint=Fingerprint("e" * 64), spans=((0, 4), (9, 12))),
     links=((BEN, LinkFacts(kind=LinkKind.QUIC, rtt_s=0.01)),),

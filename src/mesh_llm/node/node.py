@@ -311,6 +311,7 @@ class Node:
             say=lambda text: self._say("build", text),
             progress=self._progress,
             held_bytes=held_bytes(self.config, model, self.model_supply.side_file_supply.wanted()),
+            model=model,
         )
         self.data_links.splicer = load_native(self.hardware.splice)
         self.mesh.publish(

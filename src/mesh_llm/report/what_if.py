@@ -229,7 +229,7 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
     """For a node that would be started with `config`, and for nobody else."""
     model_files = ModelFiles(any_architecture=config.bin_dir is not None)
     model = await named_model(model_files, config.model or DEFAULT_MODEL, Home(config.home))
-    own = await hardware.at_hand(config)
+    own = await hardware.at_hand(config, model)
     name = file_stem(model)
     facts = NodeFacts(
         name=config.name or socket.gethostname(),

@@ -65,6 +65,7 @@ from mesh_llm.report.events import News
 from mesh_llm.report.history import History
 from mesh_llm.report.metrics import NodeMetrics
 from mesh_llm.report.network import network_document
+from mesh_llm.report.plan_experience import PlanExperience
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
 from mesh_llm.tasks import cancelled, task_group
@@ -225,9 +226,14 @@ class Node:
             console_url=lambda: self._console.url,
             first_token=self._first_token,
             token_s=lambda run: self.history.token_s(run),
+            experience=lambda plan: self._experience.of(plan),
+            experience_before=lambda plan: self._experience.before(plan),
         )
+        self._experience = PlanExperience(self.view, self.home.experience_file)
         self.metrics = NodeMetrics(self.view)
-        self.history = History(self.view, self._feed, self._gateway.take_first_tokens_s)
+        self.history = History(
+            self.view, self._feed, self._gateway.take_first_tokens_s, learn=self._experience.learn
+        )
         self.invites = Invites(self.joining, self.mesh, self.identity)
         self.unload = ModelUnload(self.mesh, self.hosting, self.lending, self._announcements)
         self._managed = Managed(

@@ -23,6 +23,8 @@ from mesh_llm.types import Kernel, KernelSpeed
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 600.0
+"""Before what was disturbed is measured again: nodes that start together are to agree."""
 _KEPT = 256
 """Kernels of some thirty models; the oldest go first."""
 _FILE_BYTES = 64 << 10
@@ -46,14 +48,14 @@ async def measured_kernels(
 ) -> tuple[KernelSpeed, ...]:
     """Those of `kernels` that this device has; what cannot be measured is not among them."""
     file = _file(libraries, device, threads, cache)
-    if not kernels or "mesh" not in libraries or not _missing(_read(file), kernels):
+    if not kernels or "mesh" not in libraries or not _missing(file, kernels):
         return _found(_read(file), kernels)
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with measuring_turn(cache):
             # What another node found while we waited is as good as what we would find now.
             known = _read(file)
-            if missing := _missing(known, kernels):
+            if missing := _missing(file, kernels):
                 await _measure(libraries, device, threads, missing, known)
                 _write(file, known)
             return _found(known, kernels)
@@ -73,8 +75,16 @@ def _file(libraries: Mapping[str, Path], device: str, threads: int, cache: Path)
     return speed_file(libraries, device, threads, cache).with_suffix(".kernels.json")
 
 
-def _missing(known: Mapping[Kernel, _Record], kernels: Sequence[Kernel]) -> list[Kernel]:
-    return [kernel for kernel in kernels if kernel not in known or not known[kernel].is_settled]
+def _missing(file: Path, kernels: Sequence[Kernel]) -> list[Kernel]:
+    known, fresh = _read(file), _is_fresh(file)
+    return [kernel for kernel in kernels if kernel not in known or not (fresh or known[kernel].is_settled)]
+
+
+def _is_fresh(file: Path) -> bool:
+    try:
+        return abs(time.time() - file.stat().st_mtime) < RETRY_S
+    except OSError:
+        return False
 
 
 def _found(known: Mapping[Kernel, _Record], kernels: Sequence[Kernel]) -> tuple[KernelSpeed, ...]:

@@ -73,7 +73,7 @@ def prediction(
     within = _within(inputs, host, spans, head_on_worker=head_on_worker)
     return Prediction(
         tok_s=1 / token_s,
-        first_token_s=prompt_s + token_s,
+        first_token_s=prompt_s + (_head_seconds(inputs, host, spans, head_on_worker=head_on_worker) or 0.0),
         prompt_tok_s=LONG_PROMPT_TOKENS / max(long_s, _LEAST_S),
         tok_s_within=within,
         first_token_within=within,
@@ -99,26 +99,42 @@ def token_seconds(
 ) -> float | None:
     """Between two tokens, after so many others; None where a speed is missing, or memory."""
     allocations = inputs.allocations(host, spans, head_on_worker=head_on_worker)
-    head_speed = inputs.speeds.get(spans[-1].place if head_on_worker else Place(host))
-    if allocations is None or head_speed is None:
+    seconds = _head_seconds(inputs, host, spans, head_on_worker=head_on_worker)
+    if allocations is None or seconds is None:
         return None
-    seconds = inputs.load.head_bytes / head_speed.head_bytes_per_s
     for span, allocation in zip(spans, allocations, strict=True):
         speed = inputs.speeds.get(span.place)
         if speed is None:
             return None
-        seconds += _read_seconds(inputs, span, allocation, speed, host)
-        seconds += speed.operation_s * (
-            inputs.load.operations[span.last] - inputs.load.operations[span.first]
-        )
-        seconds += inputs.load.cached_bytes(span.first, span.last, depth) / speed.cached_bytes_per_s
+        seconds += _stage_seconds(inputs, span, allocation, speed, host, depth)
     activation = _F32_BYTES * inputs.load.facts.hidden
     for way in _ways(inputs, host, spans):
         seconds += delay_factor * way.delay_s + way.overhead_s + activation / way.bytes_per_s
+    return seconds
+
+
+def _head_seconds(
+    inputs: PlanInputs, host: NodeId, spans: Sequence[Span], *, head_on_worker: bool
+) -> float | None:
+    """To make one token's logits, and for them to come back; None where a speed is missing."""
+    speed = inputs.speeds.get(spans[-1].place if head_on_worker else Place(host))
+    if speed is None:
+        return None
+    seconds = inputs.load.head_bytes / speed.head_bytes_per_s
     if head_on_worker:
         more = _F32_BYTES * max(0, inputs.load.facts.vocabulary - inputs.load.facts.hidden)
         seconds += more / inputs.way(spans[-1].node, host, host).bytes_per_s
     return seconds
+
+
+def _stage_seconds(
+    inputs: PlanInputs, span: Span, allocation: Allocation, speed: ModelSpeed, host: NodeId, depth: int
+) -> float:
+    """For one token: weights, small operations, and attention to as many others."""
+    load = inputs.load
+    seconds = _read_seconds(inputs, span, allocation, speed, host)
+    seconds += speed.operation_s * (load.operations[span.last] - load.operations[span.first])
+    return seconds + load.cached_bytes(span.first, span.last, depth) / speed.cached_bytes_per_s
 
 
 def _read_seconds(
@@ -151,7 +167,11 @@ def _prompt_seconds(
         own, all_of_it = inputs.speeds[span.place], inputs.whole[span.place]
         room = inputs.room(span.place, host=host)
         spills = bool(room.gpus)
-        busy.append(tokens * _prompt_token_seconds(inputs, span, allocation, own, tokens, spills=spills))
+        assert own is not None  # or there would be no prediction
+        # However short the prompt, every weight is read once.
+        once_s = _stage_seconds(inputs, span, allocation, own, host, 0)
+        each_s = _prompt_token_seconds(inputs, span, allocation, own, tokens, spills=spills)
+        busy.append(max(once_s, tokens * each_s))
         with_all = _prompt_token_seconds(inputs, span, allocation, all_of_it, tokens, spills=spills)
         devices[room.machine, span.device] += tokens * with_all / inputs.at_once[span.node]
     ways = _ways(inputs, host, spans)

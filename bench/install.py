@@ -13,9 +13,10 @@ from pathlib import Path
 
 from bench.plan import Plan
 from bench.report import Row, Side, plain_row
-from bench.stats import Sample, at_most
+from bench.stats import at_most
 from mesh_llm.engine.process import run
 from mesh_llm.errors import MeshError
+from mesh_llm.results.samples import Sample
 
 TITLE = "From a clone to the first answer"
 

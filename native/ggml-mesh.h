@@ -6,6 +6,7 @@
 // a pointer that it was given.
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,6 +42,27 @@ struct ggml_mesh_speed {
 GGML_MESH_API int ggml_mesh_measure(
     const char * device_name, int threads, unsigned long long max_bytes, struct ggml_mesh_speed * speed,
     char * why, size_t why_size
+);
+
+// What a model is made of: a weight of a type, the attention of a layer, or one of its small operations.
+struct ggml_mesh_shape {
+    const char * kind;  // the name of a ggml type, "attention" or "op"
+    int64_t width;      // of a weight's rows, of an attention's heads, of what an operation works on
+    int64_t rows;       // of a weight; heads that an attention caches; 1
+    int64_t experts;    // that a weight is of; 1 where it is no mixture
+    int64_t used;       // of these, by each token; heads that an attention has
+};
+
+struct ggml_mesh_shape_speed {
+    double read_bytes_per_s;  // for one token: of weights, of what is cached, of what an operation works on
+    double flops_per_s;       // for many; of small operations: elements
+    int disturbed;
+};
+
+// Likewise, of one such shape, within a fifth of a second or so.
+GGML_MESH_API int ggml_mesh_measure_shape(
+    const char * device_name, int threads, unsigned long long max_bytes, const struct ggml_mesh_shape * shape,
+    struct ggml_mesh_shape_speed * speed, char * why, size_t why_size
 );
 
 // --- client ---

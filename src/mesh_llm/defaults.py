@@ -150,6 +150,8 @@ PLAN_SEARCH_STEPS = 1000
 
 MEASURE_TIMEOUT_S = 30.0
 """It takes two seconds, eight where others use the processor, too; loading the engine one more."""
+KERNELS_LIMIT = 24
+"""That a device measures, and tells, of one model: those that take most of a token come first."""
 MEASURE_ATTEMPTS = 3
 """One start after the other. The first may fail for want of memory at that moment, or be disturbed."""
 

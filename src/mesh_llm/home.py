@@ -133,6 +133,11 @@ class Home:
         return self.control_socket.with_name(self.control_socket.name.replace("control", "worker"))
 
     @property
+    def experience_file(self) -> Path:
+        """What plans have shown that ran here, for the next prediction."""
+        return self.path / "experience.json"
+
+    @property
     def catalog_file(self) -> Path:
         """Models that its owner has given names to; it need not be there."""
         return self.path / "catalog.toml"

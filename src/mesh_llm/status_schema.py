@@ -100,6 +100,13 @@ class PlanStatus:
     stages: Annotated[tuple[PlanStageStatus, ...], _STAGES]
     excluded: Annotated[tuple[ExcludedStatus, ...], 2 * _STAGES]
     reason: Sentence
+    predicted_tok_s_low: float | None = None
+    predicted_tok_s_high: float | None = None
+    """Between these it is most likely; None where nobody has said."""
+    predicted_first_token_low_s: float | None = None
+    predicted_first_token_high_s: float | None = None
+    predicted_from: Name | None = None
+    """`this plan`, where it has run here before; `the model's types`, or those of `a usual model`."""
 
 
 @frozen
@@ -223,6 +230,8 @@ class FirstTokenStatus:
     measured_s: float | None
     prompt_tokens: int | None
     predicted_s: float | None
+    predicted_low_s: float | None = None
+    predicted_high_s: float | None = None
 
 
 @frozen

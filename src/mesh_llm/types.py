@@ -38,11 +38,40 @@ class LayerCache:
 
 
 @frozen
+class Kernel:
+    """What a device computes for a model: products with weights of a type, attention, small operations."""
+
+    kind: str
+    """The name of a ggml type, `attention` or `op`."""
+    width: int
+    """Of a weight's rows, of an attention's heads, of what an operation works on."""
+    rows: int = 1
+    """Of a weight; heads that an attention caches."""
+    experts: int = 1
+    """That a weight is of."""
+    used: int = 1
+    """Of these, by each token; heads of an attention."""
+
+
+@frozen
+class Matrices:
+    """All of one kind and size in a layer: what a token reads of them."""
+
+    kernel: Kernel
+    bytes: float
+    elements: float
+
+
+@frozen
 class Layer:
     weight_bytes: int
     cache: LayerCache
     expert_bytes: int = 0
     """Of the weights: a mixture's experts."""
+    weights: tuple[Matrices, ...] = ()
+    """Its matrices; none where only the header's sums are known."""
+    operations: int = 0
+    """Small ones beside the products, about."""
 
 
 @frozen
@@ -89,6 +118,8 @@ class ModelFacts:
     """Of an EAGLE3 head: the layers of its model whose inputs it reads."""
     read_width: int = 0
     """How wide these are."""
+    head: Matrices | None = None
+    """What makes logits; None where only the header's sums are known."""
     joined_layers: int = 0
     """So many of the last layers share caches, and stay on one node; all of them: it is never split."""
     chat_template: str | None
@@ -283,6 +314,17 @@ class LinkFacts:
 
 
 @frozen
+class KernelSpeed:
+    """What a device has shown with one kernel of a model."""
+
+    kernel: Kernel
+    read_bytes_per_s: float
+    """For one token: of weights, of what attention caches, of what an operation works on."""
+    flops_per_s: float
+    """For the many tokens of a prompt; of small operations: elements."""
+
+
+@frozen
 class Speed:
     """What a node's device has shown that it can do."""
 
@@ -292,6 +334,8 @@ class Speed:
     """In products with many columns: what prompts are made of."""
     attention_per_s: float
     """Operations likewise, in attention over what came before: what long prompts are made of, too."""
+    kernels: tuple[KernelSpeed, ...] = ()
+    """With what the mesh's model is made of; the figures above are of a usual model."""
 
 
 @frozen
@@ -367,6 +411,18 @@ class Prediction:
     """For a prompt of 512 tokens."""
     prompt_tok_s: float
     """At which a prompt of 4,096 tokens is read."""
+    tok_s_within: float = 0.0
+    """How far it may be off, as a share of it; 0: nobody has said."""
+    first_token_within: float = 0.0
+
+    @property
+    def tok_s_range(self) -> tuple[float, float]:
+        return self.tok_s * (1 - self.tok_s_within), self.tok_s * (1 + self.tok_s_within)
+
+    @property
+    def first_token_range(self) -> tuple[float, float]:
+        within = self.first_token_within
+        return self.first_token_s * (1 - within), self.first_token_s * (1 + within)
 
 
 @frozen
@@ -458,6 +514,10 @@ class NodeFacts:
     """Names the code that its CPU computes with; a plan whose nodes have changed it is brought up anew."""
     builds: bool = False
     """Whether a quicker one is being compiled."""
+    threads: int = 0
+    """That it computes with, where it has a number of its own; 0: see `cores`, or nobody knows."""
+    machine_threads: int = 0
+    """That its machine has, for all nodes; 0: nobody knows."""
     models: tuple[HeldModel, ...] = ()
     part: HeldPart | None = None
     links: tuple[tuple[NodeId, LinkFacts], ...] = ()

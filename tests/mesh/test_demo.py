@@ -66,9 +66,9 @@ def test_what_people_see_of_it(smollm2: Path, home: Path) -> None:
     assert [line.split()[:2] for line in stages.splitlines()[1:]] == [["one", "0-14"], ["two", "15-29"]]
     assert "\nweights      0 bytes sent, 66 MB in memory\n" in figures
     assert re.search(r"\nstart +[\d.]+ s until the first token\n", figures)
-    first = r"\nfirst token  [\d.]+ s for a prompt of \d+ tokens, predicted [\d.]+ s\n"
+    first = r"\nfirst token  [\d.]+ s for a prompt of \d+ tokens, predicted [\d.]+ s \([\d.]+-[\d.]+\)\n"
     assert re.search(first, figures)
-    assert re.search(r"\npredicted +[\d.]+ tok/s\ndecode +[\d.]+ tok/s\n", figures)
+    assert re.search(r"\npredicted +[\d.]+ tok/s \([\d.]+-[\d.]+\)\ndecode +[\d.]+ tok/s\n", figures)
 
 
 @pytest.mark.long

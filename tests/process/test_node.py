@@ -247,7 +247,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
     assert shape(first) == {
         "measured_s": "NoneType" if first["measured_s"] is None else "float",
         "prompt_tokens": "int",
-        "predicted_s": "float",
+        **dict.fromkeys(("predicted_s", "predicted_low_s", "predicted_high_s"), "float"),
     }
     assert gain is None or gain > 0
     assert all(shape(part) == {"kind": "str", "node": "str", "ms": "float"} for part in parts if part["node"])
@@ -293,6 +293,9 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
             **dict.fromkeys(
                 ("predicted_tok_s", "predicted_first_token_s", "predicted_prompt_tok_s"), "float"
             ),
+            **dict.fromkeys(("predicted_tok_s_low", "predicted_tok_s_high"), "float"),
+            **dict.fromkeys(("predicted_first_token_low_s", "predicted_first_token_high_s"), "float"),
+            "predicted_from": "str",
             "head_on_worker": "bool",
             "stages": [
                 {

@@ -7,17 +7,19 @@ the sizes is one that they do not know.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mesh_llm.cli.entry import main
 from mesh_llm.engine.inspect import describe
+from mesh_llm.engine.kernel_speed import measured_kernels
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.engine.speed import measured_speed
 from mesh_llm.host.launch import Launch
 from mesh_llm.local import hardware
-from mesh_llm.types import Speed
+from mesh_llm.types import Kernel, KernelSpeed, Speed
 
 COMMAND = (sys.executable, "-W", "error", "-m", "tests.support.stand_ins")
 
@@ -42,10 +44,15 @@ def install(sizes: list[int], lacks: str | None) -> None:
     async def measured(libraries: dict[str, Path], device: str, threads: int, *, cache: Path) -> Speed | None:
         return await measured_speed(libraries, "CPU", threads, cache=cache)
 
+    async def measured_with(
+        libraries: dict[str, Path], device: str, threads: int, kernels: Sequence[Kernel], *, cache: Path
+    ) -> tuple[KernelSpeed, ...]:
+        return await measured_kernels(libraries, "CPU", threads, kernels, cache=cache)
+
     def on_the_cpu(self: Launch, *arguments: Any, **options: Any) -> WorkerSpec:
         return replace(worker(self, *arguments, **options), device="CPU", lacks=lacks)
 
-    vars(hardware).update(describe=described, measured_speed=measured)
+    vars(hardware).update(describe=described, measured_speed=measured, measured_kernels=measured_with)
     type.__setattr__(Launch, "worker", on_the_cpu)
 
 

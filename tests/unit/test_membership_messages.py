@@ -52,6 +52,8 @@ from mesh_llm.types import (
     HeldModel,
     HeldPart,
     HostingMode,
+    Kernel,
+    KernelSpeed,
     LentDevice,
     LinkFacts,
     LinkKind,
@@ -122,10 +124,26 @@ FACTS = NodeFacts(
     gpu_layers=0,
     cpu_moe=3,
     hosting=HostingMode.NEVER,
-    speed=Speed(read_bytes_per_s=4e10, flops_per_s=1e12, attention_per_s=1e11),
+    speed=Speed(
+        read_bytes_per_s=4e10,
+        flops_per_s=1e12,
+        attention_per_s=1e11,
+        kernels=(
+            KernelSpeed(
+                kernel=Kernel(kind="q4_1", width=576, rows=1536), read_bytes_per_s=1.5e9, flops_per_s=9e9
+            ),
+            KernelSpeed(
+                kernel=Kernel(kind="q8_0", width=64, rows=32, experts=8, used=2),
+                read_bytes_per_s=1e9,
+                flops_per_s=2e9,
+            ),
+        ),
+    ),
     cores=8,
     cpu_library="0123456789abcdef",
     builds=True,
+    threads=4,
+    machine_threads=16,
     models=(HeldModel(fingerprint=Fingerprint("f" * 64), name="smollm2", size_bytes=100),),
     part=HeldPart(fingerprint=Fingerprint("e" * 64), spans=((0, 4), (9, 12))),
     links=((BEN, LinkFacts(kind=LinkKind.QUIC, rtt_s=0.01)),),
@@ -418,6 +436,25 @@ BAD_FACTS: list[dict[str, object]] = [
 def test_bad_facts_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(MalformedMessage):
         facts_from_document({**facts_to_document(PLAIN), **wrong})
+
+
+BAD_KERNELS: list[object] = [
+    7,
+    [["q4_0", 64, 64, 1, 1, 1.0]],
+    [["q4_0", 0, 64, 1, 1, 1.0, 1.0]],
+    [["q4_0", 1 << 60, 64, 1, 1, 1.0, 1.0]],
+    [["q4_0", 64, 64, 1, 1, -1.0, 1.0]],
+    [["q4_0", 64, 64, 1, 1, float("nan"), 1.0]],
+    [["\x1b[2J", 64, 64, 1, 1, 1.0, 1.0]],
+    [["q4_0", 64, 64, 1, 1, 1.0, 1.0]] * 25,
+]
+
+
+@pytest.mark.parametrize("kernels", BAD_KERNELS, ids=range(len(BAD_KERNELS)))
+def test_bad_speeds_of_kernels_are_refused(kernels: object) -> None:
+    speed = {"read": 1.0, "flops": 1.0, "attention": 1.0, "kernels": kernels}
+    with pytest.raises(MalformedMessage):
+        facts_from_document({**facts_to_document(PLAIN), "speed": speed})
 
 
 def bad_plans() -> list[dict[str, object]]:

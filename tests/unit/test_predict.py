@@ -17,6 +17,8 @@ from tests.support.planning import GB, gpu, mesh, model, node
 
 CACHE = CacheSettings(context=4096, slots=1)
 WIDE = model()
+HEAD_S = 0.4 / 40
+"""Of the wide model, at the speed that nodes of tests have."""
 
 
 def stages(*counts: tuple[str, int]) -> list[Stage]:
@@ -148,11 +150,11 @@ def test_prompts_are_paced_by_the_slowest_stage() -> None:
     assert one
     assert two
     assert same
-    alone = one.first_token_s - 1 / one.tok_s
-    together = two.first_token_s - 1 / two.tok_s
+    alone = one.first_token_s - HEAD_S
+    together = two.first_token_s - HEAD_S
     transfer = 512 * 4 * 5120 / QUIC_BYTES_PER_S
     assert together == pytest.approx(alone / 2 * 5 / 4 + transfer / 4, rel=0.01)
-    assert same.first_token_s - 1 / same.tok_s > 0.99 * alone
+    assert same.first_token_s - HEAD_S > 0.99 * alone
 
 
 def test_a_slow_line_paces_prompts_too() -> None:
@@ -183,13 +185,14 @@ def test_a_longer_prompt_takes_longer_and_a_short_one_hardly_more_than_a_token()
             WIDE, stages(("a", 40)), inputs, host=NodeId("a"), settings=CACHE, prompt_tokens=tokens
         )
         assert found
-        return found.first_token_s - 1 / found.tok_s
+        return found.first_token_s - HEAD_S
 
     usual = predicted(WIDE, [node("a", 64)], ("a", 40))
     assert usual
-    assert first_token_s(512) == pytest.approx(usual.first_token_s - 1 / usual.tok_s)
+    assert first_token_s(512) == pytest.approx(usual.first_token_s - HEAD_S)
     assert first_token_s(1024) > 2 * first_token_s(512)
-    assert first_token_s(1) == pytest.approx(first_token_s(512) / 512, rel=0.02)
+    # All weights are read once, and no link is crossed.
+    assert first_token_s(1) == pytest.approx(1 / usual.tok_s - HEAD_S)
 
 
 WIDE_ELEMENTS = 40 * 5120 * (2 * 64 * 128 + 2 * 1024 + 3 * 25_600)
@@ -208,7 +211,7 @@ def prompt_s(facts: ModelFacts, tokens: int) -> float:
         prompt_tokens=tokens,
     )
     assert found
-    return found.first_token_s - 1 / found.tok_s
+    return found.first_token_s - 0.4 / 50
 
 
 def with_caches(cache: LayerCache, count: int) -> ModelFacts:
@@ -254,7 +257,7 @@ def test_long_prompts_are_read_as_fast_as_their_first_token_comes() -> None:
 
     assert found
     assert long
-    assert found.prompt_tok_s == pytest.approx(LONG_PROMPT_TOKENS / (long.first_token_s - 1 / long.tok_s))
+    assert found.prompt_tok_s == pytest.approx(LONG_PROMPT_TOKENS / (long.first_token_s - HEAD_S))
 
 
 def test_a_prompt_of_one_batch_passes_its_stages_one_after_the_other() -> None:

@@ -52,6 +52,7 @@ def test_sizes_and_times_keep_what_matters() -> None:
 @pytest.mark.parametrize(
     ("figures", "words"),
     [
+        ((0.214, 33, 0.18, 0.14, 0.23), "0.21 s for a prompt of 33 tokens, predicted 0.18 s (0.14-0.23)"),
         ((0.214, 33, 0.18), "0.21 s for a prompt of 33 tokens, predicted 0.18 s"),
         ((12.34, 1, None), "12.3 s for a prompt of 1 token"),
         ((0.214, None, None), "0.21 s"),
@@ -60,9 +61,26 @@ def test_sizes_and_times_keep_what_matters() -> None:
     ],
 )
 def test_a_first_token_is_told_with_the_length_of_its_prompt(figures: Any, words: str) -> None:
-    names = ("measured_s", "prompt_tokens", "predicted_s")
+    names = ("measured_s", "prompt_tokens", "predicted_s", "predicted_low_s", "predicted_high_s")
 
-    assert tables.first_token(FirstTokenStatus(**dict(zip(names, figures, strict=True)))) == words
+    assert tables.first_token(FirstTokenStatus(**dict(zip(names, figures, strict=False)))) == words
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (18.2, 26.4, "22.3 tok/s (18-26)"),
+        (2.25, 3.75, "22.3 tok/s (2.2-3.8)"),
+        (0.12, 0.2, "22.3 tok/s (0.12-0.20)"),
+        (None, None, "22.3 tok/s"),
+        (22.3, 22.3, "22.3 tok/s"),
+    ],
+)
+def test_a_prediction_is_told_with_its_range(low: float | None, high: float | None, words: str) -> None:
+    told = {"predicted_tok_s": 22.3, "predicted_tok_s_low": low, "predicted_tok_s_high": high}
+
+    assert tables.predicted_rate(from_document(PlanStatus, told)) == words
+    assert tables.predicted_rate(from_document(PlanStatus, {})) == tables.predicted_rate(None) == "not known"
 
 
 def test_latencies_are_one_for_all_or_one_for_each(tmp_path: Any) -> None:

@@ -19,8 +19,4 @@ servers        servers that are measured
 lifeline       program: become another program that ends with the bench
 stock_engine   program: the engine over workers of stock ggml-rpc
 stock_worker   program: one such worker
-"""What `mesh-llm bench` measures.
-
-transport      round trip and throughput of links, by kind and size
-transport_far  program: the far ends of links that are measured on one machine
 """

@@ -35,9 +35,6 @@ lab_delay      `mesh-llm lab delay`
 lab_chaos      `mesh-llm lab chaos`
 measuring      how measurements run and end
 results        how measurements show what they found: tables, JSON, files
-bench_transport  `mesh-llm bench transport`
-lab            `mesh-llm lab`
-lab_delay      `mesh-llm lab delay`
 groups         verbs with verbs of their own
 secret         keys and tokens from files, standard input and the environment
 output         text, tables and JSON on stdout, messages on stderr

@@ -227,7 +227,7 @@ def _show(document: dict[str, Any], answer: DemoAnswer, *, as_json: bool) -> Non
             ("start", f"{answer.first_token_s:.1f} s until the first token"),
             ("first token", tables.first_token(status.api.first_token)),
             ("prompt", f"{answer.prompt_tok_s:.1f} tok/s"),
-            ("predicted", tables.rate(status.plan.predicted_tok_s)),
+            ("predicted", tables.predicted_rate(status.plan)),
             ("decode", f"{answer.decode_tok_s:.1f} tok/s"),
             ("api", status.api.url or ""),
         ]
@@ -272,6 +272,8 @@ def _figures(status: dict[str, Any], answer: DemoAnswer) -> dict[str, Any]:
         "first_token": status["api"]["first_token"],
         "prompt_tok_s": round(answer.prompt_tok_s, 1),
         "predicted_tok_s": status["plan"]["predicted_tok_s"],
+        "predicted_tok_s_low": status["plan"]["predicted_tok_s_low"],
+        "predicted_tok_s_high": status["plan"]["predicted_tok_s_high"],
         "decode_tok_s": round(answer.decode_tok_s, 1),
         "weights_sent_bytes": status["engine"]["weights_sent_bytes"],
         "answer": answer.text,

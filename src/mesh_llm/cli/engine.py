@@ -109,7 +109,8 @@ async def _describe() -> dict[str, Any]:
 def _speed(libraries: dict[str, Path], device: str) -> dict[str, float] | None:
     """As a node has measured it with as many threads as it uses by itself."""
     speed = known_speed(libraries, device, machine.threads(), cache=cache_folder() / "speed")
-    return dataclasses.asdict(speed) if speed is not None else None
+    figures = ("read_bytes_per_s", "flops_per_s", "attention_per_s")
+    return {name: getattr(speed, name) for name in figures} if speed is not None else None
 
 
 @engine.command()

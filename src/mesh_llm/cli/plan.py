@@ -163,6 +163,6 @@ def _prediction(which: str, plan: PlanStatus, names: tables.Names) -> tuple[str,
     return (
         which,
         tables.how_planned(plan, names),
-        tables.rate(plan.predicted_tok_s),
-        f"{first:.2f} s after a prompt of 512 tokens" if first is not None else "not known",
+        tables.predicted_rate(plan),
+        f"{tables.predicted_wait(plan)} after a prompt of 512 tokens" if first is not None else "not known",
     )

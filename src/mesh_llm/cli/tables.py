@@ -46,6 +46,27 @@ def throughput(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e6:.1f} MB/s" if bytes_per_s < 999.5e6 else f"{bytes_per_s / 1e9:.1f} GB/s"
 
 
+def predicted_rate(plan: schema.PlanStatus | None) -> str:
+    """`22.3 tok/s (17-28)`."""
+    if plan is None or not plan.predicted_tok_s:
+        return "not known"
+    return rate(plan.predicted_tok_s) + _range(plan.predicted_tok_s_low, plan.predicted_tok_s_high)
+
+
+def predicted_wait(plan: schema.PlanStatus) -> str:
+    """`0.81 s (0.61-1.01)`."""
+    low, high = plan.predicted_first_token_low_s, plan.predicted_first_token_high_s
+    return f"{plan.predicted_first_token_s or 0.0:.2f} s{_range(low, high)}"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    """Where the true one most likely lies; nothing where nobody has said."""
+    if low is None or high is None or not high > low:
+        return ""
+    digits = 0 if low >= 10 else 1 if low >= 1 else 2
+    return f" ({low:.{digits}f}-{high:.{digits}f})"
+
+
 def rate(tok_s: float | None) -> str:
     return f"{tok_s:.1f} tok/s" if tok_s else "not known"
 
@@ -62,7 +83,7 @@ def context(status: schema.ModelStatus) -> str:
 
 
 def speed(plan: schema.PlanStatus | None, engine: schema.EngineStatus) -> str:
-    predicted = f"predicted {rate(plan.predicted_tok_s if plan else None)}"
+    predicted = f"predicted {predicted_rate(plan)}"
     if not engine.decode_tok_s:
         return f"not measured yet, {predicted}"
     return f"{rate(engine.decode_tok_s)}, {predicted}; prompts {engine.prompt_tok_s:.0f} tok/s"
@@ -71,6 +92,7 @@ def speed(plan: schema.PlanStatus | None, engine: schema.EngineStatus) -> str:
 def first_token(status: schema.FirstTokenStatus) -> str:
     """`0.21 s for a prompt of 33 tokens, predicted 0.18 s`."""
     measured, predicted = _seconds(status.measured_s), _seconds(status.predicted_s)
+    predicted += _range(status.predicted_low_s, status.predicted_high_s) if predicted else ""
     tokens = status.prompt_tokens
     prompt = f" for a prompt of {tokens} token{'' if tokens == 1 else 's'}" if tokens is not None else ""
     if not measured:

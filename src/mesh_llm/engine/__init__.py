@@ -12,6 +12,7 @@ The node never loads the engine; programs in `children` do. These modules own th
     spec            what an engine or worker child is told, as one JSON document
     inspect         asks the short-lived children about model files and devices
     speed           how fast this machine's devices are, measured once
+    kernel_speed    how fast they are with what one model is made of
     machine         processor, memory, threads
     gpus            GPUs on Linux, and the libraries that were built for them
     cuda_toolkit    CUDA's compiler and cuBLAS, fetched where there is no toolkit

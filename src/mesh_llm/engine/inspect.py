@@ -8,16 +8,17 @@ import stat
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mesh_llm.defaults import INSPECT_AT_ONCE, INSPECT_TIMEOUT_S, MEASURE_TIMEOUT_S
 from mesh_llm.engine.gpus import KINDS
-from mesh_llm.engine.library import Measurement
+from mesh_llm.engine.library import KernelMeasurement, Measurement
 from mesh_llm.engine.process import Finished, module, run, spawn
 from mesh_llm.errors import EngineFailed, ModelError
 from mesh_llm.frozen import frozen
-from mesh_llm.types import Speed
+from mesh_llm.types import Kernel, KernelSpeed, Speed
 
 INSPECT_LINE_BYTES = 16 << 20
 """What it says of one model: 80 bytes for each tensor, a thousand of them in a large one."""
@@ -189,6 +190,32 @@ async def measure(
     if "error" in answer:
         raise EngineFailed(answer["error"])
     return Measurement(speed=Speed(**answer["speed"]), disturbed=answer["disturbed"])
+
+
+async def measure_kernels(
+    libraries: Mapping[str, Path], device: str, kernels: Sequence[Kernel], *, threads: int, memory_bytes: int
+) -> list[KernelMeasurement]:
+    """The same with what one model is made of; some may be missing."""
+    request = {
+        "libraries": {name: str(path) for name, path in libraries.items()},
+        "device": device,
+        "threads": threads,
+        "memory_bytes": memory_bytes,
+        "kernels": [asdict(kernel) for kernel in kernels],
+    }
+    finished = await _ask("mesh_llm.engine.children.measure", request, timeout_s=MEASURE_TIMEOUT_S)
+    answer = _answer(finished)
+    if answer is None:
+        raise EngineFailed(f"it ended with status {finished.status}{_last_words(finished.errors)}")
+    if "error" in answer:
+        raise EngineFailed(answer["error"])
+    return [
+        KernelMeasurement(
+            speed=KernelSpeed(**{**each["speed"], "kernel": Kernel(**each["speed"]["kernel"])}),
+            disturbed=each["disturbed"],
+        )
+        for each in answer["kernels"]
+    ]
 
 
 async def _ask(name: str, request: dict[str, Any], timeout_s: float = INSPECT_TIMEOUT_S) -> Finished:

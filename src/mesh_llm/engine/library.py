@@ -20,7 +20,16 @@ from mesh_llm.engine.diagnostics import sentence
 from mesh_llm.errors import EngineFailed, EngineMissing
 from mesh_llm.frozen import frozen
 from mesh_llm.third_party import EngineSymbol
-from mesh_llm.types import DeclinedOp, Device, DeviceKind, SpeculationCounters, Speed, StageCounters
+from mesh_llm.types import (
+    DeclinedOp,
+    Device,
+    DeviceKind,
+    Kernel,
+    KernelSpeed,
+    SpeculationCounters,
+    Speed,
+    StageCounters,
+)
 
 Signatures = dict[str, tuple[object, list[object]]]
 
@@ -161,6 +170,12 @@ class Measurement:
     """Others used the processor all the while: the device can do more than that."""
 
 
+@frozen
+class KernelMeasurement:
+    speed: KernelSpeed
+    disturbed: bool
+
+
 class MeshLibrary:
     """The C API of our own library; `Engine.load` has loaded it as a backend already."""
 
@@ -197,6 +212,23 @@ class MeshLibrary:
                 read_bytes_per_s=speed.read_bytes_per_s,
                 flops_per_s=speed.flops_per_s,
                 attention_per_s=speed.attention_per_s,
+            ),
+            disturbed=bool(speed.disturbed),
+        )
+
+    def measure_kernel(
+        self, device: str, kernel: Kernel, *, threads: int, memory_bytes: int
+    ) -> KernelMeasurement:
+        """What a device can do with a part of a model, within a fifth of a second or so. Blocks."""
+        why, speed = _Reason(), _ShapeSpeed()
+        shape = _Shape(kernel.kind.encode(), kernel.width, kernel.rows, kernel.experts, kernel.used)
+        if self.native.ggml_mesh_measure_shape(
+            device.encode(), threads, memory_bytes, ctypes.byref(shape), ctypes.byref(speed), *why.arguments
+        ):
+            raise EngineFailed(why.text)
+        return KernelMeasurement(
+            speed=KernelSpeed(
+                kernel=kernel, read_bytes_per_s=speed.read_bytes_per_s, flops_per_s=speed.flops_per_s
             ),
             disturbed=bool(speed.disturbed),
         )
@@ -457,6 +489,28 @@ class _Speed(ctypes.Structure):
     )
 
 
+class _Shape(ctypes.Structure):
+    """struct ggml_mesh_shape"""
+
+    _fields_ = (
+        ("kind", ctypes.c_char_p),
+        ("width", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("experts", ctypes.c_int64),
+        ("used", ctypes.c_int64),
+    )
+
+
+class _ShapeSpeed(ctypes.Structure):
+    """struct ggml_mesh_shape_speed"""
+
+    _fields_ = (
+        ("read_bytes_per_s", ctypes.c_double),
+        ("flops_per_s", ctypes.c_double),
+        ("disturbed", ctypes.c_int),
+    )
+
+
 _CHOSEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 _PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_ulonglong, ctypes.c_ulonglong)
 
@@ -479,6 +533,14 @@ def _declare_mesh(native: ctypes.CDLL) -> None:
             "ggml_mesh_measure": (
                 number,
                 [text, number, ctypes.c_ulonglong, ctypes.POINTER(_Speed), text, size],
+            ),
+            "ggml_mesh_measure_shape": (
+                number,
+                [
+                    *(text, number, ctypes.c_ulonglong),
+                    *(ctypes.POINTER(_Shape), ctypes.POINTER(_ShapeSpeed)),
+                    *(text, size),
+                ],
             ),
             "ggml_mesh_use_model": (number, [text, texts, size, number, text, size]),
             "ggml_mesh_use_adapter": (number, [text, text, text, size]),

@@ -15,8 +15,8 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -37,7 +37,7 @@ MEASURE_MEMORY_SHARE = 0.25
 log = logging.getLogger(__name__)
 
 _RECORD_LIMIT_BYTES = 4096
-_FIGURES = tuple(field.name for field in fields(Speed))
+_FIGURES = ("read_bytes_per_s", "flops_per_s", "attention_per_s")
 
 
 async def measured_speed(
@@ -47,18 +47,13 @@ async def measured_speed(
     if "mesh" not in libraries:
         log.warning("speed not measured device=%s threads=%d cause=no libggml-mesh", device, threads)
         return None
-    file = _file(libraries, device, threads, cache)
+    file = speed_file(libraries, device, threads, cache)
     record = before = _read(file)
     if before.is_settled:
         return before.speed
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        turn = file_lock(
-            cache / "measuring.lock",
-            waiting_for="measuring this machine's speed",
-            timeout_s=MEASURE_WAIT_S,
-        )
-        async with turn:
+        async with measuring_turn(cache):
             # What another node found while we waited is as good as what we would find now.
             record = _read(file)
             if record == before:
@@ -71,7 +66,7 @@ async def measured_speed(
 
 def known_speed(libraries: Mapping[str, Path], device: str, threads: int, *, cache: Path) -> Speed | None:
     """What was measured before; nothing is started."""
-    return _read(_file(libraries, device, threads, cache)).speed
+    return _read(speed_file(libraries, device, threads, cache)).speed
 
 
 @frozen
@@ -93,8 +88,7 @@ async def _measure(libraries: Mapping[str, Path], device: str, threads: int, bef
     started = time.monotonic()
     attempts = before.attempts + 1
     try:
-        memory_bytes = int(available_memory() * MEASURE_MEMORY_SHARE)
-        found = await inspect.measure(libraries, device, threads=threads, memory_bytes=memory_bytes)
+        found = await inspect.measure(libraries, device, threads=threads, memory_bytes=measuring_memory())
     except MeshError as error:
         log.warning(
             "speed not measured device=%s threads=%d attempt=%d cause=%s", device, threads, attempts, error
@@ -124,7 +118,18 @@ def _better(one: Speed | None, other: Speed) -> Speed:
     )
 
 
-def _file(libraries: Mapping[str, Path], device: str, threads: int, cache: Path) -> Path:
+def measuring_turn(cache: Path) -> AbstractAsyncContextManager[None]:
+    """One at a time on this machine."""
+    return file_lock(
+        cache / "measuring.lock", waiting_for="measuring this machine's speed", timeout_s=MEASURE_WAIT_S
+    )
+
+
+def measuring_memory() -> int:
+    return int(available_memory() * MEASURE_MEMORY_SHARE)
+
+
+def speed_file(libraries: Mapping[str, Path], device: str, threads: int, cache: Path) -> Path:
     depends = [ENGINE_VERSION, cpu_identity(), device, str(threads)]
     depends += [f"{name} {path} {_identity(path)}" for name, path in sorted(libraries.items())]
     key = hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
@@ -160,19 +165,26 @@ def _read(file: Path) -> _Record:
 def _speed(document: Any) -> Speed | None:
     if not isinstance(document, dict):
         return None
-    figures = {name: figure for name in _FIGURES if _is_positive(figure := document.get(name))}
-    return Speed(**figures) if len(figures) == len(_FIGURES) else None
+    figures = {name: figure for name in _FIGURES if is_positive(figure := document.get(name))}
+    if len(figures) < len(_FIGURES):
+        return None
+    read, flops, attention = (figures[name] for name in _FIGURES)
+    return Speed(read_bytes_per_s=read, flops_per_s=flops, attention_per_s=attention)
 
 
-def _is_positive(figure: Any) -> TypeGuard[float]:
+def is_positive(figure: Any) -> TypeGuard[float]:
     return isinstance(figure, float) and math.isfinite(figure) and figure > 0
 
 
 def _write(file: Path, record: _Record) -> None:
+    keep(file, asdict(record))
+
+
+def keep(file: Path, document: Mapping[str, Any]) -> None:
     """Whole or not at all. Where it cannot be kept, the next start measures again."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        scratch.write_text(json.dumps(asdict(record)) + "\n")
+        scratch.write_text(json.dumps(document) + "\n")
         scratch.replace(file)
     except OSError as error:
         log.warning("speed not kept file=%s cause=%s", file, error.strerror)

@@ -12,13 +12,15 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.engine import build, gpus, machine
 from mesh_llm.engine.inspect import describe
+from mesh_llm.engine.kernel_speed import measured_kernels
 from mesh_llm.engine.speed import known_speed, measured_speed
 from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
 from mesh_llm.home import cache_folder
 from mesh_llm.planning.memory_budget import CPU, loans
+from mesh_llm.planning.model_speed import kernels_of
 from mesh_llm.planning.solo_fit import choose_devices
-from mesh_llm.types import Device, DeviceKind, LentDevice, ProgressSink, Speed
+from mesh_llm.types import Device, DeviceKind, LentDevice, ModelFacts, ProgressSink, Speed
 
 BUILDING = (
     "Engine: using the wheel's own CPU code while a library for this processor is being built; "
@@ -51,6 +53,8 @@ class Hardware:
     """Of main memory and GPUs together."""
     cores: int = 0
     """Threads that nodes of this machine share; 0 where this one has its own, or computes on a GPU."""
+    threads: int = 0
+    """Its own number of them; 0 where it shares them, or computes on a GPU."""
     engine: str = ENGINE_VERSION
     builds: bool = False
     """Whether its CPU library has yet to be compiled. Until then the engine's own CPU code does its work."""
@@ -83,6 +87,8 @@ class Hardware:
             "cores": self.cores,
             "cpu_library": self.cpu_library,
             "builds": self.builds,
+            "threads": self.threads,
+            "machine_threads": machine.threads(),
         }
 
     def without(self, held_bytes: int) -> Hardware:
@@ -96,12 +102,17 @@ class Hardware:
 
 
 async def equip(
-    config: NodeConfig, *, say: Callable[[str], None], progress: ProgressSink, held_bytes: int = 0
+    config: NodeConfig,
+    *,
+    say: Callable[[str], None],
+    progress: ProgressSink,
+    held_bytes: int = 0,
+    model: ModelFacts | None = None,
 ) -> Hardware:
     """Build what cannot wait, look at the devices, and measure them if nobody has.
 
     The CPU library can wait, where it would have to be compiled (`finish` does it).
-    `held_bytes` of main memory are spoken for.
+    `held_bytes` of main memory are spoken for. With a `model`, what it is made of is measured, too.
     """
     if config.bin_dir is not None:
         say(f"Engine: llama-server in {config.bin_dir}")
@@ -119,11 +130,16 @@ async def equip(
     libraries, devices = _usable(built.libraries, described)
     use = chosen(config, devices)
     found = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, None).without(held_bytes)
-    return await _measured(config, replace(found, builds=builds))
+    return await _with_measured_speeds(config, replace(found, builds=builds), model)
 
 
 async def finish(
-    config: NodeConfig, hardware: Hardware, *, say: Callable[[str], None], progress: ProgressSink
+    config: NodeConfig,
+    hardware: Hardware,
+    *,
+    say: Callable[[str], None],
+    progress: ProgressSink,
+    model: ModelFacts | None = None,
 ) -> Hardware:
     """The same machine with its CPU library, which is compiled now; without it where that fails."""
     built = await build.ensure(build.STANDARD, progress, gentle=True)
@@ -132,12 +148,13 @@ async def finish(
         say(without_cpu_library(built.missing["cpu"]))
         return replace(hardware, builds=False)
     own = {name: path for name, path in built.libraries.items() if name in ("cpu", *hardware.libraries)}
-    return await _measured(config, replace(hardware, libraries=own | hardware.libraries, builds=False))
+    found = replace(hardware, libraries=own | hardware.libraries, builds=False)
+    return await _with_measured_speeds(config, found, model)
 
 
-async def _measured(config: NodeConfig, hardware: Hardware) -> Hardware:
+async def _with_measured_speeds(config: NodeConfig, hardware: Hardware, model: ModelFacts | None) -> Hardware:
     speeds = {
-        name: await measured_speed(hardware.libraries, name, _threads(config), cache=_speeds())
+        name: await _measured(hardware.libraries, name, _threads(config), model)
         for name in dict.fromkeys(measured_as(hardware).values())
     }
     return _with_speeds(hardware, speeds)
@@ -147,18 +164,31 @@ def without_cpu_library(error: MeshError) -> str:
     return f"Engine: using the wheel's own, slower CPU code: {error.message}"
 
 
-async def at_hand(config: NodeConfig) -> Hardware:
-    """The same, with what there is: nothing is built, and nothing measured."""
+async def _measured(
+    libraries: dict[str, Path], device: str, threads: int, model: ModelFacts | None
+) -> Speed | None:
+    speed = await measured_speed(libraries, device, threads, cache=_speeds())
+    if speed is None or model is None:
+        return speed
+    kernels = await measured_kernels(libraries, device, threads, kernels_of(model), cache=_speeds())
+    return replace(speed, kernels=kernels)
+
+
+async def at_hand(config: NodeConfig, model: ModelFacts | None = None) -> Hardware:
+    """The same, with what there is: nothing is built, and no device measured.
+
+    One whose speed is known is measured with what the `model` is made of: a second or two.
+    """
     built = build.at_hand().libraries
     if keeps_to_cpu(config):
         built = {name: path for name, path in built.items() if name in build.STANDARD}
     libraries, devices = _usable(built, await describe(built))
     use = chosen(config, devices)
     found = equipped(config, libraries, None, use, None)
-    speeds = {
-        name: known_speed(libraries, name, _threads(config), cache=_speeds())
-        for name in measured_as(found).values()
-    }
+    speeds: dict[str, Speed | None] = {}
+    for name in dict.fromkeys(measured_as(found).values()):
+        known = known_speed(libraries, name, _threads(config), cache=_speeds())
+        speeds[name] = await _measured(libraries, name, _threads(config), model) if known else None
     return _with_speeds(found, speeds)
 
 
@@ -243,6 +273,7 @@ def equipped(
         cpu_moe=config.expert_layers if use else 0,
         max_memory_bytes=most,
         cores=0 if use or config.threads else machine.threads(),
+        threads=0 if use else config.threads or 0,
     )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from mesh_llm.defaults import KERNELS_LIMIT
 from mesh_llm.errors import MalformedMessage
-from mesh_llm.membership.checked_fields import Fields, is_direct, node_id
+from mesh_llm.membership.checked_fields import Fields, is_direct, is_number, node_id
 from mesh_llm.membership.document_shapes import FLAG, Document, Shape, inner, items, number, text, whole, word
 from mesh_llm.membership.plan_documents import plan_from_document, plan_to_document
 from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
-from mesh_llm.sanitise import NAME_CHARS
+from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import (
     Address,
     Device,
@@ -21,6 +22,8 @@ from mesh_llm.types import (
     HeldModel,
     HeldPart,
     HostingMode,
+    Kernel,
+    KernelSpeed,
     LentDevice,
     LinkFacts,
     LinkKind,
@@ -59,6 +62,8 @@ _LINK_LIMIT = 64
 _SPAN_LIMIT = 64
 _LAYER_MOST = 10_000
 _RATE_MOST = 1e18
+_KIND_CHARS = 16
+_KERNEL_MOST = 1 << 24
 _RTT_MOST_S = 3600.0
 
 
@@ -116,12 +121,36 @@ _DEVICE = Shape(
 _MODEL = Shape(HeldModel, "model", fingerprint=_NAME, name=_NAME, size_bytes=whole())
 _PART = Shape(HeldPart, "part", fingerprint=_NAME, spans=items(_SPAN_LIMIT, _span, list))
 _RATE = number(_RATE_MOST)
+
+
+def _kernel_to_document(speed: KernelSpeed) -> list[object]:
+    kernel = speed.kernel
+    sizes = (kernel.width, kernel.rows, kernel.experts, kernel.used)
+    return [clean(kernel.kind, _KIND_CHARS), *sizes, speed.read_bytes_per_s, speed.flops_per_s]
+
+
+def _kernel_from_document(value: object) -> KernelSpeed:
+    match value:
+        case [str(kind), int(width), int(rows), int(experts), int(used), float(read), float(flops)] if (
+            kind.isprintable()
+            and len(kind) <= _KIND_CHARS
+            and all(0 < size <= _KERNEL_MOST for size in (width, rows, experts, used))
+            and is_number(read, _RATE_MOST)
+            and is_number(flops, _RATE_MOST)
+        ):
+            kernel = Kernel(kind=kind, width=width, rows=rows, experts=experts, used=used)
+            return KernelSpeed(kernel=kernel, read_bytes_per_s=read, flops_per_s=flops)
+    raise MalformedMessage("speed.kernels: not the speed of a kernel")
+
+
 _SPEED = Shape(
     Speed,
     "speed",
+    terse=True,
     read_bytes_per_s=_RATE.called("read"),
     flops_per_s=_RATE.called("flops"),
     attention_per_s=_RATE.called("attention"),
+    kernels=items(KERNELS_LIMIT, _kernel_from_document, _kernel_to_document),
 )
 _LENT = Shape(
     LentDevice,
@@ -157,6 +186,8 @@ _FACTS = Shape(
     cores=whole(most=1 << 16),
     cpu_library=_NAME,
     builds=FLAG,
+    threads=whole(most=1 << 16),
+    machine_threads=whole(most=1 << 16),
     gpu_layers=whole(most=1 << 16),
     cpu_moe=whole(most=1 << 16),
     hosting=word(HostingMode),

@@ -87,7 +87,16 @@ def _predicted(predicted: Prediction) -> Document | None:
 _RATE = number(_RATE_MOST)
 _SENTENCE = text(SENTENCE_CHARS)
 _LAYER = whole(_LAYERS_MOST)
-_PREDICTION = Shape(Prediction, "predicted", tok_s=_RATE, first_token_s=_RATE, prompt_tok_s=_RATE)
+_SHARE = number(1.0)
+_PREDICTION = Shape(
+    Prediction,
+    "predicted",
+    tok_s=_RATE,
+    first_token_s=_RATE,
+    prompt_tok_s=_RATE,
+    tok_s_within=_SHARE,
+    first_token_within=_SHARE,
+)
 _EXCLUSION = Shape(Exclusion, "excluded", node=NODE, reason=_SENTENCE)
 _STAGE = Shape(
     Stage,

@@ -3,6 +3,7 @@
 facts             from a GGUF's metadata and tensor table to what planning needs
 metadata          checked reading of a GGUF's metadata
 cache_layout      what each layer keeps per sequence
+layer_weights     what a token reads of a layer, by types and sizes of its tensors
 layer_ranges      which bytes of the files belong to which layers
 header_cache      headers of model files, kept for the next time
 names             from any text that names a model to a file here or a download

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.defaults import EXPERTS
-from mesh_llm.frozen import frozen
 from mesh_llm.models.cache_layout import (
     ENCODERS,
     SNAPSHOTS,
@@ -19,6 +18,7 @@ from mesh_llm.models.cache_layout import (
     mtp_cache,
     query_elements,
 )
+from mesh_llm.models.layer_weights import Tensor, head_weights, layer_weights, operations
 from mesh_llm.models.metadata import Metadata, damaged
 from mesh_llm.types import Fingerprint, Layer, ModelFacts
 
@@ -43,15 +43,6 @@ _FILE_TYPE_NAMES = (
 _FILE_TYPES = dict(enumerate(_FILE_TYPE_NAMES.split()))
 
 
-@frozen
-class _Tensor:
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    """GGUF's order: the row length first."""
-    size_bytes: int
-
-
 def model_facts(document: Mapping[str, Any]) -> ModelFacts:
     """What `engine/children/gguf.py` printed about a file, checked and put into words."""
     files = _files(document)
@@ -69,6 +60,7 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
     layer_bytes = _layer_bytes(keys, tensors, layers)
     chosen = [tensor for tensor in tensors if _EXPERTS.search(tensor.name)]
     expert_bytes = _layer_bytes(keys, chosen, layers)
+    of_layers = _of_layers(tensors, layers)
     caches = layer_caches(keys, layers=layers, hidden=hidden)
     embedding = _bytes_of(tensors, "token_embd.weight")
     head = _bytes_of(tensors, "output.weight")
@@ -84,8 +76,16 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
         architecture=architecture,
         quantisation=_quantisation(metadata, tensors),
         layers=tuple(
-            Layer(weight_bytes=size, cache=cache, expert_bytes=expert_size)
-            for size, cache, expert_size in zip(layer_bytes, caches, expert_bytes, strict=True)
+            Layer(
+                weight_bytes=size,
+                cache=cache,
+                expert_bytes=expert_size,
+                weights=layer_weights(own, used),
+                operations=operations(own, used),
+            )
+            for size, cache, expert_size, own in zip(
+                layer_bytes, caches, expert_bytes, of_layers, strict=True
+            )
         ),
         embedding_bytes=embedding,
         head_bytes=head,
@@ -111,6 +111,7 @@ def model_facts(document: Mapping[str, Any]) -> ModelFacts:
         keeps_snapshots=architecture in SNAPSHOTS,
         read_layers=keys.numbers("target_layers", maximum=_LAYERS_LIMIT),
         read_width=keys.number("target_hidden_size", default=0, maximum=_HIDDEN_LIMIT),
+        head=head_weights(tensors),
         joined_layers=joined_layers(keys, layers),
         chat_template=_optional_text(metadata, "tokenizer.chat_template"),
     )
@@ -149,25 +150,25 @@ def _optional_text(metadata: Mapping[str, Any], key: str) -> str | None:
     return value if isinstance(value, str) and value.strip() else None
 
 
-def _tensors(file: str, document: Mapping[str, Any]) -> list[_Tensor]:
+def _tensors(file: str, document: Mapping[str, Any]) -> list[Tensor]:
     rows = document.get("tensors")
     if not isinstance(rows, list) or not rows:
         raise damaged(file, "it has no tensors")
     return [_tensor(file, row) for row in rows]
 
 
-def _tensor(file: str, row: Any) -> _Tensor:
+def _tensor(file: str, row: Any) -> Tensor:
     match row:
         case [str(name), str(kind), list(shape), size, *_] if (
             _is_size(size, _TENSOR_BYTES_LIMIT)
             and shape
             and all(_is_size(length, _TENSOR_BYTES_LIMIT) for length in shape)
         ):
-            return _Tensor(name=name, kind=kind, shape=tuple(shape), size_bytes=size)
+            return Tensor(name=name, kind=kind, shape=tuple(shape), size_bytes=size)
     raise damaged(file, "its tensor table cannot be read")
 
 
-def _layer_bytes(keys: Metadata, tensors: list[_Tensor], layers: int) -> list[int]:
+def _layer_bytes(keys: Metadata, tensors: list[Tensor], layers: int) -> list[int]:
     sizes = [0] * layers
     for tensor in tensors:
         if match := _BLOCK.match(tensor.name):
@@ -178,7 +179,15 @@ def _layer_bytes(keys: Metadata, tensors: list[_Tensor], layers: int) -> list[in
     return sizes
 
 
-def _bytes_of(tensors: list[_Tensor], name: str) -> int:
+def _of_layers(tensors: list[Tensor], layers: int) -> list[list[Tensor]]:
+    found: list[list[Tensor]] = [[] for _ in range(layers)]
+    for tensor in tensors:
+        if match := _BLOCK.match(tensor.name):
+            found[int(match[1])].append(tensor)
+    return found
+
+
+def _bytes_of(tensors: list[Tensor], name: str) -> int:
     return sum(tensor.size_bytes for tensor in tensors if tensor.name == name)
 
 
@@ -187,7 +196,7 @@ def _name(metadata: Mapping[str, Any], file: Path) -> str:
     return name.strip() if name else _SHARD_SUFFIX.sub("", file.stem)
 
 
-def _quantisation(metadata: Mapping[str, Any], tensors: list[_Tensor]) -> str:
+def _quantisation(metadata: Mapping[str, Any], tensors: list[Tensor]) -> str:
     told = metadata.get("general.file_type")
     known = _FILE_TYPES.get(told, "-") if isinstance(told, int) and not isinstance(told, bool) else "-"
     if known != "-":
@@ -198,7 +207,7 @@ def _quantisation(metadata: Mapping[str, Any], tensors: list[_Tensor]) -> str:
     return sizes.most_common(1)[0][0].upper()
 
 
-def _vocabulary(keys: Metadata, metadata: Mapping[str, Any], tensors: list[_Tensor]) -> int:
+def _vocabulary(keys: Metadata, metadata: Mapping[str, Any], tensors: list[Tensor]) -> int:
     """Tokens that the engine computes logits for: the tokenizer's list, else what the sizes say."""
     match metadata.get("tokenizer.ggml.tokens"):
         case {"length": int(length)} if 0 < length < 1 << 24:
@@ -217,7 +226,7 @@ def _expert_feed_forward(keys: Metadata, layers: int) -> int:
     return max(keys.per_layer(key, layers, default=0))
 
 
-def _widest(tensors: list[_Tensor], experts_used: int) -> int:
+def _widest(tensors: list[Tensor], experts_used: int) -> int:
     """Rows of the largest matrix of a layer: of an expert's, once for each expert chosen."""
     widths = [0]
     for tensor in tensors:

@@ -67,6 +67,7 @@ from mesh_llm.report.events import News
 from mesh_llm.report.history import History
 from mesh_llm.report.metrics import NodeMetrics
 from mesh_llm.report.network import network_document
+from mesh_llm.report.plan_experience import PlanExperience
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
 from mesh_llm.tasks import cancelled, task_group
@@ -229,9 +230,14 @@ class Node:
             console_url=lambda: self._console.url,
             first_token=self._first_token,
             token_s=lambda run: self.history.token_s(run),
+            experience=lambda plan: self._experience.of(plan),
+            experience_before=lambda plan: self._experience.before(plan),
         )
+        self._experience = PlanExperience(self.view, self.home.experience_file)
         self.metrics = NodeMetrics(self.view)
-        self.history = History(self.view, self._feed, self._gateway.take_first_tokens_s)
+        self.history = History(
+            self.view, self._feed, self._gateway.take_first_tokens_s, learn=self._experience.learn
+        )
         self.invites = Invites(self.joining, self.mesh, self.identity)
         self.unload = ModelUnload(self.mesh, self.hosting, self.lending, self._announcements)
         self.cpu_library = CpuLibrary(
@@ -328,6 +334,7 @@ class Node:
             say=lambda text: self._say("build", text),
             progress=self._progress,
             held_bytes=held_bytes(self.config, model, self.model_supply.side_file_supply.wanted()),
+            model=model,
         )
         self.data_links.splicer = load_native(self.hardware.splice)
         self.mesh.publish(

@@ -22,6 +22,8 @@ asyncio, socket, time, os or subprocess.
     would_fit        whether a model would fit if every node had it
     layer_costs      what ranges of layers take and cost
     predict          how fast a plan will be
+    experience       what a plan has shown, and what follows for its prediction
+    model_speed      what a device can do with the model at hand
     shared_machines  speed of nodes that share a machine
     token_time       where a token's time goes
     alternative      the plan that was not chosen, to compare

@@ -12,6 +12,8 @@ from mesh_llm.types import Layer, ModelFacts, NodeId, Place
 
 _FEED_FORWARD_MATRICES = 3
 """Gate, up and down."""
+_CACHED_BYTES = 2
+"""Of an element; few people quantise the cache."""
 
 
 _Number = TypeVar("_Number", int, float)
@@ -35,13 +37,15 @@ class LayerCosts:
     facts: ModelFacts
     settings: CacheSettings
     sums: tuple[int, ...]
-    """Weights, cache and checkpoints of the layers before each one; one entry more than layers."""
+    """Matrices, cache and checkpoints of the layers before each one; one entry more than layers."""
     experts: tuple[int, ...]
     """Likewise, of these bytes a mixture's experts."""
     active: tuple[float, ...]
     """Likewise, the bytes of weights that one token reads."""
     elements: tuple[float, ...]
     """Likewise, the weights that each token of a prompt is multiplied with."""
+    operations: tuple[int, ...]
+    """Likewise, the small operations of a token."""
     windows: tuple[tuple[int, tuple[int, ...]], ...]
     """For each window of attention, likewise, how many layers have it; 0: they attend to everything."""
     host_scratch_bytes: int
@@ -66,6 +70,14 @@ class LayerCosts:
         )
         return self.facts.query_elements * met
 
+    def cached_bytes(self, first: int, last: int, depth: int) -> float:
+        """Keys and values that a token reads in layers [first, last) after so many others."""
+        cells = sum(
+            min(depth, layer.cache.window or depth) * (layer.cache.k_width + layer.cache.v_width)
+            for layer in self.facts.layers[first:last]
+        )
+        return _CACHED_BYTES * cells
+
     @property
     def least_bytes(self) -> int:
         """No node without so much memory, whatever its kind, holds the whole model."""
@@ -89,6 +101,7 @@ def load_of(facts: ModelFacts, settings: CacheSettings) -> LayerCosts:
         experts=_sums(layer.expert_bytes for layer in facts.layers),
         active=_sums(active_bytes(facts, layer, largest) for layer in facts.layers),
         elements=_sums(_active_elements(facts, layer) for layer in facts.layers),
+        operations=_sums(layer.operations for layer in facts.layers),
         windows=tuple(
             (window, _sums(int(_attends(layer, window)) for layer in facts.layers))
             for window in {layer.cache.window for layer in facts.layers if layer.cache.k_width}
@@ -107,9 +120,11 @@ def _sums(sizes: Iterable[_Number]) -> tuple[_Number, ...]:
 def active_bytes(facts: ModelFacts, layer: Layer, largest: int) -> float:
     """What one token reads of a layer: all of it, or in a mixture the chosen experts and what all share.
 
-    Files do not say how the bytes divide, so they are taken to divide as the
+    Where only the header's sums are known, bytes are taken to divide as the
     weights do. Layers far below the `largest` are a mixture's dense ones.
     """
+    if layer.weights:
+        return sum(weights.bytes for weights in layer.weights)
     if not facts.experts or 2 * layer.weight_bytes < largest:
         return layer.weight_bytes
     experts = facts.experts * _expert_elements(facts)
@@ -118,6 +133,8 @@ def active_bytes(facts: ModelFacts, layer: Layer, largest: int) -> float:
 
 
 def _active_elements(facts: ModelFacts, layer: Layer) -> float:
+    if layer.weights:
+        return sum(weights.elements for weights in layer.weights)
     dense = _FEED_FORWARD_MATRICES * facts.hidden * facts.feed_forward
     chosen = facts.experts_used * _expert_elements(facts)
     return _attention_elements(facts, layer) + (chosen if facts.experts else dense)

@@ -340,8 +340,8 @@ def with_head(inputs: PlanInputs, layout: Layout) -> Layout:
         head_bytes=inputs.load.head_bytes,
         vocabulary=inputs.load.facts.vocabulary,
         hidden=inputs.load.facts.hidden,
-        host_bytes_per_s=here.read_bytes_per_s,
-        worker_bytes_per_s=there.read_bytes_per_s,
+        host_bytes_per_s=here.head_bytes_per_s,
+        worker_bytes_per_s=there.head_bytes_per_s,
         link_bytes_per_s=inputs.way(last, layout.host, layout.host).bytes_per_s,
     )
     fits = inputs.allocations(layout.host, layout.spans, head_on_worker=True) is not None

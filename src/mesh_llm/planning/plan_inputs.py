@@ -11,7 +11,8 @@ from mesh_llm.frozen import frozen
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.layer_costs import LayerCosts, Span, load_of
 from mesh_llm.planning.memory_layout import Allocation, Ledger, NodeMemory, dealt, lodge, places_of, rooms
-from mesh_llm.planning.shared_machines import nodes_beside, shared
+from mesh_llm.planning.model_speed import LEAST_RATE, ModelSpeed, model_speed, work_of
+from mesh_llm.planning.shared_machines import at_once, nodes_beside, shared
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import LinkFacts, LinkKind, ModelFacts, NodeId, Place, Speed
 
@@ -44,8 +45,6 @@ _BYTES_PER_S = {
     LinkKind.QUIC: QUIC_BYTES_PER_S,
     LinkKind.RELAY: RELAY_BYTES_PER_S,
 }
-_LEAST_SPEED = 1e6
-"""In bytes, or operations, a second: below it is no computer, and a prediction that is no number."""
 _UNKNOWN = LinkFacts(kind=LinkKind.QUIC, rtt_s=UNKNOWN_RTT_S)
 _WITHIN = LinkFacts(kind=LinkKind.LOCAL, rtt_s=HOP_LOCAL_S)
 """Between two devices of a node."""
@@ -72,10 +71,12 @@ class PlanInputs:
     """Of workers."""
     devices: Mapping[NodeId, tuple[Place, ...]]
     """That each lends, the best first."""
-    speeds: Mapping[Place, Speed | None]
+    speeds: Mapping[Place, ModelSpeed | None]
     """With the threads that each computes with."""
-    whole: Mapping[Place, Speed | None]
-    """Of the whole machine."""
+    whole: Mapping[Place, ModelSpeed | None]
+    """Of the whole machine, where nodes share its threads."""
+    at_once: Mapping[NodeId, float]
+    """How many like it compute on its machine without slowing each other down."""
     routes: dict[tuple[NodeId, frozenset[NodeId], bool], tuple[NodeId, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -164,6 +165,11 @@ def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) ->
     }
     cores = {node.id: node.facts.cores for node in snapshot.nodes}
     beside = nodes_beside(snapshot)
+    work = work_of(facts)
+
+    def own(place: Place, speed: Speed) -> Speed:
+        return shared(speed, cores[place.node], beside[place.node])
+
     return PlanInputs(
         snapshot=snapshot,
         load=load_of(facts, settings),
@@ -171,17 +177,17 @@ def ground_of(snapshot: Snapshot, facts: ModelFacts, settings: CacheSettings) ->
         lent=here.lent,
         devices={id: tuple(lent)[1:] or tuple(lent) for id, lent in places.items()},
         speeds={
-            place: speed and shared(speed, cores[place.node], beside[place.node])
-            for place, speed in whole.items()
+            place: model_speed(own(place, speed), work) if speed else None for place, speed in whole.items()
         },
-        whole=whole,
+        whole={place: model_speed(speed, work) if speed else None for place, speed in whole.items()},
+        at_once={node.id: at_once(node.facts.threads, node.facts.machine_threads) for node in snapshot.nodes},
     )
 
 
 def _speed(speed: Speed | None) -> Speed | None:
     """Anybody may claim anything: what is no speed is not taken for one."""
     figures = (speed.read_bytes_per_s, speed.flops_per_s, speed.attention_per_s) if speed else ()
-    return speed if speed and all(_LEAST_SPEED <= each < math.inf for each in figures) else None
+    return speed if speed and all(LEAST_RATE <= each < math.inf for each in figures) else None
 
 
 def way_of(link: LinkFacts | None) -> PathCost:

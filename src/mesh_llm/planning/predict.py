@@ -14,13 +14,18 @@ from mesh_llm.defaults import PROMPT_MICRO_BATCH, PROMPT_TOKENS, SPILL_BYTES_PER
 from mesh_llm.planning.fit import CacheSettings
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.memory_layout import Allocation
+from mesh_llm.planning.model_speed import ModelSpeed
 from mesh_llm.planning.plan_inputs import PathCost, PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import ModelFacts, NodeId, Place, Prediction, Speed, Stage
+from mesh_llm.types import ModelFacts, NodeId, Place, Prediction, Stage
 
 LONG_PROMPT_TOKENS = 4096
 """Of the prompt that the engine's steps are made for: what an agent sends, or some pages of text."""
 
+
+MEASURED_WITHIN = 0.25
+USUAL_WITHIN = 0.6
+"""How far predictions are off, nine times in ten: with the model's own types measured, and without."""
 
 _F32_BYTES = 4
 _FLOPS = 2
@@ -59,17 +64,28 @@ def prediction(
     head_on_worker: bool,
     prompt_tokens: int = PROMPT_TOKENS,
 ) -> Prediction | None:
-    token_s = token_seconds(inputs, host, spans, head_on_worker=head_on_worker)
+    token_s = token_seconds(inputs, host, spans, head_on_worker=head_on_worker, depth=prompt_tokens)
     allocations = inputs.allocations(host, spans, head_on_worker=head_on_worker)
     if token_s is None or allocations is None:
         return None
     prompt_s = _prompt_seconds(inputs, host, spans, allocations, prompt_tokens)
     long_s = _prompt_seconds(inputs, host, spans, allocations, LONG_PROMPT_TOKENS)
+    within = _within(inputs, host, spans, head_on_worker=head_on_worker)
     return Prediction(
         tok_s=1 / token_s,
-        first_token_s=prompt_s + token_s,
+        first_token_s=prompt_s + (_head_seconds(inputs, host, spans, head_on_worker=head_on_worker) or 0.0),
         prompt_tok_s=LONG_PROMPT_TOKENS / max(long_s, _LEAST_S),
+        tok_s_within=within,
+        first_token_within=within,
     )
+
+
+def _within(inputs: PlanInputs, host: NodeId, spans: Sequence[Span], *, head_on_worker: bool) -> float:
+    """How far it may be off: more where a device was not measured with the model's own types."""
+    places = {span.place for span in spans} | (set() if head_on_worker else {Place(host)})
+    speeds = [inputs.speeds.get(place) for place in places]
+    measured = all(speed is not None and speed.is_measured for speed in speeds)
+    return MEASURED_WITHIN if measured else USUAL_WITHIN
 
 
 def token_seconds(
@@ -79,21 +95,32 @@ def token_seconds(
     *,
     head_on_worker: bool,
     delay_factor: float = 1.0,
+    depth: int = PROMPT_TOKENS,
 ) -> float | None:
-    """Between two tokens; None where a speed is missing, or memory."""
+    """Between two tokens, after so many others; None where a speed is missing, or memory."""
     allocations = inputs.allocations(host, spans, head_on_worker=head_on_worker)
-    head_speed = inputs.speeds.get(spans[-1].place if head_on_worker else Place(host))
-    if allocations is None or head_speed is None:
+    seconds = _head_seconds(inputs, host, spans, head_on_worker=head_on_worker)
+    if allocations is None or seconds is None:
         return None
-    seconds = inputs.load.head_bytes / head_speed.read_bytes_per_s
     for span, allocation in zip(spans, allocations, strict=True):
         speed = inputs.speeds.get(span.place)
         if speed is None:
             return None
-        seconds += read_seconds(inputs, span, allocation, speed, host)
+        seconds += stage_seconds(inputs, span, allocation, speed, host, depth)
     activation = _F32_BYTES * inputs.load.facts.hidden
     for way in _ways(inputs, host, spans):
         seconds += delay_factor * way.delay_s + way.overhead_s + activation / way.bytes_per_s
+    return seconds
+
+
+def _head_seconds(
+    inputs: PlanInputs, host: NodeId, spans: Sequence[Span], *, head_on_worker: bool
+) -> float | None:
+    """To make one token's logits, and for them to come back; None where a speed is missing."""
+    speed = inputs.speeds.get(spans[-1].place if head_on_worker else Place(host))
+    if speed is None:
+        return None
+    seconds = inputs.load.head_bytes / speed.head_bytes_per_s
     if head_on_worker:
         more = _F32_BYTES * max(0, inputs.load.facts.vocabulary - inputs.load.facts.hidden)
         seconds += more / inputs.way(spans[-1].node, host, host).bytes_per_s
@@ -106,12 +133,27 @@ def solo_seconds(inputs: PlanInputs, host: NodeId) -> float | None:
     if allocation is None or speed is None:
         return None
     span = Span(host, 0, inputs.load.count)
-    head_s = inputs.load.head_bytes / speed.read_bytes_per_s
-    return head_s + read_seconds(inputs, span, allocation, speed, host)
+    head_s = inputs.load.head_bytes / speed.head_bytes_per_s
+    return head_s + stage_seconds(inputs, span, allocation, speed, host)
 
 
-def read_seconds(
-    inputs: PlanInputs, span: Span, allocation: Allocation, speed: Speed, host: NodeId | None
+def stage_seconds(
+    inputs: PlanInputs,
+    span: Span,
+    allocation: Allocation,
+    speed: ModelSpeed,
+    host: NodeId | None,
+    depth: int = PROMPT_TOKENS,
+) -> float:
+    """For one token: weights, small operations, and attention to as many others."""
+    load = inputs.load
+    seconds = _read_seconds(inputs, span, allocation, speed, host)
+    seconds += speed.operation_s * (load.operations[span.last] - load.operations[span.first])
+    return seconds + load.cached_bytes(span.first, span.last, depth) / speed.cached_bytes_per_s
+
+
+def _read_seconds(
+    inputs: PlanInputs, span: Span, allocation: Allocation, speed: ModelSpeed, host: NodeId | None
 ) -> float:
     """That a stage takes for the weights of its layers."""
     active, rate = inputs.load.active, speed.read_bytes_per_s
@@ -141,9 +183,13 @@ def _prompt_seconds(
         own, all_of_it = inputs.speeds[span.place], inputs.whole[span.place]
         room = inputs.room(span.place, host=host)
         spills = bool(room.gpus)
-        busy.append(tokens * _prompt_token_seconds(inputs, span, allocation, own, tokens, spills=spills))
+        assert own is not None  # or there would be no prediction
+        # However short the prompt, every weight is read once.
+        once_s = stage_seconds(inputs, span, allocation, own, host, 0)
+        each_s = _prompt_token_seconds(inputs, span, allocation, own, tokens, spills=spills)
+        busy.append(max(once_s, tokens * each_s))
         with_all = _prompt_token_seconds(inputs, span, allocation, all_of_it, tokens, spills=spills)
-        devices[room.machine, span.device] += tokens * with_all
+        devices[room.machine, span.device] += tokens * with_all / inputs.at_once[span.node]
     ways = _ways(inputs, host, spans)
     # Of what the last worker has only the prompt's last token goes back.
     activations = tokens * _F32_BYTES * inputs.load.facts.hidden
@@ -157,7 +203,7 @@ def _prompt_token_seconds(
     inputs: PlanInputs,
     span: Span,
     allocation: Allocation,
-    speed: Speed | None,
+    speed: ModelSpeed | None,
     tokens: int,
     *,
     spills: bool,
@@ -173,4 +219,6 @@ def _prompt_token_seconds(
     weights += load.elements[span.last] - load.elements[middle]
     attended = slower * load.attention(span.first, middle, tokens)
     attended += load.attention(middle, span.last, tokens)
-    return _FLOPS * (weights / speed.flops_per_s + attended / speed.attention_per_s)
+    small = load.facts.hidden * (load.operations[span.last] - load.operations[span.first])
+    products = _FLOPS * (weights / speed.flops_per_s + attended / speed.attention_per_s)
+    return products + small / speed.elements_per_s

@@ -7,6 +7,7 @@ machine is measured with all of them: a part of the threads is taken to do that 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import NodeId, Role, Speed
@@ -28,7 +29,20 @@ def shared(speed: Speed, cores: int, nodes_here: int) -> Speed:
         read_bytes_per_s=share * speed.read_bytes_per_s,
         flops_per_s=share * speed.flops_per_s,
         attention_per_s=share * speed.attention_per_s,
+        kernels=tuple(
+            replace(
+                each,
+                read_bytes_per_s=share * each.read_bytes_per_s,
+                flops_per_s=share * each.flops_per_s,
+            )
+            for each in speed.kernels
+        ),
     )
+
+
+def at_once(threads: int, machine_threads: int) -> float:
+    """How many nodes with so many threads compute on a machine without slowing each other down."""
+    return max(1.0, machine_threads / threads) if threads > 0 else 1.0
 
 
 def nodes_beside(snapshot: Snapshot) -> dict[NodeId, int]:

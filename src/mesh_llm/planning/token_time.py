@@ -26,6 +26,7 @@ from itertools import pairwise
 
 from mesh_llm.frozen import frozen
 from mesh_llm.planning.layer_costs import active_bytes
+from mesh_llm.planning.model_speed import model_speed, work_of
 from mesh_llm.types import ModelFacts, NodeId, Plan, Speed
 
 NOTHING_MEASURED = "nothing measured yet"
@@ -129,13 +130,14 @@ def host_seconds(model: ModelFacts, plan: Plan, speed: Speed | None) -> float | 
     """What the host's own layers and the head take, by what was measured of its device."""
     if speed is None or not speed.read_bytes_per_s > 0:
         return None
+    own_speed = model_speed(speed, work_of(model))
     largest = max(layer.weight_bytes for layer in model.layers)
     own = [stage for stage in plan.stages if stage.node == plan.host]
     layers = [layer for stage in own for layer in model.layers[stage.first : stage.last]]
-    read = sum(active_bytes(model, layer, largest) for layer in layers)
+    seconds = sum(active_bytes(model, layer, largest) for layer in layers) / own_speed.read_bytes_per_s
     if not plan.head_on_worker:
-        read += model.head_bytes or model.embedding_bytes
-    return read / speed.read_bytes_per_s
+        seconds += (model.head_bytes or model.embedding_bytes) / own_speed.head_bytes_per_s
+    return seconds
 
 
 # -- what follows from it -----------------------------------------------------------------------

@@ -11,5 +11,7 @@ events               what has changed in the mesh
 traffic              what crosses to each peer
 token_latency        where a token's time goes
 time_to_first_token  measured and predicted
+plan_experience      what plans show while they run, beside what was predicted
+experience_file      kept for the next prediction
 process_usage        what this node's processes use
 """

@@ -28,8 +28,19 @@ _HIGHEST = 1e12
 
 
 class History:
-    def __init__(self, view: NodeView, feed: Feed, first_tokens_s: Callable[[], list[float]]) -> None:
-        """`first_tokens_s`: what clients of this node waited for them, since it was last asked."""
+    def __init__(
+        self,
+        view: NodeView,
+        feed: Feed,
+        first_tokens_s: Callable[[], list[float]],
+        *,
+        learn: Callable[[PlanRun], None] = lambda _: None,
+    ) -> None:
+        """`first_tokens_s`: what clients of this node waited for them, since it was last asked.
+
+        `learn` hears of a plan that has something to do, at each point.
+        """
+        self._learn = learn
         self._view = view
         self._feed = feed
         self._first_tokens_s = first_tokens_s
@@ -99,6 +110,7 @@ class History:
             then, before = self._before
             point |= _rates(before, work, now - then)
             self._token_s = _token_s(before, work, now - then) or self._token_s
+            self._learn(run)
         self._before = (now, work)
         return point
 

@@ -12,6 +12,8 @@ from mesh_llm.engine.telemetry import Flow, Flows, pushed_bytes
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.membership.member import Member
 from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.planning.experience import Experience, corrected
+from mesh_llm.planning.predict import MEASURED_WITHIN
 from mesh_llm.planning.snapshot import listing
 from mesh_llm.planning.speculation import draft_off
 from mesh_llm.report.time_to_first_token import first_token_status
@@ -45,6 +47,7 @@ from mesh_llm.types import (
     NodeId,
     Place,
     Plan,
+    Prediction,
     Role,
     SpeculationCounters,
     Speed,
@@ -57,7 +60,7 @@ async def status(view: NodeView) -> Status:
     if about is None:
         about = ServingStatus(
             model=_model(view, None),
-            plan=plan_status(view.hosting.plan, epoch=_epoch(view)),
+            plan=plan_status(view.hosting.plan, epoch=_epoch(view), seen=_seen(view, view.hosting.plan)),
             engine=_engine(view, view.hosting.starting),
         )
     health = view.health()
@@ -93,9 +96,10 @@ async def serving(view: NodeView) -> ServingStatus:
     if run is not None and run.port is not None:
         run.rates.read(await run.gauge.read(*run.engine_address()))
     plan = run.plan if run is not None else view.hosting.plan
+    fresh = _fresh(view, plan)
     return ServingStatus(
         model=_model(view, plan),
-        plan=plan_status(_fresh(view, plan), epoch=run.epoch if run is not None else None),
+        plan=plan_status(fresh, epoch=run.epoch if run is not None else None, seen=_seen(view, fresh)),
         engine=_engine(view, run),
     )
 
@@ -104,6 +108,10 @@ def _fresh(view: NodeView, plan: Plan | None) -> Plan | None:
     """The running plan, with the prediction and the reasons of the last look at it."""
     latest = view.hosting.plan
     return latest if latest is not None and plan is not None and latest.key == plan.key else plan
+
+
+def _seen(view: NodeView, plan: Plan | None) -> Experience:
+    return view.experience_before(plan) if plan is not None else Experience()
 
 
 def _epoch(view: NodeView) -> int | None:
@@ -255,10 +263,16 @@ def _drafter(settings: MeshSettings, spec: DraftSpec | None) -> str | None:
     return settings.draft.name if settings.draft is not None and loaded else None
 
 
-def plan_status(plan: Plan | None, *, epoch: int | None) -> PlanStatus | None:
+_NOTHING = Experience()
+
+
+def plan_status(plan: Plan | None, *, epoch: int | None, seen: Experience = _NOTHING) -> PlanStatus | None:
+    """`seen`: what the same plan has shown here before."""
     if plan is None:
         return None
-    predicted = plan.predicted
+    predicted = corrected(plan.predicted, seen) if plan.predicted is not None else None
+    slow, fast = predicted.tok_s_range if predicted is not None else (None, None)
+    early, late = predicted.first_token_range if predicted is not None else (None, None)
     return PlanStatus(
         epoch=epoch,
         mode=plan.mode,
@@ -283,7 +297,20 @@ def plan_status(plan: Plan | None, *, epoch: int | None) -> PlanStatus | None:
         ),
         excluded=tuple(ExcludedStatus(node=left.node, reason=left.reason) for left in plan.excluded),
         reason=plan.reason,
+        predicted_tok_s_low=round(slow, 2) if slow is not None else None,
+        predicted_tok_s_high=round(fast, 2) if fast is not None else None,
+        predicted_first_token_low_s=round(early, 3) if early is not None else None,
+        predicted_first_token_high_s=round(late, 3) if late is not None else None,
+        predicted_from=_predicted_from(predicted, seen),
     )
+
+
+def _predicted_from(predicted: Prediction | None, seen: Experience) -> str | None:
+    if predicted is None:
+        return None
+    if seen.token:
+        return "this plan"
+    return "the model's types" if predicted.tok_s_within <= MEASURED_WITHIN else "a usual model"
 
 
 def _engine(view: NodeView, run: PlanRun | None) -> EngineStatus:

@@ -15,7 +15,8 @@ from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.remote_engine import RemoteEngine
-from mesh_llm.types import MeshId, NodeId
+from mesh_llm.planning.experience import Experience
+from mesh_llm.types import MeshId, NodeId, Plan
 from mesh_llm.worker.lending import Lending
 
 
@@ -40,3 +41,7 @@ class NodeView:
     """What the last client here waited for one, of the engine that serves now."""
     token_s: Callable[[PlanRun], float | None]
     """Between two tokens of one answer, as last seen."""
+    experience: Callable[[Plan], Experience]
+    """What a plan has shown while this node hosted it."""
+    experience_before: Callable[[Plan], Experience]
+    """The same, but for what the plan that runs shows now."""

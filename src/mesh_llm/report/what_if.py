@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 from typing import Any
 
 from mesh_llm import __version__
@@ -23,9 +23,11 @@ from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.models.names import Here
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
+from mesh_llm.planning.experience import Experience, plan_key
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
 from mesh_llm.planning.speculation import draft_off, made_by, model_draft_depth
 from mesh_llm.report import status
+from mesh_llm.report.experience_file import ExperienceFile
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
 from mesh_llm.types import Address, Event, HeldModel, ModelFacts, NodeFacts, NodeId, Plan, Role
@@ -46,6 +48,8 @@ class Forecast:
     assumed: tuple[NodeId, ...] = ()
     """Nodes that were taken to have the model's file, and have not."""
     notes: tuple[str, ...] = ()
+    seen: Callable[[Plan], Experience] = field(default=lambda _: Experience(), compare=False, repr=False)
+    """What a plan has shown here before."""
 
     def document(self) -> dict[str, Any]:
         plan, model = self.plan, self.model
@@ -77,7 +81,7 @@ class Forecast:
         return {"name": draft.name, "weight_bytes": draft.weight_bytes, "fits": fits, "off": off}
 
     def _plan(self, plan: Plan) -> dict[str, Any]:
-        document: dict[str, Any] = to_document(status.plan_status(plan, epoch=None))
+        document: dict[str, Any] = to_document(status.plan_status(plan, epoch=None, seen=self.seen(plan)))
         for stage in document["stages"]:
             stage["link"] = _link(self.snapshot, plan.host, stage["node"])
         return document
@@ -148,6 +152,7 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
         other=other,
         assumed=assumed,
         notes=notes,
+        seen=view.experience,
     ).document()
 
 
@@ -229,7 +234,7 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
     """For a node that would be started with `config`, and for nobody else."""
     model_files = ModelFiles(any_architecture=config.bin_dir is not None)
     model = await named_model(model_files, config.model or DEFAULT_MODEL, Home(config.home))
-    own = await hardware.at_hand(config)
+    own = await hardware.at_hand(config, model)
     name = file_stem(model)
     facts = NodeFacts(
         name=config.name or socket.gethostname(),
@@ -243,8 +248,15 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
     snapshot = Snapshot(nodes=(Candidate(id=THIS_MACHINE, facts=facts),))
     plan = decide(snapshot, model, settings, current=None)
     other = alternative(snapshot, model, settings, plan, barred={})
+    known = ExperienceFile(Home(config.home).experience_file)
     return Forecast(
-        snapshot=snapshot, model=model, settings=settings, plan=plan, other=other, notes=notes
+        snapshot=snapshot,
+        model=model,
+        settings=settings,
+        plan=plan,
+        other=other,
+        notes=notes,
+        seen=lambda plan: known.of(plan_key(plan, snapshot, model.fingerprint)),
     ).document()
 
 

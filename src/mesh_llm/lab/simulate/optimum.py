@@ -13,7 +13,7 @@ from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.memory_layout import Ledger, lodge
 from mesh_llm.planning.placement import Layout, seconds_of
 from mesh_llm.planning.plan_inputs import PlanInputs
-from mesh_llm.planning.predict import read_seconds
+from mesh_llm.planning.predict import stage_seconds
 from mesh_llm.types import NodeId, Place
 
 
@@ -94,6 +94,6 @@ class _Stages:
         allocation = lodge(Ledger().free(room), inputs.load, first, last, host=host, head=head)
         if allocation is None or speed is None:
             return inf
-        head_s = inputs.load.head_bytes / speed.read_bytes_per_s if head else 0.0
+        head_s = inputs.load.head_bytes / speed.head_bytes_per_s if head else 0.0
         span = Span(node, first, last)
-        return head_s + read_seconds(inputs, span, allocation, speed, node if host else None)
+        return head_s + stage_seconds(inputs, span, allocation, speed, node if host else None)

@@ -26,6 +26,8 @@ KINDS = (LinkKind.LOCAL, LinkKind.TCP, LinkKind.QUIC, LinkKind.RELAY)
 LINKS_AT_ONCE = 2
 """That a node answers: the one that is measured, and the one that keeps it busy meanwhile."""
 _PURPOSE: Purpose = {"kind": "measure"}
+_BUSY = "the other node's links are being measured already; try again in half a minute"
+_TRIES, _TRY_S = 10, 0.2
 _WARM_UP = 3
 _ROUNDS = 200
 _ROUND_TRIPS_S = 0.5
@@ -52,7 +54,7 @@ class MeasuredLinks:
             return
         if self._answering >= LINKS_AT_ONCE:
             link.close()
-            raise LinkRefused("this node's links are being measured already; try again in half a minute")
+            raise LinkRefused(_BUSY)
         self._answering += 1
         in_thread(lambda: link_meter.answer(link)).add_done_callback(self._on_answered)
 
@@ -75,15 +77,18 @@ class MeasuredLinks:
             return await in_thread(lambda: figures(meters[0], meters[1], size))
 
     async def _link(self, links: DataLinks, node: NodeId, kind: LinkKind) -> socket.socket:
-        try:
-            return await links.link_of(node, _PURPOSE, kind)
-        except LinkRefused as error:
-            if error.message == "this link does not exist":
-                raise LinkRefused(
-                    f"{self._mesh.name_of(node)} is too old to be measured",
-                    hint="update mesh-llm there",
-                ) from None
-            raise
+        for left in reversed(range(_TRIES)):
+            try:
+                return await links.link_of(node, _PURPOSE, kind)
+            except LinkRefused as error:
+                if error.message == "this link does not exist":
+                    name = self._mesh.name_of(node)
+                    raise LinkRefused(f"{name} is too old to be measured", hint="update it") from None
+                if error.message != _BUSY or not left:
+                    raise
+            # The other node may not have noticed yet that the links before these have ended.
+            await asyncio.sleep(_TRY_S)
+        raise AssertionError("the last try raises")
 
     def _found(self, name: str) -> NodeId:
         found = [m for m in self._mesh.alive() if name in (m.id, m.facts.name) and m.id != self._mesh.me]

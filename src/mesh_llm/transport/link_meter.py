@@ -40,6 +40,9 @@ class LinkMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # A thread that still waits for it is woken up first: closing alone would not.
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
         self._link.close()
 
     def round_trips(self, size: int, count: int) -> list[float]:

@@ -53,7 +53,7 @@ class SizeFigures:
     idle_s: tuple[float, ...]
     """Of each round trip."""
     busy_s: tuple[float, ...]
-    """The same while another link of this kind sends all it can."""
+    """The same while another link of this kind sends all it can; none for what takes long already."""
     bytes_s: tuple[float, ...]
 
     @classmethod
@@ -96,7 +96,10 @@ async def measured(kind: str, ask: Ask, sizes: Sequence[int], tell: Tell) -> Kin
             slow = f"messages of {size_text(size)} and more would take longer than {_LONGEST_S} s"
             return KindFigures(kind=kind, sizes=tuple(found), missing=slow)
         tell(f"{kind}, {size_text(size)}")
-        found.append(SizeFigures.from_fields(await ask(size)))
+        try:
+            found.append(SizeFigures.from_fields(await ask(size)))
+        except MeshError as error:
+            return KindFigures(kind=kind, sizes=tuple(found), missing=f"{size_text(size)}: {error.message}")
     return KindFigures(kind=kind, sizes=tuple(found))
 
 
@@ -302,6 +305,8 @@ def _figures(kind: str, each: SizeFigures) -> Iterator[Figure]:
     of = f"{kind}, {size_text(each.size)}"
     for name, seconds in (("round trip", each.idle_s), ("round trip, busy", each.busy_s)):
         values = tuple(1000 * value for value in seconds)
+        if not values:
+            continue
         yield Figure(name=f"{of}: {name}", unit="ms", values=values, higher_is_better=False)
     rates = tuple(rate / 1e6 for rate in each.bytes_s)
     yield Figure(name=f"{of}: throughput", unit="MB/s", values=rates, higher_is_better=True)
@@ -312,7 +317,7 @@ def _rate(each: SizeFigures) -> float:
 
 
 def _ms(seconds: Sequence[float]) -> str:
-    return f"{1000 * statistics.median(seconds):.3f}"
+    return f"{1000 * statistics.median(seconds):.3f}" if seconds else "–"
 
 
 def size_text(size: int) -> str:

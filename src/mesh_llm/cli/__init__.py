@@ -35,6 +35,7 @@ lab_delay      `mesh-llm lab delay`
 lab_chaos      `mesh-llm lab chaos`
 measuring      how measurements run and end
 results        how measurements show what they found: tables, JSON, files
+lab_simulate   `mesh-llm lab simulate`: meshes of thousands of nodes
 groups         verbs with verbs of their own
 secret         keys and tokens from files, standard input and the environment
 output         text, tables and JSON on stdout, messages on stderr

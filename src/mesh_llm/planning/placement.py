@@ -161,7 +161,7 @@ class _Search:
 
     def begin_with_nearest(self, roomy: Sequence[NodeId]) -> None:
         """Of those with room for an equal share: one swap after the other would find them late."""
-        self.steps //= 4
+        self.steps //= 8
         nearest = self._filled(sorted(roomy, key=self._promise)[: len(self.layout.workers)])
         if nearest is None:
             return

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -17,7 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from mesh_llm.errors import JoinRefused
+from mesh_llm.cli.control import call
+from mesh_llm.errors import JoinRefused, MeshError
+from mesh_llm.home import Home
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.invite import Invite, decode, encode
 from mesh_llm.types import Address, MeshId
@@ -440,3 +443,19 @@ async def test_a_flood_of_wrong_tokens_keeps_nobody_out(nodes: Lab) -> None:
 
 async def until_async(condition: Callable[[], bool]) -> None:
     await asyncio.to_thread(until, condition, within_s=60, what="the flood goes on")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another process's limits can be set on Linux alone")
+def test_an_invite_that_cannot_be_written_down_is_refused_in_a_sentence(nodes: Lab) -> None:
+    import resource
+
+    one = nodes.create("one")
+    pid, files = one.process.pid, resource.RLIMIT_FSIZE
+    _, hard = resource.prlimit(pid, files)
+    resource.prlimit(pid, files, (0, hard))
+    asked = {"role": "node", "lifetime_s": 3600.0, "uses": 1}
+    with pytest.raises(MeshError, match=r"mesh\.json cannot be written: File too large"):
+        asyncio.run(call(Home(one.home), "POST", "/api/invite", asked))
+
+    resource.prlimit(pid, files, (hard, hard))
+    assert asyncio.run(call(Home(one.home), "POST", "/api/invite", asked))["token"]

@@ -36,6 +36,10 @@ async def call(home: Home, method: str, path: str, body: dict[str, Any] | None =
         raise NodeNotRunning(
             f"no node is running on {home.path}", hint="start one with mesh-llm, or give its --home"
         ) from None
+    except aiohttp.ContentTypeError:
+        raise MeshError(
+            f"the node on {home.path} failed to answer", hint=f"see {home.log_folder / 'node.log'}"
+        ) from None
     except TimeoutError:
         raise MeshError(
             f"the node on {home.path} does not answer", hint=f"see {home.log_folder / 'node.log'}"

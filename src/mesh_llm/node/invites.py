@@ -26,6 +26,15 @@ class Invites:
     def _membership(self) -> Membership:
         return self._joining.membership
 
+    def _write(self) -> None:
+        try:
+            self._joining.write()
+        except OSError as error:
+            raise MeshError(
+                f"{self._joining.file} cannot be written: {error.strerror}",
+                hint="free some space on that disk; what is not written is forgotten when the node ends",
+            ) from error
+
     def make(
         self, role: Role, lifetime_s: float | None, limit: int | None = None, *, reuse: bool = False
     ) -> dict[str, Any]:
@@ -48,7 +57,7 @@ class Invites:
             issued = open_ones[-1]
         else:
             issued = admissions.issue(role=role, now=now, lifetime_s=lifetime_s, limit=limit)
-            self._joining.write()
+            self._write()
         relay, token = self._joining.relay
         address = self._joining.network.address
         invite = Invite(
@@ -92,7 +101,7 @@ class Invites:
             # They were those of an owner who is out now, and nobody else has set any.
             self._membership.set(settings, self._identity, now=time.time())
         self._mesh.claim()
-        self._joining.write()
+        self._write()
         out = self._mesh.expelled - before
         return {"id": meant[0][1], "expelled": sorted(names.get(node, node[:8]) for node in out)}
 
@@ -167,5 +176,5 @@ class Invites:
             raise NodeUnreachable(f"{name} is not connected", hint="try again when it is")
         peer.send(promotion(credential))
         admissions.use(invite.id, member.id)
-        self._joining.write()
+        self._write()
         return {"id": member.id, "name": member.facts.name, "invite": invite.id}

@@ -7,6 +7,7 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mesh_llm.config import PUBLIC_RELAYS, NodeConfig
@@ -144,6 +145,11 @@ class Joining:
     def model(self) -> str | None:
         """What the mesh called its model when this home was last in it."""
         return self.settings.model if self.settings is not None else None
+
+    @property
+    def file(self) -> Path:
+        """Where all of it is written."""
+        return self._home.mesh_file
 
     @property
     def is_owner(self) -> bool:

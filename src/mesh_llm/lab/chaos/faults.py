@@ -41,7 +41,7 @@ async def strike(mesh: ChaosMesh, log: ChaosLog, number: int, fault: Fault) -> N
         "amount": fault.amount,
     }
     try:
-        async with _KINDS[fault.kind](mesh, fault):
+        async with _alone(mesh, fault), _KINDS[fault.kind](mesh, fault):
             log.write("fault", number=number, phase="begin", **told)
             await asyncio.sleep(fault.for_s)
     except MeshError as error:
@@ -49,6 +49,18 @@ async def strike(mesh: ChaosMesh, log: ChaosLog, number: int, fault: Fault) -> N
         log.write("fault", number=number, phase="failed", why=error.message, **told)
     else:
         log.write("fault", number=number, phase="end", **told)
+
+
+@asynccontextmanager
+async def _alone(mesh: ChaosMesh, fault: Fault) -> AsyncIterator[None]:
+    """On a slow machine the fault before may take longer than the schedule thinks."""
+    if fault.node in mesh.struck:
+        raise MeshError(f"node {fault.node} is still being struck")
+    mesh.struck.add(fault.node)
+    try:
+        yield
+    finally:
+        mesh.struck.discard(fault.node)
 
 
 def _member(mesh: ChaosMesh, fault: Fault) -> ChaosMember:

@@ -73,6 +73,8 @@ class ChaosMesh:
         self.mark = folder.name
         self.members: dict[str, ChaosMember] = {}
         """Those whose processes run, by name."""
+        self.struck: set[str] = set()
+        """Nodes that a fault is being done to."""
         self._cut: frozenset[str] = frozenset()
         """Ids of those that nobody reaches."""
 
@@ -214,7 +216,7 @@ class ChaosMesh:
             member = self.members.get(name)
             if member is not None and member.is_ready and name != but:
                 with suppress(MeshError):
-                    asked = {"role": role, "lifetime_s": 86400.0 * 30, "limit": 1}
+                    asked = {"role": role, "lifetime_s": 86400.0 * 30, "uses": 1}
                     return str((await call(member.home, "POST", "/api/invite", asked))["token"])
         raise MeshError("no node could make an invite")
 

@@ -41,9 +41,11 @@ async def strike(mesh: ChaosMesh, log: ChaosLog, number: int, fault: Fault) -> N
         "amount": fault.amount,
     }
     try:
-        async with _alone(mesh, fault), _KINDS[fault.kind](mesh, fault):
+        async with _alone(mesh, fault):
+            # Before it is done: a node that is killed takes its clients' answers along at once.
             log.write("fault", number=number, phase="begin", **told)
-            await asyncio.sleep(fault.for_s)
+            async with _KINDS[fault.kind](mesh, fault):
+                await asyncio.sleep(fault.for_s)
     except MeshError as error:
         # Most often: what it was to strike is not there just now.
         log.write("fault", number=number, phase="failed", why=error.message, **told)

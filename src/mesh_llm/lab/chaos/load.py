@@ -19,7 +19,7 @@ from mesh_llm.lab.chaos.schedule import NODES
 PATIENCE_S = 60
 """That a client is willing to wait for the mesh to serve (`Prefer: wait`)."""
 LIMIT_S = 200.0
-"""More than any answer may take: who hears nothing by then has been forgotten."""
+"""Without a word, more than any answer may take: who hears nothing by then has been forgotten."""
 THINK_S = (0.05, 1.0)
 AT_NODES = 0.35
 """Of the questions go to a node; the others to the lite client."""
@@ -132,8 +132,8 @@ class Load:
         try:
             if member is None:
                 raise aiohttp.ClientConnectionError(f"{via} is not there")
-            async with asyncio.timeout(LIMIT_S):
-                await self._hear(member.url, question, heard, leaves_at)
+            async with asyncio.timeout(LIMIT_S) as limit:
+                await self._hear(member.url, question, heard, leaves_at, limit)
         except TimeoutError:
             heard.outcome, heard.error = "silent", f"nothing more within {LIMIT_S:.0f} s"
         except (aiohttp.ClientError, OSError) as error:
@@ -142,7 +142,14 @@ class Load:
         heard.ended_s = self._log.now_s()
         return heard
 
-    async def _hear(self, url: str, question: ChaosQuestion, heard: Heard, leaves_at: int | None) -> None:
+    async def _hear(
+        self,
+        url: str,
+        question: ChaosQuestion,
+        heard: Heard,
+        leaves_at: int | None,
+        limit: asyncio.Timeout,
+    ) -> None:
         headers = {"Prefer": f"wait={PATIENCE_S}"}
         timeout = aiohttp.ClientTimeout(total=None)
         async with (
@@ -157,9 +164,15 @@ class Load:
                 heard.pieces = [_whole_text(await answer.json())]
                 heard.pieces_s, heard.outcome = [self._log.now_s()], "done"
             else:
-                await self._hear_stream(answer, heard, leaves_at)
+                await self._hear_stream(answer, heard, leaves_at, limit)
 
-    async def _hear_stream(self, answer: aiohttp.ClientResponse, heard: Heard, leaves_at: int | None) -> None:
+    async def _hear_stream(
+        self,
+        answer: aiohttp.ClientResponse,
+        heard: Heard,
+        leaves_at: int | None,
+        limit: asyncio.Timeout,
+    ) -> None:
         heard.outcome = "broken"
         async for line in answer.content:
             if line.startswith(b": mesh-llm resumed"):
@@ -173,6 +186,7 @@ class Load:
                 if piece := _piece(data):
                     heard.pieces.append(piece)
                     heard.pieces_s.append(self._log.now_s())
+                    limit.reschedule(asyncio.get_running_loop().time() + LIMIT_S)
                 if leaves_at is not None and len(heard.pieces) >= leaves_at:
                     heard.outcome = "left"
                     return

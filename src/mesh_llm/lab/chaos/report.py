@@ -97,9 +97,9 @@ def _faults(records: Sequence[Record]) -> ResultTable:
     )
     return ResultTable(
         title="Faults",
-        columns=("fault", "what happens", "begun", "nothing to strike"),
+        columns=("fault", "what happens", "done", "nothing to strike"),
         rows=tuple(
-            (name, kind.text, str(counts[name, "begin"]), str(counts[name, "failed"]))
+            (name, kind.text, str(counts[name, "end"]), str(counts[name, "failed"]))
             for name, kind in KINDS.items()
         ),
     )

@@ -17,10 +17,13 @@ serves, to where the answer goes on, and to its next word (a place in the queue,
 
 ROUND_S = 0.5
 """Between two answers that go on at once."""
+TOLD_S = 4.0
+"""A gateway says that it has lost an engine as soon as it knows why, or after three seconds."""
 
 _NOTICED = re.compile(
     r"plan broken|plan failed|engine lost|engine died|worker lost|worker died|worker hung|^lost:"
 )
+_LOST = re.compile(r"engine lost url")
 _PROPOSED = re.compile(r"plan proposed epoch=(\d+)")
 _SERVING = re.compile(r"plan serving epoch=(\d+)")
 _RESUMED = re.compile(r"request resumed elsewhere")
@@ -57,6 +60,8 @@ class Moments:
 
     faults: tuple[tuple[float, str], ...]
     noticed: tuple[float, ...]
+    lost: tuple[tuple[float, str], ...]
+    """By the gateway of a node."""
     proposed: tuple[tuple[float, str], ...]
     serving: tuple[tuple[float, str], ...]
     resumed: tuple[tuple[float, str], ...]
@@ -101,6 +106,7 @@ def moments_of(records: Sequence[Record]) -> Moments:
             if each["kind"] == "fault" and each["phase"] == "begin"
         ),
         noticed=tuple(at for at, _, _ in matches(_NOTICED)),
+        lost=tuple((at, name) for at, name, _ in matches(_LOST)),
         proposed=tuple((at, f"{name} {found[1]}") for at, name, found in matches(_PROPOSED)),
         serving=tuple((at, f"{name} {found[1]}") for at, name, found in matches(_SERVING)),
         resumed=tuple((at, name) for at, name, _ in matches(_RESUMED)),
@@ -127,11 +133,13 @@ def _rounds(moments: Moments, via: str, begin_s: float, end_s: float) -> Iterato
     # Several answers that went on at once are one round.
     ends = [at for at, later in pairwise([*ends, float("inf")]) if later - at >= ROUND_S]
     for start_s, stop_s in pairwise([begin_s, *(ends or [end_s])]):
-        yield _round(moments, start_s, stop_s)
+        lost_s = next((at for at, name in moments.lost if name == via and start_s < at <= stop_s), stop_s)
+        since_s = max(start_s, lost_s - TOLD_S) if lost_s < stop_s else start_s
+        noticed_s = next((at for at in moments.noticed if since_s < at <= stop_s), start_s)
+        yield _round(moments, start_s, noticed_s, stop_s)
 
 
-def _round(moments: Moments, start_s: float, stop_s: float) -> _Round:
-    noticed_s = next((at for at in moments.noticed if start_s < at <= stop_s), start_s)
+def _round(moments: Moments, start_s: float, noticed_s: float, stop_s: float) -> _Round:
     fault_s, fault = max((each for each in moments.faults if each[0] <= noticed_s), default=(start_s, ""))
     serving = [each for each in moments.serving if noticed_s < each[0] <= stop_s]
     served_s, plan = serving[-1] if serving else (noticed_s, "")

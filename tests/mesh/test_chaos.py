@@ -50,7 +50,7 @@ def test_a_few_faults(model: Path, tmp_path: Path) -> None:
     faults = (
         Fault(at_s=0.5, kind="jump-clock", node="one", for_s=2.0, amount=3600.0),
         Fault(at_s=0.6, kind="fill-disk", node="three", for_s=2.0),
-        Fault(at_s=1.0, kind="kill-engine", node="one"),
+        Fault(at_s=1.0, kind="kill-engine", node="two"),
         Fault(at_s=2.0, kind="kill-node", node="two", for_s=0.5),
     )
     found = run_with(model, tmp_path / "log", faults, minutes=0.1)

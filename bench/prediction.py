@@ -60,8 +60,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        where = f"{self.workers} workers at {self.delay_ms:g} ms" if self.workers else "alone"
-        return f"{self.model}, {where}, {self.threads} threads, {self.prompt:,} tokens"
+        where = f"{_several(self.workers, 'worker')} at {self.delay_ms:g} ms" if self.workers else "alone"
+        return f"{self.model}, {where}, {_several(self.threads, 'thread')}, {self.prompt:,} tokens"
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 CASES = (

@@ -189,7 +189,8 @@ async def measure(
         raise EngineFailed(f"it ended with status {finished.status}{_last_words(finished.errors)}")
     if "error" in answer:
         raise EngineFailed(answer["error"])
-    return Measurement(speed=Speed(**answer["speed"]), disturbed=answer["disturbed"])
+    figures = {name: figure for name, figure in answer["speed"].items() if name != "kernels"}
+    return Measurement(speed=Speed(**figures), disturbed=answer["disturbed"])
 
 
 async def measure_kernels(

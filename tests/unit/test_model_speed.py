@@ -158,6 +158,11 @@ def test_a_model_is_measured_by_a_bounded_number_of_kernels() -> None:
     # The largest of the others first.
     assert found[3].width == 32 * 99
     assert kernels_of(model()) == ()
+    odd = replace(many[0], kernel=replace(Q4, kind="i32"))
+    assert "i32" not in {
+        kernel.kind
+        for kernel in kernels_of(replace(plain, layers=(replace(plain.layers[0], weights=(odd, many[1])),)))
+    }
 
 
 def test_threads_of_its_own_leave_room_for_others_at_prompts() -> None:

@@ -19,6 +19,8 @@ LEAST_RATE = 1e6
 """In bytes, or operations, a second: below it is no computer, and a prediction that is no number."""
 
 _F32_BYTES = 4
+_NO_WEIGHTS = {"i8", "i16", "i32", "i64", "f64", "q8_1", "q8_K"}
+"""Types that nothing is quantised to: the engine ends the process that tries."""
 
 
 @frozen
@@ -70,7 +72,8 @@ def kernels_of(model: ModelFacts) -> tuple[Kernel, ...]:
     found = [work.operation]
     found += [work.attention] if work.attention is not None else []
     found += [work.head.kernel] if work.head is not None else []
-    return tuple(dict.fromkeys((*found, *(each.kernel for each in work.layers))))[:KERNELS_LIMIT]
+    found += [each.kernel for each in work.layers]
+    return tuple(dict.fromkeys(each for each in found if each.kind not in _NO_WEIGHTS))[:KERNELS_LIMIT]
 
 
 def attention_of(model: ModelFacts) -> Kernel | None:

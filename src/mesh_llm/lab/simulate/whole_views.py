@@ -61,10 +61,11 @@ def whole_case(seed: int, count: int, *, churn_s: float, say: Callable[[str], No
     say(f"{count} nodes: one changes, joins, leaves, crashes")
     facts_s, facts_bytes = mesh.facts_change(quiet)
     join_s, leave_s, crash_s = mesh.join(), mesh.leave(), mesh.crash()
-    say(f"{count} nodes: a partition")
-    heal_s = mesh.heal()
     say(f"{count} nodes: {churn_s:.0f} s of churn")
     churn, wrong = mesh.churn(churn_s)
+    # Last: connections that it makes needful are kept for half a minute afterwards, and pinged.
+    say(f"{count} nodes: a partition")
+    heal_s = mesh.heal()
     return WholeCase(
         nodes=count,
         quiet=quiet,

@@ -13,10 +13,10 @@ from tests.support.lone_engine import lone_engine
 # Mesa compiles every shader for the CPU first: a minute of CPU time for each test.
 pytestmark = pytest.mark.full
 
-CLOSE = 0.05
-"""Logarithms of probabilities: shaders add in another order than the CPU does, some in half precision.
+CLOSE = {"F32": 0.05, "Q4_0": 0.2}
+"""Logarithms of probabilities may differ so far. Seen were 0.007 and 0.062.
 
-The largest difference seen was 0.007.
+Shaders add in another order than the CPU does; for Q4_0 the CPU rounds activations to 8 bits besides.
 """
 
 
@@ -33,7 +33,7 @@ def vulkan(libraries: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> dict[
     return {**libraries, "vulkan": entry.path}
 
 
-@pytest.mark.parametrize("quantisation", ["F32", "Q4_0"])
+@pytest.mark.parametrize("quantisation", CLOSE)
 def test_a_model_on_vulkan_says_what_it_says_on_the_cpu(
     vulkan: dict[str, Path], libraries: dict[str, Path], tmp_path: Path, quantisation: str
 ) -> None:
@@ -43,7 +43,8 @@ def test_a_model_on_vulkan_says_what_it_says_on_the_cpu(
     on_vulkan = written(model, vulkan, {"devices": ("Vulkan0",), "gpu_layers": 99})
 
     assert [token for token, _ in on_vulkan] == [token for token, _ in on_cpu]
-    assert max(abs(one - other) for (_, one), (_, other) in zip(on_vulkan, on_cpu, strict=True)) < CLOSE
+    differences = [abs(one - other) for (_, one), (_, other) in zip(on_vulkan, on_cpu, strict=True)]
+    assert max(differences) < CLOSE[quantisation]
 
 
 def written(model: Path, libraries: dict[str, Path], changes: dict[str, Any]) -> list[tuple[str, float]]:

@@ -199,7 +199,7 @@ async def _asked(asker: Client, rig: Rig, case: Case) -> Any:
         stream = await asker.stream(rig.server, "/completion", body)
         # The first answer also lays out weights.
         if number:
-            spent_s = stream.arrived_s[-1] - stream.first_s
+            spent_s = stream.total_s - stream.first_s
             yield Seen(tok_s=(len(stream.arrived_s) - 1) / spent_s, first_s=stream.first_s)
 
 

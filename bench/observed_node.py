@@ -29,7 +29,7 @@ class ObservedNode(Node):
         super().__init__(config, tell=tell_and_show, progress=progress)
 
     def _show(self) -> None:
-        run = self.hosting.serving
+        run = self.models.default.hosting.serving
         assert run is not None
         assert run.supervisor is not None
         engine_url, engine_key = run.engine_address()

@@ -11,12 +11,13 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import cast
 
 import uvloop
 
 from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.gateway.upstream import EngineLoss, Health, Upstream
 from mesh_llm.types import State
 
@@ -80,6 +81,16 @@ class _Node:
 
     def __init__(self, port: int) -> None:
         self._upstream = Upstream(url=f"http://127.0.0.1:{port}", key="engine-key")
+
+    names = ("none",)
+
+    def models(self) -> Sequence[_Node]:
+        return (self,)
+
+    def slot_queue(self, upstream: Upstream) -> None: ...
+
+    def slot_queues(self) -> Sequence[SlotQueue]:
+        return ()
 
     def upstream(self) -> Upstream:
         return self._upstream

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from mesh_llm.defaults import API_LISTEN, API_PORT, EXPERTS, GUESS_TEXT_MAX, THREADS_LIMIT
 from mesh_llm.errors import UsageError
@@ -23,6 +24,11 @@ CLIENTS_OPTIONS = {
     *("home", "join", "client", "name", "console", "listen", "port", "api_key", "tls_cert", "tls_key"),
     *("bind_ip", "bind_port", "relay", "relay_token", "no_relay"),
 }
+_MODELS_OWN = (
+    *("model", "more_models", "alias", "draft", "draft_max"),
+    *("embeddings", "rerank", "mmproj", "lora"),
+)
+"""What is asked for the default model alone."""
 _FLAGS = {
     **{name: option.flag for name, option in MESH_OPTIONS.items()},
     **{"max_memory_bytes": "--max-memory", "devices": "--device", "settings": "--engine-set"},
@@ -38,6 +44,8 @@ class NodeConfig(MeshOptions):
     home: Path
     model: str | None = None
     """None: the mesh's, or the default one."""
+    more_models: tuple[str, ...] = ()
+    """That are served beside it."""
     alias: str | None = None
     join: str | None = field(default=None, repr=False)
     """An invite token."""
@@ -113,6 +121,13 @@ class NodeConfig(MeshOptions):
         if self.mmproj is not None and not self.without_mmproj and not self.mmproj.is_file():
             raise UsageError(f"--mmproj {self.mmproj}: there is no such file")
         self._check_lora()
+
+    def for_another_model(self) -> NodeConfig:
+        """Without what was asked for the default model alone."""
+        own: dict[str, Any] = {
+            each.name: each.default for each in fields(self) if each.name in {*MESH_OPTIONS, *_MODELS_OWN}
+        }
+        return replace(self, **own)
 
     @property
     def expert_layers(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from typing import Any
 
 from mesh_llm.defaults import CACHE_TYPES, CONTEXT_LIMIT, DEFAULT_SLOTS, DRAFT_MAX
@@ -25,6 +25,8 @@ SHARES_LIMIT = 256
 
 ADAPTERS_LIMIT = 16
 """LoRA adapters of one model."""
+MODELS_LIMIT = 16
+"""That a mesh serves at once."""
 SCALE_LIMIT = 1000.0
 """Of an adapter: what is more is a mistake."""
 
@@ -225,11 +227,9 @@ class ModelExtras:
 
 
 @frozen
-class MeshSettings(MeshOptions):
-    """They belong to the mesh, and its owners set them."""
+class ModelSettings(MeshOptions):
+    """How one of the mesh's models is served."""
 
-    version: int
-    """Counts the owners' changes; the highest one seen is in force."""
     model: str
     """As people call it: a catalog's name or a file's."""
     fingerprint: Fingerprint
@@ -237,8 +237,6 @@ class MeshSettings(MeshOptions):
     """The name under which it is served."""
     digest: str = ""
     """Of all bytes of its files (models.manifest); empty until an owner has read them."""
-    refined: int = 0
-    """So many of the last versions changed nothing that plans are made by."""
     # These options are never None here. A new one has to be, where nobody set it: settings are signed.
     slots: int = DEFAULT_SLOTS
     cache_type_k: str = "f16"
@@ -252,6 +250,9 @@ class MeshSettings(MeshOptions):
     projector: SideFile | None = None
     """Lets the model see; on the host."""
     adapters: tuple[Adapter, ...] = ()
+    changed: int = 0
+    """The last version of the settings in which something changed that plans for it are made by; of the
+    default model, `version` and `refined` tell it."""
 
     @property
     def side_files(self) -> tuple[SideFile, ...]:
@@ -260,8 +261,7 @@ class MeshSettings(MeshOptions):
 
     @property
     def plan_version(self) -> int:
-        """The last version in which something changed that plans are made by."""
-        return self.version - self.refined
+        return self.changed
 
     @property
     def engine_key(self) -> tuple[object, ...]:
@@ -277,3 +277,39 @@ class MeshSettings(MeshOptions):
             self.projector,
             self.adapters,
         )
+
+
+@frozen
+class MeshSettings(ModelSettings):
+    """They belong to the mesh, and its owners set them: for its default model, and for the others."""
+
+    version: int
+    """Counts the owners' changes; the highest one seen is in force."""
+    refined: int = 0
+    """So many of the last versions changed nothing that plans for the default model are made by."""
+    others: tuple[ModelSettings, ...] = ()
+    """Models that are served beside the default one, the most important first."""
+
+    @property
+    def plan_version(self) -> int:
+        """Told by these two, which nodes of older versions know."""
+        return self.version - self.refined
+
+    @property
+    def models(self) -> tuple[ModelSettings, ...]:
+        """All of them, in the order in which they are planned."""
+        return (self, *self.others)
+
+    @property
+    def side_files_of_all(self) -> tuple[SideFile, ...]:
+        return tuple(file for model in self.models for file in model.side_files)
+
+    def of(self, fingerprint: Fingerprint) -> ModelSettings | None:
+        return next((model for model in self.models if model.fingerprint == fingerprint), None)
+
+
+def as_one(settings: ModelSettings) -> ModelSettings:
+    """Of one model alone, were it the default or not."""
+    names = (each.name for each in fields(ModelSettings))
+    model = ModelSettings(**{name: getattr(settings, name) for name in names})
+    return replace(model, changed=settings.plan_version)

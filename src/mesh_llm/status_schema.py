@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT, is_number
-from mesh_llm.mesh_settings import ADAPTERS_LIMIT
+from mesh_llm.mesh_settings import ADAPTERS_LIMIT, MODELS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS, SENTENCE_CHARS, clean
 
 T = TypeVar("T")
@@ -66,6 +66,24 @@ class ModelStatus:
     draft: DraftStatus | None
     adapters: Annotated[tuple[Name, ...], ADAPTERS_LIMIT] = ()
     """Names of LoRA adapters, in the order of their ids."""
+
+
+@frozen
+class ServedModelStatus:
+    """One of the models that the mesh serves."""
+
+    name: Name
+    fingerprint: Name
+    default: bool
+    state: Name
+    reason: Sentence
+    host: Name | None
+    """Who serves it, by id."""
+    mode: Name | None
+    context: int | None
+    slots: int | None
+    nodes: Annotated[tuple[Name, ...], _STAGES] = ()
+    """That compute it, by id."""
 
 
 @frozen
@@ -252,10 +270,13 @@ class Status:
     node: NodeStatus
     mesh: MeshStatus
     model: ModelStatus | None
+    """The default one; plan and engine are its, too."""
     plan: PlanStatus | None
     engine: EngineStatus
     api: ApiStatus
     console: ConsoleStatus
+    models: Annotated[tuple[ServedModelStatus, ...], MODELS_LIMIT] = ()
+    """All that are served, the default one first."""
 
 
 # -- as JSON --------------------------------------------------------------------------------------

@@ -472,6 +472,8 @@ class ServingPlan:
     plan: Plan
     settings_version: int = 0
     """Of the settings that it was made by; 0 where nobody knows."""
+    fingerprint: Fingerprint = Fingerprint("")
+    """Of its model; empty where a node of an older version, which has one model alone, hosts it."""
 
 
 @frozen
@@ -520,6 +522,8 @@ class NodeFacts:
     """That its machine has, for all nodes; 0: nobody knows."""
     models: tuple[HeldModel, ...] = ()
     part: HeldPart | None = None
+    """Of the default model."""
+    also_parts: tuple[HeldPart, ...] = ()
     links: tuple[tuple[NodeId, LinkFacts], ...] = ()
     state: State = State.STARTING
     reason: str = ""
@@ -527,4 +531,16 @@ class NodeFacts:
     resting: bool = False
     """Its user wants its memory back: it takes no part in plans."""
     serving: ServingPlan | None = None
-    """The plan that it hosts."""
+    """The plan that it hosts for the default model, or for the one that was the default until now."""
+    also_serving: tuple[ServingPlan, ...] = ()
+    """The plans that it hosts for others."""
+    starting: tuple[ServingPlan, ...] = ()
+    """Plans of all models that it is bringing up: their memory is taken."""
+
+    def part_of(self, fingerprint: Fingerprint) -> HeldPart | None:
+        parts = (*((self.part,) if self.part is not None else ()), *self.also_parts)
+        return next((part for part in parts if part.fingerprint == fingerprint), None)
+
+    @property
+    def served(self) -> tuple[ServingPlan, ...]:
+        return (*((self.serving,) if self.serving is not None else ()), *self.also_serving)

@@ -45,7 +45,8 @@ def turns() -> SlotQueue:
 
 @pytest.fixture
 async def gateway(node: FakeNode, turns: SlotQueue) -> AsyncIterator[Gateway]:
-    gateway = Gateway(GatewayConfig(port=0), node, turns)
+    node.turns = turns
+    gateway = Gateway(GatewayConfig(port=0), node)
     await gateway.start()
     yield gateway
     await gateway.stop()
@@ -183,7 +184,8 @@ async def test_a_large_body_that_stops_coming_gives_its_turn_back(
 ) -> None:
     """It is too large to be read before its turn."""
     limits = Limits(replay_bytes=1000, upload_late_s=0.3)
-    gateway = Gateway(GatewayConfig(port=0, limits=limits), node, turns)
+    node.turns = turns
+    gateway = Gateway(GatewayConfig(port=0, limits=limits), node)
     await gateway.start()
     async with connect(gateway.port) as silent, connect(gateway.port) as honest:
         await silent.send(request_bytes("POST", PATH, "Content-Length: 5000") + b"half")

@@ -529,7 +529,8 @@ async def test_nobody_takes_over(start_gateway: StartGateway, engine: FakeEngine
 async def test_the_wait_for_a_turn_counts_too(node: FakeNode, engine: FakeEngine, second: FakeEngine) -> None:
     """The next engine is there, and busy: its queue alone would let the stream wait for five minutes."""
     turns = SlotQueue(1)
-    gateway = Gateway(GatewayConfig(port=0, limits=Limits(resume_s=1.0)), node, turns)
+    node.turns = turns
+    gateway = Gateway(GatewayConfig(port=0, limits=Limits(resume_s=1.0)), node)
     await gateway.start()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(gateway.stop)
@@ -549,7 +550,8 @@ async def test_the_wait_for_a_turn_counts_too(node: FakeNode, engine: FakeEngine
 
 @asynccontextmanager
 async def beating_gateway(node: FakeNode, turns: SlotQueue | None = None) -> AsyncIterator[Gateway]:
-    gateway = Gateway(GatewayConfig(port=0, limits=Limits(beat_s=0.05)), node, turns)
+    node.turns = turns
+    gateway = Gateway(GatewayConfig(port=0, limits=Limits(beat_s=0.05)), node)
     await gateway.start()
     try:
         yield gateway
@@ -859,7 +861,8 @@ async def test_an_engine_that_is_replaced_while_a_request_waits_for_its_turn(
     node: FakeNode, engine: FakeEngine, second: FakeEngine
 ) -> None:
     turns = SlotQueue(1)
-    gateway = Gateway(GatewayConfig(port=0), node, turns)
+    node.turns = turns
+    gateway = Gateway(GatewayConfig(port=0), node)
     await gateway.start()
     try:
         second.on(CHAT, says("b"))

@@ -146,7 +146,8 @@ def limits() -> Limits:
 
 @pytest.fixture
 async def host(engine: FakeEngine, node: FakeNode, turns: SlotQueue, limits: Limits) -> AsyncIterator[Host]:
-    gateway = Gateway(GatewayConfig(port=0, limits=limits), node, turns)
+    node.turns = turns
+    gateway = Gateway(GatewayConfig(port=0, limits=limits), node)
     await gateway.start()
     async with mesh_of_members() as mesh:
         first, second = await mesh.pair()
@@ -485,7 +486,8 @@ async def test_a_body_that_does_not_come(host: Host) -> None:
 
 
 async def test_a_request_that_does_not_come(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway = Gateway(GatewayConfig(port=0), host.node, host.turns)
+    host.node.turns = host.turns
+    gateway = Gateway(GatewayConfig(port=0), host.node)
     monkeypatch.setattr(guests, "GUEST_IDLE_S", 0.2)
     await gateway.start()
     host.here._answer = gateway.serve_guest
@@ -498,7 +500,8 @@ async def test_a_request_that_does_not_come(host: Host, monkeypatch: pytest.Monk
 
 
 async def test_too_many_from_one_account(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway = Gateway(GatewayConfig(port=0, limits=Limits(connections_per_account=2)), host.node, host.turns)
+    host.node.turns = host.turns
+    gateway = Gateway(GatewayConfig(port=0, limits=Limits(connections_per_account=2)), host.node)
     await gateway.start()
     host.here._answer = gateway.serve_guest
     async with host.ask("a"), host.ask("b"):

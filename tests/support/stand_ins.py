@@ -17,15 +17,15 @@ from mesh_llm.engine.inspect import describe
 from mesh_llm.engine.kernel_speed import measured_kernels
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.engine.speed import measured_speed
-from mesh_llm.host.launch import Launch
+from mesh_llm.host.worker_launch import worker_spec
 from mesh_llm.local import hardware
+from mesh_llm.node import node
 from mesh_llm.types import Kernel, KernelSpeed, Speed
 
 COMMAND = (sys.executable, "-W", "error", "-m", "tests.support.stand_ins")
 
 
 def install(sizes: list[int], lacks: str | None) -> None:
-    worker = Launch.worker
     gpus = [
         {
             "name": f"GPU{index}",
@@ -49,11 +49,11 @@ def install(sizes: list[int], lacks: str | None) -> None:
     ) -> tuple[KernelSpeed, ...]:
         return await measured_kernels(libraries, "CPU", threads, kernels, cache=cache)
 
-    def on_the_cpu(self: Launch, *arguments: Any, **options: Any) -> WorkerSpec:
-        return replace(worker(self, *arguments, **options), device="CPU", lacks=lacks)
+    def on_the_cpu(*arguments: Any, **options: Any) -> WorkerSpec:
+        return replace(worker_spec(*arguments, **options), device="CPU", lacks=lacks)
 
     vars(hardware).update(describe=described, measured_speed=measured, measured_kernels=measured_with)
-    type.__setattr__(Launch, "worker", on_the_cpu)
+    vars(node).update(worker_spec=on_the_cpu)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.gateway.upstream import EngineLoss, Health, Upstream
 from mesh_llm.types import State
 
@@ -193,6 +194,19 @@ class FakeNode:
     engine_series: bytes = b""
     """That it was shown last."""
     remarks: list[tuple[str, str]] = field(default_factory=list)
+    turns: SlotQueue | None = None
+    names: tuple[str, ...] = ("tiny",)
+    others: list[FakeNode] = field(default_factory=list)
+    """That serve other models of it."""
+
+    def models(self) -> Sequence[FakeNode]:
+        return (self, *self.others)
+
+    def slot_queue(self, upstream: Upstream) -> SlotQueue | None:
+        return self.turns
+
+    def slot_queues(self) -> Sequence[SlotQueue]:
+        return () if self.turns is None else (self.turns,)
 
     def upstream(self) -> Upstream | None:
         return self.where

@@ -127,14 +127,18 @@ def test_a_flag_replaces_what_excludes_it(tmp_path: Path, text: str, arguments: 
         ('port = "9337"', 'line 1: port must be a whole number, not "9337"', None),
         ("port = true", "line 1: port must be a whole number, not true", None),
         ("split = 1", "line 1: split must be true or false, not 1", None),
-        ("model = 7", 'line 1: model must be a text, like "x", not 7', None),
+        ("model = 7", 'line 1: model must be a text or a list of texts, like ["x", "y"], not 7', None),
         ('hosting = "maybe"', 'line 1: hosting must be one of auto, prefer, never, not "maybe"', None),
         (
-            'engine-set = "a=1"',
-            'line 1: engine-set must be a list of texts, like ["a=1", "b=2"], not "a=1"',
+            "engine-set = 1",
+            'line 1: engine-set must be a text or a list of texts, like ["x", "y"], not 1',
             None,
         ),
-        ("model.x = 1", 'line 1: model must be a text, like "x", not a table', None),
+        (
+            "model.x = 1",
+            'line 1: model must be a text or a list of texts, like ["x", "y"], not a table',
+            None,
+        ),
         ('home = "/x"', "line 1: home cannot be set in a file that lies in it", "--home, or MESH_LLM_HOME"),
     ],
 )

@@ -50,12 +50,12 @@ def library(
     )
     runs = [SimpleNamespace(plan=plan(a=hosted, b=1000))] if hosted else []
     unused: Any = None
+    model: Any = (SimpleNamespace(runs=runs), Queue(queue))
     return CpuLibrary(
         unused,
         mesh=mesh,
-        hosting=SimpleNamespace(runs=runs),  # type: ignore[arg-type]
+        models=lambda: [model],
         lending=SimpleNamespace(lent_bytes=lent, leases=[1] if lent else []),  # type: ignore[arg-type]
-        slot_queue=Queue(queue),  # type: ignore[arg-type]
         say=unused,
         progress=unused,
         take_up=unused,

@@ -14,6 +14,7 @@ from mesh_llm.engine import machine
 from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
 from mesh_llm.errors import UsageError
 from mesh_llm.host.launch import Launch
+from mesh_llm.host.worker_launch import worker_spec
 from mesh_llm.local.hardware import Hardware, chosen, equipped, measured_as
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.layer_costs import load_of
@@ -54,7 +55,7 @@ def planned(has: Hardware, host_gb: float) -> Plan:
 
 
 def told(node: Launch) -> WorkerSpec:
-    return node.worker(Path("socket"), nodes_here=1)
+    return worker_spec(node.config, node.hardware, Path("socket"), nodes_here=1)
 
 
 # -- options ---------------------------------------------------------------------------------------

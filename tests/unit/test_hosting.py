@@ -16,9 +16,10 @@ from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun, StageLost
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
 from mesh_llm.planning import backoff
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import HeldPart, NodeId, Plan, ServingPlan, State
+from mesh_llm.types import Fingerprint, HeldPart, NodeId, Plan, ServingPlan, State
 from tests.support import planning
 
 ME = NodeId("me")
@@ -30,7 +31,6 @@ class StillMesh:
     def __init__(self, *nodes: Candidate) -> None:
         self.me = ME
         self.nodes = nodes
-        self.memory_bytes = 100 * planning.GB
         self.published: ServingPlan | None = None
         self.elsewhere: tuple[NodeId, ServingPlan] | None = None
         """What another node serves."""
@@ -44,7 +44,9 @@ class StillMesh:
     def unready(self) -> dict[NodeId, str]:
         return self.leaving
 
-    def serving(self) -> tuple[NodeId, ServingPlan] | None:
+    def settings(self) -> None: ...
+
+    def serving(self, fingerprint: Fingerprint | None = None) -> tuple[NodeId, ServingPlan] | None:
         own = (ME, self.published) if self.published is not None else None
         both = [each for each in (own, self.elsewhere) if each is not None]
         return max(both, key=lambda each: (each[1].epoch, each[0]), default=None)
@@ -59,13 +61,10 @@ class StillMesh:
     def has_company(self) -> bool:
         return len(self.nodes) > 1
 
-    def own_memory_bytes(self) -> int:
-        return self.memory_bytes
-
     def name_of(self, node: NodeId) -> str:
         return str(node)
 
-    def publish(self, *, serving: ServingPlan | None) -> None:
+    def publish(self, *, serving: ServingPlan | None, **_: object) -> None:
         self.published = serving
 
 
@@ -107,6 +106,7 @@ class NodeMemory:
         self.drained = 0
         self.hosting = Hosting(
             mesh=cast(Mesh, self.mesh),
+            plans=ModelPlans(HostedPlans(cast(Mesh, self.mesh), lambda: None), None),
             make_run=self._make_run,
             model=lambda: (planning.model(), self.settings),
             watcher=self,
@@ -227,7 +227,6 @@ async def test_without_room_for_two_engines_the_first_makes_way() -> None:
     room = NodeMemory(planning.node("me", 30))
     with driven(room):
         await room.until_serving()
-        room.mesh.memory_bytes = 30 * planning.GB
         room.settings = planning.settings(version=2, cache_type_k="q8_0")
         await room.until(lambda: len(room.runs) > 1)
 
@@ -236,7 +235,7 @@ async def test_without_room_for_two_engines_the_first_makes_way() -> None:
 
 
 async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() -> None:
-    room = NodeMemory(planning.node("me", 30))
+    room = NodeMemory(planning.node("me", 60))
     with driven(room):
         await room.until_serving()
         room.settings = planning.settings(version=2, cache_type_k="q8_0")
@@ -249,7 +248,7 @@ async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() ->
 
 
 async def test_a_file_that_has_come_is_worth_another_engine() -> None:
-    room = NodeMemory(planning.node("me", 30))
+    room = NodeMemory(planning.node("me", 60))
     with driven(room):
         await room.until_serving()
         room.runs[0].lacks_a_file = True
@@ -261,7 +260,7 @@ async def test_a_file_that_has_come_is_worth_another_engine() -> None:
 
 
 async def test_a_replaced_engine_stays_while_requests_have_nowhere_else_to_go() -> None:
-    room = NodeMemory(planning.node("me", 30))
+    room = NodeMemory(planning.node("me", 60))
     with driven(room):
         await room.until_serving()
         room.leant_on = cast(PlanRun, room.runs[0])
@@ -281,7 +280,7 @@ async def test_a_replaced_engine_stays_while_requests_have_nowhere_else_to_go() 
 async def test_what_can_serve_at_once_comes_before_a_long_fetch() -> None:
     part = HeldPart(fingerprint=planning.FINGERPRINT)
     late = planning.node("late", 20, models=(), part=part)
-    room = NodeMemory(planning.node("me", 30), late, settings=planning.settings(split=True))
+    room = NodeMemory(planning.node("me", 60), late, settings=planning.settings(split=True))
     with driven(room):
         await room.until(lambda: bool(room.runs))
         assert planning.layers(room.runs[0].plan) == {"me": (0, 40)}
@@ -304,7 +303,7 @@ async def test_a_fetch_is_waited_for_where_nothing_else_can_serve() -> None:
 
 
 async def test_while_nothing_serves_a_plan_that_is_on_its_way_is_not_given_up_for_a_better_one() -> None:
-    me, other = planning.node("me", 30), planning.node("other", 30)
+    me, other = planning.node("me", 60), planning.node("other", 30)
     room = NodeMemory(me, other, settings=planning.settings(split=True))
     with driven(room):
         await room.until_serving()

@@ -98,6 +98,8 @@ SETTINGS = MeshSettings(
     tensor_split=(3.0, 0.0, 1.5),
     layers=(("ann", 0, 10), ("ben", 10, 40)),
 )
+SHORT_PLAN = replace(PLAN, excluded=())
+"""Whoever hosts another model than the default one tells reasons only to those who ask."""
 FACTS = NodeFacts(
     name="Büro-PC",
     role=Role.NODE,
@@ -151,6 +153,9 @@ FACTS = NodeFacts(
     reason="because",
     lent_bytes=9,
     serving=ServingPlan(epoch=4, plan=PLAN),
+    also_parts=(HeldPart(fingerprint=Fingerprint("d" * 64), spans=((1, 2),)),),
+    also_serving=(ServingPlan(epoch=5, plan=SHORT_PLAN, fingerprint=Fingerprint("d" * 64)),),
+    starting=(ServingPlan(epoch=6, plan=SHORT_PLAN, settings_version=2, fingerprint=Fingerprint("c" * 64)),),
 )
 PLAIN = NodeFacts(name="n", role=Role.CLIENT, version="1")
 

@@ -12,7 +12,7 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.engine import machine
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import LinkRefused
-from mesh_llm.host.launch import Launch
+from mesh_llm.host.worker_launch import worker_spec
 from mesh_llm.local.hardware import Hardware, chosen, equipped, measured_as
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.memory_budget import lent_devices, lent_text, usable_bytes
@@ -39,14 +39,7 @@ def hardware(gpus: tuple[Device, ...], **options: Any) -> Hardware:
 
 def told(worker: Hardware, device: str = "") -> WorkerSpec:
     """What the worker child of a device hears."""
-    launch = Launch(
-        me=NodeId("b"),
-        config=NodeConfig(home=Path("/home")),
-        hardware=worker,
-        model=model(),
-        settings=settings(),
-    )
-    return launch.worker(Path("socket"), device, nodes_here=1)
+    return worker_spec(NodeConfig(home=Path("/home")), worker, Path("socket"), device, nodes_here=1)
 
 
 def member(worker: Hardware, **changes: Any) -> Candidate:

@@ -14,12 +14,14 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.engine.children.external import arguments
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.errors import MalformedMessage, UsageError
+from mesh_llm.local.own_settings import version_after
 from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
 from mesh_llm.mesh_settings import (
     ENGINE_OPTIONS,
     MESH_OPTIONS,
     Draft,
     MeshSettings,
+    ModelSettings,
     given_options,
 )
 from mesh_llm.types import Fingerprint
@@ -143,3 +145,48 @@ def test_a_change_of_any_engine_option_restarts_the_engine() -> None:
 
 def base() -> dict[str, Any]:
     return {"version": 3, "model": "smollm2", "fingerprint": Fingerprint("ff"), "alias": "größe"}
+
+
+OTHER = ModelSettings(model="coder", fingerprint=Fingerprint("cc"), alias="coder", changed=3)
+SEVERAL = replace(PLAIN, others=(OTHER, replace(OTHER, fingerprint=Fingerprint("ee"), alias="embeddings")))
+
+
+def test_settings_of_several_models_are_read_as_written() -> None:
+    assert settings_from_document(settings_to_document(SEVERAL)) == SEVERAL
+    assert [model.alias for model in SEVERAL.models] == ["größe", "coder", "embeddings"]
+
+
+def test_nodes_of_older_versions_read_the_default_model() -> None:
+    document = settings_to_document(SEVERAL)
+    del document["others"]
+    assert settings_from_document(document) == PLAIN
+
+
+def test_a_model_is_not_served_twice() -> None:
+    twice = replace(PLAIN, others=(replace(OTHER, fingerprint=PLAIN.fingerprint),))
+    with pytest.raises(MalformedMessage, match="twice"):
+        settings_from_document(settings_to_document(twice))
+
+
+def test_a_change_of_one_model_leaves_the_plans_of_others() -> None:
+    slower = replace(OTHER, slots=1)
+    new = version_after(SEVERAL, replace(SEVERAL, others=(slower, SEVERAL.others[1])))
+    assert new.version == 4
+    assert [model.plan_version for model in new.models] == [3, 4, 3]
+
+
+def test_another_default_model_leaves_all_plans() -> None:
+    coder = replace(PLAIN, model="coder", fingerprint=OTHER.fingerprint, alias="coder")
+    old = ModelSettings(model=PLAIN.model, fingerprint=PLAIN.fingerprint, alias=PLAIN.alias)
+    first = replace(SEVERAL, version=9, refined=4)
+    new = version_after(first, replace(coder, others=(old, SEVERAL.others[1])))
+    assert new.version == 10
+    assert {model.alias: model.plan_version for model in new.models} == {
+        "coder": 3,
+        "größe": 5,
+        "embeddings": 3,
+    }
+
+
+def test_settings_in_which_nothing_changes_keep_their_version() -> None:
+    assert version_after(SEVERAL, replace(SEVERAL, version=1)) is SEVERAL

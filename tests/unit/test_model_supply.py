@@ -17,10 +17,11 @@ from mesh_llm.errors import DownloadFailed, MeshError, ModelError
 from mesh_llm.local import model_files as shelving
 from mesh_llm.local.model_files import ModelFiles as RealShelf
 from mesh_llm.membership.member import Member, Standing
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import MeshSettings, ModelSettings
 from mesh_llm.models.catalog import CatalogEntry
 from mesh_llm.models.layer_ranges import Share
 from mesh_llm.node import model_supply as supplying
+from mesh_llm.node.model_offers import ModelOffers
 from mesh_llm.node.model_supply import ModelSupply
 from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
@@ -42,8 +43,8 @@ class Joining:
     def model(self) -> str:
         return self.settings.model
 
-    def check_model(self, model: ModelFacts) -> None:
-        if not self.sets_plan and model.fingerprint != self.settings.fingerprint:
+    def check_model(self, model: ModelFacts, settings: ModelSettings) -> None:
+        if model.fingerprint != settings.fingerprint:
             raise MeshError("another file")
 
 
@@ -54,16 +55,22 @@ class ModelFiles:
         return NOW
 
 
+def offers(config: NodeConfig, model_files: Any, joining: Any, mesh: Any = None) -> ModelOffers:
+    return ModelOffers(config=config, model_files=model_files, joining=joining, mesh=mesh, busy=bool)
+
+
 def model_supply(home: Path, *, owner: bool = False, model: str | None = None) -> ModelSupply:
     unused: Any = None
     joining: Any = Joining(settings=planning.settings(fingerprint=NOW.fingerprint), sets_plan=owner)
     model_files: Any = ModelFiles()
+    config = NodeConfig(home=home, model=model)
     return ModelSupply(
-        config=NodeConfig(home=home, model=model),
+        config=config,
+        settings=lambda: joining.settings,
         model_files=model_files,
+        offers=offers(config, model_files, joining),
         joining=joining,
         mesh=unused,
-        busy=bool,
         tell=unused,
         doing=unused,
         progress=unused,
@@ -95,6 +102,7 @@ class Away:
         settings = planning.settings(fingerprint=NOW.fingerprint, model=model)
         for name, value in {
             "_joining": Joining(settings=settings),
+            "_settings": lambda: settings,
             "_model_files": self,
             "_tell": self._tell,
             "_doing": str,
@@ -202,7 +210,13 @@ class Disk:
         self.entry = Joining(settings=planning.settings(fingerprint=OURS, model="ours"), sets_plan=owner)
         self.model_supply = model_supply(home)
         self.published: list[dict[str, Any]] = []
-        for name, value in {"_joining": self.entry, "_model_files": self.model_files, "_mesh": self}.items():
+        self.offers = offers(NodeConfig(home=home), self.model_files, self.entry, self)
+        for name, value in {
+            "_joining": self.entry,
+            "_settings": lambda: self.entry.settings,
+            "_model_files": self.model_files,
+            "_offers": self.offers,
+        }.items():
             monkeypatch.setattr(self.model_supply, name, value)
 
     def publish(self, **facts: Any) -> None:
@@ -212,7 +226,7 @@ class Disk:
         return planning.model(fingerprint=self.paths[path], files=(path,))
 
     def told(self) -> list[Fingerprint]:
-        return [held.fingerprint for held in self.model_supply.told()["models"]]
+        return [held.fingerprint for held in self.offers.told()["models"]]
 
     async def gives(self, fingerprint: Fingerprint) -> bool:
         """Whether a peer gets as much as a byte of it."""
@@ -224,11 +238,14 @@ class Disk:
         answers = []
         for request in requests:
             peer: Any = Peer()
-            await self.model_supply.serve_file(NodeId("peer"), {**request, "fingerprint": fingerprint}, peer)
+            await self.offers.serve_file(NodeId("peer"), {**request, "fingerprint": fingerprint}, peer)
             answers.append(json.loads(peer.written.splitlines()[0]))
         refused = [answer == {"refused": "it does not have the model"} for answer in answers]
         assert len(set(refused)) == 1, answers
         return not refused[0]
+
+
+NOTHING: dict[str, Any] = {"models": (), "part": None, "also_parts": ()}
 
 
 class Peer:
@@ -261,7 +278,7 @@ async def test_where_the_meshs_model_is_not_here_nothing_is_told(
 
     assert await disk.model_files.find(disk.entry.settings) is None
     assert await disk.model_supply.given() is None  # a file of that name is here, and is another
-    assert disk.model_supply.told() == {"models": (), "part": None}
+    assert disk.offers.told() == NOTHING
     assert not any([await disk.gives(name) for name in (OURS, PRIVATE, NEXT)])
 
 
@@ -300,7 +317,7 @@ async def test_members_hear_at_once_that_it_is_no_longer_given(
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 
-    assert disk.published == [{"models": (), "part": None}]
+    assert disk.published == [NOTHING]
 
 
 async def test_a_creator_that_has_not_settled_gives_nothing_but_what_it_serves(
@@ -311,7 +328,7 @@ async def test_a_creator_that_has_not_settled_gives_nothing_but_what_it_serves(
     disk.entry.settings = unsettled
     await disk.model_files.read(tmp_path / "ours.gguf")
 
-    assert disk.model_supply.told() == {"models": (), "part": None}
+    assert disk.offers.told() == NOTHING
     assert not await disk.gives(PRIVATE)
 
 
@@ -325,7 +342,7 @@ async def test_a_digest_is_of_all_bytes_and_is_read_once(
     path = tmp_path / "ours.gguf"
     path.write_bytes(b"some bytes")
     model = planning.model(files=(path,))
-    ours = model_supply(tmp_path)
+    ours = offers(NodeConfig(home=tmp_path), None, None)
 
     digest = await ours.digest_of(model)
 
@@ -360,6 +377,7 @@ async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified
     monkeypatch.setattr(layer_fetch, "fetch_layers", fails)
     for name, value in {
         "_joining": Joining(settings=settings),
+        "_settings": lambda: settings,
         "_tell": lambda event: said.append(event.text),
         "_doing": str,
         "_source_known": nothing,

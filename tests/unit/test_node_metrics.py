@@ -113,8 +113,8 @@ class ServingRun:
 
 def host(node: Node, plan: Plan, epoch: int = 7) -> ServingRun:
     run = ServingRun(epoch, plan)
-    node.hosting.serving = cast(PlanRun, run)
-    node.hosting.plan = plan
+    node.models.default.hosting.serving = cast(PlanRun, run)
+    node.models.default.hosting.plan = plan
     node.mesh.publish(serving=ServingPlan(epoch=epoch, plan=plan))
     return run
 
@@ -213,7 +213,7 @@ async def test_another_nodes_engine_says_nothing_of_this_one(node: Node) -> None
 
 
 async def test_a_plan_that_waits_tells_need_and_have(node: Node) -> None:
-    node.hosting.plan = a_plan(ANN, mode=Mode.WAITING)
+    node.models.default.hosting.plan = a_plan(ANN, mode=Mode.WAITING)
 
     seen = scrape(node)
 
@@ -259,9 +259,9 @@ async def test_deaths_starts_and_plans_are_counted(node: Node) -> None:
         (EngineState.LOADING, None),
         (EngineState.NONE, None),
     ):
-        node._on_engine(cast(PlanRun, object()), EngineReport(state=state, pid=pid))
+        node.models.default._on_engine(cast(PlanRun, object()), EngineReport(state=state, pid=pid))
     node.lending.starts, node.lending.deaths = 4, 3
-    tally = node.hosting.tally
+    tally = node.models.default.hosting.tally
     tally.proposed, tally.served, tally.failed, tally.dropped, tally.workers_lost = 9, 5, 2, 1, 6
     node.mesh.connections.update(new=3, again=2)
     node.mesh.disconnections.update(lost=1)

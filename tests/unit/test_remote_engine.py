@@ -12,8 +12,9 @@ from mesh_llm.gateway.engine_request import small
 from mesh_llm.gateway.upstream import EngineLoss, Upstream
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
 from mesh_llm.peers.remote_engine import RemoteEngine
-from mesh_llm.types import NodeId, ServingPlan, State
+from mesh_llm.types import Fingerprint, NodeId, ServingPlan, State
 from tests.support.planning import plan_of
 
 HOST, WORKER, ME = NodeId("a" * 64), NodeId("b" * 64), NodeId("c" * 64)
@@ -40,7 +41,7 @@ class TwoOthers:
         self.state = State.SERVING
         self.epoch = 7
 
-    def serving(self) -> tuple[NodeId, ServingPlan] | None:
+    def serving(self, fingerprint: Fingerprint | None = None) -> tuple[NodeId, ServingPlan] | None:
         plan = plan_of((HOST, 0, 15), (WORKER, 15, 30))
         return HOST, ServingPlan(epoch=self.epoch, plan=plan, settings_version=1)
 
@@ -60,7 +61,10 @@ class TwoOthers:
 class Asked:
     def __init__(self) -> None:
         self.mesh = TwoOthers()
-        self.remote = RemoteEngine(cast(Mesh, self.mesh), cast(DataLinks, None))
+        mesh = cast(Mesh, self.mesh)
+        self.remote = RemoteEngine(
+            mesh, cast(DataLinks, None), ModelPlans(HostedPlans(mesh, lambda: None), None)
+        )
 
     async def until_known(self) -> Upstream:
         self.remote.wake()

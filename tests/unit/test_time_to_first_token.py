@@ -67,7 +67,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     node.mesh.membership.set(agreed, node.identity, now=time.time())
     plan = decide(node.mesh.snapshot(), facts, agreed, current=None)
     node.mesh.publish(serving=ServingPlan(epoch=1, plan=plan))
-    monkeypatch.setattr(node._engines, "upstream", lambda: Upstream(url=HERE, key=""))
+    monkeypatch.setattr(node.models.default.engines, "upstream", lambda: Upstream(url=HERE, key=""))
     monkeypatch.setattr(node.model_files, "facts", lambda fingerprint: facts)
     return node
 

@@ -57,8 +57,11 @@ def configure(ctx: click.Context, args: Sequence[str]) -> None:
     if ctx.resilient_parsing or {"--help", "-h", "--version"} & set(args):
         return
     found = read(Home(_home(args)).config_file)
+    known = node_parameters()
     ctx.default_map = {
-        node_parameters()[key].name: value for key, value in found.items() if not _is_set_elsewhere(key, args)
+        known[key].name: [value] if known[key].multiple and isinstance(value, str) else value
+        for key, value in found.items()
+        if not _is_set_elsewhere(key, args)
     }
 
 
@@ -142,7 +145,8 @@ class _Expected:
 
     def holds(self, value: object) -> bool:
         if self._kind is list:
-            return isinstance(value, list) and all(isinstance(each, str) for each in value)
+            texts = value if isinstance(value, list) else [value]
+            return all(isinstance(each, str) for each in texts)
         # True is a number to Python.
         return type(value) is self._kind and (not self._values or value in self._values)
 
@@ -151,7 +155,7 @@ def _expected(option: click.Option) -> _Expected:
     if option.is_flag:
         return _Expected("true or false", bool)
     if option.multiple:
-        return _Expected('a list of texts, like ["a=1", "b=2"]', list)
+        return _Expected('a text or a list of texts, like ["x", "y"]', list)
     if isinstance(option.type, click.Choice):
         return _Expected(f"one of {', '.join(option.type.choices)}", str, option.type.choices)
     return (

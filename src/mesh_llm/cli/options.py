@@ -45,10 +45,12 @@ debug_option = click.option("--debug", is_flag=True, help="log everything to std
 _OPTIONS = [
     click.option(
         "--model",
+        multiple=True,
         metavar="NAME|PATH",
         help="a name from mesh-llm models or mesh-llm download, a GGUF file (any shard of a multi-file one), "
         "hf:OWNER/REPO[:FILE|QUANT], ollama:NAME or a URL "
-        f"(default: the mesh's model when joining one, {DEFAULT_MODEL} otherwise)",
+        f"(default: the mesh's model when joining one, {DEFAULT_MODEL} otherwise); "
+        "can be repeated: the first answers requests that name none",
     ),
     click.option(
         "--join",
@@ -298,12 +300,16 @@ def planned(options: dict[str, Any]) -> dict[str, Any]:
     from mesh_llm.config import parse_override, parse_size
     from mesh_llm.mesh_settings import MESH_OPTIONS
 
-    for name in ("model", "draft"):
-        if options[name] == "":
-            raise UsageError(f"--{name} is empty")
-    same = ("model", "draft", "draft_max", "no_draft", "gpu_layers", "cpu_moe", "n_cpu_moe", "threads")
+    models = tuple(options["model"] or ())
+    if "" in models:
+        raise UsageError("--model is empty")
+    if options["draft"] == "":
+        raise UsageError("--draft is empty")
+    same = ("draft", "draft_max", "no_draft", "gpu_layers", "cpu_moe", "n_cpu_moe", "threads")
     known = {
         "home": home_path(options["home"]),
+        "model": models[0] if models else None,
+        "more_models": models[1:],
         "max_memory_bytes": parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
         "devices": tuple(options["device"].split(",")) if options["device"] is not None else None,
         "override_tensor": tuple(

@@ -34,6 +34,8 @@ def plan(as_json: bool, **options: Any) -> None:
     other than the mesh's, as if every node had its file. Otherwise it is for this machine alone.
     """
     config = NodeConfig(**planned(options))
+    if config.more_models:
+        raise UsageError("mesh-llm plan takes one --model", hint="ask once for each of them")
     document = asyncio.run(_planned(config, options))
     if as_json:
         print_json(document)

@@ -125,6 +125,12 @@ def show(status: schema.Status, *, layers: bool = False) -> None:
         [_node_row(node, names) for node in status.mesh.nodes],
         headers=("node", "role", "state", "memory", "lent", "link", "rtt", "traffic", "via"),
     )
+    if len(status.models) > 1:
+        print()
+        print_table(
+            [tables.served_model(each, names) for each in status.models],
+            headers=("model", "state", "host", "context", "slots", "on"),
+        )
     if plan and plan.stages:
         print()
         if layers:

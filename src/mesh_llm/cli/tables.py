@@ -132,6 +132,18 @@ def share(stage: schema.PlanStageStatus) -> str:
     return f"{100 * stage.share:.0f} %"
 
 
+def served_model(model: schema.ServedModelStatus, names: Names) -> tuple[str, ...]:
+    state = f"{model.state}: {model.reason}" if model.reason else model.state
+    return (
+        f"{model.name} (default)" if model.default else model.name,
+        state,
+        names.get(model.host, "–") if model.host is not None else "–",
+        str(model.context or "–"),
+        str(model.slots or "–"),
+        ", ".join(names.get(node, node[:8]) for node in model.nodes) or "–",
+    )
+
+
 def how_planned(plan: schema.PlanStatus, names: Names) -> str:
     """`split over 3 nodes, hosted by desk`."""
     host = name(names, plan.host)

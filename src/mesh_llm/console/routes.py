@@ -21,7 +21,10 @@ from mesh_llm.types import Role
 
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
 _HIGHEST_USES = 1_000_000
-_WITH_BODY = ("plan", "invite", "revoke", "promote", "measure")
+_WITH_BODY = (
+    *("plan", "invite", "revoke", "promote", "measure"),
+    *("load-model", "unload-model", "use-model"),
+)
 
 
 Document = dict[str, Any]
@@ -46,6 +49,10 @@ class Managed:
     promote: Callable[[str], Document]
     invites: Callable[[], Document]
     revoke: Callable[[str], Document]
+    load_model: Callable[[Document], Awaitable[Document]]
+    unload_model: Callable[[Document], Document]
+    use_model: Callable[[Document], Document]
+    """Make it the default one."""
     measure: Callable[[Document], Awaitable[Document]]
     """A link to another member, for `mesh-llm bench transport`."""
 
@@ -102,6 +109,9 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "leave": leave,
         "unload": unload,
         "load": load,
+        "load-model": node.load_model,
+        "unload-model": node.unload_model,
+        "use-model": node.use_model,
     }
     for name, answer in gets.items():
         app.router.add_get(f"/api/{name}", _answered(answer, reads_body=False))

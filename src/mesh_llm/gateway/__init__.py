@@ -51,7 +51,8 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     stall_timer        notices that nothing has happened for too long
     engine_errors      the engine's errors, in the client's API
     api_errors         our own errors, in the client's API: the only place that writes one
-    model_list         one model of the engine's list
+    model_route        which model a request is for
+    model_list         lists of models, and one of them
     guests             requests of other nodes' gateways
     guest              one such gateway, and for whom it asks
     metrics            counts requests, and logs a line for each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
 from aiohttp import web
@@ -176,8 +176,9 @@ def bad_request(message: str, *, status: int = 400, code: str = "bad_request") -
     return _refused(status, message, code=code)
 
 
-def no_such_model(name: str) -> ApiError:
-    message = f"the model {name[:_NAME_SHOWN]!r} does not exist; GET /v1/models lists those that do"
+def no_such_model(name: str, known: Sequence[str] = ()) -> ApiError:
+    others = f"these do: {', '.join(known)}" if known else "GET /v1/models lists those that do"
+    message = f"the model {name[:_NAME_SHOWN]!r} does not exist; {others}"
     return ApiError(404, message, kind="invalid_request_error", code="model_not_found")
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.engine_connection import EngineError, EngineLost
-from mesh_llm.gateway.upstream import EngineLoss, Serving, Upstream
+from mesh_llm.gateway.upstream import EngineLoss, ModelServing, Upstream
 from mesh_llm.types import State
 
 GATEWAY_RESUME_TRIES = 4
@@ -31,7 +31,7 @@ class EngineUntried(EngineLost):
     """It was not asked for the answer: its time was too short, or another one has taken its place."""
 
 
-async def is_given_up(serving: Serving, upstream: Upstream, *, within_s: float) -> bool:
+async def is_given_up(serving: ModelServing, upstream: Upstream, *, within_s: float) -> bool:
     """Whether the node has another engine, or none, soon after that one complained."""
     deadline = time.monotonic() + within_s
     while serving.upstream() == upstream:
@@ -41,7 +41,7 @@ async def is_given_up(serving: Serving, upstream: Upstream, *, within_s: float) 
     return True
 
 
-async def until_serving(serving: Serving, *, patience_s: float = 0.0) -> Upstream:
+async def until_serving(serving: ModelServing, *, patience_s: float = 0.0) -> Upstream:
     """The engine to ask; raises the `Failure` when there is none after the client's patience.
 
     From one plan to the next a node that serves may have nothing to serve with for a moment, as
@@ -67,7 +67,7 @@ class EngineChoice:
 
     def __init__(
         self,
-        serving: Serving,
+        serving: ModelServing,
         *,
         limit_s: float,
         clock: Callable[[], float] = time.monotonic,

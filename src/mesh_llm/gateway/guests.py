@@ -60,12 +60,9 @@ _BROKEN = "broken"
 
 
 class Guests:
-    def __init__(
-        self, serving: Serving, limits: Limits, slot_queue: SlotQueue | None, count: Callable[[str], None]
-    ) -> None:
+    def __init__(self, serving: Serving, limits: Limits, count: Callable[[str], None]) -> None:
         """`count` is told how each request ended."""
         self._serving = serving
-        self._slot_queue = slot_queue
         self._tokenizing = SlotQueue(GUEST_TOKENIZES)
         self._count = count
         self._pool = ConnectionPool(limits)
@@ -135,7 +132,7 @@ class Guests:
     async def _answer(self, request: web.BaseRequest, exchange: Exchange, guest: Guest) -> web.StreamResponse:
         check_head(request)
         engine_request = EngineRequest.of(request)
-        with self._keeping(guest.account) as keep:
+        with self._keeping(guest) as keep:
             # All of it before its turn: what does not come holds nobody up.
             body = await self._receive(request, exchange, engine_request.route, keep)
             try:
@@ -164,16 +161,17 @@ class Guests:
             raise api_errors.body_late(GUEST_BODY_S) from None
 
     @contextmanager
-    def _keeping(self, account: str) -> Iterator[Callable[[int], None]]:
+    def _keeping(self, guest: Guest) -> Iterator[Callable[[int], None]]:
         """Within the block, count bytes that are kept; raises the refusal where there is no more room."""
-        kept = 0
+        account, kept = guest.account, 0
 
         def keep(size: int) -> None:
             nonlocal kept
             kept += size
             self._kept[account] += size
             if self._kept[account] > GUEST_KEPT_PER_ACCOUNT_BYTES or self._kept.total() > GUEST_KEPT_BYTES:
-                raise api_errors.busy(self._slot_queue.retry_after_s if self._slot_queue is not None else 1)
+                slot_queue = self._slot_queue(guest)
+                raise api_errors.busy(slot_queue.retry_after_s if slot_queue is not None else 1)
 
         try:
             yield keep
@@ -182,9 +180,15 @@ class Guests:
             if not self._kept[account]:
                 del self._kept[account]
 
+    def _slot_queue(self, guest: Guest) -> SlotQueue | None:
+        upstream = self._serving.engine(guest.epoch)
+        return self._serving.slot_queue(upstream) if upstream is not None else None
+
     def _turn(self, route: Route, guest: Guest) -> AbstractAsyncContextManager[None]:
         """By what is asked for, whatever the guest says about it."""
-        slot_queue = self._slot_queue if route.computes else self._tokenizing if route.tokenizes else None
+        slot_queue = self._tokenizing if route.tokenizes else None
+        if route.computes:
+            slot_queue = self._slot_queue(guest)
         if slot_queue is None:
             return nullcontext()
         return slot_queue.take(

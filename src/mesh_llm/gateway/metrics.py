@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -219,17 +219,17 @@ class Meters:
         """A request of another node's gateway has ended; its client is that one's to count."""
         self._guests_of(status).inc()
 
-    def watch_queue(self, slot_queue: SlotQueue) -> None:
-        """Tell of the queue in front of the engine here, whichever node its requests come from."""
+    def watch_queues(self, slot_queues: Callable[[], Iterable[SlotQueue]]) -> None:
+        """Tell of the queues in front of the engines here, whichever node their requests come from."""
         gauge = Gauge(
             "mesh_llm_gateway_queue_waiting", "Requests that wait for a slot.", registry=self._registry
         )
-        gauge.set_function(lambda: slot_queue.waiting)
-        gauge = Gauge("mesh_llm_gateway_slots_taken", "Slots of the engine in use.", registry=self._registry)
-        gauge.set_function(lambda: slot_queue.taken)
-        slot_queue.on_wait = Histogram(
+        gauge.set_function(lambda: sum(queue.waiting for queue in slot_queues()))
+        gauge = Gauge("mesh_llm_gateway_slots_taken", "Slots of engines in use.", registry=self._registry)
+        gauge.set_function(lambda: sum(queue.taken for queue in slot_queues()))
+        self.on_wait = Histogram(
             "mesh_llm_gateway_queue_seconds",
-            "Time that requests waited for a slot of the engine on this node.",
+            "Time that requests waited for a slot of an engine on this node.",
             buckets=_SECONDS,
             registry=self._registry,
         ).observe

@@ -1,12 +1,37 @@
-"""One model of the list that the engine gives, as OpenAI's API has it. Pure."""
+"""Lists of models, and one model of them, as OpenAI's API has it. Pure."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from mesh_llm.gateway.upstream import ModelServing
+from mesh_llm.types import State
+
 MODELS_PATH = "/v1/models"
 _FOLDERS = (f"{MODELS_PATH}/", "/models/")
+_STATUS = {
+    State.SERVING: "loaded",
+    State.STARTING: "loading",
+    State.LOADING: "loading",
+    State.WAITING: "unloaded",
+    State.FAILED: "failed",
+    State.DRAINING: "unloaded",
+}
+"""In the words of llama-server, where it serves several."""
+
+
+def is_list(method: str, path: str) -> bool:
+    return method in ("GET", "HEAD") and path in (MODELS_PATH, "/models")
+
+
+def entry(model: ModelServing, listed: bytes) -> dict[str, Any]:
+    """Of one of several; `listed`: what its engine says, if it has one."""
+    health, name = model.health(), model.names[0]
+    told = found(name, listed) or {"id": name, "object": "model", "created": 0, "owned_by": "mesh-llm"}
+    aliases = [*(told.get("aliases") or ()), *model.names[1:]]
+    status = {"value": _STATUS[health.state], **({"reason": health.reason} if health.reason else {})}
+    return {**told, "aliases": list(dict.fromkeys(aliases)), "status": status}
 
 
 def model_asked_for(method: str, path: str) -> str | None:

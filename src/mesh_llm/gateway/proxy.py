@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -32,14 +32,15 @@ from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.http_framing import Head, MalformedAnswer
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
-from mesh_llm.gateway.model_list import MODELS_PATH, found, model_asked_for
+from mesh_llm.gateway.model_list import MODELS_PATH, entry, found, is_list, model_asked_for
+from mesh_llm.gateway.model_route import chosen, named
 from mesh_llm.gateway.request_body import RequestBody
 from mesh_llm.gateway.resume_join import Diverged
 from mesh_llm.gateway.routes import PLAIN, Route
-from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
+from mesh_llm.gateway.slot_queue import QueueFull, SlotWaitExpired
 from mesh_llm.gateway.sse import dump
 from mesh_llm.gateway.text_request import TextRequest
-from mesh_llm.gateway.upstream import Serving, SlotRequest, Upstream
+from mesh_llm.gateway.upstream import ModelServing, Serving, SlotRequest, Upstream
 
 GATEWAY_DOUBT_S = 0.5
 """To hear of a lost worker after the engine answered 500: it says that to some wrong questions, too."""
@@ -47,6 +48,8 @@ GATEWAY_REFUSAL_BYTES = 64 << 10
 """Of an engine's words against a request, read to be said in another way; they are a sentence or two."""
 GATEWAY_QUESTION_S = 20.0
 """For an engine to count or render a prompt, the longest one on the slowest machine."""
+GATEWAY_LIST_S = 2.0
+"""For an engine to tell of its model, in a list of all of them: one that is busy is listed without it."""
 GATEWAY_PREFER_WAIT_S = 600.0
 """The longest that a client may ask to wait for the model: loading the largest takes minutes."""
 GATEWAY_METRICS_S = 2.0
@@ -67,15 +70,15 @@ class _Request:
     http: web.BaseRequest
     exchange: Exchange
     engine: EngineRequest
+    model: ModelServing
 
 
 class Proxy:
     """The way to the engine and back, for all requests of one gateway."""
 
-    def __init__(self, serving: Serving, limits: Limits, slot_queue: SlotQueue | None = None) -> None:
+    def __init__(self, serving: Serving, limits: Limits) -> None:
         self._serving = serving
         self._limits = limits
-        self._slot_queue = slot_queue
         self._kept_bytes = 0
         self._pool = ConnectionPool(limits)
 
@@ -83,11 +86,16 @@ class Proxy:
         self._pool.close()
 
     async def answer(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        request = _Request(http=http, exchange=exchange, engine=EngineRequest.of(http))
-        await self._until_serving(http)
+        engine, models = EngineRequest.of(http), self._serving.models()
+        if len(models) == 1:
+            await _until_serving(http, models[0])
         body = await RequestBody.receive(http, exchange, self._within_budget())
         self._kept_bytes += len(body.start)
         try:
+            if len(models) > 1 and is_list(http.method, http.path):
+                return await self._list(exchange, models)
+            model = await _model_of(http, body, models)
+            request = _Request(http=http, exchange=exchange, engine=engine, model=model)
             response = await self._answer(request, body)
             if exchange.answer_writer is not None:
                 # Out of turn: the engine is done with it, however slowly its client reads.
@@ -104,7 +112,7 @@ class Proxy:
         if not body.complete:
             return await self._upload(request, body)
         if (model := model_asked_for(method, path)) is not None:
-            return await self._model(request.exchange, model)
+            return await self._model(request, model)
         generation = TextRequest.read(method, path, body.start)
         if generation is None:
             return await self._pass_on(request, body)
@@ -119,7 +127,7 @@ class Proxy:
 
     async def engine_metrics(self) -> bytes:
         """The engine's own series, or nothing where it has none to give in time."""
-        upstream = self._serving.upstream()
+        upstream = self._serving.models()[0].upstream()
         if upstream is None:
             return b""
         try:
@@ -129,9 +137,29 @@ class Proxy:
             return b"# the engine gave no metrics\n"
         return body if head.status == 200 else b""
 
-    async def _model(self, exchange: Exchange, name: str) -> web.Response:
+    async def _list(self, exchange: Exchange, models: Sequence[ModelServing]) -> web.Response:
+        """All models: what the engine of each says, as far as there is one."""
+        told = await asyncio.gather(*map(self._listed, models))
+        body = dump(
+            {"object": "list", "data": [entry(model, each) for model, each in zip(models, told, strict=True)]}
+        )
+        exchange.answered(body)
+        return web.Response(body=body, content_type="application/json", headers=exchange.headers)
+
+    async def _listed(self, model: ModelServing) -> bytes:
+        if (upstream := model.upstream()) is None:
+            return b""
+        try:
+            async with asyncio.timeout(GATEWAY_LIST_S):
+                head, listed = await self._fetch(upstream, small("GET", MODELS_PATH), b"")
+        except (EngineError, TimeoutError):
+            return b""
+        return listed if head.status == 200 else b""
+
+    async def _model(self, request: _Request, name: str) -> web.Response:
         """One of the list that the engine gives; it has no route of its own for that."""
-        async with EngineChoice(self._serving, limit_s=self._limits.resume_s) as attempts:
+        exchange = request.exchange
+        async with EngineChoice(request.model, limit_s=self._limits.resume_s) as attempts:
             while True:
                 upstream = await attempts.next()
                 exchange.served_by = _elsewhere(upstream)
@@ -157,12 +185,6 @@ class Proxy:
         exchange.answered(body)
         return web.Response(body=body, headers=headers)
 
-    async def _until_serving(self, request: web.BaseRequest) -> None:
-        """A client that prefers to wait for the model may do so."""
-        asked = _WAIT.search(", ".join(request.headers.getall("Prefer", ())))
-        patience_s = min(float(asked[1]), GATEWAY_PREFER_WAIT_S) if asked else 0.0
-        await until_serving(self._serving, patience_s=patience_s)
-
     # -- text ------------------------------------------------------------------------------------
 
     async def _generate(self, request: _Request, generation: TextRequest) -> web.StreamResponse:
@@ -178,7 +200,7 @@ class Proxy:
     async def _complete(self, request: _Request, answer: Answer) -> web.StreamResponse | None:
         """Ask engines until nothing is missing; returns what one says instead where it does not mean to."""
         exchange = request.exchange
-        async with EngineChoice(self._serving, limit_s=self._limits.resume_s) as attempts:
+        async with EngineChoice(request.model, limit_s=self._limits.resume_s) as attempts:
             while not answer.is_whole:
                 answer.doing = "waiting for the next engine"
                 upstream = await attempts.next()
@@ -190,7 +212,7 @@ class Proxy:
                     if refusal is not None:
                         return refusal
                 except EngineGaveUp as error:
-                    if not await is_given_up(self._serving, upstream, within_s=GATEWAY_EXPLAIN_S):
+                    if not await is_given_up(request.model, upstream, within_s=GATEWAY_EXPLAIN_S):
                         return answer.refuse(error.event)
                     exchange.lost()
                     attempts.failed(upstream, error, told=exchange.events > before)
@@ -240,7 +262,7 @@ class Proxy:
             left_s = max(0.0, left_s - (time.monotonic() - began_s))
         turn = request.engine.turn(resumed=answer.has_begun, within_s=left_s)
         asked = [request.engine.with_body(upstream, dump(document)) for document in documents]
-        async with self._asked(upstream, exchange, turn, "POST", *asked) as connection:
+        async with self._asked(request, upstream, turn, *asked) as connection:
             head = await connection.head()
             if head.status != 200 or not _is_stream(head):
                 return await self._refusal(request, upstream, connection, answer)
@@ -262,16 +284,16 @@ class Proxy:
             if refusal is not None and refusal.is_mistake:
                 # It would say so again: it lacks what the first one had, a projector for images.
                 raise api_errors.not_resumed(f"the next engine cannot go on: {refusal.message}")
-            await self._check_failure(head, upstream)
+            await self._check_failure(head, request.model, upstream)
             answer.cannot_continue = answer.cannot_continue or head.status in (400, 422)
             raise EngineLost(f"the next engine answered {head.status}")
         return await self._hand_back(request, upstream, connection, request.engine.route)
 
-    async def _check_failure(self, head: Head, upstream: Upstream) -> None:
+    async def _check_failure(self, head: Head, model: ModelServing, upstream: Upstream) -> None:
         """A failure of an engine that the node gives up is none of the request's."""
         if head.status != _COMPUTE_ERROR:
             return
-        if await is_given_up(self._serving, upstream, within_s=GATEWAY_DOUBT_S):
+        if await is_given_up(model, upstream, within_s=GATEWAY_DOUBT_S):
             raise EngineLost(f"the engine answered {head.status} while it was failing")
 
     async def _question(self, upstream: Upstream, target: str, document: Document | None) -> Document:
@@ -295,13 +317,13 @@ class Proxy:
     async def _pass_on(self, request: _Request, body: RequestBody) -> web.StreamResponse:
         """As it came; to another engine as long as the client has heard nothing."""
         exchange, engine = request.exchange, request.engine
-        async with EngineChoice(self._serving, limit_s=self._limits.resume_s) as attempts:
+        async with EngineChoice(request.model, limit_s=self._limits.resume_s) as attempts:
             while True:
                 upstream = await attempts.next()
                 turn = engine.turn(within_s=attempts.left_s)
                 asked = engine.head(upstream, body.headers()) + body.start
                 try:
-                    async with self._asked(upstream, exchange, turn, engine.method, asked) as connection:
+                    async with self._asked(request, upstream, turn, asked) as connection:
                         return await self._hand_back(request, upstream, connection, engine.route)
                 except EngineSilent:
                     raise
@@ -313,7 +335,7 @@ class Proxy:
 
     async def _upload(self, request: _Request, body: RequestBody) -> web.StreamResponse:
         """A body too large to be sent twice: on a connection that nobody has used before."""
-        async with EngineChoice(self._serving, limit_s=0.0) as attempts:
+        async with EngineChoice(request.model, limit_s=0.0) as attempts:
             # Asked again: the body may have taken its time, and the engine may be another one by now.
             upstream = await attempts.next()
             head = request.engine.head(upstream, body.headers())
@@ -348,7 +370,7 @@ class Proxy:
         head = await connection.head()
         refusal = await _refusal_in(request.http, head, connection)
         if route.computes and not (refusal is not None and refusal.is_mistake):
-            await self._check_failure(head, upstream)
+            await self._check_failure(head, request.model, upstream)
         if refusal is not None:
             return _told(refusal, head, exchange, _headers(head, upstream, exchange))
         return await deliver(
@@ -386,23 +408,24 @@ class Proxy:
 
     @asynccontextmanager
     async def _asked(
-        self, upstream: Upstream, exchange: Exchange, turn: SlotRequest | None, method: str, *requests: bytes
+        self, request: _Request, upstream: Upstream, turn: SlotRequest | None, *parts: bytes
     ) -> AsyncIterator[EngineConnection]:
         """Send a request that can be sent again, in its turn; the head of its answer has come.
 
         Of several requests, only the last one's answer matters.
         """
-        exchange.served_by = _elsewhere(upstream)
+        method = request.engine.method
+        request.exchange.served_by = _elsewhere(upstream)
         async with self._in_turn(upstream, turn):
-            if turn is not None and self._serving.upstream() != upstream:
+            if turn is not None and request.model.upstream() != upstream:
                 raise EngineUntried("the engine was replaced while the request waited for a slot")
-            for request in requests[:-1]:
-                connection = await self._pool.ask(upstream, method, request, turn)
+            for part in parts[:-1]:
+                connection = await self._pool.ask(upstream, method, part, turn)
                 try:
                     await connection.pour(lambda _: None)
                 finally:
                     self._pool.give_back(upstream, connection)
-            connection = await self._pool.ask(upstream, method, requests[-1], turn)
+            connection = await self._pool.ask(upstream, method, parts[-1], turn)
             try:
                 yield connection
             finally:
@@ -411,11 +434,12 @@ class Proxy:
     @asynccontextmanager
     async def _in_turn(self, upstream: Upstream, turn: SlotRequest | None) -> AsyncIterator[None]:
         """At the engine of this node; those elsewhere see to it themselves."""
-        if turn is None or upstream.connect is not None or self._slot_queue is None:
+        slot_queue = self._serving.slot_queue(upstream) if upstream.connect is None else None
+        if turn is None or slot_queue is None:
             yield
             return
         try:
-            async with self._slot_queue.take(
+            async with slot_queue.take(
                 turn.client, name=turn.name, resumed=turn.resumed, within_s=turn.within_s
             ):
                 yield
@@ -425,6 +449,25 @@ class Proxy:
             if turn.within_s is not None:
                 raise EngineUntried(str(late)) from None
             raise api_errors.queue_late(late.waited_s) from None
+
+
+async def _model_of(http: web.BaseRequest, body: RequestBody, models: Sequence[ModelServing]) -> ModelServing:
+    """The model that a request is for; where there are several, only its body tells."""
+    if len(models) == 1:
+        return models[0]
+    name = named(http.method, http.path, http.query, body.start, complete=body.complete)
+    model = chosen(models, name)
+    if model is None:
+        raise api_errors.no_such_model(str(name), [each.names[0] for each in models])
+    await _until_serving(http, model)
+    return model
+
+
+async def _until_serving(http: web.BaseRequest, model: ModelServing) -> None:
+    """A client that prefers to wait for the model may do so."""
+    asked = _WAIT.search(", ".join(http.headers.getall("Prefer", ())))
+    patience_s = min(float(asked[1]), GATEWAY_PREFER_WAIT_S) if asked else 0.0
+    await until_serving(model, patience_s=patience_s)
 
 
 async def _finished(answer: Answer) -> web.StreamResponse:

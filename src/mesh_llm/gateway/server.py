@@ -23,7 +23,6 @@ from mesh_llm.gateway.headers import OURS, SAFE
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Proxy
-from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.gateway.upstream import Serving
 from mesh_llm.loopback import is_loopback
 from mesh_llm.types import State
@@ -55,15 +54,12 @@ class GatewayConfig:
 class Gateway:
     """Answers API clients on one port from `start` until `stop`."""
 
-    def __init__(self, config: GatewayConfig, serving: Serving, slot_queue: SlotQueue | None = None) -> None:
-        """`slot_queue`: at the engine of this node; None where the engine's own queue will do."""
+    def __init__(self, config: GatewayConfig, serving: Serving) -> None:
         self._config = config
         self._serving = serving
-        self._slot_queue = slot_queue
         self._guard = ApiAccess(api_key=config.api_key, listen=config.listen)
         self._meters = Meters()
-        if slot_queue is not None:
-            self._meters.watch_queue(slot_queue)
+        self._meters.watch_queues(serving.slot_queues)
         self._relay: Proxy | None = None
         self._guests: Guests | None = None
         self._runner: web.ServerRunner | None = None
@@ -91,8 +87,8 @@ class Gateway:
         context = None if config.tls_cert is None else ports.tls(config.tls_cert, config.tls_key)
         taken = await asyncio.to_thread(ports.bind, config.listen, config.port)
         self._port = taken.getsockname()[1]
-        self._relay = Proxy(self._serving, config.limits, self._slot_queue)
-        self._guests = Guests(self._serving, config.limits, self._slot_queue, self._meters.count_guest)
+        self._relay = Proxy(self._serving, config.limits)
+        self._guests = Guests(self._serving, config.limits, self._meters.count_guest)
         # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
         self._runner = web.ServerRunner(
             ClientServer(self._handle, config.limits), shutdown_timeout=GATEWAY_STOP_S
@@ -116,6 +112,10 @@ class Gateway:
 
     def _all_under_way(self) -> set[asyncio.Task[object]]:
         return self._under_way | (self._guests.under_way if self._guests is not None else set())
+
+    def on_wait(self, waited_s: float) -> None:
+        """A request has waited for a slot of an engine here."""
+        self._meters.on_wait(waited_s)
 
     def take_first_tokens_s(self) -> list[float]:
         """What clients waited for first tokens, since this was last asked."""
@@ -231,7 +231,7 @@ class Gateway:
         return response
 
     def _health(self, request: web.BaseRequest) -> web.Response:
-        health = self._serving.health()
+        health = self._serving.models()[0].health()
         told: dict[str, str | None] = {"status": "ok", "state": health.state.value}
         if self._guard.knows(request):
             told["model"] = health.model

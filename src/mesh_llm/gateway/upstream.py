@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import field
 from typing import Protocol
 
 from mesh_llm.frozen import frozen
+from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.types import State
 
 
@@ -74,22 +75,39 @@ class EngineLoss:
     """A node of its plan is gone, and not only an engine or a worker: no request does that."""
 
 
-class Serving(Protocol):
-    """The node, as far as the gateway knows it."""
+class ModelServing(Protocol):
+    """One of the models that the node's API answers with."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it is called: first the name under which it is served."""
 
     def upstream(self) -> Upstream | None:
         """Where to send a request now; None while there is nothing to serve with."""
 
+    def health(self) -> Health:
+        """Of the node, as far as this model goes."""
+
+    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
+        """Why `upstream` broke off, within some two seconds of its doing so."""
+
+
+class Serving(Protocol):
+    """The node, as far as the gateway knows it."""
+
+    def models(self) -> Sequence[ModelServing]:
+        """All that are served, or to be served, the default one first; never none."""
+
     def engine(self, epoch: int) -> Upstream | None:
         """The engine of this node that serves the plan of that number; None where it does not."""
 
-    def health(self) -> Health: ...
+    def slot_queue(self, upstream: Upstream) -> SlotQueue | None:
+        """In front of an engine of this node; None where the engine's own queue will do."""
+
+    def slot_queues(self) -> Sequence[SlotQueue]: ...
 
     def metrics(self, engine: bytes) -> bytes:
         """The node's series, in Prometheus' text format; `engine`: those that the upstream gave just now."""
 
     def remark(self, kind: str, text: str) -> None:
         """Something that people who watch the node may want to read."""
-
-    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
-        """Why `upstream` broke off, within some two seconds of its doing so."""

@@ -1,8 +1,9 @@
 """The plans that this node hosts.
 
-hosting       decides when to bring up, replace or retry a plan
-plan_run      one plan: leases of its workers, links to them, an engine over all of it
-ending_runs   plans that were replaced or failed, until their engines have ended
-declined_ops  ops that a worker does not compute for its own layers, in words
-launch        what the engine and worker children are told for a plan
+hosting        decides when to bring up, replace or retry a model's plan
+plan_run       one plan: leases of its workers, links to them, an engine over all of it
+ending_runs    plans that were replaced or failed, until their engines have ended
+declined_ops   ops that a worker does not compute for its own layers, in words
+launch         what the engine child is told for a plan
+worker_launch  what a worker child is told
 """

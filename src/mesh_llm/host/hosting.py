@@ -1,4 +1,4 @@
-"""Drives the plans that this node hosts.
+"""Drives the plans of one model that this node hosts.
 
 On every change it asks `decide` what should run. Where this node is to host it,
 a `PlanRun` brings the plan up beside the one that still serves: leases of all
@@ -18,8 +18,9 @@ from typing import Protocol
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.ending_runs import EndingRuns
 from mesh_llm.host.plan_run import PlanRun, StageLost
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.backoff import Backoff
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.eligibility import without_layers
@@ -78,11 +79,13 @@ class Hosting:
         self,
         *,
         mesh: Mesh,
+        plans: ModelPlans,
         make_run: Callable[[int, Plan], PlanRun],
-        model: Callable[[], tuple[ModelFacts, MeshSettings] | None],
+        model: Callable[[], tuple[ModelFacts, ModelSettings] | None],
         watcher: HostingWatcher,
     ) -> None:
         self._mesh = mesh
+        self._plans = plans
         self._make_run = make_run
         self._model = model
         self._watcher = watcher
@@ -105,7 +108,7 @@ class Hosting:
         self._has_served = False
         self._was_served = False
         """By whomever: somebody may wait for the next engine."""
-        self._last_epoch = 0
+        self._closing = False
 
     @property
     def runs(self) -> tuple[PlanRun, ...]:
@@ -137,6 +140,14 @@ class Hosting:
         """The replaced plan that can still answer, until its successor elsewhere is known."""
         return self.find(max(self.ending.draining, default=None))
 
+    async def close(self) -> None:
+        """The model is no longer to be served here: let answers finish."""
+        self._closing = True
+        self.wake()
+        while self.serving is not None or self.starting is not None:
+            await asyncio.sleep(PLAN_GATHER_S)
+        await self.ending.drained()
+
     async def run(self) -> None:
         """Returns only by failing or being cancelled."""
         try:
@@ -165,7 +176,9 @@ class Hosting:
         now = asyncio.get_running_loop().time()
         self._look_at_runs(now)
         self._forgive()
-        known = self._model()
+        if self._closing:
+            self._drop_starting()
+        known = None if self._closing else self._model()
         if known is None:
             self._retire()
             return
@@ -175,6 +188,7 @@ class Hosting:
         if plan.mode is Mode.WAITING and failed:
             plan = self._decided(model, settings, self._attempts.barred(now=now, longest_s=NEEDED_S))
         self.plan = plan
+        self._plans.decide(plan)
         if plan.host != self._mesh.me:
             self._stand_back(plan, own_failure=failed.get(self._mesh.me))
         elif self.serving is not None and self._is_followed() and _still_good(self.serving, plan, settings):
@@ -186,8 +200,8 @@ class Hosting:
             if now >= self._not_before and self._has_room_for(plan):
                 self._start(plan)
 
-    def _decided(self, model: ModelFacts, settings: MeshSettings, failed: Mapping[NodeId, str]) -> Plan:
-        snapshot = self._mesh.snapshot()
+    def _decided(self, model: ModelFacts, settings: ModelSettings, failed: Mapping[NodeId, str]) -> Plan:
+        snapshot = self._plans.snapshot()
         barred = {**failed, **self._mesh.unready()}
         starting, current = self.starting, self._current(settings)
         self._was_served = self._was_served or current is not None
@@ -215,7 +229,7 @@ class Hosting:
 
     def _is_outdone(self) -> bool:
         """Whether another node has begun to serve since the plan that starts was proposed."""
-        published = self._mesh.serving()
+        published = self._plans.serving()
         return not self._is_followed() and published is not None and published[1] != self._instead_of
 
     def _is_followed(self) -> bool:
@@ -224,7 +238,7 @@ class Hosting:
         Two may serve after a partition, even under one number: the higher one of epoch and id counts,
         everywhere. A better plan that nobody follows has to be proposed anew, above both.
         """
-        published = self._mesh.serving()
+        published = self._plans.serving()
         return published is None or published[0] == self._mesh.me
 
     def _forgive(self) -> None:
@@ -234,10 +248,10 @@ class Hosting:
                 self._attempts = self._attempts.forget(node)
                 del self._started[node]
 
-    def _current(self, settings: MeshSettings) -> ServingPlan | None:
+    def _current(self, settings: ModelSettings) -> ServingPlan | None:
         """The plan that serves the mesh, whoever hosts it."""
         own = self.serving
-        published = self._mesh.serving()
+        published = self._plans.serving()
         if published is not None and published[0] != self._mesh.me:
             # One that was made by other settings is no reason to stay with it: all decide anew, and alike.
             return published[1] if published[1].settings_version == settings.plan_version else None
@@ -246,8 +260,9 @@ class Hosting:
         return None
 
     def _retire(self) -> None:
-        """Make way for a plan of somebody else's that serves."""
-        if self.serving is not None and (not self._is_followed() or self.serving.broken is not None):
+        """Make way for a plan of somebody else's that serves, or for none."""
+        is_over = self._closing or not self._is_followed()
+        if self.serving is not None and (is_over or self.serving.broken is not None):
             self._end(self.serving)
 
     def _stand_back(self, plan: Plan, *, own_failure: str | None) -> None:
@@ -267,15 +282,15 @@ class Hosting:
     # -- runs ----------------------------------------------------------------------------------
 
     def _start(self, plan: Plan) -> None:
-        # Above every one that was published, and every one that this node tried: leases go by it.
-        epoch = self._last_epoch = max(self._mesh.highest_epoch(), self._last_epoch) + 1
+        epoch = self._plans.next_epoch()
         log.info(
             "plan proposed epoch=%d mode=%s stages=%d: %s", epoch, plan.mode, len(plan.stages), plan.reason
         )
         self.tally.proposed += 1
-        published = self._mesh.serving()
+        published = self._plans.serving()
         self._instead_of = published[1] if published is not None else None
         run = self.starting = self._make_run(epoch, plan)
+        self._plans.begin(_published(run, run.settings))
         run.start(self.wake, lambda reason: self._watcher.on_hosting(State.LOADING, reason))
         self._watcher.on_hosting(State.LOADING, "the plan is being prepared")
 
@@ -284,7 +299,7 @@ class Hosting:
         runs = [*self.ending.draining.values(), *([self.serving] if self.serving is not None else [])]
         stages = [stage for each in (plan, *(run.plan for run in runs)) for stage in each.stages]
         need_bytes = sum(stage.need_bytes for stage in stages if stage.node == self._mesh.me)
-        if not runs or need_bytes <= self._mesh.own_memory_bytes():
+        if not runs or need_bytes <= self._plans.own_memory_bytes():
             return True
         if self.serving is not None:
             self._end(self.serving)
@@ -297,6 +312,7 @@ class Hosting:
             self.tally.dropped += 1
             self.ending.end(self.starting)
             self.starting = None
+            self._plans.begin(None)
 
     def _look_at_runs(self, now: float) -> None:
         starting = self.starting
@@ -305,6 +321,7 @@ class Hosting:
             self._publish(starting)
         elif starting is not None and (error := starting.failure()) is not None:
             self.starting = None
+            self._plans.begin(None)
             self.ending.end(starting)
             self._on_failure(starting, error, now)
         serving = self.serving
@@ -324,11 +341,9 @@ class Hosting:
         if old is not None:
             self.ending.drain(old)
 
-    def _publish_serving(self, run: PlanRun, settings: MeshSettings) -> None:
+    def _publish_serving(self, run: PlanRun, settings: ModelSettings) -> None:
         run.settings = settings
-        self._mesh.publish(
-            serving=ServingPlan(epoch=run.epoch, plan=run.plan, settings_version=settings.plan_version)
-        )
+        self._plans.publish(_published(run, settings))
 
     def _on_failure(self, run: PlanRun, error: MeshError, now: float) -> None:
         log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
@@ -338,7 +353,7 @@ class Hosting:
             self.tally.workers_lost += 1
             self._attempts = self._attempts.failed(error.node, error.message, now=now)
             self._started[error.node] = self._mesh.started(error.node) or 0
-        elif self._is_hopeless(run, error):
+        elif self._plans.is_default and not self._has_served and _is_hopeless(self._mesh, run, error):
             self._fatal = error
             return
         else:
@@ -352,16 +367,11 @@ class Hosting:
                 return
         self._watcher.on_hosting(State.LOADING, f"{error.message}; trying again")
 
-    def _is_hopeless(self, run: PlanRun, error: MeshError) -> bool:
-        """Alone, and not once able to load the model: a person has to look at it."""
-        alone = not self._mesh.has_company()
-        return isinstance(error, EngineFailed) and alone and not self._has_served and not run.plan.workers
-
     def _end(self, run: PlanRun) -> None:
         """End a run that no longer serves; what is broken does not wait for its answers."""
         if run is self.serving:
             self.serving = None
-            self._mesh.publish(serving=None)
+            self._plans.publish(None)
         if run.failure() is not None:
             self.ending.end(run)
         else:
@@ -376,7 +386,21 @@ def _lasts(current: ServingPlan | None, barred: Mapping[NodeId, str]) -> bool:
     }
 
 
-def _still_good(run: PlanRun, plan: Plan, settings: MeshSettings) -> bool:
+def _is_hopeless(mesh: Mesh, run: PlanRun, error: MeshError) -> bool:
+    """Alone, and not once able to load the model: a person has to look at it."""
+    return isinstance(error, EngineFailed) and not mesh.has_company() and not run.plan.workers
+
+
+def _published(run: PlanRun, settings: ModelSettings) -> ServingPlan:
+    return ServingPlan(
+        epoch=run.epoch,
+        plan=run.plan,
+        settings_version=settings.plan_version,
+        fingerprint=settings.fingerprint,
+    )
+
+
+def _still_good(run: PlanRun, plan: Plan, settings: ModelSettings) -> bool:
     """Whether an engine is what the plan and the settings ask for."""
     same = run.settings.engine_key == settings.engine_key
     return same and run.broken is None and run.plan.key == plan.key and not run.is_outdated()

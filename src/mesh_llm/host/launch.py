@@ -10,22 +10,19 @@ from pathlib import Path
 
 from mesh_llm.config import ALL_LAYERS, NodeConfig
 from mesh_llm.engine import machine
-from mesh_llm.engine.gpus import KINDS
 from mesh_llm.engine.spec import (
     AdapterSpec,
     DraftSpec,
     EngineSpec,
     LinkSpec,
-    MainMemorySpec,
     PaceSpec,
     StatesSpec,
-    WorkerSpec,
 )
-from mesh_llm.errors import LinkRefused, ModelError
+from mesh_llm.errors import ModelError
 from mesh_llm.frozen import frozen
 from mesh_llm.local.hardware import Hardware
 from mesh_llm.local.modalities import modalities
-from mesh_llm.mesh_settings import ENGINE_OPTIONS, Adapter, MeshSettings, given_options
+from mesh_llm.mesh_settings import ENGINE_OPTIONS, Adapter, ModelSettings, given_options
 from mesh_llm.planning.batch_sizes import Batches, batches
 from mesh_llm.planning.fit import (
     CHECKPOINTS,
@@ -36,7 +33,7 @@ from mesh_llm.planning.fit import (
     smallest_context,
 )
 from mesh_llm.planning.layer_costs import load_of
-from mesh_llm.planning.memory_budget import CPU, most_bytes, usable_bytes
+from mesh_llm.planning.memory_budget import most_bytes, usable_bytes
 from mesh_llm.planning.memory_layout import free_of, lodge
 from mesh_llm.planning.shared_machines import threads_of
 from mesh_llm.planning.solo_fit import Fit, fit_solo
@@ -49,7 +46,7 @@ from mesh_llm.planning.speculation import (
     needs_states,
     text_draft_depth,
 )
-from mesh_llm.types import LentDevice, ModelFacts, NodeId, Plan
+from mesh_llm.types import ModelFacts, NodeId, Plan
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +58,20 @@ _POSITION_BYTES = 24
 """For each token of a saved text, where layers attend to everything and to windows."""
 
 
+def threads(config: NodeConfig, nodes_here: int) -> int:
+    """Cores are shared with the other nodes of this machine."""
+    return config.threads or threads_of(machine.threads(), nodes_here)
+
+
 @frozen
 class Launch:
-    """What this node's children need to know, beside the plan."""
+    """What the engine child needs to know, beside the plan."""
 
     me: NodeId
     config: NodeConfig
     hardware: Hardware
     model: ModelFacts
-    settings: MeshSettings
+    settings: ModelSettings
     draft: Path | None = None
     """The draft model's file, where it is here."""
     projector: Path | None = None
@@ -94,7 +96,7 @@ class Launch:
             alias=self.settings.alias,
             context=plan.context * plan.slots,
             slots=plan.slots,
-            threads=self.threads(nodes_here),
+            threads=threads(config, nodes_here),
             key=secrets.token_urlsafe(32),
             devices=devices,
             gpu_layers=gpu_layers,
@@ -107,7 +109,7 @@ class Launch:
             mmproj=str(can.projector) if can.projector else None,
             adapters=tuple(map(self._adapter, self.settings.adapters)),
             prompt_cache_mib=min(PROMPT_CACHE_LIMIT_BYTES, max(0, fit.spare_bytes) // 2) >> 20 if fit else 0,
-            libraries=self._libraries(),
+            libraries=self.hardware.library_paths(),
             settings=config.settings,
             bin_dir=str(config.bin_dir) if config.bin_dir else None,
             draft=self._draft(batch, plan) if guesses else DraftSpec(),
@@ -211,43 +213,6 @@ class Launch:
         numbers = "|".join(map(str, range(first, min(own.last, first + bound))))
         # Not of other layers. The engine reads a pattern up to its first "=", so it cannot say (?=...).
         return (rf"^(?!(?!blk\.({numbers})\.)).*({self.config.in_main_memory})",)
-
-    def threads(self, nodes_here: int) -> int:
-        """Cores are shared with the other nodes of this machine."""
-        return self.config.threads or threads_of(machine.threads(), nodes_here)
-
-    def worker(self, socket: Path, device: str = "", *, nodes_here: int) -> WorkerSpec:
-        """For one of the devices that this node lends; without a name, for the first."""
-        devices = self.hardware.devices
-        index = next((index for index, each in enumerate(devices) if device in ("", each.name)), None)
-        if index is None:
-            raise LinkRefused("this node does not lend such a device")
-        lent, suffix = devices[index], f".{index}" if index else ""
-        # One for main memory has no use for a GPU's library, which takes memory of the GPU.
-        needless = KINDS if lent.name == CPU else ()
-        # One that has the CPU library is started beside one that still works without.
-        code = "" if self.hardware.cpu_library else ".o"
-        return WorkerSpec(
-            socket=f"{socket}{suffix}{code}",
-            device=lent.name,
-            threads=self.threads(nodes_here),
-            quota_bytes=lent.bytes,
-            libraries={name: path for name, path in self._libraries().items() if name not in needless},
-            trace=f"{self.config.trace}.worker{suffix}" if self.config.trace else None,
-            main_memory=self._main_memory(lent),
-        )
-
-    def _main_memory(self, lent: LentDevice) -> MainMemorySpec | None:
-        if lent.name == CPU or not self.config.in_main_memory:
-            return None
-        return MainMemorySpec(
-            pattern=self.config.in_main_memory,
-            layers=self.config.expert_layers or None,
-            quota_bytes=lent.experts_bytes or self.hardware.memory_bytes,
-        )
-
-    def _libraries(self) -> dict[str, str]:
-        return {name: str(path) for name, path in self.hardware.libraries.items()}
 
 
 def _pace(sizes: Batches, slots: int) -> PaceSpec | None:

@@ -20,7 +20,7 @@ from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervis
 from mesh_llm.engine.telemetry import Flows, Gauge, Rates
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.declined_ops import warnings
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.data_links import DataLinks, Link
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.sanitise import refusal
@@ -73,7 +73,7 @@ class PlanRun:
         epoch: int,
         plan: Plan,
         fingerprint: Fingerprint,
-        settings: MeshSettings,
+        settings: ModelSettings,
         mesh: Mesh,
         data_links: DataLinks,
         specify: Specify,

@@ -13,7 +13,7 @@ from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.home import Home
 from mesh_llm.local import model_names
 from mesh_llm.local.model_files import ModelFiles, file_stem
-from mesh_llm.mesh_settings import Draft, MeshSettings
+from mesh_llm.mesh_settings import Draft, ModelSettings
 from mesh_llm.models import catalog, draft_pairs, eagle3
 from mesh_llm.models.names import Here
 from mesh_llm.models.stores import LocalModel, Places, find_all
@@ -36,7 +36,7 @@ class DraftModels:
         self._files: dict[Fingerprint, Path | None] = {}
         """Where drafts that were looked for are; None where they are not here."""
 
-    def file(self, settings: MeshSettings) -> Path | None:
+    def file(self, settings: ModelSettings) -> Path | None:
         return self._files.get(settings.draft.fingerprint) if settings.draft is not None else None
 
     async def check(self) -> None:
@@ -65,7 +65,7 @@ class DraftModels:
         self._tell(Event(kind="draft", text=f"Auto-detected draft model: {found.path}"))
         return draft
 
-    async def find(self, settings: MeshSettings | None) -> None:
+    async def find(self, settings: ModelSettings | None) -> None:
         """Look for the file of the mesh's draft, once."""
         draft = settings.draft if settings is not None else None
         if draft is None or draft.fingerprint in self._files:

@@ -20,7 +20,7 @@ from mesh_llm.home import cache_folder
 from mesh_llm.planning.memory_budget import CPU, loans
 from mesh_llm.planning.model_speed import kernels_of
 from mesh_llm.planning.solo_fit import choose_devices
-from mesh_llm.types import Device, DeviceKind, LentDevice, ModelFacts, ProgressSink, Speed
+from mesh_llm.types import Device, DeviceKind, LentDevice, ModelFacts, NodeFacts, ProgressSink, Speed
 
 BUILDING = (
     "Engine: using the wheel's own CPU code while a library for this processor is being built; "
@@ -70,6 +70,9 @@ class Hardware:
         """Those that it lends, one or more."""
         return loans(self, with_memory=self.lends_memory, speeds=self.speeds)
 
+    def library_paths(self) -> dict[str, str]:
+        return {name: str(path) for name, path in self.libraries.items()}
+
     def facts(self) -> dict[str, Any]:
         """What a node tells of it, as fields of `NodeFacts`."""
         devices = self.devices
@@ -90,6 +93,12 @@ class Hardware:
             "threads": self.threads,
             "machine_threads": machine.threads(),
         }
+
+    def beside(self, left: NodeFacts) -> Hardware:
+        """What other models leave of it."""
+        return replace(
+            self, memory_bytes=left.memory_bytes, max_memory_bytes=left.max_memory_bytes, gpus=left.gpus
+        )
 
     def without(self, held_bytes: int) -> Hardware:
         """The same, with so much of its main memory spoken for."""

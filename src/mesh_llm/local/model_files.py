@@ -1,4 +1,4 @@
-"""The mesh's model, and where its files lie on this machine."""
+"""The mesh's models, and where their files lie on this machine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import MeshError
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.models import catalog
 from mesh_llm.models.catalog import key_of, stem_of
 from mesh_llm.models.facts import model_facts
@@ -62,8 +61,7 @@ class ModelFiles:
     def keep_part(self, held: Held) -> ModelFacts:
         """This node has these layers from now on."""
         facts = model_facts(held.document)
-        # Of one model alone: the mesh serves one, and what was brought of others is found again on the disk.
-        self._parts = {facts.fingerprint: (facts, held)}
+        self._parts[facts.fingerprint] = (facts, held)
         return facts
 
     def part(self, fingerprint: Fingerprint) -> Held | None:
@@ -79,18 +77,17 @@ class ModelFiles:
         facts = self._known.get(fingerprint)
         return facts.files if facts is not None else None
 
-    def told(self, fingerprint: Fingerprint | None) -> dict[str, Any]:
-        """What a node tells of the mesh's model, as fields of `NodeFacts`."""
-        facts = self._known.get(fingerprint) if fingerprint is not None else None
-        held = self.part(fingerprint) if fingerprint is not None else None
-        return {
-            "models": () if facts is None else (_held(facts),),
-            "part": None
-            if fingerprint is None or held is None
-            else HeldPart(fingerprint=fingerprint, spans=tuple(_spans(held.layers))),
-        }
+    def held(self, fingerprint: Fingerprint) -> tuple[HeldModel, ...]:
+        """The model as members are told of it, if all of it is here."""
+        facts = self._known.get(fingerprint)
+        return () if facts is None else (_held(facts),)
 
-    async def find(self, settings: MeshSettings) -> ModelFacts | None:
+    def held_part(self, fingerprint: Fingerprint) -> HeldPart | None:
+        """Likewise, if some layers of it are."""
+        held = self.part(fingerprint)
+        return HeldPart(fingerprint=fingerprint, spans=tuple(_spans(held.layers))) if held else None
+
+    async def find(self, settings: ModelSettings) -> ModelFacts | None:
         """The mesh's model, if its files are in the models folder, or by its name in another store."""
         for path in await asyncio.to_thread(_candidates, settings):
             if settings.fingerprint in self._known:
@@ -113,7 +110,7 @@ def _spans(layers: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield members[0], members[-1] + 1
 
 
-def _candidates(settings: MeshSettings) -> list[Path]:
+def _candidates(settings: ModelSettings) -> list[Path]:
     """Files that may be it, the likeliest first. Programs beside ours have many: only those of its name."""
     entry = catalog.load().get(settings.model)
     likely = {settings.model, settings.alias, entry.stem if entry is not None else settings.model}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,15 @@ from mesh_llm.defaults import DRAFT_MAX
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
 from mesh_llm.local.model_files import file_stem
-from mesh_llm.mesh_settings import MESH_OPTIONS, Draft, MeshSettings, ModelExtras, given_options
+from mesh_llm.mesh_settings import (
+    MESH_OPTIONS,
+    Draft,
+    MeshSettings,
+    ModelExtras,
+    ModelSettings,
+    as_one,
+    given_options,
+)
 from mesh_llm.models import catalog, names
 from mesh_llm.types import ModelFacts
 
@@ -121,9 +129,24 @@ def _common_name(model: ModelFacts) -> str:
 def version_after(old: MeshSettings | None, settings: MeshSettings) -> MeshSettings:
     """With the version that they get when they follow `old`; `old` itself where nothing has changed."""
     if old is None:
-        return replace(settings, version=1, refined=0)
-    same = replace(settings, version=old.version, refined=old.refined)
-    if same == old:
-        return old
-    only_refined = replace(same, digest=old.digest) == old
-    return replace(settings, version=old.version + 1, refined=old.refined + 1 if only_refined else 0)
+        return replace(settings, version=1, refined=0, others=tuple(_changed(settings.others, (), 1)))
+    version = old.version + 1
+    default = next(_changed([settings], old.models, version))
+    others = tuple(_changed(settings.others, old.models, version))
+    new = replace(settings, version=version, refined=version - default.plan_version, others=others)
+    same = replace(new, version=old.version, refined=old.refined)
+    return old if same == old else new
+
+
+def _changed(
+    models: Iterable[ModelSettings], before: Iterable[ModelSettings], version: int
+) -> Iterator[ModelSettings]:
+    """Each with the version in which its plans had to be made anew: this one, where it was another before."""
+    known = {_planned(model): model.plan_version for model in before}
+    for model in models:
+        yield replace(as_one(model), changed=known.get(_planned(model), version))
+
+
+def _planned(model: ModelSettings) -> ModelSettings:
+    """What plans are made by."""
+    return replace(as_one(model), digest="", changed=0)

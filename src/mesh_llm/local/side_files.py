@@ -13,7 +13,7 @@ from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import ModelError
 from mesh_llm.home import models_folder
 from mesh_llm.local.modalities import modalities
-from mesh_llm.mesh_settings import Adapter, MeshSettings, ModelExtras, SideFile
+from mesh_llm.mesh_settings import Adapter, ModelExtras, ModelSettings, SideFile
 from mesh_llm.models.adapters import check_adapter
 from mesh_llm.peer_fetch.manifest import Manifest
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
@@ -34,14 +34,19 @@ class SideFiles:
 
     # -- the creator's -------------------------------------------------------------------------
 
-    async def choose(self, model: ModelFacts) -> ModelExtras:
-        """Of a mesh of this model: the projector that was named, or lies beside it, and the adapters."""
-        path = modalities(self._config, model).projector
-        await self.check(model)
+    async def choose(self, model: ModelFacts, config: NodeConfig | None = None) -> ModelExtras:
+        """Of a mesh of this model: the projector that was named, or lies beside it, and the adapters.
+
+        `config`: what was asked for another model than the default one.
+        """
+        config = config or self._config
+        path = modalities(config, model).projector
+        if config is self._config:
+            await self.check(model)
         return ModelExtras(
             projector=await self.described(path) if path is not None else None,
             adapters=tuple(
-                [Adapter(file=await self.described(path), scale=scale) for path, scale in self._config.lora]
+                [Adapter(file=await self.described(path), scale=scale) for path, scale in config.lora]
             ),
         )
 
@@ -68,7 +73,7 @@ class SideFiles:
 
     # -- everybody's ---------------------------------------------------------------------------
 
-    def wanted(self, settings: MeshSettings, *, hosts: bool) -> tuple[SideFile, ...]:
+    def wanted(self, settings: ModelSettings, *, hosts: bool) -> tuple[SideFile, ...]:
         """What this node would compute with, whether it has it or not. `hosts`: it has all of the model."""
         config, projector = self._config, settings.projector
         hosts = hosts and config.hosting is not HostingMode.NEVER
@@ -100,7 +105,7 @@ class SideFiles:
         """Of those that are here."""
         return {digest: path for digest in digests if (path := self._paths.get(digest)) and path.is_file()}
 
-    def held(self, settings: MeshSettings) -> tuple[HeldModel, ...]:
+    def held(self, settings: ModelSettings) -> tuple[HeldModel, ...]:
         """Those of the mesh's that are here, as members are told."""
         return tuple(
             HeldModel(fingerprint=Fingerprint(file.digest), name=file.name, size_bytes=file.size_bytes)

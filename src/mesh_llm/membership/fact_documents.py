@@ -6,6 +6,7 @@ The whole is kept below MEMBER_FACTS_BYTES, so that a node with a thousand model
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from mesh_llm.defaults import KERNELS_LIMIT
@@ -14,6 +15,7 @@ from mesh_llm.membership.checked_fields import Fields, is_direct, is_number, nod
 from mesh_llm.membership.document_shapes import FLAG, Document, Shape, inner, items, number, text, whole, word
 from mesh_llm.membership.plan_documents import plan_from_document, plan_to_document
 from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
+from mesh_llm.mesh_settings import MODELS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import (
     Address,
@@ -165,10 +167,20 @@ _LENT = Shape(
 _SERVING = Shape(
     ServingPlan,
     "serving",
+    terse=True,
     epoch=whole(),
     plan=inner(plan_from_document, plan_to_document),
     settings_version=whole(),
+    fingerprint=_NAME,
 )
+
+
+def _short(serving: ServingPlan) -> Document:
+    """Without the reasons of those who have no part: its host tells them to whoever asks."""
+    return _SERVING.write(replace(serving, plan=replace(serving.plan, excluded=())))
+
+
+_PLANS = items(MODELS_LIMIT, _SERVING.read, _short)
 _FACTS = Shape(
     NodeFacts,
     "facts",
@@ -200,9 +212,12 @@ _FACTS = Shape(
     devices=items(_DEVICE_LIMIT, _LENT.read, _LENT.write),
     models=items(_MODEL_LIMIT, _MODEL.read, _MODEL.write),
     part=inner(_PART.read, _PART.write),
+    also_parts=items(MODELS_LIMIT, _PART.read, _PART.write),
     links=items(_LINK_LIMIT, _link_from_document, _link_to_document),
     speed=inner(_SPEED.read, _SPEED.write),
     serving=inner(_SERVING.read, _SERVING.write),
+    also_serving=_PLANS,
+    starting=_PLANS,
 )
 
 
@@ -217,7 +232,7 @@ def facts_from_document(document: object) -> NodeFacts:
 def _shortened(document: Document) -> Document:
     """Halve the longest list until all of it may be told."""
     while len(json.dumps(document, separators=(",", ":"))) > MEMBER_FACTS_BYTES:
-        lists = [(document, name) for name in ("gpus", "models", "links")]
+        lists = [(document, name) for name in ("gpus", "models", "links", "starting", "also_serving")]
         serving: Any = document.get("serving")
         lists += [(serving["plan"], "excluded")] if serving else []
         found = [(owner, name) for owner, name in lists if owner.get(name)]

@@ -13,16 +13,18 @@ from mesh_llm.membership.document_shapes import Document
 from mesh_llm.mesh_settings import (
     ADAPTERS_LIMIT,
     MESH_OPTIONS,
+    MODELS_LIMIT,
     SCALE_LIMIT,
     Adapter,
     Draft,
     MeshSettings,
+    ModelSettings,
     SideFile,
 )
 from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import Fingerprint
 
-_ALWAYS = {each.name for each in fields(MeshSettings) if each.default is not None} & set(MESH_OPTIONS)
+_ALWAYS = {each.name for each in fields(ModelSettings) if each.default is not None} & set(MESH_OPTIONS)
 """Options that every document has had from the beginning; others are left out where nobody set them."""
 
 _DRAFT_LAYERS = 8
@@ -31,9 +33,17 @@ _LAYER_LIMIT = 10_000
 
 
 def settings_to_document(settings: MeshSettings) -> Document:
+    document: Document = {"version": settings.version, **_model_to_document(settings)}
+    if settings.others:
+        document["others"] = [
+            {**_model_to_document(each), "changed": each.changed} for each in settings.others
+        ]
+    return document
+
+
+def _model_to_document(settings: ModelSettings) -> Document:
     options = {name: getattr(settings, name) for name in MESH_OPTIONS}
     document: Document = {
-        "version": settings.version,
         "model": clean(settings.model, NAME_CHARS),
         "fingerprint": clean(settings.fingerprint, NAME_CHARS),
         "alias": clean(settings.alias, NAME_CHARS),
@@ -43,7 +53,7 @@ def settings_to_document(settings: MeshSettings) -> Document:
     }
     if settings.digest:
         document["digest"] = settings.digest
-    if settings.refined:
+    if isinstance(settings, MeshSettings) and settings.refined:
         document["refined"] = settings.refined
     if not settings.guess:
         document["guess"] = False
@@ -64,23 +74,38 @@ def settings_to_document(settings: MeshSettings) -> Document:
 
 def settings_from_document(document: object) -> MeshSettings:
     fields = Fields(document, "settings")
+    settings = MeshSettings(
+        version=fields.whole("version"),
+        refined=fields.whole("refined", default=0),
+        others=fields.items("others", MODELS_LIMIT - 1, _other) if fields.has("others") else (),
+        **_model_from_document(fields),
+    )
+    if len({model.fingerprint for model in settings.models}) < len(settings.models):
+        raise MalformedMessage("settings.others: a model is there twice")
+    return settings
+
+
+def _other(document: object) -> ModelSettings:
+    fields = Fields(document, "settings.others")
+    return ModelSettings(changed=fields.whole("changed"), **_model_from_document(fields))
+
+
+def _model_from_document(fields: Fields) -> dict[str, Any]:
     for name in _ALWAYS:
         if not fields.has(name):
             raise MalformedMessage(f"settings.{name}: missing")
-    return MeshSettings(
-        version=fields.whole("version"),
-        model=fields.text("model", NAME_CHARS),
-        fingerprint=Fingerprint(fields.text("fingerprint", NAME_CHARS)),
-        alias=fields.text("alias", NAME_CHARS),
-        digest=fields.digest("digest") if fields.has("digest") else "",
-        refined=fields.whole("refined", default=0),
-        guess=fields.flag("guess") if fields.has("guess") else True,
-        draft=_draft_from_document(fields.get("draft")) if fields.has("draft") else None,
-        draft_max=fields.whole("draft_max", most=GUESS_TEXT_MAX) if fields.has("draft_max") else DRAFT_MAX,
-        projector=_side_file(fields.get("projector")) if fields.has("projector") else None,
-        adapters=fields.items("adapters", ADAPTERS_LIMIT, _adapter) if fields.has("adapters") else (),
+    return {
+        "model": fields.text("model", NAME_CHARS),
+        "fingerprint": Fingerprint(fields.text("fingerprint", NAME_CHARS)),
+        "alias": fields.text("alias", NAME_CHARS),
+        "digest": fields.digest("digest") if fields.has("digest") else "",
+        "guess": fields.flag("guess") if fields.has("guess") else True,
+        "draft": _draft_from_document(fields.get("draft")) if fields.has("draft") else None,
+        "draft_max": fields.whole("draft_max", most=GUESS_TEXT_MAX) if fields.has("draft_max") else DRAFT_MAX,
+        "projector": _side_file(fields.get("projector")) if fields.has("projector") else None,
+        "adapters": fields.items("adapters", ADAPTERS_LIMIT, _adapter) if fields.has("adapters") else (),
         **options_from_document({name: fields.get(name) for name in MESH_OPTIONS}),
-    )
+    }
 
 
 def options_from_document(document: Mapping[str, object]) -> dict[str, Any]:

@@ -2,12 +2,17 @@
 
 node              the life of a node, from its home to its last child
 node_state        what it is doing, derived in one place
-engines           which engine answers its API: its own, or another node's
+served_models     the models of the mesh, and the service for each
+model_service     all that it does for one model
+model_control     which models are served, as owners say while it runs
+model_state       what it is doing for one model
+engines           which engines answer its API: its own, or other nodes'
 joining           how it gets into its mesh, and what its home remembers of it
 home_upgrade      homes that an earlier version wrote
 invites           invites that it makes and revokes, members that it makes owners
-model_supply      where the mesh's model comes from
+model_supply      where a model comes from
 side_file_supply  where files come from that go with it
+model_offers      which models members are told of, and given
 incoming_streams  the streams that other members open, by kind
 node_console      feeds the console, and opens its port
 announcements     what it says to terminal, log and console

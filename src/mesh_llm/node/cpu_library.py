@@ -7,14 +7,14 @@ anew beside the old one, whose answers finish first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.local.hardware import Hardware, finish
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.types import NodeId, Plan, ProgressSink
+from mesh_llm.types import ModelFacts, NodeId, Plan, ProgressSink
 from mesh_llm.worker.lending import Lending
 
 LIBRARY_ROOM_POLL_S = 1.0
@@ -29,9 +29,8 @@ class CpuLibrary:
         config: NodeConfig,
         *,
         mesh: Mesh,
-        hosting: Hosting,
+        models: Callable[[], Sequence[tuple[Hosting, SlotQueue]]],
         lending: Lending,
-        slot_queue: SlotQueue,
         say: Callable[[str], None],
         progress: ProgressSink,
         take_up: Callable[[Hardware], None],
@@ -42,15 +41,14 @@ class CpuLibrary:
         self._progress = progress
         self._take_up = take_up
         self._mesh = mesh
-        self._hosting = hosting
+        self._models = models
         self._lending = lending
-        self._slot_queue = slot_queue
 
-    async def build(self, hardware: Hardware | None) -> None:
+    async def build(self, hardware: Hardware | None, model: ModelFacts | None) -> None:
         """Compile what this machine's hardware lacks, and have it used."""
         if hardware is None or not hardware.builds:
             return
-        found = await finish(self._config, hardware, say=self._say, progress=self._progress)
+        found = await finish(self._config, hardware, say=self._say, progress=self._progress, model=model)
         if found.cpu_library and hardware.gpus:
             # Their memory has no room for the same layers twice, and their work is not the CPU's.
             self._say(f"{_READY}; this node uses it from its next start on")
@@ -63,17 +61,19 @@ class CpuLibrary:
             self._say(f"{_READY}; the next plan computes with it")
             self._lending.renew()
         self._mesh.publish(**found.facts())
-        self._hosting.wake()
+        for hosting, _ in self._models():
+            hosting.wake()
 
     def _can_change(self) -> bool:
         """Whether old and new fit side by side; else, whether nobody waits for what runs here."""
-        hosted = [stage for run in self._hosting.runs for stage in run.plan.stages]
+        models = self._models()
+        hosted = [stage for hosting, _ in models for run in hosting.runs for stage in run.plan.stages]
         own = sum(stage.need_bytes for stage in hosted if stage.node == self._mesh.me)
         # Nodes of one machine build once, and change at the same time.
         room = self._mesh.own_memory_bytes() // max(1, self._mesh.nodes_here())
         if 2 * (own + self._lending.lent_bytes) <= room:
             return True
-        return not self._lending.leases and not self._slot_queue.taken and not self._slot_queue.waiting
+        return not self._lending.leases and not any(queue.taken or queue.waiting for _, queue in models)
 
     def watch(self, plan: Plan) -> Callable[[], bool]:
         """Tells whether a node of the plan has changed its library since now, and an engine here may be

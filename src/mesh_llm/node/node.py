@@ -28,24 +28,17 @@ from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
 from mesh_llm.console.event_feed import Feed
 from mesh_llm.console.routes import Managed, management_app, serve_on_socket
-from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
 from mesh_llm.engine.children import external
 from mesh_llm.engine.library import find_wheel
-from mesh_llm.engine.spec import EngineSpec, LinkSpec, WorkerSpec
-from mesh_llm.engine.supervisor import EngineReport
+from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.metrics import FirstToken
 from mesh_llm.gateway.server import Gateway, GatewayConfig
-from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import Health
 from mesh_llm.home import Home, link_door
-from mesh_llm.host.hosting import Hosting
-from mesh_llm.host.launch import Launch
-from mesh_llm.host.plan_run import PlanRun
+from mesh_llm.host.worker_launch import worker_spec
 from mesh_llm.local.hardware import Hardware, equip
-from mesh_llm.local.modalities import described, held_bytes
+from mesh_llm.local.modalities import held_bytes
 from mesh_llm.local.model_files import ModelFiles
-from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.node.announcements import Announcements, api_lines
 from mesh_llm.node.cpu_library import CpuLibrary
 from mesh_llm.node.drain import drain
@@ -53,14 +46,17 @@ from mesh_llm.node.engines import Engines
 from mesh_llm.node.incoming_streams import IncomingStreams
 from mesh_llm.node.invites import Invites
 from mesh_llm.node.joining import Joining
-from mesh_llm.node.model_supply import ModelSupply
+from mesh_llm.node.model_control import ModelControl
+from mesh_llm.node.model_offers import ModelOffers
+from mesh_llm.node.model_service import NodeParts
 from mesh_llm.node.node_console import NodeConsole
 from mesh_llm.node.node_state import NodeState
+from mesh_llm.node.served_models import ServedModels
 from mesh_llm.node.unload import ModelUnload
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.link_measuring import MeasuredLinks
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.peers.remote_engine import RemoteEngine
+from mesh_llm.peers.model_plans import HostedPlans
 from mesh_llm.planning.memory_budget import lent_text
 from mesh_llm.report import status, what_if
 from mesh_llm.report.events import News
@@ -75,8 +71,8 @@ from mesh_llm.transport.direct_links import open_door
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.network import Network
-from mesh_llm.types import EventSink, ModelFacts, NodeFacts, NodeId, Plan, Progress, ProgressSink, Role, State
-from mesh_llm.worker.lending import Lease, Lending
+from mesh_llm.types import EventSink, ModelFacts, NodeFacts, NodeId, Progress, ProgressSink, Role, State
+from mesh_llm.worker.lending import Lease, Lending, Step, Terms, Weights
 
 INVITE_DEFAULT_S = 7 * 86400.0
 """A week: long enough to walk over to the other machine, not for ever."""
@@ -152,20 +148,16 @@ class Node:
         )
         self._compose_api()
         self.joining = Joining(self.home, config, self.identity, new_secret=self._new_secret)
-        self.model_supply = ModelSupply(
+        self.offers = ModelOffers(
             config=config,
             model_files=self.model_files,
             joining=self.joining,
             mesh=self.mesh,
             busy=lambda: self._gateway.active > 0,
-            tell=self._announcements.tell,
-            doing=lambda what: self.state.change(State.STARTING, what),
-            progress=self._progress,
-            on_model=self._tell_model,
         )
         self.lending = Lending(
             specify=self._worker_spec,
-            weights=self.model_supply.weights,
+            weights=self._weights,
             on_change=lambda: self.mesh.publish(lent_bytes=self.lending.lent_bytes),
             tell=self._tell_lease,
             progress=self._progress,
@@ -178,25 +170,21 @@ class Node:
             bind_ip=config.bind_ip,
         )
         self._measure_link = partial(measured_links.measure, self.data_links)
-        self.remote_engine = self._engines.remote = RemoteEngine(self.mesh, self.data_links)
-        self.hosting = self._engines.hosting = Hosting(
-            mesh=self.mesh, make_run=self._make_run, model=self._known_model, watcher=self.state
-        )
+        self._compose_models()
         self._compose_reports()
 
     def _compose_api(self) -> None:
-        """The gateway, the queue in front of the engine here, and what both tell of this node."""
-        self.slot_queue = SlotQueue(DEFAULT_SLOTS)
-        """At the engine here, for the clients of all nodes."""
+        """The gateway, and what it tells of this node."""
         self.state = NodeState(
             self.mesh,
-            self.slot_queue,
-            self._announcements,
-            advice=lambda: self._launch().advice(self.mesh.own_memory_bytes()),
+            models=lambda: [service.state for service in self.models.services],
             announce_api=self._announce_api,
         )
-        self._engines = self.state.engines = Engines(
-            self.name, self.mesh, self._announcements, health=self._health, metrics=self._metrics_text
+        self._engines = Engines(
+            lambda: [service.engines for service in self.models.services],
+            lambda: [service.engines for service in self.models.every()],
+            self._announcements,
+            metrics=self._metrics_text,
         )
         config = self.config
         self._gateway = Gateway(
@@ -208,7 +196,41 @@ class Node:
                 tls_key=config.tls_key,
             ),
             self._engines,
-            self.slot_queue,
+        )
+
+    def _compose_models(self) -> None:
+        """A service for each model of the mesh."""
+        self.cpu_library = self._compose_cpu_library()
+        parts = NodeParts(
+            name=self.name,
+            mesh=self.mesh,
+            joining=self.joining,
+            model_files=self.model_files,
+            offers=self.offers,
+            data_links=self.data_links,
+            hosted=HostedPlans(self.mesh, on_decided=self._on_decided),
+            announcements=self._announcements,
+            progress=self._progress,
+            hardware=lambda: self.hardware,
+            node_state=lambda: (self.state.value, self.state.reason),
+            starting=lambda what: self.state.change(State.STARTING, what),
+            on_change=self.state.reflect,
+            on_engine=lambda report: self.metrics.on_engine(report),
+            on_wait=self._gateway.on_wait,
+            watch_library=self.cpu_library.watch,
+        )
+        self.models = ServedModels(parts, self.config)
+
+    def _compose_cpu_library(self) -> CpuLibrary:
+        return CpuLibrary(
+            self.config,
+            mesh=self.mesh,
+            models=lambda: [(each.hosting, each.slot_queue) for each in self.models.every()],
+            lending=self.lending,
+            say=lambda text: self._say("build", text),
+            # Not at the terminal: an answer may be under way there.
+            progress=self._feed.progress,
+            take_up=partial(setattr, self, "hardware"),
         )
 
     def _compose_reports(self) -> None:
@@ -218,14 +240,12 @@ class Node:
             name=self.name,
             config=self.config,
             mesh=self.mesh,
-            hosting=self.hosting,
+            models=lambda: [service.view for service in self.models.services],
             lending=self.lending,
             model_files=self.model_files,
-            remote_engine=self.remote_engine,
-            slot_queue=self.slot_queue,
             mesh_id=lambda: self.joining.membership.mesh,
             settings=lambda: self.mesh.settings() or self.joining.settings,
-            health=self._health,
+            health=self.models.default.health,
             api_url=lambda: self._gateway.url if self._gateway.port else None,
             console_url=lambda: self._console.url,
             first_token=self._first_token,
@@ -239,17 +259,16 @@ class Node:
             self.view, self._feed, self._gateway.take_first_tokens_s, learn=self._experience.learn
         )
         self.invites = Invites(self.joining, self.mesh, self.identity)
-        self.unload = ModelUnload(self.mesh, self.hosting, self.lending, self._announcements)
-        self.cpu_library = CpuLibrary(
-            self.config,
+        self.unload = ModelUnload(self.mesh, self.models.wake, self.lending, self._announcements)
+        self.model_control = ModelControl(
+            config=self.config,
+            joining=self.joining,
             mesh=self.mesh,
-            hosting=self.hosting,
-            lending=self.lending,
-            slot_queue=self.slot_queue,
-            say=lambda text: self._say("build", text),
-            # Not at the terminal: an answer may be under way there.
-            progress=self._feed.progress,
-            take_up=partial(setattr, self, "hardware"),
+            model_files=self.model_files,
+            offers=self.offers,
+            announcements=self._announcements,
+            progress=self._progress,
+            on_change=self._on_mesh,
         )
         self._managed = Managed(
             status=self.status,
@@ -263,10 +282,13 @@ class Node:
             promote=self.invites.promote,
             invites=self.invites.listed,
             revoke=self.invites.revoke,
+            load_model=self.model_control.load,
+            unload_model=self.model_control.unload,
+            use_model=self.model_control.use,
             measure=self._measure_link,
         )
         self._console = NodeConsole(self.view, self._feed, self.history, self._managed, self._announcements)
-        self._streams = IncomingStreams(self.view, self.data_links, self.model_supply, self.history)
+        self._streams = IncomingStreams(self.view, self.data_links, self.offers, self.history)
 
     async def _serve(self) -> None:
         given = await self._check()
@@ -280,20 +302,18 @@ class Node:
                 group.create_task(self._fail_when_told(), name="failure")
                 group.create_task(self.mesh.run(), name="mesh")
                 await self._enter(network)
-                group.create_task(self.remote_engine.run(self.state.reflect), name="remote engine")
+                self.models.follow()
                 if not self.config.client:
                     await self._take_part(given)
-                    group.create_task(self.cpu_library.build(self.hardware), name="CPU library")
-                    group.create_task(self.model_supply.follow(self._on_other_model), name="model")
-                    group.create_task(self.model_supply.publish_digest(), name="digest")
-                    files = self.model_supply.side_file_supply
-                    group.create_task(files.follow(self._on_other_model), name="side files")
-                    await self.hosting.run()
+                    group.create_task(self._build_cpu_library(), name="CPU library")
                 else:
                     self.state.take_part()
-                    await asyncio.Event().wait()
+                group.create_task(self._load_more(), name="more models")
+                await self.models.run(hosts=not self.config.client)
             finally:
                 self.mesh.leave()
+                await self.model_control.close()
+                await self.models.close()
                 await self.unload.close()
                 await self.lending.close()
                 await self.data_links.close()
@@ -310,7 +330,7 @@ class Node:
         find_wheel()
         if self.config.bin_dir is not None:
             await external.check_version(self.config.bin_dir)
-        return await self.model_supply.given()
+        return await self.models.default.supply.given()
 
     async def _enter(self, network: Network) -> None:
         """Become, or be again, a member. Settings are known afterwards, or made by `_take_part`."""
@@ -325,21 +345,23 @@ class Node:
 
     async def _take_part(self, given: ModelFacts | None) -> None:
         """Find the model, equip this machine, and tell the mesh."""
-        model = await self.model_supply.bring_first(given)
-        await self.model_supply.settle(model)
+        supply = self.models.default.supply
+        model = await supply.bring_first(given)
+        await supply.settle(model)
         self.mesh.claim()
+        self.models.adopt()
         self.state.change(State.STARTING, "native libraries are being built")
         self.hardware = await equip(
             self.config,
             say=lambda text: self._say("build", text),
             progress=self._progress,
-            held_bytes=held_bytes(self.config, model, self.model_supply.side_file_supply.wanted()),
+            held_bytes=held_bytes(self.config, model, supply.side_file_supply.wanted()),
             model=model,
         )
         self.data_links.splicer = load_native(self.hardware.splice)
         self.mesh.publish(
             splits=self.config.bin_dir is None,
-            **self.model_supply.told(),
+            **self.offers.told(),
             state=State.WAITING,
             **self.hardware.facts(),
         )
@@ -347,27 +369,33 @@ class Node:
             self._say("device", text)
         token = self.invites.make(Role.NODE, INVITE_DEFAULT_S, reuse=True)["token"]
         self._say("invite", f"Invite token: {token}", secret=True)
-        self.state.take_part((State.WAITING, "the plan is being made"))
+        self.models.default.state.progress = (State.WAITING, "the plan is being made")
+        self.state.take_part()
+
+    async def _build_cpu_library(self) -> None:
+        settings = self.mesh.settings()
+        model = self.model_files.facts(settings.fingerprint) if settings is not None else None
+        await self.cpu_library.build(self.hardware, model)
+
+    async def _load_more(self) -> None:
+        """Models that were named beside the first one."""
+        for name in self.config.more_models:
+            try:
+                await self.model_control.load({"name": name})
+            except MeshError as error:
+                self._say("model", f"{name} is not served: {error.message}")
 
     async def _drain(self) -> None:
         self.state.change(State.DRAINING, "the node is stopping")
-        await drain(self.mesh, self.hosting, self.lending, self._gateway)
+        hosting = [service.hosting for service in self.models.every()]
+        await drain(self.mesh, hosting, self.lending, self._gateway)
         if self._leave:
             self.joining.forget()
 
     # -- what it tells -------------------------------------------------------------------------
 
-    @property
-    def model_name(self) -> str:
-        if (settings := self.joining.settings) is not None:
-            return settings.alias
-        return self.config.alias or self.config.model or DEFAULT_MODEL
-
-    def _health(self) -> Health:
-        return Health(state=self.state.value, reason=self.state.reason, model=self.model_name)
-
     def _first_token(self) -> FirstToken | None:
-        seen, upstream = self._gateway.last_first_token(), self._engines.upstream()
+        seen, upstream = self._gateway.last_first_token(), self.models.default.engines.upstream()
         return seen if upstream is not None and seen is not None and seen.engine == upstream.url else None
 
     def _metrics_text(self, engine: bytes) -> bytes:
@@ -384,12 +412,10 @@ class Node:
 
     def _announce_api(self) -> None:
         key_needed = self.config.api_key is not None
-        for kind, text in api_lines(self.model_name, self._gateway.url, key_needed=key_needed).items():
+        for kind, text in api_lines(
+            self.models.default.name, self._gateway.url, key_needed=key_needed
+        ).items():
             self._say(kind, text, once=True)
-
-    def _tell_model(self, facts: ModelFacts | None) -> None:
-        missing = f"{self.model_name} is not on this machine and --no-fetch is set; not acting as a worker"
-        self._say("model", missing if facts is None else described(self.config, facts))
 
     def _tell_lease(self, lease: Lease) -> None:
         facts = self.model_files.facts(lease.terms.fingerprint)
@@ -405,9 +431,8 @@ class Node:
                 self._failure.set_result(self.mesh.failure)
             return
         self.joining.remember(self.mesh)
-        self.hosting.wake()
-        self.remote_engine.wake()
-        self.model_supply.wake()
+        self.models.adopt()
+        self.models.wake()
         for event in self._news.read(self.mesh):
             self._announcements.note(event)
         self.state.reflect()
@@ -416,70 +441,24 @@ class Node:
         text = f"A node that wanted to join ({node[:8]}) was refused: {reason}"
         self._announcements.remark("refused", text)
 
-    def _on_other_model(self) -> None:
-        """An owner of the mesh has chosen another one, or it, or a file that goes with it, has come."""
-        self.mesh.publish(**self.model_supply.told())
-        self.hosting.wake()
-        self.state.reflect()
-
-    def _on_engine(self, run: PlanRun, report: EngineReport) -> None:
-        self.metrics.on_engine(report)
-        if run is self.hosting.serving and run.broken is None:
-            self.state.on_engine(report)
+    def _on_decided(self) -> None:
+        """The plan of one model is another one: what there is for the others has changed."""
+        if len(self.models.services) > 1:
+            self.models.wake()
 
     # -- what children are told ----------------------------------------------------------------
 
-    def _known_model(self) -> tuple[ModelFacts, MeshSettings] | None:
-        settings = self.mesh.settings()
-        facts = self.model_files.facts(settings.fingerprint) if settings is not None else None
-        return (facts, settings) if facts is not None and settings is not None else None
-
-    def _make_run(self, epoch: int, plan: Plan) -> PlanRun:
-        known = self._known_model()
-        assert known is not None
-        launch, files = self._launch(), self.model_supply.side_files
-        library_changed = self.cpu_library.watch(plan)
-        self._say(
-            "elected",
-            f"Elected as host ({plan.have_bytes / 1e9:.1f} GB available for the "
-            f"{known[0].weight_bytes / 1e9:.1f} GB model)",
-            once=True,
-        )
-
-        def specify(plan: Plan, links: tuple[LinkSpec, ...]) -> EngineSpec:
-            return launch.engine(plan, links, nodes_here=self.mesh.nodes_here())
-
-        def is_outdated() -> bool:
-            projector_came = launch.projector is None and files.path(launch.settings.projector) is not None
-            return projector_came or library_changed()
-
-        return PlanRun(
-            epoch=epoch,
-            plan=plan,
-            fingerprint=known[0].fingerprint,
-            settings=known[1],
-            mesh=self.mesh,
-            data_links=self.data_links,
-            specify=specify,
-            on_report=self._on_engine,
-            log_file=self.home.log_folder / "engine.log",
-            is_outdated=is_outdated,
-        )
-
-    def _launch(self) -> Launch:
-        known = self._known_model()
-        assert known is not None and self.hardware is not None
-        files = self.model_supply.side_files
-        return Launch(
-            me=self.identity.id,
-            config=self.config,
-            hardware=self.hardware,
-            model=known[0],
-            settings=known[1],
-            draft=self.model_supply.drafts.file(known[1]),
-            projector=files.path(known[1].projector),
-            adapters=files.paths_of(each.file.digest for each in known[1].adapters),
-        )
+    async def _weights(self, terms: Terms, step: Step) -> Weights:
+        """A host may be behind: what is no longer the mesh's was its default model's."""
+        service = self.models.find(terms.fingerprint) or self.models.default
+        return await service.supply.weights(terms, step)
 
     def _worker_spec(self, device: str) -> WorkerSpec:
-        return self._launch().worker(self.home.worker_socket, device, nodes_here=self.mesh.nodes_here())
+        assert self.hardware is not None
+        return worker_spec(
+            self.config,
+            self.hardware,
+            self.home.worker_socket,
+            device,
+            nodes_here=self.mesh.nodes_here(),
+        )

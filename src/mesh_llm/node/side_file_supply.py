@@ -12,7 +12,7 @@ from mesh_llm.errors import MeshError
 from mesh_llm.home import models_folder
 from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.local.side_files import SideFiles
-from mesh_llm.mesh_settings import MeshSettings, SideFile
+from mesh_llm.mesh_settings import ModelSettings, SideFile
 from mesh_llm.peer_fetch.model_fetch import Sources, Wanted, fetch
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
@@ -30,7 +30,7 @@ class SideFileSupply:
         config: NodeConfig,
         files: SideFiles,
         model_files: ModelFiles,
-        settings: Callable[[], MeshSettings | None],
+        settings: Callable[[], ModelSettings | None],
         sources: Callable[[Fingerprint], Sources],
         digests: PieceHashes,
         tell: EventSink,

@@ -7,10 +7,10 @@ again at any time. Others see that it rests, plan without it, and take over firs
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from mesh_llm.defaults import HAND_OVER_S, PLAN_DRAIN_S
 from mesh_llm.errors import MeshError
-from mesh_llm.host.hosting import Hosting
 from mesh_llm.node.announcements import Announcements
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.types import Event, Role, State
@@ -20,9 +20,12 @@ UNLOADED = "the model was unloaded here"
 
 
 class ModelUnload:
-    def __init__(self, mesh: Mesh, hosting: Hosting, lending: Lending, announcements: Announcements) -> None:
+    def __init__(
+        self, mesh: Mesh, wake: Callable[[], None], lending: Lending, announcements: Announcements
+    ) -> None:
+        """`wake`: all that hosts are to look again at what should run."""
         self._mesh = mesh
-        self._hosting = hosting
+        self._wake = wake
         self._lending = lending
         self._announcements = announcements
         self._releasing: asyncio.Task[None] | None = None
@@ -42,7 +45,7 @@ class ModelUnload:
         self._lending.closed = UNLOADED
         self._mesh.publish(resting=True)
         self._announcements.note(Event(kind="unloaded", text="The model is being unloaded here"))
-        self._hosting.wake()
+        self._wake()
         self._releasing = asyncio.create_task(self._release(), name="release of the worker")
 
     def end(self) -> None:
@@ -53,7 +56,7 @@ class ModelUnload:
         self._lending.closed = None
         self._mesh.publish(resting=False)
         self._announcements.note(Event(kind="loaded", text="The model may be loaded here again"))
-        self._hosting.wake()
+        self._wake()
 
     def _is_leaving(self) -> bool:
         """Then it lends nothing any more, whatever its user wants of it."""

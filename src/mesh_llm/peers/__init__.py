@@ -8,5 +8,6 @@ paths            the path to each member: kind, delay, traffic
 data_links       data links for children, and HTTP to the host's engine
 link_measuring   links that are only measured
 forwarding       streams between two members that reach each other only through a third
+model_plans      the plans of each model, and what others leave of the mesh
 remote_engine    another node's engine, as this node's gateway uses it
 """

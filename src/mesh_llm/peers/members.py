@@ -15,7 +15,7 @@ from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Membership, Network, Peer
-from mesh_llm.types import NodeFacts, NodeId, Role, ServingPlan, State
+from mesh_llm.types import Fingerprint, NodeFacts, NodeId, Role, ServingPlan, State
 
 _UNREADY = {
     State.STARTING: "is starting",
@@ -96,13 +96,13 @@ class Members:
         """All that a plan of its own may take."""
         return usable_bytes(self.facts)
 
-    def serving(self) -> tuple[NodeId, ServingPlan] | None:
-        """The published plan of the highest epoch, and its host."""
-        return serving_among(self.alive())
+    def serving(self, fingerprint: Fingerprint | None = None) -> tuple[NodeId, ServingPlan] | None:
+        """The published plan of a model, or else of the default one, and its host."""
+        return serving_among(self.alive(), self.settings(), fingerprint)
 
     def highest_epoch(self) -> int:
         """Of all plans that were ever published, as far as this node has heard."""
-        epochs = [m.facts.serving.epoch for m in self.members if m.facts.serving]
+        epochs = [plan.epoch for m in self.members for plan in (*m.facts.served, *m.facts.starting)]
         self._highest_epoch = max([self._highest_epoch, *epochs])
         return self._highest_epoch
 

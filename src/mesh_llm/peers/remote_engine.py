@@ -1,4 +1,4 @@
-"""The engine of another node, as this one's gateway uses it."""
+"""The engine of another node that serves a model, as this one's gateway uses it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mesh_llm.frozen import frozen
 from mesh_llm.gateway.upstream import EngineLoss, SlotRequest, Upstream
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.status_schema import ServingStatus, from_document
 from mesh_llm.types import NodeId, Plan, ServingPlan, Stage, State
 
@@ -50,8 +51,9 @@ class _Engine:
 class RemoteEngine:
     """Follows whoever serves, and asks whether it takes requests."""
 
-    def __init__(self, mesh: Mesh, data_links: DataLinks) -> None:
+    def __init__(self, mesh: Mesh, data_links: DataLinks, plans: ModelPlans) -> None:
         self._mesh = mesh
+        self._plans = plans
         self._data_links = data_links
         self._wake = asyncio.Event()
         self._known: _Engine | None = None
@@ -85,7 +87,7 @@ class RemoteEngine:
         """
         if self._known is None or self._target() is None:
             return None
-        known, settings = self._known, self._mesh.settings()
+        known, settings = self._known, self._plans.settings()
         return Upstream(
             url=known.url,
             served_by=self._mesh.name_of(known.host),
@@ -149,11 +151,14 @@ class RemoteEngine:
 
     def _published(self) -> tuple[NodeId, ServingPlan] | None:
         """What another node serves."""
-        published = self._mesh.serving()
+        published = self._plans.serving()
         if published is None or published[0] == self._mesh.me:
             return None
         member = self._mesh.member(published[0])
-        return published if member is not None and member.facts.state is State.SERVING else None
+        if member is None or member.facts.state is State.DRAINING:
+            return None
+        # The state of a node is that of its default model.
+        return published if member.facts.state is State.SERVING or not self._plans.is_default else None
 
     def _is_behind(self) -> bool:
         target = self._target()

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mesh_llm.errors import Forged, MalformedMessage
@@ -85,7 +86,11 @@ class Trust:
             log.info("record left out node=%s: %s", told.node[:8], error.message)
             self._refuse(told.signed)
             return None
-        return replace(record, facts=replace(record.facts, role=signer.role, serving=_own_plan(record)))
+        facts, own = record.facts, partial(_is_own, record.node)
+        serving = facts.serving if facts.serving is not None and own(facts.serving) else None
+        also, starting = tuple(filter(own, facts.also_serving)), tuple(filter(own, facts.starting))
+        facts = replace(facts, role=signer.role, serving=serving, also_serving=also, starting=starting)
+        return replace(record, facts=facts)
 
     def _refuse(self, signed: Signed) -> None:
         self._useless[signed] = None
@@ -93,9 +98,6 @@ class Trust:
             del self._useless[next(iter(self._useless))]
 
 
-def _own_plan(record: Record) -> ServingPlan | None:
-    """The plan that a node publishes, if it is its own, and of an epoch that a mesh can have come to."""
-    serving = record.facts.serving
-    if serving is None or serving.plan.host != record.node or serving.epoch > counts_up_to(time.time()):
-        return None
-    return serving
+def _is_own(node: NodeId, serving: ServingPlan) -> bool:
+    """Whether a plan that a node publishes is its own, and of an epoch that a mesh can have come to."""
+    return serving.plan.host == node and serving.epoch <= counts_up_to(time.time())

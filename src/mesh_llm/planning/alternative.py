@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mesh_llm.frozen import frozen
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import Mode, ModelFacts, NodeId, Plan
@@ -25,7 +25,7 @@ class Alternative:
 def alternative(
     snapshot: Snapshot,
     model: ModelFacts,
-    settings: MeshSettings,
+    settings: ModelSettings,
     chosen: Plan,
     *,
     barred: Mapping[NodeId, str],

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from mesh_llm.defaults import CLEARLY_FASTER
 from mesh_llm.errors import UsageError
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.planning.cuts import forbidden
 from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.exclusion import exclusions
@@ -46,7 +46,7 @@ _NOBODY: Mapping[NodeId, str] = MappingProxyType({})
 def decide(
     snapshot: Snapshot,
     model: ModelFacts,
-    settings: MeshSettings,
+    settings: ModelSettings,
     *,
     current: ServingPlan | None,
     barred: Mapping[NodeId, str] = _NOBODY,
@@ -69,7 +69,7 @@ def decide(
 def _decide(
     snapshot: Snapshot,
     model: ModelFacts,
-    settings: MeshSettings,
+    settings: ModelSettings,
     current: ServingPlan | None,
     barred: Mapping[NodeId, str],
     beatable: bool,
@@ -227,7 +227,7 @@ def _waiting(context: int, slots: int, short: Shortage, excluded: tuple[Exclusio
     )
 
 
-def _impossible(snapshot: Snapshot, model: ModelFacts, settings: MeshSettings, reason: str) -> Plan:
+def _impossible(snapshot: Snapshot, model: ModelFacts, settings: ModelSettings, reason: str) -> Plan:
     """Settings that no engine takes: nobody has a part, whatever they have."""
     return _waiting(
         settings.context or smallest_context(model),

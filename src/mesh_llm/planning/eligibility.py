@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mesh_llm.frozen import frozen
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import HostingMode, ModelFacts, NodeId, Role
 
@@ -40,7 +40,7 @@ class Eligible:
 
 
 def roster_of(
-    snapshot: Snapshot, model: ModelFacts, settings: MeshSettings, barred: Mapping[NodeId, str]
+    snapshot: Snapshot, model: ModelFacts, settings: ModelSettings, barred: Mapping[NodeId, str]
 ) -> Eligible:
     reasons = {node.id: _refusal(node, model, settings, barred) for node in snapshot.nodes}
     return Eligible(
@@ -55,11 +55,13 @@ def without_layers(snapshot: Snapshot, model: ModelFacts) -> dict[NodeId, str]:
     return {
         node.id: "has yet to fetch its layers"
         for node in snapshot.nodes
-        if _may_fetch(node, model) and not (node.facts.part and node.facts.part.spans)
+        if _may_fetch(node, model) and (part := node.facts.part_of(model.fingerprint)) and not part.spans
     }
 
 
-def _refusal(node: Candidate, model: ModelFacts, settings: MeshSettings, barred: Mapping[NodeId, str]) -> str:
+def _refusal(
+    node: Candidate, model: ModelFacts, settings: ModelSettings, barred: Mapping[NodeId, str]
+) -> str:
     if not node.alive:
         return "lost"
     if node.facts.role is Role.CLIENT:
@@ -72,7 +74,7 @@ def _refusal(node: Candidate, model: ModelFacts, settings: MeshSettings, barred:
     return refusal or ("" if node.reachable else UNREACHABLE)
 
 
-def _adapter_refusal(node: Candidate, settings: MeshSettings) -> str:
+def _adapter_refusal(node: Candidate, settings: ModelSettings) -> str:
     held = {model.fingerprint for model in node.facts.models}
     for adapter in settings.adapters:
         if adapter.file.digest not in held:
@@ -81,7 +83,7 @@ def _adapter_refusal(node: Candidate, settings: MeshSettings) -> str:
     return ""
 
 
-def _model_refusal(node: Candidate, model: ModelFacts, settings: MeshSettings) -> str:
+def _model_refusal(node: Candidate, model: ModelFacts, settings: ModelSettings) -> str:
     if _has_files(node, model) or _may_fetch(node, model):
         return ""
     names = {settings.model, model.name, *(file.name for file in model.files)}
@@ -97,8 +99,7 @@ def _has_files(node: Candidate, model: ModelFacts) -> bool:
 
 
 def _may_fetch(node: Candidate, model: ModelFacts) -> bool:
-    part = node.facts.part
-    return part is not None and part.fingerprint == model.fingerprint and not _has_files(node, model)
+    return node.facts.part_of(model.fingerprint) is not None and not _has_files(node, model)
 
 
 def split_refusal(node: Candidate, host: Candidate) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from mesh_llm.defaults import CLEARLY_FASTER, USEFUL_CONTEXT
 from mesh_llm.frozen import frozen
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.planning.cuts import MAX_DEVICES, forbidden, may_split, too_many
 from mesh_llm.planning.election import solo_hosts, split_hosts
 from mesh_llm.planning.eligibility import Eligible, roster_of, split_refusal
@@ -51,7 +51,7 @@ class Question:
 
     snapshot: Snapshot
     model: ModelFacts
-    settings: MeshSettings
+    settings: ModelSettings
     roster: Eligible
     inputs: PlanInputs
 
@@ -108,7 +108,7 @@ class Shortage:
 
 
 def question(
-    snapshot: Snapshot, model: ModelFacts, settings: MeshSettings, barred: Mapping[NodeId, str]
+    snapshot: Snapshot, model: ModelFacts, settings: ModelSettings, barred: Mapping[NodeId, str]
 ) -> Question:
     cache = cache_settings(
         model, settings, smallest_context(model) if settings.context is None else settings.context

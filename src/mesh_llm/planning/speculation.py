@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mesh_llm.defaults import GUESS_TEXT_MAX, MTP_DRAFT_MAX
-from mesh_llm.mesh_settings import Draft, MeshSettings
+from mesh_llm.mesh_settings import Draft, ModelSettings
 from mesh_llm.planning.batch_sizes import LARGEST, micro_batch
 from mesh_llm.planning.fit import CacheSettings, compute_bytes, stage_need
 from mesh_llm.types import ModelFacts, Plan
@@ -16,17 +16,17 @@ _KEPT_STATES = 512
 _F16_BYTES, _F32_BYTES = 2, 4
 
 
-def text_draft_depth(settings: MeshSettings) -> int:
+def text_draft_depth(settings: ModelSettings) -> int:
     """Tokens guessed at once by what stood in the text before; 0 where nothing is guessed."""
     return GUESS_TEXT_MAX if settings.guess else 0
 
 
-def model_draft_depth(settings: MeshSettings) -> int:
+def model_draft_depth(settings: ModelSettings) -> int:
     """The same by the draft model."""
     return settings.draft_max if settings.draft is not None and settings.guess else 0
 
 
-def mtp_draft_depth(model: ModelFacts, settings: MeshSettings) -> int:
+def mtp_draft_depth(model: ModelFacts, settings: ModelSettings) -> int:
     """The same by the model's own layer for further tokens (MTP); a draft model comes before it."""
     return MTP_DRAFT_MAX if model.mtp_cache is not None and settings.draft is None and settings.guess else 0
 
@@ -36,7 +36,7 @@ def needs_states(model: ModelFacts) -> bool:
     return any(layer.cache.state_bytes for layer in model.layers)
 
 
-def draft_off(plan: Plan, settings: MeshSettings) -> str | None:
+def draft_off(plan: Plan, settings: ModelSettings) -> str | None:
     """Why the mesh's draft is not used with this plan: what an EAGLE3 head reads is to cross no link."""
     draft = settings.draft
     if draft is None or not draft.layers or not plan.workers:
@@ -55,7 +55,7 @@ def kept_input_bytes(head: ModelFacts, slots: int) -> int:
     return _F32_BYTES * len(head.read_layers) * head.read_width * (LARGEST + _KEPT_STATES * slots)
 
 
-def leaner(model: ModelFacts, settings: MeshSettings) -> Iterator[MeshSettings]:
+def leaner(model: ModelFacts, settings: ModelSettings) -> Iterator[ModelSettings]:
     """The same settings with less to guess with, where that is what does not fit."""
     if settings.draft is not None:
         yield replace(settings, draft=None)
@@ -63,7 +63,7 @@ def leaner(model: ModelFacts, settings: MeshSettings) -> Iterator[MeshSettings]:
         yield replace(settings, draft=None, guess=False)
 
 
-def made_by(plan: Plan, model: ModelFacts, settings: MeshSettings) -> MeshSettings:
+def made_by(plan: Plan, model: ModelFacts, settings: ModelSettings) -> ModelSettings:
     """The settings that a plan was made by: with less to guess with where only so it fits."""
     stage = next((stage for stage in plan.stages if stage.node == plan.host), None)
     wishes = [settings, *leaner(model, settings)]
@@ -71,7 +71,7 @@ def made_by(plan: Plan, model: ModelFacts, settings: MeshSettings) -> MeshSettin
         return settings
     head = not plan.head_on_worker or stage is plan.stages[-1]
 
-    def fits(wish: MeshSettings) -> bool:
+    def fits(wish: ModelSettings) -> bool:
         cache = cache_settings(model, wish, plan.context)
         need = stage_need(model, cache, (stage.first, stage.last), host=True, head=head)
         return stage.need_bytes >= need.total_bytes
@@ -79,7 +79,7 @@ def made_by(plan: Plan, model: ModelFacts, settings: MeshSettings) -> MeshSettin
     return next((wish for wish in wishes[:-1] if fits(wish)), wishes[-1])
 
 
-def cache_settings(model: ModelFacts, settings: MeshSettings, context: int) -> CacheSettings:
+def cache_settings(model: ModelFacts, settings: ModelSettings, context: int) -> CacheSettings:
     """What the mesh's settings ask for, at so many tokens per slot."""
     guesses = max(text_draft_depth(settings), model_draft_depth(settings))
     by_head = mtp_draft_depth(model, settings)

@@ -95,12 +95,13 @@ class NodeMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         # Looked at once: this is most of the work in a large mesh.
         members = self._view.mesh.members
-        published = serving_among(members)
+        published = serving_among(members, self._view.mesh.settings())
         host, plan, epoch = (
             (published[0], published[1].plan, published[1].epoch) if published else (None, None, 0)
         )
         yield from self._about(host, plan)
         yield from _members(members)
+        yield from self._models()
         yield from self._plan(plan, epoch)
         yield from self._stages(plan)
         yield from self._links(members, plan)
@@ -136,6 +137,22 @@ class NodeMetrics(Collector):
             "This node's part in the serving plan: 1 for the current one.",
             PlanRole,
             part,
+        )
+
+    def _models(self) -> Iterator[Metric]:
+        """All that the mesh serves, whoever hosts them; at most `MODELS_LIMIT`."""
+        models = [(view, view.health()) for view in self._view.models()]
+        yield labelled(
+            "mesh_llm_model_serving",
+            "Whether this node's API answers with the model: 1 if it does.",
+            ("model",),
+            [((health.model or "",), float(health.state is State.SERVING)) for _, health in models],
+        )
+        yield labelled(
+            "mesh_llm_model_queue_waiting",
+            "Requests that wait for a slot of the model's engine on this node.",
+            ("model",),
+            [((health.model or "",), float(view.slot_queue.waiting)) for view, health in models],
         )
 
     def _plan(self, serving: Plan | None, epoch: int) -> Iterator[Metric]:

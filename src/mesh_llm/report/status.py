@@ -11,7 +11,7 @@ from mesh_llm.engine.supervisor import EngineReport
 from mesh_llm.engine.telemetry import Flow, Flows, pushed_bytes
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.membership.member import Member
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.planning.experience import Experience, corrected
 from mesh_llm.planning.predict import MEASURED_WITHIN
 from mesh_llm.planning.snapshot import listing
@@ -19,7 +19,7 @@ from mesh_llm.planning.speculation import draft_off
 from mesh_llm.report.time_to_first_token import first_token_status
 from mesh_llm.report.token_latency import token_status
 from mesh_llm.report.traffic import traffic
-from mesh_llm.report.view import NodeView
+from mesh_llm.report.view import ModelView, NodeView
 from mesh_llm.status_schema import (
     ApiStatus,
     ConsoleStatus,
@@ -34,6 +34,7 @@ from mesh_llm.status_schema import (
     NodeStatus,
     PlanStageStatus,
     PlanStatus,
+    ServedModelStatus,
     ServingStatus,
     SpeedStatus,
     Status,
@@ -56,13 +57,7 @@ from mesh_llm.types import (
 
 async def status(view: NodeView) -> Status:
     """The whole; plan, model and engine are the host's, wherever this node stands."""
-    about = await serving(view) if view.hosting.serving is not None else await view.remote_engine.about()
-    if about is None:
-        about = ServingStatus(
-            model=_model(view, None),
-            plan=plan_status(view.hosting.plan, epoch=_epoch(view), seen=_seen(view, view.hosting.plan)),
-            engine=_engine(view, view.hosting.starting),
-        )
+    about = await _about(view, view.models()[0])
     health = view.health()
     return Status(
         version=__version__,
@@ -87,26 +82,55 @@ async def status(view: NodeView) -> Status:
             first_token=first_token_status(view, about.plan),
         ),
         console=ConsoleStatus(url=view.console_url()),
+        models=tuple(_served(model) for model in view.models()),
     )
 
 
-async def serving(view: NodeView) -> ServingStatus:
+def _served(model: ModelView) -> ServedModelStatus:
+    settings, health, published = model.settings(), model.health(), model.plans.serving()
+    plan = published[1].plan if published is not None else None
+    return ServedModelStatus(
+        name=health.model or "",
+        fingerprint=settings.fingerprint if settings is not None else "",
+        default=model.plans.is_default,
+        state=health.state,
+        reason=health.reason,
+        host=published[0] if published is not None else None,
+        mode=plan.mode if plan is not None else None,
+        context=plan.context if plan is not None else None,
+        slots=plan.slots if plan is not None else None,
+        nodes=tuple(dict.fromkeys(stage.node for stage in plan.stages)) if plan is not None else (),
+    )
+
+
+async def _about(view: NodeView, model: ModelView) -> ServingStatus:
+    """Of one model."""
+    if model.hosting.serving is not None:
+        return await serving(view, model)
+    return await model.remote_engine.about() or ServingStatus(
+        model=_model(view, model, None),
+        plan=plan_status(model.hosting.plan, epoch=_epoch(model), seen=_seen(view, model.hosting.plan)),
+        engine=_engine(view, model.hosting.starting),
+    )
+
+
+async def serving(view: NodeView, model: ModelView) -> ServingStatus:
     """Plan, model and engine of the plan that this node hosts."""
-    run = view.hosting.serving
+    run = model.hosting.serving
     if run is not None and run.port is not None:
         run.rates.read(await run.gauge.read(*run.engine_address()))
-    plan = run.plan if run is not None else view.hosting.plan
-    fresh = _fresh(view, plan)
+    plan = run.plan if run is not None else model.hosting.plan
+    fresh = _fresh(model, plan)
     return ServingStatus(
-        model=_model(view, plan),
+        model=_model(view, model, plan),
         plan=plan_status(fresh, epoch=run.epoch if run is not None else None, seen=_seen(view, fresh)),
         engine=_engine(view, run),
     )
 
 
-def _fresh(view: NodeView, plan: Plan | None) -> Plan | None:
+def _fresh(model: ModelView, plan: Plan | None) -> Plan | None:
     """The running plan, with the prediction and the reasons of the last look at it."""
-    latest = view.hosting.plan
+    latest = model.hosting.plan
     return latest if latest is not None and plan is not None and latest.key == plan.key else plan
 
 
@@ -114,8 +138,8 @@ def _seen(view: NodeView, plan: Plan | None) -> Experience:
     return view.experience_before(plan) if plan is not None else Experience()
 
 
-def _epoch(view: NodeView) -> int | None:
-    published = view.mesh.serving()
+def _epoch(model: ModelView) -> int | None:
+    published = model.plans.serving()
     return published[1].epoch if published is not None else None
 
 
@@ -217,8 +241,8 @@ def _lent(view: NodeView, member: Member) -> int:
     return sum(stage.need_bytes for stage in published[1].plan.stages if stage.node == member.id)
 
 
-def _model(view: NodeView, plan: Plan | None) -> ModelStatus | None:
-    settings = view.settings()
+def _model(view: NodeView, model: ModelView, plan: Plan | None) -> ModelStatus | None:
+    settings = model.settings()
     if settings is None:
         return None
     facts = view.model_files.facts(settings.fingerprint)
@@ -231,14 +255,14 @@ def _model(view: NodeView, plan: Plan | None) -> ModelStatus | None:
         quantisation=facts.quantisation if facts is not None else "",
         context=plan.context if plan is not None and loaded else None,
         slots=plan.slots if plan is not None and loaded else None,
-        draft=_draft(view, settings),
+        draft=_draft(model, settings),
         adapters=tuple(each.file.name for each in settings.adapters),
     )
 
 
-def _draft(view: NodeView, settings: MeshSettings) -> DraftStatus | None:
+def _draft(model: ModelView, settings: ModelSettings) -> DraftStatus | None:
     """What guesses tokens ahead, and what came of it; None where nothing does."""
-    run = view.hosting.serving
+    run = model.hosting.serving
     spec = run.supervisor.spec.draft if run is not None and run.supervisor is not None else None
     if not settings.guess or (spec is not None and spec.depth == 0):
         return None
@@ -256,7 +280,7 @@ def _draft(view: NodeView, settings: MeshSettings) -> DraftStatus | None:
     )
 
 
-def _drafter(settings: MeshSettings, spec: DraftSpec | None) -> str | None:
+def _drafter(settings: ModelSettings, spec: DraftSpec | None) -> str | None:
     if spec is not None and spec.head_depth > 0:
         return "its MTP head"
     loaded = settings.draft is not None and (spec is None or spec.model is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.frozen import frozen
@@ -12,12 +12,25 @@ from mesh_llm.gateway.upstream import Health
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.local.model_files import ModelFiles
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import MeshSettings, ModelSettings
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.peers.remote_engine import RemoteEngine
 from mesh_llm.planning.experience import Experience
 from mesh_llm.types import MeshId, NodeId, Plan
 from mesh_llm.worker.lending import Lending
+
+
+@frozen
+class ModelView:
+    """One of the models."""
+
+    hosting: Hosting
+    plans: ModelPlans
+    remote_engine: RemoteEngine
+    slot_queue: SlotQueue
+    settings: Callable[[], ModelSettings | None]
+    health: Callable[[], Health]
 
 
 @frozen
@@ -26,11 +39,10 @@ class NodeView:
     name: str
     config: NodeConfig
     mesh: Mesh
-    hosting: Hosting
+    models: Callable[[], Sequence[ModelView]]
+    """The default one first."""
     lending: Lending
     model_files: ModelFiles
-    remote_engine: RemoteEngine
-    slot_queue: SlotQueue
     mesh_id: Callable[[], MeshId | None]
     settings: Callable[[], MeshSettings | None]
     """Those in force, or as the home remembers them."""
@@ -45,3 +57,16 @@ class NodeView:
     """What a plan has shown while this node hosted it."""
     experience_before: Callable[[Plan], Experience]
     """The same, but for what the plan that runs shows now."""
+
+    @property
+    def hosting(self) -> Hosting:
+        """Of the default model; the same holds below."""
+        return self.models()[0].hosting
+
+    @property
+    def remote_engine(self) -> RemoteEngine:
+        return self.models()[0].remote_engine
+
+    @property
+    def slot_queue(self) -> SlotQueue:
+        return self.models()[0].slot_queue

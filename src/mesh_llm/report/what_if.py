@@ -165,6 +165,9 @@ async def _settings(
     return own_settings(config, model, draft), tuple(event.text for event in told)
 
 
+_NOT_LOOKED_AT: dict[str, Any] = {"address": Address(), "serving": None, "also_serving": (), "starting": ()}
+
+
 def snapshot_document(view: NodeView) -> dict[str, Any]:
     """All that decisions look at, without what they do not: where nodes are, and what they serve."""
     return {
@@ -174,7 +177,7 @@ def snapshot_document(view: NodeView) -> dict[str, Any]:
                 "id": each.id,
                 "alive": each.alive,
                 "reachable": each.reachable,
-                "facts": facts_to_document(replace(each.facts, address=Address(), serving=None)),
+                "facts": facts_to_document(replace(each.facts, **_NOT_LOOKED_AT)),
             }
             for each in view.mesh.snapshot().nodes
         ],

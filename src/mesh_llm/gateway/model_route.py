@@ -1,0 +1,55 @@
+"""Which of the node's models a request is for. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from mesh_llm.gateway.model_list import model_asked_for
+from mesh_llm.gateway.upstream import ModelServing
+
+_QUERY = "model"
+_FIELD = re.compile(rb'"model"\s*:\s*("(?:[^"\\\\]|\\\\.)*")')
+_FORM = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n')
+"""In a form with files, as transcriptions are asked for."""
+
+
+def named(method: str, path: str, query: Mapping[str, str], body: bytes, *, complete: bool) -> str | None:
+    """The model that a request names; `complete`: all of its body is there."""
+    if (name := model_asked_for(method, path)) is not None:
+        return name
+    if query.get(_QUERY):
+        return query[_QUERY]
+    if body.startswith(b"--"):
+        form = _FORM.search(body)
+        return form[1].decode("utf-8", "replace").strip() if form is not None else None
+    if complete:
+        return _field(body)
+    # Too long to be kept: names stand at the beginning.
+    found = _FIELD.search(body)
+    return _field(b'{"model":%b}' % found[1]) if found is not None else None
+
+
+def _field(body: bytes) -> str | None:
+    try:
+        document = json.loads(body) if b'"model"' in body else None
+    except ValueError:
+        return None  # the engine says what is wrong with it
+    name = document.get("model") if isinstance(document, dict) else None
+    return name if isinstance(name, str) and name else None
+
+
+def chosen(models: Sequence[ModelServing], name: str | None) -> ModelServing | None:
+    """The model that a name means: all of it, or a beginning that only one has; None: there is none.
+
+    Where there is one model, every name means it: clients send what they were made for.
+    """
+    if name is None or len(models) == 1:
+        return models[0]
+    wanted = name.casefold()
+    for model in models:
+        if wanted in map(str.casefold, model.names):
+            return model
+    begun = [model for model in models if any(each.casefold().startswith(wanted) for each in model.names)]
+    return begun[0] if len(begun) == 1 else None

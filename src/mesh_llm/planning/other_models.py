@@ -1,0 +1,115 @@
+"""What other models leave of each node's memory and speed. Pure.
+
+Memory, devices and threads are one budget: the plans of other models are taken off before the next model
+is planned. A model gives way to those before it in the settings, and never moves for one behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from mesh_llm.planning.memory_budget import CPU, lent_devices, used_gpus
+from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.types import NodeFacts, NodeId, Plan, Speed
+
+
+def without(snapshot: Snapshot, taken: Iterable[Plan], *, before: Iterable[Plan] = ()) -> Snapshot:
+    """The mesh as it is for one more model: `taken` have memory, and `before` also compute."""
+    taken, before = tuple(taken), tuple(before)
+    if not taken and not before:
+        return snapshot
+    used = _used(snapshot, taken)
+    machines: Counter[tuple[str, str]] = Counter()
+    for node in snapshot.nodes:
+        for device, size in used.get(node.id, {}).items():
+            machines[_machine(node), device] += size
+    nodes = {node.id: _machine(node) for node in snapshot.nodes}
+    busy = Counter(machine for plan in before for machine in {nodes.get(node, "") for node in _nodes(plan)})
+    return Snapshot(
+        nodes=tuple(
+            replace(
+                node,
+                facts=_left(node.facts, used.get(node.id, {}), _here(node, machines), busy[_machine(node)]),
+            )
+            for node in snapshot.nodes
+        )
+    )
+
+
+def _machine(node: Candidate) -> str:
+    return node.facts.machine or f"of {node.id}"
+
+
+def _here(node: Candidate, machines: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """Taken on its machine, by device."""
+    return {device: size for (machine, device), size in machines.items() if machine == _machine(node)}
+
+
+def _nodes(plan: Plan) -> set[NodeId]:
+    return {stage.node for stage in plan.stages} | ({plan.host} if plan.host is not None else set())
+
+
+def _used(snapshot: Snapshot, plans: Iterable[Plan]) -> dict[NodeId, Counter[str]]:
+    """Bytes that plans take of each node, by device."""
+    used: dict[NodeId, Counter[str]] = {node.id: Counter() for node in snapshot.nodes}
+    for plan in plans:
+        staged = sum(stage.need_bytes for stage in plan.stages)
+        needs = [(stage.node, stage.device, stage.need_bytes) for stage in plan.stages]
+        if plan.host is not None and plan.need_bytes > staged:
+            # A host without layers has the embedding and the head.
+            needs.append((plan.host, "", plan.need_bytes - staged))
+        for id, device, size in needs:
+            if (node := snapshot.node(id)) is not None:
+                _take(used[id], node.facts, device, size, hosts=id == plan.host)
+    return used
+
+
+def _take(used: Counter[str], facts: NodeFacts, device: str, size: int, *, hosts: bool) -> None:
+    """A worker's stage lies on its device; a host's on the GPUs as far as they go."""
+    if hosts:
+        for gpu in used_gpus(facts):
+            part = max(0, min(size, gpu.free_bytes - used[gpu.name]))
+            used[gpu.name] += part
+            size -= part
+        used[CPU] += size
+    else:
+        used[device or lent_devices(facts)[0].name] += size
+
+
+def _left(facts: NodeFacts, own: Mapping[str, int], machine: Mapping[str, int], busy: int) -> NodeFacts:
+    if not machine and not busy:
+        return facts
+    most = facts.max_memory_bytes
+    whole = facts.machine_memory_bytes or facts.memory_bytes
+    return replace(
+        facts,
+        memory_bytes=max(0, facts.memory_bytes - own.get(CPU, 0)),
+        machine_memory_bytes=max(1, whole - machine.get(CPU, 0)),
+        max_memory_bytes=None if most is None else max(0, most - sum(own.values())),
+        gpus=tuple(
+            replace(gpu, free_bytes=max(0, gpu.free_bytes - machine.get(gpu.name, 0))) for gpu in facts.gpus
+        ),
+        devices=tuple(
+            replace(
+                device,
+                bytes=max(0, device.bytes - own.get(device.name, 0)),
+                speed=_shared(device.speed, busy),
+            )
+            for device in facts.devices
+        ),
+        speed=_shared(facts.speed, busy),
+    )
+
+
+def _shared(speed: Speed | None, busy: int) -> Speed | None:
+    """With so many other models that compute there."""
+    if speed is None or not busy:
+        return speed
+    part = 1 / (1 + busy)
+    return Speed(
+        read_bytes_per_s=part * speed.read_bytes_per_s,
+        flops_per_s=part * speed.flops_per_s,
+        attention_per_s=part * speed.attention_per_s,
+    )

@@ -1,0 +1,120 @@
+"""Several models behind one API: which one a request is for, and what the list tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from mesh_llm.gateway.server import Gateway
+from mesh_llm.gateway.upstream import Health
+from mesh_llm.types import State
+from tests.support.raw_http import RawClient, request_bytes
+from tests.support.upstream import FakeEngine, FakeNode, fake_engine
+
+EMBED = "/v1/embeddings"
+
+
+@pytest.fixture
+async def coder() -> AsyncIterator[FakeEngine]:
+    async with fake_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def node(engine: FakeEngine, coder: FakeEngine) -> FakeNode:
+    second = FakeNode(where=coder.upstream, names=("coder-7b", "qwen-coder"))
+    waiting = FakeNode(
+        names=("big",), state=Health(state=State.LOADING, reason="big is loading", model="big")
+    )
+    return FakeNode(where=engine.upstream, names=("tiny",), others=[second, waiting])
+
+
+async def asked(client: RawClient, model: object = None, **more: Any) -> tuple[int, Any]:
+    body = json.dumps({"input": "x", **({} if model is None else {"model": model}), **more}).encode()
+    await client.send(request_bytes("POST", EMBED, "Content-Type: application/json", body=body))
+    answer = await client.answer()
+    return answer.status, json.loads(answer.body)
+
+
+@pytest.mark.parametrize("name", ["coder-7b", "qwen-coder", "Coder-7B", "coder", "QWEN"])
+async def test_a_request_goes_to_the_model_that_it_names(
+    client: RawClient, engine: FakeEngine, coder: FakeEngine, name: str
+) -> None:
+    assert (await asked(client, name))[0] == 200
+    assert (len(engine.seen), len(coder.seen)) == (0, 1)
+
+
+@pytest.mark.parametrize("name", [None, "", "tiny", 7])
+async def test_a_request_that_names_none_goes_to_the_default_one(
+    client: RawClient, engine: FakeEngine, coder: FakeEngine, name: object
+) -> None:
+    assert (await asked(client, name))[0] == 200
+    assert (len(engine.seen), len(coder.seen)) == (1, 0)
+
+
+async def test_an_unknown_name_is_refused_with_the_list(client: RawClient, engine: FakeEngine) -> None:
+    status, answer = await asked(client, "gpt-4o")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    assert "tiny, coder-7b, big" in answer["error"]["message"]
+    assert not engine.seen
+
+
+async def test_where_one_model_is_served_every_name_means_it(
+    node: FakeNode, client: RawClient, engine: FakeEngine
+) -> None:
+    node.others = []
+    assert (await asked(client, "gpt-4o"))[0] == 200
+    assert len(engine.seen) == 1
+
+
+async def test_a_model_that_loads_says_so_and_others_answer(client: RawClient) -> None:
+    status, answer = await asked(client, "big")
+    assert status == 503
+    assert "big is loading" in answer["error"]["message"]
+    assert (await asked(client, "tiny"))[0] == 200
+
+
+async def test_a_name_in_the_query(client: RawClient, coder: FakeEngine) -> None:
+    await client.send(request_bytes("GET", "/props?model=coder-7b"))
+    await client.answer()
+    assert [seen.target for seen in coder.seen] == ["/props?model=coder-7b"]
+
+
+async def test_a_name_in_a_form(client: RawClient, coder: FakeEngine) -> None:
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n'
+        b"Content-Type: audio/wav\r\n\r\nRIFF\r\n"
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\ncoder-7b\r\n--x--\r\n'
+    )
+    head = "Content-Type: multipart/form-data; boundary=x"
+    await client.send(request_bytes("POST", "/v1/audio/transcriptions", head, body=form))
+    assert (await client.answer()).status == 200
+    assert len(coder.seen) == 1
+
+
+async def test_the_list_has_every_model_and_its_state(client: RawClient, engine: FakeEngine) -> None:
+    listed = {"object": "list", "data": [{"id": "tiny", "meta": {"n_ctx": 512}}]}
+
+    async def tell(_: object, wire: Any) -> None:
+        body = json.dumps(listed).encode()
+        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    engine.on("/v1/models", tell)
+    await client.send(request_bytes("GET", "/v1/models"))
+    data = json.loads((await client.answer()).body)["data"]
+    assert [(each["id"], each["status"]["value"]) for each in data] == [
+        ("tiny", "loaded"),
+        ("coder-7b", "loaded"),
+        ("big", "loading"),
+    ]
+    assert data[0]["meta"] == {"n_ctx": 512}
+    assert data[1]["aliases"] == ["qwen-coder"]
+    assert data[2]["status"]["reason"] == "big is loading"
+
+
+async def test_health_is_that_of_the_default_model(gateway: Gateway, client: RawClient) -> None:
+    await client.send(request_bytes("GET", "/health"))
+    assert json.loads((await client.answer()).body)["model"] == "tiny"

@@ -1,0 +1,120 @@
+"""Several models over one mesh: each is planned with what the others leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mesh_llm.planning.decide import decide
+from mesh_llm.planning.memory_budget import usable_bytes
+from mesh_llm.planning.other_models import without
+from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.types import HostingMode, Mode, NodeId, Plan
+from tests.support.planning import GB, gpu, lending, model, node, settings
+
+BIG, SMALL = model(), model(layers=10)
+
+
+def snapshot(*nodes: Candidate) -> Snapshot:
+    return Snapshot(nodes=nodes)
+
+
+def plan(mesh: Snapshot, of: object = BIG, **options: object) -> Plan:
+    return decide(mesh, of, settings(**options), current=None)  # type: ignore[arg-type]
+
+
+def free(mesh: Snapshot, name: str) -> int:
+    found = mesh.node(NodeId(name))
+    assert found is not None
+    return usable_bytes(found.facts)
+
+
+def test_nothing_is_taken_where_nothing_runs() -> None:
+    mesh = snapshot(node("ann", 30))
+    assert without(mesh, ()) is mesh
+
+
+def test_a_second_model_goes_where_there_is_room() -> None:
+    mesh = snapshot(node("ann", 26, gb_s=50), node("ben", 26, gb_s=40))
+    first = plan(mesh)
+    assert (first.mode, first.host) == (Mode.SOLO, "ann")
+    second = plan(without(mesh, [first]))
+    assert (second.mode, second.host) == (Mode.SOLO, "ben")
+
+
+def test_a_second_model_is_split_over_what_is_left() -> None:
+    mesh = snapshot(node("ann", 36, gb_s=50), node("ben", 14))
+    first = plan(mesh)
+    assert first.host == "ann"
+    second = plan(without(mesh, [first]))
+    assert (second.mode, {stage.node for stage in second.stages}) == (Mode.SPLIT, {"ann", "ben"})
+    assert (
+        sum(stage.need_bytes for stage in second.stages if stage.node == "ann") < 36 * GB - first.need_bytes
+    )
+
+
+def test_a_third_model_waits_with_the_figures_of_what_is_left() -> None:
+    mesh = snapshot(node("ann", 26), node("ben", 26))
+    first = plan(mesh)
+    second = plan(without(mesh, [first]))
+    third = plan(without(mesh, [first, second]))
+    assert third.mode is Mode.WAITING
+    assert third.have_bytes < third.need_bytes
+
+
+def test_memory_that_nodes_share_is_taken_once_from_all_of_them() -> None:
+    mesh = snapshot(node("ann", 40, machine="desk"), node("ben", 40, machine="desk"))
+    first = plan(mesh)
+    left = without(mesh, [first])
+    both = [found.facts.machine_memory_bytes for found in left.nodes]
+    assert both == [40 * GB - first.need_bytes] * 2
+    assert free(left, first.host or "") == 40 * GB - first.need_bytes
+
+
+def test_a_host_fills_its_gpus_first() -> None:
+    mesh = snapshot(node("ann", 30, gpus=(gpu(16),)))
+    left = without(mesh, [plan(mesh)]).nodes[0].facts
+    assert left.gpus[0].free_bytes == 0
+    assert 20 * GB < left.memory_bytes < 30 * GB
+
+
+def test_a_workers_device_is_taken_by_name() -> None:
+    gpus = (gpu(16), gpu(16, "CUDA1"))
+    mesh = snapshot(node("ann", 12), lending(node("ben", 12, gpus=gpus, hosting=HostingMode.NEVER)))
+    split = plan(mesh, split=True)
+    worked = {stage.device: stage.need_bytes for stage in split.stages if stage.node == "ben"}
+    before = {each.name: each.bytes for each in mesh.nodes[1].facts.devices}
+    after = {each.name: each.bytes for each in without(mesh, [split]).nodes[1].facts.devices}
+    assert worked
+    assert after == {name: size - worked.get(name, 0) for name, size in before.items()}
+
+
+def test_what_a_node_may_use_at_most_counts_for_all_models_together() -> None:
+    mesh = snapshot(node("ann", 60, max_memory_bytes=40 * GB))
+    first = plan(mesh)
+    assert free(without(mesh, [first]), "ann") == 40 * GB - first.need_bytes
+    assert plan(without(mesh, [first])).mode is Mode.WAITING
+
+
+def test_a_model_prefers_machines_on_which_no_model_before_it_computes() -> None:
+    mesh = snapshot(node("ann", 60, gb_s=50), node("ben", 60, gb_s=40))
+    first = plan(mesh)
+    assert plan(without(mesh, [first])).host == "ann"
+    assert plan(without(mesh, [first], before=[first])).host == "ben"
+
+
+def test_a_model_stays_where_it_is_when_another_one_comes() -> None:
+    mesh = snapshot(node("ann", 60, gb_s=50), node("ben", 60, gb_s=48))
+    first = plan(mesh)
+    second = plan(without(mesh, [first], before=[first]), SMALL)
+    again = plan(without(mesh, [second]))
+    assert again.key == first.key
+
+
+def test_a_plan_is_valid_beside_the_models_that_it_was_made_beside() -> None:
+    mesh = snapshot(node("ann", 36, gb_s=50), node("ben", 14))
+    first = plan(mesh)
+    left = without(mesh, [first])
+    second = plan(left)
+    assert plan(without(mesh, [second])).key == first.key
+    assert plan(without(mesh, [first])).key == second.key
+    assert replace(left.nodes[0], facts=mesh.nodes[0].facts) == mesh.nodes[0]

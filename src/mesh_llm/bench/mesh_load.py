@@ -181,7 +181,7 @@ def expected_s(step: Step, spec: LoadSpec, *, prompt_tok_s: float, tok_s: float)
 
 
 @frozen
-class Asked:
+class AskedMesh:
     """Where to ask, and what is known of it."""
 
     client: Client
@@ -192,7 +192,7 @@ class Asked:
     clock: Callable[[], float] = field(default=time.monotonic)
 
 
-async def measure(spec: LoadSpec, kept: Kept, asked: Asked) -> LoadFound:
+async def measure(spec: LoadSpec, kept: Kept, asked: AskedMesh) -> LoadFound:
     before = serving(await asked.look())
     assert before.model is not None
     context = before.model.context or SHORT_TOKENS + spec.decoded
@@ -221,7 +221,7 @@ async def measure(spec: LoadSpec, kept: Kept, asked: Asked) -> LoadFound:
     return LoadFound(steps=known, left_out=tuple(sorted(left_out)), before=before, after=after)
 
 
-async def _warm_up(spec: LoadSpec, kept: Kept, asked: Asked) -> None:
+async def _warm_up(spec: LoadSpec, kept: Kept, asked: AskedMesh) -> None:
     """One answer alone: weights are laid out, and the node learns where a token's time goes."""
     await _stream(asked, await _prompt(asked, kept.run, 0, SHORT_TOKENS), spec.decoded)
     await asyncio.sleep(_SETTLE_S)
@@ -247,7 +247,7 @@ def _duration(todo: list[Step], spec: LoadSpec, kept: Kept, status: Status) -> s
     return f"{len(waits)} steps, about {text}, at most {spec.total_s / 60:.0f} minutes; Ctrl-C stops it"
 
 
-async def _measure(step: Step, number: int, spec: LoadSpec, run: int, asked: Asked) -> StepSeen:
+async def _measure(step: Step, number: int, spec: LoadSpec, run: int, asked: AskedMesh) -> StepSeen:
     # Numbers of prompts never meet: those of streams count on from their step's own thousand.
     first = 1000 * (number + 1)
     if step.kind == "prompt":
@@ -282,12 +282,14 @@ def together(answers: list[tuple[float, TimedStream]]) -> StepSeen:
     )
 
 
-async def _timed(asked: Asked, prompt: list[int], decoded: int, began: float) -> tuple[float, TimedStream]:
+async def _timed(
+    asked: AskedMesh, prompt: list[int], decoded: int, began: float
+) -> tuple[float, TimedStream]:
     at_s = asked.clock() - began
     return at_s, await _stream(asked, prompt, decoded)
 
 
-async def _stream(asked: Asked, prompt: list[int], decoded: int) -> TimedStream:
+async def _stream(asked: AskedMesh, prompt: list[int], decoded: int) -> TimedStream:
     body = {
         "prompt": prompt,
         "n_predict": decoded,
@@ -302,7 +304,7 @@ async def _stream(asked: Asked, prompt: list[int], decoded: int) -> TimedStream:
     return found
 
 
-async def _prompt(asked: Asked, run: int, number: int, count: int) -> list[int]:
+async def _prompt(asked: AskedMesh, run: int, number: int, count: int) -> list[int]:
     """Exactly so many tokens, as numbers."""
     content = prompts.unique(run, number, count)
     answer = await asked.client.ask(asked.server, "/tokenize", {"content": content})

@@ -10,7 +10,7 @@ import click
 from mesh_llm.bench import mesh_load
 from mesh_llm.bench.client import client
 from mesh_llm.bench.mesh_document import document
-from mesh_llm.bench.mesh_load import QUICK, Asked, Kept, LoadSpec
+from mesh_llm.bench.mesh_load import QUICK, AskedMesh, Kept, LoadSpec
 from mesh_llm.bench.servers import Server
 from mesh_llm.cli import secret
 from mesh_llm.cli.control import call
@@ -66,7 +66,7 @@ def mesh(
         if resume:
             kept.resume()
         async with client(spec.step_s + _PATIENCE_S) as asker:
-            asked = Asked(
+            asked = AskedMesh(
                 client=asker,
                 server=Server(url=status.api.url or "", key=key or "", pid=0, ready_s=0.0),
                 look=lambda: call(where, "GET", "/api/status"),

@@ -15,14 +15,14 @@ import click
 from mesh_llm.bench.transport import SIZES, Carried, KindFigures, document, facts, measured, on_loopback
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import home_option, home_path, json_option
-from mesh_llm.cli.output import print_table
+from mesh_llm.cli.results import show
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import UsageError
 from mesh_llm.home import Home
 from mesh_llm.local import model_names
 from mesh_llm.models.facts import model_facts
 from mesh_llm.models.names import Here
-from mesh_llm.results.document import Document, to_json
+from mesh_llm.results.document import Document
 
 _PATH = click.Path(path_type=Path, file_okay=False)
 
@@ -53,7 +53,7 @@ def transport(
     if model is not None and hidden is not None:
         raise UsageError("--model has a hidden size of its own: leave out --hidden")
     found = asyncio.run(_measure(node, model, hidden or 4096, _sizes(sizes), Home(home_path(home))))
-    _show(found, folder=folder, as_json=as_json)
+    show(found, folder=folder, as_json=as_json)
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
@@ -113,20 +113,3 @@ async def _carried(model: str, home: Home) -> Carried:
 
 def _tell(step: str) -> None:
     print(f"Measuring {step}", file=sys.stderr, flush=True)
-
-
-def _show(found: Document, *, folder: Path | None, as_json: bool) -> None:
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{found.name}.json").write_text(to_json(found), encoding="utf-8")
-    if as_json:
-        click.echo(to_json(found), nl=False)
-        return
-    click.echo(found.title)
-    for table in found.tables:
-        click.echo(f"\n{table.title}")
-        print_table(table.rows, headers=table.columns)
-        if table.note:
-            click.echo(table.note)
-    if found.notes:
-        click.echo("\n" + "\n".join(f"- {note}" for note in found.notes))

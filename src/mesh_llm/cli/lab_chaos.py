@@ -16,6 +16,7 @@ import click
 from mesh_llm import __version__
 from mesh_llm.cli.options import debug_option, json_option
 from mesh_llm.cli.output import print_table, set_up_logging
+from mesh_llm.cli.results import show
 from mesh_llm.cli.serve import run_loop
 from mesh_llm.defaults import DEFAULT_MODEL
 from mesh_llm.engine import machine
@@ -25,7 +26,6 @@ from mesh_llm.lab.chaos.records import Asked, ChaosLog, Record
 from mesh_llm.lab.chaos.run import run
 from mesh_llm.lab.chaos.schedule import EVERY_S, KINDS, Fault, draw, moved_up
 from mesh_llm.lab.chaos.shrink import shrunk
-from mesh_llm.results.document import Document, to_json
 
 FAILED = 1
 AFTER_S = 20.0
@@ -99,7 +99,7 @@ def chaos(
     found = _run(asked, file, embeddings=embeddings)
     findings = oracles.judge(found)
     document = report.document(found, findings, _facts(asked, before))
-    _show(document, out, as_json=as_json)
+    show(document, folder=out, as_json=as_json)
     click.echo(f"The log is {file}; mesh-llm lab chaos --replay {file} does it again", err=True)
     raise SystemExit(FAILED if findings else 0)
 
@@ -135,20 +135,6 @@ def _facts(asked: Asked, before: tuple[float, float, float]) -> dict[str, str]:
         "load": f"{before[0]:.1f} before, {after[0]:.1f} after (over a minute; the run's own included)",
         "model": asked.model or DEFAULT_MODEL,
     }
-
-
-def _show(document: Document, out: Path | None, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(to_json(document), nl=False)
-    else:
-        for table in document.tables:
-            click.echo(f"\n{table.title}")
-            print_table(table.rows, headers=table.columns)
-            if table.note:
-                click.echo(table.note)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"{document.name}.json").write_text(to_json(document), "utf-8")
 
 
 def _shrink(log_file: Path, runs: int, *, embeddings: bool) -> int:

@@ -13,11 +13,10 @@ import click
 
 from mesh_llm import __version__
 from mesh_llm.cli.options import json_option
-from mesh_llm.cli.output import print_table
+from mesh_llm.cli.results import show
 from mesh_llm.errors import UsageError
 from mesh_llm.lab.simulate.report import document_of
 from mesh_llm.lab.simulate.run import SimulationSize, simulated
-from mesh_llm.results.document import Document, to_json
 
 _LEAST, _MOST = 10, 10_000
 _QUICK = SimulationSize(nodes=(10, 30), churn_s=3, cases=3, events=10, rounds=2, views=10)
@@ -41,7 +40,7 @@ def simulate(nodes: str, minutes: float, seed: int, quick: bool, folder: Path | 
     begun, cpu_s, load = time.monotonic(), time.process_time(), os.getloadavg()
     found = simulated(seed, extent, lambda text: click.echo(text, err=True))
     facts = _facts(seed, time.monotonic() - begun, time.process_time() - cpu_s, load)
-    _show(document_of(found, command=_command(), facts=facts), folder=folder, as_json=as_json)
+    show(document_of(found, command=_command(), facts=facts), folder=folder, as_json=as_json)
 
 
 def _extent(nodes: str, minutes: float) -> SimulationSize:
@@ -71,18 +70,3 @@ def _facts(seed: int, wall_s: float, cpu_s: float, load: tuple[float, float, flo
         "took": f"{wall_s:.0f} s, of which {cpu_s:.0f} s on a core",
         "memory": f"{memory / 1e9:.1f} GB at most",
     }
-
-
-def _show(document: Document, *, folder: Path | None, as_json: bool) -> None:
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{document.name}.json"
-        file.write_text(to_json(document), "utf-8")
-        click.echo(f"Result in {file}", err=True)
-    if as_json:
-        click.echo(to_json(document), nl=False)
-        return
-    for table in document.tables:
-        click.echo(f"\n{table.title}")
-        print_table(table.rows, headers=table.columns)
-        click.echo(table.note)

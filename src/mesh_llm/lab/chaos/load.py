@@ -49,7 +49,7 @@ class Heard:
         return "".join(self.pieces)
 
 
-class Load:
+class ClientLoad:
     """Several clients, until told to stop."""
 
     def __init__(self, mesh: ChaosMesh, log: ChaosLog, questions: Mapping[str, ChaosQuestion]) -> None:

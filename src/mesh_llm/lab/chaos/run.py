@@ -13,7 +13,7 @@ import psutil
 
 from mesh_llm import __version__
 from mesh_llm.lab.chaos import faults, processes
-from mesh_llm.lab.chaos.load import Load
+from mesh_llm.lab.chaos.load import ClientLoad
 from mesh_llm.lab.chaos.mesh import ChaosMesh, chaos_mesh
 from mesh_llm.lab.chaos.questions import EMBEDDINGS, QUESTIONS, ChaosQuestion
 from mesh_llm.lab.chaos.records import FORMAT, Asked, ChaosLog, Record
@@ -79,7 +79,7 @@ async def _run(
     questions: Mapping[str, ChaosQuestion],
     tell: Tell,
 ) -> None:
-    load = Load(mesh, log, questions)
+    load = ClientLoad(mesh, log, questions)
     tell("Asking everything once, undisturbed")
     for text in await load.references():
         tell(f"Not asked, as this model does not answer it: {text}")
@@ -108,7 +108,7 @@ async def _strike_all(mesh: ChaosMesh, wanted: tuple[Fault, ...], log: ChaosLog,
             group.create_task(faults.strike(mesh, log, number, fault), name=f"fault {number}")
 
 
-async def _settle(mesh: ChaosMesh, load: Load, log: ChaosLog, tell: Tell) -> None:
+async def _settle(mesh: ChaosMesh, load: ClientLoad, log: ChaosLog, tell: Tell) -> None:
     tell("Waiting until all nodes serve together again")
     whole = await mesh.until_whole(within_s=HEAL_S)
     why = "" if whole else f"{sorted(mesh.members)} run, and do not agree after {HEAL_S:.0f} s"

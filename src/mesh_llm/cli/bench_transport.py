@@ -27,7 +27,7 @@ from mesh_llm.results.document import Document
 _PATH = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command()
+@click.command(short_help="links by kind and message size, here or to a node")
 @click.argument("node", required=False)
 @click.option("--model", metavar="NAME|PATH", help="say what the figures mean for this one, of this disk")
 @click.option("--hidden", type=click.IntRange(1, 1 << 20), help="the same for a hidden size  [default: 4096]")

@@ -34,7 +34,7 @@ AFTER_S = 20.0
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command()
+@click.command(short_help="a mesh under load while nodes, engines and links fail")
 @click.option("--minutes", type=click.FloatRange(0.1, 24 * 60), default=2.0, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="the same seed gives the same faults")
 @click.option(

@@ -72,7 +72,7 @@ def _two(name: str, text: str) -> tuple[float, float]:
     return values[0], values[-1]
 
 
-@click.command()
+@click.command(short_help="a slow, narrow or lossy link between two addresses")
 @click.argument("listen")
 @click.argument("target")
 @click.option("--delay", default="0", metavar="MS[,MS]", help="one-way delay; two values: there, and back")

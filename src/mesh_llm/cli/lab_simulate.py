@@ -22,7 +22,7 @@ _LEAST, _MOST = 10, 10_000
 _QUICK = SimulationSize(nodes=(10, 30), churn_s=3, cases=3, events=10, rounds=2, views=10)
 
 
-@click.command()
+@click.command(short_help="meshes of thousands of nodes in one process")
 @click.option("--nodes", default="10,100,1000,10000", show_default=True, help="sizes of meshes to simulate")
 @click.option("--minutes", default=0.25, show_default=True, help="of churn, for each mesh")
 @click.option("--seed", default=1, show_default=True, help="the same seed gives the same meshes and events")

@@ -73,16 +73,12 @@ class Members:
                     id=member.id,
                     facts=member.facts,
                     alive=member.present,
-                    reachable=member.id == self.me or self._is_heard(member),
+                    reachable=member.id == self.me or _is_heard(member),
                 )
                 for member in self._view.members
                 if member.standing is not Standing.LEFT
             )
         )
-
-    def _is_heard(self, member: Member) -> bool:
-        """Whether a new plan may count on it; one that runs goes on until its members are dead."""
-        return member.standing is Standing.ALIVE and (member.connected or bool(member.via))
 
     def unready(self) -> dict[NodeId, str]:
         """Members that take no part yet, or no longer."""
@@ -99,6 +95,13 @@ class Members:
     def serving(self, fingerprint: Fingerprint | None = None) -> tuple[NodeId, ServingPlan] | None:
         """The published plan of a model, or else of the default one, and its host."""
         return serving_among(self.alive(), self.settings(), fingerprint)
+
+    def all_serving(self) -> list[tuple[NodeId, ServingPlan]]:
+        """The published plans of all models, and their hosts."""
+        settings, alive = self.settings(), self.alive()
+        models = [None] if settings is None else [model.fingerprint for model in settings.models]
+        found = (serving_among(alive, settings, fingerprint) for fingerprint in models)
+        return [each for each in found if each is not None]
 
     def highest_epoch(self) -> int:
         """Of all plans that were ever published, as far as this node has heard."""
@@ -154,3 +157,8 @@ class Members:
     def credentials_of(self, *nodes: NodeId) -> list[Credential]:
         """All that these have shown, or everybody has: one who was promoted has two."""
         return [credential for node, credential in self._credentials() if not nodes or node in nodes]
+
+
+def _is_heard(member: Member) -> bool:
+    """Whether a new plan may count on it; one that runs goes on until its members are dead."""
+    return member.standing is Standing.ALIVE and (member.connected or bool(member.via))

@@ -161,9 +161,10 @@ class Mesh(Members):
 
     def _keep_partners(self) -> None:
         """Those with whom a plan is shared are watched closest, in however large a mesh."""
-        published = self.serving()
-        nodes = {stage.node for stage in published[1].plan.stages} | {published[0]} if published else set()
-        partners = nodes - {self.me} if self.me in nodes else set()
+        partners: set[NodeId] = set()
+        for host, serving in self.all_serving():
+            nodes = {host, *(stage.node for stage in serving.plan.stages)}
+            partners |= nodes - {self.me} if self.me in nodes else set()
         if partners != self._partners:
             self._partners = partners
             self._perform(self._view.set_partners(partners))

@@ -153,15 +153,20 @@ def ordered(view: NodeView) -> list[Member]:
 
 
 def _role(view: NodeView, member: NodeId) -> str:
+    """By the plans of all models: one that hosts any of them is a host."""
     found = view.mesh.member(member)
-    published = view.mesh.serving()
     if found is not None and found.facts.role is Role.CLIENT:
         return "client"
-    if published is None:
-        return "standby"
-    if published[0] == member:
+    plans = _plans(view)
+    if any(plan.host == member for plan in plans):
         return "host"
-    return "worker" if any(stage.node == member for stage in published[1].plan.stages) else "standby"
+    worked = any(stage.node == member for plan in plans for stage in plan.stages)
+    return "worker" if worked else "standby"
+
+
+def _plans(view: NodeView) -> list[Plan]:
+    """That serve, of each model."""
+    return [published[1].plan for model in view.models() if (published := model.plans.serving()) is not None]
 
 
 def _member(view: NodeView, member: Member, about: ServingStatus) -> MemberStatus:
@@ -235,10 +240,8 @@ def _link(view: NodeView, member: NodeId, about: ServingStatus) -> LinkStatus:
 
 
 def _lent(view: NodeView, member: Member) -> int:
-    published = view.mesh.serving()
-    if published is None:
-        return 0
-    return sum(stage.need_bytes for stage in published[1].plan.stages if stage.node == member.id)
+    stages = (stage for plan in _plans(view) for stage in plan.stages)
+    return sum(stage.need_bytes for stage in stages if stage.node == member.id)
 
 
 def _model(view: NodeView, model: ModelView, plan: Plan | None) -> ModelStatus | None:

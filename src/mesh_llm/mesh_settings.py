@@ -48,7 +48,7 @@ class Option:
     check: Read
     """What a person may ask for."""
     parameter: str = ""
-    """What the bundled engine calls it."""
+    """What the bundled engine calls it; `part.name` where it is in a part of the parameters."""
     parse: Read
     """From the command line."""
 
@@ -73,6 +73,15 @@ def _whole(least: int, most: int) -> Read:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise ValueError(f"not between {least} and {most:,}")
         return value
+
+    return read
+
+
+def _number(least: float, most: float) -> Read:
+    def read(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"not between {least:g} and {most:g}")
+        return float(value)
 
     return read
 
@@ -155,6 +164,11 @@ class EngineOptions:
     cache_type_v: str | None = _option("--cache-type-v", _name, "cache_type_v", _cache_type)
     predict: int | None = _option("--predict", _whole(1, CONTEXT_LIMIT), "n_predict")
     """Tokens of an answer, at most, where its request sets no limit."""
+    temp: float | None = _option("--temp", _number(0, 100), "sampling.temp")
+    """How tokens are chosen where a request does not say. None: as the model's file says."""
+    top_k: int | None = _option("--top-k", _whole(0, 1 << 24), "sampling.top_k")
+    top_p: float | None = _option("--top-p", _number(0, 1), "sampling.top_p")
+    min_p: float | None = _option("--min-p", _number(0, 1), "sampling.min_p")
 
 
 @frozen

@@ -112,11 +112,14 @@ def test_a_model_is_unloaded_and_loaded_again_beside_one_that_answers(served: Se
         assert text_of(served.client, "coder") == text_of(served.client, "tiny")
         loaded = mesh_llm("load", served.nodes.folder / ".." / "nothing", "--home", served.owner.home)
         assert loaded.status == 1
-        assert mesh_llm("load", _coder(served), "--parallel", "1", "--home", served.owner.home).status == 0
+        options = ("--parallel", "1", "--temp", "0.25", "--top-k", "7")
+        assert mesh_llm("load", _coder(served), *options, "--home", served.owner.home).status == 0
         *_, last = chunks
     assert last == "[DONE]"
     served.until_serving("tiny", "coder")
     assert text_of(served.client, "coder") == text
+    told = served.client.ask("/props?model=coder").json()["default_generation_settings"]["params"]
+    assert (told["temperature"], told["top_k"]) == (0.25, 7)
 
 
 def _coder(served: Served) -> Path:

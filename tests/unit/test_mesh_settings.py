@@ -75,6 +75,10 @@ WRONG: dict[str, list[Any]] = {
     "context": [-1, 1 << 41, True, 1.0, "1", [1]],
     "slots": [-1, 1 << 17, None, True, "4"],
     "predict": [0, -1, 1 << 40, False],
+    "temp": [-0.1, 101, float("nan"), "1", True],
+    "top_k": [-1, 1 << 30, 0.5],
+    "top_p": [-0.1, 1.1, [1]],
+    "min_p": [-0.1, 1.1, "0"],
     "cache_type_k": ["f" * 129, "f16\n", None, 7, ["f16"], {}],
     "split": [0, "yes", None],
     "tensor_split": [[True], [float("inf")], ["1"], {"a": 1}, 1, [1] * 257],
@@ -121,11 +125,12 @@ def test_every_option_is_on_the_command_line() -> None:
 
 def test_a_llama_server_gets_the_engine_options() -> None:
     spec = EngineSpec(
-        model="m", alias="a", context=1, slots=1, threads=1, key="k", cache_type_k="q8_0", predict=9
+        model="m", alias="a", context=1, slots=1, threads=1, key="k", cache_type_k="q8_0", predict=9, temp=0.0
     )
     argv = " ".join(arguments(spec))
     assert "--cache-type-k q8_0" in argv
     assert "--predict 9" in argv
+    assert "--temp 0.0" in argv
     assert "--cache-type-v" not in argv
 
 
@@ -138,6 +143,7 @@ def test_what_was_given() -> None:
 
 def test_a_change_of_any_engine_option_restarts_the_engine() -> None:
     values: dict[str, Any] = {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "predict": 9}
+    values |= {"temp": 0.5, "top_k": 20, "top_p": 0.5, "min_p": 0.5}
     keys = {MeshSettings(**base(), **{name: value}).engine_key for name, value in values.items()}
     assert values.keys() == ENGINE_OPTIONS.keys()
     assert len(keys | {PLAIN.engine_key}) == len(values) + 1

@@ -30,7 +30,7 @@ def load(name: str, as_json: bool, **options: Any) -> None:
     given = {
         field: option.parse(value)
         for field, option in MESH_OPTIONS.items()
-        if (value := options[option.argument]) not in (None, "", False)
+        if (value := options[option.argument]) not in (None, "") and value is not False
     }
     body = {
         "name": _where(name),

@@ -125,6 +125,17 @@ _OPTIONS = [
         help="most tokens of an answer whose request sets no limit (default: until the context is full)",
     ),
     click.option(
+        "--temp",
+        type=float,
+        metavar="N",
+        help="temperature where a request sets none (default: as the model's file says)",
+    ),
+    click.option(
+        "--top-k", type=int, metavar="N", help="likewise: so many of the likeliest tokens"
+    ),
+    click.option("--top-p", type=float, metavar="N", help="likewise: their share of probability"),
+    click.option("--min-p", type=float, metavar="N", help="likewise: least share of the likeliest's"),
+    click.option(
         "--draft",
         metavar="NAME|PATH",
         help="draft model for speculative decoding (default: the model's own, if it is on this disk)",

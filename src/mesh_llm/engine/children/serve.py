@@ -257,6 +257,10 @@ def _watch_from_python() -> None:
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
+_SAMPLING = {"top_k": 1 << 1, "top_p": 1 << 2, "min_p": 1 << 3, "temp": 1 << 6}
+"""The engine's bits for what a person has set (common_params_sampling_config)."""
+
+
 def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...], *, directed: bool) -> Any:
     """An `EngineSpec` in the engine's own terms; `directed`: what is drafted is decided in our library."""
     params = xllamacpp.CommonParams()
@@ -273,7 +277,10 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...], *,
     for name, value in given_options(spec, ENGINE_OPTIONS).items():
         # Types of the cache are an enumeration there; every other value is taken as it is.
         known = cache_type(xllamacpp, value) if value in CACHE_TYPES else value
-        setattr(params, ENGINE_OPTIONS[name].parameter, known)
+        part, _, parameter = ENGINE_OPTIONS[name].parameter.rpartition(".")
+        setattr(getattr(params, part) if part else params, parameter, known)
+        # Else what the model's file says would count.
+        params.sampling.user_sampling_config |= _SAMPLING.get(parameter, 0)
     params.tensor_split = tensor_split(spec.devices, devices, len(params.tensor_split))
     params.n_gpu_layers = spec.gpu_layers
     params.cache_ram_mib = spec.prompt_cache_mib

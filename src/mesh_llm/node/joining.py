@@ -261,12 +261,11 @@ class Joining:
         old = self.settings
         if not mine or old is None:
             return
-        if old.fingerprint == fingerprint:
-            self._set(replace(old, digest=digest))
         others = (
             replace(each, digest=digest) if each.fingerprint == fingerprint else each for each in old.others
         )
-        self._set(replace(old, others=tuple(others)))
+        own = digest if old.fingerprint == fingerprint else old.digest
+        self._set(replace(old, digest=own, others=tuple(others)))
 
     def change(self, settings: MeshSettings) -> None:
         """As an owner asks while the mesh runs."""

@@ -318,6 +318,12 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
         },
         "api": {"url": "str", "key_needed": "bool"},
         "console": {"url": "NoneType"},
+        "models": [
+            {
+                **{"name": "str", "fingerprint": "str", "default": "bool", "state": "str", "reason": "str"},
+                **{"host": "str", "mode": "str", "context": "int", "slots": "int", "nodes": ["str"]},
+            }
+        ],
     }
     assert document["version"] == __version__
     assert (document["node"]["state"], document["node"]["role"]) == ("serving", "host")

@@ -36,10 +36,6 @@ async def call(home: Home, method: str, path: str, body: dict[str, Any] | None =
         raise NodeNotRunning(
             f"no node is running on {home.path}", hint="start one with mesh-llm, or give its --home"
         ) from None
-    except aiohttp.ContentTypeError:
-        raise MeshError(
-            f"the node on {home.path} failed to answer", hint=f"see {home.log_folder / 'node.log'}"
-        ) from None
     except TimeoutError:
         raise MeshError(
             f"the node on {home.path} does not answer", hint=f"see {home.log_folder / 'node.log'}"
@@ -49,7 +45,7 @@ async def call(home: Home, method: str, path: str, body: dict[str, Any] | None =
     if not isinstance(document, dict):
         raise MeshError(
             f"what the node on {home.path} answers cannot be read",
-            hint="it may be of another version: stop it with Ctrl-C, or kill, and start it again",
+            hint=f"see {home.log_folder / 'node.log'}; a node of another version is to be started again",
         )
     if "error" in document:
         raise MeshError(document["error"], hint=document.get("hint"))

@@ -130,9 +130,7 @@ _OPTIONS = [
         metavar="N",
         help="temperature where a request sets none (default: as the model's file says)",
     ),
-    click.option(
-        "--top-k", type=int, metavar="N", help="likewise: so many of the likeliest tokens"
-    ),
+    click.option("--top-k", type=int, metavar="N", help="likewise: so many of the likeliest tokens"),
     click.option("--top-p", type=float, metavar="N", help="likewise: their share of probability"),
     click.option("--min-p", type=float, metavar="N", help="likewise: least share of the likeliest's"),
     click.option(

@@ -123,7 +123,7 @@ async def _watch(node: Node, live: Live | None, stop: Callable[[], None]) -> Non
 
     async def status() -> dict[str, Any] | None:
         # Before its parts are there, it has nothing to say.
-        return await node.status() if hasattr(node, "hosting") else None
+        return await node.status() if hasattr(node, "view") else None
 
     live.on_quit = stop
     try:

@@ -77,6 +77,15 @@ class FakeManaged:
     def invites(self) -> dict[str, Any]:
         return {"invites": []}
 
+    async def load_model(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
+    def unload_model(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
+    def use_model(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
     async def measure(self, asked: dict[str, Any]) -> dict[str, Any]:
         return {"asked": asked}
 

@@ -47,6 +47,7 @@ def turns() -> SlotQueue:
 async def gateway(node: FakeNode, turns: SlotQueue) -> AsyncIterator[Gateway]:
     node.turns = turns
     gateway = Gateway(GatewayConfig(port=0), node)
+    turns.on_wait = gateway.on_wait
     await gateway.start()
     yield gateway
     await gateway.stop()

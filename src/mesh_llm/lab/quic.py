@@ -189,8 +189,11 @@ def _hear_only(port: int | None) -> None:
     steps = [drop] if port is None else [(load, 0, 0, 0), (compare, 0, 1, port), take, drop]
     program = ctypes.create_string_buffer(b"".join(struct.pack("@HBBI", *step) for step in steps))
     for entry in list(Path("/proc/self/fd").iterdir()):
-        # The folder's own descriptor is gone by now.
-        if not entry.is_symlink() or not str(entry.readlink()).startswith("socket:"):
+        try:
+            target = str(entry.readlink())
+        except FileNotFoundError:
+            continue  # closed since: the folder's own descriptor, and perhaps another thread's
+        if not target.startswith("socket:"):
             continue
         with socket.socket(fileno=os.dup(int(entry.name))) as end:
             if end.type == socket.SOCK_DGRAM:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +27,6 @@ from mesh_llm.node.joining import Joining
 from mesh_llm.node.model_offers import ModelOffers
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.types import Event, ModelFacts, ProgressSink
-
-log = logging.getLogger(__name__)
 
 Document = dict[str, Any]
 
@@ -132,13 +129,19 @@ class ModelControl:
         return model
 
     def _changed(self, settings: MeshSettings, model: ModelSettings, asked: Document) -> Document:
-        changed = replace(model, **_options(asked))
+        changes = _options(asked)
+        if alias := asked.get("alias"):
+            _check_alias(settings, str(alias), but=model)
+            changes["alias"] = str(alias)
+        if asked.get("no_draft") is True:
+            changes |= {"guess": False, "draft": None}
         others = tuple(
-            as_one(changed) if each.fingerprint == model.fingerprint else each for each in settings.others
+            replace(each, **changes) if each.fingerprint == model.fingerprint else each
+            for each in settings.others
         )
         is_default = model.fingerprint == settings.fingerprint
-        self._set(replace(settings, **_options(asked)) if is_default else replace(settings, others=others))
-        return {"model": model.alias, "downloading": False}
+        self._set(replace(settings, **changes) if is_default else replace(settings, others=others))
+        return {"model": changes.get("alias", model.alias), "downloading": False}
 
     def _configured(self, asked: Document) -> NodeConfig:
         alias, no_draft = asked.get("alias"), asked.get("no_draft") is True
@@ -156,8 +159,8 @@ class ModelControl:
                 entry, models_folder(), fetch=self._package, progress=self._progress, say=self._say
             )
             await self._add(await self._model_files.read(path), config)
-        except MeshError as error:
-            self._say(f"{name} could not be downloaded: {error.message}")
+        except (MeshError, OSError) as error:
+            self._say(f"{name} could not be downloaded: {error}")
         finally:
             self._fetching.pop(name, None)
 
@@ -174,11 +177,7 @@ class ModelControl:
         if (served := settings.of(facts.fingerprint)) is not None:
             return served
         model = as_one(own_settings(config, facts, draft, extras))
-        taken = {name.casefold() for each in settings.models for name in (each.alias, each.model)}
-        if model.alias.casefold() in taken:
-            raise UsageError(
-                f"the mesh serves another model as {model.alias}", hint="give this one an --alias of its own"
-            )
+        _check_alias(settings, model.alias, but=model)
         self._set(replace(settings, others=(*settings.others, replace(model, changed=0))))
         self._say(f"{model.alias} is served, too")
         return model
@@ -210,6 +209,15 @@ def with_default(settings: MeshSettings, model: ModelSettings) -> MeshSettings:
 
 
 _MODELS_FIELDS = tuple(name for name in ModelSettings.__dataclass_fields__ if name != "changed")
+
+
+def _check_alias(settings: MeshSettings, alias: str, *, but: ModelSettings) -> None:
+    """Raise where a name is another model's already."""
+    others = (each for each in settings.models if each.fingerprint != but.fingerprint)
+    if alias.casefold() in {name.casefold() for each in others for name in (each.alias, each.model)}:
+        raise UsageError(
+            f"the mesh serves another model as {alias}", hint="give this one an --alias of its own"
+        )
 
 
 def _name(asked: Document) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 
 from mesh_llm.config import NodeConfig
+from mesh_llm.defaults import HAND_OVER_S, PLAN_DRAIN_S
 from mesh_llm.node.model_service import ModelService, NodeParts
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import Fingerprint
-
-log = logging.getLogger(__name__)
 
 
 class ServedModels:
@@ -105,7 +104,9 @@ class ServedModels:
 
     async def _ended(self, service: ModelService) -> None:
         try:
-            await service.hosting.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HAND_OVER_S + PLAN_DRAIN_S):
+                    await service.hosting.close()
         finally:
             for task in self._tasks.pop(service, ()):
                 await cancelled(task)

@@ -5,25 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from mesh_llm.lab.chaos.questions import SCHEMA as SCHEMA
+from mesh_llm.lab.chaos.questions import TOOL as TOOL
+
 QUESTION = "Why is the sky blue?"
 ABOUT_SKY = r"The (sky|answer)\b"
 """How SmolLM2's answer begins; which way it takes depends on the arithmetic of the CPU."""
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 WEATHER = "What is the weather in Paris, in C?"
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "enum": ["Paris", "Rome"]},
-        "unit": {"type": "string", "enum": ["C", "F"]},
-    },
-    "required": ["city", "unit"],
-    "additionalProperties": False,
-}
-"""Closed: what follows it ends soon, whatever the model."""
-TOOL: Any = {
-    "type": "function",
-    "function": {"name": "weather", "description": "Current weather of a city", "parameters": SCHEMA},
-}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A PNG."""
 EXACT: dict[str, Any] = {"cache_prompt": False}

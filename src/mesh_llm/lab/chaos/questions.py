@@ -9,7 +9,7 @@ from mesh_llm.frozen import frozen
 
 CHAT = "/v1/chat/completions"
 _EXACT: dict[str, Any] = {"temperature": 0}
-_SCHEMA: dict[str, Any] = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "enum": ["Paris", "Rome"]},
@@ -18,9 +18,10 @@ _SCHEMA: dict[str, Any] = {
     "required": ["city", "unit"],
     "additionalProperties": False,
 }
-_TOOL: dict[str, Any] = {
+"""Closed: what follows it ends soon, whatever the model."""
+TOOL: dict[str, Any] = {
     "type": "function",
-    "function": {"name": "weather", "description": "Current weather of a city", "parameters": _SCHEMA},
+    "function": {"name": "weather", "description": "Current weather of a city", "parameters": SCHEMA},
 }
 _NOTES = " ".join(f"Note {number}: the weather was fine." for number in range(30))
 
@@ -44,8 +45,8 @@ def _stream(text: str, tokens: int, **more: Any) -> dict[str, Any]:
     return _chat(text, tokens, stream=True, **more)
 
 
-_SHAPE = {"type": "json_schema", "json_schema": {"name": "weather", "schema": _SCHEMA}}
-_CALLS = {"tools": [_TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+_SHAPE = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+_CALLS = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
 
 QUESTIONS: Mapping[str, ChaosQuestion] = {
     "fox": ChaosQuestion(form="chat", path=CHAT, body=_stream("Tell me of a fox.", 64, ignore_eos=True)),

@@ -19,7 +19,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 """Closed: what follows it ends soon, whatever the model."""
-TOOL: dict[str, Any] = {
+TOOL: Any = {
     "type": "function",
     "function": {"name": "weather", "description": "Current weather of a city", "parameters": SCHEMA},
 }

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ LINKS_AT_ONCE = 2
 _PURPOSE: Purpose = {"kind": "measure"}
 _BUSY = "the other node's links are being measured already; try again in half a minute"
 _TRIES, _TRY_S = 10, 0.2
+_STARTS_S = 20.0
+"""A node that has just joined tells within that on which machine it is."""
 _WARM_UP = 3
 _ROUNDS = 200
 _ROUND_TRIPS_S = 0.5
@@ -66,6 +69,7 @@ class MeasuredLinks:
     async def measure(self, links: DataLinks, asked: dict[str, Any]) -> dict[str, Any]:
         """What `POST /api/measure` answers: which kinds there are, or the figures of one for one size."""
         node = self._found(str(asked.get("node")))
+        await self._started(node)
         if (kind := asked.get("kind")) is None:
             why_not = {kind.value: links.why_not(node, kind) for kind in KINDS}
             return {"name": self._mesh.name_of(node), "why_not": why_not}
@@ -77,6 +81,15 @@ class MeasuredLinks:
             for _ in range(LINKS_AT_ONCE):
                 meters.append(stack.enter_context(LinkMeter(await self._link(links, node, LinkKind(kind)))))
             return await in_thread(lambda: figures(meters[0], meters[1], size))
+
+    async def _started(self, node: NodeId) -> None:
+        """A path is known once both nodes have told their machine; without that it counts as another one."""
+        deadline = time.monotonic() + _STARTS_S
+        while time.monotonic() < deadline:
+            member = self._mesh.member(node)
+            if member is None or (member.facts.machine and self._mesh.facts.machine):
+                return
+            await asyncio.sleep(_TRY_S)
 
     async def _link(self, links: DataLinks, node: NodeId, kind: LinkKind) -> socket.socket:
         for left in reversed(range(_TRIES)):

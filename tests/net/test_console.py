@@ -89,6 +89,18 @@ class FakeManaged:
     async def measure(self, asked: dict[str, Any]) -> dict[str, Any]:
         return {"asked": asked}
 
+    async def pair(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return {"open": True, **asked}
+
+    def pairing(self) -> dict[str, Any]:
+        return {"open": False}
+
+    def answer_pairing(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
+    async def end_pairing(self) -> dict[str, Any]:
+        return {"open": False}
+
     def revoke(self, id: str) -> dict[str, Any]:
         self.revoked.append(id)
         return {"revoked": id}

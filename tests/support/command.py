@@ -60,13 +60,19 @@ class Running:
     """A program under test. Leaving the block ends it, and fails if it leaves anything behind."""
 
     def __init__(
-        self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        typed: str | None = None,
     ) -> None:
+        """`typed`: what a person types, all at once."""
         self.marker = secrets.token_hex(8)
         inherited = {name: value for name, value in os.environ.items() if name not in QUIET}
         self.process = subprocess.Popen(
             [os.fspath(part) for part in argv],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if typed is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -75,6 +81,9 @@ class Running:
             env={**inherited, **ALONE, **(env or {}), MARKER: self.marker},
             cwd=cwd,
         )
+        if self.process.stdin is not None:
+            with self.process.stdin as stdin:
+                stdin.write(typed or "")
         self._lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._readers = [
             threading.Thread(target=self._read, args=(pipe, self._lines[name]), name=name)

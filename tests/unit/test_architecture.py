@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "mesh_llm"
 BASE = {"types", "errors", "defaults", "frozen", "mesh_settings", "loopback", "sanitise", "third_party"}
 TASKS = {"tasks"}
 PURE = {"membership", "planning", "agents"}
-MIDDLE = {"gateway", "console", "engine", "transport", "models", "download", "peer_fetch", "relay"}
+MIDDLE = {"gateway", "console", "engine", "transport", "models", "download", "peer_fetch", "relay", "pairing"}
 NODE = {"local", "peers", "worker", "host", "report"}
 PERSON = {"config", "home"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "download": BASE | TASKS | {"home", "models"},
     "peer_fetch": BASE | TASKS | {"home", "models"},
     "relay": BASE | TASKS | {"transport"},
+    "pairing": BASE | TASKS | {"transport"},
     "local": BASE | PURE | MIDDLE | TASKS | PERSON,
     "peers": BASE | PURE | MIDDLE | TASKS | {"home", "status_schema"},
     "worker": BASE | PURE | MIDDLE | TASKS,

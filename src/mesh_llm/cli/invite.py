@@ -29,6 +29,8 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
     metavar="N",
     help="how many nodes may join with it (default: any number)",
 )
+@click.option("--pair", is_flag=True, help="let a machine of this network in by a short code instead")
+@click.option("--as", "label", metavar="NAME", help="announce the mesh under this name, with --pair")
 @home_option
 @json_option
 @debug_option
@@ -38,6 +40,8 @@ def invite(
     role: str,
     expires: str,
     uses: int | None,
+    pair: bool,
+    label: str | None,
     home: Path | None,
     as_json: bool,
     debug: bool,
@@ -48,6 +52,13 @@ def invite(
     sets the mesh's model and options, and may revoke any invite: the mesh outlives the machine that made it.
     """
     if ctx.invoked_subcommand is not None:
+        return
+    if label is not None and not pair:
+        raise UsageError("--as names what --pair announces", hint="add --pair")
+    if pair:
+        from mesh_llm.cli.pair import offer
+
+        asyncio.run(offer(Home(home_path(home)), role=role, label=label))
         return
     body = {"role": role, "lifetime_s": parse_span(expires), "uses": uses}
     answer = asyncio.run(call(Home(home_path(home)), "POST", "/api/invite", body))

@@ -29,6 +29,7 @@ _VERBS = {
     "status": ("status", "show nodes, links, plan and speed"),
     "plan": ("plan", "show who would compute what, how fast, and why; starts nothing"),
     "invite": ("invite", "make, list and revoke tokens for other machines"),
+    "join": ("pair", "join a mesh of this network by the code on its owner's screen"),
     "promote": ("invite", "make a member an owner of the mesh"),
     "leave": ("control", "hand over, leave the mesh and stop"),
     "stop": ("control", "stop the running node"),

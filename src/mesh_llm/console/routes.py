@@ -22,7 +22,7 @@ from mesh_llm.types import Role
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
 _HIGHEST_USES = 1_000_000
 _WITH_BODY = (
-    *("plan", "invite", "revoke", "promote", "measure"),
+    *("plan", "invite", "revoke", "promote", "measure", "pair", "pair-answer"),
     *("load-model", "unload-model", "use-model"),
 )
 
@@ -49,6 +49,11 @@ class Managed:
     promote: Callable[[str], Document]
     invites: Callable[[], Document]
     revoke: Callable[[str], Document]
+    pair: Callable[[Document], Awaitable[Document]]
+    """Let a machine of the local network in by a code: open for ten minutes."""
+    pairing: Callable[[], Document]
+    answer_pairing: Callable[[Document], Document]
+    end_pairing: Callable[[], Awaitable[Document]]
     load_model: Callable[[Document], Awaitable[Document]]
     unload_model: Callable[[Document], Document]
     use_model: Callable[[Document], Document]
@@ -97,6 +102,7 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "snapshot": lambda _: node.snapshot(),
         "network": lambda _: node.network(),
         "invites": lambda _: node.invites(),
+        "pair": lambda _: node.pairing(),
         "agents": agents,
     }
     posts: dict[str, Answer] = {
@@ -104,6 +110,9 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "invite": lambda body: node.invite(*_asked_invite(body)),
         "revoke": lambda body: node.revoke(str(body.get("id"))),
         "promote": lambda body: node.promote(str(body.get("name"))),
+        "pair": node.pair,
+        "pair-answer": node.answer_pairing,
+        "pair-end": lambda _: node.end_pairing(),
         "measure": node.measure,
         "stop": stop,
         "leave": leave,

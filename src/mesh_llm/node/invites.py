@@ -39,9 +39,8 @@ class Invites:
         self, role: Role, lifetime_s: float | None, limit: int | None = None, *, reuse: bool = False
     ) -> dict[str, Any]:
         """A token for `role`; with `reuse` that of an invite which is open and has most of its time left."""
-        if self._joining.network is None or self._membership.mesh is None:
-            raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
-        check_may_invite(self._membership.role(self._identity.id), role)
+        self.check(role)
+        assert self._joining.network is not None and self._membership.mesh is not None
         now = time.time()
         admissions = self._membership.admissions
         open_ones = [
@@ -72,6 +71,12 @@ class Invites:
             expires=issued.expires,
         )
         return {"id": issued.id, "token": encode(invite, self._identity)}
+
+    def check(self, role: Role) -> None:
+        """Whether this node may make one now."""
+        if self._joining.network is None or self._membership.mesh is None:
+            raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
+        check_may_invite(self._membership.role(self._identity.id), role)
 
     def listed(self) -> dict[str, Any]:
         now = time.time()

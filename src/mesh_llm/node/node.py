@@ -51,6 +51,7 @@ from mesh_llm.node.model_offers import ModelOffers
 from mesh_llm.node.model_service import NodeParts
 from mesh_llm.node.node_console import NodeConsole
 from mesh_llm.node.node_state import NodeState
+from mesh_llm.node.pairing import Pairing
 from mesh_llm.node.served_models import ServedModels
 from mesh_llm.node.unload import ModelUnload
 from mesh_llm.peers.data_links import DataLinks
@@ -259,6 +260,7 @@ class Node:
             self.view, self._feed, self._gateway.take_first_tokens_s, learn=self._experience.learn
         )
         self.invites = Invites(self.joining, self.mesh, self.identity)
+        self.pairing = Pairing(self.invites, self._announcements, bind_ip=self.config.bind_ip)
         self.unload = ModelUnload(self.mesh, self.models.wake, self.lending, self._announcements)
         self.model_control = ModelControl(
             config=self.config,
@@ -282,6 +284,10 @@ class Node:
             promote=self.invites.promote,
             invites=self.invites.listed,
             revoke=self.invites.revoke,
+            pair=self.pairing.begin,
+            pairing=self.pairing.state,
+            answer_pairing=self.pairing.answer,
+            end_pairing=self.pairing.end,
             load_model=self.model_control.load,
             unload_model=self.model_control.unload,
             use_model=self.model_control.use,
@@ -312,6 +318,7 @@ class Node:
                 await self.models.run(hosts=not self.config.client)
             finally:
                 self.mesh.leave()
+                await self.pairing.close()
                 await self.model_control.close()
                 await self.models.close()
                 await self.unload.close()

@@ -85,6 +85,8 @@ class NetworkConfig:
     relay_token: str | None = field(default=None, repr=False)
     no_relay: bool = False
     """Direct paths only, and no public lookups."""
+    alpn: bytes = ALPN
+    """The protocol that is spoken there."""
 
 
 async def bind(config: NetworkConfig) -> Any:
@@ -135,7 +137,7 @@ async def _bind(config: NetworkConfig, *sockets: str) -> Any:
             for socket in sockets:
                 builder.bind_addr(socket)
 
-    options = ffi.EndpointOptions(preset=Preset(), secret_key=config.identity.secret, alpns=[ALPN])
+    options = ffi.EndpointOptions(preset=Preset(), secret_key=config.identity.secret, alpns=[config.alpn])
     if not public:
         options.relay_mode = _relay_mode(config)
     return await ffi.Endpoint.bind(options)

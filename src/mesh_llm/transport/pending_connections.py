@@ -72,7 +72,7 @@ class PendingConnections:
 
     async def _consider(self, incoming: Any) -> None:
         now = time.monotonic()
-        source = await _source(incoming)
+        source = await source_of(incoming)
         if not self.attempts.is_calm(now):
             if not await incoming.remote_addr_validated():
                 # It shall show that it is where it claims to be. That costs us nothing.
@@ -155,7 +155,7 @@ class PendingConnections:
             raise
 
 
-async def _source(incoming: Any) -> str:
+async def source_of(incoming: Any) -> str:
     """An IP address, or a node's id behind a relay, which has seen to it that it is that node's."""
     address = await incoming.remote_addr()
     if address.is_ip():

@@ -1,0 +1,122 @@
+"""`mesh-llm invite --pair` and `mesh-llm join`: a short code instead of a token, on one network."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from typing import Any
+
+import click
+
+from mesh_llm.cli.config_file import Configured
+from mesh_llm.cli.control import call
+from mesh_llm.cli.options import node_config, node_options
+from mesh_llm.cli.serve import run_with_options
+from mesh_llm.errors import JoinRefused, MeshError, UsageError
+from mesh_llm.home import Home
+from mesh_llm.pairing.announcement import FoundMesh, find
+from mesh_llm.pairing.exchange import CODE_DIGITS, typed
+from mesh_llm.pairing.joiner import pair
+from mesh_llm.transport.invite import PREFIX
+
+_LOOK_S = 4.0
+_LOOK_FOR_S = 15.0
+"""For a mesh that was named."""
+_POLL_S = 0.5
+_CODES = 3
+"""Wrong ones that somebody may type before the command ends."""
+
+
+async def offer(home: Home, *, role: str, label: str | None) -> None:
+    """Open the running node's mesh for ten minutes, show the code, ask about who comes."""
+    begun = await call(home, "POST", "/api/pair", {"role": role, "label": label or socket.gethostname()})
+    click.echo(f"Announced on this network as {begun['label']!r} for ten minutes.")
+    click.echo("On the other machine type: mesh-llm join")
+    click.echo(f"Code: {begun['code']}")
+    try:
+        while (state := await call(home, "GET", "/api/pair"))["open"]:
+            if (waiting := state["waiting"]) is not None:
+                await _decide(home, waiting)
+            await asyncio.sleep(_POLL_S)
+    finally:
+        state = await call(home, "POST", "/api/pair-end", {})
+    if state["admitted"] is None:
+        raise MeshError("nobody was let in", hint="start again with `mesh-llm invite --pair`")
+    click.echo(f"{state['admitted']} is let in")
+
+
+async def _decide(home: Home, waiting: dict[str, Any]) -> None:
+    asked = f"{waiting['name']} ({waiting['address']}) knows the code. Let it in?"
+    accept = await asyncio.to_thread(click.confirm, asked, default=False)
+    try:
+        await call(home, "POST", "/api/pair-answer", {"id": waiting["id"], "accept": accept})
+    except MeshError as error:
+        click.echo(error.message, err=True)
+
+
+@click.command(cls=Configured)
+@click.argument("mesh", metavar="[MESH|TOKEN]", required=False)
+@node_options
+def join(mesh: str | None, **options: Any) -> None:
+    """Join a mesh of this network by the code on its owner's screen, and run a node of it.
+
+    The owner types `mesh-llm invite --pair`. Without MESH, the name under which it is announced, you choose
+    from what is found. A TOKEN works as with --join.
+    """
+    if options["join"] is not None:
+        raise UsageError("mesh-llm join finds a mesh by itself", hint="leave out join, or --join")
+    token = mesh if mesh is not None and mesh.startswith(PREFIX) else None
+    if token is None:
+        # What is wrong with the other options is said before anybody walks to another machine.
+        config = node_config(options)
+        name = config.name or socket.gethostname()
+        token = asyncio.run(_paired(mesh, name, config.bind_ip))
+    options["join"] = token
+    run_with_options(node_config(options), options)
+
+
+async def _paired(label: str | None, name: str, bind_ip: str | None) -> str:
+    found = await _found(label, bind_ip)
+    click.echo(f"Joining {found.label!r}. The code stands on its owner's screen.")
+    for left in reversed(range(_CODES)):
+        code = await asyncio.to_thread(_ask_code)
+        try:
+            token = await pair(found, code=code, name=name, bind_ip=bind_ip, on_proven=_on_proven)
+        except JoinRefused as error:
+            if not left or error.message != "the code is wrong" or not sys.stdin.isatty():
+                raise
+            click.echo(f"{error.message}: {error.hint}", err=True)
+            continue
+        return token
+    raise AssertionError("the last try returns or raises")
+
+
+def _on_proven() -> None:
+    click.echo("The code is right. Waiting for the owner to agree …")
+
+
+async def _found(label: str | None, bind_ip: str | None) -> FoundMesh:
+    click.echo("Looking for meshes on this network …", err=True)
+    offers = await find(within_s=_LOOK_S if label is None else _LOOK_FOR_S, ip=bind_ip, label=label)
+    named = [each for each in offers if label in (None, each.label)]
+    if not named:
+        others = f"; there is {', '.join(repr(each.label) for each in offers)}" if offers else ""
+        raise MeshError(
+            f"no mesh {'is announced' if label is None else f'called {label!r} is announced'} here{others}",
+            hint="its owner types `mesh-llm invite --pair`, on this network; elsewhere use an invite token",
+        )
+    if len(named) == 1:
+        return named[0]
+    for number, each in enumerate(named, 1):
+        click.echo(f"{number}. {each.label} ({', '.join(each.address.direct)})")
+    number = await asyncio.to_thread(
+        click.prompt, "Which one", type=click.IntRange(1, len(named)), default=None
+    )
+    return named[number - 1]
+
+
+def _ask_code() -> str:
+    while (code := typed(click.prompt("Code"))) is None:
+        click.echo(f"a code has {CODE_DIGITS} digits", err=True)
+    return code

@@ -1,0 +1,83 @@
+"""Pairing without a network: codes, attempts, and what an announcement may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from mesh_llm.pairing.announcement import LABEL_CHARS, SERVICE, fit_label, read
+from mesh_llm.pairing.exchange import CODE_DIGITS, new_code, shown, typed
+from mesh_llm.pairing.offer import ATTEMPTS_AN_HOUR, Attempts
+
+ID = "ab" * 32
+
+
+def test_a_code_is_read_as_people_type_it() -> None:
+    code = new_code()
+    assert len(code) == CODE_DIGITS
+    for text in (code, shown(code), f" {code[:3]}-{code[3:]}\t"):
+        assert typed(text) == code
+
+
+@pytest.mark.parametrize("text", ["", "12345", "1234567", "12345a", "١٢٣٤٥٦", "abcdef"])
+def test_what_is_no_code_is_none(text: str) -> None:
+    assert typed(text) is None
+
+
+def test_ten_wrong_codes_an_hour() -> None:
+    now = 0.0
+    attempts = Attempts(lambda: now)
+    for _ in range(ATTEMPTS_AN_HOUR):
+        assert attempts.begin() is not None
+    assert attempts.left == 0
+    assert attempts.begin() is None
+    now = 3600.0
+    assert attempts.left == ATTEMPTS_AN_HOUR
+    begun = attempts.begin()
+    assert begun is not None
+    attempts.succeeded(begun)
+    assert attempts.left == ATTEMPTS_AN_HOUR
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("Home office", "Home office"),
+        ("  a.b  ", "a b"),
+        ("\x1b[2Jevil", "?[2Jevil"),
+        ("", "mesh"),
+        ("é" * 100, "é" * 31),
+        ("x" * 100, "x" * LABEL_CHARS),
+    ],
+)
+def test_a_label_is_one_of_dns(text: str, label: str) -> None:
+    assert fit_label(text) == label
+
+
+def test_an_announcement_is_read() -> None:
+    found = read(f"Home.{SERVICE}", {b"id": ID.encode()}, ["192.168.1.7"], 9)
+    assert found is not None
+    assert (found.label, found.node, found.address.direct) == ("Home", ID, ("192.168.1.7:9",))
+
+
+@pytest.mark.parametrize(
+    ("properties", "addresses", "port"),
+    [
+        ({}, ["192.168.1.7"], 9),
+        ({b"id": None}, ["192.168.1.7"], 9),
+        ({b"id": b"\xff" * 64}, ["192.168.1.7"], 9),
+        ({b"id": ID.encode()}, [], 9),
+        ({b"id": ID.encode()}, ["192.168.1.7"], 0),
+        ({b"id": ID.encode()}, ["8.8.8.8", "0.0.0.0"], 9),
+    ],
+)
+def test_an_announcement_that_is_not_ours_is_left_out(
+    properties: dict[bytes, bytes | None], addresses: list[str], port: int
+) -> None:
+    assert read(f"Home.{SERVICE}", properties, addresses, port) is None
+
+
+def test_a_label_from_the_network_is_fit_for_a_terminal() -> None:
+    found = read(f"\x1b[31m{'x' * 200}.{SERVICE}", {b"id": ID.encode()}, ["10.0.0.1"], 9)
+    assert found is not None
+    assert found.label.isprintable()
+    assert len(found.label) <= LABEL_CHARS

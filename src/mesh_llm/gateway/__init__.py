@@ -53,6 +53,8 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     api_errors         our own errors, in the client's API: the only place that writes one
     model_route        which model a request is for
     model_list         lists of models, and one of them
+    ollama             what Ollama's API tells of models, and its embeddings
+    ollama_models      asks engines for that
     guests             requests of other nodes' gateways
     guest              one such gateway, and for whom it asks
     metrics            counts requests, and logs a line for each

@@ -28,7 +28,7 @@ from mesh_llm.gateway.model_list import MODELS_PATH, first_name
 from mesh_llm.gateway.resume_cut import Cut, cut_back
 from mesh_llm.gateway.resume_join import Continuing, Joint, Matching, Repeating
 from mesh_llm.gateway.resume_replay import replay
-from mesh_llm.gateway.sse import EventCutter, comment, data_of, dump
+from mesh_llm.gateway.sse import EventCutter, data_of, dump
 from mesh_llm.gateway.text_request import TextRequest
 
 GATEWAY_DOCUMENT_BYTES = 128 << 20
@@ -152,6 +152,8 @@ class Answer:
         self._cutter = EventCutter()
         self._headers = headers
         if self._generation.streamed and self.answer_writer is None:
+            if self._dialect.content_type:
+                headers["Content-Type"] = self._dialect.content_type
             self.answer_writer = self._exchange.answer_writer = await AnswerWriter.open(
                 self._request,
                 status=200,
@@ -332,7 +334,7 @@ class Answer:
     def remark(self, text: str) -> None:
         """For whoever looks at the stream; no client parses it."""
         if self.answer_writer is not None:
-            self.answer_writer.take(comment(f"mesh-llm {text}"))
+            self.answer_writer.take(self._dialect.sign_of_life(f"mesh-llm {text}"))
 
     async def finish(self) -> web.StreamResponse:
         start = () if self._first_event is None else (await self._first_event.first(),)

@@ -133,23 +133,27 @@ class AnswerWriter:
     async def break_off(self, last_words: bytes) -> None:
         """End an answer that has begun so that nobody takes it for a whole one.
 
-        An event stream gets the reason as an event. Then the connection goes, without the
-        last chunk that would make the end a clean one.
+        An event stream gets the reason as an event, one of lines as a line. Then the connection
+        goes, without the last chunk that would make the end a clean one.
         """
-        if self._takes_events():
-            # Half an event would swallow ours: end it first.
-            whole = not self._last or self._last.endswith(b"\n\n")
-            self.take(last_words if whole else b"\n\n" + last_words)
+        if (end := self._end_of_event()) is not None:
+            # Half an event would swallow ours: end it first. Spaces are signs of life in a stream of lines.
+            whole = not self._last.strip(b" ") or self._last.endswith(end)
+            self.take(last_words if whole else end + last_words)
             await self._drain()
         elif self._request.version == HttpVersion10 and "Content-Length" not in self.response.headers:
             # This body ends where the connection does: only a reset tells that it is not whole.
             self._reset()
         self._connection.force_close()
 
-    def _takes_events(self) -> bool:
+    def _end_of_event(self) -> bytes | None:
+        """How one ends, in a stream that takes another; None elsewhere."""
         headers = self.response.headers
-        plain = "Content-Length" not in headers and "Content-Encoding" not in headers
-        return plain and headers.get("Content-Type", "").lower().startswith("text/event-stream")
+        if "Content-Length" in headers or "Content-Encoding" in headers:
+            return None
+        kind = headers.get("Content-Type", "").lower()
+        ends = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
+        return next((end for start, end in ends.items() if kind.startswith(start)), None)
 
     async def _drain(self) -> None:
         try:

@@ -1,4 +1,7 @@
-"""Errors in OpenAI's shape, or in Anthropic's under its paths: the only place that writes one of our own."""
+"""Errors in OpenAI's shape, or in Anthropic's and Ollama's under their paths.
+
+The only place that writes one of our own.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,15 @@ def anthropic_error(status: int, message: str) -> dict[str, object]:
     return {"type": "error", "error": {"type": _ANTHROPIC_KINDS.get(status, other), "message": message}}
 
 
+def is_ollama(path: str) -> bool:
+    """Likewise, in Ollama's."""
+    return path.startswith("/api/")
+
+
+def ollama_error(message: str) -> dict[str, object]:
+    return {"error": message}
+
+
 class ApiError(Exception):
     """Why a request gets no answer from the engine, as its client will read it."""
 
@@ -66,6 +78,8 @@ class ApiError(Exception):
         """As the API that `path` belongs to has it."""
         if is_anthropic(path):
             return anthropic_error(self.status, self.message)
+        if is_ollama(path):
+            return ollama_error(self.message)
         error = {"message": self.message, "type": self.kind, "code": self.code}
         return {"error": error, **self.more}
 
@@ -174,6 +188,11 @@ def body_late(silence_s: float) -> ApiError:
 
 def bad_request(message: str, *, status: int = 400, code: str = "bad_request") -> ApiError:
     return _refused(status, message, code=code)
+
+
+def mistake(message: str) -> ApiError:
+    """In a request that has been read to its end."""
+    return ApiError(400, message, kind="invalid_request_error", code="bad_request")
 
 
 def no_such_model(name: str, known: Sequence[str] = ()) -> ApiError:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDict
 
-from mesh_llm.defaults import GATEWAY_REDACTED_LIMIT_BYTES
+from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.answer_writer import AnswerWriter
 from mesh_llm.gateway.engine_connection import EngineConnection, EngineGarbled
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.sse import dump
+
+GATEWAY_REWRITTEN_BYTES = 64 << 20
+"""Of an answer that is read here before it is passed on: 2,000 embeddings of 1,000 numbers each."""
+
+Rewrite = Callable[[bytes], bytes]
+"""A whole answer of the engine's as the client gets it. Raises `ValueError` where it makes no sense."""
 
 
 def redacted(path: str, body: bytes) -> bytes:
@@ -52,13 +59,13 @@ async def deliver(
     connection: EngineConnection,
     *,
     headers: CIMultiDict[str],
-    redact: bool,
+    rewrite: Rewrite | None,
     silence_s: float,
 ) -> web.StreamResponse:
     """Returns when the engine has sent all of it; the client's end is left to `exchange.outlet.finish`."""
     head = await connection.head()
-    if redact and head.status == 200 and request.method != "HEAD":
-        return await _redacted(request, exchange, connection, headers)
+    if rewrite is not None and head.status == 200 and request.method != "HEAD":
+        return await _rewritten(rewrite, exchange, connection, headers)
     answer_writer = exchange.answer_writer = await AnswerWriter.open(
         request,
         status=head.status,
@@ -71,19 +78,26 @@ async def deliver(
     return answer_writer.response
 
 
-async def _redacted(
-    request: web.BaseRequest, exchange: Exchange, connection: EngineConnection, headers: CIMultiDict[str]
+async def _rewritten(
+    rewrite: Rewrite, exchange: Exchange, connection: EngineConnection, headers: CIMultiDict[str]
 ) -> web.Response:
     whole = bytearray()
 
     def take(payload: bytes) -> None:
         whole.extend(payload)
-        if len(whole) > GATEWAY_REDACTED_LIMIT_BYTES:
+        if len(whole) > GATEWAY_REWRITTEN_BYTES:
             raise EngineGarbled("the answer is too long")
 
-    await connection.pour(take)
     try:
-        body = redacted(request.path, bytes(whole))
+        await connection.pour(take)
+    except EngineGarbled as error:
+        if len(whole) <= GATEWAY_REWRITTEN_BYTES:
+            raise
+        # Another engine's would be as long.
+        limit = f"{GATEWAY_REWRITTEN_BYTES >> 20} MiB"
+        raise api_errors.engine_lost(f"the engine's answer is longer than {limit}") from error
+    try:
+        body = rewrite(bytes(whole))
     except (ValueError, RecursionError) as error:
         raise EngineGarbled("the answer is malformed") from error
     for name in ("Content-Length", "Content-Encoding", "Content-Type"):

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from mesh_llm.frozen import frozen
-from mesh_llm.gateway.api_errors import anthropic_error, is_anthropic
+from mesh_llm.gateway.api_errors import anthropic_error, is_anthropic, is_ollama, ollama_error
 from mesh_llm.gateway.sse import dump
 
 _MISTAKES = re.compile(
@@ -29,10 +29,7 @@ class EngineRefusal:
     """It is the client's, whatever the engine's status said."""
     is_reworded: bool = True
     """Else it is what the engine sent, byte for byte."""
-
-    @property
-    def message(self) -> str:
-        return str((_error_in(self.body) or {}).get("message"))
+    message: str = ""
 
     @classmethod
     def read(cls, path: str, status: int, body: bytes) -> EngineRefusal:
@@ -41,7 +38,7 @@ class EngineRefusal:
         if error is None:
             error = {"message": " ".join(body.decode(errors="replace").split())[:_TEXT_SHOWN]}
         refusal = cls.of(path, status, error)
-        if refusal.is_mistake or is_anthropic(path):
+        if refusal.is_mistake or _is_reworded(path):
             return refusal
         return cls(status=status, body=body, is_reworded=False)
 
@@ -54,16 +51,24 @@ class EngineRefusal:
         if is_mistake:
             status = int(HTTPStatus.BAD_REQUEST)
             error = {**error, "code": status, "type": "invalid_request_error"}
+        message = str(error.get("message") or _phrase(status))
         if is_anthropic(path):
-            document = anthropic_error(status, str(error.get("message") or _phrase(status)))
+            document = anthropic_error(status, message)
+        elif is_ollama(path):
+            document = ollama_error(message)
         else:
             document = {"error": error}
-        return cls(status=status, body=dump(document), is_mistake=is_mistake)
+        return cls(status=status, body=dump(document), is_mistake=is_mistake, message=message)
 
 
 def is_worth_reading(path: str, status: int) -> bool:
     """Whether what the engine says may have to be said in another way."""
-    return status >= 400 and (is_anthropic(path) or status == HTTPStatus.INTERNAL_SERVER_ERROR)
+    return status >= 400 and (_is_reworded(path) or status == HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _is_reworded(path: str) -> bool:
+    """Errors of its API look otherwise than the engine's."""
+    return is_anthropic(path) or is_ollama(path)
 
 
 def _error_in(body: bytes) -> dict[str, Any] | None:

@@ -32,8 +32,9 @@ class EngineRequest:
     """What that client calls itself this time, likewise."""
 
     @classmethod
-    def of(cls, request: web.BaseRequest) -> EngineRequest:
-        route = route_of(request.method, request.path)
+    def of(cls, request: web.BaseRequest, *, translated: bool = True) -> EngineRequest:
+        """`translated`: as `route_of` has it."""
+        route = route_of(request.method, request.path, translated=translated)
         name = request.headers.get(_NAME, "")
         return cls(
             method=request.method,

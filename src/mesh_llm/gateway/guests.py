@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
 
@@ -22,7 +23,7 @@ from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.client_connection import ClientConnection, ClientServer, check_head
 from mesh_llm.gateway.connection_pool import ConnectionPool
-from mesh_llm.gateway.delivery import deliver
+from mesh_llm.gateway.delivery import deliver, redacted
 from mesh_llm.gateway.engine_connection import EngineError, EngineLost
 from mesh_llm.gateway.engine_request import EngineRequest
 from mesh_llm.gateway.guest import Guest
@@ -131,7 +132,8 @@ class Guests:
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange, guest: Guest) -> web.StreamResponse:
         check_head(request)
-        engine_request = EngineRequest.of(request)
+        # What has to be translated was, by the guest.
+        engine_request = EngineRequest.of(request, translated=False)
         with self._keeping(guest) as keep:
             # All of it before its turn: what does not come holds nobody up.
             body = await self._receive(request, exchange, engine_request.route, keep)
@@ -219,7 +221,7 @@ class Guests:
                 exchange,
                 connection,
                 headers=from_engine((await connection.head()).headers),
-                redact=engine_request.route.redacted,
+                rewrite=partial(redacted, request.path) if engine_request.route.redacted else None,
                 silence_s=GUEST_STUCK_S,
             )
         finally:

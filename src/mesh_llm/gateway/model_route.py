@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mesh_llm.gateway.model_list import model_asked_for
+from mesh_llm.gateway.ollama import SHOW_PATH
 from mesh_llm.gateway.upstream import ModelServing
 
 _QUERY = "model"
@@ -25,23 +26,25 @@ def named(method: str, path: str, query: Mapping[str, str], body: bytes, *, comp
         form = _FORM.search(body)
         return form[1].decode("utf-8", "replace").strip() if form is not None else None
     if complete:
-        return _field(body)
+        return _field(body) or (_field(body, "name") if path == SHOW_PATH else None)
     # Too long to be kept: names stand at the beginning.
     found = _FIELD.search(body)
     return _field(b'{"model":%b}' % found[1]) if found is not None else None
 
 
-def _field(body: bytes) -> str | None:
+def _field(body: bytes, field: str = "model") -> str | None:
     try:
-        document = json.loads(body) if b'"model"' in body else None
+        document = json.loads(body) if b'"%b"' % field.encode() in body else None
     except ValueError:
         return None  # the engine says what is wrong with it
-    name = document.get("model") if isinstance(document, dict) else None
+    name = document.get(field) if isinstance(document, dict) else None
     return name if isinstance(name, str) and name else None
 
 
 def chosen(models: Sequence[ModelServing], name: str | None) -> ModelServing | None:
     """The model that a name means: all of it, or a beginning that only one has; None: there is none.
+
+    Ollama's clients write a tag behind the name, `qwen3:8b`, and `:latest` where there is none.
 
     Where there is one model, every name means it: clients send what they were made for.
     """
@@ -51,5 +54,8 @@ def chosen(models: Sequence[ModelServing], name: str | None) -> ModelServing | N
     for model in models:
         if wanted in map(str.casefold, model.names):
             return model
+    name, colon, tag = wanted.rpartition(":")
+    if colon:
+        return chosen(models, name if tag == "latest" else f"{name}-{tag}")
     begun = [model for model in models if any(each.casefold().startswith(wanted) for each in model.names)]
     return begun[0] if len(begun) == 1 else None

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -18,12 +19,14 @@ from multidict import CIMultiDict
 
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S, GATEWAY_REDACTED_LIMIT_BYTES
 from mesh_llm.frozen import frozen
-from mesh_llm.gateway import api_errors
+from mesh_llm.gateway import api_errors, ollama
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
-from mesh_llm.gateway.api_errors import ApiError
+from mesh_llm.gateway.api_errors import ApiError, is_ollama
 from mesh_llm.gateway.connection_pool import ConnectionPool
-from mesh_llm.gateway.delivery import deliver
+from mesh_llm.gateway.delivery import Rewrite, deliver, redacted
+from mesh_llm.gateway.dialects import ollama_request
 from mesh_llm.gateway.dialects.base import Document
+from mesh_llm.gateway.dialects.ollama import loaded
 from mesh_llm.gateway.engine_choice import EngineChoice, EngineUntried, is_given_up, until_serving
 from mesh_llm.gateway.engine_connection import EngineConnection, EngineError, EngineLost, EngineSilent
 from mesh_llm.gateway.engine_errors import EngineRefusal, is_worth_reading
@@ -34,12 +37,13 @@ from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.model_list import MODELS_PATH, entry, found, is_list, model_asked_for
 from mesh_llm.gateway.model_route import chosen, named
+from mesh_llm.gateway.ollama_models import OllamaModels
 from mesh_llm.gateway.request_body import RequestBody
 from mesh_llm.gateway.resume_join import Diverged
 from mesh_llm.gateway.routes import PLAIN, Route
 from mesh_llm.gateway.slot_queue import QueueFull, SlotWaitExpired
 from mesh_llm.gateway.sse import dump
-from mesh_llm.gateway.text_request import TextRequest
+from mesh_llm.gateway.text_request import TextRequest, ollama_document
 from mesh_llm.gateway.upstream import ModelServing, Serving, SlotRequest, Upstream
 
 GATEWAY_DOUBT_S = 0.5
@@ -71,6 +75,12 @@ class _Request:
     exchange: Exchange
     engine: EngineRequest
     model: ModelServing
+    rewrite: Rewrite | None = None
+    """How the client gets an answer that is no text, where that is not as the engine gives it."""
+
+    def at(self, target: str) -> _Request:
+        """Of another route of the engine's."""
+        return replace(self, engine=replace(self.engine, target=target))
 
 
 class Proxy:
@@ -81,16 +91,20 @@ class Proxy:
         self._limits = limits
         self._kept_bytes = 0
         self._pool = ConnectionPool(limits)
+        self._ollama = OllamaModels(self._told)
 
     def close(self) -> None:
         self._pool.close()
 
     async def answer(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         engine, models = EngineRequest.of(http), self._serving.models()
+        if http.path in ollama.LIST_PATHS:
+            return _own(await self._ollama.listed(http.path, models), exchange)
         if len(models) == 1:
             await _until_serving(http, models[0])
         body = await RequestBody.receive(http, exchange, self._within_budget())
-        self._kept_bytes += len(body.start)
+        kept_bytes = len(body.start)
+        self._kept_bytes += kept_bytes
         try:
             if len(models) > 1 and is_list(http.method, http.path):
                 return await self._list(exchange, models)
@@ -105,10 +119,12 @@ class Proxy:
             late = api_errors.body_late if body.waiting else api_errors.engine_silent
             raise (body.failure or late(self._limits.silence_s)) from error
         finally:
-            self._kept_bytes -= len(body.start)
+            self._kept_bytes -= kept_bytes
 
     async def _answer(self, request: _Request, body: RequestBody) -> web.StreamResponse:
         method, path = request.http.method, request.http.path
+        if is_ollama(path):
+            return await self._translated(request, body)
         if not body.complete:
             return await self._upload(request, body)
         if (model := model_asked_for(method, path)) is not None:
@@ -139,22 +155,23 @@ class Proxy:
 
     async def _list(self, exchange: Exchange, models: Sequence[ModelServing]) -> web.Response:
         """All models: what the engine of each says, as far as there is one."""
-        told = await asyncio.gather(*map(self._listed, models))
-        body = dump(
-            {"object": "list", "data": [entry(model, each) for model, each in zip(models, told, strict=True)]}
-        )
-        exchange.answered(body)
-        return web.Response(body=body, content_type="application/json", headers=exchange.headers)
+        told = await asyncio.gather(*(self._told(model, MODELS_PATH) for model in models))
+        listed = [entry(model, each) for model, (_, each) in zip(models, told, strict=True)]
+        return _own({"object": "list", "data": listed}, exchange)
 
-    async def _listed(self, model: ModelServing) -> bytes:
+    async def _told(
+        self, model: ModelServing, target: str, document: Document | None = None
+    ) -> tuple[int, bytes]:
+        """Status and body of what its engine tells of itself, as far as there is one."""
         if (upstream := model.upstream()) is None:
-            return b""
+            return 0, b""
+        asked = b"" if document is None else dump(document)
         try:
             async with asyncio.timeout(GATEWAY_LIST_S):
-                head, listed = await self._fetch(upstream, small("GET", MODELS_PATH), b"")
+                head, told = await self._fetch(upstream, small("POST" if asked else "GET", target), asked)
         except (EngineError, TimeoutError):
-            return b""
-        return listed if head.status == 200 else b""
+            return 0, b""
+        return head.status, told if head.status == 200 else b""
 
     async def _model(self, request: _Request, name: str) -> web.Response:
         """One of the list that the engine gives; it has no route of its own for that."""
@@ -184,6 +201,25 @@ class Proxy:
         body = dump(model)
         exchange.answered(body)
         return web.Response(body=body, headers=headers)
+
+    async def _translated(self, request: _Request, body: RequestBody) -> web.StreamResponse:
+        """A request of Ollama's API, which the engine is asked in its own words."""
+        path = request.http.path
+        if not body.complete:
+            raise api_errors.body_too_large(self._limits.replay_bytes)
+        document = ollama_document(body.start)
+        if path == ollama.SHOW_PATH:
+            return _own(await self._ollama.shown(request.model), request.exchange)
+        if ignored := ollama_request.ignored(document):
+            request.exchange.headers["x-mesh-llm-ignored"] = ", ".join(ignored)
+        if path in ollama.EMBED_PATHS:
+            body.start = dump(ollama.embedding_request(path, document))
+            rewrite = partial(ollama.embedding_answer, path, document, time.monotonic())
+            return await self._pass_on(replace(request, rewrite=rewrite).at("/v1/embeddings"), body)
+        if ollama_request.is_load(document):
+            return _own(loaded(path, document), request.exchange)
+        generation = TextRequest.of_ollama(path, document)
+        return await self._generate(request.at(generation.dialect.engine_path), generation)
 
     # -- text ------------------------------------------------------------------------------------
 
@@ -378,7 +414,7 @@ class Proxy:
             exchange,
             connection,
             headers=_headers(head, upstream, exchange),
-            redact=route.redacted,
+            rewrite=partial(redacted, request.http.path) if route.redacted else request.rewrite,
             silence_s=self._limits.silence_s,
         )
 
@@ -505,6 +541,12 @@ def _told(refusal: EngineRefusal, head: Head, exchange: Exchange, headers: CIMul
     exchange.answered(refusal.body)
     reason = head.reason if refusal.status == head.status else None
     return web.Response(status=refusal.status, reason=reason, body=refusal.body, headers=headers)
+
+
+def _own(document: Document, exchange: Exchange) -> web.Response:
+    body = dump(document)
+    exchange.answered(body)
+    return web.Response(body=body, content_type="application/json", headers=exchange.headers)
 
 
 def _is_stream(head: Head) -> bool:

@@ -7,7 +7,7 @@ everybody, or hand out what is somebody else's.
 from __future__ import annotations
 
 from mesh_llm.frozen import frozen
-from mesh_llm.gateway import api_errors
+from mesh_llm.gateway import api_errors, ollama
 from mesh_llm.gateway.dialects import PATHS as DIALECT_PATHS
 from mesh_llm.gateway.model_list import model_asked_for
 
@@ -61,6 +61,13 @@ _POST = dict.fromkeys(DIALECT_PATHS, _COMPUTES) | {
     "/v1/chat/completions/control": PLAIN,
 }
 _OFFERED = {"GET": _GET, "HEAD": _GET, "POST": _POST}
+_OLLAMA_LISTS = dict.fromkeys(ollama.LIST_PATHS, PLAIN)
+_OLLAMA = {
+    "GET": _OLLAMA_LISTS,
+    "HEAD": _OLLAMA_LISTS,
+    "POST": dict.fromkeys(ollama.COMPUTING_PATHS, _COMPUTES) | {ollama.SHOW_PATH: PLAIN},
+}
+"""Translated here: the engine has routes of these names, too, which do something else."""
 
 _FOR_EVERYBODY = "this would change the engine for everybody who uses it; set options when you start the node"
 _CHOSEN = "the model of a mesh is chosen where its nodes are started"
@@ -75,12 +82,23 @@ _REFUSED = {
     "/tools": _OFF,
     "/cors-proxy": _OFF,
     "/v1/stream": _RESUMED,
+    **ollama.REFUSED,
 }
-_REFUSED_BELOW = {"/slots/": _FOR_EVERYBODY, "/v1/stream/": _RESUMED, "/v1/streams/": _RESUMED}
+_REFUSED_BELOW = {
+    "/slots/": _FOR_EVERYBODY,
+    "/v1/stream/": _RESUMED,
+    "/v1/streams/": _RESUMED,
+    **ollama.REFUSED_BELOW,
+}
 
 
-def route_of(method: str, path: str) -> Route:
-    """Raises the refusal where there is none; `path` is decoded, without the query."""
+def route_of(method: str, path: str, *, translated: bool = True) -> Route:
+    """Raises the refusal where there is none; `path` is decoded, without the query.
+
+    `translated`: whether those count that the engine is asked for in other words.
+    """
+    if translated and path in _OLLAMA.get(method, {}):
+        return _OLLAMA[method][path]
     offered = _OFFERED.get(method, {})
     if path in offered:
         return offered[path]

@@ -6,7 +6,8 @@ import json
 import random
 
 from mesh_llm.frozen import frozen
-from mesh_llm.gateway.dialects import Dialect, Said, dialect_of
+from mesh_llm.gateway import api_errors
+from mesh_llm.gateway.dialects import Dialect, Said, dialect_of, ollama
 from mesh_llm.gateway.dialects.base import Document, is_several
 from mesh_llm.gateway.sse import dump
 
@@ -47,6 +48,17 @@ class TextRequest:
             return None
         return cls(dialect=dialect, body=body, asked=asked, streamed=streamed)
 
+    @classmethod
+    def of_ollama(cls, path: str, document: Document) -> TextRequest:
+        """No engine would read it: raises the refusal where it makes no sense."""
+        asked = ollama.read(path, document)
+        return cls(
+            dialect=asked.dialect,
+            body=asked.body,
+            asked=_asked(asked.dialect, asked.body, asked.streamed),
+            streamed=asked.streamed,
+        )
+
     @property
     def is_several(self) -> bool:
         """It wants more than one answer: the end of one says nothing of the others."""
@@ -71,6 +83,20 @@ class TextRequest:
         except (AttributeError, TypeError, LookupError):
             # An engine that answers what is not made as it should be may do so again.
             return None
+
+
+def ollama_document(raw: bytes) -> Document:
+    """A request of Ollama's API, within the same bounds; raises its refusal."""
+    if raw.count(b",") + raw.count(b"[") > _PARTS_LIMIT:
+        raise api_errors.mistake(f"the request has more than {_PARTS_LIMIT:,} parts")
+    try:
+        document = json.loads(raw)
+        dump(document)
+    except (ValueError, RecursionError):
+        raise api_errors.mistake("the request's body is no JSON that can be read") from None
+    if not isinstance(document, dict):
+        raise api_errors.mistake("the request's body must be a JSON object")
+    return document
 
 
 def _asked(dialect: Dialect, body: Document, streamed: bool) -> Document:

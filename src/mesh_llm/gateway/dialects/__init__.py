@@ -8,7 +8,10 @@ answer look, and so in what it takes to continue an answer after the engine that
     completion  /v1/completions, and llama-server's own /completion
     messages    Anthropic's /v1/messages
     responses   OpenAI's /v1/responses
+    ollama      Ollama's /api/chat and /api/generate
     choices     answers with several choices
+
+    ollama_request  requests of Ollama's API, in the words of the engine's
 """
 
 from __future__ import annotations

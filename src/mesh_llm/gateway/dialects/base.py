@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from mesh_llm.frozen import frozen
 from mesh_llm.gateway.api_errors import ApiError
-from mesh_llm.gateway.sse import data_of, make
+from mesh_llm.gateway.sse import comment, data_of, make
 
 Document = dict[str, Any]
 
@@ -44,6 +44,10 @@ class Dialect(ABC):
 
     reports_progress = True
     """The engine tells how far it is with the prompt in events that can be told from the others."""
+    engine_path = ""
+    """Where the engine is asked, where that is not the client's path."""
+    content_type = ""
+    """Of a stream, where the client gets no server-sent events."""
     assembles_several = False
     """More than one choice can be put together from the events of one stream, too."""
 
@@ -127,6 +131,10 @@ class Dialect(ABC):
     @abstractmethod
     def assembled(self, events: Sequence[bytes], body: Document) -> Document:
         """The whole answer as one document; `LookupError` or `TypeError` where something is missing."""
+
+    def sign_of_life(self, text: str) -> bytes:
+        """For a client that waits; `text` is for whoever looks at the stream."""
+        return comment(text)
 
     def failed(self, failure: ApiError, events: Sequence[bytes]) -> bytes:
         """The event that ends an answer which cannot go on."""

@@ -20,6 +20,9 @@ from mesh_llm.gateway.dialects.base import (
 from mesh_llm.gateway.dialects.choices import OneUsage, total_usage, usages_of
 from mesh_llm.gateway.sse import data_of, make
 
+_CALLS_LIMIT = 1024
+"""Of one answer; an engine may be a stranger's, and name any number."""
+
 
 class Chat(Dialect):
     assembles_several = True
@@ -160,7 +163,7 @@ def _choices(events: Sequence[bytes]) -> list[Document]:
                 delta["reasoning_content"] or ""
             )
         for part in delta.get("tool_calls", ()):
-            _add_call(message.setdefault("tool_calls", []), part)
+            add_call(message.setdefault("tool_calls", []), part)
         whole["finish_reason"] = choice.get("finish_reason") or whole["finish_reason"]
     return [found[index] for index in sorted(found)]
 
@@ -185,9 +188,11 @@ def _name_of(tool: Any) -> str | None:
     return function.get("name") if isinstance(function, dict) else None
 
 
-def _add_call(calls: list[Document], part: Any) -> None:
+def add_call(calls: list[Document], part: Any) -> None:
     """A tool call arrives in pieces: its name first, then its arguments bit by bit."""
     index = part.get("index", 0)
+    if not 0 <= index < _CALLS_LIMIT:
+        raise LookupError("there is no such tool call")
     while len(calls) <= index:
         calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
     call, function = calls[index], part.get("function", {})

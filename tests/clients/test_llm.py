@@ -24,7 +24,8 @@ def user(api: NodeProcess, tmp_path: Path) -> dict[str, str]:
     models = [{"model_id": "mesh", "model_name": "any", "api_base": f"{api.url}/v1", "supports_schema": True}]
     # YAML reads JSON as well.
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models))
-    return {**os.environ, "LLM_USER_PATH": str(tmp_path)}
+    # Without plugins: that for Ollama looks for one on this machine.
+    return {**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": ""}
 
 
 def llm(user: dict[str, str], *arguments: str) -> str:

@@ -30,7 +30,7 @@ def test_a_model_of_the_catalog_comes_from_a_peer_before_the_hub(nodes: Lab, tmp
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("glm", "only owners of the mesh can set --model; it is Qwen2.5-32B"),
+        ("glm-flash", "only owners of the mesh can set --model; it is Qwen2.5-32B"),
         (
             "hf:somebody/Something-GGUF:Q4_0",
             "the mesh serves Qwen2.5-32B-Instruct-Q4_K_M, but --model is hf:somebody/Something-GGUF:Q4_0",
@@ -51,7 +51,7 @@ def test_whoever_joins_does_not_bring_another(nodes: Lab, tmp_path: Path, model:
 @pytest.mark.full
 def test_a_file_that_is_called_as_another_model(nodes: Lab, tmp_path: Path) -> None:
     """Nobody downloads GLM for it."""
-    own = write_model(tmp_path / "own", name="glm.gguf", seed=5)
+    own = write_model(tmp_path / "own", name="glm-flash.gguf", seed=5)
     one = nodes.start("one", "--model", own, "--split", "--hosting", "prefer").until_ready()
     two = nodes.join("two", one, models=tmp_path / "two")
 

@@ -265,12 +265,16 @@ def test_ollamas_own_architectures_are_explained(home: Home, contents: dict[str,
     served = mesh_llm("--model", blob, "--port", "0", env=home.env, within_s=WAIT_S)
 
     assert shown.stdout.splitlines()[1].split()[-4:] == ["glm4moelite", "ollama", "cannot", "run"]
-    assert shown.stderr == f"ollama:glm-4.7-flash:latest: {sentence}; mesh-llm download glm\n"
-    assert (model["runs"], model["reason"], model["hint"]) == (False, sentence, "mesh-llm download glm")
+    assert shown.stderr == f"ollama:glm-4.7-flash:latest: {sentence}; mesh-llm download GLM-4.7-Flash\n"
+    assert (model["runs"], model["reason"], model["hint"]) == (
+        False,
+        sentence,
+        "mesh-llm download GLM-4.7-Flash",
+    )
     assert served == Ended(
         status=1,
         stdout="",
-        stderr=f"Error: {blob.name} cannot be run: {sentence}\nHint: mesh-llm download glm\n",
+        stderr=f"Error: {blob.name} cannot be run: {sentence}\nHint: mesh-llm download GLM-4.7-Flash\n",
     )
 
 

@@ -15,6 +15,8 @@ from mesh_llm.download.model_download import checksum_file, download, verify
 from mesh_llm.errors import DownloadFailed, ModelError
 from mesh_llm.models import catalog, incoming_folders
 from mesh_llm.models.catalog import CatalogEntry, HubSource, UrlSource, WheelSource
+from mesh_llm.models.catalog_facts import facts_of, rough_facts
+from mesh_llm.planning.fit import CacheSettings, memory_need
 from mesh_llm.types import Progress
 
 CONTENT = b"GGUF" + b"weights" * 1000
@@ -82,8 +84,13 @@ def test_of_a_models_many_names_one_is_suggested() -> None:
 # -- mesh-llm's own list --------------------------------------------------------------------------
 
 ALL = catalog.load().entries
-ARCHITECTURES = {"llama", "qwen2", "qwen3", "qwen3moe", "deepseek2", "gemma3", "gpt-oss", "phi3"}
-BITS = {"Q4_1": 5.8, "Q4_K_M": 5.3, "Q8_0": 8.6, "MXFP4": 4.4}
+ARCHITECTURES = {
+    *("llama", "llama4", "mistral3", "qwen2", "qwen3", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe"),
+    *("qwen35", "qwen35moe", "deepseek2", "glm4moe", "glm-dsa", "gpt-oss", "gemma3", "gemma4"),
+    *("gemma-embedding", "bert", "granite", "granitehybrid", "phi3"),
+}
+BITS = {"Q4_1": 5.8, "Q4_K_M": 5.3, "Q8_0": 8.6, "MXFP4": 4.4, "UD-Q4_K_M": 5.0, "UD-Q4_K_S": 4.6}
+BITS |= {"UD-Q4_K_XL": 4.6, "UD-Q2_K_XL": 2.9}
 """Per parameter, about: of whole files, whose embeddings are finer than the rest."""
 
 
@@ -96,33 +103,81 @@ def test_an_entry_is_complete(entry: CatalogEntry) -> None:
     assert len({catalog.stem_of(name) for name in entry.files}) == 1
     assert entry.quantisation == catalog.quantisation_of(entry.stem)
     assert 8 <= entry.layers <= 200
-    assert 8192 <= entry.context <= 1 << 20
-    assert entry.architecture in {
-        "llama",
-        "qwen2",
-        "qwen3",
-        "qwen3moe",
-        "deepseek2",
-        "gemma3",
-        "gpt-oss",
-        "phi3",
-    }
+    assert 2048 <= entry.context <= 10 << 20
+    assert entry.architecture in ARCHITECTURES
     assert entry.licence
     assert entry.about
+    assert entry.good_for
+    assert re.match(r"(file|registries|rounded|unverified|unsloth\.ai/)", entry.checked)
     assert len(f"{entry.name} {entry.about}") < 80
     assert entry.size_bytes < entry.memory_bytes < 1.5 * entry.size_bytes + 2e9
     for name in (entry.name, *entry.aliases, entry.stem, *entry.files, entry.name.upper()):
         assert listing.find(name) is entry, name
 
 
+KNOWN = {"GLM-4.7-Flash": 30e9, "GLM-4.5-Air": 109e9, "GLM-4.7": 357e9, "GLM-5": 754e9, "Kimi-K2.5": 1.03e12}
+KNOWN |= {"DeepSeek-V3.2": 671e9, "Phi-4": 14.7e9, "Llama-4-Scout": 108e9, "Qwen3-Coder-Next": 80e9}
+KNOWN |= {"Gemma-4-E2B": 4.6e9, "Gemma-4-E4B": 7.5e9, "Granite-4.0-Micro": 3.4e9, "Granite-4.0-H-Tiny": 7e9}
+KNOWN |= {"Granite-4.0-H-Small": 32e9, "BGE-M3": 567e6, "Llama-3.2-1B": 1.24e9}
+"""Parameters of models whose names do not tell, or tell less."""
+
+
+def parameters_of(entry: CatalogEntry) -> float:
+    sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![\w.])", entry.stem, re.IGNORECASE)
+    return KNOWN.get(entry.name) or float(sizes[0][0]) * {"b": 1e9, "m": 1e6}[sizes[0][1].lower()]
+
+
 @pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)
 def test_a_size_fits_the_quantisation(entry: CatalogEntry) -> None:
     """A model's name says how many parameters it has, and its quantisation how many bits those take."""
-    sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![\w.])", entry.stem, re.IGNORECASE)
-    known = {"GLM-4.7-Flash": 30e9, "Phi-4": 14.7e9}
-    parameters = known.get(entry.name) or float(sizes[0][0]) * {"b": 1e9, "m": 1e6}[sizes[0][1].lower()]
+    bits = entry.size_bytes * 8 / parameters_of(entry)
 
-    assert entry.size_bytes * 8 / parameters == pytest.approx(BITS[entry.quantisation], rel=0.55)
+    assert bits == pytest.approx(BITS[entry.quantisation], rel=0.55)
+
+
+@pytest.mark.parametrize("entry", [each for each in ALL if each.shape], ids=lambda entry: entry.name)
+def test_a_shape_has_as_many_parameters_as_the_name_says(entry: CatalogEntry) -> None:
+    facts = facts_of(entry)
+
+    assert facts is not None
+    assert facts.weight_bytes == pytest.approx(entry.size_bytes, rel=1e-3)
+    assert (len(facts.layers), facts.context_trained) == (entry.layers, entry.context)
+    head = facts.head
+    assert head is not None
+    elements = head.elements * facts.size_bytes / head.bytes
+    assert elements == pytest.approx(parameters_of(entry), rel=0.16)
+    assert facts.vocabulary > 30_000
+    assert facts.encodes == ("embedding" in entry.good_for)
+
+
+def test_a_shape_gives_the_cache_that_others_measured() -> None:
+    """Bytes of a token, and of a sequence, as programs that ran these files found them."""
+    measured = {
+        "Qwen3.5-0.8B": (12288, 20201472),
+        "Qwen3.5-9B": (32768, 52690944),
+        "Qwen3.6-35B-A3B": (20480, 65863680),
+        "Qwen3.8-27B": (65536, 156893184),
+        "gpt-oss-20b": (24576, 0),
+    }
+    for name, expected in measured.items():
+        facts = facts_of(catalog.load().find(name))
+        assert facts is not None
+        caches = [layer.cache for layer in facts.layers]
+        found = sum(2 * (cache.k_width + cache.v_width) for cache in caches if not cache.window)
+        assert (found, sum(cache.state_bytes for cache in caches)) == expected, name
+
+
+def test_without_a_shape_layers_are_taken_to_be_equal() -> None:
+    entry = catalog.load().find("Gemma-4-31B")
+    rough, nothing = rough_facts(entry), CatalogEntry(name="x", source=UrlSource(url="https://x/x.gguf"))
+
+    assert facts_of(entry) is None
+    assert rough is not None
+    assert len(rough.layers) == 60
+    assert rough.weight_bytes == pytest.approx(entry.size_bytes, rel=1e-6)
+    need = memory_need(rough, CacheSettings(context=8192, slots=1)).total_bytes
+    assert need == pytest.approx(entry.memory_bytes, rel=0.02)
+    assert rough_facts(nothing) is None
 
 
 def test_drafts_are_there_and_much_smaller() -> None:
@@ -138,17 +193,14 @@ def test_drafts_are_there_and_much_smaller() -> None:
 
 
 SEEN_BY_PEOPLE = {
-    "glm": "GLM-4.7-Flash",
+    "glm-flash": "GLM-4.7-Flash",
     "GLM-4.7-Flash-Q4_K_M.gguf": "GLM-4.7-Flash",
-    "qwen3": "Qwen3-Coder-30B-A3B",
     "Qwen3-Coder-30B": "Qwen3-Coder-30B-A3B",
     "Qwen3-Coder-30B-A3B": "Qwen3-Coder-30B-A3B",
-    "32b": "Qwen2.5-32B",
     "Qwen2.5-32B": "Qwen2.5-32B",
     "Qwen2.5-32B-Instruct-Q4_K_M": "Qwen2.5-32B",
     "Qwen2.5-32B-Instruct-Q4_K_M.gguf": "Qwen2.5-32B",
     "Qwen2.5-0.5B-Instruct-Q4_K_M.gguf": "Qwen2.5-0.5B",
-    "72b": "Qwen2.5-72B",
     "smollm2": "smollm2",
 }
 
@@ -161,9 +213,7 @@ def test_names_that_people_use(name: str, entry: str) -> None:
 def test_pairs_that_people_use() -> None:
     listing = catalog.load()
     pairs = {
-        **dict.fromkeys(
-            [f"Qwen2.5-{size}" for size in ("3B", "7B", "14B", "32B", "72B", "Coder-32B")], "Qwen2.5-0.5B"
-        ),
+        **dict.fromkeys([f"Qwen2.5-{size}" for size in ("7B", "32B", "72B", "Coder-32B")], "Qwen2.5-0.5B"),
         "Qwen3-32B": "Qwen3-0.6B",
         "Llama-3.3-70B": "Llama-3.2-1B",
         "Gemma-3-27B": "Gemma-3-1B",
@@ -256,6 +306,12 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
             ", entry mine, field size_bytes: it has to be a whole number",
         ),
         (f'[mine]\n{FINE}layers = "30"', ", entry mine, field layers: it has to be a whole number above 0"),
+        (f"[mine]\n{FINE}shape = 7", ", entry mine, field shape: it has to be a table of whole numbers"),
+        (
+            f"[mine]\n{FINE}shape.a.b = 1.5",
+            ", entry mine, field shape: it has to be a table of whole numbers",
+        ),
+        (f'[mine]\n{FINE}good_for = ["x"]', ", entry mine, field good_for: 'x' is none of chat, code"),
         (f"[mine]\n{FINE}about = 7", ", entry mine, field about: it has to be a line of text"),
         (f"[mine]\n{FINE}licence = '''a\nb'''", ", entry mine, field licence: it has to be a line of text"),
         (

@@ -37,7 +37,6 @@ DRAFT = local("Qwen2.5-0.5B-Instruct-Q4_K_M", SMALL)
         local("Qwen2.5-32B-Instruct-Q8_0", LARGE, Store.LMSTUDIO),
         local("Qwen2.5-Coder-32B-Instruct-Q4_K_M", LARGE),
         local("ollama:qwen2.5:32b", LARGE, Store.OLLAMA),
-        local("32b", LARGE),
     ],
     ids=lambda model: model.name,
 )
@@ -87,8 +86,8 @@ def test_no_draft(model: LocalModel, found: list[LocalModel]) -> None:
 
 
 def test_what_is_downloaded_beside_a_model() -> None:
-    assert wanted_draft(CATALOG.find("32b"), CATALOG) == CATALOG.find("Qwen2.5-0.5B")
-    assert wanted_draft(CATALOG.find("glm"), CATALOG) is None
+    assert wanted_draft(CATALOG.find("Qwen2.5-32B"), CATALOG) == CATALOG.find("Qwen2.5-0.5B")
+    assert wanted_draft(CATALOG.find("GLM-4.7-Flash"), CATALOG) is None
 
 
 def test_a_persons_own_pair(tmp_path: Path) -> None:

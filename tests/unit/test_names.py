@@ -67,9 +67,9 @@ def test_paths_are_taken_as_they_are(elsewhere: Path) -> None:
 
 
 def test_a_folder_does_not_hide_a_name(elsewhere: Path) -> None:
-    (elsewhere / "glm").mkdir()
+    (elsewhere / "glm-flash").mkdir()
 
-    assert resolve("glm") == CATALOG.find("GLM-4.7-Flash")
+    assert resolve("glm-flash") == CATALOG.find("GLM-4.7-Flash")
 
 
 def test_a_repository_without_its_prefix(elsewhere: Path) -> None:
@@ -109,14 +109,14 @@ def test_a_file_in_any_store(text: str, store: Store) -> None:
 
 
 def test_a_name_of_ollamas() -> None:
-    tagged, latest = local("ollama:qwen3:8b", OLLAMA), local("ollama:glm:latest", OLLAMA)
+    tagged, latest = local("ollama:qwen3:8b", OLLAMA), local("ollama:glm-flash:latest", OLLAMA)
 
     for text in ("ollama:qwen3:8b", "qwen3:8b", "Ollama:Qwen3:8B"):
         assert resolve(text, tagged, latest) == Here(path=tagged.path)
-    for text in ("ollama:glm", "ollama:glm:latest", "glm:latest"):
+    for text in ("ollama:glm-flash", "ollama:glm-flash:latest", "glm-flash:latest"):
         assert resolve(text, tagged, latest) == Here(path=latest.path)
     # A bare name is the catalog's.
-    assert resolve("glm", tagged, latest) == CATALOG.find("glm")
+    assert resolve("glm-flash", tagged, latest) == CATALOG.find("glm-flash")
 
 
 def test_what_ollama_has_not() -> None:
@@ -186,9 +186,39 @@ def test_too_many_candidates_are_counted() -> None:
 
 def test_an_ambiguous_name_of_the_catalog() -> None:
     assert refused("Qwen2.5-Coder").message == (
-        "Qwen2.5-Coder could be Qwen2.5-Coder-0.5B, Qwen2.5-Coder-1.5B, Qwen2.5-Coder-3B, "
-        "Qwen2.5-Coder-7B, Qwen2.5-Coder-14B or Qwen2.5-Coder-32B"
+        "Qwen2.5-Coder could be Qwen2.5-Coder-1.5B, Qwen2.5-Coder-7B or Qwen2.5-Coder-32B"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("32b", "Qwen3-32B, Qwen2.5-32B or Qwen2.5-Coder-32B"),
+        ("gpt-oss", "gpt-oss-20b or gpt-oss-120b"),
+        ("qwen3-coder", "Qwen3-Coder-30B-A3B or Qwen3-Coder-Next"),
+        ("35b-a3b", "Qwen3.5-35B-A3B or Qwen3.6-35B-A3B"),
+        ("glm", "GLM-4.7-Flash, GLM-4.5-Air, GLM-4.7 or GLM-5"),
+    ],
+)
+def test_a_size_or_a_family_lists_what_it_may_mean(text: str, names: str) -> None:
+    assert refused(text).message == f"{text} could be {names}"
+
+
+def test_a_family_is_not_its_next_version() -> None:
+    message = refused("qwen3").message
+
+    assert message.startswith("qwen3 could be Qwen3-0.6B, Qwen3-1.7B, Qwen3-4B, ")
+    assert "Qwen3.5" not in message
+    assert refused("qwen").message.startswith("qwen could be Qwen3.5-0.8B, ")
+    assert resolve("coder-32b") == CATALOG.find("Qwen2.5-Coder-32B")
+    assert resolve("mistral-small-3") == CATALOG.find("Mistral-Small-3.2-24B")
+
+
+def test_a_size_means_the_one_model_of_it_that_is_here() -> None:
+    here = local("Qwen2.5-32B-Instruct-Q8_0", LMSTUDIO)
+
+    assert is_here("32b", local("Other-7B"), here) == here.path
+    assert "could be" in refused("32b", here, local("Mine-32B-Q4_0")).message
 
 
 def test_the_nearest_is_suggested_from_all_that_there_is() -> None:
@@ -211,7 +241,7 @@ def test_a_model_in_part_is_not_here() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["32b", "Qwen2.5-32B", "qwen2.5-32b", "Qwen2.5-32B-Instruct-Q4_K_M", "Qwen2.5-32B-Instruct-Q4_K_M.gguf"],
+    ["Qwen2.5-32B", "qwen2.5-32b", "Qwen2.5-32B-Instruct-Q4_K_M", "Qwen2.5-32B-Instruct-Q4_K_M.gguf"],
 )
 def test_a_model_of_the_catalog_is_downloaded_unless_it_is_here(text: str) -> None:
     entry = CATALOG.find("Qwen2.5-32B")
@@ -227,14 +257,15 @@ def test_another_quantisation_that_is_here_will_do_unless_one_was_named() -> Non
     coarser = local("Qwen2.5-32B-Instruct-IQ3_XS")
     published = local("google_gemma-3-27b-it-Q5_K_M")
 
-    assert is_here("32b", finer) == finer.path
+    assert is_here("qwen2.5-32b", finer) == finer.path
     assert is_here("gemma-3-27b", published) == published.path
-    assert resolve("Qwen2.5-32B-Instruct-Q4_K_M", finer) == CATALOG.find("32b")
-    assert refused("32b", finer, coarser).message == (
+    assert resolve("Qwen2.5-32B-Instruct-Q4_K_M", finer) == CATALOG.find("Qwen2.5-32B")
+    assert refused("Qwen2.5-32B", finer, coarser).message == (
         "Qwen2.5-32B could be Qwen2.5-32B-Instruct-Q8_0 (lmstudio, Q8_0) "
         "or Qwen2.5-32B-Instruct-IQ3_XS (models, IQ3_XS)"
     )
-    assert resolve("32b", local("Qwen2.5-32B-Q8_0")) == CATALOG.find("32b")
+    base = local("Qwen2.5-32B-Q8_0")
+    assert resolve("Qwen2.5-32B-Instruct-Q4_K_M", base) == CATALOG.find("Qwen2.5-32B")
 
 
 def test_another_quantisation_that_is_not_here_is_in_the_repository() -> None:
@@ -274,6 +305,8 @@ def test_names_that_the_hub_has_to_be_asked_about(text: str, named: HubName) -> 
     ("text", "files"),
     [
         ("hf:me/Mine:mine-Q8_0.gguf", ("mine-Q8_0.gguf",)),
+        ("hf:me/Mine/mine-Q8_0.gguf", ("mine-Q8_0.gguf",)),
+        ("hf:me/Mine/Q8_0/mine.gguf", ("Q8_0/mine.gguf",)),
         ("hf:me/Mine:Q8_0/mine.gguf", ("Q8_0/mine.gguf",)),
         (
             "hf:me/Mine:Q8_0/mine-00002-of-00003.gguf",
@@ -311,7 +344,7 @@ def test_a_revision_is_kept() -> None:
 def test_what_the_catalog_lists_too(text: str) -> None:
     here = local("GLM-4.7-Flash-Q4_K_M", HUB)
 
-    assert resolve(text) == CATALOG.find("glm")
+    assert resolve(text) == CATALOG.find("GLM-4.7-Flash")
     assert is_here(text, here) == here.path
 
 
@@ -362,9 +395,9 @@ def test_forms_that_are_none(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "stem", "is_meant"),
     [
-        ("glm", "GLM-4.7-Flash-Q4_K_M", True),
-        ("glm", "GLM-4.7-Flash-Q8_0", True),
-        ("glm", "Qwen3-8B-Q4_K_M", False),
+        ("glm-flash", "GLM-4.7-Flash-Q4_K_M", True),
+        ("glm-flash", "GLM-4.7-Flash-Q8_0", True),
+        ("glm-flash", "Qwen3-8B-Q4_K_M", False),
         ("hf:me/Mine-GGUF:Q8_0", "Mine-Q8_0", True),
         ("hf:me/Mine-GGUF:Q8_0", "Yours-Q8_0", False),
         ("https://example.org/Mine-Q8_0.gguf", "mine-q8_0", True),

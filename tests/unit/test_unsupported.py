@@ -36,7 +36,7 @@ def test_glm_of_ollama_is_explained() -> None:
 
     assert told is not None
     assert told.sentence == "glm4moelite is Ollama's own name for GLM-4.7-Flash; upstream calls it deepseek2"
-    assert told.hint == "mesh-llm download glm"
+    assert told.hint == "mesh-llm download GLM-4.7-Flash"
 
 
 def test_names_of_nobody_are_not_explained() -> None:
@@ -56,7 +56,7 @@ def test_a_file_of_an_unknown_architecture_is_refused() -> None:
         "sha256-1 cannot be run: glm4moelite is Ollama's own name for GLM-4.7-Flash; "
         "upstream calls it deepseek2"
     )
-    assert caught.value.hint == "mesh-llm download glm"
+    assert caught.value.hint == "mesh-llm download GLM-4.7-Flash"
 
 
 @pytest.mark.parametrize("known", [True, None])
@@ -72,5 +72,5 @@ def test_what_is_no_name_is_for_others_to_refuse(architecture: object) -> None:
 def test_alternatives_are_in_the_catalog() -> None:
     names = {own.entry for own in unsupported._OLLAMAS.values() if own.entry}
 
-    assert "glm" in names
+    assert "GLM-4.7-Flash" in names
     assert {name for name in names if catalog.load().get(name) is None} == set()

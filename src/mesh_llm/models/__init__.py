@@ -5,9 +5,11 @@ metadata          checked reading of a GGUF's metadata
 cache_layout      what each layer keeps per sequence
 layer_weights     what a token reads of a layer, by types and sizes of its tensors
 layer_ranges      which bytes of the files belong to which layers
+header_length     where the header of a file ends, from its first bytes
 header_cache      headers of model files, kept for the next time
 names             from any text that names a model to a file here or a download
 catalog           models known by name: catalog.toml, and the user's own
+catalog_facts     what planning needs of a model, from the catalog alone
 adapters          LoRA adapters: whether a file is one, and goes with a model
 draft_pairs       which draft model belongs to which model
 eagle3            which EAGLE3 head drafts for which model

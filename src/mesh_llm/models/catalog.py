@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mesh_llm.errors import ModelError
@@ -106,6 +107,13 @@ class CatalogEntry:
     about: str = ""
     memory_bytes: int = 0
     """Weights, the cache of a modest context and what a process needs: a first estimate, before any fit."""
+    shape: tuple[tuple[str, int], ...] = ()
+    """Keys of its header without the architecture's name: with them it is planned before it is here."""
+    quantisations: tuple[str, ...] = ()
+    """Others that its repository has."""
+    good_for: tuple[str, ...] = ()
+    checked: str = ""
+    """Where size and names were looked up, or `unverified`."""
 
     def __str__(self) -> str:
         return self.name
@@ -287,6 +295,9 @@ _PACKAGE = re.compile(r"\w[\w.-]*==[\w.+!-]+", re.ASCII)
 _SOURCES = frozenset({"repo", "files", "revision", "package", "member", "url"})
 _FIELDS = _SOURCES | {field.name for field in fields(CatalogEntry)} - {"name", "source"}
 _ESTIMATED_SHARE, _ESTIMATED_BYTES = 0.1, 512 << 20
+_LARGEST = 1 << 24
+GOOD_FOR = ("chat", "code", "reasoning", "tools", "vision", "languages", "embedding", "drafting")
+"""What entries say that a model is good for."""
 
 
 def quantisation_of(stem: str) -> str:
@@ -350,6 +361,10 @@ class _Table:
             draft=self._text("draft") or None,
             about=self._text("about"),
             memory_bytes=self._number("memory_bytes") or _estimate(size_bytes),
+            shape=self._shape(),
+            quantisations=self._strings("quantisations"),
+            good_for=self._good_for(),
+            checked=self._text("checked"),
         )
 
     def _check_fields(self, fields: Mapping[str, object]) -> None:
@@ -443,6 +458,23 @@ class _Table:
             raise self._wrong(at, "it has to be a list of texts")
         return tuple(value)
 
+    def _shape(self) -> tuple[tuple[str, int], ...]:
+        """Dotted keys, which TOML takes for tables, as the header has them."""
+        value = self._value("shape")
+        if value is None:
+            return ()
+        found = tuple(_flat(value)) if isinstance(value, Mapping) else ()
+        if not found or not all(type(number) is int and 0 <= number < _LARGEST for _, number in found):
+            raise self._wrong("shape", "it has to be a table of whole numbers")
+        return found
+
+    def _good_for(self) -> tuple[str, ...]:
+        words = self._strings("good_for")
+        for word in words:
+            if word not in GOOD_FOR:
+                raise self._wrong("good_for", f"{word!r} is none of {', '.join(GOOD_FOR)}")
+        return words
+
     def _alias_list(self) -> tuple[str, ...]:
         aliases = self._strings("aliases")
         for alias in aliases:
@@ -455,6 +487,14 @@ class _Table:
         if digests and (len(digests) != count or not all(map(_DIGEST.fullmatch, digests))):
             raise self._wrong("sha256", f"it has to be a list of {count} sha256, one for each file")
         return digests
+
+
+def _flat(table: Mapping[str, object], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
 
 
 def _estimate(size_bytes: int) -> int:

@@ -14,7 +14,8 @@
     quantisation that is here; else what is to be downloaded. The name of an entry's file in another
     quantisation is one more: the entry's repository has it.
 5.  The beginning of a name, up to a hyphen, a dot or the like, if only one model begins so:
-    among those on this disk, and where none does, among those of the catalog.
+    among those on this disk, and where none does, among those of the catalog. Parts of a name, such
+    as 32b or coder-32b, likewise.
 
 Names are compared whatever their case, with or without .gguf and the number of a shard. A model of
 which files are missing is not here. A name that means several models is refused with all of them, one
@@ -24,7 +25,7 @@ that means none with the nearest.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -51,12 +52,15 @@ _HUB_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 _HUB_NAME = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<wanted>[^:\s][^:]*))?", re.ASCII
 )
+_FILE_SLASH = re.compile(r"^([\w.-]+/[\w.-]+)/", re.ASCII)
 _SHARDS = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _SHARD_LIMIT = 1000
 _PUBLISHER = re.compile(r"(?:[a-z0-9.-]+_|meta-)")
 """Before the names of files that say whose model it is: google_gemma-3-27b-it-Q4_K_M.gguf."""
 _SEPARATORS = ("-", ".", "_", ":", "@", " ")
 _SHOWN = 6
+_FAMILY_CHARS = 4
+"""Of the beginning of a family's name, such as qwen."""
 _OLLAMA = "ollama:"
 _LATEST = ":latest"
 
@@ -101,8 +105,8 @@ def means(named: CatalogEntry | HubName, stem: str) -> bool:
 
 
 def parse_hub(text: str) -> HubName:
-    """hf:OWNER/REPO[@REVISION][:FILE|QUANT]"""
-    found = _HUB_NAME.fullmatch(text[len("hf:") :])
+    """hf:OWNER/REPO[@REVISION][:FILE|QUANT], or with a slash before the file, as in an address."""
+    found = _HUB_NAME.fullmatch(_FILE_SLASH.sub(r"\1:", text[len("hf:") :]))
     if found is None or (found["wanted"] and ".." in PurePosixPath(found["wanted"]).parts):
         raise UsageError(
             f"{text} is not of the form hf:OWNER/REPO[:FILE|QUANT]",
@@ -223,14 +227,24 @@ class _Names:
         if (other := self._other_quantisation(text)) is not None:
             return other
         begun = [model for model in whole if _begins(key, _spellings(model))]
-        if found := _one(text, begun):
+        parted = [model for model in whole if any(_has_parts(key, name) for name in _spellings(model))]
+        if found := _one(text, begun) or _one(text, parted):
             return found
-        entries = [entry for entry in self.catalog if _begins(key, (entry.name, *entry.aliases, entry.stem))]
-        if len(entries) > 1:
-            raise _ambiguous(text, [entry.name for entry in entries])
-        if entries:
-            return self._entry(entries[0], exactly=False)
+        for entries in self._likely(key):
+            if len(entries) > 1:
+                raise _ambiguous(text, [entry.name for entry in entries])
+            if entries:
+                return self._entry(entries[0], exactly=False)
         raise self._unknown(text, key)
+
+    def _likely(self, key: str) -> Iterator[list[CatalogEntry]]:
+        """Entries that begin so, where 3 is not 3.5; those with all its parts, as 32b; whole families."""
+        begun = [entry for entry in self.catalog if _begins(key, (entry.name, *entry.aliases, entry.stem))]
+        yield [entry for entry in begun if not re.match(r"\.\d", key_of(entry.name)[len(key) :])]
+        yield begun
+        yield [entry for entry in self.catalog if _has_parts(key, entry.name)]
+        family = [entry for entry in self.catalog if key_of(entry.name).startswith(key)]
+        yield family if len(family) > 1 and len(key) >= _FAMILY_CHARS else []
 
     def _other_quantisation(self, text: str) -> HubName | None:
         """An entry's model, of which the text names a file that the catalog does not."""
@@ -335,6 +349,15 @@ def _spellings(model: LocalModel) -> list[str]:
         if _is_ollama(name):
             spelt += [name.removeprefix(_OLLAMA), name.removesuffix(_LATEST)]
     return spelt
+
+
+def _has_parts(key: str, name: str) -> bool:
+    """Whether all parts of it are parts of the name: 32b, coder-32b."""
+    return len(key) > 1 and _parts(key) <= _parts(name)
+
+
+def _parts(name: str) -> set[str]:
+    return set(re.split(r"[-_: ]", key_of(name)))
 
 
 def _begins(key: str, names: Iterable[str]) -> bool:

@@ -35,8 +35,8 @@ class _Ollamas(NamedTuple):
 
 
 _OLLAMAS = {
-    "glm4moelite": _Ollamas("GLM-4.7-Flash", "deepseek2", "glm"),
-    "gptoss": _Ollamas("gpt-oss", "gpt-oss", "gpt-oss"),
+    "glm4moelite": _Ollamas("GLM-4.7-Flash", "deepseek2", "GLM-4.7-Flash"),
+    "gptoss": _Ollamas("gpt-oss", "gpt-oss", "gpt-oss-20b"),
     "qwen25vl": _Ollamas("Qwen2.5-VL", "qwen2vl", None),
     "olmo3": _Ollamas("OLMo 3", "olmo2", None),
     "deepseekocr": _Ollamas("DeepSeek-OCR", "deepseek2-ocr", None),

@@ -9,18 +9,15 @@ from typing import Any
 
 import click
 
-from mesh_llm.cli.control import call
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.cli.output import print_json, print_table
 from mesh_llm.cli.progress_bars import Transfers
 from mesh_llm.cli.tables import size
-from mesh_llm.config import NodeConfig
 from mesh_llm.download import hub
 from mesh_llm.download.checksum import verify
 from mesh_llm.download.model_download import download_all, is_here
-from mesh_llm.engine import machine
 from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import MeshError, ModelError, UsageError
+from mesh_llm.errors import ModelError, UsageError
 from mesh_llm.frozen import frozen
 from mesh_llm.home import Home, models_folder
 from mesh_llm.models import catalog, names
@@ -165,31 +162,16 @@ def _check(files: Mapping[CatalogEntry, Sequence[Path]], as_json: bool) -> None:
 # -- all of them ----------------------------------------------------------------------------------
 
 
-@frozen
-class _Room:
-    """Memory that a model may take, in one place."""
-
-    known_bytes: int
-    more: bool = False
-    """Whether there is some that is not in the figure: of GPUs in other machines."""
-
-    def holds(self, entry: CatalogEntry) -> bool | None:
-        if not entry.memory_bytes:
-            return None
-        if entry.memory_bytes <= self.known_bytes:
-            return True
-        return None if self.more else False
-
-
 async def _list(listed: Catalog, home: Home, as_json: bool) -> None:
-    document = await _status(home)
-    here, mesh = await _this_machine(home, document), _mesh(document)
+    # Here: what knows the devices brings the engine along, and a download needs none of it.
+    from mesh_llm.cli.catalog_fit import free_memory, holds
+
+    rooms = await free_memory(home)
     held = find_all(Places.from_environment())
     rows = [
         _Listed(
             entry=entry,
-            machine=here,
-            mesh=mesh,
+            fits=holds(entry, rooms),
             here=names.copy_of(entry, held) is not None or is_here(entry, models_folder()),
         )
         for entry in listed
@@ -205,14 +187,10 @@ async def _list(listed: Catalog, home: Home, as_json: bool) -> None:
 @frozen
 class _Listed:
     entry: CatalogEntry
-    machine: _Room
-    mesh: _Room | None
+    fits: tuple[bool | None, bool | None]
+    """This machine, and the mesh."""
     here: bool
     """In any store of this machine."""
-
-    @property
-    def in_mesh(self) -> bool | None:
-        return self.mesh.holds(self.entry) if self.mesh is not None else None
 
     def cells(self) -> tuple[str, ...]:
         entry = self.entry
@@ -220,8 +198,7 @@ class _Listed:
             entry.name,
             size(entry.size_bytes) if entry.size_bytes else "-",
             entry.quantisation or "-",
-            _fits(self.machine.holds(entry)),
-            _fits(self.in_mesh),
+            *map(_fits, self.fits),
             "yes" if self.here else "-",
             entry.draft or "-",
         )
@@ -238,8 +215,8 @@ class _Listed:
             "quantisation": entry.quantisation,
             "architecture": entry.architecture,
             "licence": entry.licence,
-            "fits_machine": self.machine.holds(entry),
-            "fits_mesh": self.in_mesh,
+            "fits_machine": self.fits[0],
+            "fits_mesh": self.fits[1],
             "here": self.here,
             "draft": entry.draft,
             "about": entry.about,
@@ -248,41 +225,3 @@ class _Listed:
 
 def _fits(holds: bool | None) -> str:
     return {True: "fits", False: "no", None: "-"}[holds]
-
-
-async def _status(home: Home) -> dict[str, Any] | None:
-    """Of the node that runs here, if one does."""
-    try:
-        return await call(home, "GET", "/api/status")
-    except MeshError:
-        return None
-
-
-async def _this_machine(home: Home, document: dict[str, Any] | None) -> _Room:
-    # Here: what knows the devices brings the engine along, and a download needs none of it.
-    from mesh_llm.local import hardware
-    from mesh_llm.planning.memory_budget import usable_bytes
-
-    try:
-        free = usable_bytes(await hardware.at_hand(NodeConfig(home=home.path)))
-    except MeshError:
-        free = machine.available_memory()
-    # What the node's own model takes is this machine's, too.
-    lent = [node["memory_bytes"] for node in _members(document) if node["link"]["kind"] == "self"]
-    return _Room(known_bytes=max(free, *lent, 0))
-
-
-def _mesh(document: dict[str, Any] | None) -> _Room | None:
-    """All that the members have for models; None where no node runs that would know."""
-    if document is None:
-        return None
-    members = _members(document)
-    return _Room(
-        known_bytes=sum(member["memory_bytes"] for member in members),
-        more=any(set(member["devices"]) - {"CPU"} for member in members),
-    )
-
-
-def _members(document: dict[str, Any] | None) -> list[dict[str, Any]]:
-    nodes = document["mesh"]["nodes"] if document is not None else []
-    return [node for node in nodes if node["standing"] == "alive" and node["devices"]]

@@ -44,6 +44,8 @@ class FreeMemory:
     here: Snapshot
     mesh: Snapshot | None
     """None where no node runs here, or none with others."""
+    runs: bool = False
+    """Whether a node does."""
 
 
 @frozen
@@ -127,18 +129,19 @@ def _judged(listed: Listed, rooms: FreeMemory | None) -> Listed:
 
 async def _rooms(home: Home) -> FreeMemory | None:
     """This machine and the mesh, as a running node knows them; None where the engine does not run here."""
-    me, members = await _members(home)
-    own = next((node for node in members if node.id == me and node.facts.memory_bytes), None)
+    me, nodes = await members(home)
+    own = next((node for node in nodes if node.id == me and node.facts.memory_bytes), None)
     if own is None:
         try:
             own = Candidate(id=_THIS_MACHINE, facts=await _this_machine())
         except MeshError:
             return None
-    here, mesh = supposed([own], NO_FINGERPRINT), supposed(members, NO_FINGERPRINT)
+    here, mesh = supposed([own], NO_FINGERPRINT), supposed(nodes, NO_FINGERPRINT)
     return FreeMemory(here=here, mesh=mesh if len(mesh.nodes) > 1 else None)
 
 
-async def _members(home: Home) -> tuple[str, Sequence[Candidate]]:
+async def members(home: Home) -> tuple[str, Sequence[Candidate]]:
+    """Of the mesh of the node that runs here, with the id of that node; nobody where none does."""
     if not home.control_socket.exists():
         return "", ()
     # Here: a third of the time that this verb takes, for those who have no node.

@@ -34,21 +34,33 @@ _NOTES = 12
 
 
 @click.command()
+@click.option("--fits", is_flag=True, help="list the catalog by what can be run here, best first")
 @home_option
 @json_option
 @debug_option
-def models(home: Path | None, as_json: bool, debug: bool) -> None:
+def models(fits: bool, home: Path | None, as_json: bool, debug: bool) -> None:
     """List every model on this disk: ~/.models, and those of Hugging Face, LM Studio and Ollama.
 
     Any name in the first column can be given to --model. Whether it fits is shown for
     this machine and, if a node is running on this home, for its mesh.
     """
+    if fits:
+        _show_fitting(Home(home_path(home)), as_json)
+        return
     with ExitStack() as ended:
         inventory = asyncio.run(take_stock(Home(home_path(home)), progress=_progress(ended)))
     if as_json:
         click.echo(json.dumps(_document(inventory), indent=2))
     else:
         show(inventory)
+
+
+def _show_fitting(home: Home, as_json: bool) -> None:
+    # Here: the catalog is of no use to a listing of files.
+    from mesh_llm.cli.catalog_fit import show_fitting
+    from mesh_llm.models import catalog
+
+    asyncio.run(show_fitting(catalog.load(home.catalog_file), home, as_json=as_json))
 
 
 def _progress(ended: ExitStack) -> ProgressSink:

@@ -11,7 +11,7 @@ from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import smallest_context
 from mesh_llm.planning.proposal import useful_context
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import Fingerprint, HeldModel, Mode, ModelFacts, Role
+from mesh_llm.types import Fingerprint, HeldModel, Mode, ModelFacts, Plan, Role
 
 
 @frozen
@@ -46,16 +46,13 @@ def outlook(snapshot: Snapshot, model: ModelFacts, *, slots: int) -> WouldFit:
     return first if first.fits or enough == least else _with_context(snapshot, model, least, slots)
 
 
+def whole_plan(snapshot: Snapshot, model: ModelFacts, *, slots: int) -> Plan:
+    """What would be decided with as much context as fits."""
+    return decide(snapshot, model, _settings(model, None, slots), current=None)
+
+
 def _with_context(snapshot: Snapshot, model: ModelFacts, context: int, slots: int) -> WouldFit:
-    settings = MeshSettings(
-        version=1,
-        model=model.name,
-        fingerprint=model.fingerprint,
-        alias=model.name,
-        context=context,
-        slots=slots,
-    )
-    plan = decide(snapshot, model, settings, current=None)
+    plan = decide(snapshot, model, _settings(model, context, slots), current=None)
     return WouldFit(
         fits=plan.mode is not Mode.WAITING,
         context=context,
@@ -63,4 +60,15 @@ def _with_context(snapshot: Snapshot, model: ModelFacts, context: int, slots: in
         have_bytes=plan.have_bytes,
         nodes=len({stage.node for stage in plan.stages}),
         reason=plan.reason,
+    )
+
+
+def _settings(model: ModelFacts, context: int | None, slots: int) -> MeshSettings:
+    return MeshSettings(
+        version=1,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        alias=model.name,
+        context=context,
+        slots=slots,
     )

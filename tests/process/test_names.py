@@ -14,7 +14,7 @@ import pytest
 from mesh_llm.home import cache_folder
 from tests.support.command import Ended, mesh_llm
 from tests.support.node import SMALL, NodeProcess, temporary_home
-from tests.support.sampling import first, sampled
+from tests.support.sampling import first
 
 
 class Stores:
@@ -173,7 +173,7 @@ def test_an_ambiguous_name(stores: Stores, home: Path) -> None:
                 "qwen-2.5-32b",
                 1,
                 "Error: qwen-2.5-32b is neither a file nor a model that mesh-llm knows by name\n"
-                "Hint: did you mean Qwen2.5-32B, Qwen2.5-3B or Qwen2.5-72B?\n",
+                "Hint: did you mean Qwen2.5-32B or Qwen2.5-72B?\n",
             ),
             (
                 "ollama:nobody",
@@ -202,14 +202,8 @@ def test_names_that_mean_nothing(stores: Stores, home: Path, model: str, status:
     assert refused(stores, home, model) == (status, words)
 
 
-@pytest.mark.parametrize(
-    "model", sampled(["glm", "hf:me/Mine-GGUF:Q8_0", "https://example.org/mine.gguf"], "glm")
-)
-def test_nothing_is_downloaded_for_a_plan(stores: Stores, home: Path, model: str) -> None:
-    ended = plan(stores, home, model)
-
-    assert ended.status == 1
-    assert ended.stderr == f"Error: {model} is not on this machine\nHint: mesh-llm download {model}\n"
+def test_nothing_is_downloaded_for_a_plan(stores: Stores, home: Path) -> None:
+    assert planned(stores, home, "glm-flash")["layers"] == 47
     assert list(stores.models.iterdir()) == []
 
 

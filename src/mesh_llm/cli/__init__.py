@@ -8,6 +8,7 @@ config_file    options from `config.toml` in the home
 demo           `mesh-llm demo`: a mesh on this machine
 status         `mesh-llm status`
 plan           `mesh-llm plan`
+plan_machines  machines that are not there, for `mesh-llm plan --with`
 load           `mesh-llm load`, `unload`, `use`: which models are served
 models         `mesh-llm models`: what is on this disk
 inventory      every model on this disk, and whether it fits

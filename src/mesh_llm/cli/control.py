@@ -21,9 +21,16 @@ STOP_TIMEOUT_S = DRAIN_S + 30.0
 """For `mesh-llm stop` to see the node gone: others take over, it drains, its children end."""
 
 
-async def call(home: Home, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+async def call(
+    home: Home,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    *,
+    within_s: float = CONTROL_TIMEOUT_S,
+) -> dict[str, Any]:
     """One request to the node on this home; what it refuses is raised as its sentence."""
-    timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=within_s)
     connector = aiohttp.UnixConnector(path=str(home.control_socket))
     try:
         async with (

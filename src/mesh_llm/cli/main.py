@@ -27,7 +27,7 @@ _PARTS = f"engine {ENGINE_PACKAGE} {ENGINE_VERSION}, protocol {PROTOCOL_VERSION}
 _VERBS = {
     "serve": ("serve", "run a node (the same as mesh-llm without a command)"),
     "status": ("status", "show nodes, links, plan and speed"),
-    "plan": ("plan", "show who would compute what, how fast, and why; starts nothing"),
+    "plan": ("plan", "show who would compute what, how fast, and why; serves nothing"),
     "invite": ("invite", "make, list and revoke tokens for other machines"),
     "join": ("pair", "join a mesh of this network by the code on its owner's screen"),
     "promote": ("invite", "make a member an owner of the mesh"),

@@ -14,11 +14,15 @@ from mesh_llm.cli.config_file import Configured
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import json_option, options_named, planned
 from mesh_llm.cli.output import print_json, print_table
+from mesh_llm.cli.plan_machines import PlannedMachines, wanted
 from mesh_llm.config import NodeConfig
 from mesh_llm.errors import NodeNotRunning, UsageError
 from mesh_llm.home import Home
 from mesh_llm.mesh_settings import MESH_OPTIONS, given_options
 from mesh_llm.status_schema import PlanStatus, from_document
+
+PLAN_TIMEOUT_S = 60.0
+"""For a running node's answer: it may have to read the header of a file on a hub."""
 
 _OF_THE_MESH = (*(option.argument for option in MESH_OPTIONS.values()), "draft", "draft_max", "no_draft")
 _OF_A_NODE = ("max_memory", "device", "gpu_layers", "cpu_moe", "n_cpu_moe", "override_tensor", "threads")
@@ -26,26 +30,52 @@ _OF_A_NODE = ("max_memory", "device", "gpu_layers", "cpu_moe", "n_cpu_moe", "ove
 
 @click.command(cls=Configured)
 @options_named("model", *_OF_THE_MESH, *_OF_A_NODE, "home", "debug")
+@click.option(
+    "--with",
+    "machines",
+    metavar="NAME=MEMORY[:KIND],...",
+    help="plan for machines that are not there, such as desk=24GB:cuda,mac=16GB:metal,mini=32GB; kinds: cpu, "
+    "metal, cuda, rocm, vulkan; main memory beside a GPU: desk=24GB:cuda+64GB; memory speed, where you know "
+    "it: desk=24GB:cuda@900GB/s; here among them: this machine, or the mesh of its running node",
+)
+@click.option("--link", metavar="TIME", help="a round trip between the machines of --with (default: 1ms)")
 @json_option
-def plan(as_json: bool, **options: Any) -> None:
-    """Show the plan for a model and its predicted speed. Starts, builds and downloads nothing.
+def plan(as_json: bool, machines: str | None, link: str | None, **options: Any) -> None:
+    """Show the plan for a model and its predicted speed. Builds and serves nothing, and downloads no model.
 
     If a node is running on this home, the plan is for its mesh as it is now; for a model
-    other than the mesh's, as if every node had its file. Otherwise it is for this machine alone.
+    other than the mesh's, as if every node had its file. Otherwise it is for this machine alone,
+    which is measured with what the model is made of: a second or two, after its first start.
+    A model that is not here is known from the catalog, or a few MB of its file, the header, are read.
     """
     config = NodeConfig(**planned(options))
     if config.more_models:
         raise UsageError("mesh-llm plan takes one --model", hint="ask once for each of them")
-    document = asyncio.run(_planned(config, options))
+    asked = wanted(machines, link)
+    document = asyncio.run(_planned(config, options) if asked is None else _supposing(config, asked))
     if as_json:
         print_json(document)
     else:
         show(document)
 
 
+async def _supposing(config: NodeConfig, asked: PlannedMachines) -> dict[str, Any]:
+    # Here: both bring the engine along.
+    from mesh_llm.cli.inventory import members
+    from mesh_llm.report import what_if
+
+    _, nodes = await members(Home(config.home)) if asked.here else ("", ())
+    document = await what_if.supposing(
+        config, asked.machines, rtt_s=asked.rtt_s, here=asked.here, members=nodes
+    )
+    return {"scope": "machines", **document}
+
+
 async def _planned(config: NodeConfig, options: dict[str, Any]) -> dict[str, Any]:
     try:
-        document = await call(Home(config.home), "POST", "/api/plan", _wishes(config))
+        document = await call(
+            Home(config.home), "POST", "/api/plan", _wishes(config), within_s=PLAN_TIMEOUT_S
+        )
     except NodeNotRunning:
         # Here: the planner of a machine brings the engine along, and a running node needs none of it.
         from mesh_llm.report import what_if
@@ -98,6 +128,8 @@ def _model_rows(document: dict[str, Any], names: tables.Names) -> list[tuple[str
     ]
     if document["scope"] == "machine":
         rows.append(("over", "this machine alone: no node runs on this home"))
+    elif document["scope"] == "machines":
+        rows.append(("over", f"machines that are not all there: {', '.join(names.values())}"))
     else:
         count = len(document["nodes"])
         rows.append(("over", f"the mesh as it is now, {'1 node' if count == 1 else f'{count} nodes'}"))
@@ -117,11 +149,15 @@ def _model_rows(document: dict[str, Any], names: tables.Names) -> list[tuple[str
 
 def _plan_rows(plan: PlanStatus, names: tables.Names) -> list[tuple[str, str]]:
     need, have = tables.size(plan.need_bytes), tables.size(plan.have_bytes)
-    return [
+    rows = [
         ("plan", tables.how_planned(plan, names)),
         ("why", plan.reason),
         ("memory", f"{need} needed, {have} available"),
     ]
+    missing = plan.need_bytes - plan.have_bytes
+    if plan.mode == "waiting" and missing > 0:
+        rows.append(("missing", f"{tables.size(missing)}: more machines, or a smaller quantisation"))
+    return rows
 
 
 def _show_stages(plan: PlanStatus, links: list[dict[str, Any] | None], names: tables.Names) -> None:

@@ -20,6 +20,7 @@ asyncio, socket, time, os or subprocess.
     fit              how much memory a model needs, and how much context fits
     solo_fit         how a model lies in one machine's GPUs and main memory
     would_fit        whether a model would fit if every node had it
+    supposed_machines  machines that are not there, as members of a mesh
     layer_costs      what ranges of layers take and cost
     predict          how fast a plan will be
     experience       what a plan has shown, and what follows for its prediction

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
 from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import DEFAULT_MODEL
-from mesh_llm.errors import MeshError, ModelError
+from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
 from mesh_llm.home import Home
 from mesh_llm.local import hardware, model_names
+from mesh_llm.local.absent_model import look_up
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.local.model_files import ModelFiles, file_stem
 from mesh_llm.local.own_settings import own_settings
@@ -26,6 +27,8 @@ from mesh_llm.planning.decide import decide
 from mesh_llm.planning.experience import Experience, plan_key
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
 from mesh_llm.planning.speculation import draft_off, made_by, model_draft_depth
+from mesh_llm.planning.supposed_machines import SupposedMachine, joined, less_certain
+from mesh_llm.planning.would_fit import supposed
 from mesh_llm.report import status
 from mesh_llm.report.experience_file import ExperienceFile
 from mesh_llm.report.view import NodeView
@@ -114,13 +117,13 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
     agreed = view.settings()
     if agreed is None:
         raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
-    model = await _model(view, agreed, wishes.get("model"))
-    if model is None:
+    looked_at = await _model(view, agreed, wishes.get("model"))
+    if looked_at is None:
         return await _as_told(view)
+    model, notes = looked_at.facts, looked_at.notes
     changes = options_from_document(wishes)
     settings, snapshot = agreed, view.mesh.snapshot()
     assumed: tuple[NodeId, ...] = ()
-    notes: tuple[str, ...] = ()
     if model.fingerprint != agreed.fingerprint:
         name = file_stem(model)
         settings = replace(agreed, model=name, alias=name, fingerprint=model.fingerprint, layers=None)
@@ -136,7 +139,8 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
             # A mesh that guesses nothing goes on so, unless it is asked otherwise.
             no_draft=bool(wishes.get("no_draft")) or not (agreed.guess or draft or draft_max),
         )
-        guessing, notes = await _settings(view.model_files, config, model)
+        guessing, told = await _settings(view.model_files, config, looked_at)
+        notes += told
         changes |= {name: getattr(guessing, name) for name in ("guess", "draft", "draft_max")}
     settings = replace(settings, **changes)
     barred = view.mesh.unready()
@@ -157,12 +161,16 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
 
 
 async def _settings(
-    model_files: ModelFiles, config: NodeConfig, model: ModelFacts
+    model_files: ModelFiles, config: NodeConfig, model: LookedAt
 ) -> tuple[MeshSettings, tuple[str, ...]]:
     """Those of a mesh that `config` would start, and what it would say."""
+    if not model.here:
+        # Whether a draft goes with it, its vocabulary would have to say.
+        note = ("--draft is not counted: the model's file is not here",) if config.draft else ()
+        return own_settings(config, model.facts, None), note
     told: list[Event] = []
-    draft = await DraftModels(config=config, model_files=model_files, tell=told.append).choose(model)
-    return own_settings(config, model, draft), tuple(event.text for event in told)
+    draft = await DraftModels(config=config, model_files=model_files, tell=told.append).choose(model.facts)
+    return own_settings(config, model.facts, draft), tuple(event.text for event in told)
 
 
 _NOT_LOOKED_AT: dict[str, Any] = {"address": Address(), "serving": None, "also_serving": (), "starting": ()}
@@ -184,10 +192,11 @@ def snapshot_document(view: NodeView) -> dict[str, Any]:
     }
 
 
-async def _model(view: NodeView, agreed: MeshSettings, name: str | None) -> ModelFacts | None:
+async def _model(view: NodeView, agreed: MeshSettings, name: str | None) -> LookedAt | None:
     """The named one, or the mesh's; None where its file is not here."""
     if name in (None, agreed.model, agreed.alias):
-        return view.model_files.facts(agreed.fingerprint)
+        known = view.model_files.facts(agreed.fingerprint)
+        return None if known is None else LookedAt(facts=known)
     return await named_model(view.model_files, str(name), Home(view.config.home))
 
 
@@ -237,35 +246,78 @@ async def alone(config: NodeConfig) -> dict[str, Any]:
     """For a node that would be started with `config`, and for nobody else."""
     model_files = ModelFiles(any_architecture=config.bin_dir is not None)
     model = await named_model(model_files, config.model or DEFAULT_MODEL, Home(config.home))
+    return await _forecast(config, model_files, model, [await _this_machine(config, model.facts)])
+
+
+async def supposing(
+    config: NodeConfig,
+    machines: Sequence[SupposedMachine],
+    *,
+    rtt_s: float,
+    here: bool = False,
+    members: Sequence[Candidate] = (),
+) -> dict[str, Any]:
+    """For machines that are not there: alone, or with those that are `here`, which are the `members` of a
+    mesh, or this machine."""
+    model_files = ModelFiles(any_architecture=config.bin_dir is not None)
+    model = await named_model(model_files, config.model or DEFAULT_MODEL, Home(config.home))
+    there = members or ([await _this_machine(config, model.facts)] if here else ())
+    return await _forecast(config, model_files, model, joined(machines, there, rtt_s=rtt_s), machines)
+
+
+async def _forecast(
+    config: NodeConfig,
+    model_files: ModelFiles,
+    model: LookedAt,
+    nodes: Sequence[Candidate],
+    machines: Sequence[SupposedMachine] = (),
+) -> dict[str, Any]:
+    facts = model.facts
+    settings, told = await _settings(model_files, config, model)
+    snapshot = supposed(nodes, facts.fingerprint)
+    plan = decide(snapshot, facts, settings, current=None)
+    other = alternative(snapshot, facts, settings, plan, barred={})
+    if machines:
+        plan = less_certain(plan)
+        other = None if other is None else replace(other, plan=other.plan and less_certain(other.plan))
+        told = (*told, f"Speeds that nobody measured are assumed: {'; '.join(map(str, machines))}")
+    known = ExperienceFile(Home(config.home).experience_file)
+    return Forecast(
+        snapshot=snapshot,
+        model=facts,
+        settings=settings,
+        plan=plan,
+        other=other,
+        notes=(*model.notes, *told),
+        seen=lambda plan: known.of(plan_key(plan, snapshot, facts.fingerprint)),
+    ).document()
+
+
+async def _this_machine(config: NodeConfig, model: ModelFacts) -> Candidate:
     own = await hardware.at_hand(config, model)
-    name = file_stem(model)
     facts = NodeFacts(
         name=config.name or socket.gethostname(),
         role=Role.NODE,
         version=__version__,
         hosting=config.hosting,
-        models=(HeldModel(fingerprint=model.fingerprint, name=name, size_bytes=model.size_bytes),),
         **own.facts(),
     )
-    settings, notes = await _settings(model_files, config, model)
-    snapshot = Snapshot(nodes=(Candidate(id=THIS_MACHINE, facts=facts),))
-    plan = decide(snapshot, model, settings, current=None)
-    other = alternative(snapshot, model, settings, plan, barred={})
-    known = ExperienceFile(Home(config.home).experience_file)
-    return Forecast(
-        snapshot=snapshot,
-        model=model,
-        settings=settings,
-        plan=plan,
-        other=other,
-        notes=notes,
-        seen=lambda plan: known.of(plan_key(plan, snapshot, model.fingerprint)),
-    ).document()
+    return Candidate(id=THIS_MACHINE, facts=facts)
 
 
-async def named_model(model_files: ModelFiles, name: str, home: Home) -> ModelFacts:
-    """What the file of that name holds; one that could be downloaded is not."""
+@frozen
+class LookedAt:
+    """A model, by its file or by what is known of it before it is downloaded."""
+
+    facts: ModelFacts
+    here: bool = True
+    notes: tuple[str, ...] = ()
+
+
+async def named_model(model_files: ModelFiles, name: str, home: Home) -> LookedAt:
+    """What the file of that name holds; of one that could be downloaded, what is known of it."""
     found = await model_names.resolve(name, home)
-    if not isinstance(found, Here):
-        raise ModelError(f"{name} is not on this machine", hint=f"mesh-llm download {name}")
-    return await model_files.look(found.path)
+    if isinstance(found, Here):
+        return LookedAt(facts=await model_files.look(found.path))
+    absent = await look_up(found)
+    return LookedAt(facts=absent.facts, here=False, notes=(absent.note,))

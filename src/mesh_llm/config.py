@@ -17,6 +17,8 @@ from mesh_llm.types import HostingMode, Setting
 
 ALL_LAYERS = 10_000
 """More than any model has."""
+LEAST_MEMORY_BYTES = 10**6
+"""No model is smaller, and nobody types so few bytes on purpose."""
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
 PUBLIC_RELAYS = "public"
 """In place of a relay's URL: iroh's public ones, whatever the home remembers."""
@@ -259,3 +261,11 @@ def parse_size(text: str) -> int:
     if match is None:
         raise UsageError(f"{text!r} is not a size", hint="for example 8GB or 500MB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_memory(text: str) -> int:
+    """The same of memory: a bare number is rarely meant in bytes."""
+    size = parse_size(text)
+    if text.strip().strip("0.") and text.strip()[-1].isdigit() and size < LEAST_MEMORY_BYTES:
+        raise UsageError(f"--max-memory {text} would be {text} bytes", hint=f"did you mean {text.strip()}GB?")
+    return size

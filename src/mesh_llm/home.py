@@ -48,6 +48,23 @@ def default_home() -> Path:
     return Path(os.environ.get("MESH_LLM_HOME", "~/.mesh-llm")).expanduser()
 
 
+def demo_home() -> Path:
+    """Of the first node of `mesh-llm demo`."""
+    return default_home() / "demo"
+
+
+def noted_homes() -> list[Home]:
+    """Homes on which nodes of this user run, wherever they are; one that was killed is still noted."""
+    found = []
+    for folder in filter(_is_private, _run_folders()):
+        for note in folder.glob("*-home"):
+            if note.exists():
+                found.append(Home(note.readlink()))
+            else:
+                note.unlink(missing_ok=True)
+    return found
+
+
 def link_door(node: NodeId) -> Path:
     """Where a node lets in links of its neighbours on this machine: known by its id, told by nobody."""
     return _socket(f"{node[:16]}-links.sock")
@@ -119,8 +136,16 @@ class Home:
         socket = self.run_folder / "control.sock"
         if len(os.fsencode(socket)) <= UNIX_SOCKET_PATH_BYTES:
             return socket
-        short = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
-        return _socket(f"{short}-control.sock")
+        return _socket(f"{self._short}-control.sock")
+
+    @property
+    def _short(self) -> str:
+        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+
+    @property
+    def _note(self) -> Path:
+        """By which commands find a node that runs, whatever its home."""
+        return _socket(f"{self._short}-home")
 
     @property
     def mesh_file(self) -> Path:
@@ -205,11 +230,13 @@ class Home:
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "started": time.time()}).encode(), 0)
             with suppress(FileNotFoundError):
                 self.control_socket.unlink()
+            with suppress(FileExistsError):
+                self._note.symlink_to(self.path)
             yield
         finally:
-            with suppress(FileNotFoundError):
-                if _is_locked_by_us(descriptor):
-                    self.control_socket.unlink()
+            if _is_locked_by_us(descriptor):
+                self.control_socket.unlink(missing_ok=True)
+                self._note.unlink(missing_ok=True)
             os.close(descriptor)
 
     def secret(self) -> bytes:

@@ -61,6 +61,7 @@ def test_what_people_see_of_it(smollm2: Path, home: Path) -> None:
     assert ended.status == 0, ended.stderr
     assert re.search(rf"\nQuestion: Why is the sky blue\?\nAnswer:   {ABOUT_SKY}", ended.stdout)
     assert "Invite token" not in ended.stdout
+    assert "\n  mesh-llm run smollm2 " in ended.stderr
     *_, stages, figures = ended.stdout.split("\n\n")
     assert stages.splitlines()[0].split() == ["node", "layers", "share", "link", "rtt", "memory"]
     assert [line.split()[:2] for line in stages.splitlines()[1:]] == [["one", "0-14"], ["two", "15-29"]]
@@ -179,6 +180,9 @@ def test_stop_ends_it_from_elsewhere(smollm2: Path, home: Path) -> None:
     with in_a_terminal(home) as running:
         status = mesh_llm("status", "--json", "--home", home / "demo")
         assert len(json.loads(status.stdout)["plan"]["stages"]) == 3
+        found = mesh_llm("status", env=environment(home))
+        assert found.stdout.startswith("node         one (host)\n"), found.stderr
+        assert found.stderr == f"No node is running on {home}; this is the demo, on {home / 'demo'}\n"
         stopped = mesh_llm("demo", "stop", env=environment(home), within_s=WAIT_S)
         assert stopped.status == 0, stopped.stderr
         assert stopped.stdout == f"Stopped the demo with pid {running.pid}\n"

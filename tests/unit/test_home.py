@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mesh_llm.errors import HomeInUse, MeshError
-from mesh_llm.home import Home, cache_folder, default_home, link_door, models_folder
+from mesh_llm.home import Home, cache_folder, default_home, link_door, models_folder, noted_homes
 from mesh_llm.transport.identity import Identity
 from mesh_llm.types import NodeId
 
@@ -45,6 +46,28 @@ def test_a_home_in_use_names_its_holder(home: Path) -> None:
         assert caught.value.message == f"{home} is in use by the node with pid {os.getpid()}"
     with Home(home).lock():
         pass
+
+
+def noted(home: Path) -> bool:
+    return home in [each.path for each in noted_homes()]
+
+
+def test_a_running_node_is_found_whatever_its_home(home: Path) -> None:
+    assert not noted(home)
+    with Home(home).lock():
+        assert noted(home)
+        with pytest.raises(HomeInUse), Home(home).lock():
+            pass
+        assert noted(home)
+    assert not noted(home)
+
+
+def test_a_home_that_is_gone_is_noted_no_longer(home: Path) -> None:
+    gone = home / "gone"
+    with Home(gone).lock():
+        assert noted(gone)
+        shutil.rmtree(gone)
+        assert not noted(gone)
 
 
 def test_one_who_is_refused_leaves_the_socket_of_the_other(home: Path) -> None:

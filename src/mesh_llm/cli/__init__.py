@@ -2,7 +2,9 @@
 
 entry          where `mesh-llm` begins; its help lies ready
 main           all verbs, and how each of them ends
-serve          `mesh-llm`, `mesh-llm serve`: run a node
+words          words that people type from habit
+serve          `mesh-llm`, `mesh-llm serve`, `run`: run a node
+chat           `mesh-llm chat`
 options        the options of a node
 config_file    options from `config.toml` in the home
 demo           `mesh-llm demo`: a mesh on this machine

@@ -14,8 +14,8 @@ import click
 
 from mesh_llm.agents import config_files, snippets
 from mesh_llm.agents.config_files import Endpoint
-from mesh_llm.cli.control import call
-from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
+from mesh_llm.cli.control import call, running_home
+from mesh_llm.cli.options import debug_option, home_option, json_option
 from mesh_llm.cli.output import print_json, print_table
 from mesh_llm.defaults import API_PORT, DEFAULT_MODEL
 from mesh_llm.errors import AgentConfigRefused, MeshError, NodeNotRunning
@@ -50,7 +50,7 @@ def agent(name: str | None, write: bool, home: Path | None, as_json: bool, debug
     """
     if write and name is None:
         raise click.UsageError("--write needs the name of an agent")
-    endpoint, missing = asyncio.run(_endpoint(Home(home_path(home))))
+    endpoint, missing = asyncio.run(_endpoint(running_home(home)))
     if missing:
         click.echo(missing, err=True)
     if name is None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,13 @@ from mesh_llm.cli.options import debug_option, home_option, home_path, json_opti
 from mesh_llm.cli.output import print_json
 from mesh_llm.defaults import CONTROL_TIMEOUT_S, DRAIN_S, LOCK_POLL_S
 from mesh_llm.errors import MeshError, NodeNotRunning
-from mesh_llm.home import Home
+from mesh_llm.home import Home, demo_home, noted_homes
 
 STOP_TIMEOUT_S = DRAIN_S + 30.0
 """For `mesh-llm stop` to see the node gone: others take over, it drains, its children end."""
+
+_NAMED = 4
+"""Other homes, in a hint: nobody reads more."""
 
 
 async def call(
@@ -40,9 +46,7 @@ async def call(
             document = await answer.json()
     except (aiohttp.ClientConnectionError, FileNotFoundError):
         # Refused, or cut off in the middle: the node has just ended.
-        raise NodeNotRunning(
-            f"no node is running on {home.path}", hint="start one with mesh-llm, or give its --home"
-        ) from None
+        raise NodeNotRunning(f"no node is running on {home.path}", hint=_instead(home)) from None
     except TimeoutError:
         raise MeshError(
             f"the node on {home.path} does not answer", hint=f"see {home.log_folder / 'node.log'}"
@@ -57,6 +61,37 @@ async def call(
     if "error" in document:
         raise MeshError(document["error"], hint=document.get("hint"))
     return document
+
+
+def running_home(given: Path | None) -> Home:
+    """The home that is meant: the one that was named, the usual one, or the demo's if only that runs."""
+    home = Home(home_path(given))
+    demo = Home(demo_home())
+    if given is not None or answers(home) or not answers(demo):
+        return home
+    click.echo(f"No node is running on {home.path}; this is the demo, on {demo.path}", err=True)
+    return demo
+
+
+def answers(home: Home) -> bool:
+    """Whether a node runs there. One that hangs counts, too: it is named, and the question fails then."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(CONTROL_TIMEOUT_S)
+        try:
+            probe.connect(str(home.control_socket))
+        except (OSError, MeshError):
+            return False
+    return True
+
+
+def _instead(home: Home) -> str:
+    """What somebody may have meant who asks where no node runs."""
+    usual = "start one with mesh-llm, or give its --home"
+    # Who names a home means that one.
+    if home.path != Home(home_path(None)).path or "MESH_LLM_HOME" in os.environ:
+        return usual
+    others = [str(other.path) for other in noted_homes() if answers(other)][:_NAMED]
+    return f"these run: --home {' or --home '.join(map(shlex.quote, others))}" if others else usual
 
 
 @click.command()

@@ -15,13 +15,13 @@ import click
 
 from mesh_llm.cli import tables
 from mesh_llm.cli.control import call, wait_until_gone
-from mesh_llm.cli.options import debug_option, home_path, json_option
+from mesh_llm.cli.options import debug_option, json_option
 from mesh_llm.cli.output import Output, print_json, print_table, set_up_logging
 from mesh_llm.cli.serve import run_loop
 from mesh_llm.defaults import API_PORT, DEFAULT_MODEL, DEMO_ANSWER_TOKENS, DEMO_QUESTION
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.frozen import frozen
-from mesh_llm.home import Home
+from mesh_llm.home import Home, demo_home
 from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster
 from mesh_llm.status_schema import MemberStatus, PlanStageStatus, Status, from_document
 from mesh_llm.types import Event
@@ -64,7 +64,7 @@ def demo(
     that runs elsewhere. Each node is a process with a home of its own; nothing
     listens beyond this machine.
     """
-    home = Home(home_path(None) / "demo")
+    home = Home(demo_home())
     if model == "stop":
         _stop(home)
         return
@@ -133,8 +133,8 @@ async def _demo(spec: ClusterSpec, output: Output, *, stay: bool, as_json: bool)
             answer = await _ask(mesh, began, echo=not as_json)
             _show(await mesh.status(), answer, as_json=as_json)
             answered.set()
+            output.note(_next_words(stay=stay))
             if stay:
-                output.note("Still serving; Ctrl-C ends it")
                 await mesh.ended()
 
     answered = asyncio.Event()
@@ -148,6 +148,22 @@ async def _demo(spec: ClusterSpec, output: Output, *, stay: bool, as_json: bool)
     demo.cancel()
     await asyncio.wait((demo,))
     return 0 if answered.is_set() else 130
+
+
+def _next_words(*, stay: bool) -> str:
+    """What to type now."""
+    if stay:
+        return (
+            "Still serving; Ctrl-C ends it. In another terminal:\n"
+            "  mesh-llm chat        talk to it\n"
+            "  mesh-llm status      see which node has what"
+        )
+    return (
+        "That was the demo. Next:\n"
+        f"  mesh-llm run {DEFAULT_MODEL}    serve it, and print the token for your other machines\n"
+        "  mesh-llm chat           talk to it, in another terminal\n"
+        "  mesh-llm download       larger models, and which of them fit here"
+    )
 
 
 async def _ask(mesh: Cluster, began: float, *, echo: bool) -> DemoAnswer:

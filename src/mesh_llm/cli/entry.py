@@ -13,7 +13,7 @@ HELP_COLUMNS = 80
 
 
 def main() -> None:
-    if sys.argv[1:] in (["--help"], ["-h"]) and _columns() >= HELP_COLUMNS:
+    if sys.argv[1:] in (["--help"], ["-h"], ["help"]) and _columns() >= HELP_COLUMNS:
         _show(HELP.read_text("utf-8"))
     from mesh_llm.cli.main import main
 

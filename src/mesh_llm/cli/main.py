@@ -6,6 +6,7 @@ quick.
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from click.core import ParameterSource
 from mesh_llm import __version__
 from mesh_llm.cli import secret
 from mesh_llm.cli.imports import import_quickly
+from mesh_llm.cli.words import OTHER_NAMES, is_model, nearest
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION, PROTOCOL_VERSION
 from mesh_llm.errors import MeshError
 
@@ -26,6 +28,8 @@ _PARTS = f"engine {ENGINE_PACKAGE} {ENGINE_VERSION}, protocol {PROTOCOL_VERSION}
 
 _VERBS = {
     "serve": ("serve", "run a node (the same as mesh-llm without a command)"),
+    "run": ("serve", "run a node with this model, or chat with the one that runs"),
+    "chat": ("chat", "chat in this terminal, or answer what is piped in"),
     "status": ("status", "show nodes, links, plan and speed"),
     "plan": ("plan", "show who would compute what, how fast, and why; serves nothing"),
     "invite": ("invite", "make, list and revoke tokens for other machines"),
@@ -60,6 +64,7 @@ class Verbs(click.Group):
         return list(_VERBS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        name = OTHER_NAMES.get(name, name)
         if name not in _VERBS:
             return None
         command = getattr(import_quickly(f"mesh_llm.cli.{_VERBS[name][0]}"), name)
@@ -67,7 +72,9 @@ class Verbs(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or args[0] not in _VERBS:
+        if args and args[0] == "help":
+            args = [*args[1:], "--help"]
+        if not args or args[0] not in {*_VERBS, *OTHER_NAMES}:
             from mesh_llm.cli.config_file import configure
 
             configure(ctx, args)
@@ -86,7 +93,9 @@ class Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
+            others = [(name, f"the same as {verb}") for name, verb in OTHER_NAMES.items()]
+            help = ("help", "show the help of a command, as in mesh-llm help invite")
+            formatter.write_dl([*((name, text) for name, (_, text) in _VERBS.items()), *others, help])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -132,6 +141,20 @@ def help_text(columns: int) -> str:
         return f"{group.get_help(ctx)}\n"
 
 
+def explained(error: click.ClickException) -> tuple[str, str]:
+    """Its sentence, and what to type instead as far as that can be told."""
+    message, usual = error.format_message(), "mesh-llm --help lists commands and options"
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    unknown = re.match(r"No such command '(.+?)'\.", message)
+    if ctx is None or unknown is None or not isinstance(ctx.command, click.Group):
+        return message, usual
+    word = unknown[1]
+    near = nearest(word, ctx.command.list_commands(ctx))
+    if near is None and isinstance(ctx.command, Verbs) and is_model(word):
+        near = f"run {word}"
+    return unknown[0], usual if near is None else f"did you mean {ctx.command_path} {near}?"
+
+
 def _print_traceback() -> None:
     import traceback
 
@@ -154,8 +177,8 @@ def main() -> None:
         print_error(error)
         status = error.exit_code
     except click.ClickException as error:
-        print(f"Error: {error.format_message()}", file=sys.stderr)
-        print("Hint: mesh-llm --help lists commands and options", file=sys.stderr)
+        message, hint = explained(error)
+        print(f"Error: {message}\nHint: {hint}", file=sys.stderr)
         status = 2
     except (click.Abort, KeyboardInterrupt):
         status = 130

@@ -306,7 +306,7 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
 
 def planned(options: dict[str, Any]) -> dict[str, Any]:
     """Those that `mesh-llm plan` takes, too, as `NodeConfig` calls them."""
-    from mesh_llm.config import parse_override, parse_size
+    from mesh_llm.config import parse_memory, parse_override
     from mesh_llm.mesh_settings import MESH_OPTIONS
 
     models = tuple(options["model"] or ())
@@ -319,7 +319,9 @@ def planned(options: dict[str, Any]) -> dict[str, Any]:
         "home": home_path(options["home"]),
         "model": models[0] if models else None,
         "more_models": models[1:],
-        "max_memory_bytes": parse_size(options["max_memory"]) if options["max_memory"] is not None else None,
+        "max_memory_bytes": parse_memory(options["max_memory"])
+        if options["max_memory"] is not None
+        else None,
         "devices": tuple(options["device"].split(",")) if options["device"] is not None else None,
         "override_tensor": tuple(
             each for text in options["override_tensor"] or () for each in parse_override(text)

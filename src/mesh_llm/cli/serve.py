@@ -14,8 +14,9 @@ import click
 
 from mesh_llm.cli.browser import open_page
 from mesh_llm.cli.config_file import Configured
+from mesh_llm.cli.control import answers
 from mesh_llm.cli.live import Live
-from mesh_llm.cli.options import node_config, node_options
+from mesh_llm.cli.options import home_path, node_config, node_options
 from mesh_llm.cli.output import Output, is_terminal, set_up_logging
 from mesh_llm.cli.terminal import Terminal, is_live
 from mesh_llm.config import NodeConfig
@@ -33,6 +34,25 @@ T = TypeVar("T")
 @node_options
 def serve(**options: Any) -> None:
     """Run a node: load the model and answer until Ctrl-C."""
+    run_with_options(node_config(options), options)
+
+
+@click.command(cls=Configured)
+@click.argument("chosen", metavar="MODEL")
+@node_options
+def run(chosen: str, **options: Any) -> None:
+    """Run a node with MODEL: a name, a file, or whatever --model takes.
+
+    Where a node runs already, this is mesh-llm chat --model MODEL: mesh-llm load
+    serves one more model there.
+    """
+    where = Home(home_path(options["home"]))
+    if answers(where):
+        from mesh_llm.cli.chat import converse
+
+        converse(where, model=chosen)
+        return
+    options["model"] = (chosen, *(options["model"] or ()))
     run_with_options(node_config(options), options)
 
 

@@ -14,10 +14,10 @@ import click
 
 from mesh_llm import status_schema as schema
 from mesh_llm.cli import tables
-from mesh_llm.cli.control import call
+from mesh_llm.cli.control import call, running_home
 from mesh_llm.cli.live import Live
 from mesh_llm.cli.node_events import follow
-from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
+from mesh_llm.cli.options import debug_option, home_option, json_option
 from mesh_llm.cli.output import print_json, print_table
 from mesh_llm.cli.terminal import Terminal, is_live
 from mesh_llm.home import Home
@@ -37,7 +37,7 @@ STATUS_WATCH_S = 1.0
 @debug_option
 def status(watch: bool, layers: bool, home: Path | None, as_json: bool, debug: bool) -> None:
     """Show what the running node knows: nodes, roles, links, plan, memory and speed."""
-    where = Home(home_path(home))
+    where = running_home(home)
     if watch and is_live() and not as_json:
         with Terminal() as terminal:
             raise SystemExit(asyncio.run(_watch_live(where, terminal, layers=layers)))

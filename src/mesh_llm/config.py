@@ -20,6 +20,8 @@ ALL_LAYERS = 10_000
 LEAST_MEMORY_BYTES = 10**6
 """No model is smaller, and nobody types so few bytes on purpose."""
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)B?$", re.IGNORECASE)
+_HOURS = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?-([0-9]{1,2})(?::([0-5][0-9]))?")
+_DAY = 24 * 60
 PUBLIC_RELAYS = "public"
 """In place of a relay's URL: iroh's public ones, whatever the home remembers."""
 CLIENTS_OPTIONS = {
@@ -37,6 +39,21 @@ _FLAGS = {
 }
 """Where they are not called as their field."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@frozen
+class LendTerms:
+    """When a node computes for others. By default always; else while all of this holds."""
+
+    idle: bool = False
+    """While nobody uses the machine, it is on mains power, cool, and no game runs."""
+    hours: tuple[tuple[int, int], ...] = ()
+    """In minutes since midnight: from, and until, which may be on the next day."""
+
+    @property
+    def text(self) -> str:
+        """As it is typed."""
+        return ",".join([*(["idle"] if self.idle else []), *map(_span_text, self.hours)]) or "always"
 
 
 @frozen
@@ -60,6 +77,7 @@ class NodeConfig(MeshOptions):
     no_relay: bool = False
     plain_lan: bool = False
     hosting: HostingMode = HostingMode.AUTO
+    lend: LendTerms = LendTerms()
     no_fetch: bool = False
     name: str = ""
     listen: str = API_LISTEN
@@ -253,6 +271,32 @@ def parse_override(text: str) -> Iterator[str]:
         except re.error as error:
             raise UsageError(f"--override-tensor {part}: the pattern is wrong: {error}") from None
         yield pattern
+
+
+def parse_lend(text: str) -> LendTerms:
+    """`always`, `idle`, `22:00-07:00`, or several of them with commas between."""
+    words = [word.strip() for word in text.split(",")]
+    if words == ["always"]:
+        return LendTerms()
+    hours = tuple(_span(word) for word in words if word != "idle")
+    if not words or "always" in words or any(span is None for span in hours):
+        raise UsageError(
+            f"--lend {text} is neither always, idle nor hours",
+            hint="for example --lend idle, --lend 22:00-07:00, or both: --lend idle,22:00-07:00",
+        )
+    return LendTerms(idle="idle" in words, hours=tuple(span for span in hours if span is not None))
+
+
+def _span(text: str) -> tuple[int, int] | None:
+    match = _HOURS.fullmatch(text)
+    if match is None:
+        return None
+    first, last = 60 * int(match[1]) + int(match[2] or 0), 60 * int(match[3]) + int(match[4] or 0)
+    return (first, last) if first <= _DAY and last <= _DAY and first != last else None
+
+
+def _span_text(span: tuple[int, int]) -> str:
+    return "-".join(f"{minutes // 60:02}:{minutes % 60:02}" for minutes in span)
 
 
 def parse_size(text: str) -> int:

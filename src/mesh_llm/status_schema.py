@@ -194,6 +194,10 @@ class NodeStatus:
     state: str
     reason: Sentence
     resting: bool
+    paused: Sentence = ""
+    """Why it lends nothing for now; empty: it lends, or its model was unloaded."""
+    lend: str = "always"
+    """When it lends, as --lend says."""
 
 
 @frozen
@@ -235,6 +239,7 @@ class MemberStatus:
     without an adapter it has no part."""
     speed: SpeedStatus | None
     link: LinkStatus
+    paused: Sentence = ""
 
 
 @frozen

@@ -530,6 +530,8 @@ class NodeFacts:
     lent_bytes: int = 0
     resting: bool = False
     """Its user wants its memory back: it takes no part in plans."""
+    paused: str = ""
+    """Why it rests, where it lends again by itself or at its user's word."""
     serving: ServingPlan | None = None
     """The plan that it hosts for the default model, or for the one that was the default until now."""
     also_serving: tuple[ServingPlan, ...] = ()

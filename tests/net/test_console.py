@@ -55,6 +55,14 @@ class FakeManaged:
     def stop(self, leave: bool) -> None:
         self.stopped.append(leave)
 
+    def pause(self) -> dict[str, Any]:
+        self.asked.append("pause")
+        return {"paused": "its user paused it"}
+
+    def resume(self) -> dict[str, Any]:
+        self.asked.append("resume")
+        return {"paused": ""}
+
     def unload(self) -> None:
         self.asked.append("unload")
 

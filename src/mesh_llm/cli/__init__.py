@@ -5,6 +5,7 @@ main           all verbs, and how each of them ends
 words          words that people type from habit
 serve          `mesh-llm`, `mesh-llm serve`, `run`: run a node
 chat           `mesh-llm chat`
+lending        `mesh-llm pause`, `resume`
 options        the options of a node
 config_file    options from `config.toml` in the home
 demo           `mesh-llm demo`: a mesh on this machine

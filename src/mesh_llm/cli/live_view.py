@@ -129,6 +129,8 @@ def _details(status: Status | None) -> list[Line]:
     reason = status.node.reason
     if reason and reason != status.node.state:
         rows.append(("why", reason, "busy"))
+    if status.node.paused and status.node.paused not in reason:
+        rows.append(("paused", status.node.paused, "busy"))
     if engine.state == "ready":
         rows.append(("speed", tables.speed(plan, engine), "accent"))
     if (token := engine.token) and token.parts:

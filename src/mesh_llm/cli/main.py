@@ -35,6 +35,8 @@ _VERBS = {
     "invite": ("invite", "make, list and revoke tokens for other machines"),
     "join": ("pair", "join a mesh of this network by the code on its owner's screen"),
     "promote": ("invite", "make a member an owner of the mesh"),
+    "pause": ("lending", "lend nothing for a while: others take over first"),
+    "resume": ("lending", "lend again"),
     "leave": ("control", "hand over, leave the mesh and stop"),
     "stop": ("control", "stop the running node"),
     "load": ("load", "serve one more model in the mesh, or one with other options"),

@@ -111,6 +111,14 @@ _OPTIONS = [
         show_default=True,
         help="whether this node may or should be the host",
     ),
+    click.option(
+        "--lend",
+        metavar="always|idle|HH:MM-HH:MM",
+        default="always",
+        show_default=True,
+        help="when to compute for others: idle is while nobody uses this machine, it is not on battery, not "
+        "hot, and no game runs; hours and idle can be joined by commas",
+    ),
     click.option("--no-fetch", is_flag=True, help="never copy a missing model from a peer"),
     click.option(
         "--ctx-size", type=int, metavar="N", help="context per slot (default: the largest that fits)"
@@ -276,7 +284,7 @@ def _is_set(name: str) -> bool:
 
 def node_config(options: dict[str, Any]) -> NodeConfig:
     """What the options ask for, checked."""
-    from mesh_llm.config import NodeConfig, parse_scaled
+    from mesh_llm.config import NodeConfig, parse_lend, parse_scaled
     from mesh_llm.engine.spec import parse_setting
     from mesh_llm.types import HostingMode
 
@@ -293,6 +301,7 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
         relay_token=secret.read("--token", None),
         no_relay=options["no_relay"] or _is_set(VARIABLES["no-relay"]),
         hosting=HostingMode(options["hosting"]),
+        lend=parse_lend(options["lend"]),
         api_key=secret.read("--api-key", options["api_key"] or None),
         lora=(
             *((path.expanduser().resolve(), 1.0) for path in options["lora"]),

@@ -161,6 +161,8 @@ def _summary(status: schema.Status, names: tables.Names) -> list[tuple[str, str]
         rows += [("plan", tables.how_planned(plan, names)), ("why", plan.reason)]
         need, have = tables.size(plan.need_bytes), tables.size(plan.have_bytes)
         rows.append(("memory", f"{need} needed, {have} available"))
+    if node.role != "client":
+        rows.append(("lends", tables.lends(status)))
     if engine.state == "ready":
         rows.append(("engine", f"ready in {engine.ready_s:.1f} s, restarts: {engine.restarts}"))
         sent, resident = engine.weights_sent_bytes, engine.weights_resident_bytes

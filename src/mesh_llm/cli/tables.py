@@ -110,6 +110,24 @@ def layers(stage: schema.PlanStageStatus) -> str:
     return f"{stage.first}-{stage.last - 1}"
 
 
+def lent_bytes(status: schema.Status) -> int:
+    """Memory of this node that serving plans take."""
+    return sum(node.lent_bytes for node in status.mesh.nodes if node.id == status.node.id)
+
+
+def lends(status: schema.Status) -> str:
+    """`436 MB of 22.4 GB`, or why nothing."""
+    node, lent = status.node, lent_bytes(status)
+    memory = sum(each.memory_bytes for each in status.mesh.nodes if each.id == node.id)
+    when = f" (--lend {node.lend})" if node.lend != "always" else ""
+    if lent:
+        still = f", until others have taken over: {node.paused}" if node.paused else ""
+        return f"{size(lent)} of {size(memory)}{still or when}"
+    if node.resting:
+        return f"nothing: {node.paused or 'the model was unloaded here'}{when}"
+    return f"nothing at present, up to {size(memory)}{when}"
+
+
 def drafts(draft: schema.DraftStatus | None) -> str:
     """`by Qwen2.5-0.5B and the text: 312 of 400 tokens accepted, last 8 at once, 2.10 x as fast`."""
     if draft is None:

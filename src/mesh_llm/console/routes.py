@@ -39,6 +39,8 @@ class Managed:
     """Told whether to leave the mesh, too."""
     unload: Callable[[], None]
     load: Callable[[], None]
+    pause: Callable[[], Document]
+    resume: Callable[[], Document]
     plan: Callable[[Document], Awaitable[Document]]
     """What `mesh-llm plan` shows of a running node's mesh."""
     snapshot: Callable[[], Document]
@@ -118,6 +120,8 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "leave": leave,
         "unload": unload,
         "load": load,
+        "pause": lambda _: node.pause(),
+        "resume": lambda _: node.resume(),
         "load-model": node.load_model,
         "unload-model": node.unload_model,
         "use-model": node.use_model,

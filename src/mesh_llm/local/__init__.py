@@ -7,5 +7,7 @@ absent_model  what is known of a model before it is downloaded
 draft_model   which draft model the creator chooses, and where its file lies here
 own_settings  the mesh's settings as this node's options ask for them
 modalities    what a model does beside text
+machine_use   whether somebody uses it: input, power, heat, games
+lending_rules  when it is lent, by that
 side_files    files that go with the model: which ones its creator has, and where they lie here
 """

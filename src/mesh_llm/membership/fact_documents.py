@@ -207,6 +207,7 @@ _FACTS = Shape(
     reason=text(_REASON_CHARS),
     lent_bytes=whole(),
     resting=FLAG,
+    paused=text(_REASON_CHARS),
     address=inner(address_from_document, address_to_document),
     gpus=items(_GPU_LIMIT, _DEVICE.read, _DEVICE.write),
     devices=items(_DEVICE_LIMIT, _LENT.read, _LENT.write),

@@ -19,6 +19,7 @@ node_console      feeds the console, and opens its port
 announcements     what it says to terminal, log and console
 cpu_library       compiles what the processor is quicker with, while the node answers
 unload            takes the model out of memory when the user asks
+polite_lending    pauses while its user needs the machine, or says so
 drain             how it ends: others take over, answers finish
 """
 

@@ -9,7 +9,7 @@ from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.node.announcements import Announcements
 from mesh_llm.node.engines import ModelEngines
-from mesh_llm.node.unload import UNLOADED
+from mesh_llm.node.unload import why_resting
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.types import Event, State
@@ -75,7 +75,7 @@ class ModelState:
     def on_hosting(self, state: State, reason: str) -> None:
         """What hosting is about, while nothing serves."""
         rests = state is State.WAITING and self._mesh.facts.resting
-        self.progress = (state, UNLOADED if rests else reason)
+        self.progress = (state, why_resting(self._mesh.facts) if rests else reason)
         self._on_change()
         if state is State.WAITING and not rests and self._mesh.facts.state is not State.DRAINING:
             self._say_waiting(f"Waiting for more peers: {reason}")

@@ -52,6 +52,7 @@ from mesh_llm.node.model_service import NodeParts
 from mesh_llm.node.node_console import NodeConsole
 from mesh_llm.node.node_state import NodeState
 from mesh_llm.node.pairing import Pairing
+from mesh_llm.node.polite_lending import PoliteLending
 from mesh_llm.node.served_models import ServedModels
 from mesh_llm.node.unload import ModelUnload
 from mesh_llm.peers.data_links import DataLinks
@@ -262,6 +263,7 @@ class Node:
         self.invites = Invites(self.joining, self.mesh, self.identity)
         self.pairing = Pairing(self.invites, self._announcements, bind_ip=self.config.bind_ip)
         self.unload = ModelUnload(self.mesh, self.models.wake, self.lending, self._announcements)
+        self._polite = PoliteLending(self.config.lend, self.mesh, self.unload)
         self.model_control = ModelControl(
             config=self.config,
             joining=self.joining,
@@ -277,6 +279,8 @@ class Node:
             stop=self.stop,
             unload=self.unload.begin,
             load=self.unload.end,
+            pause=self._polite.pause,
+            resume=self._polite.resume,
             plan=partial(what_if.over_mesh, self.view),
             snapshot=partial(what_if.snapshot_document, self.view),
             network=partial(network_document, self.view),
@@ -312,6 +316,7 @@ class Node:
                 if not self.config.client:
                     await self._take_part(given)
                     group.create_task(self._build_cpu_library(), name="CPU library")
+                    group.create_task(self._polite.run(), name="polite lending")
                 else:
                     self.state.take_part()
                 group.create_task(self._load_more(), name="more models")

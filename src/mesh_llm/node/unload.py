@@ -13,10 +13,14 @@ from mesh_llm.defaults import HAND_OVER_S, PLAN_DRAIN_S
 from mesh_llm.errors import MeshError
 from mesh_llm.node.announcements import Announcements
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.types import Event, Role, State
+from mesh_llm.types import Event, NodeFacts, Role, State
 from mesh_llm.worker.lending import Lending
 
 UNLOADED = "the model was unloaded here"
+
+
+def why_resting(facts: NodeFacts) -> str:
+    return f"this node is paused: {facts.paused}" if facts.paused else UNLOADED
 
 
 class ModelUnload:
@@ -34,17 +38,26 @@ class ModelUnload:
     def on(self) -> bool:
         return self._mesh.facts.resting
 
-    def begin(self) -> None:
-        """Returns at once; the memory is free when answers under way are finished."""
+    def begin(self, paused: str = "") -> None:
+        """Returns at once; the memory is free when answers under way are finished.
+
+        `paused`: why, where it is to be used again without being loaded by hand.
+        """
         if self._mesh.facts.role is Role.CLIENT:
             raise MeshError("a lite client holds no model")
         if self._mesh.facts.state is State.STARTING:
             raise MeshError("this node is still starting", hint="try again when it serves")
-        if self.on or self._is_leaving():
+        if self._is_leaving() or (self.on and self._mesh.facts.paused == paused):
             return
-        self._lending.closed = UNLOADED
-        self._mesh.publish(resting=True)
-        self._announcements.note(Event(kind="unloaded", text="The model is being unloaded here"))
+        was_on = self.on
+        self._mesh.publish(resting=True, paused=paused)
+        self._lending.closed = why_resting(self._mesh.facts)
+        if paused:
+            self._announcements.say("paused", f"Paused: {paused}. Others take over what they can")
+        else:
+            self._announcements.note(Event(kind="unloaded", text="The model is being unloaded here"))
+        if was_on:
+            return
         self._wake()
         self._releasing = asyncio.create_task(self._release(), name="release of the worker")
 
@@ -54,8 +67,11 @@ class ModelUnload:
         if self._releasing is not None:
             self._releasing.cancel()
         self._lending.closed = None
-        self._mesh.publish(resting=False)
-        self._announcements.note(Event(kind="loaded", text="The model may be loaded here again"))
+        if self._mesh.facts.paused:
+            self._announcements.say("lending", "Lending again")
+        else:
+            self._announcements.note(Event(kind="loaded", text="The model may be loaded here again"))
+        self._mesh.publish(resting=False, paused="")
         self._wake()
 
     def _is_leaving(self) -> bool:

@@ -86,7 +86,7 @@ class Members:
         if self.facts.state is State.FAILED:
             # It knows best itself when to try again.
             found.pop(self.me, None)
-        return found | {m.id: "its user unloaded the model there" for m in self.alive() if m.facts.resting}
+        return found | {m.id: _why_it_rests(m.facts) for m in self.alive() if m.facts.resting}
 
     def own_memory_bytes(self) -> int:
         """All that a plan of its own may take."""
@@ -157,6 +157,10 @@ class Members:
     def credentials_of(self, *nodes: NodeId) -> list[Credential]:
         """All that these have shown, or everybody has: one who was promoted has two."""
         return [credential for node, credential in self._credentials() if not nodes or node in nodes]
+
+
+def _why_it_rests(facts: NodeFacts) -> str:
+    return f"is paused: {facts.paused}" if facts.paused else "its user unloaded the model there"
 
 
 def _is_heard(member: Member) -> bool:

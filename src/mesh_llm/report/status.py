@@ -68,6 +68,8 @@ async def status(view: NodeView) -> Status:
             state=health.state,
             reason=health.reason,
             resting=view.mesh.facts.resting,
+            paused=view.mesh.facts.paused,
+            lend=view.config.lend.text,
         ),
         mesh=MeshStatus(
             id=view.mesh_id() or view.id,
@@ -179,6 +181,7 @@ def _member(view: NodeView, member: Member, about: ServingStatus) -> MemberStatu
         state=facts.state,
         reason=facts.reason,
         resting=facts.resting,
+        paused=facts.paused,
         version=facts.version,
         standing=member.standing,
         memory_bytes=facts.memory_bytes or (machine.available_memory() if member.id == view.id else 0),

@@ -18,7 +18,7 @@ Imports point down this list, and tests/unit/test_architecture.py keeps it so:
                 shared nouns, sentences for people, limits with their reasons
 
 Beside them, `status_schema` is the status document, `config` and `home` hold what a person set and
-where state lies, and `tasks` helps with asyncio.
+where state lies, `tasks` helps with asyncio, and `same_user` tells whose program is connected.
 Each package's docstring lists its modules; DESIGN.md is the map.
 """
 

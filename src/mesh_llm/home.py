@@ -163,6 +163,16 @@ class Home:
         return self.path / "experience.json"
 
     @property
+    def keys_file(self) -> Path:
+        """API keys with names, as salted hashes; it need not be there."""
+        return self.path / "keys.json"
+
+    @property
+    def key_usage_file(self) -> Path:
+        """What was asked with each of them."""
+        return self.path / "key-usage.json"
+
+    @property
     def catalog_file(self) -> Path:
         """Models that its owner has given names to; it need not be there."""
         return self.path / "catalog.toml"

@@ -15,17 +15,17 @@ from typing import Any
 import aiohttp
 import pytest
 
+from mesh_llm import same_user
 from mesh_llm.console import event_feed as feeding
-from mesh_llm.console import same_user
 from mesh_llm.console import server as serving
 from mesh_llm.console.api_proxy import Api
 from mesh_llm.console.event_feed import CONSOLE_TICK_S, Feed
 from mesh_llm.console.routes import Managed
-from mesh_llm.console.same_user import is_foreign
 from mesh_llm.console.server import Console
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
 from mesh_llm.gateway import ports
 from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.same_user import is_foreign
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event, Progress, Role
 from tests.support.raw_http import connect

@@ -2,7 +2,6 @@
 
 server      the page's port: loopback, its own origin only
 access      who may call it: the page, with a token of its own
-same_user   whether a connection comes from the node's own user
 page        the page's files, as they lie in static/
 routes      /api/…: status, invites, stop; also on the unix socket in the node's home,
             where the file's permissions are the key

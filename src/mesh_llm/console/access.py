@@ -14,8 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
-from mesh_llm.console.same_user import is_foreign
 from mesh_llm.loopback import Names
+from mesh_llm.same_user import is_of_another_user
 
 PAGE_HEADER = "X-Mesh-LLM-Page"
 _OWN_SITES = ("same-origin", "none")
@@ -59,7 +59,7 @@ class ConsoleAccess:
 
     def session(self, request: web.BaseRequest) -> dict[str, Any]:
         """What the page needs to begin: its token, or that it has to ask for the API key first."""
-        if _is_of_another_user(request):
+        if is_of_another_user(request.transport):
             raise Refused(403, "this console belongs to another user of this machine", code="another_user")
         if self._key is None:
             return {"token": self._token, "api_key_needed": False}
@@ -79,15 +79,6 @@ def _is_visit(request: web.BaseRequest) -> bool:
         and request.headers.get("Sec-Fetch-Mode") == "navigate"
         and request.headers.get("Sec-Fetch-Dest") == "document"
     )
-
-
-def _is_of_another_user(request: web.BaseRequest) -> bool:
-    if request.transport is None:
-        return False
-    peer, own = (request.transport.get_extra_info(end) for end in ("peername", "sockname"))
-    # Those of an IPv4 connection; the console listens on no other.
-    known = all(isinstance(end, tuple) and len(end) == 2 for end in (peer, own))
-    return known and is_foreign(peer, own)
 
 
 def _same(offered: str, secret: str) -> bool:

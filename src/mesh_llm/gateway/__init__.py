@@ -25,7 +25,10 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     server             the API port: connections, who answers what, an orderly end
     ports              takes a port, or says why not
     limits             the bounds of one gateway
-    access             who may use the API
+    access             who may use the API, and who may manage
+    keys               API keys with names
+    key_usage          what was asked with each key, and its limits
+    token_counts       tokens of a prompt and of an answer, as the engine tells them
     routes             what of the engine's API is offered
     headers            which headers pass
     client_connection  a client's connection

@@ -30,6 +30,7 @@ from mesh_llm.gateway.resume_join import Continuing, Joint, Matching, Repeating
 from mesh_llm.gateway.resume_replay import replay
 from mesh_llm.gateway.sse import EventCutter, data_of, dump
 from mesh_llm.gateway.text_request import TextRequest
+from mesh_llm.gateway.token_counts import tokens_in
 
 GATEWAY_DOCUMENT_BYTES = 128 << 20
 """Of the events that an answer in one document is put together from: half a million tokens."""
@@ -217,6 +218,7 @@ class Answer:
         if self._prompt_tokens is None and isinstance(progress.get("total"), int):
             self._prompt_tokens = progress["total"]
             found = progress.get("cache")
+            self._exchange.prompt_total = progress["total"]
             self._exchange.prompt_tokens = progress["total"] - (found if isinstance(found, int) else 0)
         if not self._generation.hides_progress and self._joint is None and self.answer_writer is not None:
             # Asked for, and yet no part of the answer: another engine's would differ.
@@ -344,8 +346,18 @@ class Answer:
         return self._whole(dump(self._dialect.assembled([*start, *self._told], self._generation.body)), 200)
 
     async def close(self) -> None:
+        if self._exchange.key:
+            self._note_tokens()
         if self._first_event is not None:
             await self._first_event.close()
+
+    def _note_tokens(self) -> None:
+        prompt, answer = tokens_in((*self._told[:2], *self._told[-3:]))
+        if self._exchange.prompt_total is None:
+            self._exchange.prompt_total = prompt
+        if self.is_whole and not self._generation.is_several:
+            # Else each event counts as one: what was cut off was computed, too.
+            self._exchange.completion_tokens = answer
 
     def _whole(self, body: bytes, status: int) -> web.Response:
         headers = CIMultiDict(self._headers)

@@ -16,6 +16,8 @@ from multidict import CIMultiDict
 from mesh_llm.gateway.client_connection import ClientConnection
 from mesh_llm.gateway.stall_timer import StallTimer
 
+_END_BYTES = 8 << 10
+"""Of a body, where it tells what it has cost."""
 _LINGER_NONE = struct.pack("ii", 1, 0)
 
 
@@ -49,7 +51,9 @@ class AnswerWriter:
         self._transport = transport
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         self._silence_s = silence_s
-        self._last = b""
+        self._first = self._before = self._last = b""
+        self.payloads = 0
+        """That were sent; of an event stream mostly one for each event."""
         self.sent_bytes = 0
         """Of the body, without its framing."""
         self.first_sent_s = 0.0
@@ -125,10 +129,17 @@ class AnswerWriter:
         self._count(payload)
 
     def _count(self, payload: bytes) -> None:
-        self._last = payload
+        self._before, self._last = self._last, payload
+        self.payloads += 1
         if not self.sent_bytes:
+            self._first = payload
             self.first_sent_s = time.monotonic()
         self.sent_bytes += len(payload)
+
+    @property
+    def ends(self) -> tuple[bytes, bytes]:
+        """How the body begins and ends, as far as both are at hand."""
+        return self._first[:_END_BYTES], (self._before + self._last)[-_END_BYTES:]
 
     async def break_off(self, last_words: bytes) -> None:
         """End an answer that has begun so that nobody takes it for a whole one.

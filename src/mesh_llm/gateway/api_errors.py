@@ -210,10 +210,26 @@ def not_offered(message: str) -> ApiError:
     return ApiError(400, message, kind="invalid_request_error", code="not_offered")
 
 
-def wrong_key() -> ApiError:
+def wrong_key(
+    message: str = "this API needs a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+) -> ApiError:
     headers = {"WWW-Authenticate": "Bearer"}
-    message = "this API needs a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
     return ApiError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
+
+
+def over_limit(key: str, what: str, limit: int, retry_after_s: int) -> ApiError:
+    """In OpenAI's words for it."""
+    message = (
+        f"the key {key} has used its {limit:,} {what} of today; "
+        f"it may ask again in {retry_after_s // 3600} h {retry_after_s % 3600 // 60} min"
+    )
+    headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(429, message, kind=what, code="rate_limit_exceeded", headers=headers)
+
+
+def needs_manage(what: str) -> ApiError:
+    message = f"{what} needs a key that may manage: mesh-llm keys add NAME --manage"
+    return forbidden(message, code="key_may_not_manage")
 
 
 def forbidden(message: str, *, code: str) -> ApiError:

@@ -15,6 +15,7 @@ from mesh_llm.gateway.answer_writer import AnswerWriter
 from mesh_llm.gateway.engine_connection import EngineConnection, EngineGarbled
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.sse import dump
+from mesh_llm.gateway.token_counts import tokens_in
 
 GATEWAY_REWRITTEN_BYTES = 64 << 20
 """Of an answer that is read here before it is passed on: 2,000 embeddings of 1,000 numbers each."""
@@ -74,8 +75,19 @@ async def deliver(
         silence_s=silence_s,
         body=connection.take_short(),
     )
-    await answer_writer.pour_from(connection)
+    try:
+        await answer_writer.pour_from(connection)
+    finally:
+        if exchange.key:
+            _count(exchange, answer_writer)
     return answer_writer.response
+
+
+def _count(exchange: Exchange, answer_writer: AnswerWriter) -> None:
+    """An answer that passes as it is tells its tokens where it begins or ends."""
+    exchange.prompt_total, answer = tokens_in(answer_writer.ends)
+    streams = answer_writer.response.headers.get("Content-Type", "").startswith("text/event-stream")
+    exchange.completion_tokens = answer_writer.payloads if answer is None and streams else answer
 
 
 async def _rewritten(

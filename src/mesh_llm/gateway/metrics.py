@@ -112,6 +112,12 @@ class Exchange:
     """Ours, on whatever is answered."""
     served_by: str = ""
     """The other node whose engine was asked last; empty for the engine here."""
+    key: str = ""
+    """The name of the API key that asks, where usage is counted by key."""
+    prompt_total: int | None = None
+    """Tokens of the prompt, cached ones included, as soon as the engine tells them."""
+    completion_tokens: int | None = None
+    """Of the whole answer; None while it is under way, or where the engine did not get to say it."""
     outcome: str = ""
     """Set where the status does not say how it ended: the client left, or the answer broke off."""
 
@@ -127,6 +133,11 @@ class Exchange:
         if self.method != "HEAD":
             self.own_answer_bytes = len(body)
             self.own_answer_s = time.monotonic()
+
+    def tokens(self) -> tuple[int, int]:
+        """Of the prompt and of the answer, so far."""
+        answer = self.events if self.completion_tokens is None else self.completion_tokens
+        return self.prompt_total or 0, answer
 
     @property
     def sent_bytes(self) -> int:
@@ -212,6 +223,14 @@ class Meters:
             ("direction",),
             registry=self._registry,
         )
+        self._of_keys = tuple(
+            Counter(f"mesh_llm_key_{name}", text, ("key",), registry=self._registry)
+            for name, text in (
+                ("requests", "Requests by API key, since the node was started."),
+                ("prompt_tokens", "Tokens of prompts by API key, cached ones included."),
+                ("completion_tokens", "Tokens of answers by API key."),
+            )
+        )
         self._bytes_in, self._bytes_out = directions.labels("in"), directions.labels("out")
         # Looking a series up by its labels takes longer than counting in it.
         self._requests_of = lru_cache(self._requests.labels)
@@ -265,6 +284,9 @@ class Meters:
             self._pause.observe(pause_s)
         if exchange.events:
             self._count_text(label, exchange)
+        if exchange.key:
+            for counter, count in zip(self._of_keys, (1, *exchange.tokens()), strict=True):
+                counter.labels(exchange.key).inc(count)
         if access.isEnabledFor(logging.INFO):
             _write_line(exchange, end)
 
@@ -319,6 +341,7 @@ def _write_line(exchange: Exchange, end: str) -> None:
         "request_id": _plain(exchange.request_id, _ID_SHOWN) or None,
         "resumed": exchange.resumed,
         "served_by": _plain(exchange.served_by, _ID_SHOWN) or None,
+        "key": exchange.key or None,
     }
     text = "%(method)s %(path)s %(status)s %(bytes)d %(seconds).3f"
     if first_s is not None:
@@ -329,6 +352,8 @@ def _write_line(exchange: Exchange, end: str) -> None:
         text += " resumed=%(resumed)d"
     if exchange.served_by:
         text += " served_by=%(served_by)s"
+    if exchange.key:
+        text += " key=%(key)s"
     access.info(text, fields, extra={"fields": fields})
 
 

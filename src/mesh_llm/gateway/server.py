@@ -14,17 +14,20 @@ from mesh_llm.defaults import API_LISTEN, API_PORT, GATEWAY_STOP_S
 from mesh_llm.errors import UsageError
 from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors, ports
-from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess
+from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess, key_of
 from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.client_connection import ClientServer, check_head
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.guests import Guests
 from mesh_llm.gateway.headers import OURS, SAFE
+from mesh_llm.gateway.key_usage import KeyUsage
+from mesh_llm.gateway.keys import Keys
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Proxy
 from mesh_llm.gateway.upstream import Serving
 from mesh_llm.loopback import is_loopback
+from mesh_llm.tasks import cancelled
 from mesh_llm.types import State
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,9 @@ class GatewayConfig:
     api_key: str | None = field(default=None, repr=False)
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    keys_file: Path | None = None
+    """Keys with names."""
+    key_usage_file: Path | None = None
     limits: Limits = field(default_factory=Limits)
 
 
@@ -57,7 +63,9 @@ class Gateway:
     def __init__(self, config: GatewayConfig, serving: Serving) -> None:
         self._config = config
         self._serving = serving
-        self._guard = ApiAccess(api_key=config.api_key, listen=config.listen)
+        self.keys = Keys(config.keys_file)
+        self.key_usage = KeyUsage(self.keys, config.key_usage_file)
+        self._guard = ApiAccess(api_key=config.api_key, listen=config.listen, keys=self.keys)
         self._meters = Meters()
         self._meters.watch_queues(serving.slot_queues)
         self._relay: Proxy | None = None
@@ -65,6 +73,7 @@ class Gateway:
         self._runner: web.ServerRunner | None = None
         self._site: web.SockSite | None = None
         self._port = 0
+        self._keeping: asyncio.Task[None] | None = None
         self._draining = False
         self._stopping = False
         self._under_way: set[asyncio.Task[object]] = set()
@@ -96,6 +105,7 @@ class Gateway:
         await self._runner.setup()
         self._site = web.SockSite(self._runner, taken, ssl_context=context)
         await self._site.start()
+        self._keeping = asyncio.create_task(self.key_usage.keep(), name="usage of keys")
         log.info("gateway listening url=%s", self.url)
 
     async def serve_guest(self, link: socket.socket, guest: Guest) -> None:
@@ -155,6 +165,10 @@ class Gateway:
         if self._relay is not None:
             self._relay.close()
             self._relay = None
+        if self._keeping is not None:
+            await cancelled(self._keeping)
+            self._keeping = None
+            await asyncio.to_thread(self.key_usage.write)
 
     async def _close_port(self) -> None:
         if self._site is not None:
@@ -178,6 +192,7 @@ class Gateway:
             exchange.outcome = CLIENT_GONE
             raise
         finally:
+            self.key_usage.end(exchange)
             self._meters.finish(exchange, status=status)
 
     async def _answer_or_fail(
@@ -215,11 +230,17 @@ class Gateway:
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         check_head(request)
         self._guard.check(request)
+        key = key_of(request)
+        if key is not None and request.method == "POST":
+            self.key_usage.begin(key, exchange)
         assert self._relay is not None
         if request.method in ("GET", "HEAD"):
             if request.path in HEALTH_PATHS:
                 return self._ours(request, exchange, self._health(request))
             if request.path == "/metrics":
+                if key is not None and not key.manage:
+                    # It names everybody who asks here.
+                    raise api_errors.needs_manage("this")
                 return self._ours(request, exchange, await self._metrics())
         if request.method == "OPTIONS" and request.path.startswith("/"):
             return self._ours(request, exchange, web.Response(body=b"", headers=_PREFLIGHT))

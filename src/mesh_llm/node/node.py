@@ -196,6 +196,8 @@ class Node:
                 api_key=config.api_key,
                 tls_cert=config.tls_cert,
                 tls_key=config.tls_key,
+                keys_file=self.home.keys_file,
+                key_usage_file=self.home.key_usage_file,
             ),
             self._engines,
         )

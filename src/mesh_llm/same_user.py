@@ -6,6 +6,7 @@ elsewhere nobody does, and all users count as one.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 from collections.abc import Iterable
@@ -19,6 +20,15 @@ _ROOT = 0
 
 Place = tuple[str, int]
 """An IPv4 address and a port."""
+
+
+def is_of_another_user(transport: asyncio.BaseTransport | None) -> bool:
+    if transport is None:
+        return False
+    peer, own = (transport.get_extra_info(end) for end in ("peername", "sockname"))
+    # Those of an IPv4 connection; of others it is not told.
+    known = all(isinstance(end, tuple) and len(end) == 2 for end in (peer, own))
+    return known and is_foreign(peer, own)
 
 
 def is_foreign(peer: Place, own: Place, lines: Iterable[str] | None = None) -> bool:

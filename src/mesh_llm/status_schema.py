@@ -22,6 +22,7 @@ T = TypeVar("T")
 _FIGURE_MOST = 1e18
 _STAGES = 64
 _BUFFERS = 16
+_KEYS = 256
 
 # The number is the most that is taken from another node: characters, entries, or a value.
 Name = Annotated[str, NAME_CHARS]
@@ -258,10 +259,31 @@ class FirstTokenStatus:
 
 
 @frozen
+class KeyStatus:
+    """An API key by its name, and what was asked with it. A day is one of UTC."""
+
+    name: Name
+    manage: bool
+    guest: bool
+    """Made by `mesh-llm share`."""
+    expires: float | None
+    expired: bool
+    requests_per_day: int | None
+    tokens_per_day: int | None
+    requests_today: int
+    prompt_tokens_today: int
+    completion_tokens_today: int
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@frozen
 class ApiStatus:
     url: str | None
     key_needed: bool
     first_token: FirstTokenStatus
+    keys: Annotated[tuple[KeyStatus, ...], _KEYS] = ()
 
 
 @frozen

@@ -94,6 +94,15 @@ class FakeManaged:
     def use_model(self, asked: dict[str, Any]) -> dict[str, Any]:
         return asked
 
+    def keys(self) -> dict[str, Any]:
+        return {"keys": []}
+
+    def add_key(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
+    def revoke_key(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
     async def measure(self, asked: dict[str, Any]) -> dict[str, Any]:
         return {"asked": asked}
 

@@ -20,6 +20,7 @@ download       `mesh-llm download`: the catalog, and models from it
 progress_bars  progress of downloads, as bars or lines
 invite         `mesh-llm invite`, `promote`
 pair           `mesh-llm join`, `invite --pair`: a short code instead of a token
+keys           `mesh-llm keys`
 control        `mesh-llm stop`, `leave`; the connection to the running node
 service        `mesh-llm service`
 service_files  the files of a service

@@ -37,6 +37,7 @@ _VERBS = {
     "promote": ("invite", "make a member an owner of the mesh"),
     "pause": ("lending", "lend nothing for a while: others take over first"),
     "resume": ("lending", "lend again"),
+    "keys": ("keys", "make, list and revoke API keys; show their usage"),
     "leave": ("control", "hand over, leave the mesh and stop"),
     "stop": ("control", "stop the running node"),
     "load": ("load", "serve one more model in the mesh, or one with other options"),

@@ -139,6 +139,9 @@ def show(status: schema.Status, *, layers: bool = False) -> None:
             _show_stages(plan, status.engine, names)
     if plan:
         tables.print_excluded(plan, names)
+    if status.api.keys:
+        print()
+        print_table([tables.key_usage(key) for key in status.api.keys], headers=tables.KEY_USAGE)
     if lacking := [node for node in status.mesh.nodes if node.lacks]:
         print()
         rows = [(names[node.id], ", ".join(node.lacks)) for node in lacking]

@@ -195,3 +195,20 @@ def layer_rows(plan: schema.PlanStatus, names: Names) -> list[tuple[str, str]]:
     for stage in plan.stages:
         rows += [(str(layer), place(stage, names)) for layer in range(stage.first, stage.last)]
     return [*rows, ("head", name(names, head))]
+
+
+KEY_USAGE = ("key", "requests today", "tokens today", "requests", "prompt tokens", "answer tokens")
+
+
+def key_usage(key: schema.KeyStatus) -> tuple[str, ...]:
+    tokens = key.prompt_tokens_today + key.completion_tokens_today
+    return (
+        key.name,
+        _of(key.requests_today, key.requests_per_day),
+        _of(tokens, key.tokens_per_day),
+        *(f"{figure:,}" for figure in (key.requests, key.prompt_tokens, key.completion_tokens)),
+    )
+
+
+def _of(used: int, limit: int | None) -> str:
+    return f"{used:,}" if limit is None else f"{used:,} of {limit:,}"

@@ -23,7 +23,7 @@ _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
 _HIGHEST_USES = 1_000_000
 _WITH_BODY = (
     *("plan", "invite", "revoke", "promote", "measure", "pair", "pair-answer"),
-    *("load-model", "unload-model", "use-model"),
+    *("load-model", "unload-model", "use-model", "add-key", "revoke-key"),
 )
 
 
@@ -60,6 +60,10 @@ class Managed:
     unload_model: Callable[[Document], Document]
     use_model: Callable[[Document], Document]
     """Make it the default one."""
+    keys: Callable[[], Document]
+    """API keys with names, and what was asked with each."""
+    add_key: Callable[[Document], Document]
+    revoke_key: Callable[[Document], Document]
     measure: Callable[[Document], Awaitable[Document]]
     """A link to another member, for `mesh-llm bench transport`."""
 
@@ -106,6 +110,7 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "invites": lambda _: node.invites(),
         "pair": lambda _: node.pairing(),
         "agents": agents,
+        "keys": lambda _: node.keys(),
     }
     posts: dict[str, Answer] = {
         "plan": node.plan,
@@ -125,6 +130,8 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "load-model": node.load_model,
         "unload-model": node.unload_model,
         "use-model": node.use_model,
+        "add-key": node.add_key,
+        "revoke-key": node.revoke_key,
     }
     for name, answer in gets.items():
         app.router.add_get(f"/api/{name}", _answered(answer, reads_body=False))

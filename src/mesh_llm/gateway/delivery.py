@@ -116,4 +116,6 @@ async def _rewritten(
         headers.popall(name, None)
     headers["Content-Type"] = "application/json; charset=utf-8"
     exchange.answered(body)
+    if exchange.key:
+        exchange.prompt_total, exchange.completion_tokens = tokens_in((whole,))
     return web.Response(body=body, headers=headers)

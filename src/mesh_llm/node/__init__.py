@@ -11,6 +11,7 @@ joining           how it gets into its mesh, and what its home remembers of it
 home_upgrade      homes that an earlier version wrote
 invites           invites that it makes and revokes, members that it makes owners
 pairing           lets a machine of the local network in by a code
+api_keys          keys of its API, as its page and command line ask for them
 model_supply      where a model comes from
 side_file_supply  where files come from that go with it
 model_offers      which models members are told of, and given

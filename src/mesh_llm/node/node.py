@@ -40,6 +40,7 @@ from mesh_llm.local.hardware import Hardware, equip
 from mesh_llm.local.modalities import held_bytes
 from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.node.announcements import Announcements, api_lines
+from mesh_llm.node.api_keys import ApiKeys
 from mesh_llm.node.cpu_library import CpuLibrary
 from mesh_llm.node.drain import drain
 from mesh_llm.node.engines import Engines
@@ -251,6 +252,7 @@ class Node:
             settings=lambda: self.mesh.settings() or self.joining.settings,
             health=self.models.default.health,
             api_url=lambda: self._gateway.url if self._gateway.port else None,
+            key_reports=self._gateway.key_usage.reports,
             console_url=lambda: self._console.url,
             first_token=self._first_token,
             token_s=lambda run: self.history.token_s(run),
@@ -264,6 +266,7 @@ class Node:
         )
         self.invites = Invites(self.joining, self.mesh, self.identity)
         self.pairing = Pairing(self.invites, self._announcements, bind_ip=self.config.bind_ip)
+        self.api_keys = ApiKeys(self._gateway)
         self.unload = ModelUnload(self.mesh, self.models.wake, self.lending, self._announcements)
         self._polite = PoliteLending(self.config.lend, self.mesh, self.unload)
         self.model_control = ModelControl(
@@ -297,6 +300,9 @@ class Node:
             load_model=self.model_control.load,
             unload_model=self.model_control.unload,
             use_model=self.model_control.use,
+            keys=self.api_keys.listed,
+            add_key=self.api_keys.add,
+            revoke_key=self.api_keys.revoke,
             measure=self._measure_link,
         )
         self._console = NodeConsole(self.view, self._feed, self.history, self._managed, self._announcements)

@@ -2,6 +2,7 @@
 
 view                 what reports may read of a node
 status               what `mesh-llm status` shows
+key_status           API keys, and what was asked with each
 what_if              what `mesh-llm plan` shows
 network              what `mesh-llm doctor` asks: addresses, relay, the way to each member
 metrics              the node's series in `/metrics`

@@ -16,6 +16,7 @@ from mesh_llm.planning.experience import Experience, corrected
 from mesh_llm.planning.predict import MEASURED_WITHIN
 from mesh_llm.planning.snapshot import listing
 from mesh_llm.planning.speculation import draft_off
+from mesh_llm.report.key_status import key_statuses
 from mesh_llm.report.time_to_first_token import first_token_status
 from mesh_llm.report.token_latency import token_status
 from mesh_llm.report.traffic import traffic
@@ -82,6 +83,7 @@ async def status(view: NodeView) -> Status:
             url=view.api_url(),
             key_needed=view.config.api_key is not None,
             first_token=first_token_status(view, about.plan),
+            keys=key_statuses(view.key_reports()),
         ),
         console=ConsoleStatus(url=view.console_url()),
         models=tuple(_served(model) for model in view.models()),

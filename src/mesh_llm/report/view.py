@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.frozen import frozen
+from mesh_llm.gateway.key_usage import KeyReport
 from mesh_llm.gateway.metrics import FirstToken
 from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.gateway.upstream import Health
@@ -48,6 +49,8 @@ class NodeView:
     """Those in force, or as the home remembers them."""
     health: Callable[[], Health]
     api_url: Callable[[], str | None]
+    key_reports: Callable[[], Sequence[KeyReport]]
+    """API keys, and what was asked with each."""
     console_url: Callable[[], str | None]
     first_token: Callable[[], FirstToken | None]
     """What the last client here waited for one, of the engine that serves now."""

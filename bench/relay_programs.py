@@ -106,6 +106,8 @@ class _Node:
 
     def remark(self, kind: str, text: str) -> None: ...
 
+    def want(self) -> None: ...
+
     async def engine_failure(self, upstream: Upstream) -> EngineLoss:
         return EngineLoss(sentence="the engine of a bench failed")
 

@@ -27,6 +27,9 @@ ADAPTERS_LIMIT = 16
 """LoRA adapters of one model."""
 MODELS_LIMIT = 16
 """That a mesh serves at once."""
+IDLE_DEFAULT_S = 600
+"""Until a model that is loaded on demand goes, where its owner does not say."""
+IDLE_LIMIT_S = 366 * 86400
 SCALE_LIMIT = 1000.0
 """Of an adapter: what is more is a mistake."""
 
@@ -264,6 +267,10 @@ class ModelSettings(MeshOptions):
     projector: SideFile | None = None
     """Lets the model see; on the host."""
     adapters: tuple[Adapter, ...] = ()
+    on_demand: bool = False
+    """It is loaded when somebody asks for it, and goes when nobody does; never so for the default model."""
+    idle_s: int = IDLE_DEFAULT_S
+    """Without a request, until a model on demand goes."""
     changed: int = 0
     """The last version of the settings in which something changed that plans for it are made by; of the
     default model, `version` and `refined` tell it."""

@@ -477,6 +477,24 @@ class ServingPlan:
 
 
 @frozen
+class Demand:
+    """What a node tells of a model that is loaded on demand."""
+
+    fingerprint: Fingerprint
+    wanted: bool = False
+    """Its clients wait for the model, or lite clients that are connected to it."""
+    idle_since: int = 0
+    """It hosts the model, which nobody has used since then (Unix time) and which may go; 0 otherwise."""
+    goes_for: Fingerprint = Fingerprint("")
+    """It asks the host to unload the model: for the one of this fingerprint, which lacks the memory, or,
+    where this is the model's own, because an owner wants so."""
+    reason: str = ""
+    """Why it does not serve yet."""
+    lacks_room: bool = False
+    """That it will not, for want of memory, whatever goes."""
+
+
+@frozen
 class NodeFacts:
     """What a node tells the mesh about itself."""
 
@@ -538,6 +556,7 @@ class NodeFacts:
     """The plans that it hosts for others."""
     starting: tuple[ServingPlan, ...] = ()
     """Plans of all models that it is bringing up: their memory is taken."""
+    demand: tuple[Demand, ...] = ()
 
     def part_of(self, fingerprint: Fingerprint) -> HeldPart | None:
         parts = (*((self.part,) if self.part is not None else ()), *self.also_parts)

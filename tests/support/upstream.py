@@ -196,6 +196,8 @@ class FakeNode:
     remarks: list[tuple[str, str]] = field(default_factory=list)
     turns: SlotQueue | None = None
     names: tuple[str, ...] = ("tiny",)
+    wanted: int = 0
+    """How often somebody was seen waiting."""
     others: list[FakeNode] = field(default_factory=list)
     """That serve other models of it."""
 
@@ -223,6 +225,9 @@ class FakeNode:
 
     def remark(self, kind: str, text: str) -> None:
         self.remarks.append((kind, text))
+
+    def want(self) -> None:
+        self.wanted += 1
 
     async def engine_failure(self, upstream: Upstream) -> EngineLoss:
         self.asked.append(upstream)

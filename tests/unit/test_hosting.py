@@ -16,6 +16,7 @@ from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun, StageLost
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_demand import Demands, ModelDemand
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
 from mesh_llm.planning import backoff
 from mesh_llm.planning.snapshot import Candidate
@@ -104,9 +105,12 @@ class NodeMemory:
         self.leant_on: PlanRun | None = None
         self.leant = 0
         self.drained = 0
+        mesh = cast(Mesh, self.mesh)
+        plans = ModelPlans(HostedPlans(mesh, lambda: None), None)
         self.hosting = Hosting(
-            mesh=cast(Mesh, self.mesh),
-            plans=ModelPlans(HostedPlans(cast(Mesh, self.mesh), lambda: None), None),
+            mesh=mesh,
+            plans=plans,
+            demand=ModelDemand(Demands(mesh, lambda: None), plans, is_busy=lambda: False),
             make_run=self._make_run,
             model=lambda: (planning.model(), self.settings),
             watcher=self,

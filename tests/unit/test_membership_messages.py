@@ -45,6 +45,7 @@ from mesh_llm.membership.record_table import RecordTable
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.types import (
     Address,
+    Demand,
     Device,
     DeviceKind,
     Exclusion,
@@ -156,6 +157,10 @@ FACTS = NodeFacts(
     also_parts=(HeldPart(fingerprint=Fingerprint("d" * 64), spans=((1, 2),)),),
     also_serving=(ServingPlan(epoch=5, plan=SHORT_PLAN, fingerprint=Fingerprint("d" * 64)),),
     starting=(ServingPlan(epoch=6, plan=SHORT_PLAN, settings_version=2, fingerprint=Fingerprint("c" * 64)),),
+    demand=(
+        Demand(fingerprint=Fingerprint("d" * 64), wanted=True, reason="because", lacks_room=True),
+        Demand(fingerprint=Fingerprint("e" * 64), idle_since=7, goes_for=Fingerprint("d" * 64)),
+    ),
 )
 PLAIN = NodeFacts(name="n", role=Role.CLIENT, version="1")
 
@@ -189,6 +194,7 @@ MESSAGES: list[Message] = [
     Want(nodes=(BEN,)),
     Leave(record=told(a_record(BEN, PLAIN, Standing.LEFT))),
     GuestMessage(name="laptop", version="1", state=State.SERVING, reason="because"),
+    GuestMessage(name="x", version="1", state=State.SERVING, reason="", wanted=(Fingerprint("d" * 64),)),
 ]
 
 

@@ -20,6 +20,7 @@ from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.dialects.base import Document, Said, Seam
 from mesh_llm.gateway.engine_connection import EngineError
 from mesh_llm.gateway.engine_errors import EngineRefusal
+from mesh_llm.gateway.headers import OURS
 from mesh_llm.gateway.http_framing import MalformedAnswer
 from mesh_llm.gateway.keep_alive import beating
 from mesh_llm.gateway.limits import Limits
@@ -43,6 +44,13 @@ Count = Callable[[str, Document | None], Awaitable[Document]]
 
 log = logging.getLogger(__name__)
 
+_STREAM = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+    **OURS,
+}
+"""Of a stream that begins before an engine is there."""
 _COLON = ord(":")
 _PROGRESS = b'"prompt_progress":{'
 
@@ -126,6 +134,7 @@ class Answer:
         self._ask: Count | None = None
         self._first_event: FirstEvent | None = None
         """Of an answer whose start the engine has left out."""
+        self._began_s = time.monotonic()
         self.doing = ""
         """What its client waits for, in a word or two."""
         self.cannot_continue = False
@@ -162,6 +171,15 @@ class Answer:
                 headers=headers,
                 silence_s=self._limits.silence_s,
             )
+
+    async def wait(self, reason: str) -> None:
+        """The model is being loaded: where that takes a while, a stream begins and tells how far it is."""
+        self.doing = reason
+        is_due = time.monotonic() - self._began_s >= self._limits.beat_s
+        if is_due and self._generation.streamed and self.answer_writer is None:
+            await self.open(CIMultiDict({**_STREAM, **self._exchange.headers}))
+            self.doing = reason
+            self.remark(reason)
 
     def take(self, payload: bytes) -> None:
         """Every payload of every engine's answer passes here, in order."""

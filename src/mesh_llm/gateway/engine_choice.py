@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S
@@ -20,6 +20,10 @@ GATEWAY_LOOK_S = 0.02
 """Between two looks for the next engine. Asking costs a microsecond, and depends on all that a node knows."""
 GATEWAY_GAP_S = 5.0
 """A request is held where a node that serves has nothing to serve with: a successor is being learned of."""
+GATEWAY_LOAD_S = 300.0
+"""That a request waits for a model on demand, where its client does not say: the largest take minutes."""
+GATEWAY_LOAD_DOUBT_S = 2.0
+"""That a request goes on waiting for a model that seems not to fit: nodes come and go."""
 GATEWAY_SAME_ENGINE_S = 0.5
 """Before an engine that broke off is asked again, as long as the node believes in it."""
 
@@ -41,18 +45,34 @@ async def is_given_up(serving: ModelServing, upstream: Upstream, *, within_s: fl
     return True
 
 
-async def until_serving(serving: ModelServing, *, patience_s: float = 0.0) -> Upstream:
+async def until_serving(
+    serving: ModelServing,
+    *,
+    patience_s: float | None = None,
+    loads: bool = False,
+    on_wait: Callable[[str], Awaitable[None]] | None = None,
+) -> Upstream:
     """The engine to ask; raises the `Failure` when there is none after the client's patience.
 
     From one plan to the next a node that serves may have nothing to serve with for a moment, as
     long as it takes to hear of the successor. Nobody has to know.
+
+    `loads`: the request is a reason to load the model, and waits for it. `on_wait`: told what for.
     """
     began_s = time.monotonic()
+    loading_s = began_s - GATEWAY_LOAD_DOUBT_S
     while (upstream := serving.upstream()) is None:
-        health = serving.health()
-        limit_s = max(patience_s, GATEWAY_GAP_S if health.state is State.SERVING else 0.0)
-        if time.monotonic() - began_s >= limit_s:
+        health, now_s = serving.health(), time.monotonic()
+        if loads:
+            serving.want()
+            loading_s = now_s if health.loads else loading_s
+        limit_s = max(patience_s or 0.0, GATEWAY_GAP_S if health.state is State.SERVING else 0.0)
+        if patience_s is None and now_s - loading_s < GATEWAY_LOAD_DOUBT_S:
+            limit_s = GATEWAY_LOAD_S
+        if now_s - began_s >= limit_s:
             raise api_errors.not_serving(health)
+        if on_wait is not None:
+            await on_wait(health.reason)
         await asyncio.sleep(GATEWAY_LOOK_S)
     return upstream
 
@@ -124,6 +144,7 @@ class EngineChoice:
             is_due = upstream != self._last or now_s - self._last_s >= GATEWAY_SAME_ENGINE_S
             if upstream is not None and is_due:
                 return upstream
+            self._serving.want()
             await asyncio.sleep(GATEWAY_LOOK_S)
 
     def failed(self, upstream: Upstream, error: EngineError, *, told: bool) -> None:

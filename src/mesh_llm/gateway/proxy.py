@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -108,7 +108,7 @@ class Proxy:
         try:
             if len(models) > 1 and is_list(http.method, http.path):
                 return await self._list(exchange, models)
-            model = await _model_of(http, body, models)
+            model = _model_of(http, body, models)
             request = _Request(http=http, exchange=exchange, engine=engine, model=model)
             response = await self._answer(request, body)
             if exchange.answer_writer is not None:
@@ -125,14 +125,14 @@ class Proxy:
         method, path = request.http.method, request.http.path
         if is_ollama(path):
             return await self._translated(request, body)
+        if body.complete and (generation := TextRequest.read(method, path, body.start)) is not None:
+            return await self._generate(request, generation)
+        await _until_serving(request.http, request.model)
         if not body.complete:
             return await self._upload(request, body)
         if (model := model_asked_for(method, path)) is not None:
             return await self._model(request, model)
-        generation = TextRequest.read(method, path, body.start)
-        if generation is None:
-            return await self._pass_on(request, body)
-        return await self._generate(request, generation)
+        return await self._pass_on(request, body)
 
     def _within_budget(self) -> Limits:
         """Of all requests together only so much is kept to be sent again; more just goes through."""
@@ -212,6 +212,8 @@ class Proxy:
             return _own(await self._ollama.shown(request.model), request.exchange)
         if ignored := ollama_request.ignored(document):
             request.exchange.headers["x-mesh-llm-ignored"] = ", ".join(ignored)
+        if path in ollama.EMBED_PATHS or ollama_request.is_load(document):
+            await _until_serving(request.http, request.model)
         if path in ollama.EMBED_PATHS:
             body.start = dump(ollama.embedding_request(path, document))
             rewrite = partial(ollama.embedding_answer, path, document, time.monotonic())
@@ -228,6 +230,7 @@ class Proxy:
         request.exchange.last_words = answer.last_words
         try:
             with answer.beating():
+                await _until_serving(request.http, request.model, on_wait=answer.wait)
                 refusal = await self._complete(request, answer)
             return await _finished(answer) if refusal is None else refusal
         finally:
@@ -317,6 +320,9 @@ class Proxy:
         if answer.answer_writer is not None or answer.has_begun:
             head = await connection.head()
             refusal = await _refusal_in(request.http, head, connection)
+            if not answer.has_begun and 400 <= head.status < 500:
+                # The stream was opened while the model was loaded: its next event is the error.
+                raise await _error_in(head, connection, refusal)
             if refusal is not None and refusal.is_mistake:
                 # It would say so again: it lacks what the first one had, a projector for images.
                 raise api_errors.not_resumed(f"the next engine cannot go on: {refusal.message}")
@@ -487,7 +493,7 @@ class Proxy:
             raise api_errors.queue_late(late.waited_s) from None
 
 
-async def _model_of(http: web.BaseRequest, body: RequestBody, models: Sequence[ModelServing]) -> ModelServing:
+def _model_of(http: web.BaseRequest, body: RequestBody, models: Sequence[ModelServing]) -> ModelServing:
     """The model that a request is for; where there are several, only its body tells."""
     if len(models) == 1:
         return models[0]
@@ -495,15 +501,17 @@ async def _model_of(http: web.BaseRequest, body: RequestBody, models: Sequence[M
     model = chosen(models, name)
     if model is None:
         raise api_errors.no_such_model(str(name), [each.names[0] for each in models])
-    await _until_serving(http, model)
     return model
 
 
-async def _until_serving(http: web.BaseRequest, model: ModelServing) -> None:
+async def _until_serving(
+    http: web.BaseRequest, model: ModelServing, on_wait: Callable[[str], Awaitable[None]] | None = None
+) -> None:
     """A client that prefers to wait for the model may do so."""
     asked = _WAIT.search(", ".join(http.headers.getall("Prefer", ())))
-    patience_s = min(float(asked[1]), GATEWAY_PREFER_WAIT_S) if asked else 0.0
-    await until_serving(model, patience_s=patience_s)
+    patience_s = min(float(asked[1]), GATEWAY_PREFER_WAIT_S) if asked else None
+    # Whoever only looks has nothing loaded.
+    await until_serving(model, patience_s=patience_s, loads=http.method == "POST", on_wait=on_wait)
 
 
 async def _finished(answer: Answer) -> web.StreamResponse:
@@ -532,6 +540,21 @@ async def _refusal_in(
     parts: list[bytes] = []
     await connection.pour(parts.append)
     return EngineRefusal.read(request.path, head.status, b"".join(parts))
+
+
+async def _error_in(head: Head, connection: EngineConnection, refusal: EngineRefusal | None) -> ApiError:
+    """What the engine says against a request, for a client that has a stream already."""
+    if refusal is not None:
+        return api_errors.bad_request(refusal.message, status=refusal.status)
+    parts: list[bytes] = []
+    length = head.headers.get("Content-Length", "")
+    if length.isdecimal() and int(length) <= GATEWAY_REFUSAL_BYTES:
+        await connection.pour(parts.append)
+    try:
+        error = json.loads(b"".join(parts))["error"]
+        return api_errors.engine_gave_up({**error, "code": head.status})
+    except (ValueError, LookupError, TypeError):
+        return api_errors.bad_request(f"the engine answered {head.status}", status=head.status)
 
 
 def _told(refusal: EngineRefusal, head: Head, exchange: Exchange, headers: CIMultiDict[str]) -> web.Response:

@@ -65,6 +65,8 @@ class Health:
     reason: str
     """A sentence for people; empty when serving."""
     model: str | None
+    loads: bool = False
+    """A model on demand: it is loaded when somebody waits for it, and worth waiting for."""
 
 
 @frozen
@@ -87,6 +89,9 @@ class ModelServing(Protocol):
 
     def health(self) -> Health:
         """Of the node, as far as this model goes."""
+
+    def want(self) -> None:
+        """A client waits for it now: one that is loaded on demand is loaded."""
 
     async def engine_failure(self, upstream: Upstream) -> EngineLoss:
         """Why `upstream` broke off, within some two seconds of its doing so."""

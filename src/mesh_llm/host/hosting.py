@@ -20,6 +20,7 @@ from mesh_llm.host.ending_runs import EndingRuns
 from mesh_llm.host.plan_run import PlanRun, StageLost
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.backoff import Backoff
 from mesh_llm.planning.decide import decide
@@ -83,8 +84,10 @@ class Hosting:
         make_run: Callable[[int, Plan], PlanRun],
         model: Callable[[], tuple[ModelFacts, ModelSettings] | None],
         watcher: HostingWatcher,
+        demand: ModelDemand,
     ) -> None:
         self._mesh = mesh
+        self._demand = demand
         self._plans = plans
         self._make_run = make_run
         self._model = model
@@ -176,17 +179,28 @@ class Hosting:
         now = asyncio.get_running_loop().time()
         self._look_at_runs(now)
         self._forgive()
-        if self._closing:
+        is_over = self._closing or self._demand.is_over
+        if is_over:
             self._drop_starting()
-        known = None if self._closing else self._model()
+        known = None if is_over else self._model()
         if known is None:
             self._retire()
+            if is_over and self.plan is not None:
+                self.plan = None
+                self._plans.rest()
+                self._watcher.on_standing_by()
             return
         model, settings = known
         failed = self._attempts.barred(now=now)
         plan = self._decided(model, settings, failed)
         if plan.mode is Mode.WAITING and failed:
             plan = self._decided(model, settings, self._attempts.barred(now=now, longest_s=NEEDED_S))
+        plan = self._demand.with_room(
+            plan,
+            lambda gone: decide(
+                self._plans.snapshot(gone), model, settings, current=None, barred=self._mesh.unready()
+            ),
+        )
         self.plan = plan
         self._plans.decide(plan)
         if plan.host != self._mesh.me:
@@ -261,8 +275,12 @@ class Hosting:
 
     def _retire(self) -> None:
         """Make way for a plan of somebody else's that serves, or for none."""
-        is_over = self._closing or not self._is_followed()
-        if self.serving is not None and (is_over or self.serving.broken is not None):
+        if self.serving is None:
+            return
+        if self._demand.is_over:
+            # It has no successor that others had to hear of, and its memory is waited for.
+            self._end(self.serving, at_once=not self._demand.is_busy())
+        elif self._closing or not self._is_followed() or self.serving.broken is not None:
             self._end(self.serving)
 
     def _stand_back(self, plan: Plan, *, own_failure: str | None) -> None:
@@ -367,12 +385,12 @@ class Hosting:
                 return
         self._watcher.on_hosting(State.LOADING, f"{error.message}; trying again")
 
-    def _end(self, run: PlanRun) -> None:
+    def _end(self, run: PlanRun, *, at_once: bool = False) -> None:
         """End a run that no longer serves; what is broken does not wait for its answers."""
         if run is self.serving:
             self.serving = None
             self._plans.publish(None)
-        if run.failure() is not None:
+        if run.failure() is not None or at_once:
             self.ending.end(run)
         else:
             self.ending.drain(run)

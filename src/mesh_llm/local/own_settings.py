@@ -149,4 +149,4 @@ def _changed(
 
 def _planned(model: ModelSettings) -> ModelSettings:
     """What plans are made by."""
-    return replace(as_one(model), digest="", changed=0)
+    return replace(as_one(model), digest="", changed=0, on_demand=False, idle_s=0)

@@ -19,6 +19,7 @@ from mesh_llm.mesh_settings import MODELS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import (
     Address,
+    Demand,
     Device,
     DeviceKind,
     HeldModel,
@@ -175,6 +176,19 @@ _SERVING = Shape(
 )
 
 
+_DEMAND = Shape(
+    Demand,
+    "demand",
+    terse=True,
+    fingerprint=_NAME,
+    wanted=FLAG,
+    idle_since=whole(),
+    goes_for=_NAME,
+    reason=text(_REASON_CHARS),
+    lacks_room=FLAG,
+)
+
+
 def _short(serving: ServingPlan) -> Document:
     """Without the reasons of those who have no part: its host tells them to whoever asks."""
     return _SERVING.write(replace(serving, plan=replace(serving.plan, excluded=())))
@@ -219,6 +233,7 @@ _FACTS = Shape(
     serving=inner(_SERVING.read, _SERVING.write),
     also_serving=_PLANS,
     starting=_PLANS,
+    demand=items(MODELS_LIMIT, _DEMAND.read, _DEMAND.write),
 )
 
 
@@ -233,7 +248,9 @@ def facts_from_document(document: object) -> NodeFacts:
 def _shortened(document: Document) -> Document:
     """Halve the longest list until all of it may be told."""
     while len(json.dumps(document, separators=(",", ":"))) > MEMBER_FACTS_BYTES:
-        lists = [(document, name) for name in ("gpus", "models", "links", "starting", "also_serving")]
+        lists = [
+            (document, name) for name in ("gpus", "models", "links", "demand", "starting", "also_serving")
+        ]
         serving: Any = document.get("serving")
         lists += [(serving["plan"], "excluded")] if serving else []
         found = [(owner, name) for owner, name in lists if owner.get(name)]

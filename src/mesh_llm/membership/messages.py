@@ -14,8 +14,9 @@ from mesh_llm.membership.checked_fields import Fields, node_id
 from mesh_llm.membership.document_shapes import FLAG, Shape, inner, items, text, whole, word
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.record import Told
+from mesh_llm.mesh_settings import MODELS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS
-from mesh_llm.types import NodeId, Signed, State
+from mesh_llm.types import Fingerprint, NodeId, Signed, State
 
 RECORD_LIMIT = 256
 ENTRY_LIMIT = 512
@@ -110,6 +111,8 @@ class GuestMessage:
     version: str
     state: State
     reason: str
+    wanted: tuple[Fingerprint, ...] = ()
+    """Models on demand that its clients wait for."""
 
 
 Message = Ping | Ack | Hears | Update | Compare | Summary | Want | Leave | GuestMessage
@@ -153,6 +156,10 @@ def _bucket_number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MEMBER_BUCKETS:
         raise MalformedMessage("buckets: not the number of a bucket")
     return value
+
+
+def _fingerprint(value: object) -> Fingerprint:
+    return Fingerprint(Fields({"fingerprint": value}, "wanted").text("fingerprint", NAME_CHARS))
 
 
 def _bucket(value: object) -> tuple[int, int]:
@@ -214,10 +221,12 @@ _SHAPES: dict[str, Shape[Any]] = {
     "guest": Shape(
         GuestMessage,
         "message",
+        terse=True,
         name=text(NAME_CHARS),
         version=text(NAME_CHARS),
         state=word(State),
         reason=text(_REASON_CHARS),
+        wanted=items(MODELS_LIMIT, _fingerprint, str),
     ),
 }
 _KINDS = {shape.kind: kind for kind, shape in _SHAPES.items()}

@@ -12,6 +12,8 @@ from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.document_shapes import Document
 from mesh_llm.mesh_settings import (
     ADAPTERS_LIMIT,
+    IDLE_DEFAULT_S,
+    IDLE_LIMIT_S,
     MESH_OPTIONS,
     MODELS_LIMIT,
     SCALE_LIMIT,
@@ -57,6 +59,9 @@ def _model_to_document(settings: ModelSettings) -> Document:
         document["refined"] = settings.refined
     if not settings.guess:
         document["guess"] = False
+    if settings.on_demand:
+        # Nodes of older versions keep it loaded.
+        document |= {"on_demand": True, "idle_s": settings.idle_s}
     if settings.draft is not None:
         draft = asdict(settings.draft)
         # Left out where there are none, as settings are signed.
@@ -100,6 +105,8 @@ def _model_from_document(fields: Fields) -> dict[str, Any]:
         "alias": fields.text("alias", NAME_CHARS),
         "digest": fields.digest("digest") if fields.has("digest") else "",
         "guess": fields.flag("guess") if fields.has("guess") else True,
+        "on_demand": fields.flag("on_demand") if fields.has("on_demand") else False,
+        "idle_s": fields.whole("idle_s", most=IDLE_LIMIT_S) if fields.has("idle_s") else IDLE_DEFAULT_S,
         "draft": _draft_from_document(fields.get("draft")) if fields.has("draft") else None,
         "draft_max": fields.whole("draft_max", most=GUESS_TEXT_MAX) if fields.has("draft_max") else DRAFT_MAX,
         "projector": _side_file(fields.get("projector")) if fields.has("projector") else None,

@@ -25,7 +25,7 @@ from mesh_llm.membership.messages import (
 from mesh_llm.membership.own_record import OwnRecord, Seal
 from mesh_llm.membership.record import Record, Told
 from mesh_llm.membership.view_state import Open, ViewState, Visitor
-from mesh_llm.types import Address, NodeFacts, NodeId, Role
+from mesh_llm.types import Address, Demand, NodeFacts, NodeId, Role
 
 MEMBER_JUMP_S = 1.5
 """Between two looks at the clock: ticks come every 0.25 s, so we slept, not the others."""
@@ -222,7 +222,12 @@ class View:
                 self._gossip.want(link, message)
             case GuestMessage(name=name, version=version, state=state, reason=reason):
                 visitor.facts = NodeFacts(
-                    name=name, role=Role.CLIENT, version=version, state=state, reason=reason
+                    name=name,
+                    role=Role.CLIENT,
+                    version=version,
+                    state=state,
+                    reason=reason,
+                    demand=tuple(Demand(fingerprint=each, wanted=True) for each in message.wanted),
                 )
                 self._state.touched.add(link.node)
 
@@ -399,7 +404,13 @@ class View:
 
     def _guest_message(self) -> GuestMessage:
         facts = self._state.own.record.facts
-        return GuestMessage(name=facts.name, version=facts.version, state=facts.state, reason=facts.reason)
+        return GuestMessage(
+            name=facts.name,
+            version=facts.version,
+            state=facts.state,
+            reason=facts.reason,
+            wanted=tuple(each.fingerprint for each in facts.demand if each.wanted),
+        )
 
     def _look_at_visitors(self) -> None:
         state = self._state

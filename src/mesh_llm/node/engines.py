@@ -26,7 +26,9 @@ class ModelEngines:
         *,
         settings: Callable[[], ModelSettings | None],
         health: Callable[[], Health],
+        want: Callable[[], None],
     ) -> None:
+        self.want = want
         self._node_name = node_name
         self._plans = plans
         self._remote = remote

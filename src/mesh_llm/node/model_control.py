@@ -19,7 +19,15 @@ from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.local.own_settings import own_settings
 from mesh_llm.membership.settings_documents import options_from_document
-from mesh_llm.mesh_settings import MESH_OPTIONS, MODELS_LIMIT, MeshSettings, ModelSettings, as_one
+from mesh_llm.mesh_settings import (
+    IDLE_DEFAULT_S,
+    IDLE_LIMIT_S,
+    MESH_OPTIONS,
+    MODELS_LIMIT,
+    MeshSettings,
+    ModelSettings,
+    as_one,
+)
 from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.names import Here
 from mesh_llm.node.announcements import Announcements
@@ -75,10 +83,10 @@ class ModelControl:
             )
         named = await model_names.resolve(name, self._home)
         if isinstance(named, Here):
-            added = await self._add(await self._model_files.read(named.path), config)
+            added = await self._add(await self._model_files.read(named.path), config, _demand(asked))
             return {"model": added.alias, "downloading": False}
         if name not in self._fetching:
-            work = self._fetch(name, named, config)
+            work = self._fetch(name, named, config, _demand(asked))
             self._fetching[name] = asyncio.create_task(work, name="model to serve")
         return {"model": name, "downloading": True}
 
@@ -129,7 +137,12 @@ class ModelControl:
         return model
 
     def _changed(self, settings: MeshSettings, model: ModelSettings, asked: Document) -> Document:
-        changes = _options(asked)
+        changes = _options(asked) | _demand(asked)
+        if model.fingerprint == settings.fingerprint and changes.get("on_demand"):
+            raise UsageError(
+                f"{model.alias} is the default model, which is always loaded",
+                hint="mesh-llm use NAME makes another one the default",
+            )
         if alias := asked.get("alias"):
             _check_alias(settings, str(alias), but=model)
             changes["alias"] = str(alias)
@@ -152,13 +165,15 @@ class ModelControl:
             **_options(asked),
         )
 
-    async def _fetch(self, name: str, named: CatalogEntry | HubName, config: NodeConfig) -> None:
+    async def _fetch(
+        self, name: str, named: CatalogEntry | HubName, config: NodeConfig, demand: Document
+    ) -> None:
         try:
             entry = await hub.resolve(named) if isinstance(named, HubName) else named
             path = await download(
                 entry, models_folder(), fetch=self._package, progress=self._progress, say=self._say
             )
-            await self._add(await self._model_files.read(path), config)
+            await self._add(await self._model_files.read(path), config, demand)
         except (MeshError, OSError) as error:
             self._say(f"{name} could not be downloaded: {error}")
         finally:
@@ -168,7 +183,7 @@ class ModelControl:
         what = f"Downloading {requirement}"
         return await pip_download(requirement, folder, what=what, progress=self._progress)
 
-    async def _add(self, facts: ModelFacts, config: NodeConfig) -> ModelSettings:
+    async def _add(self, facts: ModelFacts, config: NodeConfig, demand: Document) -> ModelSettings:
         drafts = DraftModels(config=config, model_files=self._model_files, tell=self._announcements.tell)
         draft = await drafts.choose(facts)
         extras = await self._offers.side_files.choose(facts, config)
@@ -176,10 +191,10 @@ class ModelControl:
         settings = self._settings()
         if (served := settings.of(facts.fingerprint)) is not None:
             return served
-        model = as_one(own_settings(config, facts, draft, extras))
+        model = replace(as_one(own_settings(config, facts, draft, extras)), **demand)
         _check_alias(settings, model.alias, but=model)
         self._set(replace(settings, others=(*settings.others, replace(model, changed=0))))
-        self._say(f"{model.alias} is served, too")
+        self._say(f"{model.alias} is {'at hand' if model.on_demand else 'served, too'}")
         return model
 
     def _set(self, settings: MeshSettings) -> None:
@@ -202,7 +217,8 @@ def find(settings: MeshSettings, name: str) -> ModelSettings | None:
 
 def with_default(settings: MeshSettings, model: ModelSettings) -> MeshSettings:
     """The same models, that one first; the others keep their order."""
-    chosen = as_one(model)
+    # The default model is always loaded.
+    chosen = replace(as_one(model), on_demand=False, idle_s=IDLE_DEFAULT_S)
     others = tuple(as_one(each) for each in settings.models if each.fingerprint != model.fingerprint)
     own = {name: getattr(chosen, name) for name in _MODELS_FIELDS}
     return replace(settings, **own, changed=0, others=others)
@@ -225,6 +241,16 @@ def _name(asked: Document) -> str:
     if not isinstance(name, str) or not name:
         raise UsageError("name the model")
     return name
+
+
+def _demand(asked: Document) -> Document:
+    """Whether a model is loaded on demand, where that was said."""
+    if "on_demand" not in asked:
+        return {}
+    idle_s = asked.get("idle_s") or IDLE_DEFAULT_S
+    if not isinstance(idle_s, int) or not 1 <= idle_s <= IDLE_LIMIT_S:
+        raise UsageError("the idle time must be between a second and a year")
+    return {"on_demand": asked["on_demand"] is True, "idle_s": idle_s}
 
 
 def _options(asked: Document) -> Document:

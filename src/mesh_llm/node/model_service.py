@@ -27,6 +27,7 @@ from mesh_llm.node.model_state import ModelState
 from mesh_llm.node.model_supply import ModelSupply
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_demand import Demands, ModelDemand
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
 from mesh_llm.peers.remote_engine import RemoteEngine
 from mesh_llm.report.view import ModelView
@@ -45,6 +46,7 @@ class NodeParts:
     offers: ModelOffers
     data_links: DataLinks
     hosted: HostedPlans
+    demands: Demands
     announcements: Announcements
     progress: ProgressSink
     hardware: Callable[[], Hardware | None]
@@ -68,18 +70,28 @@ class ModelService:
         mesh = parts.mesh
         self.plans = ModelPlans(parts.hosted, fingerprint)
         self.remote_engine = RemoteEngine(mesh, parts.data_links, self.plans)
-        self.engines = ModelEngines(
-            parts.name, self.plans, self.remote_engine, settings=self.settings, health=self.health
-        )
-        self.slot_queue = self.engines.slot_queue = SlotQueue(DEFAULT_SLOTS)
+        self.slot_queue = SlotQueue(DEFAULT_SLOTS)
         """At the engine here, for the clients of all nodes."""
-        self.slot_queue.on_wait = parts.on_wait
+        self.slot_queue.on_wait = self._on_wait
+        self.demand = ModelDemand(
+            parts.demands, self.plans, is_busy=lambda: self.slot_queue.taken + self.slot_queue.waiting > 0
+        )
+        self.engines = ModelEngines(
+            parts.name,
+            self.plans,
+            self.remote_engine,
+            settings=self.settings,
+            health=self.health,
+            want=self.demand.want,
+        )
+        self.engines.slot_queue = self.slot_queue
         self.state = ModelState(
             mesh,
             self.plans,
             self.engines,
             self.slot_queue,
             parts.announcements,
+            self.demand,
             advice=lambda: self._launch().advice(self.plans.own_memory_bytes()),
             on_change=parts.on_change,
         )
@@ -96,7 +108,12 @@ class ModelService:
             on_model=self._tell_model,
         )
         self.hosting = self.engines.hosting = Hosting(
-            mesh=mesh, plans=self.plans, make_run=self._make_run, model=self._known, watcher=self.state
+            mesh=mesh,
+            plans=self.plans,
+            make_run=self._make_run,
+            model=self._known,
+            watcher=self.state,
+            demand=self.demand,
         )
 
     # -- life ----------------------------------------------------------------------------------
@@ -155,7 +172,11 @@ class ModelService:
         state, reason = self._parts.node_state()
         if not self.plans.is_default and state not in (State.STARTING, State.DRAINING):
             state, reason = self.state.value, self.state.reason
-        return Health(state=state, reason=reason, model=self.name)
+        return Health(state=state, reason=reason, model=self.name, loads=self.demand.loads)
+
+    def _on_wait(self, waited_s: float) -> None:
+        self.demand.use()
+        self._parts.on_wait(waited_s)
 
     def _tell_model(self, facts: ModelFacts | None) -> None:
         missing = f"{self.name} is not on this machine and --no-fetch is set; not acting as a worker"

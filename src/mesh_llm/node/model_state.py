@@ -11,8 +11,11 @@ from mesh_llm.node.announcements import Announcements
 from mesh_llm.node.engines import ModelEngines
 from mesh_llm.node.unload import why_resting
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.types import Event, State
+
+AT_HAND = "it is at hand, and loaded when somebody asks for it"
 
 
 class ModelState:
@@ -25,6 +28,7 @@ class ModelState:
         engines: ModelEngines,
         slot_queue: SlotQueue,
         announcements: Announcements,
+        demand: ModelDemand,
         *,
         advice: Callable[[], str],
         on_change: Callable[[], None],
@@ -39,6 +43,7 @@ class ModelState:
         self._engines = engines
         self._slot_queue = slot_queue
         self._announcements = announcements
+        self._demand = demand
         self._advice = advice
         self._on_change = on_change
         self._said = ""
@@ -47,11 +52,17 @@ class ModelState:
         """Derive the state anew."""
         if self._engines.upstream() is not None:
             self.value, self.reason = State.SERVING, ""
+        elif self._demand.rests:
+            self.value, self.reason = State.WAITING, AT_HAND
         elif self.progress is not None:
             self.value, self.reason = self.progress
         elif (published := self._plans.serving()) is not None:
             self.value = State.LOADING
             self.reason = f"{self._mesh.name_of(published[0])} is about to serve"
+        elif self._demand.settings is not None:
+            word = self._demand.word()
+            self.value = State.WAITING if word is not None and word.lacks_room else State.LOADING
+            self.reason = word.reason if word is not None else "the mesh is about to load it"
         else:
             self.value = State.WAITING
             self.reason = self._mesh.others_reason() or "no node of the mesh serves yet"
@@ -76,7 +87,10 @@ class ModelState:
         """What hosting is about, while nothing serves."""
         rests = state is State.WAITING and self._mesh.facts.resting
         self.progress = (state, why_resting(self._mesh.facts) if rests else reason)
+        self._demand.reason = reason
         self._on_change()
+        if self._demand.settings is not None:
+            return  # whoever asks for it is told
         if state is State.WAITING and not rests and self._mesh.facts.state is not State.DRAINING:
             self._say_waiting(f"Waiting for more peers: {reason}")
 
@@ -87,6 +101,7 @@ class ModelState:
     def on_serving(self, run: PlanRun) -> None:
         assert run.supervisor is not None
         self._slot_queue.resize(run.settings.slots)
+        self._demand.load()
         self.progress, self._said = None, ""
         self._say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")
         for warning in run.warnings:

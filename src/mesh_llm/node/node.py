@@ -59,6 +59,7 @@ from mesh_llm.node.unload import ModelUnload
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.link_measuring import MeasuredLinks
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_demand import Demands
 from mesh_llm.peers.model_plans import HostedPlans
 from mesh_llm.planning.memory_budget import lent_text
 from mesh_llm.report import status, what_if
@@ -206,6 +207,7 @@ class Node:
     def _compose_models(self) -> None:
         """A service for each model of the mesh."""
         self.cpu_library = self._compose_cpu_library()
+        self.demands = Demands(self.mesh, on_change=lambda: self.models.wake())
         parts = NodeParts(
             name=self.name,
             mesh=self.mesh,
@@ -214,6 +216,7 @@ class Node:
             offers=self.offers,
             data_links=self.data_links,
             hosted=HostedPlans(self.mesh, on_decided=self._on_decided),
+            demands=self.demands,
             announcements=self._announcements,
             progress=self._progress,
             hardware=lambda: self.hardware,
@@ -328,6 +331,7 @@ class Node:
                 else:
                     self.state.take_part()
                 group.create_task(self._load_more(), name="more models")
+                group.create_task(self.demands.run(), name="models on demand")
                 await self.models.run(hosts=not self.config.client)
             finally:
                 self.mesh.leave()

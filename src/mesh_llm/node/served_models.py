@@ -111,6 +111,7 @@ class ServedModels:
             for task in self._tasks.pop(service, ()):
                 await cancelled(task)
             service.plans.close()
+            service.demand.close()
             self.ending.remove(service)
 
     def _keep(self, service: ModelService, work: Coroutine[None, None, None], name: str) -> None:

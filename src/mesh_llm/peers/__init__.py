@@ -9,5 +9,6 @@ data_links       data links for children, and HTTP to the host's engine
 link_measuring   links that are only measured
 forwarding       streams between two members that reach each other only through a third
 model_plans      the plans of each model, and what others leave of the mesh
+model_demand     who waits for a model that is loaded on demand, and when it goes
 remote_engine    another node's engine, as this node's gateway uses it
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
@@ -82,6 +82,12 @@ class ModelPlans:
         self.begun = starting
         self._hosted.tell()
 
+    def rest(self) -> None:
+        """Nothing is to be done with the model now."""
+        if self.decided is not None:
+            self.decided = None
+            self._hosted.on_decided()
+
     def decide(self, plan: Plan) -> None:
         before, self.decided = self.decided, plan
         if before is None or before.key != plan.key:
@@ -93,10 +99,11 @@ class ModelPlans:
 
     # -- beside other models -------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        """The mesh, without what other models have of it."""
-        taken = [plan for _, plan in self._others()]
-        before = [plan for is_before, plan in self._others() if is_before]
+    def snapshot(self, gone: Collection[Fingerprint] = ()) -> Snapshot:
+        """The mesh, without what other models have of it; as if those that are `gone` had nothing."""
+        others = [(is_before, plan) for model, is_before, plan in self._others() if model not in gone]
+        taken = [plan for _, plan in others]
+        before = [plan for is_before, plan in others if is_before]
         return without(self._mesh.snapshot(), taken, before=before)
 
     def own_memory_bytes(self) -> int:
@@ -108,15 +115,15 @@ class ModelPlans:
         own = self.snapshot().node(self._mesh.me)
         return own.facts if own is not None else self._mesh.facts
 
-    def _others(self) -> Iterator[tuple[bool, Plan]]:
-        """Plans of other models, and whether that model comes before this one."""
+    def _others(self) -> Iterator[tuple[Fingerprint, bool, Plan]]:
+        """Other models, whether each comes before this one, and their plans."""
         settings = self._mesh.settings()
         is_before = True
         for model in settings.models if settings is not None else ():
             if model.fingerprint == self.fingerprint:
                 is_before = False
             elif (plan := self._plan_of(model.fingerprint, is_before=is_before)) is not None:
-                yield is_before, plan
+                yield model.fingerprint, is_before, plan
 
     def _plan_of(self, fingerprint: Fingerprint, *, is_before: bool) -> Plan | None:
         """What has memory: the plan that serves, or is being brought up, or, before ours, is about to be."""

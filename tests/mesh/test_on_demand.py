@@ -1,0 +1,116 @@
+"""Models that are loaded when somebody asks for them, and go again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import tiny_gguf
+from tests.support.command import mesh_llm
+from tests.support.joining import PLAN, TEXT, JoiningNode, Lab, lab
+from tests.support.waiting import until
+
+HEAL_S = 60.0
+ROOM = "20MB"
+"""For the default model, which needs 12 MB, and one of 5 MB beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDemand:
+    """An owner, a node that has no file at first, and a lite client."""
+
+    nodes: Lab
+    owner: JoiningNode
+    node: JoiningNode
+    client: JoiningNode
+    files: Path
+
+    def load(self, name: str, *options: str, layers: int = 8, seed: int = 0) -> None:
+        file = tiny_gguf.write(self.files / f"{name}.gguf", "qwen3", layers=layers, seed=seed)
+        loaded = mesh_llm("load", file, "--on-demand", *options, *PLAN, "--home", self.owner.home)
+        assert loaded.status == 0, loaded.stderr
+        assert f"{name} is at hand" in loaded.stdout
+        self.until_state("waiting", name)
+
+    def until_state(self, state: str, name: str) -> None:
+        for node in (self.owner, self.node, self.client):
+
+            def is_so(node: JoiningNode = node) -> bool:
+                return not node.running or state_of(node, name)[0] == state
+
+            until(is_so, within_s=HEAL_S, what=f"{name} is {state}")
+
+
+def state_of(node: JoiningNode, name: str) -> tuple[str, str]:
+    status = node.status_or_none() or {"models": ()}
+    found = [each for each in status["models"] if each["name"] == name]
+    return (found[0]["state"], found[0]["reason"]) if found else ("", "")
+
+
+@contextmanager
+def mesh(model: Path, files: Path, *options: str) -> Iterator[OnDemand]:
+    with lab(model) as nodes:
+        owner = nodes.create("owner", *options)
+        node = nodes.join("node", owner, *options, models=nodes.folder / "empty")
+        client = nodes.start("client", "--join", owner.token(role="client"), "--client").until_ready()
+        yield OnDemand(nodes=nodes, owner=owner, node=node, client=client, files=files)
+
+
+@pytest.fixture(scope="module")
+def at_hand(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnDemand]:
+    with mesh(model, tmp_path_factory.mktemp("files"), "--max-memory", ROOM) as found:
+        found.load("coder", "--idle", "3s")
+        yield found
+
+
+def ask(node: JoiningNode, model: str, **more: Any) -> Any:
+    return node.ask("/v1/completions", {**TEXT, "model": model, **more})
+
+
+def text_of(node: JoiningNode, model: str, **more: Any) -> str:
+    reply = ask(node, model, **more)
+    assert reply.status == 200, reply.body
+    return str(reply.json()["choices"][0]["text"])
+
+
+def test_a_request_loads_it_and_it_goes_when_idle(at_hand: OnDemand) -> None:
+    assert "at hand" in state_of(at_hand.client, "coder")[1]
+    listed = at_hand.client.ask("/v1/models").json()["data"]
+    assert [(each["id"], each["status"]["value"]) for each in listed] == [
+        ("tiny", "loaded"),
+        ("coder", "unloaded"),
+    ]
+    text = text_of(at_hand.client, "coder")
+    at_hand.until_state("serving", "coder")
+    assert text_of(at_hand.owner, "coder") == text
+    at_hand.until_state("waiting", "coder")
+    assert text_of(at_hand.node, "coder") == text
+
+
+def test_what_cannot_fit_is_refused_with_the_figures(at_hand: OnDemand) -> None:
+    at_hand.load("giant", layers=120)
+    for node in (at_hand.owner, at_hand.client):
+        refused = ask(node, "giant")
+        assert refused.status == 503
+        assert "need " in refused.json()["error"]["message"]
+    assert mesh_llm("unload", "giant", "--home", at_hand.owner.home).status == 0
+
+
+def test_clients_that_ask_for_several_models_in_turn_are_all_answered(at_hand: OnDemand) -> None:
+    """There is not memory for all three at once."""
+    at_hand.load("writer", "--idle", "3s", seed=1)
+    at_hand.load("critic", "--idle", "3s", seed=2)
+    names = ("coder", "writer", "critic")
+    nodes = (at_hand.owner, at_hand.node, at_hand.client)
+    with ThreadPoolExecutor(10) as clients:
+        asked = [(name, clients.submit(text_of, nodes[i % 3], name)) for i, name in enumerate(names * 4)]
+        texts = {name: {each.result() for found, each in asked if found == name} for name in names}
+    assert [len(found) for found in texts.values()] == [1, 1, 1]
+    assert len(set.union(*texts.values())) == 3
+    assert state_of(at_hand.owner, "tiny")[0] == "serving"

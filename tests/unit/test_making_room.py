@@ -1,0 +1,67 @@
+"""Which models on demand have to go for another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from mesh_llm.planning.decide import decide
+from mesh_llm.planning.making_room import Loaded, make_room
+from mesh_llm.types import Fingerprint, Mode, Plan
+from tests.support.planning import mesh, model, node, settings
+
+SIZES = {"old": 4, "mid": 4, "new": 4, "big": 12}
+"""In GB, of models that are loaded."""
+
+
+def loaded(name: str, idle_since: int) -> Loaded:
+    return Loaded(fingerprint=Fingerprint(name), name=name, idle_since=idle_since)
+
+
+def plans(need_gb: int, free_gb: int = 0) -> Callable[[Collection[Fingerprint]], Plan]:
+    """Of a model of that size; whatever goes gives its memory back."""
+    fits = decide(mesh(node("ann", 60)), model(), settings(), current=None)
+    waits = decide(mesh(node("ann", 1)), model(), settings(), current=None)
+    assert (fits.mode, waits.mode) == (Mode.SOLO, Mode.WAITING)
+
+    def without(gone: Collection[Fingerprint]) -> Plan:
+        return fits if free_gb + sum(SIZES[each] for each in gone) >= need_gb else waits
+
+    return without
+
+
+def goes(room_for_gb: int, *models: Loaded) -> list[str]:
+    room = make_room(models, plans(room_for_gb))
+    assert room.is_enough
+    return [each.name for each in room.goes]
+
+
+def test_the_least_recently_used_goes() -> None:
+    assert goes(4, loaded("new", 30), loaded("old", 10), loaded("mid", 20)) == ["old"]
+
+
+def test_no_more_go_than_necessary() -> None:
+    assert goes(8, loaded("new", 30), loaded("old", 10), loaded("mid", 20)) == ["old", "mid"]
+    # The oldest one's memory would not do.
+    assert goes(12, loaded("old", 10), loaded("big", 20)) == ["big"]
+
+
+def test_one_that_answers_stays_while_another_can_go() -> None:
+    assert goes(4, loaded("old", 0), loaded("new", 30)) == ["new"]
+
+
+def test_where_only_one_that_answers_has_the_memory_nothing_goes_yet() -> None:
+    room = make_room([loaded("big", 0), loaded("old", 10)], plans(12))
+    assert (room.goes, [each.name for each in room.stays]) == ((), ["big"])
+    assert room.is_enough
+    assert room.reason == "it waits for the memory of big, which is in use or was loaded a moment ago"
+
+
+def test_what_never_fits_says_what_is_needed() -> None:
+    room = make_room([loaded("old", 10)], plans(100))
+    assert not room.is_enough
+    assert room.goes == ()
+    assert "need" in room.reason
+
+
+def test_equals_go_in_the_same_order_on_every_node() -> None:
+    assert goes(4, loaded("new", 10), loaded("mid", 10)) == goes(4, loaded("mid", 10), loaded("new", 10))

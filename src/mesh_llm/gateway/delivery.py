@@ -117,5 +117,5 @@ async def _rewritten(
     headers["Content-Type"] = "application/json; charset=utf-8"
     exchange.answered(body)
     if exchange.key:
-        exchange.prompt_total, exchange.completion_tokens = tokens_in((whole,))
+        exchange.prompt_total, exchange.completion_tokens = tokens_in((bytes(whole),))
     return web.Response(body=body, headers=headers)

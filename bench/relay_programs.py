@@ -92,6 +92,9 @@ class _Node:
     def slot_queues(self) -> Sequence[SlotQueue]:
         return ()
 
+    def upstreams(self) -> Sequence[Upstream]:
+        return (self._upstream,)
+
     def upstream(self) -> Upstream:
         return self._upstream
 

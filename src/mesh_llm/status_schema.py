@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT, is_number
-from mesh_llm.mesh_settings import ADAPTERS_LIMIT, MODELS_LIMIT
+from mesh_llm.mesh_settings import ADAPTERS_LIMIT, MODELS_LIMIT, REPLICAS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS, SENTENCE_CHARS, clean
 
 T = TypeVar("T")
@@ -69,6 +69,17 @@ class ModelStatus:
 
 
 @frozen
+class ReplicaStatus:
+    """One of the plans by which a model runs."""
+
+    host: Name
+    mode: Name
+    nodes: Annotated[tuple[Name, ...], _STAGES]
+    crowded: bool
+    """Requests wait there, or did a while ago."""
+
+
+@frozen
 class ServedModelStatus:
     """One of the models that the mesh serves."""
 
@@ -84,6 +95,12 @@ class ServedModelStatus:
     slots: int | None
     nodes: Annotated[tuple[Name, ...], _STAGES] = ()
     """That compute it, by id."""
+    replicas: Annotated[tuple[ReplicaStatus, ...], REPLICAS_LIMIT] = ()
+    """All plans by which it runs; host, mode and nodes above are of the first."""
+    replicas_wanted: int = 1
+    replicas_least: int = 1
+    replicas_most: int = 1
+    """As owners have set them."""
 
 
 @frozen

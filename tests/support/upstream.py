@@ -208,6 +208,9 @@ class FakeNode:
     def slot_queues(self) -> Sequence[SlotQueue]:
         return () if self.turns is None else (self.turns,)
 
+    def upstreams(self) -> list[Upstream]:
+        return [self.where] if self.where is not None else []
+
     def upstream(self) -> Upstream | None:
         return self.where
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S
@@ -26,35 +26,37 @@ GATEWAY_SAME_ENGINE_S = 0.5
 
 log = logging.getLogger(__name__)
 
+Pick = Callable[[Sequence[Upstream]], Upstream]
+
 
 class EngineUntried(EngineLost):
     """It was not asked for the answer: its time was too short, or another one has taken its place."""
 
 
 async def is_given_up(serving: ModelServing, upstream: Upstream, *, within_s: float) -> bool:
-    """Whether the node has another engine, or none, soon after that one complained."""
+    """Whether the node has no such engine any more, soon after it complained."""
     deadline = time.monotonic() + within_s
-    while serving.upstream() == upstream:
+    while upstream in serving.upstreams():
         if time.monotonic() >= deadline:
             return False
         await asyncio.sleep(GATEWAY_LOOK_S)
     return True
 
 
-async def until_serving(serving: ModelServing, *, patience_s: float = 0.0) -> Upstream:
-    """The engine to ask; raises the `Failure` when there is none after the client's patience.
+async def until_serving(serving: ModelServing, *, patience_s: float = 0.0) -> Sequence[Upstream]:
+    """Engines to ask; raises the `Failure` when there are none after the client's patience.
 
     From one plan to the next a node that serves may have nothing to serve with for a moment, as
     long as it takes to hear of the successor. Nobody has to know.
     """
     began_s = time.monotonic()
-    while (upstream := serving.upstream()) is None:
+    while not (upstreams := serving.upstreams()):
         health = serving.health()
         limit_s = max(patience_s, GATEWAY_GAP_S if health.state is State.SERVING else 0.0)
         if time.monotonic() - began_s >= limit_s:
             raise api_errors.not_serving(health)
         await asyncio.sleep(GATEWAY_LOOK_S)
-    return upstream
+    return upstreams
 
 
 class EngineChoice:
@@ -70,9 +72,12 @@ class EngineChoice:
         serving: ModelServing,
         *,
         limit_s: float,
+        pick: Pick = lambda upstreams: upstreams[0],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`pick`: the best of several."""
         self._serving = serving
+        self._pick = pick
         self._limit_s = limit_s
         self._clock = clock
         self._last: Upstream | None = None
@@ -108,7 +113,7 @@ class EngineChoice:
     async def next(self) -> Upstream:
         """The engine to ask now; raises the `Failure` when there is none, or none comes in time."""
         if self._last is None:
-            return await until_serving(self._serving)
+            return self._pick(await until_serving(self._serving))
         if self._in_vain >= GATEWAY_RESUME_TRIES:
             why = await self.why()
             # Unless it turns out that the last one was lost with a node.
@@ -119,11 +124,12 @@ class EngineChoice:
             if now_s - self._since_s >= self._limit_s:
                 why = await self.why()
                 raise api_errors.not_resumed(f"{why}; no other engine served within {self._limit_s:.0f} s")
-            upstream = self._serving.upstream()
+            upstreams = self._serving.upstreams()
             # The way to it may have broken, and not the engine itself: it gets a moment to turn out which.
-            is_due = upstream != self._last or now_s - self._last_s >= GATEWAY_SAME_ENGINE_S
-            if upstream is not None and is_due:
-                return upstream
+            if now_s - self._last_s < GATEWAY_SAME_ENGINE_S or len(upstreams) > 1:
+                upstreams = [each for each in upstreams if each != self._last]
+            if upstreams:
+                return self._pick(upstreams)
             await asyncio.sleep(GATEWAY_LOOK_S)
 
     def failed(self, upstream: Upstream, error: EngineError, *, told: bool) -> None:

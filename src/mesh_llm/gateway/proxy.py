@@ -417,7 +417,7 @@ class Proxy:
         method = request.engine.method
         request.exchange.served_by = _elsewhere(upstream)
         async with self._in_turn(upstream, turn):
-            if turn is not None and request.model.upstream() != upstream:
+            if turn is not None and upstream not in request.model.upstreams():
                 raise EngineUntried("the engine was replaced while the request waited for a slot")
             for part in parts[:-1]:
                 connection = await self._pool.ask(upstream, method, part, turn)

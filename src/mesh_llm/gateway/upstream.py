@@ -82,8 +82,11 @@ class ModelServing(Protocol):
     def names(self) -> tuple[str, ...]:
         """What it is called: first the name under which it is served."""
 
+    def upstreams(self) -> Sequence[Upstream]:
+        """Where a request may be sent now, this node's own engine first; none while nothing serves."""
+
     def upstream(self) -> Upstream | None:
-        """Where to send a request now; None while there is nothing to serve with."""
+        """The first of them."""
 
     def health(self) -> Health:
         """Of the node, as far as this model goes."""

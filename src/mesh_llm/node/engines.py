@@ -43,12 +43,17 @@ class ModelEngines:
             return (self._health().model or "",)
         return tuple(dict.fromkeys((settings.alias, settings.model)))
 
-    def upstream(self) -> Upstream | None:
+    def upstreams(self) -> list[Upstream]:
         assert self.hosting is not None
         run = self.hosting.serving
-        if run is not None and run.port is not None and run.broken is None:
-            return self._upstream_of(run)
-        return self._remote.upstream() or self._replaced(self.hosting)
+        takes_requests = run is not None and run.port is not None and run.broken is None
+        here = [self._upstream_of(run)] if run is not None and takes_requests else []
+        found = here + self._remote.upstreams()
+        return found or [each for each in [self._replaced(self.hosting)] if each is not None]
+
+    def upstream(self) -> Upstream | None:
+        """The one here, or the first elsewhere."""
+        return next(iter(self.upstreams()), None)
 
     def _replaced(self, hosting: Hosting) -> Upstream | None:
         """The engine here that was replaced by one elsewhere, until that one's host has answered."""

@@ -98,6 +98,9 @@ class _Node:
     def upstream(self) -> Upstream:
         return self._upstream
 
+    async def look(self, digests: Sequence[str]) -> dict[str, str]:
+        return {}
+
     def engine(self, epoch: int) -> Upstream | None:
         return None
 

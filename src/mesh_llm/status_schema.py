@@ -200,6 +200,17 @@ class ServingStatus:
     engine: EngineStatus
 
 
+@frozen
+class LoadStatus:
+    """What gateways elsewhere choose by."""
+
+    taken: int = 0
+    waiting: int = 0
+    turn_s: float = 0.0
+    read: Name = ""
+    """Of the beginnings of a prompt that were asked about, the longest that the engine has read."""
+
+
 # -- what every node tells of itself and its mesh -------------------------------------------------
 
 

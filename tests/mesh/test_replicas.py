@@ -6,8 +6,10 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -26,7 +28,6 @@ QUESTION = {
 class Replicated:
     """Two nodes with the model's file, one that may not host, and a lite client."""
 
-    owner: JoiningNode
     nodes: dict[str, JoiningNode]
     """All three, by id."""
     client: JoiningNode
@@ -53,20 +54,53 @@ class Replicated:
 @pytest.fixture(scope="module")
 def replicated(smollm2: Path) -> Iterator[Replicated]:
     with lab(smollm2) as nodes:
-        owner = nodes.create("owner", "--replicas", "2")
+        owner = nodes.create("owner", "--replicas", "1-2")
         two = nodes.join("two", owner)
         third = nodes.join("third", owner, "--hosting", "never")
         client = nodes.start("client", "--join", owner.token(role="client"), "--client").until_ready()
         members = {node.status()["node"]["id"]: node for node in (owner, two, third)}
-        replicated = Replicated(owner=owner, nodes=members, client=client)
-        replicated.until_replicas(2)
-        yield replicated
+        yield Replicated(nodes=members, client=client)
 
 
 def words(node: JoiningNode) -> str:
     reply = node.ask("/v1/chat/completions", QUESTION)
     assert reply.status == 200, reply.body
     return str(reply.json()["choices"][0]["message"]["content"])
+
+
+def test_one_more_comes_while_requests_wait(replicated: Replicated) -> None:
+    (first,) = replicated.until_replicas(1)
+    enough = Event()
+
+    def ask_again_and_again() -> set[int]:
+        seen = set()
+        while not enough.is_set():
+            seen.add(replicated.client.ask("/v1/chat/completions", {**QUESTION, "max_tokens": 16}).status)
+        return seen
+
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(ask_again_and_again) for _ in range(3)]
+        try:
+            assert first in replicated.until_replicas(2)
+        finally:
+            enough.set()
+        assert [answer.result() for answer in answers] == [{200}] * 3
+    model = replicated.model()
+    assert (model["replicas_wanted"], model["replicas_least"], model["replicas_most"]) == (2, 1, 2)
+    assert [each["crowded"] for each in model["replicas"] if each["host"] == first] == [True]
+
+
+def test_a_conversation_stays_with_its_engine(replicated: Replicated) -> None:
+    """Whichever node it comes through: half of them have not seen its beginning."""
+    question = {"role": "user", "content": "What is a lighthouse good for? " * 8}
+    answer = {"role": "assistant", "content": "For ships."}
+    first, second = (
+        {**QUESTION, "max_tokens": 1, "messages": each} for each in ([question], [question, answer, question])
+    )
+    reply = replicated.client.ask("/v1/chat/completions", first)
+    for node in replicated.nodes.values():
+        again = node.ask("/v1/chat/completions", second)
+        assert again.headers["x-mesh-llm-served-by"] == reply.headers["x-mesh-llm-served-by"]
 
 
 def test_the_same_words_go_on_at_once_when_a_host_is_killed(replicated: Replicated) -> None:

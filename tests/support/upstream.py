@@ -214,6 +214,9 @@ class FakeNode:
     def upstream(self) -> Upstream | None:
         return self.where
 
+    async def look(self, digests: Sequence[str]) -> dict[str, str]:
+        return {}
+
     def engine(self, epoch: int) -> Upstream | None:
         return self.where
 

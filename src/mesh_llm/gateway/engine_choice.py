@@ -11,6 +11,7 @@ from types import TracebackType
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.engine_connection import EngineError, EngineLost
+from mesh_llm.gateway.replica_choice import Picker
 from mesh_llm.gateway.upstream import EngineLoss, ModelServing, Upstream
 from mesh_llm.types import State
 
@@ -22,11 +23,11 @@ GATEWAY_GAP_S = 5.0
 """A request is held where a node that serves has nothing to serve with: a successor is being learned of."""
 GATEWAY_SAME_ENGINE_S = 0.5
 """Before an engine that broke off is asked again, as long as the node believes in it."""
+GATEWAY_SHORT_WHY_S = 0.1
+"""To learn why an engine was lost, while the next one could go on."""
 
 
 log = logging.getLogger(__name__)
-
-Pick = Callable[[Sequence[Upstream]], Upstream]
 
 
 class EngineUntried(EngineLost):
@@ -72,12 +73,12 @@ class EngineChoice:
         serving: ModelServing,
         *,
         limit_s: float,
-        pick: Pick = lambda upstreams: upstreams[0],
+        picker: Picker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pick`: the best of several."""
+        """`picker`: chooses among several."""
         self._serving = serving
-        self._pick = pick
+        self._picker = picker
         self._limit_s = limit_s
         self._clock = clock
         self._last: Upstream | None = None
@@ -89,6 +90,8 @@ class EngineChoice:
         self._why: asyncio.Task[str] | None = None
         self._in_vain = 0
         """Losses in a row for which the request may be to blame."""
+        self._has_others = False
+        """Another engine stood ready when the last one failed."""
         self.count = 0
         """Engines that have failed so far."""
 
@@ -101,6 +104,8 @@ class EngineChoice:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._picker is not None:
+            self._picker.close()
         if self._why is not None:
             self._why.cancel()
             await asyncio.wait((self._why,))
@@ -109,6 +114,9 @@ class EngineChoice:
     def left_s(self) -> float | None:
         """For the next engine to begin with the request; None as long as none was lost."""
         return max(0.0, self._limit_s - (self._clock() - self._since_s)) if self._is_lost else None
+
+    def _pick(self, upstreams: Sequence[Upstream]) -> Upstream:
+        return upstreams[0] if self._picker is None else self._picker.pick(upstreams)
 
     async def next(self) -> Upstream:
         """The engine to ask now; raises the `Failure` when there is none, or none comes in time."""
@@ -136,6 +144,9 @@ class EngineChoice:
         """`upstream` did not finish the answer; `told`: it has said something new before."""
         self.count += 1
         self._last, self._last_s = upstream, self._clock()
+        self._has_others = len(self._serving.upstreams()) > 1
+        if self._picker is not None and not isinstance(error, EngineUntried):
+            self._picker.failed(upstream)
         if told:
             self._in_vain, self._is_lost = 0, False
         if not self._is_lost:
@@ -154,6 +165,13 @@ class EngineChoice:
     async def why(self) -> str:
         """The sentence why the last one failed."""
         return await self._why if self._why is not None else ""
+
+    async def why_in_short(self) -> str:
+        """The same, but not for long where another engine stood ready: the answer goes on."""
+        if self._why is None or self._last is None or not self._has_others:
+            return await self.why()
+        done, _ = await asyncio.wait((self._why,), timeout=GATEWAY_SHORT_WHY_S)
+        return await self._why if done else f"the engine of {self._last.served_by or 'this node'} was lost"
 
     async def _explain(self, upstream: Upstream, error: EngineError) -> str:
         try:

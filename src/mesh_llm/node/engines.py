@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import EngineLoss, Health, ModelServing, Upstream
+from mesh_llm.gateway.upstream import EngineLoad, EngineLoss, Health, ModelServing, Upstream
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.mesh_settings import ModelSettings
@@ -73,7 +73,13 @@ class ModelEngines:
 
     def _upstream_of(self, run: PlanRun) -> Upstream:
         url, key = run.engine_address()
-        return Upstream(url=url, key=key, served_by=self._node_name, predict=run.settings.predict)
+        load = None
+        if (turns := self.slot_queue) is not None:
+            load = EngineLoad.of(run.plan, taken=turns.taken, waiting=turns.waiting, turn_s=turns.turn_s)
+        return Upstream(url=url, key=key, served_by=self._node_name, predict=run.settings.predict, load=load)
+
+    async def look(self, digests: Sequence[str]) -> Mapping[str, str]:
+        return await self._remote.look(digests)
 
     def health(self) -> Health:
         return self._health()

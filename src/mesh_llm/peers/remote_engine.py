@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,16 +14,19 @@ from typing import Any
 from mesh_llm.defaults import ENGINE_EXPLAIN_S
 from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
-from mesh_llm.gateway.upstream import EngineLoss, SlotRequest, Upstream
+from mesh_llm.gateway.slot_queue import GATEWAY_TURN_GUESS_S
+from mesh_llm.gateway.upstream import EngineLoad, EngineLoss, SlotRequest, Upstream
 from mesh_llm.membership.member import Published
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
-from mesh_llm.status_schema import ServingStatus, from_document
+from mesh_llm.status_schema import LoadStatus, ServingStatus, from_document
 from mesh_llm.types import NodeId, Plan, ServingPlan, Stage, State
 
 REMOTE_ANSWER_S = 2.0
 """For a host to tell of its engine; `status` answers without it rather than late."""
+REMOTE_LOOK_S = 0.5
+"""For a host to tell how busy it is; a request goes without that rather than late."""
 REMOTE_RETRY_S = 0.5
 REMOTE_EXPLAIN_POLL_S = 0.1
 REMOTE_REMEMBERED = 4
@@ -59,6 +62,8 @@ class RemoteEngine:
         self._wake = asyncio.Event()
         self._known: dict[int, _Engine] = {}
         """Those that take requests, by which of the model's replicas they are."""
+        self._told: dict[str, tuple[int, int, float]] = {}
+        """By url, what hosts said last: turns that are taken, that are waited for, and how long one takes."""
         self._last: deque[_Engine] = deque(maxlen=REMOTE_REMEMBERED)
         """Those that requests may still hang on, for the sentence why one broke off."""
 
@@ -105,7 +110,28 @@ class RemoteEngine:
             served_by=self._mesh.name_of(engine.host),
             connect=partial(self._connect, engine.host, engine.epoch),
             predict=settings.predict if settings is not None else None,
+            load=self._load(engine),
         )
+
+    def _load(self, engine: _Engine) -> EngineLoad:
+        taken, waiting, turn_s = self._told.get(engine.url, (0, 0, GATEWAY_TURN_GUESS_S))
+        return EngineLoad.of(engine.plan, taken=taken, waiting=waiting, turn_s=turn_s)
+
+    async def look(self, digests: Sequence[str]) -> dict[str, str]:
+        """How busy hosts are, and which of these beginnings of a prompt each engine has read, by url."""
+        engines = {each.url: each for each in self._known.values()}
+        told = await asyncio.gather(*(self._look_at(each, digests) for each in engines.values()))
+        self._told = {url: self._told[url] for url in engines if url in self._told}
+        return dict(zip(engines, told, strict=True))
+
+    async def _look_at(self, engine: _Engine, digests: Sequence[str]) -> str:
+        with suppress(MeshError, TimeoutError):
+            async with asyncio.timeout(REMOTE_LOOK_S):
+                document = await self._ask(engine.host, engine.epoch, beginnings=list(digests))
+                told = from_document(LoadStatus, document.get("load"))
+                self._told[engine.url] = told.taken, told.waiting, told.turn_s or GATEWAY_TURN_GUESS_S
+                return told.read
+        return ""
 
     async def why(self, upstream: Upstream) -> EngineLoss:
         """Why a request to that engine broke off: who of its plan was lost, if anybody."""

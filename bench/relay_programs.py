@@ -92,8 +92,14 @@ class _Node:
     def slot_queues(self) -> Sequence[SlotQueue]:
         return ()
 
+    def upstreams(self) -> Sequence[Upstream]:
+        return (self._upstream,)
+
     def upstream(self) -> Upstream:
         return self._upstream
+
+    async def look(self, digests: Sequence[str]) -> dict[str, str]:
+        return {}
 
     def engine(self, epoch: int) -> Upstream | None:
         return None

@@ -30,6 +30,8 @@ MODELS_LIMIT = 16
 IDLE_DEFAULT_S = 600
 """Until a model that is loaded on demand goes, where its owner does not say."""
 IDLE_LIMIT_S = 366 * 86400
+REPLICAS_LIMIT = 16
+"""Of one model, each on nodes of its own."""
 SCALE_LIMIT = 1000.0
 """Of an adapter: what is more is a mistake."""
 
@@ -131,6 +133,26 @@ def _span(value: object) -> tuple[str, int, int]:
     return _name(value[0]), first, last
 
 
+def _replicas(value: object) -> tuple[int, int]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError("not two numbers")
+    least, most = map(_whole(1, REPLICAS_LIMIT), value)
+    if most < least:
+        raise ValueError("not a number, and one that is at least as large")
+    return least, most
+
+
+def parse_replicas(text: str) -> tuple[int, int]:
+    """`N` or `MIN-MAX` of --replicas."""
+    match = _SPAN.match(text)
+    try:
+        if match is None:
+            raise ValueError("not a number, or two as in 1-2")
+        return _replicas((int(match[1]), int(match[2] or match[1])))
+    except ValueError as error:
+        raise UsageError(f"--replicas {text} is {error}") from None
+
+
 def parse_shares(text: str) -> tuple[float, ...]:
     """`R,R,…` of --tensor-split."""
     try:
@@ -185,6 +207,8 @@ class MeshOptions(EngineOptions):
     tensor_split: tuple[float, ...] | None = _option("--tensor-split", _list_of(_share), parse=parse_shares)
     layers: tuple[tuple[str, int, int], ...] | None = _option("--layers", _list_of(_span), parse=parse_layers)
     """By node name: first layer, and the last, not included."""
+    replicas: tuple[int, int] | None = _option("--replicas", _replicas, parse=parse_replicas)
+    """How often it runs at least, and at most where requests wait; None: once."""
 
 
 ENGINE_OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(EngineOptions)}
@@ -279,6 +303,14 @@ class ModelSettings(MeshOptions):
     def side_files(self) -> tuple[SideFile, ...]:
         projector = () if self.projector is None else (self.projector,)
         return (*projector, *(adapter.file for adapter in self.adapters))
+
+    @property
+    def least_replicas(self) -> int:
+        return self.replicas[0] if self.replicas is not None else 1
+
+    @property
+    def most_replicas(self) -> int:
+        return self.replicas[1] if self.replicas is not None else 1
 
     @property
     def plan_version(self) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT, is_number
-from mesh_llm.mesh_settings import ADAPTERS_LIMIT, MODELS_LIMIT
+from mesh_llm.mesh_settings import ADAPTERS_LIMIT, MODELS_LIMIT, REPLICAS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS, SENTENCE_CHARS, clean
 
 T = TypeVar("T")
@@ -70,6 +70,17 @@ class ModelStatus:
 
 
 @frozen
+class ReplicaStatus:
+    """One of the plans by which a model runs."""
+
+    host: Name
+    mode: Name
+    nodes: Annotated[tuple[Name, ...], _STAGES]
+    crowded: bool
+    """Requests wait there, or did a while ago."""
+
+
+@frozen
 class ServedModelStatus:
     """One of the models that the mesh serves."""
 
@@ -85,6 +96,12 @@ class ServedModelStatus:
     slots: int | None
     nodes: Annotated[tuple[Name, ...], _STAGES] = ()
     """That compute it, by id."""
+    replicas: Annotated[tuple[ReplicaStatus, ...], REPLICAS_LIMIT] = ()
+    """All plans by which it runs; host, mode and nodes above are of the first."""
+    replicas_wanted: int = 1
+    replicas_least: int = 1
+    replicas_most: int = 1
+    """As owners have set them."""
 
 
 @frozen
@@ -182,6 +199,17 @@ class ServingStatus:
     model: ModelStatus | None
     plan: PlanStatus | None
     engine: EngineStatus
+
+
+@frozen
+class LoadStatus:
+    """What gateways elsewhere choose by."""
+
+    taken: int = 0
+    waiting: int = 0
+    turn_s: float = 0.0
+    read: Name = ""
+    """Of the beginnings of a prompt that were asked about, the longest that the engine has read."""
 
 
 # -- what every node tells of itself and its mesh -------------------------------------------------

@@ -474,6 +474,8 @@ class ServingPlan:
     """Of the settings that it was made by; 0 where nobody knows."""
     fingerprint: Fingerprint = Fingerprint("")
     """Of its model; empty where a node of an older version, which has one model alone, hosts it."""
+    replica: int = 0
+    """Which of the plans of its model, where that runs more than once."""
 
 
 @frozen
@@ -554,6 +556,10 @@ class NodeFacts:
     """The plan that it hosts for the default model, or for the one that was the default until now."""
     also_serving: tuple[ServingPlan, ...] = ()
     """The plans that it hosts for others."""
+    replicas: tuple[ServingPlan, ...] = ()
+    """Those that it hosts beside the first one of their model, which older versions must not take for it."""
+    crowded: tuple[int, ...] = ()
+    """Epochs of its plans at which requests wait, or did a while ago: their models may run once more."""
     starting: tuple[ServingPlan, ...] = ()
     """Plans of all models that it is bringing up: their memory is taken."""
     demand: tuple[Demand, ...] = ()
@@ -564,4 +570,5 @@ class NodeFacts:
 
     @property
     def served(self) -> tuple[ServingPlan, ...]:
-        return (*((self.serving,) if self.serving is not None else ()), *self.also_serving)
+        first = (self.serving,) if self.serving is not None else ()
+        return (*first, *self.also_serving, *self.replicas)

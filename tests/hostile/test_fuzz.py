@@ -277,7 +277,7 @@ def test_every_kind_is_tried() -> None:
         new_identity().id, facts, incarnation=1, on_change=lambda: None, on_refused=lambda node, why: None
     )
     nothing: Any = SimpleNamespace(lending=None)
-    node.attach(nothing, IncomingStreams(nothing, nothing, nothing, nothing).services)
+    node.attach(nothing, IncomingStreams(nothing, nothing, nothing, nothing, nothing).services)
     assert sorted(STREAMS) == sorted(node.kinds_for(Role.NODE))
     assert sorted(MESSAGES) == sorted([*SHAPES, claims_exchange.KIND, claims_exchange.PROMOTION])
 

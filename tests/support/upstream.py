@@ -210,8 +210,14 @@ class FakeNode:
     def slot_queues(self) -> Sequence[SlotQueue]:
         return () if self.turns is None else (self.turns,)
 
+    def upstreams(self) -> list[Upstream]:
+        return [self.where] if self.where is not None else []
+
     def upstream(self) -> Upstream | None:
         return self.where
+
+    async def look(self, digests: Sequence[str]) -> dict[str, str]:
+        return {}
 
     def engine(self, epoch: int) -> Upstream | None:
         return self.where

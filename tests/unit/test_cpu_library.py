@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mesh_llm.node.cpu_library import CpuLibrary
-from mesh_llm.types import NodeId
+from mesh_llm.types import NodeFacts, NodeId, Role
 
 BUSY = {"taken": 1}
 
@@ -45,9 +45,8 @@ def library(
         value = say.get(name)
         return None if value is None else SimpleNamespace(facts=SimpleNamespace(cpu_library=value))
 
-    mesh: Any = SimpleNamespace(
-        me=NodeId("a"), own_memory_bytes=lambda: 100, nodes_here=lambda: nodes, member=member
-    )
+    facts = NodeFacts(name="a", role=Role.NODE, version="", memory_bytes=100)
+    mesh: Any = SimpleNamespace(me=NodeId("a"), facts=facts, nodes_here=lambda: nodes, member=member)
     runs = [SimpleNamespace(plan=plan(a=hosted, b=1000))] if hosted else []
     unused: Any = None
     model: Any = (SimpleNamespace(runs=runs), Queue(queue))

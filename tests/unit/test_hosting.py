@@ -14,6 +14,7 @@ from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host import hosting
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun, StageLost
+from mesh_llm.membership.member import Member
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import Demands, ModelDemand
@@ -51,6 +52,13 @@ class StillMesh:
         own = (ME, self.published) if self.published is not None else None
         both = [each for each in (own, self.elsewhere) if each is not None]
         return max(both, key=lambda each: (each[1].epoch, each[0]), default=None)
+
+    def replicas(self, fingerprint: Fingerprint | None = None) -> dict[int, tuple[NodeId, ServingPlan]]:
+        serving = self.serving()
+        return {0: serving} if serving is not None else {}
+
+    def alive(self) -> list[Member]:
+        return []
 
     def highest_epoch(self) -> int:
         serving = self.serving()
@@ -135,6 +143,9 @@ class NodeMemory:
 
     def on_drained(self) -> None:
         self.drained += 1
+
+    def is_crowded(self, now: float) -> bool:
+        return False
 
     async def until_serving(self) -> None:
         await self.until(lambda: bool(self.runs))

@@ -82,6 +82,7 @@ WRONG: dict[str, list[Any]] = {
     "cache_type_k": ["f" * 129, "f16\n", None, 7, ["f16"], {}],
     "split": [0, "yes", None],
     "tensor_split": [[True], [float("inf")], ["1"], {"a": 1}, 1, [1] * 257],
+    "replicas": [[0, 1], [2, 1], [1, 17], [1], 2, "1-2", [True, True], [1.0, 2.0]],
     "layers": [[["a", 0, 1 << 17]], [["a\n", 0, 1]], [["a" * 129, 0, 1]], [{}]],
 }
 

@@ -41,9 +41,9 @@ class TwoOthers:
         self.state = State.SERVING
         self.epoch = 7
 
-    def serving(self, fingerprint: Fingerprint | None = None) -> tuple[NodeId, ServingPlan] | None:
+    def replicas(self, fingerprint: Fingerprint | None = None) -> dict[int, tuple[NodeId, ServingPlan]]:
         plan = plan_of((HOST, 0, 15), (WORKER, 15, 30))
-        return HOST, ServingPlan(epoch=self.epoch, plan=plan, settings_version=1)
+        return {0: (HOST, ServingPlan(epoch=self.epoch, plan=plan, settings_version=1))}
 
     def member(self, node: NodeId) -> Any:
         return SimpleNamespace(present=node in self.present, facts=SimpleNamespace(state=self.state))
@@ -74,8 +74,7 @@ class Asked:
             async with asyncio.timeout(20):
                 await learnt.wait()
             task.cancel()
-        upstream = self.remote.upstream()
-        assert upstream is not None
+        (upstream,) = self.remote.upstreams()
         return upstream
 
 

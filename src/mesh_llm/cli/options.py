@@ -105,6 +105,11 @@ _OPTIONS = [
         help="exact layers for each node, by name; a worker's devices are filled one after the other",
     ),
     click.option(
+        "--replicas",
+        metavar="N|MIN-MAX",
+        help="how often the model runs, each time on other nodes; up to MAX while requests wait (default: 1)",
+    ),
+    click.option(
         "--hosting",
         type=click.Choice(("auto", "prefer", "never")),
         default="auto",

@@ -8,8 +8,8 @@ The life of a request:
 3. A request for text (`text_request`, in one of the `dialects`) is sent as a stream; anything else goes
    to the engine as it came (`delivery`, redacted where the engine reports on itself). What makes
    the engine compute waits for a slot first (`slot_queue`), here or, if the engine is elsewhere, there.
-   `engine_choice` asks `Serving` where the engine listens, `proxy` takes an `engine_connection` to it
-   from the `connection_pool`.
+   `engine_choice` asks `Serving` where the engine listens, and `replica_choice` which of several;
+   `proxy` takes an `engine_connection` to it from the `connection_pool`.
 4. The answer's body goes from the engine's socket to the client's within one callback: `http_framing`
    unwraps and checks it, `answer` notes its events, `answer_writer` wraps them for the client. A client
    that does not keep up pauses the reading of the engine's socket; `stall_timer` bounds every wait.
@@ -38,6 +38,8 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     engine_request     a request as the engine gets it
     slot_queue         the fair queue in front of an engine's slots
     engine_choice      which engine to ask, and which one next
+    replica_choice     which of a model's engines, where it runs more than once
+    warm_prefixes      which engine has read the beginning of a prompt
     upstream           what the gateway asks of the node behind it
     proxy              sends a request to an engine, and to the next one if that dies
     connection_pool    connections to engines

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.engine_connection import EngineError, EngineLost
+from mesh_llm.gateway.replica_choice import Picker
 from mesh_llm.gateway.upstream import EngineLoss, ModelServing, Upstream
 from mesh_llm.types import State
 
@@ -26,6 +27,8 @@ GATEWAY_LOAD_DOUBT_S = 2.0
 """That a request goes on waiting for a model that seems not to fit: nodes come and go."""
 GATEWAY_SAME_ENGINE_S = 0.5
 """Before an engine that broke off is asked again, as long as the node believes in it."""
+GATEWAY_SHORT_WHY_S = 0.1
+"""To learn why an engine was lost, while the next one could go on."""
 
 
 log = logging.getLogger(__name__)
@@ -36,9 +39,9 @@ class EngineUntried(EngineLost):
 
 
 async def is_given_up(serving: ModelServing, upstream: Upstream, *, within_s: float) -> bool:
-    """Whether the node has another engine, or none, soon after that one complained."""
+    """Whether the node has no such engine any more, soon after it complained."""
     deadline = time.monotonic() + within_s
-    while serving.upstream() == upstream:
+    while upstream in serving.upstreams():
         if time.monotonic() >= deadline:
             return False
         await asyncio.sleep(GATEWAY_LOOK_S)
@@ -51,8 +54,8 @@ async def until_serving(
     patience_s: float | None = None,
     loads: bool = False,
     on_wait: Callable[[str], Awaitable[None]] | None = None,
-) -> Upstream:
-    """The engine to ask; raises the `Failure` when there is none after the client's patience.
+) -> Sequence[Upstream]:
+    """Engines to ask; raises the `Failure` when there are none after the client's patience.
 
     From one plan to the next a node that serves may have nothing to serve with for a moment, as
     long as it takes to hear of the successor. Nobody has to know.
@@ -61,7 +64,7 @@ async def until_serving(
     """
     began_s = time.monotonic()
     loading_s = began_s - GATEWAY_LOAD_DOUBT_S
-    while (upstream := serving.upstream()) is None:
+    while not (upstreams := serving.upstreams()):
         health, now_s = serving.health(), time.monotonic()
         if loads:
             serving.want()
@@ -74,7 +77,7 @@ async def until_serving(
         if on_wait is not None:
             await on_wait(health.reason)
         await asyncio.sleep(GATEWAY_LOOK_S)
-    return upstream
+    return upstreams
 
 
 class EngineChoice:
@@ -90,9 +93,12 @@ class EngineChoice:
         serving: ModelServing,
         *,
         limit_s: float,
+        picker: Picker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`picker`: chooses among several."""
         self._serving = serving
+        self._picker = picker
         self._limit_s = limit_s
         self._clock = clock
         self._last: Upstream | None = None
@@ -104,6 +110,8 @@ class EngineChoice:
         self._why: asyncio.Task[str] | None = None
         self._in_vain = 0
         """Losses in a row for which the request may be to blame."""
+        self._has_others = False
+        """Another engine stood ready when the last one failed."""
         self.count = 0
         """Engines that have failed so far."""
 
@@ -116,6 +124,8 @@ class EngineChoice:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._picker is not None:
+            self._picker.close()
         if self._why is not None:
             self._why.cancel()
             await asyncio.wait((self._why,))
@@ -125,10 +135,13 @@ class EngineChoice:
         """For the next engine to begin with the request; None as long as none was lost."""
         return max(0.0, self._limit_s - (self._clock() - self._since_s)) if self._is_lost else None
 
+    def _pick(self, upstreams: Sequence[Upstream]) -> Upstream:
+        return upstreams[0] if self._picker is None else self._picker.pick(upstreams)
+
     async def next(self) -> Upstream:
         """The engine to ask now; raises the `Failure` when there is none, or none comes in time."""
         if self._last is None:
-            return await until_serving(self._serving)
+            return self._pick(await until_serving(self._serving))
         if self._in_vain >= GATEWAY_RESUME_TRIES:
             why = await self.why()
             # Unless it turns out that the last one was lost with a node.
@@ -139,11 +152,12 @@ class EngineChoice:
             if now_s - self._since_s >= self._limit_s:
                 why = await self.why()
                 raise api_errors.not_resumed(f"{why}; no other engine served within {self._limit_s:.0f} s")
-            upstream = self._serving.upstream()
+            upstreams = self._serving.upstreams()
             # The way to it may have broken, and not the engine itself: it gets a moment to turn out which.
-            is_due = upstream != self._last or now_s - self._last_s >= GATEWAY_SAME_ENGINE_S
-            if upstream is not None and is_due:
-                return upstream
+            if now_s - self._last_s < GATEWAY_SAME_ENGINE_S or len(upstreams) > 1:
+                upstreams = [each for each in upstreams if each != self._last]
+            if upstreams:
+                return self._pick(upstreams)
             self._serving.want()
             await asyncio.sleep(GATEWAY_LOOK_S)
 
@@ -151,6 +165,9 @@ class EngineChoice:
         """`upstream` did not finish the answer; `told`: it has said something new before."""
         self.count += 1
         self._last, self._last_s = upstream, self._clock()
+        self._has_others = len(self._serving.upstreams()) > 1
+        if self._picker is not None and not isinstance(error, EngineUntried):
+            self._picker.failed(upstream)
         if told:
             self._in_vain, self._is_lost = 0, False
         if not self._is_lost:
@@ -169,6 +186,13 @@ class EngineChoice:
     async def why(self) -> str:
         """The sentence why the last one failed."""
         return await self._why if self._why is not None else ""
+
+    async def why_in_short(self) -> str:
+        """The same, but not for long where another engine stood ready: the answer goes on."""
+        if self._why is None or self._last is None or not self._has_others:
+            return await self.why()
+        done, _ = await asyncio.wait((self._why,), timeout=GATEWAY_SHORT_WHY_S)
+        return await self._why if done else f"the engine of {self._last.served_by or 'this node'} was lost"
 
     async def _explain(self, upstream: Upstream, error: EngineError) -> str:
         try:

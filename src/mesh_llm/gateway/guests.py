@@ -34,6 +34,7 @@ from mesh_llm.gateway.request_body import RequestBody
 from mesh_llm.gateway.routes import Route
 from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
 from mesh_llm.gateway.upstream import Serving
+from mesh_llm.gateway.warm_prefixes import WarmPrefixes, read_prompt
 
 GUEST_IDLE_S = 15.0
 """For another node's gateway to send a request: it asks for a connection when it has one, and keeps one
@@ -61,8 +62,11 @@ _BROKEN = "broken"
 
 
 class Guests:
-    def __init__(self, serving: Serving, limits: Limits, count: Callable[[str], None]) -> None:
+    def __init__(
+        self, serving: Serving, limits: Limits, count: Callable[[str], None], warm: WarmPrefixes
+    ) -> None:
         """`count` is told how each request ended."""
+        self._warm = warm
         self._serving = serving
         self._tokenizing = SlotQueue(GUEST_TOKENIZES)
         self._count = count
@@ -213,6 +217,9 @@ class Guests:
         upstream = self._serving.engine(guest.epoch)
         if upstream is None:
             raise EngineLost("the engine of that plan has ended")
+        several = any(len(model.upstreams()) > 1 for model in self._serving.models())
+        if several and engine_request.route.computes:
+            self._warm.note(upstream.url, read_prompt(body.start))
         asked = engine_request.head(upstream, body.headers()) + body.start
         connection = await self._pool.ask(upstream, request.method, asked)
         try:

@@ -38,6 +38,7 @@ from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.model_list import MODELS_PATH, entry, found, is_list, model_asked_for
 from mesh_llm.gateway.model_route import chosen, named
 from mesh_llm.gateway.ollama_models import OllamaModels
+from mesh_llm.gateway.replica_choice import ReplicaChoice
 from mesh_llm.gateway.request_body import RequestBody
 from mesh_llm.gateway.resume_join import Diverged
 from mesh_llm.gateway.routes import PLAIN, Route
@@ -45,6 +46,7 @@ from mesh_llm.gateway.slot_queue import QueueFull, SlotWaitExpired
 from mesh_llm.gateway.sse import dump
 from mesh_llm.gateway.text_request import TextRequest, ollama_document
 from mesh_llm.gateway.upstream import ModelServing, Serving, SlotRequest, Upstream
+from mesh_llm.gateway.warm_prefixes import WarmPrefixes, prompt_of
 
 GATEWAY_DOUBT_S = 0.5
 """To hear of a lost worker after the engine answered 500: it says that to some wrong questions, too."""
@@ -86,14 +88,16 @@ class _Request:
 class Proxy:
     """The way to the engine and back, for all requests of one gateway."""
 
-    def __init__(self, serving: Serving, limits: Limits) -> None:
+    def __init__(self, serving: Serving, limits: Limits, warm: WarmPrefixes) -> None:
         self._serving = serving
+        self._choice = ReplicaChoice(warm)
         self._limits = limits
         self._kept_bytes = 0
         self._pool = ConnectionPool(limits)
         self._ollama = OllamaModels(self._told)
 
     def close(self) -> None:
+        self._choice.close()
         self._pool.close()
 
     async def answer(self, http: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
@@ -231,15 +235,15 @@ class Proxy:
         try:
             with answer.beating():
                 await _until_serving(request.http, request.model, on_wait=answer.wait)
-                refusal = await self._complete(request, answer)
+                refusal = await self._complete(request, answer, generation.body)
             return await _finished(answer) if refusal is None else refusal
         finally:
             await answer.close()
 
-    async def _complete(self, request: _Request, answer: Answer) -> web.StreamResponse | None:
+    async def _complete(self, request: _Request, answer: Answer, body: Document) -> web.StreamResponse | None:
         """Ask engines until nothing is missing; returns what one says instead where it does not mean to."""
         exchange = request.exchange
-        async with EngineChoice(request.model, limit_s=self._limits.resume_s) as attempts:
+        async with await self._attempts(request.model, body) as attempts:
             while not answer.is_whole:
                 answer.doing = "waiting for the next engine"
                 upstream = await attempts.next()
@@ -268,11 +272,17 @@ class Proxy:
                         attempts.failed(upstream, error, told=exchange.events > before)
         return None
 
+    async def _attempts(self, model: ModelServing, body: Document) -> EngineChoice:
+        """Engines for a request; the first one with regard to its prompt, where there are several."""
+        several = len(model.upstreams()) > 1
+        picker = await self._choice.picker(model, prompt_of(body)) if several else None
+        return EngineChoice(model, limit_s=self._limits.resume_s, picker=picker)
+
     async def _resume(
         self, answer: Answer, exchange: Exchange, attempts: EngineChoice, upstream: Upstream
     ) -> None:
         exchange.resumed += 1
-        why = await attempts.why()
+        why = await attempts.why_in_short()
         where = upstream.served_by or upstream.url
         log.warning("request resumed elsewhere events=%d node=%s cause=%s", exchange.events, where, why)
         answer.remark(f"resumed {exchange.resumed}, served by {where}: {why}")
@@ -359,7 +369,7 @@ class Proxy:
     async def _pass_on(self, request: _Request, body: RequestBody) -> web.StreamResponse:
         """As it came; to another engine as long as the client has heard nothing."""
         exchange, engine = request.exchange, request.engine
-        async with EngineChoice(request.model, limit_s=self._limits.resume_s) as attempts:
+        async with await self._attempts(request.model, {}) as attempts:
             while True:
                 upstream = await attempts.next()
                 turn = engine.turn(within_s=attempts.left_s)
@@ -459,7 +469,7 @@ class Proxy:
         method = request.engine.method
         request.exchange.served_by = _elsewhere(upstream)
         async with self._in_turn(upstream, turn):
-            if turn is not None and request.model.upstream() != upstream:
+            if turn is not None and upstream not in request.model.upstreams():
                 raise EngineUntried("the engine was replaced while the request waited for a slot")
             for part in parts[:-1]:
                 connection = await self._pool.ask(upstream, method, part, turn)

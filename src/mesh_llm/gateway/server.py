@@ -26,6 +26,7 @@ from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Proxy
 from mesh_llm.gateway.upstream import Serving
+from mesh_llm.gateway.warm_prefixes import WarmPrefixes
 from mesh_llm.loopback import is_loopback
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import State
@@ -68,6 +69,7 @@ class Gateway:
         self._guard = ApiAccess(api_key=config.api_key, listen=config.listen, keys=self.keys)
         self._meters = Meters()
         self._meters.watch_queues(serving.slot_queues)
+        self.warm = WarmPrefixes()
         self._relay: Proxy | None = None
         self._guests: Guests | None = None
         self._runner: web.ServerRunner | None = None
@@ -96,8 +98,8 @@ class Gateway:
         context = None if config.tls_cert is None else ports.tls(config.tls_cert, config.tls_key)
         taken = await asyncio.to_thread(ports.bind, config.listen, config.port)
         self._port = taken.getsockname()[1]
-        self._relay = Proxy(self._serving, config.limits)
-        self._guests = Guests(self._serving, config.limits, self._meters.count_guest)
+        self._relay = Proxy(self._serving, config.limits, self.warm)
+        self._guests = Guests(self._serving, config.limits, self._meters.count_guest, self.warm)
         # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
         self._runner = web.ServerRunner(
             ClientServer(self._handle, config.limits), shutdown_timeout=GATEWAY_STOP_S

@@ -184,6 +184,11 @@ class SlotQueue:
         return self._taken
 
     @property
+    def turn_s(self) -> float:
+        """That a turn takes, about."""
+        return self._lasts_s
+
+    @property
     def free(self) -> bool:
         """A turn can be had without waiting."""
         return self._taken < self._slots

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Sequence
-from dataclasses import field
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Protocol
 
 from mesh_llm.frozen import frozen
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.types import State
+from mesh_llm.types import Plan, State
 
 
 @frozen
@@ -38,6 +38,27 @@ class OpenConnection(Protocol):
 
 
 @frozen
+class EngineLoad:
+    """What an engine has to do, and how fast it is, as its host tells."""
+
+    taken: int = 0
+    waiting: int = 0
+    slots: int = 1
+    turn_s: float = 5.0
+    """That a turn takes."""
+    tok_s: float = 10.0
+    """For one answer alone, as predicted."""
+    prompt_tok_s: float = 100.0
+
+    @classmethod
+    def of(cls, plan: Plan, *, taken: int, waiting: int, turn_s: float) -> EngineLoad:
+        load = cls(taken=taken, waiting=waiting, slots=max(1, plan.slots), turn_s=turn_s)
+        if (predicted := plan.predicted) is None or min(predicted.tok_s, predicted.prompt_tok_s) <= 0:
+            return load
+        return replace(load, tok_s=predicted.tok_s, prompt_tok_s=predicted.prompt_tok_s)
+
+
+@frozen
 class Upstream:
     """Where the engine listens right now."""
 
@@ -52,6 +73,9 @@ class Upstream:
     """To an engine on another node; that one's url is only a name."""
     predict: int | None = field(default=None, compare=False)
     """Tokens of an answer, at most, where its request sets no limit."""
+
+    load: EngineLoad | None = field(default=None, compare=False)
+    """As last heard; None where nobody has said."""
 
     @property
     def authority(self) -> str:
@@ -84,8 +108,14 @@ class ModelServing(Protocol):
     def names(self) -> tuple[str, ...]:
         """What it is called: first the name under which it is served."""
 
+    def upstreams(self) -> Sequence[Upstream]:
+        """Where a request may be sent now, this node's own engine first; none while nothing serves."""
+
     def upstream(self) -> Upstream | None:
-        """Where to send a request now; None while there is nothing to serve with."""
+        """The first of them."""
+
+    async def look(self, digests: Sequence[str]) -> Mapping[str, str]:
+        """Ask hosts elsewhere how busy they are; which of these beginnings of a prompt each knows, by url."""
 
     def health(self) -> Health:
         """Of the node, as far as this model goes."""

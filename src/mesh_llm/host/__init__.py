@@ -1,6 +1,7 @@
 """The plans that this node hosts.
 
 hosting        decides when to bring up, replace or retry a model's plan
+decisions      what should run, of each of the model's replicas
 plan_run       one plan: leases of its workers, links to them, an engine over all of it
 ending_runs    plans that were replaced or failed, until their engines have ended
 declined_ops   ops that a worker does not compute for its own layers, in words

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from mesh_llm.errors import EngineFailed, MeshError
+from mesh_llm.host.decisions import Decisions
 from mesh_llm.host.ending_runs import EndingRuns
 from mesh_llm.host.plan_run import PlanRun, StageLost
 from mesh_llm.mesh_settings import ModelSettings
@@ -24,8 +26,7 @@ from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.backoff import Backoff
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.eligibility import without_layers
-from mesh_llm.types import Mode, ModelFacts, NodeId, Plan, ServingPlan, State
+from mesh_llm.types import Fingerprint, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
 PLAN_TICK_S = 1.0
 """Between two looks at the plan when nothing was heard: pauses end, and barred nodes come back."""
@@ -61,6 +62,9 @@ class HostingWatcher(Protocol):
     def on_drained(self) -> None:
         """A replaced engine takes no more requests."""
 
+    def is_crowded(self, now: float) -> bool:
+        """Whether requests wait for the engine that serves."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
@@ -92,6 +96,7 @@ class Hosting:
         self._make_run = make_run
         self._model = model
         self._watcher = watcher
+        self._decisions = Decisions(mesh, plans)
         self._attempts = Backoff()
         self._wake = asyncio.Event()
         self._pause_s = PLAN_RETRY_FIRST_S
@@ -106,11 +111,7 @@ class Hosting:
         self.serving: PlanRun | None = None
         self.starting: PlanRun | None = None
         """The one that is being brought up, beside the one that serves."""
-        self._instead_of: ServingPlan | None = None
-        """What served when the one that starts was begun."""
         self._has_served = False
-        self._was_served = False
-        """By whomever: somebody may wait for the next engine."""
         self._closing = False
 
     @property
@@ -191,69 +192,55 @@ class Hosting:
                 self._watcher.on_standing_by()
             return
         model, settings = known
+        if settings.most_replicas > settings.least_replicas:
+            self._plans.crowd(self.serving is not None and self._watcher.is_crowded(now))
+        self._renumber()
         failed = self._attempts.barred(now=now)
-        plan = self._decided(model, settings, failed)
-        if plan.mode is Mode.WAITING and failed:
-            plan = self._decided(model, settings, self._attempts.barred(now=now, longest_s=NEEDED_S))
-        plan = self._demand.with_room(
-            plan,
-            lambda gone: decide(
-                self._plans.snapshot(gone), model, settings, current=None, barred=self._mesh.unready()
-            ),
-        )
-        self.plan = plan
-        self._plans.decide(plan)
-        if plan.host != self._mesh.me:
+        decided = partial(self._decisions.made, model, settings, serving=self.serving, starting=self.starting)
+        plans = decided(failed)
+        if failed and all(plan.mode is Mode.WAITING for plan in plans.values()):
+            plans = decided(self._attempts.barred(now=now, longest_s=NEEDED_S))
+        plans = self._with_room(plans, model, settings)
+        self._plans.decide(plans)
+        plan = self.plan = self._own_part(plans)
+        if self._plans.replica not in plans:
+            self._make_way(plan)
+        elif plan.host != self._mesh.me:
             self._stand_back(plan, own_failure=failed.get(self._mesh.me))
-        elif self.serving is not None and self._is_followed() and _still_good(self.serving, plan, settings):
-            if self.serving.settings.plan_version != settings.plan_version:
+        elif self._plans.rival() is None and _still_good(self.serving, plan, settings):
+            if self.serving is not None and self.serving.settings.plan_version != settings.plan_version:
                 self._publish_serving(self.serving, settings)
             self._drop_starting()
-        elif self.starting is None or not _still_good(self.starting, plan, settings):
+        elif not _still_good(self.starting, plan, settings):
             self._drop_starting()
             if now >= self._not_before and self._has_room_for(plan):
                 self._start(plan)
 
-    def _decided(self, model: ModelFacts, settings: ModelSettings, failed: Mapping[NodeId, str]) -> Plan:
-        snapshot = self._plans.snapshot()
-        barred = {**failed, **self._mesh.unready()}
-        starting, current = self.starting, self._current(settings)
-        self._was_served = self._was_served or current is not None
-        if (
-            starting is not None
-            and starting.settings.plan_version == settings.plan_version
-            and not self._is_outdone()
-        ):
-            # Given up for the reasons for which one that serves is: delays stray, most of all at first.
-            begun = ServingPlan(
-                epoch=starting.epoch, plan=starting.plan, settings_version=starting.settings.plan_version
-            )
-            # While answers wait, what serves soon comes first. What is better is brought up beside it.
-            soon = not without_layers(snapshot, model).keys() & {stage.node for stage in begun.plan.stages}
-            urgent = self._was_served and soon and not _lasts(current, barred)
-            plan = decide(snapshot, model, settings, current=begun, barred=barred, beatable=not urgent)
-            if plan.key == starting.plan.key:
-                return plan
-        if current is None and (lacking := without_layers(snapshot, model)):
-            # While nothing serves, what can do so at once comes before what is better after a long fetch.
-            plan = decide(snapshot, model, settings, current=None, barred={**lacking, **barred})
-            if plan.mode is not Mode.WAITING:
-                return plan
-        return decide(snapshot, model, settings, current=current, barred=barred)
+    def _with_room(
+        self, plans: Mapping[int, Plan], model: ModelFacts, settings: ModelSettings
+    ) -> dict[int, Plan]:
+        """Models on demand make room for the first of them alone."""
+        first = next(iter(plans))
 
-    def _is_outdone(self) -> bool:
-        """Whether another node has begun to serve since the plan that starts was proposed."""
-        published = self._plans.serving()
-        return not self._is_followed() and published is not None and published[1] != self._instead_of
+        def without(gone: Collection[Fingerprint]) -> Plan:
+            snapshot = self._plans.snapshot(first, {}, gone)
+            return decide(snapshot, model, settings, current=None, barred=self._mesh.unready())
 
-    def _is_followed(self) -> bool:
-        """Whether no plan of another node's counts more than this node's own.
+        return {**plans, first: self._demand.with_room(plans[first], without)}
 
-        Two may serve after a partition, even under one number: the higher one of epoch and id counts,
-        everywhere. A better plan that nobody follows has to be proposed anew, above both.
-        """
-        published = self._plans.serving()
-        return published is None or published[0] == self._mesh.me
+    def _renumber(self) -> None:
+        number = self._plans.other_number() if self.serving is not None else None
+        if self.serving is not None and number is not None:
+            self._drop_starting()
+            self._plans.replica = number
+            self._publish_serving(self.serving, self.serving.settings)
+
+    def _own_part(self, plans: Mapping[int, Plan]) -> Plan:
+        """The plan that this node hosts or is to host; else the first."""
+        if self.serving is None and self.starting is None:
+            own = (number for number, plan in plans.items() if plan.host == self._mesh.me)
+            self._plans.replica = next(own, next(iter(plans)))
+        return plans.get(self._plans.replica, next(iter(plans.values())))
 
     def _forgive(self) -> None:
         """A node that was started anew is not the one that failed."""
@@ -262,17 +249,6 @@ class Hosting:
                 self._attempts = self._attempts.forget(node)
                 del self._started[node]
 
-    def _current(self, settings: ModelSettings) -> ServingPlan | None:
-        """The plan that serves the mesh, whoever hosts it."""
-        own = self.serving
-        published = self._plans.serving()
-        if published is not None and published[0] != self._mesh.me:
-            # One that was made by other settings is no reason to stay with it: all decide anew, and alike.
-            return published[1] if published[1].settings_version == settings.plan_version else None
-        if own is not None and own.broken is None and own.settings.plan_version == settings.plan_version:
-            return ServingPlan(epoch=own.epoch, plan=own.plan, settings_version=settings.plan_version)
-        return None
-
     def _retire(self) -> None:
         """Make way for a plan of somebody else's that serves, or for none."""
         if self.serving is None:
@@ -280,8 +256,16 @@ class Hosting:
         if self._demand.is_over:
             # It has no successor that others had to hear of, and its memory is waited for.
             self._end(self.serving, at_once=not self._demand.is_busy())
-        elif self._closing or not self._is_followed() or self.serving.broken is not None:
+        elif self._closing or self._plans.rival() is not None or self.serving.broken is not None:
             self._end(self.serving)
+
+    def _make_way(self, plan: Plan) -> None:
+        """There is one replica too many: this one."""
+        self._drop_starting()
+        if self.serving is not None:
+            self._end(self.serving)
+        if plan.mode is not Mode.WAITING:
+            self._watcher.on_standing_by()
 
     def _stand_back(self, plan: Plan, *, own_failure: str | None) -> None:
         """Somebody else hosts, or nobody can."""
@@ -305,10 +289,9 @@ class Hosting:
             "plan proposed epoch=%d mode=%s stages=%d: %s", epoch, plan.mode, len(plan.stages), plan.reason
         )
         self.tally.proposed += 1
-        published = self._plans.serving()
-        self._instead_of = published[1] if published is not None else None
+        self._decisions.begin()
         run = self.starting = self._make_run(epoch, plan)
-        self._plans.begin(_published(run, run.settings))
+        self._plans.begin(self._as_published(run, run.settings))
         run.start(self.wake, lambda reason: self._watcher.on_hosting(State.LOADING, reason))
         self._watcher.on_hosting(State.LOADING, "the plan is being prepared")
 
@@ -361,7 +344,16 @@ class Hosting:
 
     def _publish_serving(self, run: PlanRun, settings: ModelSettings) -> None:
         run.settings = settings
-        self._plans.publish(_published(run, settings))
+        self._plans.publish(self._as_published(run, settings))
+
+    def _as_published(self, run: PlanRun, settings: ModelSettings) -> ServingPlan:
+        return ServingPlan(
+            epoch=run.epoch,
+            plan=run.plan,
+            settings_version=settings.plan_version,
+            fingerprint=settings.fingerprint,
+            replica=self._plans.replica,
+        )
 
     def _on_failure(self, run: PlanRun, error: MeshError, now: float) -> None:
         log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
@@ -396,29 +388,14 @@ class Hosting:
             self.ending.drain(run)
 
 
-def _lasts(current: ServingPlan | None, barred: Mapping[NodeId, str]) -> bool:
-    """Whether the plan that serves need not end soon: nobody in it is about to leave."""
-    return current is not None and not barred.keys() & {
-        current.plan.host,
-        *(stage.node for stage in current.plan.stages),
-    }
-
-
 def _is_hopeless(mesh: Mesh, run: PlanRun, error: MeshError) -> bool:
     """Alone, and not once able to load the model: a person has to look at it."""
     return isinstance(error, EngineFailed) and not mesh.has_company() and not run.plan.workers
 
 
-def _published(run: PlanRun, settings: ModelSettings) -> ServingPlan:
-    return ServingPlan(
-        epoch=run.epoch,
-        plan=run.plan,
-        settings_version=settings.plan_version,
-        fingerprint=settings.fingerprint,
-    )
-
-
-def _still_good(run: PlanRun, plan: Plan, settings: ModelSettings) -> bool:
-    """Whether an engine is what the plan and the settings ask for."""
+def _still_good(run: PlanRun | None, plan: Plan, settings: ModelSettings) -> bool:
+    """Whether there is an engine, and it is what the plan and the settings ask for."""
+    if run is None:
+        return False
     same = run.settings.engine_key == settings.engine_key
     return same and run.broken is None and run.plan.key == plan.key and not run.is_outdated()

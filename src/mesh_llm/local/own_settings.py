@@ -148,5 +148,5 @@ def _changed(
 
 
 def _planned(model: ModelSettings) -> ModelSettings:
-    """What plans are made by."""
-    return replace(as_one(model), digest="", changed=0, on_demand=False, idle_s=0)
+    """What plans are made by; more of them or fewer are no reason to make others anew."""
+    return replace(as_one(model), digest="", replicas=None, changed=0, on_demand=False, idle_s=0)

@@ -15,7 +15,7 @@ from mesh_llm.membership.checked_fields import Fields, is_direct, is_number, nod
 from mesh_llm.membership.document_shapes import FLAG, Document, Shape, inner, items, number, text, whole, word
 from mesh_llm.membership.plan_documents import plan_from_document, plan_to_document
 from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
-from mesh_llm.mesh_settings import MODELS_LIMIT
+from mesh_llm.mesh_settings import MODELS_LIMIT, REPLICAS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.types import (
     Address,
@@ -97,6 +97,10 @@ def _span(value: object) -> tuple[int, int]:
     raise MalformedMessage("part.spans: not layers")
 
 
+def _epoch(value: object) -> int:
+    return Fields({"epoch": value}, "crowded").whole("epoch")
+
+
 def _link_to_document(link: tuple[NodeId, LinkFacts]) -> Document:
     node, facts = link
     return {"node": node, "kind": facts.kind.value, "rtt_s": facts.rtt_s}
@@ -173,6 +177,7 @@ _SERVING = Shape(
     plan=inner(plan_from_document, plan_to_document),
     settings_version=whole(),
     fingerprint=_NAME,
+    replica=whole(most=REPLICAS_LIMIT),
 )
 
 
@@ -232,6 +237,8 @@ _FACTS = Shape(
     speed=inner(_SPEED.read, _SPEED.write),
     serving=inner(_SERVING.read, _SERVING.write),
     also_serving=_PLANS,
+    replicas=_PLANS,
+    crowded=items(MODELS_LIMIT, _epoch, int),
     starting=_PLANS,
     demand=items(MODELS_LIMIT, _DEMAND.read, _DEMAND.write),
 )
@@ -248,9 +255,8 @@ def facts_from_document(document: object) -> NodeFacts:
 def _shortened(document: Document) -> Document:
     """Halve the longest list until all of it may be told."""
     while len(json.dumps(document, separators=(",", ":"))) > MEMBER_FACTS_BYTES:
-        lists = [
-            (document, name) for name in ("gpus", "models", "links", "demand", "starting", "also_serving")
-        ]
+        names = ("gpus", "models", "links", "demand", "starting", "also_serving", "replicas")
+        lists = [(document, name) for name in names]
         serving: Any = document.get("serving")
         lists += [(serving["plan"], "excluded")] if serving else []
         found = [(owner, name) for owner, name in lists if owner.get(name)]

@@ -36,24 +36,31 @@ class Member:
         return self.standing in (Standing.ALIVE, Standing.SUSPECT)
 
 
+Published = tuple[NodeId, ServingPlan]
+"""A plan, and its host."""
+
+
 def serving_among(
     members: Iterable[Member], settings: MeshSettings | None, fingerprint: Fingerprint | None = None
-) -> tuple[NodeId, ServingPlan] | None:
-    """The published plan of the highest epoch among those who are here, and its host.
+) -> dict[int, Published]:
+    """The published plans of a model among those who are here, by which of its replicas they are.
 
     Of the model of that fingerprint; without one, of the default model. While that is loaded for the first
-    time, this is the one that was the default before it.
+    time, this is the one that was the default before it. Of two plans for one replica the one of the
+    higher epoch counts.
     """
     wanted = fingerprint or (settings.fingerprint if settings is not None else "")
     is_default = settings is None or wanted == settings.fingerprint
     others = {model.fingerprint for model in settings.others} if settings is not None else ()
     found = [
-        (plan.fingerprint in (wanted, ""), plan.epoch, member.id, plan)
+        (member.id, plan)
         for member in members
         if member.present
         for plan in member.facts.served
         if plan.fingerprint == wanted
         or (is_default and plan is member.facts.serving and plan.fingerprint not in others)
     ]
-    _, _, node, plan = max(found, key=lambda each: each[:3], default=(False, 0, None, None))
-    return (node, plan) if node is not None and plan is not None else None
+    asked_for = [each for each in found if each[1].fingerprint in (wanted, "")] or found
+    asked_for.sort(key=lambda each: (each[1].epoch, each[0]))
+    plans = {plan.replica: (node, plan) for node, plan in asked_for}
+    return dict(sorted(plans.items()))

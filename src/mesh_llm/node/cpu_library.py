@@ -14,6 +14,7 @@ from mesh_llm.gateway.slot_queue import SlotQueue
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.local.hardware import Hardware, finish
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.types import ModelFacts, NodeId, Plan, ProgressSink
 from mesh_llm.worker.lending import Lending
 
@@ -70,7 +71,7 @@ class CpuLibrary:
         hosted = [stage for hosting, _ in models for run in hosting.runs for stage in run.plan.stages]
         own = sum(stage.need_bytes for stage in hosted if stage.node == self._mesh.me)
         # Nodes of one machine build once, and change at the same time.
-        room = self._mesh.own_memory_bytes() // max(1, self._mesh.nodes_here())
+        room = usable_bytes(self._mesh.facts) // max(1, self._mesh.nodes_here())
         if 2 * (own + self._lending.lent_bytes) <= room:
             return True
         return not self._lending.leases and not any(queue.taken or queue.waiting for _, queue in models)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import EngineLoss, Health, ModelServing, Upstream
+from mesh_llm.gateway.upstream import EngineLoad, EngineLoss, Health, ModelServing, Upstream
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.mesh_settings import ModelSettings
@@ -45,12 +45,17 @@ class ModelEngines:
             return (self._health().model or "",)
         return tuple(dict.fromkeys((settings.alias, settings.model)))
 
-    def upstream(self) -> Upstream | None:
+    def upstreams(self) -> list[Upstream]:
         assert self.hosting is not None
         run = self.hosting.serving
-        if run is not None and run.port is not None and run.broken is None:
-            return self._upstream_of(run)
-        return self._remote.upstream() or self._replaced(self.hosting)
+        takes_requests = run is not None and run.port is not None and run.broken is None
+        here = [self._upstream_of(run)] if run is not None and takes_requests else []
+        found = here + self._remote.upstreams()
+        return found or [each for each in [self._replaced(self.hosting)] if each is not None]
+
+    def upstream(self) -> Upstream | None:
+        """The one here, or the first elsewhere."""
+        return next(iter(self.upstreams()), None)
 
     def _replaced(self, hosting: Hosting) -> Upstream | None:
         """The engine here that was replaced by one elsewhere, until that one's host has answered."""
@@ -70,7 +75,13 @@ class ModelEngines:
 
     def _upstream_of(self, run: PlanRun) -> Upstream:
         url, key = run.engine_address()
-        return Upstream(url=url, key=key, served_by=self._node_name, predict=run.settings.predict)
+        load = None
+        if (turns := self.slot_queue) is not None:
+            load = EngineLoad.of(run.plan, taken=turns.taken, waiting=turns.waiting, turn_s=turns.turn_s)
+        return Upstream(url=url, key=key, served_by=self._node_name, predict=run.settings.predict, load=load)
+
+    async def look(self, digests: Sequence[str]) -> Mapping[str, str]:
+        return await self._remote.look(digests)
 
     def health(self) -> Health:
         return self._health()

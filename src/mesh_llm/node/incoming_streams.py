@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mesh_llm.errors import LinkRefused, MeshError
+from mesh_llm.gateway.warm_prefixes import WarmPrefixes, checked_digests
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.node.model_offers import ModelOffers
 from mesh_llm.peers.data_links import DataLinks
@@ -12,15 +13,24 @@ from mesh_llm.peers.trust import Origin, Service
 from mesh_llm.report import status
 from mesh_llm.report.history import History
 from mesh_llm.report.view import NodeView
-from mesh_llm.status_schema import to_document
+from mesh_llm.status_schema import LoadStatus, to_document
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import LinkKind, NodeId
 from mesh_llm.worker.lending import device_of
 
 
 class IncomingStreams:
-    def __init__(self, view: NodeView, data_links: DataLinks, offers: ModelOffers, history: History) -> None:
+    def __init__(
+        self,
+        view: NodeView,
+        data_links: DataLinks,
+        offers: ModelOffers,
+        history: History,
+        warm: WarmPrefixes,
+    ) -> None:
+        """`warm`: what engines here have read."""
         self._view = view
+        self._warm = warm
         self._data_links = data_links
         self._history = history
         lending = view.lending
@@ -48,6 +58,11 @@ class IncomingStreams:
         found = next(((view, run) for view, run in served if run is not None and run.epoch == epoch), None)
         if found is None or found[1].port is None:
             await stream.write_document({})
+        elif "beginnings" in header:
+            read = self._warm.longest(found[1].engine_address()[0], checked_digests(header["beginnings"]))
+            turns = found[0].slot_queue
+            load = LoadStatus(taken=turns.taken, waiting=turns.waiting, turn_s=turns.turn_s, read=read)
+            await stream.write_document({"epoch": epoch, "load": to_document(load)})
         elif "samples_since" in header:
             await stream.write_document({"samples": self._history.since(header["samples_since"])})
         else:

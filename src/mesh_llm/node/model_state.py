@@ -13,6 +13,7 @@ from mesh_llm.node.unload import why_resting
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
+from mesh_llm.planning.replicas import Crowding
 from mesh_llm.types import Event, State
 
 AT_HAND = "it is at hand, and loaded when somebody asks for it"
@@ -47,6 +48,7 @@ class ModelState:
         self._advice = advice
         self._on_change = on_change
         self._said = ""
+        self._crowding = Crowding()
 
     def reflect(self) -> None:
         """Derive the state anew."""
@@ -117,6 +119,10 @@ class ModelState:
 
     def on_drained(self) -> None:
         self._on_change()
+
+    def is_crowded(self, now: float) -> bool:
+        turns = self._slot_queue
+        return self._crowding.look(now=now, taken=turns.taken, waiting=turns.waiting, slots=turns.slots)
 
     def on_engine(self, report: EngineReport) -> None:
         """Of the plan that serves: one without links restarts by itself; others end with their plan."""

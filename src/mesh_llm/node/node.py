@@ -309,7 +309,9 @@ class Node:
             measure=self._measure_link,
         )
         self._console = NodeConsole(self.view, self._feed, self.history, self._managed, self._announcements)
-        self._streams = IncomingStreams(self.view, self.data_links, self.offers, self.history)
+        self._streams = IncomingStreams(
+            self.view, self.data_links, self.offers, self.history, self._gateway.warm
+        )
 
     async def _serve(self) -> None:
         given = await self._check()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mesh_llm.membership.member import Member, Standing, serving_among
+from mesh_llm.membership.member import Member, Published, Standing, serving_among
 from mesh_llm.membership.record import Record
 from mesh_llm.membership.view import View
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.trust import Trust
-from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Membership, Network, Peer
-from mesh_llm.types import Fingerprint, NodeFacts, NodeId, Role, ServingPlan, State
+from mesh_llm.types import Fingerprint, NodeFacts, NodeId, Role, State
 
 _UNREADY = {
     State.STARTING: "is starting",
@@ -88,20 +87,20 @@ class Members:
             found.pop(self.me, None)
         return found | {m.id: _why_it_rests(m.facts) for m in self.alive() if m.facts.resting}
 
-    def own_memory_bytes(self) -> int:
-        """All that a plan of its own may take."""
-        return usable_bytes(self.facts)
+    def serving(self, fingerprint: Fingerprint | None = None) -> Published | None:
+        """The published plan of a model, or else of the default one, and its host: of its first replica."""
+        return next(iter(self.replicas(fingerprint).values()), None)
 
-    def serving(self, fingerprint: Fingerprint | None = None) -> tuple[NodeId, ServingPlan] | None:
-        """The published plan of a model, or else of the default one, and its host."""
+    def replicas(self, fingerprint: Fingerprint | None = None) -> dict[int, Published]:
+        """All published plans of a model, by number."""
         return serving_among(self.alive(), self.settings(), fingerprint)
 
-    def all_serving(self) -> list[tuple[NodeId, ServingPlan]]:
+    def all_serving(self) -> list[Published]:
         """The published plans of all models, and their hosts."""
         settings, alive = self.settings(), self.alive()
         models = [None] if settings is None else [model.fingerprint for model in settings.models]
         found = (serving_among(alive, settings, fingerprint) for fingerprint in models)
-        return [each for each in found if each is not None]
+        return [each for plans in found for each in plans.values()]
 
     def highest_epoch(self) -> int:
         """Of all plans that were ever published, as far as this node has heard."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from mesh_llm.membership.member import Published
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.memory_budget import usable_bytes
-from mesh_llm.planning.other_models import without
+from mesh_llm.planning.other_models import nodes_of, without
+from mesh_llm.planning.replicas import first_unused, wanted_replicas
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import Fingerprint, Mode, NodeFacts, NodeId, Plan, ServingPlan
 
@@ -28,19 +30,21 @@ class HostedPlans:
         return self._last_epoch
 
     def tell(self) -> None:
-        own = [(plans.is_default, plans.published) for plans in self.models if plans.published is not None]
+        served = [(plans, plans.published) for plans in self.models if plans.published is not None]
+        first = [(plans.is_default, plan) for plans, plan in served if plan.replica == 0]
         settings = self.mesh.settings()
-        several = settings is not None and bool(settings.others)
+        several = settings is not None and sum(model.most_replicas for model in settings.models) > 1
         self.mesh.publish(
-            serving=next((plan for is_default, plan in own if is_default), None),
-            also_serving=tuple(plan for is_default, plan in own if not is_default and plan is not None),
+            serving=next((plan for is_default, plan in first if is_default), None),
+            also_serving=tuple(plan for is_default, plan in first if not is_default),
+            replicas=tuple(plan for _, plan in served if plan.replica),
             starting=tuple(plans.begun for plans in self.models if several and plans.begun is not None),
+            crowded=tuple(plan.epoch for plans, plan in served if plans.is_crowded),
         )
 
-    def decided(self, fingerprint: Fingerprint) -> Plan | None:
-        """What this node would do with a model, as far as it knows that."""
-        found = next((plans.decided for plans in self.models if plans.fingerprint == fingerprint), None)
-        return found if found is not None and found.mode is not Mode.WAITING else None
+    def decided(self, fingerprint: Fingerprint) -> Mapping[int, Plan]:
+        """What this node would do with a model, as far as it knows that, by replica."""
+        return next((plans.decided for plans in self.models if plans.fingerprint == fingerprint), {})
 
 
 class ModelPlans:
@@ -53,7 +57,11 @@ class ModelPlans:
         """None until the mesh has a model."""
         self.published: ServingPlan | None = None
         self.begun: ServingPlan | None = None
-        self.decided: Plan | None = None
+        self.decided: Mapping[int, Plan] = {}
+        self.replica = 0
+        """Which of the model's plans this node hosts, or would."""
+        self.is_crowded = False
+        """Requests wait for the engine here, or did until not long ago."""
         hosted.models.append(self)
 
     @property
@@ -66,9 +74,54 @@ class ModelPlans:
         settings = self._mesh.settings()
         return settings.of(self.fingerprint) if settings is not None and self.fingerprint else settings
 
-    def serving(self) -> tuple[NodeId, ServingPlan] | None:
-        """What the mesh serves the model with, whoever hosts it."""
+    def serving(self) -> Published | None:
+        """What the mesh serves the model with, whoever hosts it; the first, where it runs more than once."""
         return self._mesh.serving(self.fingerprint)
+
+    def replicas(self) -> dict[int, Published]:
+        """All plans that the mesh serves the model with."""
+        return self._mesh.replicas(self.fingerprint)
+
+    def wanted(self) -> int:
+        """How often the model is to run."""
+        settings = self.settings()
+        if settings is None or settings.most_replicas == 1:
+            return 1
+        crowded = (self.is_crowded_at(*published) for published in self.replicas().values())
+        return wanted_replicas(settings, sum(crowded))
+
+    def numbers(self) -> list[int]:
+        """Of the replicas that are to run: those that serve come first."""
+        numbers = list(self.replicas())[: self.wanted()]
+        while len(numbers) < self.wanted():
+            numbers.append(first_unused(numbers))
+        return numbers
+
+    def rival(self) -> Published | None:
+        """A plan of another node's that counts more than this node's own of the same number.
+
+        Two may serve after a partition, even under one epoch: the higher one of epoch and id counts,
+        everywhere. A better plan that nobody follows has to be proposed anew, above both.
+        """
+        published = self.replicas().get(self.replica)
+        return published if published is not None and published[0] != self._mesh.me else None
+
+    def other_number(self) -> int | None:
+        """That this node's plan should have from now on.
+
+        The first plan that is left is number 0, which older versions know. Of two with one number the lower
+        one takes another, if it may stay.
+        """
+        served = self.replicas()
+        unused, rival = first_unused(served), self.rival()
+        is_first = rival is None and next(iter(served), None) == self.replica and unused == 0
+        is_spare = rival is not None and len(served) < self.wanted()
+        return unused if is_first or is_spare else None
+
+    def is_crowded_at(self, host: NodeId, plan: ServingPlan) -> bool:
+        """As its host says."""
+        member = self._mesh.member(host)
+        return member is not None and plan.epoch in member.facts.crowded
 
     def next_epoch(self) -> int:
         return self._hosted.next_epoch()
@@ -84,13 +137,16 @@ class ModelPlans:
 
     def rest(self) -> None:
         """Nothing is to be done with the model now."""
-        if self.decided is not None:
-            self.decided = None
-            self._hosted.on_decided()
+        self.decide({})
 
-    def decide(self, plan: Plan) -> None:
-        before, self.decided = self.decided, plan
-        if before is None or before.key != plan.key:
+    def crowd(self, is_crowded: bool) -> None:
+        if is_crowded != self.is_crowded:
+            self.is_crowded = is_crowded
+            self._hosted.tell()
+
+    def decide(self, plans: Mapping[int, Plan]) -> None:
+        before, self.decided = self.decided, plans
+        if _keys(before) != _keys(plans):
             self._hosted.on_decided()
 
     def close(self) -> None:
@@ -99,12 +155,27 @@ class ModelPlans:
 
     # -- beside other models -------------------------------------------------------------------
 
-    def snapshot(self, gone: Collection[Fingerprint] = ()) -> Snapshot:
-        """The mesh, without what other models have of it; as if those that are `gone` had nothing."""
-        others = [(is_before, plan) for model, is_before, plan in self._others() if model not in gone]
+    def snapshot(
+        self, replica: int, earlier: Mapping[int, Plan], gone: Collection[Fingerprint] = ()
+    ) -> Snapshot:
+        """The mesh, without what other models and other replicas of this one have of it.
+
+        `earlier`: replicas that are about to run. Models that are `gone` count as if they had nothing.
+        """
+        found = self._others(replica, earlier)
+        others = [(is_before, plan) for model, is_before, plan in found if model not in gone]
         taken = [plan for _, plan in others]
         before = [plan for is_before, plan in others if is_before]
         return without(self._mesh.snapshot(), taken, before=before)
+
+    def elsewhere(self, replica: int, earlier: Mapping[int, Plan]) -> dict[NodeId, str]:
+        """Nodes that compute for another replica of the model, each with the reason to leave it out."""
+        served = {number: published[1].plan for number, published in self.replicas().items()}
+        known = (served, self._begun(self.fingerprint), earlier)
+        plans = [plan for found in known for number, plan in found.items() if number != replica]
+        return {
+            node: "computes for another replica of the model" for plan in plans for node in nodes_of(plan)
+        }
 
     def own_memory_bytes(self) -> int:
         """All that a plan of this model may take of this node."""
@@ -112,30 +183,43 @@ class ModelPlans:
 
     def own_facts(self) -> NodeFacts:
         """This node's, without what other models have of it."""
-        own = self.snapshot().node(self._mesh.me)
+        own = self.snapshot(self.replica, self.decided).node(self._mesh.me)
         return own.facts if own is not None else self._mesh.facts
 
-    def _others(self) -> Iterator[tuple[Fingerprint, bool, Plan]]:
-        """Other models, whether each comes before this one, and their plans."""
-        settings = self._mesh.settings()
-        is_before = True
-        for model in settings.models if settings is not None else ():
-            if model.fingerprint == self.fingerprint:
-                is_before = False
-            elif (plan := self._plan_of(model.fingerprint, is_before=is_before)) is not None:
-                yield model.fingerprint, is_before, plan
+    def _others(self, replica: int, earlier: Mapping[int, Plan]) -> Iterator[tuple[Fingerprint, bool, Plan]]:
+        """Plans of other models and replicas, and whether they come before this one.
 
-    def _plan_of(self, fingerprint: Fingerprint, *, is_before: bool) -> Plan | None:
-        """What has memory: the plan that serves, or is being brought up, or, before ours, is about to be."""
-        published = self._mesh.serving(fingerprint)
-        if published is not None:
-            return published[1].plan
-        begun = [
+        A second replica comes after the first ones of all models.
+        """
+        settings = self._mesh.settings()
+        models = [model.fingerprint for model in settings.models] if settings is not None else []
+        own = replica, models.index(self.fingerprint) if self.fingerprint in models else 0
+        for index, fingerprint in enumerate(models):
+            decided = earlier if index == own[1] else self._hosted.decided(fingerprint)
+            before = {number: plan for number, plan in decided.items() if (number, index) < own}
+            for number, plan in self._plans_of(fingerprint, before):
+                if (number, index) != own:
+                    yield fingerprint, (number, index) < own, plan
+
+    def _plans_of(self, fingerprint: Fingerprint, decided: Mapping[int, Plan]) -> Iterator[tuple[int, Plan]]:
+        """What has memory: plans that serve, or are being brought up, or, before ours, are about to be."""
+        served = self._mesh.replicas(fingerprint).items()
+        found = {
+            **decided,
+            **self._begun(fingerprint),
+            **{number: published[1].plan for number, published in served},
+        }
+        return ((number, plan) for number, plan in found.items() if plan.mode is not Mode.WAITING)
+
+    def _begun(self, fingerprint: Fingerprint | None) -> dict[int, Plan]:
+        begun: Iterable[ServingPlan] = (
             plan
             for member in self._mesh.alive()
             for plan in member.facts.starting
             if plan.fingerprint == fingerprint
-        ]
-        if begun:
-            return max(begun, key=lambda each: each.epoch).plan
-        return self._hosted.decided(fingerprint) if is_before else None
+        )
+        return {each.replica: each.plan for each in sorted(begun, key=lambda each: each.epoch)}
+
+
+def _keys(plans: Mapping[int, Plan]) -> list[tuple[int, object]]:
+    return [(number, plan.key) for number, plan in plans.items()]

@@ -1,4 +1,4 @@
-"""The engine of another node that serves a model, as this one's gateway uses it."""
+"""The engines of other nodes that serve a model, as this one's gateway uses them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,19 +14,23 @@ from typing import Any
 from mesh_llm.defaults import ENGINE_EXPLAIN_S
 from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
-from mesh_llm.gateway.upstream import EngineLoss, SlotRequest, Upstream
+from mesh_llm.gateway.slot_queue import GATEWAY_TURN_GUESS_S
+from mesh_llm.gateway.upstream import EngineLoad, EngineLoss, SlotRequest, Upstream
+from mesh_llm.membership.member import Published
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
-from mesh_llm.status_schema import ServingStatus, from_document
+from mesh_llm.status_schema import LoadStatus, ServingStatus, from_document
 from mesh_llm.types import NodeId, Plan, ServingPlan, Stage, State
 
 REMOTE_ANSWER_S = 2.0
 """For a host to tell of its engine; `status` answers without it rather than late."""
+REMOTE_LOOK_S = 0.5
+"""For a host to tell how busy it is; a request goes without that rather than late."""
 REMOTE_RETRY_S = 0.5
 REMOTE_EXPLAIN_POLL_S = 0.1
 REMOTE_REMEMBERED = 4
-"""Engines of other nodes that requests may still hang on: the one that serves, and those it replaced."""
+"""Engines of other nodes that requests may still hang on, beside those that serve."""
 HISTORY_LIMIT_BYTES = 1 << 20
 """Of what a host tells of its engine and of the last minutes, over a hundred nodes."""
 
@@ -56,14 +60,24 @@ class RemoteEngine:
         self._plans = plans
         self._data_links = data_links
         self._wake = asyncio.Event()
-        self._known: _Engine | None = None
+        self._known: dict[int, _Engine] = {}
+        """Those that take requests, by which of the model's replicas they are."""
+        self._told: dict[str, tuple[int, int, float]] = {}
+        """By url, what hosts said last: turns that are taken, that are waited for, and how long one takes."""
         self._last: deque[_Engine] = deque(maxlen=REMOTE_REMEMBERED)
         """Those that requests may still hang on, for the sentence why one broke off."""
 
     def wake(self) -> None:
-        known = self._known
-        if known is not None and (self._target() is None or not self._is_present(known.host)):
-            self._known = None
+        published, known = self._published(), {(each.host, each.epoch): each for each in self._known.values()}
+        for number, (host, serving) in published.items():
+            # Under another number it is the same engine.
+            if (engine := known.get((host, serving.epoch))) is not None:
+                self._known[number] = engine
+        self._known = {
+            number: engine
+            for number, engine in self._known.items()
+            if number in published and self._is_present(engine.host)
+        }
         self._wake.set()
 
     def _is_present(self, node: NodeId) -> bool:
@@ -74,39 +88,65 @@ class RemoteEngine:
         """Returns only by being cancelled."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(REMOTE_RETRY_S if self._is_behind() else None):
+                async with asyncio.timeout(REMOTE_RETRY_S if self._behind() else None):
                     await self._wake.wait()
             self._wake.clear()
-            if self._is_behind() and await self._learn():
+            if self._behind() and await self._learn():
                 on_change()
 
-    def upstream(self) -> Upstream | None:
-        """The serving engine on another node; None while there is none, or its host has not answered yet.
+    def upstreams(self) -> list[Upstream]:
+        """The serving engines on other nodes, as far as their hosts have answered.
 
         One that was replaced serves until the host of its successor has answered: its own host lets it.
         """
-        if self._known is None or self._target() is None:
-            return None
-        known, settings = self._known, self._plans.settings()
+        published = self._published()
+        known = {each.url: each for number, each in sorted(self._known.items()) if number in published}
+        return [self._upstream(engine) for engine in known.values()]
+
+    def _upstream(self, engine: _Engine) -> Upstream:
+        settings = self._plans.settings()
         return Upstream(
-            url=known.url,
-            served_by=self._mesh.name_of(known.host),
-            connect=partial(self._connect, known.host, known.epoch),
+            url=engine.url,
+            served_by=self._mesh.name_of(engine.host),
+            connect=partial(self._connect, engine.host, engine.epoch),
             predict=settings.predict if settings is not None else None,
+            load=self._load(engine),
         )
+
+    def _load(self, engine: _Engine) -> EngineLoad:
+        taken, waiting, turn_s = self._told.get(engine.url, (0, 0, GATEWAY_TURN_GUESS_S))
+        return EngineLoad.of(engine.plan, taken=taken, waiting=waiting, turn_s=turn_s)
+
+    async def look(self, digests: Sequence[str]) -> dict[str, str]:
+        """How busy hosts are, and which of these beginnings of a prompt each engine has read, by url."""
+        engines = {each.url: each for each in self._known.values()}
+        told = await asyncio.gather(*(self._look_at(each, digests) for each in engines.values()))
+        self._told = {url: self._told[url] for url in engines if url in self._told}
+        return dict(zip(engines, told, strict=True))
+
+    async def _look_at(self, engine: _Engine, digests: Sequence[str]) -> str:
+        with suppress(MeshError, TimeoutError):
+            async with asyncio.timeout(REMOTE_LOOK_S):
+                document = await self._ask(engine.host, engine.epoch, beginnings=list(digests))
+                told = from_document(LoadStatus, document.get("load"))
+                self._told[engine.url] = told.taken, told.waiting, told.turn_s or GATEWAY_TURN_GUESS_S
+                return told.read
+        return ""
 
     async def why(self, upstream: Upstream) -> EngineLoss:
         """Why a request to that engine broke off: who of its plan was lost, if anybody."""
-        engine = next((each for each in self._last if each.url == upstream.url), None)
+        engine = next(
+            (each for each in (*self._known.values(), *self._last) if each.url == upstream.url), None
+        )
         if engine is None:
             return EngineLoss(
                 sentence=f"the connection to {upstream.served_by}, which hosts the model, broke"
             )
         with suppress(TimeoutError):
             async with asyncio.timeout(ENGINE_EXPLAIN_S):
-                # Not for longer than until its successor is there: the answer goes on then.
-                while (lost := self._lost(engine.plan)) is None and (
-                    self._known is None or self._known is engine
+                # Not for longer than until another one is there: the answer goes on then.
+                while (lost := self._lost(engine.plan)) is None and all(
+                    each is engine for each in self._known.values()
                 ):
                     await asyncio.sleep(REMOTE_EXPLAIN_POLL_S)
                 if lost is not None:
@@ -146,29 +186,36 @@ class RemoteEngine:
         return []
 
     def _target(self) -> tuple[NodeId, int] | None:
-        published = self._published()
+        """Whom to ask about the model."""
+        published = next(iter(self._published().values()), None)
         return (published[0], published[1].epoch) if published is not None else None
 
-    def _published(self) -> tuple[NodeId, ServingPlan] | None:
-        """What another node serves."""
-        published = self._plans.serving()
-        if published is None or published[0] == self._mesh.me:
-            return None
-        member = self._mesh.member(published[0])
-        if member is None or member.facts.state is State.DRAINING:
-            return None
-        # The state of a node is that of its default model.
-        return published if member.facts.state is State.SERVING or not self._plans.is_default else None
+    def _published(self) -> dict[int, Published]:
+        """What other nodes serve."""
+        served = self._plans.replicas()
+        return {number: each for number, each in served.items() if self._takes_requests(each[0])}
 
-    def _is_behind(self) -> bool:
-        target = self._target()
-        return target is not None and (self._known is None or (self._known.host, self._known.epoch) != target)
+    def _takes_requests(self, host: NodeId) -> bool:
+        member = self._mesh.member(host)
+        if host == self._mesh.me or member is None or member.facts.state is State.DRAINING:
+            return False
+        # The state of a node is that of its default model.
+        return member.facts.state is State.SERVING or not self._plans.is_default
+
+    def _behind(self) -> dict[int, Published]:
+        """Plans whose engines are not known yet."""
+        known = {number: (engine.host, engine.epoch) for number, engine in self._known.items()}
+        return {
+            number: (host, serving)
+            for number, (host, serving) in self._published().items()
+            if known.get(number) != (host, serving.epoch)
+        }
 
     async def _learn(self) -> bool:
-        published = self._published()
-        if published is None:
-            return False
-        host, serving = published
+        behind = self._behind()
+        return any(await asyncio.gather(*(self._learn_of(number, *each) for number, each in behind.items())))
+
+    async def _learn_of(self, number: int, host: NodeId, serving: ServingPlan) -> bool:
         try:
             async with asyncio.timeout(REMOTE_ANSWER_S):
                 document = await self._ask(host, serving.epoch)
@@ -177,8 +224,8 @@ class RemoteEngine:
             return False
         if document.get("epoch") != serving.epoch:
             return False
-        self._known = _Engine(host=host, epoch=serving.epoch, plan=serving.plan)
-        self._last.append(self._known)
+        engine = self._known[number] = _Engine(host=host, epoch=serving.epoch, plan=serving.plan)
+        self._last.append(engine)
         return True
 
     async def _ask(self, host: NodeId, epoch: int, **more: Any) -> dict[str, Any]:

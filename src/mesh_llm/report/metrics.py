@@ -23,6 +23,7 @@ from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.engine.telemetry import figures_in
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.membership.member import Member, Standing, serving_among
+from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.report.metric_families import gauge, labelled, one_of, summed
 from mesh_llm.report.process_usage import usage
 from mesh_llm.report.view import NodeView
@@ -95,7 +96,7 @@ class NodeMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         # Looked at once: this is most of the work in a large mesh.
         members = self._view.mesh.members
-        published = serving_among(members, self._view.mesh.settings())
+        published = next(iter(serving_among(members, self._view.mesh.settings()).values()), None)
         host, plan, epoch = (
             (published[0], published[1].plan, published[1].epoch) if published else (None, None, 0)
         )
@@ -147,6 +148,18 @@ class NodeMetrics(Collector):
             "Whether this node's API answers with the model: 1 if it does.",
             ("model",),
             [((health.model or "",), float(health.state is State.SERVING)) for _, health in models],
+        )
+        yield labelled(
+            "mesh_llm_model_replicas",
+            "How often the model runs in the mesh.",
+            ("model",),
+            [((health.model or "",), float(len(view.plans.replicas()))) for view, health in models],
+        )
+        yield labelled(
+            "mesh_llm_model_replicas_wanted",
+            "How often it is to run, by what owners have set and by the requests that wait.",
+            ("model",),
+            [((health.model or "",), float(view.plans.wanted())) for view, health in models],
         )
         yield labelled(
             "mesh_llm_model_queue_waiting",
@@ -313,7 +326,7 @@ class NodeMetrics(Collector):
         yield gauge(
             "mesh_llm_memory_offered_bytes",
             "Memory that this node gives to models, devices included.",
-            view.mesh.own_memory_bytes(),
+            usable_bytes(view.mesh.facts),
         )
         yield gauge(
             "mesh_llm_memory_lent_bytes", "Of it, lent to the hosts of plans.", view.lending.lent_bytes

@@ -35,6 +35,7 @@ from mesh_llm.status_schema import (
     NodeStatus,
     PlanStageStatus,
     PlanStatus,
+    ReplicaStatus,
     ServedModelStatus,
     ServingStatus,
     SpeedStatus,
@@ -103,8 +104,24 @@ def _served(model: ModelView) -> ServedModelStatus:
         mode=plan.mode if plan is not None else None,
         context=plan.context if plan is not None else None,
         slots=plan.slots if plan is not None else None,
-        nodes=tuple(dict.fromkeys(stage.node for stage in plan.stages)) if plan is not None else (),
+        nodes=_nodes(plan) if plan is not None else (),
+        replicas=tuple(
+            ReplicaStatus(
+                host=host,
+                mode=serving.plan.mode,
+                nodes=_nodes(serving.plan),
+                crowded=model.plans.is_crowded_at(host, serving),
+            )
+            for host, serving in model.plans.replicas().values()
+        ),
+        replicas_wanted=model.plans.wanted(),
+        replicas_least=settings.least_replicas if settings is not None else 1,
+        replicas_most=settings.most_replicas if settings is not None else 1,
     )
+
+
+def _nodes(plan: Plan) -> tuple[NodeId, ...]:
+    return tuple(dict.fromkeys(stage.node for stage in plan.stages))
 
 
 async def _about(view: NodeView, model: ModelView) -> ServingStatus:
@@ -169,8 +186,8 @@ def _role(view: NodeView, member: NodeId) -> str:
 
 
 def _plans(view: NodeView) -> list[Plan]:
-    """That serve, of each model."""
-    return [published[1].plan for model in view.models() if (published := model.plans.serving()) is not None]
+    """That serve, of all models."""
+    return [serving.plan for _, serving in view.mesh.all_serving()]
 
 
 def _member(view: NodeView, member: Member, about: ServingStatus) -> MemberStatus:

@@ -1,0 +1,112 @@
+"""What should run of one model, as this node sees it: a plan for each of its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mesh_llm.host.plan_run import PlanRun
+from mesh_llm.mesh_settings import ModelSettings
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_plans import ModelPlans
+from mesh_llm.planning.decide import decide
+from mesh_llm.planning.eligibility import without_layers
+from mesh_llm.planning.snapshot import Snapshot
+from mesh_llm.types import Mode, ModelFacts, NodeId, Plan, ServingPlan
+
+
+class Decisions:
+    def __init__(self, mesh: Mesh, plans: ModelPlans) -> None:
+        self._mesh = mesh
+        self._plans = plans
+        self._instead_of: ServingPlan | None = None
+        """What served when the one that starts was begun."""
+        self._was_served = False
+        """By whomever: somebody may wait for the next engine."""
+
+    def begin(self) -> None:
+        """A plan is about to be brought up here."""
+        published = self._plans.replicas().get(self._plans.replica)
+        self._instead_of = published[1] if published is not None else None
+
+    def made(
+        self,
+        model: ModelFacts,
+        settings: ModelSettings,
+        failed: Mapping[NodeId, str],
+        *,
+        serving: PlanRun | None,
+        starting: PlanRun | None,
+    ) -> dict[int, Plan]:
+        """The plans that should run, by number: of those that serve first, then of those that are to.
+
+        `serving` and `starting` are this node's.
+        """
+        plans: dict[int, Plan] = {}
+        for number in self._plans.numbers():
+            own = (serving, starting) if number == self._plans.replica else (None, None)
+            snapshot = self._plans.snapshot(number, plans)
+            barred = {**failed, **self._mesh.unready(), **self._plans.elsewhere(number, plans)}
+            current = self._current(settings, number, own[0])
+            first = next(iter(plans.values()), None)
+            wish = settings
+            if first is not None and first.mode is not Mode.WAITING and settings.context is None:
+                # Whichever answers, as much text fits.
+                wish = replace(settings, context=(current.plan if current is not None else first).context)
+            plans[number] = self._one(snapshot, model, wish, barred, current, own[1])
+        return plans
+
+    def _one(
+        self,
+        snapshot: Snapshot,
+        model: ModelFacts,
+        settings: ModelSettings,
+        barred: Mapping[NodeId, str],
+        current: ServingPlan | None,
+        starting: PlanRun | None,
+    ) -> Plan:
+        self._was_served = self._was_served or current is not None
+        if (
+            starting is not None
+            and starting.settings.plan_version == settings.plan_version
+            and not self._is_outdone()
+        ):
+            # Given up for the reasons for which one that serves is: delays stray, most of all at first.
+            begun = ServingPlan(
+                epoch=starting.epoch, plan=starting.plan, settings_version=starting.settings.plan_version
+            )
+            # While answers wait, what serves soon comes first. What is better is brought up beside it.
+            soon = not without_layers(snapshot, model).keys() & {stage.node for stage in begun.plan.stages}
+            urgent = self._was_served and soon and not _lasts(current, barred)
+            plan = decide(snapshot, model, settings, current=begun, barred=barred, beatable=not urgent)
+            if plan.key == starting.plan.key:
+                return plan
+        if current is None and (lacking := without_layers(snapshot, model)):
+            # While nothing serves, what can do so at once comes before what is better after a long fetch.
+            plan = decide(snapshot, model, settings, current=None, barred={**lacking, **barred})
+            if plan.mode is not Mode.WAITING:
+                return plan
+        return decide(snapshot, model, settings, current=current, barred=barred)
+
+    def _is_outdone(self) -> bool:
+        """Whether another node has begun to serve since the plan that starts was proposed."""
+        rival = self._plans.rival()
+        return rival is not None and rival[1] != self._instead_of
+
+    def _current(self, settings: ModelSettings, number: int, own: PlanRun | None) -> ServingPlan | None:
+        """The plan of that number that serves the mesh, whoever hosts it."""
+        published = self._plans.replicas().get(number)
+        if published is not None and published[0] != self._mesh.me:
+            # One that was made by other settings is no reason to stay with it: all decide anew, and alike.
+            return published[1] if published[1].settings_version == settings.plan_version else None
+        if own is not None and own.broken is None and own.settings.plan_version == settings.plan_version:
+            return ServingPlan(epoch=own.epoch, plan=own.plan, settings_version=settings.plan_version)
+        return None
+
+
+def _lasts(current: ServingPlan | None, barred: Mapping[NodeId, str]) -> bool:
+    """Whether the plan that serves need not end soon: nobody in it is about to leave."""
+    return current is not None and not barred.keys() & {
+        current.plan.host,
+        *(stage.node for stage in current.plan.stages),
+    }

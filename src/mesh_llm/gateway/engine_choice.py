@@ -129,6 +129,7 @@ class EngineChoice:
     def failed(self, upstream: Upstream, error: EngineError, *, told: bool) -> None:
         """`upstream` did not finish the answer; `told`: it has said something new before."""
         self.count += 1
+        upstream = error.engine or upstream
         self._last, self._last_s = upstream, self._clock()
         if told:
             self._in_vain, self._is_lost = 0, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import field
 from typing import Protocol
 
@@ -37,6 +38,17 @@ class OpenConnection(Protocol):
     def __call__(self, turn: SlotRequest | None = None, /) -> Awaitable[socket.socket]: ...
 
 
+class LaneChoice(Protocol):
+    """Several engines of one plan."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of those that take requests."""
+
+    def take(self, upstream: Upstream, request: bytes) -> AbstractContextManager[Upstream]:
+        """The one for a request that computes, for the length of the block."""
+
+
 @frozen
 class Upstream:
     """Where the engine listens right now."""
@@ -52,6 +64,8 @@ class Upstream:
     """To an engine on another node; that one's url is only a name."""
     predict: int | None = field(default=None, compare=False)
     """Tokens of an answer, at most, where its request sets no limit."""
+    lanes: LaneChoice | None = field(default=None, repr=False, compare=False)
+    """Where it is one of several on this node; what needs no slot is asked of this one."""
 
     @property
     def authority(self) -> str:

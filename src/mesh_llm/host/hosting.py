@@ -24,6 +24,7 @@ from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.backoff import Backoff
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.eligibility import without_layers
+from mesh_llm.planning.lanes import LaneDemand
 from mesh_llm.types import Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
 PLAN_TICK_S = 1.0
@@ -83,7 +84,11 @@ class Hosting:
         make_run: Callable[[int, Plan], PlanRun],
         model: Callable[[], tuple[ModelFacts, ModelSettings] | None],
         watcher: HostingWatcher,
+        demand: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
+        """`demand`: answers under way here, and requests that wait."""
+        self._demand = demand
+        self._lanes = LaneDemand()
         self._mesh = mesh
         self._plans = plans
         self._make_run = make_run
@@ -132,9 +137,9 @@ class Hosting:
     async def why(self, port: int) -> str:
         """Why the engine on `port` broke off, once that is known; asked by the gateway."""
         run = self.serving
-        if run is None or run.supervisor is None:
+        if run is None:
             return "the engine was stopped"
-        return run.broken if run.broken is not None else await run.supervisor.why(port)
+        return run.broken if run.broken is not None else await run.lanes.why(port)
 
     def last(self) -> PlanRun | None:
         """The replaced plan that can still answer, until its successor elsewhere is known."""
@@ -175,6 +180,9 @@ class Hosting:
     def _step(self) -> None:
         now = asyncio.get_running_loop().time()
         self._look_at_runs(now)
+        streams, waiting = self._demand()
+        served = self.serving is not None
+        self._lanes = self._lanes.after(streams=streams, waiting=waiting, now=now) if served else LaneDemand()
         self._forgive()
         if self._closing:
             self._drop_starting()
@@ -192,7 +200,11 @@ class Hosting:
         if plan.host != self._mesh.me:
             self._stand_back(plan, own_failure=failed.get(self._mesh.me))
         elif self.serving is not None and self._is_followed() and _still_good(self.serving, plan, settings):
-            if self.serving.settings.plan_version != settings.plan_version:
+            changed = self.serving.plan.lanes != plan.lanes
+            if changed or self.serving.plan.lanes_reason != plan.lanes_reason:
+                log.info("lanes=%d epoch=%d %s", plan.lanes, self.serving.epoch, plan.lanes_reason)
+                self.serving.follow(plan)
+            if changed or self.serving.settings.plan_version != settings.plan_version:
                 self._publish_serving(self.serving, settings)
             self._drop_starting()
         elif self.starting is None or not _still_good(self.starting, plan, settings):
@@ -217,7 +229,10 @@ class Hosting:
             # While answers wait, what serves soon comes first. What is better is brought up beside it.
             soon = not without_layers(snapshot, model).keys() & {stage.node for stage in begun.plan.stages}
             urgent = self._was_served and soon and not _lasts(current, barred)
-            plan = decide(snapshot, model, settings, current=begun, barred=barred, beatable=not urgent)
+            lanes = begun.plan.lanes
+            plan = decide(
+                snapshot, model, settings, current=begun, barred=barred, beatable=not urgent, lanes=lanes
+            )
             if plan.key == starting.plan.key:
                 return plan
         if current is None and (lacking := without_layers(snapshot, model)):
@@ -225,7 +240,9 @@ class Hosting:
             plan = decide(snapshot, model, settings, current=None, barred={**lacking, **barred})
             if plan.mode is not Mode.WAITING:
                 return plan
-        return decide(snapshot, model, settings, current=current, barred=barred)
+        # Whoever hosts knows what is asked for; others see what came of it.
+        lanes = current.plan.lanes if current is not None and self.serving is None else self._lanes.lanes
+        return decide(snapshot, model, settings, current=current, barred=barred, lanes=lanes)
 
     def _is_outdone(self) -> bool:
         """Whether another node has begun to serve since the plan that starts was proposed."""

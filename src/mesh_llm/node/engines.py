@@ -68,7 +68,9 @@ class ModelEngines:
 
     def _upstream_of(self, run: PlanRun) -> Upstream:
         url, key = run.engine_address()
-        return Upstream(url=url, key=key, served_by=self._node_name, predict=run.settings.predict)
+        return Upstream(
+            url=url, key=key, served_by=self._node_name, predict=run.settings.predict, lanes=run.lanes.turns
+        )
 
     def health(self) -> Health:
         return self._health()

@@ -86,7 +86,7 @@ class ModelState:
 
     def on_serving(self, run: PlanRun) -> None:
         assert run.supervisor is not None
-        self._slot_queue.resize(run.settings.slots)
+        self._slot_queue.resize(run.lanes.slots)
         self.progress, self._said = None, ""
         self._say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")
         for warning in run.warnings:

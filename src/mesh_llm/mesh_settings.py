@@ -20,6 +20,8 @@ from mesh_llm.types import Fingerprint
 
 SLOTS_LIMIT = 256
 """llama.cpp's own limit on sequences."""
+LANES_LIMIT = 8
+"""Engines of one plan: more would only wait for each other."""
 SHARES_LIMIT = 256
 """Nodes that --tensor-split and --layers name."""
 
@@ -164,6 +166,13 @@ def parse_shares(text: str) -> tuple[float, ...]:
     return shares
 
 
+def parse_lanes(text: str) -> int:
+    """`auto` or `N` of --lanes."""
+    if text != "auto" and not text.isdecimal():
+        raise UsageError(f"--lanes {text}: auto, or a number")
+    return 0 if text == "auto" else int(text)
+
+
 def parse_layers(text: str) -> tuple[tuple[str, int, int], ...]:
     """`NODE=A-B,…` of --layers; B is the last layer, and included."""
     parts = []
@@ -203,6 +212,8 @@ class MeshOptions(EngineOptions):
     context: int | None = _option("--ctx-size", _whole(0, 1 << 40), check=_whole(1, CONTEXT_LIMIT))
     """Tokens per slot; None takes the largest that fits, up to what the model was trained on."""
     slots: int | None = _option("--parallel", _whole(0, 1 << 16), check=_whole(1, SLOTS_LIMIT))
+    lanes: int | None = _option("--lanes", _whole(0, 1 << 8), check=_whole(0, LANES_LIMIT), parse=parse_lanes)
+    """Engines that run a split plan at the same time; 0, or None: as many as requests ask for."""
     split: bool | None = _option("--split", _flag)
     tensor_split: tuple[float, ...] | None = _option("--tensor-split", _list_of(_share), parse=parse_shares)
     layers: tuple[tuple[str, int, int], ...] | None = _option("--layers", _list_of(_span), parse=parse_layers)

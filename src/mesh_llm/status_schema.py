@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT, is_number
-from mesh_llm.mesh_settings import ADAPTERS_LIMIT, MODELS_LIMIT, REPLICAS_LIMIT
+from mesh_llm.mesh_settings import ADAPTERS_LIMIT, LANES_LIMIT, MODELS_LIMIT, REPLICAS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS, SENTENCE_CHARS, clean
 
 T = TypeVar("T")
@@ -143,6 +143,10 @@ class PlanStatus:
     predicted_first_token_high_s: float | None = None
     predicted_from: Name | None = None
     """`this plan`, where it has run here before; `the model's types`, or those of `a usual model`."""
+    lanes: int = 1
+    """Engines that run it at the same time."""
+    lanes_reason: Sentence = ""
+    """Why there are no more of them, where more were wanted."""
 
 
 @frozen
@@ -177,6 +181,19 @@ class TokenStatus:
 
 
 @frozen
+class LaneStatus:
+    """One engine of the plan."""
+
+    number: int
+    state: Name
+    pid: int | None
+    requests: int
+    """That it answers now."""
+    ends: bool
+    """It takes no more of them."""
+
+
+@frozen
 class EngineStatus:
     state: Name
     reason: Sentence
@@ -192,6 +209,8 @@ class EngineStatus:
     token: TokenStatus | None
     warnings: Annotated[tuple[Sentence, ...], _STAGES] = ()
     """What works, and costs more than it should."""
+    lanes: Annotated[tuple[LaneStatus, ...], 2 * LANES_LIMIT] = ()
+    """All engines of the plan; the figures above are of the first, or of all together."""
 
 
 @frozen

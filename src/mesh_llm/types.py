@@ -7,9 +7,10 @@ fields, so that it can cross threads, processes and pure functions alike.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
 
 from mesh_llm.frozen import frozen
 
@@ -214,6 +215,10 @@ class StageCounters:
     """Commands that waited behind the last run."""
     in_flight: int
 
+    def plus(self, other: StageCounters) -> StageCounters:
+        """Of two engines together."""
+        return StageCounters(**_sums(self, other))
+
 
 @frozen
 class DeclinedOp:
@@ -243,6 +248,14 @@ class SpeculationCounters:
     plain_seconds: float = 0.0
     """And would have taken without drafts, by what steps without them cost."""
     depth: int = 0
+
+    def plus(self, other: SpeculationCounters) -> SpeculationCounters:
+        """Of two engines together."""
+        return SpeculationCounters(**{**_sums(self, other), "depth": max(self.depth, other.depth)})
+
+
+def _sums(one: Any, other: Any) -> dict[str, Any]:
+    return {each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(one)}
 
 
 # -- the mesh -----------------------------------------------------------------------------------
@@ -453,6 +466,10 @@ class Plan:
     excluded: tuple[Exclusion, ...]
     reason: str
     """A sentence: why this plan and no other."""
+    lanes: int = 1
+    """Engines that run it at the same time, over the same stages; they come and go while it serves."""
+    lanes_reason: str = ""
+    """Why there are no more of them, where more were wanted; known to the host alone."""
 
     @property
     def key(self) -> tuple[object, ...]:

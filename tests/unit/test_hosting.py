@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -19,7 +20,7 @@ from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import Demands, ModelDemand
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
-from mesh_llm.planning import backoff
+from mesh_llm.planning import backoff, lanes
 from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.types import Fingerprint, HeldPart, NodeId, Plan, ServingPlan, State
 from tests.support import planning
@@ -98,6 +99,9 @@ class IdleRun:
     def is_outdated(self) -> bool:
         return self.lacks_a_file
 
+    def follow(self, plan: Plan) -> None:
+        self.plan = replace(self.plan, lanes=plan.lanes, lanes_reason=plan.lanes_reason)
+
     def cancel(self) -> None:
         self.was_cancelled = True
 
@@ -110,6 +114,7 @@ class NodeMemory:
         self.settings = settings or planning.settings()
         self.runs: list[IdleRun] = []
         self.told: list[tuple[State, str]] = []
+        self.asked_for = (0, 0)
         self.leant_on: PlanRun | None = None
         self.leant = 0
         self.drained = 0
@@ -122,6 +127,7 @@ class NodeMemory:
             make_run=self._make_run,
             model=lambda: (planning.model(), self.settings),
             watcher=self,
+            asked_for=lambda: self.asked_for,
         )
 
     def _make_run(self, epoch: int, plan: Plan) -> PlanRun:
@@ -146,6 +152,9 @@ class NodeMemory:
 
     def is_crowded(self, now: float) -> bool:
         return False
+
+    def has_lanes(self, count: int) -> bool:
+        return self.mesh.published is not None and self.mesh.published.plan.lanes == count
 
     async def until_serving(self) -> None:
         await self.until(lambda: bool(self.runs))
@@ -415,3 +424,19 @@ async def test_a_node_that_others_serve_without_stays_out(monkeypatch: pytest.Mo
         looks = room.mesh.looks
         await room.until(lambda: room.mesh.looks > looks + 3)
         assert len(room.runs) == 2
+
+
+async def test_a_plan_that_serves_gets_lanes_for_what_is_asked_and_is_not_restarted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "LANES_MORE_S", 0.05)
+    monkeypatch.setattr(lanes, "LANES_FEWER_S", 0.05)
+    room = NodeMemory(
+        planning.node("me", 64), planning.node("other", 64), settings=planning.settings(split=True)
+    )
+    with driven(room):
+        await room.until_serving()
+        for asked_for, wanted in (((4, 2), 2), ((0, 0), 1)):
+            room.asked_for = asked_for
+            await room.until(partial(room.has_lanes, wanted))
+        assert len(room.runs) == 1

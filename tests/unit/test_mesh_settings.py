@@ -80,6 +80,7 @@ WRONG: dict[str, list[Any]] = {
     "top_p": [-0.1, 1.1, [1]],
     "min_p": [-0.1, 1.1, "0"],
     "cache_type_k": ["f" * 129, "f16\n", None, 7, ["f16"], {}],
+    "lanes": [-1, 257, True, "2"],
     "split": [0, "yes", None],
     "tensor_split": [[True], [float("inf")], ["1"], {"a": 1}, 1, [1] * 257],
     "replicas": [[0, 1], [2, 1], [1, 17], [1], 2, "1-2", [True, True], [1.0, 2.0]],
@@ -98,6 +99,8 @@ def test_values_beyond_their_bounds_are_refused(name: str) -> None:
 def test_a_person_is_held_to_what_this_version_knows() -> None:
     with pytest.raises(UsageError, match=r"^--predict 0 is not between 1 and 134,217,728$"):
         NodeConfig(home=Path(), predict=0)
+    with pytest.raises(UsageError, match=r"^--lanes 9 is not between 0 and 8$"):
+        NodeConfig(home=Path(), lanes=9)
     with pytest.raises(UsageError, match=r"^--cache-type-k f17 is not one of f32, f16"):
         NodeConfig(home=Path(), cache_type_k="f17")
     with pytest.raises(UsageError, match=r"^--layers is not a printable text"):
@@ -119,8 +122,8 @@ def test_every_option_is_on_the_command_line() -> None:
     assert {each.argument: [each.flag] for each in MESH_OPTIONS.values()}.items() <= options.items()
     blank = dict.fromkeys(options)
     assert planned({**blank, "layers": ""}).keys().isdisjoint(MESH_OPTIONS)
-    typed = planned({**blank, "parallel": 0, "tensor_split": "3,1", "layers": "a=0-4"})
-    wanted = {"slots": 0, "tensor_split": (3.0, 1.0), "layers": (("a", 0, 5),)}
+    typed = planned({**blank, "parallel": 0, "lanes": "auto", "tensor_split": "3,1", "layers": "a=0-4"})
+    wanted = {"slots": 0, "lanes": 0, "tensor_split": (3.0, 1.0), "layers": (("a", 0, 5),)}
     assert wanted.items() <= typed.items()
 
 

@@ -15,6 +15,7 @@ from mesh_llm import __version__
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.engine.telemetry import Rates
+from mesh_llm.gateway.lanes import Lanes
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.membership.heartbeat import MEMBER_RTT_LEAST
 from mesh_llm.node.node import Node
@@ -100,6 +101,9 @@ class ServingRun:
             state=EngineState.READY, pid=os.getpid(), port=1, ready_s=1.5, buffers={"KV": 4096, "model": 8192}
         )
         self.supervisor = SimpleNamespace(report=report)
+        lane = SimpleNamespace(number=1, report=report, url="http://127.0.0.1:1")
+        self.lanes = SimpleNamespace(all=[lane], turns=Lanes())
+        self.speculation = None
 
     def engine_address(self) -> tuple[str, str]:
         return "http://127.0.0.1:1", "key"
@@ -318,7 +322,7 @@ async def test_a_child_that_has_just_ended_uses_nothing(node: Node) -> None:
     run = host(node, a_plan(me, a_stage(me, 0, 30), mode=Mode.SOLO))
     gone = await asyncio.create_subprocess_exec("true")
     await gone.wait()
-    run.supervisor.report = EngineReport(state=EngineState.READY, pid=gone.pid, port=1)
+    run.lanes.all[0].report = EngineReport(state=EngineState.READY, pid=gone.pid, port=1)
 
     assert scrape(node).value("mesh_llm_process_open_fds", process="engine") == 0
 

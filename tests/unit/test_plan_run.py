@@ -10,6 +10,7 @@ import pytest
 
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.host import plan_run
+from mesh_llm.host.lane import Lane
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.types import DeclinedOp, NodeId
 from tests.support.planning import plan_of
@@ -37,8 +38,15 @@ def run_of(monkeypatch: pytest.MonkeyPatch) -> PlanRun:
         on_report=lambda run, report: None,
         log_file=Path("unused"),
     )
-    run.is_ready = True
     return run
+
+
+def tell(run: PlanRun, report: EngineReport) -> None:
+    """As one of its engines that serves."""
+    anything: Any = None
+    lane = Lane(1, open_links=anything, specify=anything, on_report=anything)
+    lane.is_ready = True
+    run._on_engine(lane, report)
 
 
 def report(**failed: str) -> EngineReport:
@@ -49,15 +57,15 @@ async def test_a_worker_that_lost_the_next_one_is_not_the_one_that_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = run_of(monkeypatch)
-    run._on_engine(report(MESH0=COMPLAINT))
+    tell(run, report(MESH0=COMPLAINT))
     assert run.broken is None
-    run._on_engine(report(MESH0=COMPLAINT, MESH1="the other side closed the link"))
+    tell(run, report(MESH0=COMPLAINT, MESH1="the other side closed the link"))
     assert run.broken == "three was lost: the other side closed the link"
 
 
 async def test_where_nobody_else_is_lost_the_one_that_complains_is(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(monkeypatch)
-    run._on_engine(report(MESH0=COMPLAINT))
+    tell(run, report(MESH0=COMPLAINT))
     async with asyncio.timeout(30):
         while run.broken is None:
             await asyncio.sleep(0.01)
@@ -70,7 +78,7 @@ def test_warns_of_ops_that_a_worker_does_not_know(monkeypatch: pytest.MonkeyPatc
         DeclinedOp(link="MESH1", op="SSM_SCAN", node="node_17", layers=2),
         DeclinedOp(link="MESH0", op="FLASH_ATTN_EXT", node="fattn-1", layers=1),
     )
-    run._on_engine(EngineReport(state=EngineState.READY, declined=declined))
+    tell(run, EngineReport(state=EngineState.READY, declined=declined))
     assert run.warnings == (
         "three does not compute SSM_SCAN (node_17, 2 layers): "
         "the host does, in at least 4 more hops for each token",

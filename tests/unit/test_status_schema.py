@@ -78,6 +78,7 @@ def told() -> dict[str, Any]:
                 "sentence": "it is the link",
             },
             "warnings": ["mini does not compute it"],
+            "lanes": [{"number": 1, "state": "ready", "pid": 4711, "requests": 2, "ends": False}],
         },
     }
 

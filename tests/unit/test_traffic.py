@@ -12,6 +12,7 @@ import pytest
 
 from mesh_llm.defaults import ENGINE_STAGES_S
 from mesh_llm.engine.supervisor import EngineSupervisor
+from mesh_llm.host.lane import Lane
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.node.node import Node
 from mesh_llm.peers.paths import Meter
@@ -120,7 +121,9 @@ def a_run(tmp_path: Path) -> PlanRun:
         on_report=nothing,
         log_file=tmp_path / "engine.log",
     )
-    run.supervisor = EngineSupervisor(nothing, tmp_path / "engine.log", lambda _: None)
+    lane = Lane(1, open_links=nothing, specify=nothing, on_report=nothing)
+    lane.supervisor = EngineSupervisor(nothing, tmp_path / "engine.log", lambda _: None)
+    run.lanes.all.append(lane)
     return run
 
 

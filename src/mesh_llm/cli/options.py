@@ -95,6 +95,12 @@ _OPTIONS = [
         "--split", is_flag=True, help="spread the model over every capable node, even if it fits on one"
     ),
     click.option(
+        "--lanes",
+        metavar="auto|N",
+        help="engines that run a split model at the same time, each with slots of its own "
+        "(default: auto, more while several requests are answered and memory allows)",
+    ),
+    click.option(
         "--tensor-split",
         metavar="R,R,...",
         help="share of each node, in the order of status, host first; 0: no part",

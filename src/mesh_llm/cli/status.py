@@ -162,6 +162,8 @@ def _summary(status: schema.Status, names: tables.Names) -> list[tuple[str, str]
             rows.append(("drafts", drafts))
     if plan:
         rows += [("plan", tables.how_planned(plan, names)), ("why", plan.reason)]
+        if lanes := tables.lanes(plan, engine):
+            rows.append(("lanes", lanes))
         need, have = tables.size(plan.need_bytes), tables.size(plan.have_bytes)
         rows.append(("memory", f"{need} needed, {have} available"))
     if node.role != "client":

@@ -82,6 +82,16 @@ def context(status: schema.ModelStatus) -> str:
     return f"{slots} of {status.context} tokens"
 
 
+def lanes(plan: schema.PlanStatus, engine: schema.EngineStatus) -> str:
+    """`2 engines over the same stages, with 3 and 2 requests`; nothing where there is one, as usual."""
+    if plan.lanes <= 1:
+        return plan.lanes_reason and f"1: {plan.lanes_reason}"
+    serving = [str(lane.requests) for lane in engine.lanes if lane.state == "ready"]
+    told = f"{plan.lanes} engines over the same stages"
+    told += f", with {' + '.join(serving)} requests" if serving else ""
+    return f"{told}; {plan.lanes_reason}" if plan.lanes_reason else told
+
+
 def speed(plan: schema.PlanStatus | None, engine: schema.EngineStatus) -> str:
     predicted = f"predicted {predicted_rate(plan)}"
     if not engine.decode_tok_s:

@@ -168,6 +168,12 @@ class Flow:
     """In the last second in which there were any."""
     peak_bytes_per_s: float = 0.0
 
+    def plus(self, other: Flow) -> Flow:
+        return Flow(
+            bytes_per_s=self.bytes_per_s + other.bytes_per_s,
+            peak_bytes_per_s=self.peak_bytes_per_s + other.peak_bytes_per_s,
+        )
+
     def after(self, grown_bytes: int, seconds: float) -> Flow:
         rate = max(0, grown_bytes) / seconds
         return Flow(bytes_per_s=rate, peak_bytes_per_s=max(rate, self.peak_bytes_per_s))
@@ -181,6 +187,10 @@ class Flows:
     """Between it and the engine."""
     following: Flow = Flow()
     """What it pushes to the next worker."""
+
+    def plus(self, other: Flows) -> Flows:
+        """Of two engines together."""
+        return Flows(host=self.host.plus(other.host), following=self.following.plus(other.following))
 
     def idle(self) -> Flows:
         """Where no report has come for a while: they come as long as there is something to report."""

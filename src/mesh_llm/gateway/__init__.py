@@ -40,6 +40,7 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     engine_choice      which engine to ask, and which one next
     replica_choice     which of a model's engines, where it runs more than once
     warm_prefixes      which engine has read the beginning of a prompt
+    lanes              which of a plan's engines answers a request
     upstream           what the gateway asks of the node behind it
     proxy              sends a request to an engine, and to the next one if that dies
     connection_pool    connections to engines
@@ -54,6 +55,7 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     resume_join        joins the second engine's part to the first one's
     keep_alive         comments for a client that waits
     stall_timer        notices that nothing has happened for too long
+    engine_series      the engines' own figures
     engine_errors      the engine's errors, in the client's API
     api_errors         our own errors, in the client's API: the only place that writes one
     model_route        which model a request is for

@@ -13,6 +13,7 @@ from typing import cast
 
 from mesh_llm.gateway.http_framing import FramedBody, Head, MalformedAnswer, body_of, split_head
 from mesh_llm.gateway.stall_timer import StallTimer
+from mesh_llm.gateway.upstream import Upstream
 
 GATEWAY_HELD_BYTES = 64 << 10
 """Of an answer's body, while its head is on its way to the client; as much as a transport buffers."""
@@ -27,6 +28,9 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 class EngineError(Exception):
     """The engine, or the way to it, failed; not the client."""
+
+    engine: Upstream | None = None
+    """Of several engines of one plan, the one that did."""
 
 
 class EngineLost(EngineError):

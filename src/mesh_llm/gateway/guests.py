@@ -28,6 +28,7 @@ from mesh_llm.gateway.engine_connection import EngineError, EngineLost
 from mesh_llm.gateway.engine_request import EngineRequest
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.headers import from_engine
+from mesh_llm.gateway.lanes import lane_of
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.request_body import RequestBody
@@ -221,15 +222,16 @@ class Guests:
         if several and engine_request.route.computes:
             self._warm.note(upstream.url, read_prompt(body.start))
         asked = engine_request.head(upstream, body.headers()) + body.start
-        connection = await self._pool.ask(upstream, request.method, asked)
-        try:
-            return await deliver(
-                request,
-                exchange,
-                connection,
-                headers=from_engine((await connection.head()).headers),
-                rewrite=partial(redacted, request.path) if engine_request.route.redacted else None,
-                silence_s=GUEST_STUCK_S,
-            )
-        finally:
-            self._pool.give_back(upstream, connection)
+        with lane_of(upstream, body.start, computes=engine_request.route.computes) as engine:
+            connection = await self._pool.ask(engine, request.method, asked)
+            try:
+                return await deliver(
+                    request,
+                    exchange,
+                    connection,
+                    headers=from_engine((await connection.head()).headers),
+                    rewrite=partial(redacted, request.path) if engine_request.route.redacted else None,
+                    silence_s=GUEST_STUCK_S,
+                )
+            finally:
+                self._pool.give_back(engine, connection)

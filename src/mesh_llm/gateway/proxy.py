@@ -31,8 +31,10 @@ from mesh_llm.gateway.engine_choice import EngineChoice, EngineUntried, is_given
 from mesh_llm.gateway.engine_connection import EngineConnection, EngineError, EngineLost, EngineSilent
 from mesh_llm.gateway.engine_errors import EngineRefusal, is_worth_reading
 from mesh_llm.gateway.engine_request import EngineRequest, small
+from mesh_llm.gateway.engine_series import together
 from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.http_framing import Head, MalformedAnswer
+from mesh_llm.gateway.lanes import lane_of
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.model_list import MODELS_PATH, entry, found, is_list, model_asked_for
@@ -150,12 +152,15 @@ class Proxy:
         upstream = self._serving.models()[0].upstream()
         if upstream is None:
             return b""
+        urls = upstream.lanes.urls if upstream.lanes is not None else ()
+        engines = [replace(upstream, url=url) for url in urls] or [upstream]
+        question = small("GET", "/metrics")
         try:
             async with asyncio.timeout(GATEWAY_METRICS_S):
-                head, body = await self._fetch(upstream, small("GET", "/metrics"), b"")
+                told = await asyncio.gather(*(self._fetch(engine, question, b"") for engine in engines))
         except (EngineError, TimeoutError):
             return b"# the engine gave no metrics\n"
-        return body if head.status == 200 else b""
+        return together([body for head, body in told if head.status == 200])
 
     async def _list(self, exchange: Exchange, models: Sequence[ModelServing]) -> web.Response:
         """All models: what the engine of each says, as far as there is one."""
@@ -471,17 +476,18 @@ class Proxy:
         async with self._in_turn(upstream, turn):
             if turn is not None and upstream not in request.model.upstreams():
                 raise EngineUntried("the engine was replaced while the request waited for a slot")
-            for part in parts[:-1]:
-                connection = await self._pool.ask(upstream, method, part, turn)
+            with lane_of(upstream, parts[-1], computes=turn is not None) as engine:
+                for part in parts[:-1]:
+                    connection = await self._pool.ask(engine, method, part, turn)
+                    try:
+                        await connection.pour(lambda _: None)
+                    finally:
+                        self._pool.give_back(engine, connection)
+                connection = await self._pool.ask(engine, method, parts[-1], turn)
                 try:
-                    await connection.pour(lambda _: None)
+                    yield connection
                 finally:
-                    self._pool.give_back(upstream, connection)
-            connection = await self._pool.ask(upstream, method, parts[-1], turn)
-            try:
-                yield connection
-            finally:
-                self._pool.give_back(upstream, connection)
+                    self._pool.give_back(engine, connection)
 
     @asynccontextmanager
     async def _in_turn(self, upstream: Upstream, turn: SlotRequest | None) -> AsyncIterator[None]:

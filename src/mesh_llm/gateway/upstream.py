@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import field, replace
 from typing import Protocol
 
@@ -35,6 +36,17 @@ class OpenConnection(Protocol):
     """
 
     def __call__(self, turn: SlotRequest | None = None, /) -> Awaitable[socket.socket]: ...
+
+
+class LaneChoice(Protocol):
+    """Several engines of one plan."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of those that take requests."""
+
+    def take(self, upstream: Upstream, request: bytes) -> AbstractContextManager[Upstream]:
+        """The one for a request that computes, for the length of the block."""
 
 
 @frozen
@@ -73,7 +85,8 @@ class Upstream:
     """To an engine on another node; that one's url is only a name."""
     predict: int | None = field(default=None, compare=False)
     """Tokens of an answer, at most, where its request sets no limit."""
-
+    lanes: LaneChoice | None = field(default=None, repr=False, compare=False)
+    """Where it is one of several on this node; what needs no slot is asked of this one."""
     load: EngineLoad | None = field(default=None, compare=False)
     """As last heard; None where nobody has said."""
 

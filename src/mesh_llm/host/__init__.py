@@ -2,7 +2,9 @@
 
 hosting        decides when to bring up, replace or retry a model's plan
 decisions      what should run, of each of the model's replicas
-plan_run       one plan: leases of its workers, links to them, an engine over all of it
+plan_run       one plan: leases of its workers, and engines over all of it
+lane           one engine of a plan, over links of its own
+lane_group     the engines of one plan
 ending_runs    plans that were replaced or failed, until their engines have ended
 declined_ops   ops that a worker does not compute for its own layers, in words
 launch         what the engine child is told for a plan

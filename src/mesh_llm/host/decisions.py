@@ -37,10 +37,11 @@ class Decisions:
         *,
         serving: PlanRun | None,
         starting: PlanRun | None,
+        lanes: int = 1,
     ) -> dict[int, Plan]:
         """The plans that should run, by number: of those that serve first, then of those that are to.
 
-        `serving` and `starting` are this node's.
+        `serving` and `starting` are this node's; `lanes` are what its requests ask for.
         """
         plans: dict[int, Plan] = {}
         for number in self._plans.numbers():
@@ -53,7 +54,10 @@ class Decisions:
             if first is not None and first.mode is not Mode.WAITING and settings.context is None:
                 # Whichever answers, as much text fits.
                 wish = replace(settings, context=(current.plan if current is not None else first).context)
-            plans[number] = self._one(snapshot, model, wish, barred, current, own[1])
+            # Whoever hosts knows what is asked for; others see what came of it.
+            seen = current.plan.lanes if current is not None else 1
+            count = seen if own[0] is None else lanes
+            plans[number] = self._one(snapshot, model, wish, barred, current, own[1], count)
         return plans
 
     def _one(
@@ -64,6 +68,7 @@ class Decisions:
         barred: Mapping[NodeId, str],
         current: ServingPlan | None,
         starting: PlanRun | None,
+        lanes: int,
     ) -> Plan:
         self._was_served = self._was_served or current is not None
         if (
@@ -78,7 +83,15 @@ class Decisions:
             # While answers wait, what serves soon comes first. What is better is brought up beside it.
             soon = not without_layers(snapshot, model).keys() & {stage.node for stage in begun.plan.stages}
             urgent = self._was_served and soon and not _lasts(current, barred)
-            plan = decide(snapshot, model, settings, current=begun, barred=barred, beatable=not urgent)
+            plan = decide(
+                snapshot,
+                model,
+                settings,
+                current=begun,
+                barred=barred,
+                beatable=not urgent,
+                lanes=begun.plan.lanes,
+            )
             if plan.key == starting.plan.key:
                 return plan
         if current is None and (lacking := without_layers(snapshot, model)):
@@ -86,7 +99,7 @@ class Decisions:
             plan = decide(snapshot, model, settings, current=None, barred={**lacking, **barred})
             if plan.mode is not Mode.WAITING:
                 return plan
-        return decide(snapshot, model, settings, current=current, barred=barred)
+        return decide(snapshot, model, settings, current=current, barred=barred, lanes=lanes)
 
     def _is_outdone(self) -> bool:
         """Whether another node has begun to serve since the plan that starts was proposed."""

@@ -70,8 +70,9 @@ def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None], nam
 
 
 async def _is_busy(run: PlanRun) -> bool:
-    if run.port is None:
-        return False
-    figures = await engine_figures(*run.engine_address())
+    told = await asyncio.gather(*(engine_figures(*address) for address in run.lanes.addresses()))
     # One that is too busy to tell is busy.
-    return not figures or figures.get("requests_processing", 0) + figures.get("requests_deferred", 0) > 0
+    return any(
+        not figures or figures.get("requests_processing", 0) + figures.get("requests_deferred", 0) > 0
+        for figures in told
+    )

@@ -26,6 +26,7 @@ from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.backoff import Backoff
 from mesh_llm.planning.decide import decide
+from mesh_llm.planning.lanes import LaneDemand
 from mesh_llm.types import Fingerprint, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
 PLAN_TICK_S = 1.0
@@ -89,7 +90,11 @@ class Hosting:
         model: Callable[[], tuple[ModelFacts, ModelSettings] | None],
         watcher: HostingWatcher,
         demand: ModelDemand,
+        asked_for: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
+        """`asked_for`: answers under way here, and requests that wait."""
+        self._asked_for = asked_for
+        self._lanes = LaneDemand()
         self._mesh = mesh
         self._demand = demand
         self._plans = plans
@@ -136,9 +141,9 @@ class Hosting:
     async def why(self, port: int) -> str:
         """Why the engine on `port` broke off, once that is known; asked by the gateway."""
         run = self.serving
-        if run is None or run.supervisor is None:
+        if run is None:
             return "the engine was stopped"
-        return run.broken if run.broken is not None else await run.supervisor.why(port)
+        return run.broken if run.broken is not None else await run.lanes.why(port)
 
     def last(self) -> PlanRun | None:
         """The replaced plan that can still answer, until its successor elsewhere is known."""
@@ -179,6 +184,9 @@ class Hosting:
     def _step(self) -> None:
         now = asyncio.get_running_loop().time()
         self._look_at_runs(now)
+        streams, waiting = self._asked_for()
+        served = self.serving is not None
+        self._lanes = self._lanes.after(streams=streams, waiting=waiting, now=now) if served else LaneDemand()
         self._forgive()
         is_over = self._closing or self._demand.is_over
         if is_over:
@@ -196,7 +204,14 @@ class Hosting:
             self._plans.crowd(self.serving is not None and self._watcher.is_crowded(now))
         self._renumber()
         failed = self._attempts.barred(now=now)
-        decided = partial(self._decisions.made, model, settings, serving=self.serving, starting=self.starting)
+        decided = partial(
+            self._decisions.made,
+            model,
+            settings,
+            serving=self.serving,
+            starting=self.starting,
+            lanes=self._lanes.lanes,
+        )
         plans = decided(failed)
         if failed and all(plan.mode is Mode.WAITING for plan in plans.values()):
             plans = decided(self._attempts.barred(now=now, longest_s=NEEDED_S))
@@ -208,13 +223,22 @@ class Hosting:
         elif plan.host != self._mesh.me:
             self._stand_back(plan, own_failure=failed.get(self._mesh.me))
         elif self._plans.rival() is None and _still_good(self.serving, plan, settings):
-            if self.serving is not None and self.serving.settings.plan_version != settings.plan_version:
-                self._publish_serving(self.serving, settings)
+            if self.serving is not None:
+                self._follow(self.serving, plan, settings)
             self._drop_starting()
         elif not _still_good(self.starting, plan, settings):
             self._drop_starting()
             if now >= self._not_before and self._has_room_for(plan):
                 self._start(plan)
+
+    def _follow(self, serving: PlanRun, plan: Plan, settings: ModelSettings) -> None:
+        """What can change of a plan while it serves: its lanes, and the version of its settings."""
+        changed = serving.plan.lanes != plan.lanes
+        if changed or serving.plan.lanes_reason != plan.lanes_reason:
+            log.info("lanes=%d epoch=%d %s", plan.lanes, serving.epoch, plan.lanes_reason)
+            serving.follow(plan)
+        if changed or serving.settings.plan_version != settings.plan_version:
+            self._publish_serving(serving, settings)
 
     def _with_room(
         self, plans: Mapping[int, Plan], model: ModelFacts, settings: ModelSettings

@@ -137,7 +137,7 @@ class Launch:
         cells = sum(layer_cache_bytes(layer, wish) for layer in layers)
         positions = _POSITION_BYTES * plan.context * plan.slots
         spare = usable_bytes(self.hardware) - (own.need_bytes if own else 0)
-        most = min(PROMPT_CACHE_LIMIT_BYTES, _TEXTS * (cells + positions), max(0, spare) // 2)
+        most = min(PROMPT_CACHE_LIMIT_BYTES, _TEXTS * (cells + positions), max(0, spare) // 2 // plan.lanes)
         return StatesSpec(checkpoints=CHECKPOINTS, prompt_cache_mib=-(-most >> 20))
 
     def _with_room(self, plan: Plan, links: tuple[LinkSpec, ...]) -> Iterator[LinkSpec]:
@@ -195,7 +195,7 @@ class Launch:
         """The devices of a host that has workers, and how many of its own layers lie there, as planned."""
         own = next((stage for stage in plan.stages if stage.node == self.me), None)
         first, last = (own.first, own.last) if own else (0, 0)
-        load = load_of(self.model, self.wish(plan.context))
+        load = load_of(self.model, replace(self.wish(plan.context), lanes=plan.lanes))
         free, head = free_of(self.hardware), not plan.head_on_worker
         place = lodge(free, load, first, last, host=True, head=head)
         if place is None or not place.gpu_bytes:

@@ -8,18 +8,20 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import aiohttp
-
-from mesh_llm.defaults import ENGINE_STAGES_S, LEASE_SILENCE_S, PLAN_READY_S
+from mesh_llm.defaults import ENGINE_STAGES_S, LEASE_SILENCE_S
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
-from mesh_llm.engine.telemetry import Flows, Gauge, Rates
+from mesh_llm.engine.telemetry import Flows, Rates
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.declined_ops import warnings
+from mesh_llm.host.lane import Lane
+from mesh_llm.host.lane_group import LaneFailed, LaneGroup
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.data_links import DataLinks, Link
 from mesh_llm.peers.mesh import Mesh
@@ -37,8 +39,6 @@ from mesh_llm.types import (
     StageCounters,
 )
 
-PLAN_CHECK_S = 60.0
-"""For the first token through all stages."""
 COMPLAINT_S = 1.0
 """For the loss of a worker to show by itself, after another one has complained of it."""
 _COMPLAINTS = ("the link to worker ", "the stage before it ")
@@ -46,7 +46,7 @@ _COMPLAINTS = ("the link to worker ", "the stage before it ")
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+T = TypeVar("T", StageCounters, Flows)
 
 _MOST_BYTES = 1 << 53
 """That a worker may claim to have: more is no number of bytes, but of digits in a sentence."""
@@ -80,7 +80,9 @@ class PlanRun:
         on_report: Callable[[PlanRun, EngineReport], None],
         log_file: Path,
         is_outdated: Callable[[], bool] = lambda: False,
+        on_lanes: Callable[[PlanRun], None] = lambda _: None,
     ) -> None:
+        """`on_lanes`: it has more or fewer engines to answer with."""
         self.epoch = epoch
         self.plan = plan
         self.settings = settings
@@ -92,10 +94,15 @@ class PlanRun:
         self.pushes: dict[Place, bool] = {}
         """Workers, and whether they pass activations straight to the next one."""
         self.resident: dict[Place, int] = {}
-        self.supervisor: EngineSupervisor | None = None
+        self.lanes = LaneGroup(
+            slots=plan.slots,
+            wanted=plan.lanes,
+            routed=bool(plan.workers),
+            on_report=self._on_engine,
+            on_change=self._on_lanes,
+        )
         self.warnings: tuple[str, ...] = ()
         """What works, and costs more than it should."""
-        self.gauge = Gauge()
         self.rates = Rates()
         self.is_ready = False
         self._fingerprint = fingerprint
@@ -103,7 +110,7 @@ class PlanRun:
         self._data_links = data_links
         self._specify = specify
         self._on_report = on_report
-        self._became_ready = asyncio.Event()
+        self._tell_lanes = on_lanes
         self._lost: StageLost | None = None
         self._log_file = log_file
         self._task: asyncio.Task[None] | None = None
@@ -139,8 +146,25 @@ class PlanRun:
             return EngineFailed(f"an unexpected error ended the plan: {error!r}")
         return self._lost or error or EngineFailed("the engine ended")
 
+    def follow(self, plan: Plan) -> None:
+        """The same plan with another number of lanes: they come and go while it serves."""
+        self.plan = replace(
+            self.plan,
+            stages=plan.stages,
+            need_bytes=plan.need_bytes,
+            lanes=plan.lanes,
+            lanes_reason=plan.lanes_reason,
+        )
+        self.lanes.want(plan.lanes)
+
+    @property
+    def supervisor(self) -> EngineSupervisor | None:
+        """Of its first engine that answers, or is to."""
+        lane = self.lanes.first
+        return lane.supervisor if lane is not None else None
+
     def engine_address(self) -> tuple[str, str]:
-        """URL and key of its engine."""
+        """Of the first one."""
         assert self.supervisor is not None
         return f"http://127.0.0.1:{self.supervisor.report.port}", self.supervisor.spec.key
 
@@ -150,30 +174,31 @@ class PlanRun:
         return self.supervisor.report.port if ready and self.supervisor else None
 
     def counters(self) -> dict[Place, StageCounters]:
-        """What the workers have done since they were linked."""
-        return self._by_place(self.supervisor.report.stages) if self.supervisor is not None else {}
+        """What the workers have done for its engines since they were linked."""
+        return self._by_place(*(lane.report.stages for lane in self.lanes.all))
 
     def paces(self) -> dict[Place, StageCounters]:
         """What they did in the last second in which they had to do."""
-        return self._by_place(self.supervisor.report.paces) if self.supervisor is not None else {}
+        return self._by_place(*(lane.report.paces for lane in self.lanes.all))
 
     def flows(self) -> dict[Place, Flows]:
         """What crosses their links now, and at best."""
-        if self.supervisor is None:
-            return {}
-        report = self.supervisor.report
-        silent = time.monotonic() - report.stages_at > 2 * ENGINE_STAGES_S
-        found = self._by_place(report.flows)
-        return {place: each.idle() for place, each in found.items()} if silent else found
+        return self._by_place(*(_flows(lane.report) for lane in self.lanes.all))
 
-    def _by_place(self, stages: Mapping[str, T]) -> dict[Place, T]:
+    def _by_place(self, *stages: Mapping[str, T]) -> dict[Place, T]:
         names = {f"MESH{index}": stage.place for index, stage in enumerate(self.plan.workers)}
-        return {names[name]: stage for name, stage in stages.items() if name in names}
+        found: dict[Place, T] = {}
+        for name, stage in (pair for lane in stages for pair in lane.items()):
+            if (place := names.get(name)) is not None:
+                found[place] = found[place].plus(stage) if place in found else stage
+        return found
 
     @property
     def speculation(self) -> SpeculationCounters | None:
         """What drafts have done; None without them."""
-        return self.supervisor.report.speculation if self.supervisor is not None else None
+        known = [lane.report.speculation for lane in self.lanes.all]
+        found = [each for each in known if each is not None]
+        return reduce(SpeculationCounters.plus, found) if found else None
 
     def link_kind(self, place: Place) -> LinkKind | None:
         """The way that the link to a worker takes now."""
@@ -200,9 +225,21 @@ class PlanRun:
             for stage, lease in zip(workers, leases, strict=True):
                 watch = asyncio.create_task(self._watch(stage, lease.result()), name="lease")
                 stack.push_async_callback(cancelled, watch)
-            links = await self._open_links(stack)
             numbers = await self._introduce()
-            await self._run_engine(self._link_specs(links, numbers), links)
+            self._tell("the model is loading")
+            try:
+                await self.lanes.keep(
+                    self._open_links,
+                    lambda links: self._specify(self.plan, self._link_specs(links, numbers)),
+                    self._log_file,
+                )
+            except LaneFailed as failed:
+                # What its engine says of a worker that is lost is told by `_on_engine` once it serves.
+                links = {} if failed.lane.served else failed.lane.report.failed_links
+                for name in sorted(links, key=lambda name: links[name].startswith(_COMPLAINTS)):
+                    node = self._node_of(name)
+                    raise StageLost(node, f"{self._mesh.name_of(node)} was lost: {links[name]}") from failed
+                raise failed.error from failed
 
     async def _lease(self, stage: Stage, stack: AsyncExitStack) -> Stream:
         """Ask a worker for its layers; returns when they are in its memory."""
@@ -325,69 +362,30 @@ class PlanRun:
             for index, (stage, link, number) in enumerate(zip(self.plan.workers, links, numbers, strict=True))
         )
 
-    async def _run_engine(self, specs: tuple[LinkSpec, ...], links: Sequence[Link]) -> None:
-        spec = self._specify(self.plan, specs)
-        self._tell("the model is loading")
-        supervisor = self.supervisor = EngineSupervisor(spec, self._log_file, self._on_engine)
-        running = asyncio.create_task(supervisor.run(), name=f"engine of plan {self.epoch}")
-        ready = asyncio.create_task(self._became_ready.wait(), name="engine ready")
-        try:
-            await asyncio.wait((running, ready), timeout=PLAN_READY_S, return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                self._raise_stage_lost()
-                running.result()
-            if not ready.done():
-                raise EngineFailed(f"the engine was not ready within {PLAN_READY_S:.0f} s")
-            # The child has copies of its own. With ours open, workers would not notice that it died.
-            for link in links:
-                link.socket.close()
-            if specs:
-                await self._check()
-            self.is_ready = True
-            self._wake()
-            await running
-        finally:
-            await cancelled(ready)
-            await cancelled(running)
+    # -- engines -------------------------------------------------------------------------------
 
-    def _on_engine(self, report: EngineReport) -> None:
+    def _on_lanes(self) -> None:
+        self.is_ready = self.is_ready or any(lane.is_ready for lane in self.lanes.all)
+        self._tell_lanes(self)
+        self._wake()
+
+    def _on_engine(self, lane: Lane, report: EngineReport) -> None:
         if report.state is EngineState.READY:
             self.warnings = warnings(report.declined, self.plan.workers, self._mesh.name_of)
-            self._became_ready.set()
         for name, cause in report.failed_links.items():
-            if self.is_ready and cause.startswith(_COMPLAINTS):
+            if lane.is_ready and cause.startswith(_COMPLAINTS):
                 asyncio.get_running_loop().call_later(COMPLAINT_S, self._break, self._node_of(name), cause)
-            elif self.is_ready:
+            elif lane.is_ready:
                 self._break(self._node_of(name), cause)
         self._on_report(self, report)
 
     def _node_of(self, link: str) -> NodeId:
         return self.plan.workers[int(link.removeprefix("MESH"))].node
 
-    def _raise_stage_lost(self) -> None:
-        assert self.supervisor is not None
-        failed = self.supervisor.report.failed_links
-        for name in sorted(failed, key=lambda name: failed[name].startswith(_COMPLAINTS)):
-            node = self._node_of(name)
-            raise StageLost(node, f"{self._mesh.name_of(node)} was lost: {failed[name]}")
 
-    async def _check(self) -> None:
-        """One token through every stage, before anybody is told to send requests here."""
-        url, key = self.engine_address()
-        body: dict[str, Any] = {"prompt": "1", "n_predict": 1, "cache_prompt": False}
-        timeout = aiohttp.ClientTimeout(total=PLAN_CHECK_S)
-        headers = {"Authorization": f"Bearer {key}"}
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-                session.post(f"{url}/completion", json=body) as answer,
-            ):
-                if answer.status not in (200, 501):
-                    self._raise_stage_lost()
-                    raise EngineFailed(f"the split engine fails: {(await answer.text())[:200]}")
-        except (aiohttp.ClientError, TimeoutError) as error:
-            self._raise_stage_lost()
-            raise EngineFailed(f"the split engine does not answer: {error!r}") from error
+def _flows(report: EngineReport) -> dict[str, Flows]:
+    silent = time.monotonic() - report.stages_at > 2 * ENGINE_STAGES_S
+    return {name: each.idle() for name, each in report.flows.items()} if silent else report.flows
 
 
 async def _finished(stream: Stream) -> None:

@@ -28,12 +28,15 @@ _EXCLUDED_LIMIT = 128
 _LAYERS_MOST = 1 << 16
 _TOKENS_MOST = 1 << 40
 _SLOTS_MOST = 1 << 16
+_LANES_MOST = 1 << 8
 _RATE_MOST = 1e9
 
 
 def plan_to_document(plan: Plan) -> Document:
     """Nodes of older versions know one stage of each node: what lies on several devices is told twice."""
     document = _PLAN.write(plan)
+    if plan.lanes == 1:
+        del document["lanes"]
     joined = _joined(plan.stages)
     if len(joined) == len(plan.stages):
         return document
@@ -123,4 +126,5 @@ _PLAN = Shape(
     predicted=maybe(inner(_PREDICTION.read, _predicted)),
     excluded=items(_EXCLUDED_LIMIT, _EXCLUSION.read, _EXCLUSION.write),
     reason=_SENTENCE,
+    lanes=whole(_LANES_MOST),
 )

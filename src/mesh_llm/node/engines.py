@@ -78,7 +78,14 @@ class ModelEngines:
         load = None
         if (turns := self.slot_queue) is not None:
             load = EngineLoad.of(run.plan, taken=turns.taken, waiting=turns.waiting, turn_s=turns.turn_s)
-        return Upstream(url=url, key=key, served_by=self._node_name, predict=run.settings.predict, load=load)
+        return Upstream(
+            url=url,
+            key=key,
+            served_by=self._node_name,
+            predict=run.settings.predict,
+            lanes=run.lanes.turns,
+            load=load,
+        )
 
     async def look(self, digests: Sequence[str]) -> Mapping[str, str]:
         return await self._remote.look(digests)

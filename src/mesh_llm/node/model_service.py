@@ -114,6 +114,7 @@ class ModelService:
             model=self._known,
             watcher=self.state,
             demand=self.demand,
+            asked_for=lambda: (self.slot_queue.taken, self.slot_queue.waiting),
         )
 
     # -- life ----------------------------------------------------------------------------------
@@ -193,6 +194,10 @@ class ModelService:
         if run is self.hosting.serving and run.broken is None:
             self.state.on_engine(report)
 
+    def _on_lanes(self, run: PlanRun) -> None:
+        if run is self.hosting.serving:
+            self.slot_queue.resize(run.lanes.slots)
+
     # -- what children are told ----------------------------------------------------------------
 
     def _known(self) -> tuple[ModelFacts, ModelSettings] | None:
@@ -233,6 +238,7 @@ class ModelService:
             on_report=self._on_engine,
             log_file=self._home.log_folder / log_name,
             is_outdated=is_outdated,
+            on_lanes=self._on_lanes,
         )
 
     def _launch(self) -> Launch:

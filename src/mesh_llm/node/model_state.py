@@ -102,7 +102,7 @@ class ModelState:
 
     def on_serving(self, run: PlanRun) -> None:
         assert run.supervisor is not None
-        self._slot_queue.resize(run.settings.slots)
+        self._slot_queue.resize(run.lanes.slots)
         self._demand.load()
         self.progress, self._said = None, ""
         self._say("ready", f"Engine ready in {run.supervisor.report.ready_s:.1f} s")

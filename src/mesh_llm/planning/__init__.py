@@ -11,6 +11,7 @@ asyncio, socket, time, os or subprocess.
     exclusion        the reason for every node without a part
     election         who hosts
     placement        which nodes compute which layers
+    lanes            how many engines run one plan
     layer_shares     how many layers each node gets
     cuts             where a model may be cut, and into how many stages
     manual_layers    --tensor-split and --layers

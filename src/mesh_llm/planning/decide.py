@@ -17,6 +17,7 @@ from mesh_llm.planning.cuts import forbidden
 from mesh_llm.planning.eligibility import split_refusal
 from mesh_llm.planning.exclusion import exclusions
 from mesh_llm.planning.fit import smallest_context, stage_need
+from mesh_llm.planning.lanes import lanes_for
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.manual_layers import obeys_ratios
 from mesh_llm.planning.placement import Layout, seconds_of
@@ -51,18 +52,21 @@ def decide(
     current: ServingPlan | None,
     barred: Mapping[NodeId, str] = _NOBODY,
     beatable: bool = True,
+    lanes: int = 1,
 ) -> Plan:
     """The plan that should run, with a reason for every node that has no part in it.
 
     `barred` are nodes that refused or failed a moment ago, with their reasons. A current plan that is
-    not `beatable` is kept as long as it is valid, however good others would be.
+    not `beatable` is kept as long as it is valid, however good others would be. `lanes` are what
+    requests ask for; as many as there is memory for, unless the settings name a number.
     A host without layers has no stage, and is not among the excluded either.
     Where what guesses ahead does not fit, it is left out: without it the model runs at all.
     """
-    plan = _decide(snapshot, model, settings, current, barred, beatable)
+    plan = _decide(snapshot, model, settings, current, barred, beatable, lanes)
     if plan.mode is not Mode.WAITING:
         return plan
-    bare = (_decide(snapshot, model, wish, current, barred, beatable) for wish in leaner(model, settings))
+    wishes = leaner(model, settings)
+    bare = (_decide(snapshot, model, wish, current, barred, beatable, lanes) for wish in wishes)
     return next((other for other in bare if other.mode is not Mode.WAITING), plan)
 
 
@@ -73,6 +77,7 @@ def _decide(
     current: ServingPlan | None,
     barred: Mapping[NodeId, str],
     beatable: bool,
+    lanes: int,
 ) -> Plan:
     try:
         asked = question(snapshot, model, settings, barred)
@@ -80,10 +85,10 @@ def _decide(
         return _impossible(snapshot, model, settings, error.message)
     best = propose(asked)
     kept = _kept(asked, current.plan, best if beatable else None) if current else None
-    return kept or _plan(asked, best)
+    return _plan(asked, kept or best, lanes)
 
 
-def _kept(asked: Question, running: Plan, best: Proposal | Shortage | None) -> Plan | None:
+def _kept(asked: Question, running: Plan, best: Proposal | Shortage | None) -> Proposal | None:
     """The running plan with its figures brought up to date, or None where another has to take its place."""
     layout = _valid(asked, running)
     if layout is None:
@@ -91,7 +96,7 @@ def _kept(asked: Question, running: Plan, best: Proposal | Shortage | None) -> P
     inputs = asked.inputs.at(running.context)
     if isinstance(best, Proposal) and _beaten(asked, inputs, layout, best):
         return None
-    return _plan(asked, Proposal(inputs=inputs, layout=layout, reason=running.reason))
+    return Proposal(inputs=inputs, layout=layout, reason=running.reason)
 
 
 def _valid(asked: Question, running: Plan) -> Layout | None:
@@ -161,7 +166,7 @@ def _beaten(asked: Question, inputs: PlanInputs, layout: Layout, best: Proposal)
     return now is not None and then is not None and now >= CLEARLY_FASTER * then
 
 
-def _plan(asked: Question, best: Proposal | Shortage) -> Plan:
+def _plan(asked: Question, best: Proposal | Shortage, demand: int) -> Plan:
     if isinstance(best, Shortage):
         return _waiting(
             asked.inputs.load.settings.context,
@@ -169,7 +174,9 @@ def _plan(asked: Question, best: Proposal | Shortage) -> Plan:
             best,
             exclusions(asked, asked.inputs, None),
         )
-    inputs, layout = best.inputs, best.layout
+    layout = best.layout
+    lanes, lanes_reason = lanes_for(asked.settings, best.inputs, layout, demand)
+    inputs = best.inputs.with_lanes(lanes)
     stages = tuple(_stage(inputs, layout, span) for span in layout.spans)
     need = sum(stage.need_bytes for stage in stages)
     if all(span.node != layout.host for span in layout.spans):
@@ -186,6 +193,8 @@ def _plan(asked: Question, best: Proposal | Shortage) -> Plan:
         predicted=prediction(inputs, layout.host, layout.spans, head_on_worker=layout.head_on_worker),
         excluded=exclusions(asked, inputs, layout),
         reason=best.reason,
+        lanes=lanes,
+        lanes_reason=lanes_reason,
     )
 
 

@@ -59,6 +59,8 @@ class CacheSettings:
     """Lies on the host, with a cache as long as the model's."""
     snapshots: int = 0
     """States of a recurrent model's last tokens that are kept, beside that of the last."""
+    lanes: int = 1
+    """Engines of a split plan: each has slots, caches and scratch memory of its own."""
 
     def __post_init__(self) -> None:
         if self.context < 1 or self.slots < 1 or self.micro_batch < 1:
@@ -81,7 +83,7 @@ class CacheSettings:
         if self.draft is None:
             return 0
         cache = self.draft.cache_bytes * self.cells * self.slots
-        return self.draft.weight_bytes + cache + self.draft.compute_bytes
+        return self.lanes * (self.draft.weight_bytes + cache + self.draft.compute_bytes)
 
     @property
     def tokens(self) -> int:
@@ -90,7 +92,7 @@ class CacheSettings:
 
 
 def layer_cache_bytes(layer: Layer, settings: CacheSettings) -> int:
-    """Bytes of one layer's cache, all slots together."""
+    """Bytes of one layer's cache, all slots of all lanes together."""
     return _cache_bytes(layer, layer.cache.v_width, settings)
 
 
@@ -98,7 +100,7 @@ def checkpoint_bytes(layers: Iterable[Layer], settings: CacheSettings) -> int:
     """Of what these layers save of their state, all slots together; attention is rolled back without."""
     # One more is saved before each guess.
     count = CHECKPOINTS + (settings.guesses > 0)
-    return count * settings.slots * sum(layer.cache.state_bytes for layer in layers)
+    return settings.lanes * count * settings.slots * sum(layer.cache.state_bytes for layer in layers)
 
 
 def cache_bytes(facts: ModelFacts, settings: CacheSettings) -> int:
@@ -113,7 +115,7 @@ def _cache_bytes(layer: Layer, v_width: int, settings: CacheSettings) -> int:
     per_cell = _row_bytes(layer.cache.k_width, settings.type_k) + _row_bytes(v_width, settings.type_v)
     state_bytes = layer.cache.state_bytes * (1 + settings.snapshots)
     per_slot = per_cell * _cells(layer.cache.window, settings) + state_bytes
-    return per_slot * settings.slots
+    return settings.lanes * per_slot * settings.slots
 
 
 def _row_bytes(width: int, kind: str) -> int:
@@ -159,7 +161,7 @@ def compute_bytes(facts: ModelFacts, settings: CacheSettings, *, logits: bool = 
         attention, mask = row * (facts.query_elements + scores), row * masks
     outputs = _F32_BYTES * facts.vocabulary * settings.slots * (1 + settings.guesses) if logits else 0
     step = max(attention, row * _step_elements(facts), outputs)
-    return 6 * row * facts.hidden + step + mask + outputs
+    return settings.lanes * (6 * row * facts.hidden + step + mask + outputs)
 
 
 def _step_elements(facts: ModelFacts) -> int:
@@ -193,6 +195,8 @@ def stage_need(
 
     The host has the embedding besides, and `head` tells who has the output
     head: where that is tied to the embedding, a worker needs a copy of it.
+    A worker's sessions share its weights. Each lane of the host is a process, whose
+    weights are shared only as far as they lie in memory as in the file: all are counted.
     """
     own = facts.layers[slice(*layers)]
     weights = sum(layer.weight_bytes for layer in own)
@@ -201,7 +205,7 @@ def stage_need(
     if head:
         weights += facts.head_bytes if host else facts.head_bytes or facts.embedding_bytes
     return MemoryNeed(
-        weight_bytes=weights,
+        weight_bytes=weights * settings.lanes if host else weights,
         cache_bytes=sum(layer_cache_bytes(layer, settings) for layer in own)
         + checkpoint_bytes(own, settings),
         compute_bytes=compute_bytes(facts, settings, logits=host or head)

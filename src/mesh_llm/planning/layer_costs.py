@@ -60,6 +60,14 @@ class LayerCosts:
         own = self.host_scratch_bytes if host or head else self.worker_scratch_bytes
         return own + (self.draft_bytes if host else 0)
 
+    def copies_bytes(self, first: int, last: int, *, head: bool) -> int:
+        """Weights of a host's layers that further lanes hold; see `fit.stage_need`."""
+        if self.settings.lanes == 1:
+            return 0
+        weights = sum(layer.weight_bytes for layer in self.facts.layers[first:last])
+        fixed = self.facts.embedding_bytes + self.facts.other_bytes
+        return (self.settings.lanes - 1) * (weights + fixed + (self.facts.head_bytes if head else 0))
+
     def attention(self, first: int, last: int, tokens: int) -> float:
         """The elements of keys and values that a token of so long a prompt meets in layers [first, last).
 

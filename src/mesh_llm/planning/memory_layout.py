@@ -251,6 +251,7 @@ def lodge(
 ) -> Allocation | None:
     """A place for layers [first, last), or None where they do not fit."""
     scratch = load.scratch_bytes(host=host, head=head)
+    scratch += load.copies_bytes(first, last, head=head) if host else 0
     fixed = load.facts.embedding_bytes + load.facts.other_bytes if host else 0
     head_bytes = load.head_bytes if head else 0
     # Of a bound on all memory the GPUs have what is not main memory's anyway.

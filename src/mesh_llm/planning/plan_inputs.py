@@ -91,7 +91,17 @@ class PlanInputs:
         """The same with another context."""
         if context == self.load.settings.context:
             return self
-        settings = replace(self.load.settings, context=context)
+        return self._with(replace(self.load.settings, context=context))
+
+    def with_lanes(self, lanes: int) -> PlanInputs:
+        """The same with so many engines."""
+        return (
+            self
+            if lanes == self.load.settings.lanes
+            else self._with(replace(self.load.settings, lanes=lanes))
+        )
+
+    def _with(self, settings: CacheSettings) -> PlanInputs:
         return replace(self, load=load_of(self.load.facts, settings), sizes={})
 
     def way(self, a: NodeId, b: NodeId, host: NodeId) -> PathCost:

@@ -300,9 +300,21 @@ def _short(inputs: PlanInputs, layout: Layout) -> str:
     return full or shortfall(inputs, layout)
 
 
+def _with_lanes(
+    asked: Question, inputs: PlanInputs, layout: Layout, remake: Remake
+) -> tuple[PlanInputs, Layout]:
+    """With as many lanes as a person asked for, or as fit; those that follow the demand get what is left."""
+    for lanes in range(1 if layout.solo else asked.settings.lanes or 1, 1, -1):
+        several = inputs.with_lanes(lanes)
+        if (made := remake(several)) is not None:
+            return several, made
+    return inputs, layout
+
+
 def _grown(asked: Question, inputs: PlanInputs, layout: Layout, remake: Remake, reason: str) -> Proposal:
     """With as much context as fits over the same nodes, unless that costs clearly more than it is worth:
     caches push weights from fast memory into slow."""
+    inputs, layout = _with_lanes(asked, inputs, layout, remake)
     if asked.settings.context is None:
         seconds = seconds_of(inputs, layout)
 

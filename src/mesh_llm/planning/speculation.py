@@ -72,7 +72,7 @@ def made_by(plan: Plan, model: ModelFacts, settings: ModelSettings) -> ModelSett
     head = not plan.head_on_worker or stage is plan.stages[-1]
 
     def fits(wish: ModelSettings) -> bool:
-        cache = cache_settings(model, wish, plan.context)
+        cache = replace(cache_settings(model, wish, plan.context), lanes=plan.lanes)
         need = stage_need(model, cache, (stage.first, stage.last), host=True, head=head)
         return stage.need_bytes >= need.total_bytes
 

@@ -101,8 +101,7 @@ class History:
             # Nothing has happened, and nobody is asked about it.
             self._before = (time.monotonic(), self._before[1]) if self._before is not None else None
             return self._point(queued=slot_queue.waiting)
-        await run.gauge.read(*run.engine_address())
-        work, now = run.gauge.work, time.monotonic()
+        (_, work), now = await run.lanes.measure(), time.monotonic()
         if work is None:
             return self._point(active=active, queued=slot_queue.waiting, tok_s=None, prompt_tok_s=None)
         point = self._point(active=active, queued=slot_queue.waiting) | self._drafts(run)

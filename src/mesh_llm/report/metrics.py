@@ -306,7 +306,19 @@ class NodeMetrics(Collector):
             "Prompt speed of this node's engine, measured over its last answers.",
             run.rates.prompt_tok_s if run is not None else 0.0,
         )
-        yield from _guesses(report.speculation or SpeculationCounters())
+        yield from _guesses((run.speculation if run is not None else None) or SpeculationCounters())
+        lanes = [(lane, run.lanes.turns.taken(lane.url)) for lane in run.lanes.all] if run is not None else []
+        yield gauge(
+            "mesh_llm_engine_lanes",
+            "Engines of this node that answer for the default model.",
+            sum(lane.report.state is EngineState.READY for lane, _ in lanes),
+        )
+        yield labelled(
+            "mesh_llm_engine_lane_requests",
+            "Requests that each engine of a split plan answers now.",
+            ("lane",),
+            [((str(lane.number),), taken) for lane, taken in lanes],
+        )
         yield labelled(
             "mesh_llm_engine_buffer_bytes",
             "The engine's buffers by kind, as it reports them.",
@@ -343,7 +355,8 @@ class NodeMetrics(Collector):
 
     def _processes(self) -> Iterator[Metric]:
         view = self._view
-        engines = [pid for run in view.hosting.runs if (pid := _report(run).pid) is not None]
+        lanes = [lane for run in view.hosting.runs for lane in run.lanes.all]
+        engines = [pid for lane in lanes if (pid := lane.report.pid) is not None]
         # A llama-server of the user's own is a child of our child.
         used = {
             "node": usage([os.getpid()]),

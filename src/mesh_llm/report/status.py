@@ -9,6 +9,7 @@ from mesh_llm.engine import machine
 from mesh_llm.engine.spec import DraftSpec
 from mesh_llm.engine.supervisor import EngineReport
 from mesh_llm.engine.telemetry import Flow, Flows, pushed_bytes
+from mesh_llm.host.lane import Lane
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.membership.member import Member
 from mesh_llm.mesh_settings import ModelSettings
@@ -28,6 +29,7 @@ from mesh_llm.status_schema import (
     EngineStageStatus,
     EngineStatus,
     ExcludedStatus,
+    LaneStatus,
     LinkStatus,
     MemberStatus,
     MeshStatus,
@@ -139,7 +141,7 @@ async def serving(view: NodeView, model: ModelView) -> ServingStatus:
     """Plan, model and engine of the plan that this node hosts."""
     run = model.hosting.serving
     if run is not None and run.port is not None:
-        run.rates.read(await run.gauge.read(*run.engine_address()))
+        run.rates.read((await run.lanes.measure())[0])
     plan = run.plan if run is not None else model.hosting.plan
     fresh = _fresh(model, plan)
     return ServingStatus(
@@ -351,6 +353,8 @@ def plan_status(plan: Plan | None, *, epoch: int | None, seen: Experience = _NOT
         predicted_first_token_low_s=round(early, 3) if early is not None else None,
         predicted_first_token_high_s=round(late, 3) if late is not None else None,
         predicted_from=_predicted_from(predicted, seen),
+        lanes=plan.lanes,
+        lanes_reason=plan.lanes_reason,
     )
 
 
@@ -379,6 +383,17 @@ def _engine(view: NodeView, run: PlanRun | None) -> EngineStatus:
         stages=tuple(_stage(run, stage.place) for stage in run.plan.workers) if run is not None else (),
         token=token_status(view, run) if run is not None and run.port is not None else None,
         warnings=(*run.warnings, *_builders(view, run.plan)) if run is not None else (),
+        lanes=tuple(_lane(run, lane) for lane in run.lanes.all) if run is not None else (),
+    )
+
+
+def _lane(run: PlanRun, lane: Lane) -> LaneStatus:
+    return LaneStatus(
+        number=lane.number,
+        state=lane.report.state,
+        pid=lane.report.pid,
+        requests=run.lanes.turns.taken(lane.url),
+        ends=lane.ends,
     )
 
 

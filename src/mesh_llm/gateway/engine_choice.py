@@ -164,11 +164,11 @@ class EngineChoice:
     def failed(self, upstream: Upstream, error: EngineError, *, told: bool) -> None:
         """`upstream` did not finish the answer; `told`: it has said something new before."""
         self.count += 1
-        upstream = error.engine or upstream
-        self._last, self._last_s = upstream, self._clock()
-        self._has_others = len(self._serving.upstreams()) > 1
         if self._picker is not None and not isinstance(error, EngineUntried):
             self._picker.failed(upstream)
+        self._has_others = len(self._serving.upstreams()) > 1
+        upstream = error.engine or upstream
+        self._last, self._last_s = upstream, self._clock()
         if told:
             self._in_vain, self._is_lost = 0, False
         if not self._is_lost:

@@ -178,6 +178,21 @@ class Home:
         return self.path / "catalog.toml"
 
     @property
+    def catalog_update_file(self) -> Path:
+        """A list that `mesh-llm catalog update` brought, as it was signed; it need not be there."""
+        return self.path / "catalog-update.toml"
+
+    @property
+    def catalog_source_file(self) -> Path:
+        """Where that came from, and whose signature it bears."""
+        return self.path / "catalog-update.json"
+
+    @property
+    def catalog_files(self) -> tuple[Path, Path]:
+        """Lists that stand before mesh-llm's own, the first before the second."""
+        return self.catalog_file, self.catalog_update_file
+
+    @property
     def config_file(self) -> Path:
         """Options that its owner does not want to type each time; it need not be there."""
         return self.path / "config.toml"

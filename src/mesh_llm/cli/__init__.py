@@ -16,6 +16,7 @@ load           `mesh-llm load`, `unload`, `use`: which models are served
 models         `mesh-llm models`: what is on this disk
 inventory      every model on this disk, and whether it fits
 catalog_fit    `mesh-llm models --fits`: the catalog by what can be run here
+catalog        `mesh-llm catalog`: its lists, and one that somebody else keeps
 download       `mesh-llm download`: the catalog, and models from it
 progress_bars  progress of downloads, as bars or lines
 invite         `mesh-llm invite`, `promote`

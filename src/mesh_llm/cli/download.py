@@ -42,7 +42,7 @@ def download(
     brought to this machine is not downloaded again.
     """
     own = Home(home_path(home))
-    listed = catalog.load(own.catalog_file)
+    listed = catalog.load(*own.catalog_files)
     if name is None:
         if draft or check:
             raise UsageError(f"--{'draft' if draft else 'check'} needs the name of a model")

@@ -44,6 +44,7 @@ _VERBS = {
     "unload": ("load", "serve a model no longer"),
     "use": ("load", "make a served model the default one"),
     "download": ("download", "list the catalog, or download a model"),
+    "catalog": ("catalog", "show the catalog's lists, or update it from one that you trust"),
     "models": ("models", "list the models on this disk and whether they fit"),
     "service": ("service", "let the system start, restart and stop a node"),
     "logs": ("logs", "show the logs of the node and its engine; -f follows them"),

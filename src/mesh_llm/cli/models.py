@@ -60,7 +60,7 @@ def _show_fitting(home: Home, as_json: bool) -> None:
     from mesh_llm.cli.catalog_fit import show_fitting
     from mesh_llm.models import catalog
 
-    asyncio.run(show_fitting(catalog.load(home.catalog_file), home, as_json=as_json))
+    asyncio.run(show_fitting(catalog.load(*home.catalog_files), home, as_json=as_json))
 
 
 def _progress(ended: ExitStack) -> ProgressSink:

@@ -96,7 +96,7 @@ class DraftModels:
 
     def _paired(self, model: ModelFacts) -> LocalModel | None:
         found = list(find_all(Places.from_environment()))
-        return draft_pairs.paired(model.files[0], catalog.load(self._home.catalog_file), found)
+        return draft_pairs.paired(model.files[0], catalog.load(*self._home.catalog_files), found)
 
     async def _chosen(self, model: ModelFacts, path: Path) -> Draft:
         facts = await self._model_files.look(path)

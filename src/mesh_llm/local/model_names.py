@@ -19,6 +19,6 @@ async def resolve(text: str, home: Home) -> Named:
         return tuple(find_all(Places.from_environment()))
 
     def ask() -> Named:
-        return names.resolve(text, catalog=catalog.load(home.catalog_file), find=find)
+        return names.resolve(text, catalog=catalog.load(*home.catalog_files), find=find)
 
     return await asyncio.to_thread(ask)

@@ -91,7 +91,7 @@ def _compared(config: NodeConfig, settings: MeshSettings, home: Home) -> Iterato
 
 def _named_model(given: str | None, settings: MeshSettings, home: Home) -> str | None:
     """The catalog's name that was asked for, in the mesh's words; files are told by their contents."""
-    known = catalog.load(home.catalog_file).get(given) if given is not None else None
+    known = catalog.load(*home.catalog_files).get(given) if given is not None else None
     if known is None:
         return None
     theirs = catalog.load().get(settings.model)

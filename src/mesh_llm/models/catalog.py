@@ -3,7 +3,8 @@
 Both are TOML of one form, a table for each model (see `catalog.toml` beside this
 file). A person's, ~/.mesh-llm/catalog.toml, may leave out all but where the model
 comes from, and what it names is its own: an entry with a name, or an alias, of
-mesh-llm's list takes that name over.
+mesh-llm's list takes that name over. Between them stands what `mesh-llm catalog
+update` brought.
 """
 
 from __future__ import annotations
@@ -246,22 +247,38 @@ def either(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def load(user: Path | None = None) -> Catalog:
-    """mesh-llm's list, and over it a person's own where there is such a file."""
-    own = _read(user) if user is not None else ()
-    taken = {key_of(entry.name) for entry in own}
-    catalog = Catalog((*own, *(entry for entry in _built_in() if key_of(entry.name) not in taken)))
-    _check_drafts(own, catalog, str(user))
+def load(*files: Path) -> Catalog:
+    """mesh-llm's list, and before it those of `files` that are there, the first before the others."""
+    lists = [read(path) for path in files]
+    catalog = _joined(*lists, built_in())
+    for path, entries in zip(files, lists, strict=True):
+        _check_drafts(entries, catalog, str(path))
     return catalog
 
 
+def check(text: str, where: str) -> tuple[CatalogEntry, ...]:
+    """The entries of a list that is to stand before mesh-llm's own; raises as `load` would."""
+    entries = parse(text, where)
+    _check_drafts(entries, _joined(entries, built_in()), where)
+    return entries
+
+
+def _joined(*lists: Iterable[CatalogEntry]) -> Catalog:
+    entries: dict[str, CatalogEntry] = {}
+    for each in (entry for one in lists for entry in one):
+        entries.setdefault(key_of(each.name), each)
+    return Catalog(entries.values())
+
+
 @cache
-def _built_in() -> tuple[CatalogEntry, ...]:
+def built_in() -> tuple[CatalogEntry, ...]:
+    """mesh-llm's own list."""
     text = resources.files("mesh_llm.models").joinpath("catalog.toml").read_text("utf-8")
     return parse(text, "catalog.toml")
 
 
-def _read(path: Path) -> tuple[CatalogEntry, ...]:
+def read(path: Path) -> tuple[CatalogEntry, ...]:
+    """The entries of one list; none where there is no such file."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -341,7 +358,7 @@ class _Table:
     def entry(self) -> CatalogEntry:
         if not isinstance(self.fields, Mapping):
             raise ModelError(f"{self.where}, entry {self.name}: it is not a table of fields")
-        if not _NAME.fullmatch(self.name):
+        if not _NAME.fullmatch(self.name) or not self.name.isprintable():
             raise self._wrong("name", "a name has no slash, colon, comma or space around it")
         self._check_fields(self.fields)
         source = self._source()
@@ -456,6 +473,8 @@ class _Table:
             return ()
         if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
             raise self._wrong(at, "it has to be a list of texts")
+        if not all(each.isprintable() for each in value):
+            raise self._wrong(at, "a text of it moves the cursor")
         return tuple(value)
 
     def _shape(self) -> tuple[tuple[str, int], ...]:

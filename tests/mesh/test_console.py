@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support import tiny_gguf
@@ -236,6 +237,23 @@ def test_a_plan_for_another_model_is_as_if_every_node_had_it(
     assert sorted(document["assumed"]) == sorted(node["id"] for node in document["nodes"])
     assert {stage["node"] for stage in document["plan"]["stages"]} == set(document["assumed"])
     assert "\nassumed  every node had the file; not there yet: one, two\n" in text
+
+
+def test_a_plan_for_a_model_that_nobody_has(nodes: tuple[NodeProcess, NodeProcess]) -> None:
+    document = planned("--home", nodes[0].home, "--model", "Kimi-K2.5")
+    with_more = planned("--home", nodes[0].home, "--model", "Kimi-K2.5", "--with", "here,big=600GB:cuda")
+    rows = json.loads(mesh_llm("models", "--fits", "--json", "--home", nodes[0].home).stdout)["models"]
+    fits = {row["name"]: row for row in rows}
+
+    assert document["scope"] == "mesh"
+    assert document["plan"]["mode"] == "waiting"
+    assert document["notes"] == ["Kimi-K2.5 is not here: its sizes are the catalog's"]
+    # Two nodes of one machine have its memory once: not more than the machine has.
+    assert document["plan"]["have_bytes"] <= psutil.virtual_memory().total
+    assert fits["Kimi-K2.5"]["have_bytes"] <= psutil.virtual_memory().total
+    assert fits["smollm2"]["fits"]
+    assert {node["name"] for node in with_more["nodes"]} == {"big", "one", "two"}
+    assert with_more["plan"]["mode"] != "waiting"
 
 
 def test_options_of_a_node_are_not_the_plans_of_a_mesh(nodes: tuple[NodeProcess, NodeProcess]) -> None:

@@ -18,6 +18,7 @@ from tests.support.pairs import Pair
 
 LOCKED = Path(__file__).parent / "pi"
 WITHIN_S = 100.0
+OFFLINE = ("--no-tools", "--no-session")
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +33,7 @@ def pi() -> Path:
 
 @pytest.fixture
 def person(api: NodeProcess, pi: Path, tmp_path: Path) -> dict[str, str]:
-    """The environment of somebody who has had pi's config written, and has nothing else of pi's."""
+    """The environment of somebody who has pi, and its config from here alone."""
     home = tmp_path / "home"
     home.mkdir()
     written = mesh_llm("agent", "pi", "--write", "--home", api.home, env={"HOME": str(home)})
@@ -52,16 +53,12 @@ def person(api: NodeProcess, pi: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def ask(pi: Path, person: dict[str, str], api: NodeProcess, *arguments: str) -> str:
-    """One prompt; the command begins as the node itself has printed it."""
+    """One prompt; the line begins as the node itself has printed it, for a shell."""
     said = next(line for line in api.stdout.splitlines() if line.startswith("pi:    "))
-    command = shlex.split(said.removeprefix("pi:    "))
-    assert command[0] == "pi"
+    more = ("-p", "What is the capital of France?", "--system-prompt", "Answer with one word.")
     done = subprocess.run(
-        [
-            *(str(pi), *command[1:], "-p", "What is the capital of France?"),
-            *("--system-prompt", "Answer with one word.", "--no-tools", "--no-session", *arguments),
-        ],
-        env=person,
+        ["sh", "-c", f"{said.removeprefix('pi:    ')} {shlex.join((*more, *OFFLINE, *arguments))}"],
+        env={**person, "PATH": f"{pi.parent}:{person['PATH']}"},
         cwd=person["HOME"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -76,7 +73,7 @@ def ask(pi: Path, person: dict[str, str], api: NodeProcess, *arguments: str) -> 
 
 def test_one_prompt(pi: Path, person: dict[str, str], api: NodeProcess, pair: Pair) -> None:
     said = ask(pi, person, api, "--mode", "json")
-    events: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
+    events: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
     # What was said is what was streamed, and pi knows what it took of the context.
     answer = next(event["message"] for event in events if event["type"] == "turn_end")

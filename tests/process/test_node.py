@@ -194,7 +194,7 @@ def test_alias_is_the_name_it_serves_under(home: Path, smollm2: Path) -> None:
         assert [model["id"] for model in node.ask("/v1/models").json()["data"]] == ["little"]
         assert node.ask("/health").json()["model"] == "little"
         assert node.status()["model"]["name"] == "little"
-        assert "pi:    pi --provider mesh --model little\n" in node.stdout
+        assert f" agent pi --write --home {home} && pi --provider mesh --model little\n" in node.stdout
 
 
 def test_api_key_is_asked_of_everybody_and_kept_to_itself(home: Path, smollm2: Path) -> None:
@@ -376,7 +376,8 @@ def test_what_a_run_prints(node: NodeProcess) -> None:
     url = node.url.replace("127.0.0.1", "localhost")
 
     assert f"API ready at {url}\n" in node.stdout
-    assert "pi:    pi --provider mesh --model SmolLM2-135M-Instruct.Q4_1\n" in node.stdout
+    pi = "&& pi --provider mesh --model SmolLM2-135M-Instruct.Q4_1"
+    assert f" agent pi --write --home {node.home} {pi}\n" in node.stdout
     assert (
         f"goose: GOOSE_PROVIDER=openai OPENAI_HOST={url} OPENAI_API_KEY=mesh "
         "GOOSE_MODEL=SmolLM2-135M-Instruct.Q4_1 goose session\n"

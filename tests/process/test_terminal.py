@@ -74,7 +74,7 @@ def test_the_view_stands_below_the_lines_that_were_told(screen: Screen) -> None:
     assert [line.partition(" ")[0] for line in above if line[:1].isupper()][:2] == ["Model", "Invite"]
     url = re.search(r"^API ready at (http://localhost:[0-9]+)$", "\n".join(above), re.MULTILINE)
     assert url is not None
-    assert "pi:    pi --provider mesh --model tiny" in above
+    assert "&& pi --provider mesh --model tiny" in " ".join("".join(above).split())
     assert any(line.startswith(f"goose: GOOSE_PROVIDER=openai OPENAI_HOST={url[1]} ") for line in above)
     assert view[0].endswith(" q quits ──")
     assert f"api    {url[1]}" in view
@@ -91,7 +91,10 @@ def test_q_drains_and_quits(screen: Screen) -> None:
     screen.press(b"q")
     assert screen.wait() == 0
     restored(screen)
-    assert screen.lines[-1] == "Stopping after open answers; press Ctrl-C again to stop at once"
+    assert screen.lines[-2:] == [
+        "Stopping after open answers; press Ctrl-C again to stop at once",
+        "Stopped",
+    ]
     # What was told stays to be read.
     assert "Invite token: " in screen.everything
     assert "API ready at " in screen.everything
@@ -114,7 +117,7 @@ def test_ctrl_c_after_q_does_not_wait(home: Path, smollm2: Path) -> None:
             with connection.getresponse() as answer:
                 assert answer.readline()
                 screen.press(b"q")
-                screen.until_seen("Stopping; ")
+                screen.until_seen("Stopping after ")
                 screen.until_seen("draining")
                 assert answer.readline() is not None
                 screen.press(b"\x03")
@@ -389,6 +392,41 @@ def test_bars_live_in_the_view_and_a_crash_restores_the_terminal() -> None:
         restored(screen)
         assert screen.lines[0] == "Something came of it"
         assert screen.lines[-1] == "RuntimeError: it crashed"
+
+
+QUESTION = """
+import asyncio
+from mesh_llm.cli.live import Live
+from mesh_llm.cli.terminal import Terminal
+
+async def show(live):
+    done = asyncio.Event()
+    live.on_quit = done.set
+    live.question = lambda status: "mini uses this node: q again stops it"
+    async def status():
+        return {}
+    looking = asyncio.create_task(live.run(status))
+    await done.wait()
+    looking.cancel()
+    await asyncio.wait([looking])
+
+with Terminal() as terminal:
+    asyncio.run(show(Live(terminal)))
+"""
+
+
+def test_q_asks_before_it_ends_a_node_that_others_use() -> None:
+    with Screen([sys.executable, "-c", QUESTION], columns=60) as screen:
+        screen.until_seen("q quits")
+        screen.press(b"q")
+        screen.until_seen("mini uses this node: q again stops it")
+        screen.press(b"n")
+        screen.until(lambda: "mini uses" not in screen.text, what="the question is gone")
+        screen.press(b"q")
+        screen.until_seen("mini uses this node: q again stops it")
+        screen.press(b"q")
+        assert screen.wait() == 0
+        restored(screen)
 
 
 # -- from outside ----------------------------------------------------------------------------------

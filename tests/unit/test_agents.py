@@ -43,9 +43,14 @@ def models_json(person: Path, text: str) -> Path:
 
 
 def test_the_lines_at_start_are_those_that_the_documents_promise() -> None:
-    assert api_lines("Qwen2.5-32B-Instruct-Q4_K_M", "http://127.0.0.1:9337", key_needed=False) == {
+    assert api_lines(
+        "Qwen2.5-32B-Instruct-Q4_K_M",
+        "http://127.0.0.1:9337",
+        key_needed=False,
+        write_pi="mesh-llm agent pi --write",
+    ) == {
         "api": "API ready at http://localhost:9337",
-        "agent": "pi:    pi --provider mesh --model Qwen2.5-32B-Instruct-Q4_K_M",
+        "agent": "pi:    mesh-llm agent pi --write && pi --provider mesh --model Qwen2.5-32B-Instruct-Q4_K_M",
         "agent-goose": "goose: GOOSE_PROVIDER=openai OPENAI_HOST=http://localhost:9337 OPENAI_API_KEY=mesh "
         "GOOSE_MODEL=Qwen2.5-32B-Instruct-Q4_K_M goose session",
     }

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from mesh_llm.cli import tables
 from mesh_llm.cli.live_view import Line, LiveState, Size, frame, painted, rows_taken, width_of
+from mesh_llm.cli.serve import quit_question
 from mesh_llm.status_schema import Status, from_document
 from mesh_llm.types import Progress
 
@@ -232,3 +234,53 @@ def test_a_node_that_is_suspected_stands_out() -> None:
     last = frame(seen(document), Size(columns=80, rows=24))[-1]
     assert last[0][1] == "bad"
     assert "suspect" in last[0][0]
+
+
+def test_a_question_and_a_pause_come_first() -> None:
+    own = {"id": HOST, "name": "desk", "role": "standby", "state": "serving", "reason": "", "resting": True}
+    document = status(node={**own, "paused": "somebody uses the machine"})
+    lines = shown(seen(document, question="q again stops it"), columns=72)
+    assert lines[1:3] == ["q again stops it", "paused  somebody uses the machine"]
+
+
+@pytest.mark.parametrize(
+    ("role", "others", "question"),
+    [
+        ("host", [], ""),
+        ("host", [("mini", "worker")], "mini may be using this node"),
+        ("worker", [("mini", "host"), ("tablet", "client")], "2 others may be using this node"),
+        ("standby", [("mini", "host")], ""),
+        ("standby", [("mini", "host"), ("tablet", "client")], "tablet may be using this node"),
+    ],
+)
+def test_whom_a_node_that_quits_would_leave(role: str, others: list[tuple[str, str]], question: str) -> None:
+    own = {"id": HOST, "name": "desk", "role": role, "state": "serving", "reason": ""}
+    nodes = [node(f"{number}" * 64, *each) for number, each in enumerate(others)]
+    document = status(node(HOST, "desk", role), *nodes, node=own)
+    asked = quit_question(from_document(Status, document))
+    assert asked.partition(":")[0] == question
+
+
+def test_one_that_is_lost_does_not_count() -> None:
+    lost = node(MINI, "mini", "worker", standing="dead")
+    assert quit_question(from_document(Status, status(node(HOST, "desk", "host"), lost))) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "lent", "text"),
+    [
+        ({}, 2_000_000_000, "2.0 GB of 16.0 GB"),
+        ({"lend": "idle"}, 0, "nothing at present, up to 16.0 GB (--lend idle)"),
+        ({"lend": "idle", "resting": True, "paused": "it is hot"}, 0, "nothing: it is hot (--lend idle)"),
+        ({"resting": True}, 0, "nothing: the model was unloaded here"),
+        (
+            {"resting": True, "paused": "it is hot"},
+            2_000_000_000,
+            "2.0 GB of 16.0 GB, until others have taken over: it is hot",
+        ),
+    ],
+)
+def test_what_is_lent_is_one_line(changes: dict[str, Any], lent: int, text: str) -> None:
+    own = {"id": HOST, "name": "desk", "role": "host", "state": "serving", "reason": "", **changes}
+    document = status(node(HOST, "desk", "host", lent_bytes=lent), node=own)
+    assert tables.lends(from_document(Status, document)) == text

@@ -39,9 +39,10 @@ def recipe(name: str, endpoint: Endpoint) -> Recipe:
     return _RECIPES[name](endpoint)
 
 
-def lines_at_start(endpoint: Endpoint) -> list[str]:
-    """What a node prints when it serves: the two agents that need one line each."""
-    return [f"pi:    {_pi_command(endpoint)}", f"goose: {_goose_command(endpoint)}"]
+def lines_at_start(endpoint: Endpoint, write_pi: str) -> list[str]:
+    """What a node prints when it serves: the two agents that need one line each. pi knows no other way to be
+    told of a server than its file: `write_pi` is the command that writes it."""
+    return [f"pi:    {write_pi} && {_pi_command(endpoint)}", f"goose: {_goose_command(endpoint)}"]
 
 
 def _key(endpoint: Endpoint) -> str:

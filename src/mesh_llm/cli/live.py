@@ -38,6 +38,9 @@ class Live:
     ) -> None:
         self._terminal = terminal
         self.on_quit = on_quit
+        self.question: Callable[[Status], str] = lambda _: ""
+        """What to ask before the key that quits counts; empty: nothing."""
+        self._asking = ""
         self._layers = layers
         self._status: Status | None = None
         self._steps: dict[str, Progress] = {}
@@ -111,6 +114,7 @@ class Live:
             events=list(self._events),
             layers=self._layers,
             keys=self._terminal.keys is not None,
+            question=self._asking,
         )
         # A row is left for the line above: a picture of the whole height would scroll at every change.
         return live_view.frame(state, live_view.Size(columns=size.columns, rows=size.rows - 1))
@@ -170,8 +174,19 @@ class Live:
         if not typed:
             # The terminal is gone; what comes of that is the hang-up signal's to say.
             self._stop_reading()
-        elif b"q" in typed.lower():
-            self.on_quit()
+        else:
+            self._on_typed(typed)
+
+    def _on_typed(self, typed: bytes) -> None:
+        """The key that quits, twice where others would notice."""
+        asked, self._asking = self._asking, ""
+        if b"q" in typed.lower():
+            question = "" if asked or self._status is None else self.question(self._status)
+            if not question:
+                self.on_quit()
+            self._asking = question
+        if asked or self._asking:
+            self._stir()
 
     def _on_resize(self) -> None:
         if self._terminal.is_entered and self._terminal.is_ours():

@@ -38,13 +38,16 @@ class LiveState:
     events: Sequence[str] = ()
     layers: bool = False
     keys: bool = True
+    question: str = ""
+    """To the person at the keys."""
 
 
 def frame(live: LiveState, size: Size) -> list[Line]:
     """At most `size.rows` lines, each narrower than `size.columns`; what matters least goes first."""
     width = max(1, size.columns - 1)
     title = _title(live, width)
-    details = _details(live.status)
+    asked: list[Line] = [[(live.question, "bold")]] if live.question else []
+    details = [*asked, *_details(live.status)]
     bars = [_bar(step, width) for step in live.progress]
     events: list[Line] = [[(text, "dim")] for text in live.events]
     nodes = _nodes(live.status, width)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mesh_llm.cli import tables
 from mesh_llm.cli.browser import open_page
 from mesh_llm.cli.config_file import Configured
 from mesh_llm.cli.control import answers
@@ -22,6 +23,7 @@ from mesh_llm.cli.terminal import Terminal, is_live
 from mesh_llm.config import NodeConfig
 from mesh_llm.home import Home
 from mesh_llm.node import Node
+from mesh_llm.status_schema import Status
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event
 
@@ -121,6 +123,9 @@ async def until_stopped(node: Node, output: Output, live: Live | None) -> int:
     watching = asyncio.create_task(_watch(node, live, stop), name="live view")
     try:
         await running
+        # A terminal that is gone must not make it a failure.
+        with suppress(OSError):
+            output.note("Stopped")
     except asyncio.CancelledError:
         if not caught:
             raise
@@ -137,6 +142,19 @@ async def until_stopped(node: Node, output: Output, live: Live | None) -> int:
     return 130 if signal.SIGINT in caught else int(failed)
 
 
+def quit_question(status: Status) -> str:
+    """What to ask before this node is stopped by a key; empty where nobody else notices."""
+    names = tables.members(status.mesh)
+    others = [each for each in status.mesh.nodes if each.id != status.node.id and each.standing == "alive"]
+    if status.node.role not in ("host", "worker"):
+        # Of others only its own clients would miss it.
+        others = [each for each in others if each.role == "client"]
+    if not others:
+        return ""
+    who = names[others[0].id] if len(others) == 1 else f"{len(others)} others"
+    return f"{who} may be using this node: q again stops it, any other key does not"
+
+
 async def _watch(node: Node, live: Live | None, stop: Callable[[], None]) -> None:
     if live is None:
         return
@@ -146,6 +164,7 @@ async def _watch(node: Node, live: Live | None, stop: Callable[[], None]) -> Non
         return await node.status() if hasattr(node, "view") else None
 
     live.on_quit = stop
+    live.question = quit_question
     try:
         await live.run(status)
     except Exception:

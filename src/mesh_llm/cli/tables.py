@@ -129,7 +129,7 @@ def lends(status: schema.Status) -> str:
     """`436 MB of 22.4 GB`, or why nothing."""
     node, lent = status.node, lent_bytes(status)
     memory = sum(each.memory_bytes for each in status.mesh.nodes if each.id == node.id)
-    when = f" (--lend {node.lend})" if node.lend != "always" else ""
+    when = f" (--lend {node.lend})" if node.lend not in ("", "always") else ""
     if lent:
         still = f", until others have taken over: {node.paused}" if node.paused else ""
         return f"{size(lent)} of {size(memory)}{still or when}"

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import logging
+import shlex
+import shutil
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from mesh_llm.agents import snippets
 from mesh_llm.agents.config_files import Endpoint, as_typed
 from mesh_llm.console.event_feed import Feed
+from mesh_llm.home import default_home
 from mesh_llm.sanitise import line
 from mesh_llm.types import Event, EventSink, Progress, ProgressSink
 
+NEWS_LINES = 5
+"""At once: who joins a mesh of a hundred nodes does not want to read all their names."""
 REMARK_AGAIN_S = 10.0
 """Before the same is noted again: a client that is refused comes back many times a second."""
 
@@ -58,6 +66,17 @@ class Announcements:
         log.info("%s: %s", event.kind, event.text)
         self._feed.event(event)
 
+    def news(self, events: Sequence[Event], *, quietly: bool = False) -> None:
+        """Of the mesh: lines at the terminal, too; one line for all where many come at once."""
+        for event in events:
+            self.note(event)
+        shown = [] if quietly else events
+        if len(shown) > NEWS_LINES:
+            text = f"{len(events)} changes in the mesh; mesh-llm status shows who is here"
+            shown = [replace(events[0], text=text)]
+        for event in shown:
+            self._tell(replace(event, text=line(event.text)))
+
     def remark(self, kind: str, text: str) -> None:
         """The same, of what may happen many times a second."""
         now = time.monotonic()
@@ -70,8 +89,18 @@ class Announcements:
         self._progress(step)
 
 
-def api_lines(model: str, url: str, *, key_needed: bool) -> dict[str, str]:
-    """By the kind of event: where the API is, and how agents use it."""
+def pi_writer(home: Path) -> str:
+    """By which a person at this node's terminal reaches it."""
+    command = ["mesh-llm"] if shutil.which("mesh-llm") else [sys.executable, "-m", "mesh_llm"]
+    named = [] if home == default_home().absolute() else ["--home", str(home)]
+    return shlex.join([*command, "agent", "pi", "--write", *named])
+
+
+def api_lines(model: str, url: str, *, key_needed: bool, write_pi: str) -> dict[str, str]:
+    """By the kind of event: where the API is, and how agents use it.
+
+    `write_pi`: the command that tells pi where that is.
+    """
     endpoint = Endpoint(url=as_typed(url), model=model, key_needed=key_needed)
-    pi, goose = snippets.lines_at_start(endpoint)
+    pi, goose = snippets.lines_at_start(endpoint, write_pi)
     return {"api": f"API ready at {endpoint.url}", "agent": pi, "agent-goose": goose}

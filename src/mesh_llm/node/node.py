@@ -39,7 +39,7 @@ from mesh_llm.host.worker_launch import worker_spec
 from mesh_llm.local.hardware import Hardware, equip
 from mesh_llm.local.modalities import held_bytes
 from mesh_llm.local.model_files import ModelFiles
-from mesh_llm.node.announcements import Announcements, api_lines
+from mesh_llm.node.announcements import Announcements, api_lines, pi_writer
 from mesh_llm.node.api_keys import ApiKeys
 from mesh_llm.node.cpu_library import CpuLibrary
 from mesh_llm.node.drain import drain
@@ -131,6 +131,13 @@ class Node:
         """Drain and end; with `leave` the home also forgets its mesh. Safe to call more than once."""
         self._leave = self._leave or leave
         self._stop.set()
+
+    def _stop_as_told(self, leave: bool) -> None:
+        """From outside of this terminal, where somebody may wonder."""
+        if not self._stop.is_set():
+            what = "leave the mesh" if leave else "stop"
+            self._say("stopping", f"Told to {what}: others take over, and open answers end first")
+        self.stop(leave)
 
     def _compose(self) -> None:
         """Wire the parts; nothing runs yet."""
@@ -284,7 +291,7 @@ class Node:
         )
         self._managed = Managed(
             status=self.status,
-            stop=self.stop,
+            stop=self._stop_as_told,
             unload=self.unload.begin,
             load=self.unload.end,
             pause=self._polite.pause,
@@ -437,10 +444,13 @@ class Node:
         return document
 
     def _announce_api(self) -> None:
-        key_needed = self.config.api_key is not None
-        for kind, text in api_lines(
-            self.models.default.name, self._gateway.url, key_needed=key_needed
-        ).items():
+        lines = api_lines(
+            self.models.default.name,
+            self._gateway.url,
+            key_needed=self.config.api_key is not None,
+            write_pi=pi_writer(self.home.path),
+        )
+        for kind, text in lines.items():
             self._say(kind, text, once=True)
 
     def _tell_lease(self, lease: Lease) -> None:
@@ -459,8 +469,9 @@ class Node:
         self.joining.remember(self.mesh)
         self.models.adopt()
         self.models.wake()
-        for event in self._news.read(self.mesh):
-            self._announcements.note(event)
+        # Whoever stops a node does not want to hear how the mesh goes on without it.
+        stops = self.state.value is State.DRAINING
+        self._announcements.news(list(self._news.read(self.mesh)), quietly=stops)
         self.state.reflect()
 
     def _on_refused(self, node: NodeId, reason: str) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mesh_llm.agents import config_files
+from mesh_llm.agents.config_files import Endpoint
 from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
 from tests.support.questions import CHAT, QUESTION, SCHEMA, WEATHER, check_weather
@@ -21,9 +23,8 @@ WITHIN_S = 60.0
 @pytest.fixture
 def user(api: NodeProcess, tmp_path: Path) -> dict[str, str]:
     """The environment of somebody who has told `llm` of the mesh."""
-    models = [{"model_id": "mesh", "model_name": "any", "api_base": f"{api.url}/v1", "supports_schema": True}]
-    # YAML reads JSON as well.
-    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models))
+    settings = config_files.rewritten("llm", "", Endpoint(url=api.url, model="any"))
+    (tmp_path / "extra-openai-models.yaml").write_text(settings)
     # Without plugins: that for Ollama looks for one on this machine.
     return {**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": ""}
 
@@ -46,20 +47,20 @@ def llm(user: dict[str, str], *arguments: str) -> str:
 def test_prompt(user: dict[str, str], engine: LoneEngine, mode: tuple[str, ...]) -> None:
     expected = engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"]
 
-    text = llm(user, "-m", "mesh", *mode, "-o", "temperature", "0", "-o", "max_tokens", "12", QUESTION)
+    text = llm(user, "-m", "mesh/any", *mode, "-o", "temperature", "0", "-o", "max_tokens", "12", QUESTION)
 
     assert text == f"{expected}\n"
 
 
 def test_schema(user: dict[str, str]) -> None:
-    text = llm(user, "-m", "mesh", "-o", "temperature", "0", "--schema", json.dumps(SCHEMA), WEATHER)
+    text = llm(user, "-m", "mesh/any", "-o", "temperature", "0", "--schema", json.dumps(SCHEMA), WEATHER)
 
     check_weather(text)
 
 
 def test_a_refusal_is_told(user: dict[str, str]) -> None:
     done = subprocess.run(
-        [*LLM, "-m", "mesh", "one " * 4000],
+        [*LLM, "-m", "mesh/any", "one " * 4000],
         env=user,
         stdin=subprocess.DEVNULL,
         capture_output=True,

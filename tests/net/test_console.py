@@ -362,7 +362,8 @@ async def test_agents_are_told_what_to_type(console: Bench) -> None:
     status, document = await console.call("/api/agents", method="GET")
     assert status == 200
     agents = {agent["name"]: agent for agent in document["agents"]}
-    assert list(agents) == ["pi", "goose", "aider", "opencode", "claude", "curl", "openai"]
+    coding = ["pi", "goose", "aider", "opencode", "claude", "continue", "zed"]
+    assert list(agents) == [*coding, "open-webui", "llm", "curl", "openai"]
     assert agents["pi"]["command"] == "pi --provider mesh --model 'my model'"
     assert agents["goose"]["command"] == (
         "GOOSE_PROVIDER=openai OPENAI_HOST=http://localhost:9337 "

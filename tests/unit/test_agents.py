@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from mesh_llm.agents import config_files, snippets
 from mesh_llm.agents.config_files import Endpoint
@@ -27,7 +28,7 @@ ODD = Endpoint(url="http://localhost:1", model="it's a $model", context=None)
 @pytest.fixture(autouse=True)
 def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("PI_CODING_AGENT_DIR", "XDG_CONFIG_HOME", "OPENCODE_CONFIG"):
+    for name in ("PI_CODING_AGENT_DIR", "XDG_CONFIG_HOME", "OPENCODE_CONFIG", "LLM_USER_PATH"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -59,7 +60,8 @@ def test_the_lines_at_start_are_those_that_the_documents_promise() -> None:
 def test_every_agent_is_described() -> None:
     told = snippets.snippets(HERE.url, HERE.model, HERE.context)
     assert [entry["name"] for entry in told] == [
-        *("pi", "goose", "aider", "opencode", "claude", "curl", "openai")
+        *("pi", "goose", "aider", "opencode", "claude", "continue", "zed", "open-webui", "llm"),
+        *("curl", "openai"),
     ]
     for entry in told:
         assert list(entry) == ["name", "title", "command", "snippet", "note"]
@@ -365,7 +367,79 @@ def test_aider_learns_the_models_limits(person: Path) -> None:
     assert document[f"openai/{HERE.model}"]["max_input_tokens"] == 65536
 
 
-@pytest.mark.parametrize("name", ["claude", "curl", "openai"])
+def test_continue_gets_a_file_of_its_own(person: Path) -> None:
+    path = agent.write_config("continue", WITH_KEY).file
+    assert path == person / ".continue/models/mesh.yaml"
+    block = yaml.safe_load(path.read_text())
+    assert (block["name"], block["version"], block["schema"]) == ("mesh", "1.0.0", "v1")
+    (model,) = block["models"]
+    assert (model["provider"], model["model"], model["apiBase"]) == (
+        "openai",
+        "m",
+        "https://localhost:9000/v1",
+    )
+    assert model["apiKey"] == "${{ secrets.MESH_LLM_API_KEY }}"
+    assert model["defaultCompletionOptions"] == {"contextLength": 2048, "maxTokens": 1024}
+    assert yaml.safe_load(snippets.recipe("continue", WITH_KEY).snippet) == block
+
+
+def test_a_file_in_yaml_by_hand_is_left_as_it_is(person: Path) -> None:
+    path = person / ".continue/models/mesh.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("name: mine\n")
+    with pytest.raises(AgentConfigRefused, match="not plain JSON"):
+        agent.write_config("continue", HERE)
+    assert path.read_text() == "name: mine\n"
+
+
+def test_llm_gets_one_more_model(person: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLM_USER_PATH", str(person / "llm"))
+    path = person / "llm/extra-openai-models.yaml"
+    path.parent.mkdir()
+    path.write_text('[{"model_id": "mine", "model_name": "x"}]\n')
+    assert agent.write_config("llm", HERE).file == path
+    agent.write_config("llm", WITH_KEY)
+    mine, first, second = yaml.safe_load(path.read_text())
+    assert mine == {"model_id": "mine", "model_name": "x"}
+    assert (first["model_id"], first["api_base"]) == (f"mesh/{HERE.model}", "http://localhost:9337/v1")
+    assert (second["model_id"], second["api_key_name"]) == ("mesh/m", "mesh")
+    path.write_text("{}")
+    with pytest.raises(AgentConfigRefused, match="list"):
+        agent.write_config("llm", HERE)
+
+
+def test_zed_learns_of_a_provider(person: Path) -> None:
+    path = person / ".config/zed/settings.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"theme": "One Dark", "language_models": {"ollama": {"api_url": "x"}}}')
+    assert agent.write_config("zed", HERE).file == path
+    settings = json.loads(path.read_text())
+    assert settings["theme"] == "One Dark"
+    assert settings["language_models"]["ollama"] == {"api_url": "x"}
+    provider = settings["language_models"]["openai_compatible"]["mesh"]
+    assert provider["api_url"] == "http://localhost:9337/v1"
+    (model,) = provider["available_models"]
+    assert (model["name"], model["max_tokens"], model["max_output_tokens"]) == (HERE.model, 65536, 32768)
+    # What a person has changed there stays.
+    model["capabilities"]["images"] = True
+    path.write_text(json.dumps(settings))
+    agent.write_config("zed", WITH_KEY)
+    agent.write_config("zed", HERE)
+    models = json.loads(path.read_text())["language_models"]["openai_compatible"]["mesh"]["available_models"]
+    assert [(each["name"], each["capabilities"]["images"]) for each in models] == [
+        (HERE.model, True),
+        ("m", False),
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in snippets.NAMES if name not in ("curl", "openai")])
+def test_a_small_context_is_warned_of(name: str) -> None:
+    assert "wants" in snippets.recipe(name, WITH_KEY).note
+    assert "2,048 tokens" in snippets.small_context(name, WITH_KEY)
+    assert snippets.small_context(name, HERE) == snippets.small_context(name, ODD) == ""
+
+
+@pytest.mark.parametrize("name", ["claude", "curl", "openai", "open-webui"])
 def test_agents_without_a_place_of_our_own_are_refused(person: Path, name: str) -> None:
     with pytest.raises(AgentConfigRefused) as refused:
         agent.write_config(name, HERE)

@@ -28,11 +28,16 @@ _FILES = {
     "goose": f"~/.config/goose/custom_providers/{PROVIDER}.json",
     "aider": "~/.aider.model.metadata.json",
     "opencode": "~/.config/opencode/opencode.json",
+    # In both YAML is read, and JSON is YAML.
+    "continue": f"~/.continue/models/{PROVIDER}.yaml",
+    "llm": "~/.config/io.datasette.llm/extra-openai-models.yaml",
+    "zed": "~/.config/zed/settings.json",
 }
 WRITTEN = frozenset(_FILES)
 """Agents with a file in which a provider or a model has a place of its own."""
 _NOT_WRITTEN = {
     "claude": "Claude Code's settings apply to everything it does, so they are not changed for one model",
+    "open-webui": "Open WebUI keeps its settings in a database, so they are given where it is started",
     "curl": "curl needs no config file",
     "openai": "openai-python needs no config file",
 }
@@ -190,6 +195,74 @@ def _write_opencode(text: str, endpoint: Endpoint) -> str:
     return json_edit.merge(text, changes, keep=keep)
 
 
+def continue_block(endpoint: Endpoint) -> dict[str, Any]:
+    return {"name": PROVIDER, "version": "1.0.0", "schema": "v1", "models": [_continue_model(endpoint)]}
+
+
+def _continue_model(endpoint: Endpoint) -> dict[str, Any]:
+    return {
+        "name": f"{endpoint.model} (mesh)",
+        "provider": "openai",
+        "model": endpoint.model,
+        "apiBase": endpoint.api,
+        "apiKey": f"${{{{ secrets.{KEY_VARIABLE} }}}}" if endpoint.key_needed else NO_KEY,
+        "roles": ["chat", "edit", "apply"],
+        "defaultCompletionOptions": {
+            "contextLength": endpoint.window,
+            "maxTokens": endpoint.longest_answer,
+        },
+    }
+
+
+def _write_continue(text: str, endpoint: Endpoint) -> str:
+    block = continue_block(endpoint)
+    models = block.pop("models")
+    text = json_edit.merge(text, block, keep={("name",), ("version",), ("schema",)})
+    return json_edit.merge_item(text, ("models",), models[0], by="model", keep={("name",), ("roles",)})
+
+
+def llm_model(endpoint: Endpoint) -> dict[str, Any]:
+    key = {"api_key_name": PROVIDER} if endpoint.key_needed else {}
+    return {
+        "model_id": f"{PROVIDER}/{endpoint.model}",
+        "model_name": endpoint.model,
+        "api_base": endpoint.api,
+        "supports_schema": True,
+        "supports_tools": True,
+        **key,
+    }
+
+
+def _write_llm(text: str, endpoint: Endpoint) -> str:
+    return json_edit.merge_item(text, (), llm_model(endpoint), by="model_id")
+
+
+def zed_provider(endpoint: Endpoint) -> dict[str, Any]:
+    return {"api_url": endpoint.api, "available_models": [_zed_model(endpoint)]}
+
+
+def _zed_model(endpoint: Endpoint) -> dict[str, Any]:
+    return {
+        "name": endpoint.model,
+        "display_name": f"{endpoint.model} (mesh)",
+        "max_tokens": endpoint.window,
+        "max_output_tokens": endpoint.longest_answer,
+        "capabilities": {
+            "tools": True,
+            "images": False,
+            "parallel_tool_calls": False,
+            "prompt_cache_key": False,
+        },
+    }
+
+
+def _write_zed(text: str, endpoint: Endpoint) -> str:
+    at = ("language_models", "openai_compatible", PROVIDER)
+    text = json_edit.merge(text, _nested(at, {"api_url": endpoint.api}))
+    kept = {("display_name",), *(("capabilities", name) for name in _zed_model(endpoint)["capabilities"])}
+    return json_edit.merge_item(text, (*at, "available_models"), _zed_model(endpoint), by="name", keep=kept)
+
+
 def _nested(path: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:
     for name in reversed(path):
         value = {name: value}
@@ -201,4 +274,7 @@ _WRITERS: dict[str, Callable[[str, Endpoint], str]] = {
     "goose": _write_goose,
     "aider": _write_aider,
     "opencode": _write_opencode,
+    "continue": _write_continue,
+    "llm": _write_llm,
+    "zed": _write_zed,
 }

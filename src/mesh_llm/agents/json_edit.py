@@ -41,8 +41,11 @@ def merge(text: str, changes: dict[str, Any], *, keep: Collection[Path] = ()) ->
 
 
 def merge_item(text: str, path: Path, item: dict[str, Any], *, by: str, keep: Collection[Path] = ()) -> str:
-    """`text` with `item` in the array at `path`: merged into the one with the same `by`, or appended."""
-    text = _checked(text)
+    """`text` with `item` in the array at `path`: merged into the one with the same `by`, or appended.
+
+    Without a `path` it is the document itself.
+    """
+    text = _checked(text, root=dict if path else list)
     found = _value(text, path)
     if found is None:
         return _put(text, path, [item], kept=False)
@@ -62,10 +65,10 @@ def dumps(value: Any, *, indent: str = "  ") -> str:
     return _LONE_WORD.sub(r"[\1]", json.dumps(value, indent=indent, ensure_ascii=False))
 
 
-def _checked(text: str) -> str:
-    """Empty files are empty objects; what is no JSON, or has comments, is not touched."""
+def _checked(text: str, *, root: type = dict) -> str:
+    """Empty files are empty objects or lists; what is no JSON, or has comments, is not touched."""
     if not text.strip():
-        return "{}\n"
+        return "{}\n" if root is dict else "[]\n"
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -73,8 +76,9 @@ def _checked(text: str) -> str:
         if _has_comments(text):
             what = "it has comments, which would be lost"
         raise AgentConfigRefused(f"it is not plain JSON ({what})", hint="paste the snippet by hand") from None
-    if not isinstance(document, dict):
-        raise AgentConfigRefused("it is not a JSON object", hint="paste the snippet by hand")
+    if not isinstance(document, root):
+        what = "object" if root is dict else "list"
+        raise AgentConfigRefused(f"it is not a JSON {what}", hint="paste the snippet by hand")
     return text
 
 

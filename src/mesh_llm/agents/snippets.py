@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from mesh_llm.agents import config_files, json_edit
 from mesh_llm.agents.config_files import KEY_VARIABLE, NO_KEY, PROVIDER, Endpoint, file_of
 from mesh_llm.frozen import frozen
 
 _PI_RESERVE = 16_384
+_WANTED = {
+    "pi": 32_768,
+    "goose": 32_768,
+    "aider": 16_384,
+    "opencode": 32_768,
+    "claude": 65_536,
+    "continue": 16_384,
+    "zed": 16_384,
+    "open-webui": 8_192,
+    "llm": 4_096,
+}
+"""Tokens of context with which they are of use: their instructions, a file or two, and an answer."""
 
 
 @frozen
@@ -32,17 +44,30 @@ def snippets(
 ) -> list[dict[str, str]]:
     """Every agent as `{name, title, command, snippet, note}`."""
     endpoint = Endpoint(url=url, model=model, context=context, key_needed=key_needed)
-    return [asdict(make(endpoint)) for make in _RECIPES.values()]
+    return [asdict(recipe(name, endpoint)) for name in _RECIPES]
 
 
 def recipe(name: str, endpoint: Endpoint) -> Recipe:
-    return _RECIPES[name](endpoint)
+    made = _RECIPES[name](endpoint)
+    warning = small_context(name, endpoint)
+    return replace(made, note=f"{warning} {made.note}") if warning else made
 
 
 def lines_at_start(endpoint: Endpoint, write_pi: str) -> list[str]:
     """What a node prints when it serves: the two agents that need one line each. pi knows no other way to be
     told of a server than its file: `write_pi` is the command that writes it."""
     return [f"pi:    {write_pi} && {_pi_command(endpoint)}", f"goose: {_goose_command(endpoint)}"]
+
+
+def small_context(name: str, endpoint: Endpoint) -> str:
+    """A sentence where the node's context is too small for the agent; else nothing."""
+    wanted = _WANTED.get(name, 0)
+    if endpoint.context is None or endpoint.context >= wanted:
+        return ""
+    return (
+        f"The context has {endpoint.context:,} tokens, and {name} wants {wanted:,} or more: "
+        f"start the node with --ctx-size {wanted}, or expect it to forget and fail."
+    )
 
 
 def _key(endpoint: Endpoint) -> str:
@@ -142,6 +167,65 @@ def _claude(endpoint: Endpoint) -> Recipe:
     )
 
 
+def _continue(endpoint: Endpoint) -> Recipe:
+    return Recipe(
+        name="continue",
+        title="Continue",
+        command="code .",
+        snippet=json_edit.dumps(config_files.continue_block(endpoint)),
+        note=_note(
+            endpoint,
+            f"Save the snippet as {file_of('continue')} (JSON is YAML).",
+            "Then choose the model in Continue's list.",
+            *(["Continue looks for the key in ~/.continue/.env."] if endpoint.key_needed else []),
+        ),
+    )
+
+
+def _zed(endpoint: Endpoint) -> Recipe:
+    at = {"language_models": {"openai_compatible": {PROVIDER: config_files.zed_provider(endpoint)}}}
+    return Recipe(
+        name="zed",
+        title="Zed",
+        # Zed makes the variable's name from the provider's, and leaves a provider without a key alone.
+        command=f"{PROVIDER.upper()}_API_KEY={_key(endpoint)} zed .",
+        snippet=json_edit.dumps(at),
+        note=_note(
+            endpoint, f"Put the snippet into {file_of('zed')}, and choose the model in the agent panel."
+        ),
+    )
+
+
+def _open_webui(endpoint: Endpoint) -> Recipe:
+    return Recipe(
+        name="open-webui",
+        title="Open WebUI",
+        command=f"OPENAI_API_BASE_URL={shlex.quote(endpoint.api)} OPENAI_API_KEY={_key(endpoint)} "
+        f"DEFAULT_MODELS={shlex.quote(endpoint.model)} ENABLE_OLLAMA_API=false open-webui serve",
+        note=_note(
+            endpoint,
+            "These set up a new installation; in one that you have, add the address under Admin Panel, "
+            "Settings, Connections. In a container, localhost is host.docker.internal.",
+        ),
+    )
+
+
+def _llm(endpoint: Endpoint) -> Recipe:
+    key = f"OPENAI_API_KEY={_key(endpoint)} " if endpoint.key_needed else ""
+    ollama = f"OLLAMA_HOST={shlex.quote(endpoint.url)} llm -m {shlex.quote(f'ollama/{endpoint.model}')}"
+    return Recipe(
+        name="llm",
+        title="llm",
+        command=f"{key}llm -m {shlex.quote(f'{PROVIDER}/{endpoint.model}')} 'Hello!'",
+        snippet=json_edit.dumps([config_files.llm_model(endpoint)]),
+        note=_note(
+            endpoint,
+            f"Put the snippet into {file_of('llm')} (JSON is YAML).",
+            f"With the plugin llm-ollama no file is needed: {ollama}.",
+        ),
+    )
+
+
 def _curl(endpoint: Endpoint) -> Recipe:
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Hello!"}]}
     key = f' \\\n  -H "Authorization: Bearer ${KEY_VARIABLE}"' if endpoint.key_needed else ""
@@ -187,6 +271,10 @@ _RECIPES: dict[str, Callable[[Endpoint], Recipe]] = {
     "aider": _aider,
     "opencode": _opencode,
     "claude": _claude,
+    "continue": _continue,
+    "zed": _zed,
+    "open-webui": _open_webui,
+    "llm": _llm,
     "curl": _curl,
     "openai": _openai,
 }

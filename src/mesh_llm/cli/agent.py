@@ -45,7 +45,8 @@ def agent(name: str | None, write: bool, home: Path | None, as_json: bool, debug
     """Show how to connect an agent to the running node; without NAME, for all agents.
 
     --write merges it into the agent's own config and leaves everything else
-    there as it is: pi (~/.pi/agent/models.json), goose, aider and opencode.
+    there as it is: pi (~/.pi/agent/models.json), goose, aider, opencode,
+    continue, zed and llm.
     A key is never shown or written; MESH_LLM_API_KEY takes its place.
     """
     if write and name is None:
@@ -116,6 +117,8 @@ def _tell(name: str, endpoint: Endpoint, written: Written) -> None:
     else:
         click.echo(f"Changed {file}; the previous version is {_shown(written.backup)}")
     click.echo(f"\n{snippets.recipe(name, endpoint).command}")
+    if warning := snippets.small_context(name, endpoint):
+        click.echo(f"\n{warning}", err=True)
 
 
 def _document(name: str, endpoint: Endpoint, written: Written | None, *, running: bool) -> dict[str, Any]:
@@ -151,12 +154,21 @@ def config_file(name: str) -> Path:
         return Path(folder).expanduser() / "models.json"
     if name == "opencode" and (file := os.environ.get("OPENCODE_CONFIG")):
         return Path(file).expanduser()
+    if name == "llm":
+        return _llm_folder() / Path(path).name
     if path.startswith("~/.config/") and (base := os.environ.get("XDG_CONFIG_HOME")):
         path = f"{base}/{path.removeprefix('~/.config/')}"
     file_path = Path(path).expanduser()
     # Either name will do for opencode; where a person has chosen, a second file would be a surprise.
     with_comments = file_path.with_suffix(".jsonc")
     return with_comments if name == "opencode" and with_comments.exists() else file_path
+
+
+def _llm_folder() -> Path:
+    """Where `llm` itself looks."""
+    if folder := os.environ.get("LLM_USER_PATH"):
+        return Path(folder)
+    return Path(click.get_app_dir("io.datasette.llm"))
 
 
 def write_config(name: str, endpoint: Endpoint) -> Written:

@@ -151,3 +151,36 @@ def test_a_stop_sequence_counts_behind_the_seam(node: NodeProcess) -> None:
     assert seen.text == beginning + following
     assert stop not in seen.text
     assert seen.last["choices"][0]["finish_reason"] == {"word": "stop", "limit": "length"}[why]
+
+
+def ollama_lines(node: NodeProcess, *, kill: bool) -> list[str]:
+    engine = node.engine() if kill else None
+    asked_for = {"messages": [USER], "options": {"temperature": 0, "num_predict": TOKENS}}
+    lines: list[str] = []
+    with node.stream("/api/chat", asked_for) as stream:
+        while line := stream.response.readline().decode():
+            lines.append(line)
+            if engine is not None and len(lines) == CUT:
+                engine.kill()
+                engine = None
+    return lines
+
+
+def test_ollamas_lines_go_on(node: NodeProcess) -> None:
+    node.until_state("serving")
+    undisturbed = [json.loads(line) for line in ollama_lines(node, kill=False)]
+    for _ in range(3):
+        node.until_state("serving")
+        lines = ollama_lines(node, kill=True)
+        # Where another engine goes on, the next line begins with a space.
+        if any(line.startswith(" ") for line in lines):
+            break
+    else:
+        raise AssertionError("the answer always ended before its engine was killed")
+
+    *parts, last = (json.loads(line) for line in lines)
+    words = [part["message"]["content"] for part in parts]
+    assert words[:CUT] == [part["message"]["content"] for part in undisturbed[:CUT]]
+    assert (last["done"], last["done_reason"]) == (True, "length")
+    assert last["eval_count"] == undisturbed[-1]["eval_count"] == TOKENS
+    assert last["prompt_eval_count"] == undisturbed[-1]["prompt_eval_count"]

@@ -23,6 +23,9 @@ INSPECT_AT_ONCE = 32
 # -- the gateway --------------------------------------------------------------------------------
 
 API_PORT = 9337
+SHARE_PORT = 9338
+SHARE_LIFETIME_S = 86400.0
+"""Of a guest's key, where nobody says."""
 """Where OpenAI clients find a node; the number that the documents and the agents' settings name."""
 API_LISTEN = "127.0.0.1"
 """Loopback: what is open to the network has to be asked for, and needs a key."""

@@ -173,6 +173,11 @@ class Home:
         return self.path / "key-usage.json"
 
     @property
+    def certificate_file(self) -> Path:
+        """For guests on the local network, with its key; it need not be there."""
+        return self.path / "share-certificate.pem"
+
+    @property
     def catalog_file(self) -> Path:
         """Models that its owner has given names to; it need not be there."""
         return self.path / "catalog.toml"

@@ -331,6 +331,8 @@ class ApiStatus:
     key_needed: bool
     first_token: FirstTokenStatus
     keys: Annotated[tuple[KeyStatus, ...], _KEYS] = ()
+    shared_url: str | None = None
+    """Where guests on the local network find it."""
 
 
 @frozen

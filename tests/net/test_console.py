@@ -103,6 +103,12 @@ class FakeManaged:
     def revoke_key(self, asked: dict[str, Any]) -> dict[str, Any]:
         return asked
 
+    async def share(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
+    async def stop_sharing(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return asked
+
     async def measure(self, asked: dict[str, Any]) -> dict[str, Any]:
         return {"asked": asked}
 

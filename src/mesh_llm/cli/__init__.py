@@ -22,6 +22,7 @@ progress_bars  progress of downloads, as bars or lines
 invite         `mesh-llm invite`, `promote`
 pair           `mesh-llm join`, `invite --pair`: a short code instead of a token
 keys           `mesh-llm keys`
+share          `mesh-llm share`
 control        `mesh-llm stop`, `leave`; the connection to the running node
 service        `mesh-llm service`
 service_files  the files of a service

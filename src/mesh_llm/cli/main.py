@@ -38,6 +38,7 @@ _VERBS = {
     "pause": ("lending", "lend nothing for a while: others take over first"),
     "resume": ("lending", "lend again"),
     "keys": ("keys", "make, list and revoke API keys; show their usage"),
+    "share": ("share", "let guests on the local network chat, with a key and a QR code"),
     "leave": ("control", "hand over, leave the mesh and stop"),
     "stop": ("control", "stop the running node"),
     "load": ("load", "serve one more model in the mesh, or one with other options"),

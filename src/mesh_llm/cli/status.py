@@ -178,6 +178,8 @@ def _summary(status: schema.Status, names: tables.Names) -> list[tuple[str, str]
             rows.append(("token", engine.token.sentence))
         rows += [("warning", warning) for warning in engine.warnings]
     rows.append(("api", status.api.url or "not open yet"))
+    if status.api.shared_url:
+        rows.append(("shared", f"with the local network, at {status.api.shared_url}"))
     return rows
 
 

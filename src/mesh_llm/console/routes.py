@@ -24,6 +24,7 @@ _HIGHEST_USES = 1_000_000
 _WITH_BODY = (
     *("plan", "invite", "revoke", "promote", "measure", "pair", "pair-answer"),
     *("load-model", "unload-model", "use-model", "add-key", "revoke-key"),
+    *("share", "stop-sharing"),
 )
 
 
@@ -64,6 +65,9 @@ class Managed:
     """API keys with names, and what was asked with each."""
     add_key: Callable[[Document], Document]
     revoke_key: Callable[[Document], Document]
+    share: Callable[[Document], Awaitable[Document]]
+    """A guest's key, and the address on the local network that takes it to the chat."""
+    stop_sharing: Callable[[Document], Awaitable[Document]]
     measure: Callable[[Document], Awaitable[Document]]
     """A link to another member, for `mesh-llm bench transport`."""
 
@@ -132,6 +136,8 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "use-model": node.use_model,
         "add-key": node.add_key,
         "revoke-key": node.revoke_key,
+        "share": node.share,
+        "stop-sharing": node.stop_sharing,
     }
     for name, answer in gets.items():
         app.router.add_get(f"/api/{name}", _answered(answer, reads_body=False))

@@ -23,6 +23,9 @@ Other nodes' gateways (`guest`) reach the engine here by `guests`: the same pars
 queue, but without rewriting (3) and resuming (6), which are theirs.
 
     server             the API port: connections, who answers what, an orderly end
+    shared_port        a second port, for the local network
+    share_page         the page behind a guest's address, which leads to the chat
+    certificate        a certificate that this machine makes itself
     ports              takes a port, or says why not
     limits             the bounds of one gateway
     access             who may use the API, and who may manage

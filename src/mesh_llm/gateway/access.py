@@ -50,6 +50,11 @@ def key_of(request: web.BaseRequest) -> ApiKey | None:
     return admission.key if admission is not None else None
 
 
+def is_known(request: web.BaseRequest) -> bool:
+    """Whether who asks may be told names; where a key is needed, holders of one may."""
+    return _ADMISSION in request
+
+
 class ApiAccess:
     """`is_shared`: for the local network, where nothing but named keys opens."""
 
@@ -61,21 +66,17 @@ class ApiAccess:
         self._keys = keys or Keys(None)
         self._names = Names(listen)
 
-    def check(self, request: web.BaseRequest) -> None:
-        """Raise the refusal, if there is one."""
+    def check(self, request: web.BaseRequest, *, public: bool = False) -> None:
+        """Raise the refusal, if there is one. `public`: what is asked for needs no key."""
         key = self._find(request)
         if not self._needs_key:
             self._check_names(request)
-        elif key is None and not (request.path in HEALTH_PATHS or _is_preflight(request)):
+        elif key is None and not (public or request.path in HEALTH_PATHS or _is_preflight(request)):
             raise api_errors.wrong_key()
         if key is not None and key.is_expired(time.time()):
             raise api_errors.wrong_key(f"the key {key.name} has expired")
         if key is not None or not self._needs_key:
             request[_ADMISSION] = Admission(key=key)
-
-    def knows(self, request: web.BaseRequest) -> bool:
-        """Whether who asks may be told names; where a key is needed, holders of one may."""
-        return _ADMISSION in request
 
     def page(self, request: web.BaseRequest) -> str | None:
         """The origin of the page that asks, if there is one that may read an answer of ours.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -14,7 +16,7 @@ from mesh_llm.defaults import API_LISTEN, API_PORT, GATEWAY_STOP_S
 from mesh_llm.errors import UsageError
 from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors, ports
-from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess, key_of
+from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess, is_known, key_of
 from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.client_connection import ClientServer, check_head
 from mesh_llm.gateway.guest import Guest
@@ -25,6 +27,8 @@ from mesh_llm.gateway.keys import Keys
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Proxy
+from mesh_llm.gateway.share_page import is_share_page, share_page
+from mesh_llm.gateway.shared_port import SharedPort
 from mesh_llm.gateway.upstream import Serving
 from mesh_llm.gateway.warm_prefixes import WarmPrefixes
 from mesh_llm.loopback import is_loopback
@@ -67,6 +71,7 @@ class Gateway:
         self.keys = Keys(config.keys_file)
         self.key_usage = KeyUsage(self.keys, config.key_usage_file)
         self._guard = ApiAccess(api_key=config.api_key, listen=config.listen, keys=self.keys)
+        self._shared: SharedPort | None = None
         self._meters = Meters()
         self._meters.watch_queues(serving.slot_queues)
         self.warm = WarmPrefixes()
@@ -102,13 +107,31 @@ class Gateway:
         self._guests = Guests(self._serving, config.limits, self._meters.count_guest, self.warm)
         # The time is spent in `stop` before the runner's turn comes; what is left then gets cut.
         self._runner = web.ServerRunner(
-            ClientServer(self._handle, config.limits), shutdown_timeout=GATEWAY_STOP_S
+            ClientServer(partial(self._handle, self._guard), config.limits), shutdown_timeout=GATEWAY_STOP_S
         )
         await self._runner.setup()
         self._site = web.SockSite(self._runner, taken, ssl_context=context)
         await self._site.start()
         self._keeping = asyncio.create_task(self.key_usage.keep(), name="usage of keys")
         log.info("gateway listening url=%s", self.url)
+
+    async def share(self, taken: socket.socket, context: ssl.SSLContext) -> None:
+        """Answer on a second port, too, whose clients need a named key."""
+        assert self._shared is None
+        guard = ApiAccess(api_key=None, listen=self._config.listen, keys=self.keys, is_shared=True)
+        self._shared = SharedPort(partial(self._handle, guard), self._config.limits)
+        await self._shared.open(taken, context)
+
+    async def unshare(self) -> None:
+        """Close that port, and the connections to it."""
+        if self._shared is not None:
+            shared, self._shared = self._shared, None
+            await shared.close()
+
+    @property
+    def shared_at(self) -> tuple[str, int] | None:
+        """The address of the second port."""
+        return self._shared.address if self._shared is not None else None
 
     async def serve_guest(self, link: socket.socket, guest: Guest) -> None:
         """Answer another node's gateway on `link`, for the engine here, until the connection ends."""
@@ -158,6 +181,7 @@ class Gateway:
             task.cancel()
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=GATEWAY_STOP_S)
+        await self.unshare()
         if self._guests is not None:
             await self._guests.close()
             self._guests = None
@@ -173,21 +197,23 @@ class Gateway:
             await asyncio.to_thread(self.key_usage.write)
 
     async def _close_port(self) -> None:
+        if self._shared is not None:
+            self._shared.stop_listening()
         if self._site is not None:
             await self._site.stop()
             self._site = None
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, guard: ApiAccess, request: web.BaseRequest) -> web.StreamResponse:
         """The top of every request: whatever happens below, somebody is answered, counted and logged."""
         task = asyncio.current_task()
         assert task is not None
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         exchange = self._meters.begin(request)
-        exchange.headers = {**SAFE, **self._page_header(request)}
+        exchange.headers = {**SAFE, **_page_header(guard, request)}
         status = 0
         try:
-            response = await self._answer_or_fail(request, exchange, task)
+            response = await self._answer_or_fail(guard, request, exchange, task)
             status = response.status
             return response
         except (asyncio.CancelledError, ConnectionError):
@@ -198,10 +224,10 @@ class Gateway:
             self._meters.finish(exchange, status=status)
 
     async def _answer_or_fail(
-        self, request: web.BaseRequest, exchange: Exchange, task: asyncio.Task[object]
+        self, guard: ApiAccess, request: web.BaseRequest, exchange: Exchange, task: asyncio.Task[object]
     ) -> web.StreamResponse:
         try:
-            return await self._answer(request, exchange)
+            return await self._answer(guard, request, exchange)
         except ApiError as failure:
             return await self._fail(request, exchange, failure)
         except ConnectionError:
@@ -229,9 +255,13 @@ class Gateway:
             return exchange.answer_writer.response
         return self._ours(request, exchange, failure.response(request.path))
 
-    async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+    async def _answer(
+        self, guard: ApiAccess, request: web.BaseRequest, exchange: Exchange
+    ) -> web.StreamResponse:
         check_head(request)
-        self._guard.check(request)
+        guard.check(request, public=is_share_page(request))
+        if is_share_page(request):
+            return self._shown(exchange, share_page(request))
         key = key_of(request)
         if key is not None and request.method == "POST":
             self.key_usage.begin(key, exchange)
@@ -256,7 +286,7 @@ class Gateway:
     def _health(self, request: web.BaseRequest) -> web.Response:
         health = self._serving.models()[0].health()
         told: dict[str, str | None] = {"status": "ok", "state": health.state.value}
-        if self._guard.knows(request):
+        if is_known(request):
             told["model"] = health.model
         else:
             # Whoever has no key may know that the API is there, and no names of models or nodes.
@@ -280,9 +310,17 @@ class Gateway:
             exchange.answered(response.body)
         return response
 
-    def _page_header(self, request: web.BaseRequest) -> dict[str, str]:
-        page = self._guard.page(request)
-        return {} if page is None else {"Access-Control-Allow-Origin": page}
+    def _shown(self, exchange: Exchange, response: web.Response) -> web.Response:
+        """A file of a page, whose policy is its own."""
+        response.headers["Server"] = OURS["Server"]
+        if isinstance(response.body, bytes):
+            exchange.answered(response.body)
+        return response
+
+
+def _page_header(guard: ApiAccess, request: web.BaseRequest) -> dict[str, str]:
+    page = guard.page(request)
+    return {} if page is None else {"Access-Control-Allow-Origin": page}
 
 
 def _check(config: GatewayConfig) -> None:

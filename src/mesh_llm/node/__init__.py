@@ -12,6 +12,7 @@ home_upgrade      homes that an earlier version wrote
 invites           invites that it makes and revokes, members that it makes owners
 pairing           lets a machine of the local network in by a code
 api_keys          keys of its API, as its page and command line ask for them
+sharing           guests on the local network: a port, and a key for each
 model_supply      where a model comes from
 side_file_supply  where files come from that go with it
 model_offers      which models members are told of, and given

@@ -55,6 +55,7 @@ from mesh_llm.node.node_state import NodeState
 from mesh_llm.node.pairing import Pairing
 from mesh_llm.node.polite_lending import PoliteLending
 from mesh_llm.node.served_models import ServedModels
+from mesh_llm.node.sharing import Sharing
 from mesh_llm.node.unload import ModelUnload
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.link_measuring import MeasuredLinks
@@ -263,6 +264,7 @@ class Node:
             health=self.models.default.health,
             api_url=lambda: self._gateway.url if self._gateway.port else None,
             key_reports=self._gateway.key_usage.reports,
+            shared_url=lambda: self.sharing.url,
             console_url=lambda: self._console.url,
             first_token=self._first_token,
             token_s=lambda run: self.history.token_s(run),
@@ -277,6 +279,7 @@ class Node:
         self.invites = Invites(self.joining, self.mesh, self.identity)
         self.pairing = Pairing(self.invites, self._announcements, bind_ip=self.config.bind_ip)
         self.api_keys = ApiKeys(self._gateway)
+        self.sharing = Sharing(self._gateway, self.home, self.config, self._say)
         self.unload = ModelUnload(self.mesh, self.models.wake, self.lending, self._announcements)
         self._polite = PoliteLending(self.config.lend, self.mesh, self.unload)
         self.model_control = ModelControl(
@@ -313,6 +316,8 @@ class Node:
             keys=self.api_keys.listed,
             add_key=self.api_keys.add,
             revoke_key=self.api_keys.revoke,
+            share=self.sharing.share,
+            stop_sharing=self.sharing.stop,
             measure=self._measure_link,
         )
         self._console = NodeConsole(self.view, self._feed, self.history, self._managed, self._announcements)

@@ -87,6 +87,7 @@ async def status(view: NodeView) -> Status:
             key_needed=view.config.api_key is not None,
             first_token=first_token_status(view, about.plan),
             keys=key_statuses(view.key_reports()),
+            shared_url=view.shared_url(),
         ),
         console=ConsoleStatus(url=view.console_url()),
         models=tuple(_served(model) for model in view.models()),

@@ -51,6 +51,8 @@ class NodeView:
     api_url: Callable[[], str | None]
     key_reports: Callable[[], Sequence[KeyReport]]
     """API keys, and what was asked with each."""
+    shared_url: Callable[[], str | None]
+    """Where guests on the local network find the API."""
     console_url: Callable[[], str | None]
     first_token: Callable[[], FirstToken | None]
     """What the last client here waited for one, of the engine that serves now."""

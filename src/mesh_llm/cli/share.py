@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from mesh_llm.cli.control import call
 from mesh_llm.cli.invite import parse_span
 from mesh_llm.cli.keys import limit_options
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
-from mesh_llm.cli.output import print_json
+from mesh_llm.cli.output import is_terminal, print_json
 from mesh_llm.errors import UsageError
 from mesh_llm.home import Home
 
@@ -80,11 +82,14 @@ def _show(answer: dict[str, Any]) -> None:
 
 
 def _draw(url: str) -> None:
-    """As a QR code, dark on light whatever the terminal's colours are."""
+    """As a QR code: blocks are light, so the rest has to be dark, whatever the terminal's colours are."""
     import segno
 
-    segno.make(url, error="l", micro=False).terminal(out=sys.stdout, border=2, compact=True)
-    click.echo()
+    drawn = io.StringIO()
+    segno.make(url, error="l", micro=False).terminal(out=drawn, border=2, compact=True)
+    colours, plain = ("\033[97;40m", "\033[0m") if is_terminal(sys.stdout) else ("", "")
+    with suppress(UnicodeEncodeError):  # a terminal of old, without such letters
+        click.echo("".join(f"{colours}{line}{plain}\n" for line in drawn.getvalue().splitlines()))
 
 
 def _show_end(answer: dict[str, Any], as_json: bool) -> None:

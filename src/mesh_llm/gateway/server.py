@@ -311,7 +311,7 @@ class Gateway:
         return response
 
     def _shown(self, exchange: Exchange, response: web.Response) -> web.Response:
-        """A file of a page, whose policy is its own."""
+        """A file of the page, whose policy is its own."""
         response.headers["Server"] = OURS["Server"]
         if isinstance(response.body, bytes):
             exchange.answered(response.body)

@@ -237,6 +237,7 @@ async def test_answers_are_counted(
         assert (await ask(gateway, key, stream=stream)).status == 200
     assert (await ask(gateway, OWN, stream=stream)).status == 200
     await get(gateway, "/v1/models", key)
+    assert (await ask(gateway, key, path="/v1/streams/lookup")).status == 400
     seen, own = counts(gateway), counts(gateway, "api-key")
     assert (seen.requests, seen.prompt_tokens, seen.completion_tokens) == (2, 18, 6)
     assert (seen.requests_today, seen.prompt_tokens_today, seen.completion_tokens_today) == (2, 18, 6)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from contextlib import suppress
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from mesh_llm.gateway.keys import Keys
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Proxy
+from mesh_llm.gateway.routes import route_of
 from mesh_llm.gateway.share_page import is_share_page, share_page
 from mesh_llm.gateway.shared_port import SharedPort
 from mesh_llm.gateway.upstream import Serving
@@ -263,7 +265,7 @@ class Gateway:
         if is_share_page(request):
             return self._shown(exchange, share_page(request))
         key = key_of(request)
-        if key is not None and request.method == "POST":
+        if key is not None and _has_engine_work(request):
             self.key_usage.begin(key, exchange)
         assert self._relay is not None
         if request.method in ("GET", "HEAD"):
@@ -316,6 +318,13 @@ class Gateway:
         if isinstance(response.body, bytes):
             exchange.answered(response.body)
         return response
+
+
+def _has_engine_work(request: web.BaseRequest) -> bool:
+    with suppress(ApiError):
+        route = route_of(request.method, request.path)
+        return route.computes or route.tokenizes
+    return False  # refused later on
 
 
 def _page_header(guard: ApiAccess, request: web.BaseRequest) -> dict[str, str]:

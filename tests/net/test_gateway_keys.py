@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import time
@@ -183,6 +184,15 @@ def test_names_are_given_once_and_keys_are_bounded(keys: Keys) -> None:
         new(keys, f"key-{number}")
     with pytest.raises(MeshError, match="200 keys"):
         new(keys, "one-more")
+
+
+def test_a_lock_that_is_held_is_not_waited_for_without_a_bound(keys: Keys, tmp_path: Path) -> None:
+    new(keys)
+    with (tmp_path / "keys.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(MeshError, match="another command"):
+            new(keys, "berta")
+    new(keys, "berta")
 
 
 # -- rights -------------------------------------------------------------------------------------

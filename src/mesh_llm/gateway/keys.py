@@ -13,12 +13,14 @@ import logging
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from mesh_llm.defaults import LOCK_POLL_S
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.frozen import frozen
 from mesh_llm.home import write_private
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _KEY = re.compile(r"mk-([0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 _SECRET_BYTES = 32
+_LOCK_S = 2.0
+"""A node answers nobody meanwhile."""
 
 
 @frozen
@@ -161,8 +165,7 @@ class Keys:
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Held for as long as it takes to write a small file.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _take(lock)
             keys = dict(self._read())
             yield keys
             write_private(self._file, json.dumps({"keys": [asdict(key) for key in keys.values()]}))
@@ -183,6 +186,21 @@ class Keys:
                 hint="restore it, or remove it and make new keys",
             ) from None
         return {key.id: key for key in keys}
+
+
+def _take(lock: int) -> None:
+    """Others hold it for as long as it takes to write a small file."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise MeshError(
+                    "another command is changing the keys", hint="try again in a moment"
+                ) from None
+            time.sleep(LOCK_POLL_S / 4)
 
 
 def _key(entry: Any) -> ApiKey:

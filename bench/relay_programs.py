@@ -18,7 +18,7 @@ import uvloop
 
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import EngineLoss, Health, Upstream
+from mesh_llm.gateway.upstream import EngineLoss, Health, ModelDetails, Upstream
 from mesh_llm.types import State
 
 TOKENS = 500
@@ -113,6 +113,13 @@ class _Node:
     def remark(self, kind: str, text: str) -> None: ...
 
     def want(self) -> None: ...
+
+    def details(self) -> ModelDetails:
+        return ModelDetails()
+
+    async def load(self, name: str) -> None: ...
+
+    async def unload(self, name: str) -> None: ...
 
     async def engine_failure(self, upstream: Upstream) -> EngineLoss:
         return EngineLoss(sentence="the engine of a bench failed")

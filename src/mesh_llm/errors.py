@@ -20,6 +20,10 @@ class UsageError(MeshError):
     exit_code = 2
 
 
+class NotOwner(MeshError):
+    """Only an owner of the mesh may do that."""
+
+
 class EngineMissing(MeshError):
     """The engine wheel is absent, or not the one that this version was made for."""
 

@@ -65,7 +65,7 @@ def mesh(model: Path, files: Path, *options: str) -> Iterator[OnDemand]:
 @pytest.fixture(scope="module")
 def at_hand(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnDemand]:
     with mesh(model, tmp_path_factory.mktemp("files"), "--max-memory", ROOM) as found:
-        found.load("coder", "--idle", "3s")
+        found.load("coder", "--idle", "5s")
         yield found
 
 
@@ -87,7 +87,7 @@ def test_a_request_loads_it_and_it_goes_when_idle(at_hand: OnDemand) -> None:
         ("coder", "unloaded"),
     ]
     text = text_of(at_hand.client, "coder")
-    at_hand.until_state("serving", "coder")
+    assert state_of(at_hand.client, "coder")[0] == "serving"
     assert text_of(at_hand.owner, "coder") == text
     at_hand.until_state("waiting", "coder")
     assert text_of(at_hand.node, "coder") == text
@@ -114,3 +114,24 @@ def test_clients_that_ask_for_several_models_in_turn_are_all_answered(at_hand: O
     assert [len(found) for found in texts.values()] == [1, 1, 1]
     assert len(set.union(*texts.values())) == 3
     assert state_of(at_hand.owner, "tiny")[0] == "serving"
+
+
+def test_api_clients_load_and_unload_models_at_an_owners_node(at_hand: OnDemand) -> None:
+    at_hand.load("scribe", seed=3)
+    loaded = at_hand.owner.ask("/models/load", {"model": "scribe"})
+    assert (loaded.status, loaded.json()) == (200, {"success": True})
+    at_hand.until_state("serving", "scribe")
+    refused = at_hand.node.ask("/models/unload", {"model": "scribe"})
+    assert refused.status == 403
+    assert "only owners of the mesh choose its models" in refused.json()["error"]["message"]
+    unloaded = at_hand.owner.ask("/models/unload", {"model": "scribe"})
+    assert (unloaded.status, unloaded.json()) == (200, {"success": True})
+    at_hand.until_state("waiting", "scribe")
+    default = at_hand.owner.ask("/models/unload", {"model": "tiny"})
+    assert default.status == 400
+    assert "tiny is the default model" in default.json()["error"]["message"]
+    outside = at_hand.owner.ask("/models/load", {"model": str(at_hand.files / "scribe.gguf")})
+    assert outside.status == 400
+    # At hand, any node whose user may manage it has it loaded.
+    assert at_hand.client.ask("/models/load", {"model": "scribe"}).status == 200
+    at_hand.until_state("serving", "scribe")

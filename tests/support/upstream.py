@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from mesh_llm.errors import MeshError
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import EngineLoss, Health, Upstream
+from mesh_llm.gateway.upstream import EngineLoss, Health, ModelDetails, Upstream
 from mesh_llm.types import State
 
 KEY = "engine-key"
@@ -196,6 +197,8 @@ class FakeNode:
     remarks: list[tuple[str, str]] = field(default_factory=list)
     turns: SlotQueue | None = None
     names: tuple[str, ...] = ("tiny",)
+    managed: list[tuple[str, str]] = field(default_factory=list)
+    refusal: MeshError | None = None
     wanted: int = 0
     """How often somebody was seen waiting."""
     others: list[FakeNode] = field(default_factory=list)
@@ -231,6 +234,17 @@ class FakeNode:
 
     def remark(self, kind: str, text: str) -> None:
         self.remarks.append((kind, text))
+
+    def details(self) -> ModelDetails:
+        return ModelDetails(context=512, on_demand=self.state.loads)
+
+    async def load(self, name: str) -> None:
+        self.managed.append(("load", name))
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def unload(self, name: str) -> None:
+        self.managed.append(("unload", name))
 
     def want(self) -> None:
         self.wanted += 1

@@ -62,6 +62,7 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     engine_errors      the engine's errors, in the client's API
     api_errors         our own errors, in the client's API: the only place that writes one
     model_route        which model a request is for
+    router_api         llama-server's router API: load, unload, events
     model_list         lists of models, and one of them
     ollama             what Ollama's API tells of models, and its embeddings
     ollama_models      asks engines for that

@@ -210,6 +210,10 @@ def not_offered(message: str) -> ApiError:
     return ApiError(400, message, kind="invalid_request_error", code="not_offered")
 
 
+def not_done(message: str, *, status: int = 400, code: str = "not_done") -> ApiError:
+    return ApiError(status, message, kind="invalid_request_error", code=code)
+
+
 def wrong_key(
     message: str = "this API needs a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
 ) -> ApiError:

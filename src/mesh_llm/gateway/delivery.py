@@ -23,14 +23,21 @@ GATEWAY_REWRITTEN_BYTES = 64 << 20
 Rewrite = Callable[[bytes], bytes]
 """A whole answer of the engine's as the client gets it. Raises `ValueError` where it makes no sense."""
 
+_ROUTER = {"role": "router", "models_autoload": True}
+"""What llama-server says where it serves several models: its page offers them then."""
 
-def redacted(path: str, body: bytes) -> bytes:
-    """The answer to `path` as anybody may read it. Raises `ValueError` where it makes no sense."""
+
+def redacted(path: str, body: bytes, *, routes: bool = False) -> bytes:
+    """The answer to `path` as anybody may read it. Raises `ValueError` where it makes no sense.
+
+    `routes`: it is of the default one of several models.
+    """
     document = json.loads(body)
     match path:
         case "/props" if isinstance(document, dict):
             if "model_path" in document:
                 document["model_path"] = document.get("model_alias") or ""
+            document |= _ROUTER if routes else {}
         case "/slots" if isinstance(document, list):
             # With its debug option an engine tells these.
             document = [_without(slot, "prompt", "generated") for slot in document]

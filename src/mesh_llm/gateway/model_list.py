@@ -14,11 +14,8 @@ _STATUS = {
     State.SERVING: "loaded",
     State.STARTING: "loading",
     State.LOADING: "loading",
-    State.WAITING: "unloaded",
-    State.FAILED: "failed",
-    State.DRAINING: "unloaded",
 }
-"""In the words of llama-server, where it serves several."""
+"""In the words of llama-server, where it serves several; any other state is unloaded."""
 
 
 def is_list(method: str, path: str) -> bool:
@@ -27,11 +24,26 @@ def is_list(method: str, path: str) -> bool:
 
 def entry(model: ModelServing, listed: bytes) -> dict[str, Any]:
     """Of one of several; `listed`: what its engine says, if it has one."""
-    health, name = model.health(), model.names[0]
+    name, details = model.names[0], model.details()
     told = found(name, listed) or {"id": name, "object": "model", "created": 0, "owned_by": "mesh-llm"}
     aliases = [*(told.get("aliases") or ()), *model.names[1:]]
-    status = {"value": _STATUS[health.state], **({"reason": health.reason} if health.reason else {})}
-    return {**told, "aliases": list(dict.fromkeys(aliases)), "status": status}
+    abilities = {"input_modalities": list(details.takes), "output_modalities": list(details.gives)}
+    return {
+        "architecture": abilities,
+        **({"context_length": details.context} if details.context else {}),
+        **told,
+        "aliases": list(dict.fromkeys(aliases)),
+        "on_demand": details.on_demand,
+        "status": status_of(model),
+    }
+
+
+def status_of(model: ModelServing) -> dict[str, Any]:
+    health = model.health()
+    status: dict[str, Any] = {"value": _STATUS.get(health.state, "unloaded"), "args": []}
+    if health.state is State.FAILED:
+        status["failed"] = True
+    return status | ({"reason": health.reason} if health.reason else {})
 
 
 def model_asked_for(method: str, path: str) -> str | None:

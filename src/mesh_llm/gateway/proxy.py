@@ -115,6 +115,9 @@ class Proxy:
             if len(models) > 1 and is_list(http.method, http.path):
                 return await self._list(exchange, models)
             model = _model_of(http, body, models)
+            if len(models) > 1 and model_asked_for(http.method, http.path) is not None:
+                _, told = await self._told(model, MODELS_PATH)
+                return _own(entry(model, told), exchange)
             request = _Request(http=http, exchange=exchange, engine=engine, model=model)
             response = await self._answer(request, body)
             if exchange.answer_writer is not None:
@@ -167,6 +170,11 @@ class Proxy:
         told = await asyncio.gather(*(self._told(model, MODELS_PATH) for model in models))
         listed = [entry(model, each) for model, (_, each) in zip(models, told, strict=True)]
         return _own({"object": "list", "data": listed}, exchange)
+
+    def _redaction(self, http: web.BaseRequest) -> Rewrite:
+        """Of the default one of several models, unless another one is named."""
+        routes = len(self._serving.models()) > 1 and "model" not in http.query
+        return partial(redacted, http.path, routes=routes)
 
     async def _told(
         self, model: ModelServing, target: str, document: Document | None = None
@@ -435,7 +443,7 @@ class Proxy:
             exchange,
             connection,
             headers=_headers(head, upstream, exchange),
-            rewrite=partial(redacted, request.http.path) if route.redacted else request.rewrite,
+            rewrite=self._redaction(request.http) if route.redacted else request.rewrite,
             silence_s=self._limits.silence_s,
         )
 

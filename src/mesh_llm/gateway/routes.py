@@ -70,7 +70,7 @@ _OLLAMA = {
 """Translated here: the engine has routes of these names, too, which do something else."""
 
 _FOR_EVERYBODY = "this would change the engine for everybody who uses it; set options when you start the node"
-_CHOSEN = "the model of a mesh is chosen where its nodes are started"
+_CHOSEN = "models are loaded and unloaded at the node that a client asks, and not at an engine"
 _RESUMED = "answers are not kept for a second connection; the node resumes a broken one itself"
 _OFF = "the engine's tools and its proxy are not part of this API"
 _REFUSED = {

@@ -17,7 +17,7 @@ from mesh_llm.defaults import API_LISTEN, API_PORT, GATEWAY_STOP_S
 from mesh_llm.errors import UsageError
 from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors, ports
-from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess, is_known, key_of
+from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess, is_known, key_of, may_manage
 from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.client_connection import ClientServer, check_head
 from mesh_llm.gateway.guest import Guest
@@ -28,6 +28,7 @@ from mesh_llm.gateway.keys import Keys
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, Exchange, FirstToken, Meters
 from mesh_llm.gateway.proxy import Proxy
+from mesh_llm.gateway.router_api import RouterApi
 from mesh_llm.gateway.routes import route_of
 from mesh_llm.gateway.share_page import is_share_page, share_page
 from mesh_llm.gateway.shared_port import SharedPort
@@ -67,12 +68,17 @@ class GatewayConfig:
 class Gateway:
     """Answers API clients on one port from `start` until `stop`."""
 
-    def __init__(self, config: GatewayConfig, serving: Serving) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        serving: Serving,
+    ) -> None:
         self._config = config
         self._serving = serving
         self.keys = Keys(config.keys_file)
         self.key_usage = KeyUsage(self.keys, config.key_usage_file)
         self._guard = ApiAccess(api_key=config.api_key, listen=config.listen, keys=self.keys)
+        self._router = RouterApi(serving, config.limits, is_ending=lambda: self._draining)
         self._shared: SharedPort | None = None
         self._meters = Meters()
         self._meters.watch_queues(serving.slot_queues)
@@ -280,6 +286,8 @@ class Gateway:
             return self._ours(request, exchange, web.Response(body=b"", headers=_PREFLIGHT))
         if self._draining:
             raise api_errors.leaving("this node is stopping; open requests are being finished")
+        if self._router.is_meant(request):
+            return await self._router.answer(request, exchange, may_manage=may_manage(request))
         response = await self._relay.answer(request, exchange)
         if not response.prepared:
             response.headers.update(exchange.headers)

@@ -107,6 +107,17 @@ class Health:
 
 
 @frozen
+class ModelDetails:
+    """What is known of a model, loaded or not."""
+
+    context: int | None = None
+    """Tokens of one request; None where only loading it tells."""
+    takes: tuple[str, ...] = ("text",)
+    gives: tuple[str, ...] = ("text",)
+    on_demand: bool = False
+
+
+@frozen
 class EngineLoss:
     sentence: str
     """Why an engine broke off."""
@@ -133,6 +144,8 @@ class ModelServing(Protocol):
     def health(self) -> Health:
         """Of the node, as far as this model goes."""
 
+    def details(self) -> ModelDetails: ...
+
     def want(self) -> None:
         """A client waits for it now: one that is loaded on demand is loaded."""
 
@@ -153,6 +166,12 @@ class Serving(Protocol):
         """In front of an engine of this node; None where the engine's own queue will do."""
 
     def slot_queues(self) -> Sequence[SlotQueue]: ...
+
+    async def load(self, name: str) -> None:
+        """Load a model that is at hand, or that an owner's node finds by that name. Raises `MeshError`."""
+
+    async def unload(self, name: str) -> None:
+        """Let it go from memory; it stays at hand. Raises `MeshError`."""
 
     def metrics(self, engine: bytes) -> bytes:
         """The node's series, in Prometheus' text format; `engine`: those that the upstream gave just now."""

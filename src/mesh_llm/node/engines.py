@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import EngineLoad, EngineLoss, Health, ModelServing, Upstream
+from mesh_llm.gateway.upstream import EngineLoad, EngineLoss, Health, ModelDetails, ModelServing, Upstream
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.mesh_settings import ModelSettings
@@ -26,8 +26,10 @@ class ModelEngines:
         *,
         settings: Callable[[], ModelSettings | None],
         health: Callable[[], Health],
+        details: Callable[[], ModelDetails],
         want: Callable[[], None],
     ) -> None:
+        self.details = details
         self.want = want
         self._node_name = node_name
         self._plans = plans
@@ -110,12 +112,16 @@ class Engines:
         announcements: Announcements,
         *,
         metrics: Callable[[bytes], bytes],
+        load: Callable[[str], Awaitable[None]],
+        unload: Callable[[str], Awaitable[None]],
     ) -> None:
         """`every`: also those that are being unloaded, and finish their answers."""
         self._models = models
         self._every = every
         self._announcements = announcements
         self._metrics = metrics
+        self._load = load
+        self._unload = unload
 
     def models(self) -> Sequence[ModelServing]:
         return self._models()
@@ -131,6 +137,12 @@ class Engines:
 
     def slot_queues(self) -> Sequence[SlotQueue]:
         return tuple(model.slot_queue for model in self._models() if model.slot_queue is not None)
+
+    async def load(self, name: str) -> None:
+        await self._load(name)
+
+    async def unload(self, name: str) -> None:
+        await self._unload(name)
 
     def metrics(self, engine: bytes) -> bytes:
         return self._metrics(engine)

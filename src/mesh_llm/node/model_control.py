@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.download import hub
 from mesh_llm.download.model_download import download
 from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import MalformedMessage, MeshError, UsageError
+from mesh_llm.errors import MalformedMessage, MeshError, NotOwner, UsageError
 from mesh_llm.home import Home, models_folder
 from mesh_llm.local import model_names
 from mesh_llm.local.draft_model import DraftModels
@@ -33,10 +34,13 @@ from mesh_llm.models.names import Here
 from mesh_llm.node.announcements import Announcements
 from mesh_llm.node.joining import Joining
 from mesh_llm.node.model_offers import ModelOffers
+from mesh_llm.node.model_service import ModelService
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.types import Event, ModelFacts, ProgressSink
+from mesh_llm.types import Event, Fingerprint, ModelFacts, ProgressSink
 
 Document = dict[str, Any]
+_PLAIN_NAME = re.compile(r"\w[\w.+-]{0,200}")
+"""Of what an API client may have loaded: no path, no address."""
 
 
 class ModelControl:
@@ -51,7 +55,9 @@ class ModelControl:
         announcements: Announcements,
         progress: ProgressSink,
         on_change: Callable[[], None],
+        service: Callable[[Fingerprint], ModelService | None],
     ) -> None:
+        self._find_service = service
         self._config = config
         self._home = Home(config.home)
         self._joining = joining
@@ -116,14 +122,41 @@ class ModelControl:
         self._say(f"{model.alias} is the default model now")
         return {"model": model.alias}
 
+    # -- what API clients ask ------------------------------------------------------------------
+
+    async def load_over_http(self, name: str) -> None:
+        """A model that is at hand, or another one that this owner has or can download."""
+        service = self._service(name)
+        if service is None:
+            self._settings()
+            if not _PLAIN_NAME.fullmatch(name):
+                raise UsageError("name a model by its name, without a path or an address")
+            service = self._service(str((await self.load({"name": name, "on_demand": True}))["model"]))
+        if service is not None:
+            service.demand.hold()
+
+    async def unload_over_http(self, name: str) -> None:
+        """From memory alone: it is at hand afterwards."""
+        settings = self._settings()
+        model = self._served(settings, name)
+        if not model.on_demand:
+            self._changed(settings, model, {"on_demand": True})
+        if (service := self._service(name)) is not None:
+            service.demand.unload()
+
     # -- how -----------------------------------------------------------------------------------
+
+    def _service(self, name: str) -> ModelService | None:
+        settings = self._mesh.settings()
+        model = find(settings, name) if settings is not None else None
+        return self._find_service(model.fingerprint) if model is not None else None
 
     def _settings(self) -> MeshSettings:
         settings = self._mesh.settings()
         if settings is None:
             raise MeshError("this node has no model yet", hint="try again in a moment")
         if not self._joining.is_owner:
-            raise MeshError(
+            raise NotOwner(
                 "only owners of the mesh choose its models",
                 hint="run it on an owner's machine, or ask an owner for mesh-llm promote",
             )

@@ -10,7 +10,7 @@ from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport
 from mesh_llm.frozen import frozen
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import Health
+from mesh_llm.gateway.upstream import Health, ModelDetails
 from mesh_llm.home import Home
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.launch import Launch
@@ -82,6 +82,7 @@ class ModelService:
             self.remote_engine,
             settings=self.settings,
             health=self.health,
+            details=self.details,
             want=self.demand.want,
         )
         self.engines.slot_queue = self.slot_queue
@@ -174,6 +175,18 @@ class ModelService:
         if not self.plans.is_default and state not in (State.STARTING, State.DRAINING):
             state, reason = self.state.value, self.state.reason
         return Health(state=state, reason=reason, model=self.name, loads=self.demand.loads)
+
+    def details(self) -> ModelDetails:
+        settings, published = self.settings(), self.plans.serving()
+        facts = self._parts.model_files.facts(settings.fingerprint) if settings is not None else None
+        context = published[1].plan.context if published is not None else None
+        sees = settings is not None and settings.projector is not None
+        return ModelDetails(
+            context=context or (settings.context if settings is not None else None),
+            takes=("text", "image") if sees else ("text",),
+            gives=("embeddings",) if facts is not None and facts.encodes else ("text",),
+            on_demand=self.demand.settings is not None,
+        )
 
     def _on_wait(self, waited_s: float) -> None:
         self.demand.use()

@@ -197,6 +197,8 @@ class Node:
             lambda: [service.engines for service in self.models.every()],
             self._announcements,
             metrics=self._metrics_text,
+            load=lambda name: self.model_control.load_over_http(name),
+            unload=lambda name: self.model_control.unload_over_http(name),
         )
         config = self.config
         self._gateway = Gateway(
@@ -291,6 +293,7 @@ class Node:
             announcements=self._announcements,
             progress=self._progress,
             on_change=self._on_mesh,
+            service=self.models.find,
         )
         self._managed = Managed(
             status=self.status,

@@ -25,6 +25,8 @@ GOES_S = 3.0
 """That a request for another model's memory lasts after it was last made, once a second."""
 UNLOAD_S = 10.0
 """That an owner's wish to unload a model is told: gossip takes a second or two."""
+HOLD_S = 300.0
+"""That a model which is to be loaded counts as wanted until it is: as long as a request would wait for it."""
 STAY_S = 60.0
 """That a model stays after it was loaded, or for its idle time where that is shorter: clients that ask for
 several models in turn must not have them loaded for every request."""
@@ -72,6 +74,18 @@ class Demands:
     def is_wanted(self, fingerprint: Fingerprint) -> bool:
         return any(each.wanted for _, _, each in self.told_of(fingerprint))
 
+    def has_memory(self, fingerprint: Fingerprint) -> bool:
+        """Whether it is loaded, or being loaded."""
+        return self.mesh.serving(fingerprint) is not None or any(
+            plan.fingerprint == fingerprint for member in self.mesh.alive() for plan in member.facts.starting
+        )
+
+    def idle_since(self, fingerprint: Fingerprint) -> int:
+        """By its host's word."""
+        published = self.mesh.serving(fingerprint)
+        told = self.told_of(fingerprint)
+        return next((each.idle_since for id, _, each in told if published and id == published[0]), 0)
+
 
 class ModelDemand:
     """Of one model."""
@@ -85,6 +99,7 @@ class ModelDemand:
         self._wanted_at = float("-inf")
         self._used_at = self._loaded_at = time.monotonic()
         self._used_unix_s = 0
+        self._held_until = float("-inf")
         self.reason = ""
         """Why it does not serve yet, as this node sees it."""
         self.lacks_room = False
@@ -109,6 +124,11 @@ class ModelDemand:
         if self.settings is not None and self._wanted_at - before >= WANTED_S:
             self._demands.tell()
 
+    def hold(self) -> None:
+        """Somebody who may wants it loaded, and does not wait for it."""
+        self._held_until = time.monotonic() + HOLD_S
+        self._demands.tell()
+
     def use(self) -> None:
         """Its engine here is used."""
         self._used_at, self._used_unix_s = time.monotonic(), int(time.time())
@@ -123,6 +143,7 @@ class ModelDemand:
         """At an owner's word; answers under way are finished."""
         fingerprint = self._fingerprint
         self._demands.going[fingerprint] = (fingerprint, time.monotonic() + UNLOAD_S)
+        self._held_until = float("-inf")
         self._demands.tell()
 
     # -- what follows --------------------------------------------------------------------------
@@ -145,8 +166,10 @@ class ModelDemand:
     def is_over(self) -> bool:
         """The model is not to run: nobody asks for it, or another one needs its memory more."""
         settings = self.settings
-        if settings is None or self.is_wanted or self._plans.begun is not None:
+        if settings is None or self.is_wanted:
             return False
+        if self._plans.begun is not None:
+            return self._is_unloaded()
         if self._plans.published is None:
             return self._plans.serving() is None
         if self._is_unloaded():
@@ -190,22 +213,15 @@ class ModelDemand:
         others = settings.others if settings is not None else ()
         return [
             Loaded(
-                fingerprint=each.fingerprint, name=each.alias, idle_since=self._idle_since(each.fingerprint)
+                fingerprint=each.fingerprint,
+                name=each.alias,
+                idle_since=self._demands.idle_since(each.fingerprint),
             )
             for each in others
-            if each.on_demand and each.fingerprint != self._fingerprint and self._has_memory(each.fingerprint)
+            if each.on_demand
+            and each.fingerprint != self._fingerprint
+            and self._demands.has_memory(each.fingerprint)
         ]
-
-    def _has_memory(self, fingerprint: Fingerprint) -> bool:
-        return self._mesh.serving(fingerprint) is not None or any(
-            plan.fingerprint == fingerprint for member in self._mesh.alive() for plan in member.facts.starting
-        )
-
-    def _idle_since(self, fingerprint: Fingerprint) -> int:
-        """By its host's word."""
-        published = self._mesh.serving(fingerprint)
-        told = self._demands.told_of(fingerprint)
-        return next((each.idle_since for id, _, each in told if published and id == published[0]), 0)
 
     def with_room(self, plan: Plan, plan_without: Callable[[Collection[Fingerprint]], Plan]) -> Plan:
         """Where nothing fits, models on demand that nobody uses are asked to go; the reason says so."""
@@ -243,6 +259,9 @@ class ModelDemand:
         if settings is None:
             return None
         wanted = self._is_wanted_here()
+        if self._demands.goes_for(own) == own and not self._demands.has_memory(own):
+            # Done: whoever asks for it now is to have it.
+            del self._demands.going[own]
         is_due = wanted or self.is_wanted
         if not is_due:
             self.reason, self.lacks_room = "", False
@@ -259,7 +278,8 @@ class ModelDemand:
 
     def _is_wanted_here(self) -> bool:
         """By this node's clients, or by lite clients that are connected to it."""
-        if time.monotonic() - self._wanted_at < WANTED_S:
+        now_s = time.monotonic()
+        if now_s - self._wanted_at < WANTED_S or (now_s < self._held_until and not self._plans.serving()):
             return True
         told = self._demands.told_of(self._fingerprint)
         return any(each.wanted and role is Role.CLIENT for id, role, each in told if id != self._mesh.me)

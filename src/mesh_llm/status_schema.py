@@ -102,6 +102,8 @@ class ServedModelStatus:
     replicas_least: int = 1
     replicas_most: int = 1
     """As owners have set them."""
+    on_demand: bool = False
+    """It is loaded when somebody asks for it."""
 
 
 @frozen

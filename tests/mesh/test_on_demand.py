@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -91,6 +92,18 @@ def test_a_request_loads_it_and_it_goes_when_idle(at_hand: OnDemand) -> None:
     assert text_of(at_hand.owner, "coder") == text
     at_hand.until_state("waiting", "coder")
     assert text_of(at_hand.node, "coder") == text
+
+
+def test_models_are_listed_with_what_the_mesh_does_with_them(at_hand: OnDemand) -> None:
+    shown = mesh_llm("models", "--home", at_hand.owner.home)
+    assert shown.status == 0, shown.stderr
+    _, table = shown.stdout.split("in the mesh")
+    rows = [line.split() for line in table.splitlines()[1:]]
+    assert rows[0] == ["tiny", "(default)", "served", "512", "1"]
+    assert rows[1][0] == "coder"
+    document = json.loads(mesh_llm("models", "--json", "--home", at_hand.owner.home).stdout)
+    assert document["served"][1]["state"] in ("at hand", "served", "loading")
+    assert "smollm2" in document["catalog"]
 
 
 def test_what_cannot_fit_is_refused_with_the_figures(at_hand: OnDemand) -> None:

@@ -15,11 +15,13 @@ from mesh_llm.engine.library import find_wheel
 from mesh_llm.errors import EngineMissing, MeshError, ModelError
 from mesh_llm.frozen import frozen
 from mesh_llm.home import Home, cache_folder
+from mesh_llm.models import catalog
 from mesh_llm.models.header_cache import NO_FINGERPRINT, Header, Headers, header_of
 from mesh_llm.models.stores import Found, LocalModel, Places, Skipped, search
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.solo_fit import choose_devices
 from mesh_llm.planning.would_fit import WouldFit, outlook, supposed
+from mesh_llm.status_schema import ServedModelStatus, from_document
 from mesh_llm.types import Device, DeviceKind, NodeFacts, NodeId, Progress, ProgressSink, Role
 
 _THIS_MACHINE = NodeId("0" * 64)
@@ -56,11 +58,16 @@ class Inventory:
     rooms: FreeMemory | None
     note: str
     """What kept it from being complete."""
+    served: tuple[ServedModelStatus, ...] = ()
+    """By the mesh of the node that runs on this home."""
+    catalog: tuple[str, ...] = ()
 
 
 async def take_stock(home: Home, *, progress: ProgressSink) -> Inventory:
     places = Places.from_environment()
-    found, rooms = await asyncio.gather(asyncio.to_thread(search, places), _rooms(home))
+    found, rooms, served = await asyncio.gather(
+        asyncio.to_thread(search, places), _rooms(home), _served(home)
+    )
     note = ""
     try:
         find_wheel()
@@ -80,7 +87,22 @@ async def take_stock(home: Home, *, progress: ProgressSink) -> Inventory:
         places=places,
         rooms=rooms,
         note=note,
+        served=served,
+        catalog=tuple(entry.name for entry in catalog.load(home.catalog_file)),
     )
+
+
+async def _served(home: Home) -> tuple[ServedModelStatus, ...]:
+    if not home.control_socket.exists():
+        return ()
+    # Here, as below.
+    from mesh_llm.cli.control import call
+
+    try:
+        models = (await call(home, "GET", "/api/status"))["models"]
+    except MeshError:
+        return ()
+    return tuple(from_document(ServedModelStatus, model) for model in models)
 
 
 # -- headers --------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from mesh_llm.defaults import USEFUL_CONTEXT
 from mesh_llm.home import Home
 from mesh_llm.models.stores import LocalModel, Places, Store
 from mesh_llm.planning.would_fit import WouldFit
-from mesh_llm.types import Progress, ProgressSink
+from mesh_llm.status_schema import ServedModelStatus, to_document
+from mesh_llm.types import Progress, ProgressSink, State
 
 _HEADERS = ("name", "quant", "size", "layers", "context", "architecture", "where", "fit")
 _NUMBERS = (2, 3, 4)
@@ -42,7 +43,8 @@ def models(fits: bool, home: Path | None, as_json: bool, debug: bool) -> None:
     """List every model on this disk: ~/.models, and those of Hugging Face, LM Studio and Ollama.
 
     Any name in the first column can be given to --model. Whether it fits is shown for
-    this machine and, if a node is running on this home, for its mesh.
+    this machine and, if a node is running on this home, for its mesh; then the models
+    that the mesh serves, loads or has at hand are listed, too.
     """
     if fits:
         _show_fitting(Home(home_path(home)), as_json)
@@ -90,7 +92,16 @@ def _document(inventory: Inventory) -> dict[str, Any]:
         "stores": _stores(inventory.places),
         "nodes": len(rooms.mesh.nodes) if rooms is not None and rooms.mesh is not None else 1,
         "note": inventory.note or None,
+        "served": [{**to_document(each), "state": _state(each)} for each in inventory.served],
+        "catalog": list(inventory.catalog),
     }
+
+
+def _state(model: ServedModelStatus) -> str:
+    """In the words of this verb."""
+    if model.state == State.SERVING:
+        return "served"
+    return "at hand" if model.on_demand and model.state == State.WAITING else model.state
 
 
 def _stores(places: Places) -> dict[str, list[str]]:
@@ -154,7 +165,18 @@ def show(inventory: Inventory) -> None:
         full = [(*row, _origin(each.model)) for row, each in zip(rows, inventory.listed, strict=True)]
         for line in _fitting(rows, full):
             click.echo(line)
+    if inventory.served:
+        rows = [_served_row(each) for each in inventory.served]
+        click.echo("\n" + "\n".join(_lines([("in the mesh", "state", "context", "slots"), *rows], ())))
     _show_notes(inventory)
+    if sys.stderr.isatty():
+        names = ", ".join(inventory.catalog)
+        click.echo(f"In the catalog: {names}; mesh-llm download NAME brings one here", err=True)
+
+
+def _served_row(model: ServedModelStatus) -> tuple[str, ...]:
+    name = f"{model.name} (default)" if model.default else model.name
+    return name, _state(model), _tokens(model.context or 0) if model.context else "", str(model.slots or "")
 
 
 def _fitting(rows: list[tuple[str, ...]], full: list[tuple[str, ...]]) -> list[str]:

@@ -120,6 +120,7 @@ def _served(model: ModelView) -> ServedModelStatus:
         replicas_wanted=model.plans.wanted(),
         replicas_least=settings.least_replicas if settings is not None else 1,
         replicas_most=settings.most_replicas if settings is not None else 1,
+        on_demand=settings is not None and settings.on_demand,
     )
 
 

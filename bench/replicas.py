@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -35,13 +36,13 @@ from tests.support import planning
 TITLE = "A model that runs twice: streams, conversations, a lost host, planning"
 
 STREAMS = 8
-_TOKENS = 48
-_TALKS = 6
+_TOKENS = 32
+_TALKS = 4
 _OPTIONS = ("--threads", "1", "--parallel", str(STREAMS), "--ctx-size", "1024", "--no-draft")
 _WAIT_S = 90.0
 _POLL_S = 0.1
 _NODES, _MODELS = 50, 6
-_KILLED_AT = 60
+_KILLED_AT = 24
 """Of the pieces of an answer, about a token each."""
 _words = count()
 
@@ -94,6 +95,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         for _ in rounds:
             seen.engines_tok_s.append(await _streams(asker, engines))
             seen.replicas_tok_s.append(await _streams(asker, [mesh.client]))
+        print(seen, file=sys.stderr, flush=True)
         await _lose_host(asker, mesh, seen)
     return _rows(seen), (
         rounds.note(),
@@ -166,30 +168,31 @@ def _said(role: str, text: str) -> dict[str, str]:
 
 
 async def _lose_host(asker: Client, mesh: _Mesh, seen: _Seen) -> None:
-    body: dict[str, Any] = {"max_tokens": 160, "temperature": 0, "stream": True, "ignore_eos": True}
-    question = [_said("user", f"{next(_words)} tell me a long story.")]
+    def prompt() -> str:
+        return f"{next(_words)} " + "There was a clockmaker who lived between two rivers. " * 14
+
+    asked = {**story(2 * _KILLED_AT), "prompt": prompt()}
     # It goes again to who has read it.
-    victim = mesh.nodes[await _served_by(mesh.client, {**body, "messages": question, "max_tokens": 1})]
+    victim = mesh.nodes[await _served_by(mesh.client, {**asked, "n_predict": 1})]
 
     def on_piece(number: int) -> bool:
         if number == _KILLED_AT:
             os.kill(victim.pid, signal.SIGKILL)
         return True
 
-    asked = {**body, "messages": question}
-    stream = await asker.stream(mesh.client, "/v1/chat/completions", asked, on_piece=on_piece)
+    stream = await asker.stream(mesh.client, "/completion", asked, on_piece=on_piece)
     seen.lost_s.append(max(stream.gaps_s))
-    again = [_said("user", f"{next(_words)} {stream.text[:200]}")]
-    other = await asker.stream(
-        mesh.client, "/v1/chat/completions", {**body, "messages": again, "max_tokens": 4}
-    )
+    other = await asker.stream(mesh.client, "/completion", {**story(4), "prompt": prompt()})
     seen.read_s.append(other.first_s)
+    print(
+        f"a host was killed: {seen.lost_s[-1]:.2f} s, of it reading {seen.read_s[-1]:.2f} s", file=sys.stderr
+    )
 
 
 async def _served_by(server: Server, body: dict[str, Any]) -> str:
     async with (
         aiohttp.ClientSession() as session,
-        session.post(server.url + "/v1/chat/completions", json=body) as reply,
+        session.post(server.url + "/completion", json=body) as reply,
     ):
         await reply.read()
         return reply.headers["x-mesh-llm-served-by"]

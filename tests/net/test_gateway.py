@@ -716,7 +716,7 @@ async def test_mistake_of_our_own(
     def broken(_: FakeNode) -> None:
         raise ZeroDivisionError("inner workings")
 
-    monkeypatch.setattr(FakeNode, "upstream", broken)
+    monkeypatch.setattr(FakeNode, "upstreams", broken)
     answer = await client.request("GET", "/props")
     assert answer.status == 500
     assert answer.json()["error"]["code"] == "internal_error"

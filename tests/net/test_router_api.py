@@ -8,7 +8,7 @@ import json
 import pytest
 
 from mesh_llm.errors import MeshError, NotOwner, UsageError
-from mesh_llm.gateway import router_api
+from mesh_llm.gateway import access, router_api
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Health
 from mesh_llm.types import State
@@ -89,8 +89,11 @@ async def test_a_key_is_needed_where_there_is_one(node: FakeNode, start_gateway:
         assert (await post(client, "/models/load", {"model": "coder"}, key))[0] == 200
 
 
-async def test_another_user_of_the_machine_may_ask_and_not_manage(node: FakeNode) -> None:
-    gateway = Gateway(GatewayConfig(port=0), node, is_foreign=lambda _: True)
+async def test_another_user_of_the_machine_may_ask_and_not_manage(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "is_of_another_user", lambda _: True)
+    gateway = Gateway(GatewayConfig(port=0), node)
     await gateway.start()
     try:
         async with connect(gateway.port) as client:

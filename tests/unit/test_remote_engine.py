@@ -10,6 +10,7 @@ import pytest
 
 from mesh_llm.gateway.engine_request import small
 from mesh_llm.gateway.upstream import EngineLoss, Upstream
+from mesh_llm.membership.member import Standing
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
@@ -46,7 +47,9 @@ class TwoOthers:
         return {0: (HOST, ServingPlan(epoch=self.epoch, plan=plan, settings_version=1))}
 
     def member(self, node: NodeId) -> Any:
-        return SimpleNamespace(present=node in self.present, facts=SimpleNamespace(state=self.state))
+        standing = Standing.ALIVE if node in self.present else Standing.DEAD
+        facts = SimpleNamespace(state=self.state)
+        return SimpleNamespace(present=node in self.present, standing=standing, facts=facts)
 
     def name_of(self, node: NodeId) -> str:
         return NAMES[node]
@@ -133,6 +136,27 @@ async def test_the_answer_does_not_wait_for_a_reason_once_it_can_go_on(
 
     async with asyncio.timeout(20):
         assert await asked.remote.why(upstream) == EngineLoss(sentence="the engine of attic was lost")
+
+
+async def test_a_host_that_is_not_heard_comes_after_others(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of((WORKER, 0, 30))
+    both = {**asked.mesh.replicas(), 1: (WORKER, ServingPlan(epoch=8, plan=plan, replica=1))}
+    monkeypatch.setattr(asked.mesh, "replicas", lambda fingerprint=None: both)
+    asked.remote.wake()
+    task = asyncio.create_task(asked.remote.run(lambda: None))
+    async with asyncio.timeout(20):
+        while len(asked.remote.upstreams()) < 2:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    assert [each.served_by for each in asked.remote.upstreams()] == ["attic", "cellar"]
+    asked.mesh.present.remove(HOST)
+    assert [each.served_by for each in asked.remote.upstreams()] == ["cellar"]
+    # Under another number it is the same engine, and nobody has to be asked again.
+    both[0] = both.pop(1)
+    asked.remote.wake()
+    assert [each.served_by for each in asked.remote.upstreams()] == ["cellar"]
 
 
 async def test_an_engine_of_long_ago_is_not_remembered_for_ever(asked: Asked) -> None:

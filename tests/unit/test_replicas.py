@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -15,6 +16,8 @@ from mesh_llm.membership.member import Member, Standing, serving_among
 from mesh_llm.mesh_settings import MeshSettings, parse_replicas
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
+from mesh_llm.planning.decide import decide
+from mesh_llm.planning.other_models import without
 from mesh_llm.planning.replicas import CROWDED_AFTER_S, CROWDED_UNTIL_S, Crowding, wanted_replicas
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import Mode, NodeId, Plan, ServingPlan
@@ -155,6 +158,18 @@ def test_crowding_is_told_late_and_taken_back_later() -> None:
     assert look(1010, 3)
     assert look(1009 + CROWDED_UNTIL_S, 2), "more than half was taken since"
     assert not look(1010 + CROWDED_UNTIL_S, 2)
+
+
+def test_six_models_over_fifty_nodes_are_planned_in_no_time() -> None:
+    """`python -m bench.run --only replicas` measures it; here nothing may become slower by an order."""
+    nodes = [node(f"n{number:02}", 14 + number % 5, gb_s=20 + number % 7) for number in range(50)]
+    plans: list[Plan] = []
+    began_s = time.process_time()
+    for number in range(6):
+        left = without(Snapshot(nodes=tuple(nodes)), plans, before=plans)
+        plans.append(decide(left, model(layers=30 - 2 * number), settings(), current=None))
+    assert time.process_time() - began_s < 1.0
+    assert all(plan.mode is not Mode.WAITING for plan in plans)
 
 
 def test_how_often_is_bounded_by_what_owners_set() -> None:

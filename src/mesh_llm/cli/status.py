@@ -125,7 +125,7 @@ def show(status: schema.Status, *, layers: bool = False) -> None:
         [_node_row(node, names) for node in status.mesh.nodes],
         headers=("node", "role", "state", "memory", "lent", "link", "rtt", "traffic", "via"),
     )
-    if len(status.models) > 1:
+    if len(status.models) > 1 or any(model.replicas_most > 1 for model in status.models):
         print()
         print_table(
             [tables.served_model(each, names) for each in status.models],

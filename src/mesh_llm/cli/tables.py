@@ -162,13 +162,15 @@ def share(stage: schema.PlanStageStatus) -> str:
 
 def served_model(model: schema.ServedModelStatus, names: Names) -> tuple[str, ...]:
     state = f"{model.state}: {model.reason}" if model.reason else model.state
+    hosts = [each.host for each in model.replicas] or [model.host or ""]
+    nodes = dict.fromkeys(node for each in model.replicas for node in each.nodes) or model.nodes
     return (
         f"{model.name} (default)" if model.default else model.name,
         state,
-        names.get(model.host, "–") if model.host is not None else "–",
+        ", ".join(names.get(host, "–") for host in hosts),
         str(model.context or "–"),
         str(model.slots or "–"),
-        ", ".join(names.get(node, node[:8]) for node in model.nodes) or "–",
+        ", ".join(names.get(node, node[:8]) for node in nodes) or "–",
     )
 
 

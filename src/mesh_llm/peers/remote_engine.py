@@ -16,7 +16,7 @@ from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
 from mesh_llm.gateway.slot_queue import GATEWAY_TURN_GUESS_S
 from mesh_llm.gateway.upstream import EngineLoad, EngineLoss, SlotRequest, Upstream
-from mesh_llm.membership.member import Published
+from mesh_llm.membership.member import Published, Standing
 from mesh_llm.peers.data_links import DataLinks
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
@@ -101,7 +101,13 @@ class RemoteEngine:
         """
         published = self._published()
         known = {each.url: each for number, each in sorted(self._known.items()) if number in published}
-        return [self._upstream(engine) for engine in known.values()]
+        # A host that has not been heard for a while may be dead: others come first.
+        heard = [engine for engine in known.values() if self._is_heard(engine.host)]
+        return [self._upstream(engine) for engine in heard or known.values()]
+
+    def _is_heard(self, node: NodeId) -> bool:
+        member = self._mesh.member(node)
+        return member is not None and member.standing is Standing.ALIVE
 
     def _upstream(self, engine: _Engine) -> Upstream:
         settings = self._plans.settings()

@@ -17,7 +17,7 @@ SLOW_LINK_RTT_S = 0.01
 """Where a link rather than a device is to blame for a slow plan: networks at home stay below it."""
 
 
-_COMPARED_NODES = 64
+_COMPARED_NODES = 24
 """Up to so many each gets a plan of its own to compare with: a millisecond for each, with every decision."""
 NOT_NEEDED = "not needed: the model fits on fewer nodes"
 WAITING = "waiting: there is no plan yet"

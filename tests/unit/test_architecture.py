@@ -80,6 +80,7 @@ CHILDREN = {
             "external",
             "gguf",
             "measure",
+            "page",
             "serve",
             "vocabulary",
             "worker",

@@ -21,11 +21,11 @@ class ApiAccess:
         self._key = None if api_key is None else api_key.encode()
         self._names = Names(listen)
 
-    def check(self, request: web.BaseRequest) -> None:
-        """Raise the refusal, if there is one."""
+    def check(self, request: web.BaseRequest, *, public: bool = False) -> None:
+        """Raise the refusal, if there is one. `public`: what is asked for needs no key."""
         if self._key is None:
             self._check_names(request)
-        elif not (request.path in HEALTH_PATHS or _is_preflight(request) or self._has_key(request)):
+        elif not (public or request.path in HEALTH_PATHS or _is_preflight(request) or self._has_key(request)):
             raise api_errors.wrong_key()
 
     def knows(self, request: web.BaseRequest) -> bool:

@@ -16,6 +16,7 @@ from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors, ports
 from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess
 from mesh_llm.gateway.api_errors import ApiError
+from mesh_llm.gateway.chat_page import ChatPage
 from mesh_llm.gateway.client_connection import ClientServer, check_head
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.guests import Guests
@@ -54,9 +55,11 @@ class GatewayConfig:
 class Gateway:
     """Answers API clients on one port from `start` until `stop`."""
 
-    def __init__(self, config: GatewayConfig, serving: Serving) -> None:
+    def __init__(self, config: GatewayConfig, serving: Serving, page: ChatPage | None = None) -> None:
+        """`page`: what browsers find at its address; None for none."""
         self._config = config
         self._serving = serving
+        self._page = page
         self._guard = ApiAccess(api_key=config.api_key, listen=config.listen)
         self._meters = Meters()
         self._meters.watch_queues(serving.slot_queues)
@@ -214,8 +217,11 @@ class Gateway:
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         check_head(request)
-        self._guard.check(request)
+        is_page = self._page is not None and self._page.has(request)
+        self._guard.check(request, public=is_page)
         assert self._relay is not None
+        if self._page is not None and is_page:
+            return self._shown(exchange, self._page.answer(request))
         if request.method in ("GET", "HEAD"):
             if request.path in HEALTH_PATHS:
                 return self._ours(request, exchange, self._health(request))
@@ -253,6 +259,13 @@ class Gateway:
     ) -> web.StreamResponse:
         """An answer that is not the engine's, with what the engine adds to each of its own."""
         response.headers.update({**OURS, **exchange.headers})
+        if isinstance(response.body, bytes):
+            exchange.answered(response.body)
+        return response
+
+    def _shown(self, exchange: Exchange, response: web.Response) -> web.Response:
+        """A file of the page, whose policy is its own."""
+        response.headers["Server"] = OURS["Server"]
         if isinstance(response.body, bytes):
             exchange.answered(response.body)
         return response

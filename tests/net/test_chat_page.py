@@ -11,6 +11,8 @@ import pytest
 
 from mesh_llm.gateway.chat_page import ChatPage
 from mesh_llm.gateway.server import Gateway, GatewayConfig
+from mesh_llm.gateway.upstream import Health
+from mesh_llm.types import State
 from tests.support.raw_http import connect
 from tests.support.upstream import FakeEngine, FakeNode
 
@@ -92,6 +94,22 @@ async def test_until_it_is_there_a_sentence_is(shown: tuple[Gateway, ChatPage]) 
     assert b'http-equiv="refresh"' in before.body
     assert b"There is no chat here: the engine &lt;none&gt; is not installed." in without.body
     assert b"refresh" not in without.body
+
+
+async def test_while_nothing_is_served_it_says_so(shown: tuple[Gateway, ChatPage], node: FakeNode) -> None:
+    gateway, page = shown
+    page.fill(FILES)
+    node.state = Health(state=State.LOADING, reason="the model is being loaded", model="tiny")
+    async with connect(gateway.port) as client:
+        answer = await client.request("GET", "/")
+        knowing = await client.request("GET", "/", f"x-api-key: {KEY}")
+        all_the_same = await client.request("GET", "/index.html")
+    assert answer.status == 503
+    assert answer.header("Content-Type") == ["text/html; charset=utf-8"]
+    assert b"This node is loading" in answer.body
+    assert b"This node is loading: the model is being loaded." in knowing.body
+    assert b'http-equiv="refresh"' in answer.body
+    assert (all_the_same.status, all_the_same.body.decode()) == (200, INDEX)
 
 
 async def test_other_names_are_refused_where_there_is_no_key(node: FakeNode) -> None:

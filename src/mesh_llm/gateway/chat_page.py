@@ -1,8 +1,8 @@
 """What a browser finds at the API's own address: llama.cpp's web page, from this node's own files.
 
 Everybody may load it, and it holds no secret; what it asks of the API needs the key, where there is one,
-and the page asks a person for that. While no model is served it shows the API's own sentence (`/props`),
-and looks again every second.
+and the page asks a person for that. Of reasons why nothing is served, llama.cpp's page knows one, that a
+model is loading. So whoever comes meanwhile finds a page of ours with the sentence, and it looks again.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ _OURS = """<!doctype html>
 {refresh}<title>mesh-llm</title>
 <h1>mesh-llm</h1>
 <p role="status">{sentence}</p>
-</html>
+{more}</html>
 """
+_CHAT = f'<p><a href="/{_INDEX}">Open the chat</a> all the same.</p>\n'
 _REFRESH = '<meta http-equiv="refresh" content="1">\n'
 
 
@@ -94,11 +95,14 @@ class ChatPage:
         """Whether it is the page, or a part of it, that is asked for."""
         return request.method in ("GET", "HEAD") and (request.path == "/" or request.path in self._files)
 
-    def answer(self, request: web.BaseRequest) -> web.Response:
+    def answer(self, request: web.BaseRequest, waiting: str | None) -> web.Response:
+        """`waiting`: why no model is served, where none is."""
         headers = {**_HEADERS, "Content-Security-Policy": self._policy}
         file = self._files.get(request.path)
         if file is None:
             return self._instead(headers)
+        if waiting is not None and request.path == "/":
+            return _ours(waiting, headers, refresh=_REFRESH, more=_CHAT)
         headers |= {"Content-Type": file.kind, "ETag": file.tag, "Cache-Control": file.cache}
         if file.tag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers=headers)
@@ -107,14 +111,15 @@ class ChatPage:
         return web.Response(body=file.packed, headers={**headers, "Content-Encoding": "gzip"})
 
     def _instead(self, headers: dict[str, str]) -> web.Response:
-        """A page of ours: until the other one is there, or because it is not."""
         if self._lacking is None:
-            text = _OURS.format(refresh=_REFRESH, sentence="The chat is being prepared.")
-        else:
-            reason = html.escape(f"There is no chat here: {self._lacking}. The API works, under /v1.")
-            text = _OURS.format(refresh="", sentence=reason)
-        headers |= {"Content-Type": _TYPES["html"], "Cache-Control": "no-store"}
-        return web.Response(status=503, body=text.encode(), headers=headers)
+            return _ours("The chat is being prepared.", headers, refresh=_REFRESH)
+        return _ours(f"There is no chat here: {self._lacking}. The API works, under /v1.", headers)
+
+
+def _ours(sentence: str, headers: dict[str, str], *, refresh: str = "", more: str = "") -> web.Response:
+    text = _OURS.format(refresh=refresh, sentence=html.escape(sentence), more=more)
+    headers |= {"Content-Type": _TYPES["html"], "Cache-Control": "no-store"}
+    return web.Response(status=503, body=text.encode(), headers=headers)
 
 
 def _file(name: str, packed: bytes) -> _File:

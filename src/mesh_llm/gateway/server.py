@@ -221,7 +221,7 @@ class Gateway:
         self._guard.check(request, public=is_page)
         assert self._relay is not None
         if self._page is not None and is_page:
-            return self._shown(exchange, self._page.answer(request))
+            return self._shown(exchange, self._page.answer(request, self._waiting(request)))
         if request.method in ("GET", "HEAD"):
             if request.path in HEALTH_PATHS:
                 return self._ours(request, exchange, self._health(request))
@@ -247,6 +247,14 @@ class Gateway:
         if health.state is not State.SERVING:
             raise api_errors.not_serving(health)
         return web.json_response(told)
+
+    def _waiting(self, request: web.BaseRequest) -> str | None:
+        """What people are told who come while no model is served."""
+        health, *others = (model.health() for model in self._serving.models())
+        if any(each.state is State.SERVING for each in (health, *others)):
+            return None
+        reason = health.reason if self._guard.knows(request) else ""
+        return f"This node is {health.state.value}{reason and f': {reason}'}."
 
     async def _metrics(self) -> web.Response:
         assert self._relay is not None

@@ -108,6 +108,8 @@ class Hosting:
         self._has_served = False
         self._was_served = False
         """By whomever: somebody may wait for the next engine."""
+        self._last_broken: str | None = None
+        """Why the plan that served last broke: answers may ask when it is gone already."""
         self._closing = False
 
     @property
@@ -133,7 +135,7 @@ class Hosting:
         """Why the engine on `port` broke off, once that is known; asked by the gateway."""
         run = self.serving
         if run is None or run.supervisor is None:
-            return "the engine was stopped"
+            return self._last_broken or "the engine was stopped"
         return run.broken if run.broken is not None else await run.supervisor.why(port)
 
     def last(self) -> PlanRun | None:
@@ -370,7 +372,7 @@ class Hosting:
     def _end(self, run: PlanRun) -> None:
         """End a run that no longer serves; what is broken does not wait for its answers."""
         if run is self.serving:
-            self.serving = None
+            self.serving, self._last_broken = None, run.broken
             self._plans.publish(None)
         if run.failure() is not None:
             self.ending.end(run)

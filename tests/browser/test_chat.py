@@ -136,8 +136,8 @@ def test_a_mesh_of_two_models_can_be_talked_to(browser: Browser, tmp_path: Path)
     with lab(write_model(tmp_path / "models")) as nodes:
         node = nodes.create("both", "--console", "0")
         assert mesh_llm("load", str(other), "--home", node.home).status == 0
-        for path in ("/props", "/slots", "/props?model=other", "/slots?model=other"):
-            node.until(lambda path=path: node.ask(path).status == 200, what=f"{path} is answered")
+        paths = ("/props", "/slots", "/props?model=other", "/slots?model=other")
+        node.until(lambda: all(node.ask(path).status == 200 for path in paths), what="both are told of")
         with visit(browser, str(node.status()["console"]["url"])) as watching:
             expect(watching.open().locator("#models-list li")).to_have_count(2)
         with visit(browser, chat_of(node)) as visited:

@@ -120,7 +120,8 @@ def engine_sources() -> dict[str, Any]:
         "type": "library",
         "name": f"{ENGINE_PACKAGE} (sources)",
         "version": ENGINE_VERSION,
-        "description": "ggml, from the llama.cpp in this sdist, is compiled into mesh-llm's libraries",
+        "description": "ggml, from the llama.cpp in this sdist, is compiled into mesh-llm's libraries; "
+        "mesh-llm's wheel carries llama.cpp's web page",
         "hashes": [{"alg": "SHA-256", "content": ENGINE_SDIST_SHA256}],
         "licenses": [{"license": {"id": "MIT"}}],
     }

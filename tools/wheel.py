@@ -1,8 +1,9 @@
 """Make a wheel with everything in it, and an sdist: what `make wheel` runs.
 
 The wheel carries libggml-mesh, libmesh-splice and CPU libraries for the common processors, so that whoever
-installs it needs no compiler. They are compiled here, in build/wheel, for machines with an older glibc than
-this one's. Equal sources give equal bytes with an equal compiler.
+installs it needs no compiler, and llama.cpp's web page, for those who install it without the engine. The
+libraries are compiled here, in build/wheel, for machines with an older glibc than this one's.
+Equal sources give equal bytes with an equal compiler.
 
 Tried on Linux, x86-64. The same command is the recipe for Linux on arm64 and for macOS; untried.
 """
@@ -10,6 +11,7 @@ Tried on Linux, x86-64. The same command is the recipe for Linux on arm64 and fo
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import platform
 import shlex
@@ -22,7 +24,9 @@ from pathlib import Path
 from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.engine.build import compiler
 from mesh_llm.engine.library import find_wheel
+from mesh_llm.engine.page import PACKAGED, take_out
 from mesh_llm.engine.prebuilt import VARIANTS
+from mesh_llm.engine.sources import sources_tree
 from tools import glibc_floor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +47,7 @@ def main() -> None:
     libraries = compile_libraries(arguments.build.resolve(), variants)
     if not MACOS:
         check(libraries)
+    add_page(libraries)
     pack(libraries, arguments.dist)
 
 
@@ -127,6 +132,12 @@ def check(libraries: Path) -> None:
     wrong = [flaw for path in sorted(libraries.iterdir()) for flaw in glibc_floor.flaws(path, provided)]
     if wrong:
         raise SystemExit("Error: " + "\n".join(wrong))
+
+
+def add_page(libraries: Path) -> None:
+    """llama.cpp's web page, with its licence."""
+    asyncio.run(take_out(libraries / PACKAGED))
+    shutil.copyfile(sources_tree() / "LICENSE", libraries / "page-LICENSE")
 
 
 OPENMP = frozenset(

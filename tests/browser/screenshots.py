@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser
 
 from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
+from tests.browser.test_chat import ask, chat_of, enter, limited, until_answered
 from tests.support.browser import chromium, visit
 from tests.support.mesh import MeshProcesses
 from tests.support.node import temporary_home
@@ -20,10 +21,8 @@ LARGEST_BYTES = 200_000
 MEMORY = {"studio": "8GB", "mini": "4GB", "laptop": "2GB"}
 """Of this machine, as if it were three of different sizes."""
 BEFORE = ("Name three rivers.", "What is a prime number?", "Tell me of a fox.")
-SHOWN = (
-    "Explain in one short paragraph why the sky is blue.",
-    "Write a Python function that adds two numbers.",
-)
+"""What the plots show."""
+SHOWN = "Explain in one short paragraph why the sky is blue."
 SHOTS: dict[str, dict[str, Any]] = {
     "console-light": {"viewport": {"width": 1440, "height": 1240}, "color_scheme": "light"},
     "console-dark": {"viewport": {"width": 1440, "height": 1240}, "color_scheme": "dark"},
@@ -45,35 +44,24 @@ def main() -> None:
         for name in others:
             mesh.join(name, "--max-memory", MEMORY[name])
         mesh.serving(within_s=90)
-        url = str(mesh.nodes[first].status()["console"]["url"])
-        # What is asked on the first page is what the plots of all show.
-        for name, options in SHOTS.items():
-            _shoot(browser, url, name, options)
-
-
-def _shoot(browser: Browser, url: str, name: str, options: dict[str, Any]) -> None:
-    with visit(browser, url, reduced_motion="reduce", **options) as visited:
-        page = visited.open()
-        page.click("#settings summary")
-        page.fill("#set-temperature", "0")
-        page.fill("#set-max_tokens", "160")
-        page.click("#settings summary")
+        node = mesh.nodes[first]
         for question in BEFORE:
-            _ask(page, question, 1)
-            page.click("#chat-new")
-        for number, question in enumerate(SHOWN, 1):
-            _ask(page, question, number)
-        page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
-        page.evaluate("document.activeElement.blur()")
-        _write(page.screenshot(), DOCS / f"{name}.png")
+            messages = [{"role": "user", "content": question}]
+            node.ask("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 160})
+        url = str(node.status()["console"]["url"])
+        for name, options in SHOTS.items():
+            with visit(browser, url, reduced_motion="reduce", **options) as visited:
+                _write(visited.open().screenshot(), DOCS / f"{name}.png")
+        _chat(browser, chat_of(node))
 
 
-def _ask(page: Page, question: str, number: int) -> None:
-    """The answer is the `number`th of its conversation."""
-    expect(page.locator(".turn.leaving")).to_have_count(0)
-    page.fill("#chat-text", question)
-    page.click("#chat-send")
-    expect(page.locator(".answer:not(.open)")).to_have_count(number)
+def _chat(browser: Browser, url: str) -> None:
+    with visit(browser, url, viewport={"width": 1100, "height": 700}, reduced_motion="reduce") as visited:
+        page = enter(visited)
+        limited(page, temperature=0, max_tokens=160)
+        until_answered(ask(page, SHOWN))
+        page.mouse.move(0, 0)
+        _write(page.screenshot(), DOCS / "chat.png")
 
 
 def _write(picture: bytes, path: Path) -> None:

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from mesh_llm.agents.snippets import snippets
+from tests.browser.test_chat import ask, chat_of, limited, until_answered
 from tests.support.browser import until_copied, visit
 from tests.support.joining import JoiningNode, Lab, lab, write_model
 from tests.support.ports import spare_port
@@ -79,17 +80,6 @@ def test_an_invite_is_made_copied_scanned_used_and_revoked(page: Page, nodes: La
     expect(page.locator("#nodes-rows tr:not(.leaving)")).to_have_count(1)
 
 
-@pytest.mark.parametrize("length", [1, 17, 18, 200, 458, 1000, 2953])
-def test_qr_codes_of_all_sizes_are_read(page: Page, length: int) -> None:
-    text = ("mesh1-Ab9_-" * 300)[:length]
-    page.evaluate(
-        "async (text) => { const { picture } = await import('/qr.js');"
-        " document.body.prepend(picture(text, 'test')); }",
-        text,
-    )
-    assert read_qr(page) == text
-
-
 def test_commands_for_agents_carry_the_port_and_the_model(page: Page, node: JoiningNode) -> None:
     url = node.url.replace("127.0.0.1", "localhost")
     tabs = page.get_by_role("tablist", name="Programs").get_by_role("tab")
@@ -145,13 +135,20 @@ def test_a_key_is_asked_for(browser: Browser, nodes: Lab) -> None:
         page.wait_for_selector("#memory-track li")
         assert "opensesame" not in page.content()
         expect(page.locator("#agents-panels")).to_contain_text("$MESH_LLM_API_KEY")
-        page.fill("#chat-text", "one two three")
-        page.click("#chat-send")
-        expect(page.locator(".answer:not(.open) .answer-foot")).to_be_visible()
-        expect(page.locator(".answer-error")).to_be_hidden()
+        make_invite(page, "client")
+    with visit(browser, chat_of(node)) as visited:
+        page = visited.page
+        page.goto(visited.url)
+        page.get_by_role("button", name="Enter API Key").click()
+        page.fill("#api-key-input", "opensesame")
+        page.press("#api-key-input", "Enter")
+        page.get_by_role("button", name="Send").wait_for()
+        limited(page, max_tokens=8)
+        until_answered(ask(page, "one two three"))
+        assert visited.outside == []
 
 
-def test_the_model_is_unloaded_and_loaded_again(page: Page, node: JoiningNode) -> None:
+def test_the_model_is_unloaded_and_loaded_again(page: Page, browser: Browser, node: JoiningNode) -> None:
     page.click("#node-unload")
     page.click("#confirm-no")
     assert not node.status()["node"]["resting"]
@@ -160,9 +157,15 @@ def test_the_model_is_unloaded_and_loaded_again(page: Page, node: JoiningNode) -
     expect(page.locator("#node-load")).to_be_visible()
     expect(page.locator("#node-unload")).to_be_hidden()
     assert node.status()["node"]["resting"]
-    page.click("#node-load")
-    expect(page.locator("#node-unload")).to_be_visible()
-    expect(page.locator("#node-state")).to_have_text("serving")
+    with visit(browser, chat_of(node)) as visited:
+        chat = visited.page
+        chat.goto(visited.url)
+        expect(chat.get_by_role("status")).to_have_text("This node is waiting: the model was unloaded here.")
+        page.click("#node-load")
+        expect(page.locator("#node-unload")).to_be_visible()
+        expect(page.locator("#node-state")).to_have_text("serving")
+        # By itself.
+        expect(chat.locator("textarea").first).to_be_visible()
 
 
 def test_stop_asks_first(browser: Browser, nodes: Lab) -> None:

@@ -18,22 +18,18 @@ import pytest
 from mesh_llm import same_user
 from mesh_llm.console import event_feed as feeding
 from mesh_llm.console import server as serving
-from mesh_llm.console.api_proxy import Api
 from mesh_llm.console.event_feed import CONSOLE_TICK_S, Feed
 from mesh_llm.console.routes import Managed
 from mesh_llm.console.server import Console
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
 from mesh_llm.gateway import ports
-from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.same_user import is_foreign
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event, Progress, Role
 from tests.support.raw_http import connect
-from tests.support.upstream import SSE_HEAD, FakeEngine, Seen, Wire
 
 PAGE = "X-Mesh-LLM-Page"
 WAIT_S = 20.0
-StartGateway = Callable[[GatewayConfig], Awaitable[Gateway]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,11 +188,11 @@ Open = Callable[..., Awaitable[Bench]]
 async def open_console() -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
-        async def start(*, api: Callable[[], Api | None] = lambda: None, api_key: str | None = None) -> Bench:
+        async def start(*, api_key: str | None = None) -> Bench:
             node = FakeManaged()
             feed = Feed(node.status)
             managed = Managed(**{each.name: getattr(node, each.name) for each in fields(Managed)})
-            console = Console(managed, feed, api=api, api_key=api_key)
+            console = Console(managed, feed, api_key=api_key)
             taken = ports.bind("127.0.0.1", 0, option="--console")
             port: int = taken.getsockname()[1]
             running = asyncio.create_task(feed.run(), name="feed")
@@ -216,7 +212,7 @@ async def console(open_console: Open) -> Bench:
 
 # -- who gets in --------------------------------------------------------------------------------
 
-ROUTES = ("/", "/index.html", "/api/status", "/api/events", "/api/session", "/api/invites", "/v1/models")
+ROUTES = ("/", "/index.html", "/api/status", "/api/events", "/api/session", "/api/invites")
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -304,7 +300,7 @@ async def test_management_needs_the_pages_token(console: Bench, call: str, token
 
 
 async def test_what_shows_secrets_or_plans_needs_it_as_well(console: Bench) -> None:
-    for path in ("/api/invites", "/api/plan", "/api/nothing", "/v1/models"):
+    for path in ("/api/invites", "/api/plan", "/api/nothing"):
         assert (await console.get(path)).status == 403, path
 
 
@@ -437,10 +433,10 @@ def test_whoever_calls_is_found_in_the_systems_tables(address: str, monkeypatch:
 
 
 async def test_every_answer_carries_the_policy(console: Bench) -> None:
-    for path in ("/", "/api/status", "/api/session", "/nothing.js", "/api/stop", "/v1/models"):
+    for path in ("/", "/api/status", "/api/session", "/nothing.js", "/api/stop"):
         headers = (await console.get(path)).headers
         assert headers["Content-Security-Policy"] == (
-            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
             "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
             "frame-ancestors 'none'"
         ), path
@@ -657,93 +653,13 @@ async def test_what_is_kept_is_bounded(console: Bench) -> None:
     assert [step["what"] for step in snapshot["progress"]] == [*map(str, range(984, 1000))]
 
 
-# -- chat ---------------------------------------------------------------------------------------
+# -- pictures -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def chatting(open_console: Open, start_gateway: StartGateway) -> Bench:
-    gateway = await start_gateway(GatewayConfig(port=0, api_key="sk-1"))
-    return await open_console(api=lambda: Api(url=gateway.url, key="sk-1"))
-
-
-async def test_chat_goes_to_the_nodes_own_api(chatting: Bench, engine: FakeEngine) -> None:
-    status, _ = await chatting.call("/v1/models", method="GET")
+async def test_a_qr_code_is_drawn(console: Bench) -> None:
+    status, document = await console.call("/api/qr", {"text": "mesh1-token"})
     assert status == 200
-    seen = engine.seen[0]
-    assert seen.header("X-Mesh-LLM-Page") == []
-    assert seen.header("Origin") == []
-    # The page could not unpack it.
-    assert seen.header("Accept-Encoding") == []
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/../metrics", "/v1/%2e%2e/metrics", "/v1/models/../../slots", "http://localhost/v1/models"],
-)
-async def test_chat_reaches_nothing_beside_it(chatting: Bench, engine: FakeEngine, path: str) -> None:
-    await chatting.call("/v1/models", method="GET")
-    async with connect(chatting.port) as client:
-        answer = await client.request("GET", path, "Host: localhost", f"{PAGE}: {chatting.token}")
-    assert (answer.status, answer.json()["error"]["message"]) == (404, "there is no such path")
-    assert [seen.target for seen in engine.seen] == ["/v1/models"]
-
-
-async def test_chat_before_there_is_an_api(console: Bench) -> None:
-    status, document = await console.call("/v1/models", method="GET")
-    assert (status, document["error"]["message"]) == (503, "the API is not open yet")
-
-
-async def test_chat_when_the_api_is_gone(open_console: Open) -> None:
-    console = await open_console(api=lambda: Api(url="http://127.0.0.1:1"))
-    status, document = await console.call("/v1/models", method="GET")
-    assert (status, document["error"]["code"]) == (502, "api_lost")
-
-
-async def test_chat_only_by_get_and_post(chatting: Bench, engine: FakeEngine) -> None:
-    await chatting.call("/v1/models", method="GET")
-    answer = await chatting.ask("DELETE", "/v1/models", X_Mesh_LLM_Page=str(chatting.token))
-    assert answer.status == 405
-    assert len(engine.seen) == 1
-
-
-async def test_a_stream_comes_as_it_is_made_and_stops_with_the_page(
-    chatting: Bench, engine: FakeEngine
-) -> None:
-    left = asyncio.Event()
-
-    async def stream(seen: Seen, wire: Wire) -> None:
-        await wire.send(SSE_HEAD)
-        await wire.send_chunk(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n')
-        await wire.gone()
-        left.set()
-
-    engine.on("/v1/chat/completions", stream)
-    await chatting.call("/v1/models", method="GET")
-    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True})
-    answer = await chatting.session.post(
-        f"{chatting.url}/v1/chat/completions",
-        data=body,
-        headers={PAGE: str(chatting.token), "Content-Type": "application/json"},
-    )
-    async with asyncio.timeout(WAIT_S):
-        assert answer.headers["Content-Type"].startswith("text/event-stream")
-        assert b'"content": "a"' in await answer.content.readuntil(b"\n\n")
-        answer.close()
-        await left.wait()
-    assert json.loads(engine.seen[-1].body)["messages"] == [{"role": "user", "content": "Hi"}]
-
-
-async def test_half_an_answer_does_not_look_whole(open_console: Open, engine: FakeEngine) -> None:
-    async def break_off(seen: Seen, wire: Wire) -> None:
-        await wire.send(SSE_HEAD)
-        await wire.send_chunk(b"data: {}\n\n")
-        wire.abort()
-
-    engine.on("/v1/chat/completions", break_off)
-    console = await open_console(api=lambda: Api(url=engine.upstream.url))
-    await console.call("/v1/models", method="GET")
-    answer = await console.session.post(
-        f"{console.url}/v1/chat/completions", data="{}", headers={PAGE: str(console.token)}
-    )
-    with pytest.raises(aiohttp.ClientPayloadError):
-        await answer.read()
+    assert document["picture"].startswith("data:image/svg+xml")
+    assert (await console.call("/api/qr", {"text": "a" * 2953}))[0] == 200
+    status, document = await console.call("/api/qr", {"text": "a" * 2954})
+    assert (status, document["error"]) == (400, "a QR code takes at most 2,953 characters")

@@ -171,6 +171,10 @@ def test_without_the_engine_it_is_a_client_and_says_how_to_get_more(wheel: Path,
     assert "is not installed" in node.stderr
     assert "pip install 'mesh-llm[engine]'" in node.stderr
     assert installed.run("--version").returncode == 0
+    code = (
+        "import asyncio, mesh_llm.engine.page as page; assert 'index.html' in asyncio.run(page.page_files())"
+    )
+    subprocess.run([installed.bin / "python", "-c", code], check=True, env=installed.env)
 
 
 @pytest.mark.full

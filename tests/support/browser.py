@@ -1,4 +1,4 @@
-"""The console's page as a person sees it: Debian's Chromium, told what to do by Playwright."""
+"""Pages as a person sees them: Debian's Chromium, told what to do by Playwright."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ FLAGS = (
     "--disable-sync",
 )
 """A browser that talks to nobody but the page; without a sandbox, as tests may run as root."""
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 664}, "has_touch": True, "is_mobile": True}
 expect.set_options(timeout=WAIT_MS)
 SCREENSHOTS = Path("build/screenshots")
 

@@ -81,6 +81,7 @@ CHILDREN = {
             "external",
             "gguf",
             "measure",
+            "page",
             "serve",
             "vocabulary",
             "worker",

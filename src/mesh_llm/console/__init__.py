@@ -6,5 +6,5 @@ page        the page's files, as they lie in static/
 routes      /api/…: status, invites, stop; also on the unix socket in the node's home,
             where the file's permissions are the key
 event_feed  /api/events: one look at the node, for all who watch
-api_proxy   /v1/… for the page, passed on to the node's own API
+qr_code     QR codes as pictures
 """

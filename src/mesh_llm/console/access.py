@@ -75,7 +75,7 @@ def _is_visit(request: web.BaseRequest) -> bool:
     """A link to the page, followed from elsewhere: harmless, as the page may not be framed."""
     return (
         request.method == "GET"
-        and not request.path.startswith(("/api/", "/v1/"))
+        and not request.path.startswith("/api/")
         and request.headers.get("Sec-Fetch-Mode") == "navigate"
         and request.headers.get("Sec-Fetch-Dest") == "document"
     )

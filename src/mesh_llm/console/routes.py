@@ -13,6 +13,7 @@ from aiohttp import web
 
 from mesh_llm.agents.config_files import as_typed
 from mesh_llm.agents.snippets import snippets
+from mesh_llm.console import qr_code
 from mesh_llm.console.event_feed import BEAT, Crowded, Feed
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
 from mesh_llm.errors import MeshError, UsageError
@@ -22,7 +23,7 @@ from mesh_llm.types import Role
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
 _HIGHEST_USES = 1_000_000
 _WITH_BODY = (
-    *("plan", "invite", "revoke", "promote", "measure", "pair", "pair-answer"),
+    *("plan", "invite", "revoke", "promote", "measure", "qr", "pair", "pair-answer"),
     *("load-model", "unload-model", "use-model", "add-key", "revoke-key"),
     *("share", "stop-sharing"),
 )
@@ -125,6 +126,7 @@ def add_management(app: web.Application, node: Managed, feed: Feed) -> None:
         "pair-answer": node.answer_pairing,
         "pair-end": lambda _: node.end_pairing(),
         "measure": node.measure,
+        "qr": lambda body: {"picture": qr_code.picture(str(body.get("text", "")))},
         "stop": stop,
         "leave": leave,
         "unload": unload,

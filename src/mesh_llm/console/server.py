@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from mesh_llm.console.access import ConsoleAccess, Refused
-from mesh_llm.console.api_proxy import Api, ApiProxy
 from mesh_llm.console.event_feed import Feed
 from mesh_llm.console.page import get_file
 from mesh_llm.console.routes import Managed, add_management, refusal
@@ -31,7 +30,7 @@ _POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self' data: blob:",
+        "img-src 'self' data:",
         "connect-src 'self'",
         "font-src 'self'",
         "base-uri 'none'",
@@ -55,18 +54,13 @@ _OPEN_TO_READERS = ("/api/status", "/api/events", "/api/session")
 class Console:
     """Answers on one port of this machine from `start` until `stop`."""
 
-    def __init__(
-        self, node: Managed, feed: Feed, *, api: Callable[[], Api | None], api_key: str | None
-    ) -> None:
+    def __init__(self, node: Managed, feed: Feed, *, api_key: str | None) -> None:
         self._guard = ConsoleAccess(api_key=api_key)
-        self._chat = ApiProxy(api)
         self._app = web.Application(client_max_size=CONSOLE_BODY_LIMIT_BYTES, middlewares=[self._middleware])
         self._app.on_response_prepare.append(_add_headers)
         add_management(self._app, node, feed)
         self._app.router.add_get("/api/session", self._session)
-        for method in ("GET", "POST"):
-            self._app.router.add_route(method, "/v1/{path:.+}", self._chat.answer)
-        self._app.router.add_get("/{name:(?!api/|v1/).*}", get_file)
+        self._app.router.add_get("/{name:(?!api/).*}", get_file)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._port = 0
@@ -93,7 +87,6 @@ class Console:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
-        await self._chat.close()
 
     def _protocol(self) -> asyncio.Protocol:
         """For one more connection: any user of this machine may make some, and the node needs files, too."""
@@ -110,7 +103,7 @@ class Console:
         """The top of every request: whatever happens below, somebody is answered."""
         try:
             self._guard.check_origin(request)
-            if request.path.startswith(("/api/", "/v1/")) and request.path not in _OPEN_TO_READERS:
+            if request.path.startswith("/api/") and request.path not in _OPEN_TO_READERS:
                 self._guard.check_page(request)
             return await handler(request)
         except Refused as error:
@@ -129,10 +122,6 @@ class _TurnedAway(asyncio.Protocol):
 
 
 def _refused(request: web.Request, error: Refused) -> web.Response:
-    if request.path.startswith("/v1/"):
-        # In the API's own shape: clients of it read it.
-        body = {"error": {"message": error.message, "type": "invalid_request_error", "code": error.code}}
-        return web.json_response(body, status=error.status)
     return refusal(error.status, error.message, error.hint, code=error.code)
 
 

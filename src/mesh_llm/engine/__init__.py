@@ -19,6 +19,7 @@ The node never loads the engine; programs in `children` do. These modules own th
     library         finds and loads the wheel and the native libraries
     build           builds native libraries, once per machine
     prebuilt        those that came with the package, and which of them to use
+    page            llama.cpp's web page, taken out of the engine
     sources         the engine's sources, which libraries are built from
     packages        fetches packages with pip
     file_lock       a lock between processes

@@ -161,6 +161,16 @@ async def describe(libraries: dict[str, Path]) -> dict[str, Any]:
     return answer
 
 
+async def take_page(target: Path) -> None:
+    """Write the engine's web page to `target`, as a zip archive."""
+    finished = await _ask("mesh_llm.engine.children.page", {"target": str(target)})
+    answer = _answer(finished)
+    if answer is None:
+        raise EngineFailed(f"the engine does not give its web page{_last_words(finished.errors)}")
+    if "error" in answer:
+        raise EngineFailed(answer["error"])
+
+
 async def flaw(backend: str, made: Path, mesh: Path | None) -> str | None:
     """What is wrong with a library, found by using it in a process that may die of it."""
     libraries = {backend: str(made)}

@@ -3,8 +3,8 @@
 The life of a request:
 
 1. `server` takes the connection (`client_connection`) and reads the headers; `access` refuses strangers.
-2. `/health` and `/metrics` are answered here, from `upstream.Serving` and `metrics`. `routes` lists what
-   else is offered; `headers` lists what passes either way.
+2. `/health`, `/metrics` and the web page (`chat_page`) are answered here, from `upstream.Serving`, `metrics`
+   and this node's own files. `routes` lists what else is offered; `headers` lists what passes either way.
 3. A request for text (`text_request`, in one of the `dialects`) is sent as a stream; anything else goes
    to the engine as it came (`delivery`, redacted where the engine reports on itself). What makes
    the engine compute waits for a slot first (`slot_queue`), here or, if the engine is elsewhere, there.
@@ -34,6 +34,7 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     token_counts       tokens of a prompt and of an answer, as the engine tells them
     routes             what of the engine's API is offered
     headers            which headers pass
+    chat_page          the web page at the API's own address
     client_connection  a client's connection
     request_body       the request's body on its way to the engine
     text_request       a request for text, and how the engine is asked for it

@@ -19,6 +19,7 @@ from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors, ports
 from mesh_llm.gateway.access import HEALTH_PATHS, ApiAccess, is_known, key_of, may_manage
 from mesh_llm.gateway.api_errors import ApiError
+from mesh_llm.gateway.chat_page import ChatPage
 from mesh_llm.gateway.client_connection import ClientServer, check_head
 from mesh_llm.gateway.guest import Guest
 from mesh_llm.gateway.guests import Guests
@@ -68,13 +69,11 @@ class GatewayConfig:
 class Gateway:
     """Answers API clients on one port from `start` until `stop`."""
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        serving: Serving,
-    ) -> None:
+    def __init__(self, config: GatewayConfig, serving: Serving, page: ChatPage | None = None) -> None:
+        """`page`: what browsers find at its address; None for none."""
         self._config = config
         self._serving = serving
+        self._page = page
         self.keys = Keys(config.keys_file)
         self.key_usage = KeyUsage(self.keys, config.key_usage_file)
         self._guard = ApiAccess(api_key=config.api_key, listen=config.listen, keys=self.keys)
@@ -267,13 +266,16 @@ class Gateway:
         self, guard: ApiAccess, request: web.BaseRequest, exchange: Exchange
     ) -> web.StreamResponse:
         check_head(request)
-        guard.check(request, public=is_share_page(request))
+        is_page = self._page is not None and self._page.has(request)
+        guard.check(request, public=is_page or is_share_page(request))
         if is_share_page(request):
             return self._shown(exchange, share_page(request))
         key = key_of(request)
         if key is not None and _has_engine_work(request):
             self.key_usage.begin(key, exchange)
         assert self._relay is not None
+        if self._page is not None and is_page:
+            return self._shown(exchange, self._page.answer(request, self._waiting(request)))
         if request.method in ("GET", "HEAD"):
             if request.path in HEALTH_PATHS:
                 return self._ours(request, exchange, self._health(request))
@@ -304,6 +306,14 @@ class Gateway:
         if health.state is not State.SERVING:
             raise api_errors.not_serving(health)
         return web.json_response(told)
+
+    def _waiting(self, request: web.BaseRequest) -> str | None:
+        """What people are told who come while no model is served."""
+        health, *others = (model.health() for model in self._serving.models())
+        if any(each.state is State.SERVING for each in (health, *others)):
+            return None
+        reason = health.reason if is_known(request) else ""
+        return f"This node is {health.state.value}{reason and f': {reason}'}."
 
     async def _metrics(self) -> web.Response:
         assert self._relay is not None

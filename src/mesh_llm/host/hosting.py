@@ -117,6 +117,8 @@ class Hosting:
         self.starting: PlanRun | None = None
         """The one that is being brought up, beside the one that serves."""
         self._has_served = False
+        self._last_broken: str | None = None
+        """Why the plan that served last broke: answers may ask when it is gone already."""
         self._closing = False
 
     @property
@@ -142,7 +144,7 @@ class Hosting:
         """Why the engine on `port` broke off, once that is known; asked by the gateway."""
         run = self.serving
         if run is None:
-            return "the engine was stopped"
+            return self._last_broken or "the engine was stopped"
         return run.broken if run.broken is not None else await run.lanes.why(port)
 
     def last(self) -> PlanRun | None:
@@ -404,7 +406,7 @@ class Hosting:
     def _end(self, run: PlanRun, *, at_once: bool = False) -> None:
         """End a run that no longer serves; what is broken does not wait for its answers."""
         if run is self.serving:
-            self.serving = None
+            self.serving, self._last_broken = None, run.broken
             self._plans.publish(None)
         if run.failure() is not None or at_once:
             self.ending.end(run)

@@ -30,8 +30,10 @@ from mesh_llm.console.event_feed import Feed
 from mesh_llm.console.routes import Managed, management_app, serve_on_socket
 from mesh_llm.engine.children import external
 from mesh_llm.engine.library import find_wheel
+from mesh_llm.engine.page import page_files
 from mesh_llm.engine.spec import WorkerSpec
 from mesh_llm.errors import MeshError
+from mesh_llm.gateway.chat_page import ChatPage
 from mesh_llm.gateway.metrics import FirstToken
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.home import Home, link_door
@@ -201,6 +203,7 @@ class Node:
             unload=lambda name: self.model_control.unload_over_http(name),
         )
         config = self.config
+        self._page = ChatPage()
         self._gateway = Gateway(
             GatewayConfig(
                 listen=config.listen,
@@ -212,6 +215,7 @@ class Node:
                 key_usage_file=self.home.key_usage_file,
             ),
             self._engines,
+            self._page,
         )
 
     def _compose_models(self) -> None:
@@ -338,6 +342,7 @@ class Node:
             try:
                 await network.start()
                 group.create_task(self._fail_when_told(), name="failure")
+                group.create_task(self._take_page(), name="web page")
                 group.create_task(self.mesh.run(), name="mesh")
                 await self._enter(network)
                 self.models.follow()
@@ -362,6 +367,13 @@ class Node:
 
     async def _fail_when_told(self) -> None:
         raise await self._failure
+
+    async def _take_page(self) -> None:
+        try:
+            self._page.fill(await page_files())
+        except MeshError as error:
+            log.warning("no web page cause=%s", error)
+            self._page.lack(error.message)
 
     async def _check(self) -> ModelFacts | None:
         """Everything that can be refused without touching anything; the model's facts if it is here."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from mesh_llm.console.api_proxy import Api
 from mesh_llm.console.event_feed import Feed
 from mesh_llm.console.routes import Managed
 from mesh_llm.console.server import Console
@@ -28,7 +27,7 @@ class NodeConsole:
         self._feed = feed
         self._history = history
         self._announcements = announcements
-        self._console = Console(managed, feed, api=self._api, api_key=view.config.api_key)
+        self._console = Console(managed, feed, api_key=view.config.api_key)
 
     @property
     def url(self) -> str | None:
@@ -50,11 +49,6 @@ class NodeConsole:
     async def close(self) -> None:
         self._feed.ended.set()
         await self._console.stop()
-
-    def _api(self) -> Api | None:
-        """The node's own; not before its port is open."""
-        url = self._view.api_url()
-        return Api(url=url, key=self._view.config.api_key) if url is not None else None
 
 
 async def _lasting(run: Callable[[], Awaitable[None]]) -> None:

@@ -2,14 +2,14 @@
 
 import * as agents from "./agents.js";
 import * as bar from "./bar.js";
-import * as chat from "./chat.js";
 import { follow } from "./feed.js";
 import * as head from "./head.js";
 import * as invite from "./invite.js";
 import * as journal from "./journal.js";
 import * as model from "./model.js";
+import * as notice from "./notice.js";
 import * as plots from "./plots.js";
 import * as waterfall from "./waterfall.js";
 
-for (const part of [head, bar, model, waterfall, plots, journal, chat, agents, invite]) part.start();
+for (const part of [head, bar, model, waterfall, plots, journal, notice, agents, invite]) part.start();
 follow();

@@ -1,7 +1,7 @@
 // The head of the page: which node this is, how it is, whether it can be heard, and how to end it.
 
 import { confirmed } from "./confirm.js";
-import { announce, find, say, show } from "./dom.js";
+import { announce, attribute, find, say, show } from "./dom.js";
 import { on, retry, state } from "./feed.js";
 import { post } from "./session.js";
 
@@ -72,7 +72,10 @@ function drawNode(status) {
   badge.title = node.reason ?? "";
   show(find("node-unload"), node.role !== "client" && !node.resting);
   show(find("node-load"), node.resting);
-  say(find("api-url"), (status.api?.url ?? "").replace("//127.0.0.1:", "//localhost:"));
+  const url = (status.api?.url ?? "").replace("//127.0.0.1:", "//localhost:");
+  say(find("api-url"), url);
+  attribute(find("chat-link"), "href", url);
+  show(find("chat-link"), url);
   document.title = `${node.name} · ${model?.name ?? "mesh-llm"}`;
 }
 

@@ -2,8 +2,7 @@
 
 import { confirmed } from "./confirm.js";
 import { snippet } from "./copy.js";
-import { announce, find, h, keyed, say, show } from "./dom.js";
-import { picture } from "./qr.js";
+import { announce, calm, find, h, keyed, say, show } from "./dom.js";
 import { get, post } from "./session.js";
 import { day, several } from "./words.js";
 
@@ -34,8 +33,11 @@ async function make() {
   const command = `mesh-llm${role === "client" ? " --client" : ""} --join ${token}`;
   find("invite-command").replaceChildren(snippet(command, "the command to join"));
   find("invite-token").replaceChildren(snippet(token, "the invite token"));
-  find("invite-qr").replaceChildren(picture(token, "The invite token as a QR code"));
+  const { picture } = await post("/api/qr", { text: token });
+  const label = "The invite token as a QR code";
+  find("invite-qr").replaceChildren(h("img", { class: "qr", src: picture, alt: label }));
   show(find("invite-made"), true);
+  find("invite-made").scrollIntoView({ block: "nearest", behavior: calm.matches ? "instant" : "smooth" });
   announce("Invite made");
   if (find("invites-box").open) await list();
 }

@@ -10,6 +10,7 @@ export function start() {
     if (!status) return;
     say(find("model-name"), status.model?.name ?? "No model yet");
     keyed(find("model-facts"), facts(status), { key: (fact) => fact[0], make: makeFact, update: fillFact });
+    drawModels(status);
     drawSpeed(status);
     const why = status.plan?.reason || status.node.reason || "";
     say(find("plan-reason"), why);
@@ -30,6 +31,7 @@ function facts(status) {
   }
   if (plan) {
     add("Plan", planText(status, plan));
+    add("Prediction", plan.predicted_tok_s_low ? rangeText(plan) : "");
     add("Memory", plan.need_bytes ? `${bytes(plan.need_bytes)} needed, ${bytes(plan.have_bytes)} there` : "");
   }
   if (engine) {
@@ -63,7 +65,27 @@ function engineText(engine) {
   return `${engine.state}${engine.reason ? `: ${engine.reason}` : ""}${restarts}`;
 }
 
+const rangeText = (plan) =>
+  `${figure(plan.predicted_tok_s_low)}–${figure(plan.predicted_tok_s_high)} tok/s` +
+  (plan.predicted_from ? `, from ${plan.predicted_from}` : "");
+
 const sentText = (sent) => (sent ? bytes(sent) : "none: every node had them");
+
+/** All of them, where there are several. */
+function drawModels(status) {
+  const models = status.models?.length > 1 ? status.models : [];
+  show(find("models-list"), models.length);
+  keyed(find("models-list"), models, {
+    key: (served) => served.name,
+    make: () => h("li", {}, h("strong"), h("span")),
+    update: (item, served) => {
+      say(item.firstChild, served.name);
+      const where = served.host ? ` on ${nameOf(status, served.host)}` : "";
+      const why = served.reason ? `: ${served.reason}` : "";
+      say(item.lastChild, ` ${served.state}${where}${served.default ? ", the default one" : ""}${why}`);
+    },
+  });
+}
 
 const makeFact = ([name]) => h("div", { class: "fact" }, h("dt", { text: name }), h("dd"));
 const fillFact = (element, [, text]) => say(element.lastChild, text);

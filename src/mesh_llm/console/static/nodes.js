@@ -19,8 +19,13 @@ export function paint(element, id) {
   element.paintedAs = wanted;
 }
 
-export const nameOf = (status, id) =>
-  status.mesh.nodes.find((node) => node.id === id)?.name ?? (id ? id.slice(0, 8) : "?");
+const names = new Map();
+
+/** Of a lost one, too, as long as the page is open. */
+export function nameOf(status, id) {
+  const name = status.mesh.nodes.find((node) => node.id === id)?.name ?? names.get(id);
+  return name ?? (id ? id.slice(0, 8) : "?");
+}
 
 const LINKS = { self: "this node", local: "same machine", quic: "QUIC", tcp: "plain TCP", relay: "relay" };
 
@@ -54,6 +59,7 @@ export function describe(status) {
     const stages = (plan?.stages ?? []).filter((stage) => stage.node === node.id);
     const share = stages.reduce((sum, stage) => sum + stage.share, 0);
     const used = node.lent_bytes ?? 0;
+    names.set(node.id, node.name);
     return {
       ...node,
       stages,

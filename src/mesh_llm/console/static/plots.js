@@ -28,7 +28,7 @@ const PLOTS = [
     unit: "ms",
     least: 100,
     form: "dots",
-    series: [{ name: "first token", value: (sample) => number(sample.first_token_ms), text: duration }],
+    series: [{ name: "first token", value: (sample) => number(sample.first_token_ms) || null, text: duration }],
   },
   {
     id: "acceptance",
@@ -157,7 +157,10 @@ class Plot {
     this.#drawGrid(width, inner);
     this.#drawSeries(rows, x, y, MARGIN.top + inner.height);
     this.#drawCursor(samples, rows, x, y, inner);
-    this.empty.hidden = rows.flat().some((value) => value !== null);
+    const isEmpty = rows.flat().every((value) => value === null);
+    this.empty.hidden = !isEmpty;
+    // Axes without anything on them say that nothing took no time.
+    this.picture.classList.toggle("blank", isEmpty);
   }
 
   #drawGrid(width, inner) {

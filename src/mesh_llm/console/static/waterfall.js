@@ -20,7 +20,7 @@ export function start() {
 }
 
 function draw(status) {
-  const token = status.engine?.token;
+  const token = status.engine?.token?.total_ms > 0 ? status.engine.token : null;
   show(find("waterfall"), token);
   show(find("waterfall-empty"), !token);
   say(find("token-total"), token ? `${duration(token.total_ms)} a token` : "");

@@ -9,5 +9,6 @@ Each reads one JSON line from stdin and answers in JSON lines on stdout.
     describe     lists devices, CPU features and libraries
     cuda_driver  asks NVIDIA's driver what it runs
     measure      measures a device's speed
+    page         takes llama.cpp's web page out of the engine
     vocabulary   compares the vocabularies of a model and its draft model
 """

@@ -208,11 +208,12 @@ def test_an_event_without_a_sense_tells_nothing(choices: Any) -> None:
     assert polish.feed(make({"choices": choices, "usage": 7, "timings": []})) == b""
 
 
-def test_a_call_that_was_cut_off_is_left_out() -> None:
+@pytest.mark.parametrize("arguments", ['{"a', '{"a": NaN}', "[]"])
+def test_a_call_that_was_cut_off_is_left_out(arguments: str) -> None:
     polish = read("/api/chat", ASK).dialect.polish({})
     assert polish is not None
     polish.feed(
-        _delta({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": '{"a'}}]}, "length")
+        _delta({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": arguments}}]}, "length")
     )
     (line,) = polish.feed(b"data: [DONE]\n\n").splitlines()
     assert json.loads(line)["done_reason"] == "length"
@@ -269,6 +270,18 @@ def test_what_is_shown_of_a_model() -> None:
     assert ollama.shown({}, {}, embeds=False)["capabilities"] == ["completion"]
 
 
+@pytest.mark.parametrize("number", [10**400, -1, 1.5, float("nan"), "x", None])
+def test_numbers_of_a_stranger(number: Any) -> None:
+    meta = {"meta": {"n_ctx": number, "n_params": number, "size": number}}
+    assert ollama.running("a", meta)["context_length"] == ollama.tag("a", meta)["size"] == 0
+    assert ollama.shown(meta, {}, embeds=False)["details"]["parameter_size"] == ""
+    usage = {"prompt_tokens": number, "completion_tokens": number}
+    polish = read("/api/chat", ASK).dialect.polish({})
+    assert polish is not None
+    polish.feed(make({"usage": usage, "timings": {"predicted_n": number}}) if number == number else b"")
+    assert json.loads(polish.feed(b"data: [DONE]\n\n"))["eval_count"] == 0
+
+
 def test_two_models_have_two_digests() -> None:
     one, two = ollama.tag("a", {}), ollama.tag("b", {})
     assert one["digest"] != two["digest"]
@@ -288,7 +301,15 @@ def test_embeddings_are_told_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [{}, {"data": 7}, {"data": [{}]}, {"data": [{"index": 0, "embedding": "x"}], "usage": {}}, [7]]
+    "answer",
+    [
+        {},
+        {"data": 7},
+        {"data": [{}]},
+        {"data": [{"index": 0, "embedding": "x"}], "usage": {}},
+        [7],
+        {"data": [{"index": float("inf"), "embedding": [1]}]},
+    ],
 )
 def test_what_are_no_embeddings_is_not_passed_on(answer: Any) -> None:
     with pytest.raises(ValueError):  # noqa: PT011

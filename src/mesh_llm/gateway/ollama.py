@@ -62,7 +62,7 @@ def tag(name: str, told: Document) -> Document:
         "model": name,
         "modified_at": _time(datetime.now(UTC)),
         "size": _number(meta, "size"),
-        "digest": hashlib.sha256(dump(seen)).hexdigest(),
+        "digest": hashlib.sha256(json.dumps(seen).encode()).hexdigest(),
         "details": _details(meta),
     }
 
@@ -171,7 +171,7 @@ def embedding_answer(path: str, asked: Document, began_s: float, body: bytes) ->
             "load_duration": 1,
             "prompt_eval_count": int(answer["usage"]["prompt_tokens"]),
         }
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError("these are no embeddings") from error
     return b'%b,"embeddings":[%b]}' % (dump(told).removesuffix(b"}"), b",".join(found))
 
@@ -195,7 +195,7 @@ def _meta(told: Document) -> Document:
 
 def _number(meta: Mapping[str, Any], name: str) -> int:
     value = meta.get(name)
-    return value if isinstance(value, int) and value >= 0 else 0
+    return value if isinstance(value, int) and 0 <= value < 1 << 63 else 0
 
 
 def _is_true(told: Any, name: str) -> bool:

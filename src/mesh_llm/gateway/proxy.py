@@ -541,7 +541,7 @@ async def _until_serving(
 async def _finished(answer: Answer) -> web.StreamResponse:
     try:
         return await answer.finish()
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise api_errors.engine_lost("the engine's answer is malformed") from error
 
 

@@ -225,6 +225,7 @@ def _called(calls: Sequence[Document]) -> list[Document]:
     for call in calls:
         try:
             arguments = json.loads(call["function"]["arguments"] or "{}")
+            dump(arguments)
         except (ValueError, RecursionError):
             continue
         if isinstance(arguments, dict):
@@ -272,7 +273,7 @@ def _object(data: Document, name: str) -> Document:
 
 def _count(data: Document, name: str) -> int:
     value = data.get(name)
-    return value if isinstance(value, int) and value >= 0 else 0
+    return value if isinstance(value, int) and 0 <= value < 1 << 53 else 0
 
 
 def _ms(timings: Document, name: str) -> float:
@@ -286,4 +287,7 @@ def _ns(seconds: float) -> int:
 
 
 def _line(document: Document) -> bytes:
-    return dump(document) + b"\n"
+    try:
+        return dump(document) + b"\n"
+    except ValueError as error:
+        raise MalformedAnswer("a number is none") from error

@@ -253,12 +253,16 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
     assert all(shape(part) == {"kind": "str", "node": "str", "ms": "float"} for part in parts if part["node"])
     assert shape(document) == {
         "version": "str",
-        "node": {**dict.fromkeys(("id", "name", "role", "state", "reason"), "str"), "resting": "bool"},
+        "node": {
+            **dict.fromkeys(("id", "name", "role", "state", "reason", "paused", "lend"), "str"),
+            "resting": "bool",
+        },
         "mesh": {
             "id": "str",
             "nodes": [
                 {
                     **dict.fromkeys(("id", "name", "role", "state", "reason", "version", "standing"), "str"),
+                    "paused": "str",
                     **dict.fromkeys(("memory_bytes", "lent_bytes"), "int"),
                     "resting": "bool",
                     "owner": "bool",

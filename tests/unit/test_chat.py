@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,6 +140,11 @@ def test_a_message_may_have_several_lines(
     monkeypatch.setattr("builtins.input", lambda prompt: next(rest))
     assert chat._typed() == text
     assert list(rest) == []
+
+
+def test_a_certificate_is_checked_unless_the_node_is_on_this_machine() -> None:
+    assert chat._trusting("127.0.0.1").verify_mode is ssl.CERT_NONE
+    assert chat._trusting("192.0.2.1").verify_mode is ssl.CERT_REQUIRED
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ FACTS = NodeFacts(
     splits=False,
     plain_lan=True,
     resting=True,
+    paused="the machine runs on battery",
     address=Address(direct=("192.0.2.7:4000", "[2001:db8::1]:4001"), relay="https://relay.example:8443/"),
     machine="m1",
     memory_bytes=HUGE,

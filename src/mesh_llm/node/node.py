@@ -303,7 +303,7 @@ class Node:
             status=self.status,
             stop=self._stop_as_told,
             unload=self.unload.begin,
-            load=self.unload.end,
+            load=self._polite.load,
             pause=self._polite.pause,
             resume=self._polite.resume,
             plan=partial(what_if.over_mesh, self.view),

@@ -70,8 +70,11 @@ class PoliteLending:
         return {"paused": self._mesh.facts.paused}
 
     def resume(self) -> dict[str, Any]:
+        self.load()
+        return {"paused": self._mesh.facts.paused}
+
+    def load(self) -> None:
         """Whatever --lend says, until its reason is gone; also a model that was unloaded by hand."""
         self._by_hand = False
         self._state = LendingState(overruled=True)
         self._unload.end()
-        return {"paused": self._mesh.facts.paused}

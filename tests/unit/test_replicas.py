@@ -15,6 +15,7 @@ from mesh_llm.local.own_settings import version_after
 from mesh_llm.membership.member import Member, Standing, serving_among
 from mesh_llm.mesh_settings import MeshSettings, parse_replicas
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_demand import Demands, ModelDemand
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.other_models import without
@@ -76,7 +77,9 @@ def plans_of(mesh: OneMesh) -> ModelPlans:
 
 
 def made(mesh: OneMesh) -> dict[int, Plan]:
-    decisions = Decisions(cast(Mesh, mesh), plans_of(mesh))
+    plans = plans_of(mesh)
+    demand = ModelDemand(Demands(cast(Mesh, mesh), lambda: None), plans, is_busy=lambda: False)
+    decisions = Decisions(cast(Mesh, mesh), plans, demand)
     return decisions.made(model(), mesh.settings(), {}, serving=None, starting=None)
 
 

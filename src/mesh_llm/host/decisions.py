@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.eligibility import without_layers
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import Mode, ModelFacts, NodeId, Plan, ServingPlan
+from mesh_llm.types import Fingerprint, Mode, ModelFacts, NodeId, Plan, ServingPlan
 
 
 class Decisions:
-    def __init__(self, mesh: Mesh, plans: ModelPlans) -> None:
+    def __init__(self, mesh: Mesh, plans: ModelPlans, demand: ModelDemand) -> None:
         self._mesh = mesh
+        self._demand = demand
         self._plans = plans
         self._instead_of: ServingPlan | None = None
         """What served when the one that starts was begun."""
@@ -59,6 +61,25 @@ class Decisions:
             count = seen if own[0] is None else lanes
             plans[number] = self._one(snapshot, model, wish, barred, current, own[1], count)
         return plans
+
+    def with_room(
+        self, plans: Mapping[int, Plan], model: ModelFacts, settings: ModelSettings
+    ) -> dict[int, Plan]:
+        """Models on demand make room for the first of them alone."""
+        first = next(iter(plans))
+
+        def without(gone: Collection[Fingerprint]) -> Plan:
+            snapshot = self._plans.snapshot(first, {}, gone)
+            return decide(snapshot, model, settings, current=None, barred=self._mesh.unready())
+
+        return {**plans, first: self._demand.with_room(plans[first], without)}
+
+    def own_part(self, plans: Mapping[int, Plan], *, is_free: bool) -> Plan:
+        """The plan that this node hosts or is to host; else the first. `is_free`: it has no engine yet."""
+        if is_free:
+            own = (number for number, plan in plans.items() if plan.host == self._mesh.me)
+            self._plans.replica = next(own, next(iter(plans)))
+        return plans.get(self._plans.replica, next(iter(plans.values())))
 
     def _one(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +25,8 @@ from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.backoff import Backoff
-from mesh_llm.planning.decide import decide
 from mesh_llm.planning.lanes import LaneDemand
-from mesh_llm.types import Fingerprint, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
+from mesh_llm.types import Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
 PLAN_TICK_S = 1.0
 """Between two looks at the plan when nothing was heard: pauses end, and barred nodes come back."""
@@ -101,7 +100,7 @@ class Hosting:
         self._make_run = make_run
         self._model = model
         self._watcher = watcher
-        self._decisions = Decisions(mesh, plans)
+        self._decisions = Decisions(mesh, plans, demand)
         self._attempts = Backoff()
         self._wake = asyncio.Event()
         self._pause_s = PLAN_RETRY_FIRST_S
@@ -217,9 +216,9 @@ class Hosting:
         plans = decided(failed)
         if failed and all(plan.mode is Mode.WAITING for plan in plans.values()):
             plans = decided(self._attempts.barred(now=now, longest_s=NEEDED_S))
-        plans = self._with_room(plans, model, settings)
+        plans = self._decisions.with_room(plans, model, settings)
         self._plans.decide(plans)
-        plan = self.plan = self._own_part(plans)
+        plan = self.plan = self._decisions.own_part(plans, is_free=not (self.serving or self.starting))
         if self._plans.replica not in plans:
             self._make_way(plan)
         elif plan.host != self._mesh.me:
@@ -242,31 +241,12 @@ class Hosting:
         if changed or serving.settings.plan_version != settings.plan_version:
             self._publish_serving(serving, settings)
 
-    def _with_room(
-        self, plans: Mapping[int, Plan], model: ModelFacts, settings: ModelSettings
-    ) -> dict[int, Plan]:
-        """Models on demand make room for the first of them alone."""
-        first = next(iter(plans))
-
-        def without(gone: Collection[Fingerprint]) -> Plan:
-            snapshot = self._plans.snapshot(first, {}, gone)
-            return decide(snapshot, model, settings, current=None, barred=self._mesh.unready())
-
-        return {**plans, first: self._demand.with_room(plans[first], without)}
-
     def _renumber(self) -> None:
         number = self._plans.other_number() if self.serving is not None else None
         if self.serving is not None and number is not None:
             self._drop_starting()
             self._plans.replica = number
             self._publish_serving(self.serving, self.serving.settings)
-
-    def _own_part(self, plans: Mapping[int, Plan]) -> Plan:
-        """The plan that this node hosts or is to host; else the first."""
-        if self.serving is None and self.starting is None:
-            own = (number for number, plan in plans.items() if plan.host == self._mesh.me)
-            self._plans.replica = next(own, next(iter(plans)))
-        return plans.get(self._plans.replica, next(iter(plans.values())))
 
     def _forgive(self) -> None:
         """A node that was started anew is not the one that failed."""

@@ -185,6 +185,7 @@ CALLED = {
     "engine": status_schema.EngineStatus,
     "model": status_schema.ModelStatus,
     "served": status_schema.ServedModelStatus,
+    "replica": status_schema.ReplicaStatus,
     "draft": status_schema.DraftStatus,
     "token": status_schema.TokenStatus,
     "stage": status_schema.PlanStageStatus,

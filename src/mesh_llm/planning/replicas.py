@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import count
 
-from mesh_llm.mesh_settings import REPLICAS_LIMIT, ModelSettings
+from mesh_llm.mesh_settings import ModelSettings
 
 CROWDED_AFTER_S = 3.0
 """That requests have to wait without a pause: a short rush is over before another engine has started."""
@@ -18,7 +19,7 @@ def wanted_replicas(settings: ModelSettings, crowded: int) -> int:
 
 
 def first_unused(numbers: Container[int]) -> int:
-    return next(number for number in range(REPLICAS_LIMIT + 1) if number not in numbers)
+    return next(number for number in count() if number not in numbers)
 
 
 class Crowding:

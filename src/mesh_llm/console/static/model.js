@@ -32,6 +32,7 @@ function facts(status) {
   if (plan) {
     add("Plan", planText(status, plan));
     add("Prediction", plan.predicted_tok_s_low ? rangeText(plan) : "");
+    add("Replicas", replicasText(status, status.models[0]));
     add("Memory", plan.need_bytes ? `${bytes(plan.need_bytes)} needed, ${bytes(plan.have_bytes)} there` : "");
   }
   if (engine) {
@@ -57,6 +58,12 @@ function planText(status, plan) {
   if (plan.mode === "waiting") return `${number}waiting for more memory`;
   const host = `host ${nameOf(status, plan.host)}`;
   return plan.mode === "solo" ? `${number}whole on ${nameOf(status, plan.host)}` : `${number}split, ${host}`;
+}
+
+function replicasText(status, served) {
+  if (!served || served.replicas_most < 2) return "";
+  const hosts = served.replicas.map((replica) => nameOf(status, replica.host));
+  return `${hosts.length} of ${served.replicas_wanted}: ${hosts.join(", ")}`;
 }
 
 function engineText(engine) {

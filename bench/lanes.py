@@ -1,0 +1,143 @@
+"""Several engines over the same workers: against one of them, and against engines that share nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import psutil
+
+from bench.plan import Plan
+from bench.report import Row, Side, plain_row, ratio_row
+from bench.stats import Target, at_least
+from mesh_llm.bench.client import Client, client
+from mesh_llm.bench.company import quiet
+from mesh_llm.bench.facts import default_model
+from mesh_llm.bench.rigs import Rig, ours
+from mesh_llm.bench.rounds import Rounds, turns
+from mesh_llm.bench.servers import Server
+from mesh_llm.bench.sides import base_plan, complete, over, passive_threads, tokens
+from mesh_llm.lab.split import SplitEngine, SplitPlan, split_engine
+from mesh_llm.results.samples import Sample
+
+TITLE = "Lanes: several engines over the same workers"
+
+STREAMS, PROMPT = 8, 24
+FAR_S = 0.010
+ONE, TWO, THREE, APART, FREE = "one lane", "two lanes", "three lanes", "two engines apart", "with a second"
+
+Engines = Sequence[Rig]
+Speeds = dict[str, list[float]]
+
+
+async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    base = replace(await base_plan(default_model()), slots=STREAMS, context=512)
+    decoded = plan.choose(full=96, quick=32)
+    rows: list[Row] = []
+    with passive_threads():
+        async with AsyncExitStack() as stack, client() as asker:
+            near = over(base, 2).plan
+            two, alone = await _lanes(stack, near, 2), await _lanes(stack, near, 1)
+            apart = [await stack.enter_async_context(ours(base)) for _ in range(2)]
+            sides: dict[str, Engines] = {ONE: alone, TWO: two, APART: apart}
+            rounds = _rounds(plan)
+            speeds = await _in_turns(asker, sides, decoded, rounds, streams=STREAMS)
+            rows += [
+                _row("8 streams, 2 workers, 0 ms", speeds, TWO, APART, at_least(0.85)),
+                _row("8 streams, 2 workers, 0 ms", speeds, ONE, APART),
+                _row("8 streams, 2 workers, 0 ms", speeds, TWO, ONE),
+            ]
+            speeds = await _in_turns(asker, {ONE: alone, FREE: two[:1]}, decoded, _rounds(plan), streams=1)
+            rows.append(_row("1 stream, 2 workers, 0 ms", speeds, FREE, ONE, at_least(0.98)))
+        async with AsyncExitStack() as stack, client() as asker:
+            three = await _lanes(stack, over(base, 3, delay_s=FAR_S).plan, 3)
+            sides = {ONE: three[:1], TWO: three[:2], THREE: three}
+            speeds = await _in_turns(asker, sides, decoded, _rounds(plan), streams=STREAMS)
+            rows += [
+                _row("8 streams, 3 workers, 10 ms", speeds, THREE, ONE, at_least(1.8)),
+                _row("8 streams, 3 workers, 10 ms", speeds, TWO, ONE),
+            ]
+        own, weights = await _memory(base)
+        rows.append(own)
+    return tuple(rows), (
+        f"{STREAMS} streams of {decoded} tokens after prompts of {PROMPT}: tokens of all by wall time",
+        f"near: {rounds.note()}",
+        "one thread for each worker and each engine; engines compute embedding and output head themselves",
+        "memory: PSS of two engines on a host with half of the layers; "
+        f"the host's weights are {weights / 1e6:.0f} MB",
+    )
+
+
+def _rounds(plan: Plan) -> Rounds:
+    return plan.rounds(full=9, quick=3, full_s=240.0, quick_s=60.0)
+
+
+async def _lanes(stack: AsyncExitStack, plan: SplitPlan, count: int) -> list[Rig]:
+    """So many engines over one set of workers."""
+    engines: list[SplitEngine] = []
+    for _ in range(count):
+        workers = engines[0].workers if engines else ()
+        engines.append(await stack.enter_async_context(split_engine(plan, workers)))
+    return [_rig(engine) for engine in engines]
+
+
+def _rig(engine: SplitEngine) -> Rig:
+    report = engine.supervisor.report
+    assert report.pid is not None
+    return Rig(server=Server(url=engine.url, key=engine.key, pid=report.pid, ready_s=report.ready_s))
+
+
+async def _in_turns(
+    asker: Client, sides: dict[str, Engines], decoded: int, rounds: Rounds, *, streams: int
+) -> Speeds:
+    """Every side once unmeasured, then round by round."""
+    prompt = await tokens(asker, next(iter(sides.values()))[0], PROMPT + streams)
+    seen: Speeds = defaultdict(list)
+    for engines in sides.values():
+        await _speed(asker, engines, prompt, 4, streams=streams)
+    for number in rounds:
+        for name, engines in turns(list(sides.items()), number):
+            await quiet()
+            seen[name].append(await _speed(asker, engines, prompt, decoded, streams=streams))
+    return seen
+
+
+async def _speed(asker: Client, engines: Engines, prompt: list[int], decoded: int, *, streams: int) -> float:
+    """Tokens of all streams by the time that the last of them took."""
+    began = time.monotonic()
+    await asyncio.gather(
+        *(
+            complete(asker, engines[index % len(engines)], prompt[index : index + PROMPT], decoded)
+            for index in range(streams)
+        )
+    )
+    return streams * decoded / (time.monotonic() - began)
+
+
+async def _memory(base: SplitPlan) -> tuple[Row, int]:
+    """What a second engine adds on a host with layers of its own; and the weights of these layers."""
+    half = len(base.facts.layers) // 2
+    plan = replace(base, workers=(len(base.facts.layers) - half,))
+    async with AsyncExitStack() as stack, client() as asker:
+        rigs = await _lanes(stack, plan, 2)
+        for rig in rigs:
+            await complete(asker, rig, await tokens(asker, rig, PROMPT), 4)
+        both = sum(_pss(rig.server.pid) for rig in rigs)
+        own = sum(layer.weight_bytes for layer in base.facts.layers[:half]) + base.facts.embedding_bytes
+    ours_side = Side(name="both lanes", sample=Sample((both / 1e6,)), unit="MB", digits=0)
+    return plain_row("memory of two lanes on the host", ours_side, None), own
+
+
+def _pss(pid: int) -> int:
+    return int(psutil.Process(pid).memory_full_info().pss)
+
+
+def _row(measure: str, speeds: Speeds, ours: str, theirs: str, target: Target | None = None) -> Row:
+    one, other = (
+        Side(name=name, sample=Sample(tuple(speeds[name])), unit="tok/s") for name in (ours, theirs)
+    )
+    return ratio_row(f"{measure}: {ours} of {theirs}", (one, other), target)

@@ -7,6 +7,7 @@
 #include "worker/pushed_activations.h"
 #include "worker/spare_buffers.h"
 #include "worker/store.h"
+#include "worker/turnstile.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -57,8 +58,8 @@ class worker {
     bool take_seat();
     void leave_seat();
 
-    // Computes one graph at a time: sessions that computed together would share the cores and both be slower, and each
-    // would keep scratch memory of its own. Inputs are written first, and checked. Ends early once `is_over` says so.
+    // Computes one graph at a time, in the order in which sessions ask: those that computed together would share the
+    // cores and both be slower, and each would keep scratch memory of its own. Inputs are written first, and checked. Ends early once `is_over` says so.
     void
     compute(built_graph & graph, const std::vector<placed_input> & inputs, const std::function<bool()> & is_over);
 
@@ -99,7 +100,7 @@ class worker {
     store memory_;
     std::atomic<bool> poisons_{false};
     std::atomic<uint32_t> lacking_{GGML_OP_COUNT};
-    std::mutex computing_;
+    turnstile computing_;
     ggml_backend_ptr backend_;  // made when it is first needed
     ggml_backend_ptr cpu_;      // for weights in main memory
     ggml_backend_buffer_ptr cpu_memory_;

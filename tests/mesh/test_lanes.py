@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.command import mesh_llm
 from tests.support.mesh import HEAL_S, MeshProcesses
 from tests.support.node import NodeProcess, temporary_home
 from tests.support.series import Scrape
@@ -23,7 +24,7 @@ LONG = 150
 def pair(model: Path) -> Iterator[MeshProcesses]:
     """A host and two workers, with two lanes of one slot each."""
     with temporary_home() as folder, MeshProcesses(folder, model) as mesh:
-        mesh.create("one", "--split", "--lanes", "2", "--no-draft")
+        mesh.create("one", "--split", "--lanes", "2", "--no-draft", "--hosting", "prefer")
         mesh.join("two")
         mesh.join("three")
         mesh.serving(within_s=90)
@@ -91,3 +92,31 @@ def test_a_lane_that_dies_takes_nobody_with_it(pair: MeshProcesses) -> None:
         assert victim["pid"] not in {lane["pid"] for lane in healed}
 
     assert pair.serving().epoch == before.epoch, "the plan goes on"
+
+
+def test_lanes_come_and_go_with_the_settings_and_with_the_demand(pair: MeshProcesses) -> None:
+    """Last in this file: it leaves the mesh with other settings."""
+    host = pair.nodes["one"]
+    before = pair.serving()
+    until_both(host)
+    alone = [text(host, number) for number in range(2)]
+
+    with ThreadPoolExecutor(2) as clients:
+        answers = [clients.submit(text, host, number) for number in range(2)]
+        until(lambda: all(lane["requests"] for lane in lanes(host)), within_s=HEAL_S, what="both answer")
+        lanes_of_mesh(host, "1")
+        assert [each.result() for each in answers] == alone, "no answer is cut"
+    until(lambda: len(pair.engines("one")) == 1, within_s=HEAL_S, what="one lane is left")
+
+    lanes_of_mesh(host, "auto")
+    with ThreadPoolExecutor(3) as clients:
+        answers = [clients.submit(text, host, number, 400) for number in range(3)]
+        until(lambda: host.status()["plan"]["lanes"] == 2, within_s=HEAL_S, what="a lane for those who wait")
+        assert all(each.result() for each in answers)
+    assert pair.serving().epoch == before.epoch, "the plan goes on"
+
+
+def lanes_of_mesh(host: NodeProcess, lanes: str) -> None:
+    model = host.status()["model"]["name"]
+    ended = mesh_llm("load", model, "--lanes", lanes, "--home", host.home)
+    assert ended.status == 0, ended.stderr

@@ -94,7 +94,7 @@ def test_a_lane_that_dies_takes_nobody_with_it(pair: MeshProcesses) -> None:
     assert pair.serving().epoch == before.epoch, "the plan goes on"
 
 
-def test_lanes_come_and_go_with_the_settings_and_with_the_demand(pair: MeshProcesses, model: Path) -> None:
+def test_lanes_come_and_go_with_the_settings_and_with_the_demand(pair: MeshProcesses) -> None:
     """Last in this file: it leaves the mesh with other settings."""
     host = pair.nodes["one"]
     before = pair.serving()
@@ -104,18 +104,19 @@ def test_lanes_come_and_go_with_the_settings_and_with_the_demand(pair: MeshProce
     with ThreadPoolExecutor(2) as clients:
         answers = [clients.submit(text, host, number) for number in range(2)]
         until(lambda: all(lane["requests"] for lane in lanes(host)), within_s=HEAL_S, what="both answer")
-        lanes_of_mesh(host, model, "1")
+        lanes_of_mesh(host, "1")
         assert [each.result() for each in answers] == alone, "no answer is cut"
     until(lambda: len(pair.engines("one")) == 1, within_s=HEAL_S, what="one lane is left")
 
-    lanes_of_mesh(host, model, "auto")
+    lanes_of_mesh(host, "auto")
     with ThreadPoolExecutor(3) as clients:
-        answers = [clients.submit(text, host, number, 1500) for number in range(3)]
+        answers = [clients.submit(text, host, number, 400) for number in range(3)]
         until(lambda: host.status()["plan"]["lanes"] == 2, within_s=HEAL_S, what="a lane for those who wait")
         assert all(each.result() for each in answers)
     assert pair.serving().epoch == before.epoch, "the plan goes on"
 
 
-def lanes_of_mesh(host: NodeProcess, model: Path, lanes: str) -> None:
+def lanes_of_mesh(host: NodeProcess, lanes: str) -> None:
+    model = host.status()["model"]["name"]
     ended = mesh_llm("load", model, "--lanes", lanes, "--home", host.home)
     assert ended.status == 0, ended.stderr

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
+from tests.browser.test_manage import read_qr
+from tests.support.browser import visit
 from tests.support.joining import JoiningNode, lab, write_model
 
 SETTINGS = "LlamaUi.config"
@@ -18,7 +21,7 @@ SETTINGS = "LlamaUi.config"
 @pytest.fixture(scope="module")
 def node(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[JoiningNode]:
     with lab(write_model(tmp_path_factory.mktemp("models") / "models")) as nodes:
-        yield nodes.create("one")
+        yield nodes.create("one", "--console", "0")
 
 
 def test_a_guests_address(browser: Browser, node: JoiningNode) -> None:
@@ -49,3 +52,34 @@ def test_a_guests_address(browser: Browser, node: JoiningNode) -> None:
     finally:
         context.close()
         node.control("/api/stop-sharing", {"revoke": True})
+
+
+def test_guests_on_the_page(browser: Browser, node: JoiningNode) -> None:
+    # Opened here, on loopback: the page would take the address on the local network.
+    node.control("/api/share", {"listen": "127.0.0.1", "port": 0, "name": "anna"})
+    with visit(browser, str(node.status()["console"]["url"])) as visited:
+        page = visited.open()
+        expect(page.locator("#guest-where")).to_contain_text("Shared at https://127.0.0.1:")
+        assert "mk-" not in page.content(), "nothing secret before it is asked for"
+        page.fill("#guest-name", "bert")
+        page.click("#guest-form button")
+        url = page.locator("#guest-url code").inner_text()
+        assert read_qr(page) == url
+        page.click("#keys-box summary")
+        expect(page.locator("#keys-list li")).to_have_count(2)
+        expect(page.locator("#keys-list li", has_text="bert")).to_contain_text("today 0 requests, 0 tokens")
+        page.fill("#guest-name", "bert")
+        page.click("#guest-form button")
+        expect(page.locator("#guest-problem")).to_contain_text("there is a key named bert already")
+        found = Axe().run(page).response["violations"]
+        assert [rule["id"] for rule in found if rule["impact"] in ("serious", "critical")] == []
+        page.click("#guest-hide")
+        assert "mk-" not in page.content()
+        page.get_by_role("button", name="Revoke the key anna").click()
+        page.click("#confirm-yes")
+        expect(page.locator("#keys-list li:not(.leaving)")).to_have_count(1)
+        page.click("#guest-stop")
+        page.click("#confirm-yes")
+        expect(page.locator("#guest-shared")).to_be_hidden()
+        expect(page.locator("#keys-list li:not(.leaving)")).to_have_count(0)
+    assert node.status()["api"]["shared_url"] is None

@@ -57,6 +57,7 @@ def share(
         return
     body = {"name": name, "lifetime_s": parse_span(expires), **options}
     answer = asyncio.run(call(where, "POST", "/api/share", body))
+    del answer["picture"]  # for a page
     if as_json:
         print_json(answer)
     else:

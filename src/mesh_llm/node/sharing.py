@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import segno
+
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import SHARE_LIFETIME_S, SHARE_PORT
 from mesh_llm.errors import MeshError, UsageError
@@ -58,11 +60,13 @@ class Sharing:
             except BaseException:
                 keys.revoke(made.name)
                 raise
+        url = f"{self.url}{SHARE_PATH}#key={secret}"
         return {
             "name": made.name,
             "key": secret,
             "expires": made.expires,
-            "url": f"{self.url}{SHARE_PATH}#key={secret}",
+            "url": url,
+            "picture": picture(url),
             "api": f"{self.url}/v1",
             "fingerprint": fingerprint(self._certificate_file),
             "own_certificate": self._config.tls_cert is None,
@@ -103,6 +107,11 @@ class Sharing:
             taken.close()
             raise
         self._say("share", f"Shared with the local network at {self.url}")
+
+
+def picture(url: str) -> str:
+    """As a QR code, for a page."""
+    return str(segno.make(url, error="l", micro=False).svg_data_uri(scale=4, light="#fff"))
 
 
 def local_address() -> str:

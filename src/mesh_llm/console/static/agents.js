@@ -11,7 +11,7 @@ let chosen = 0;
 export function start() {
   on(["status"], async ({ status }) => {
     if (!status?.api?.url || !status.model?.name) return;
-    const about = JSON.stringify([status.api, status.model.name, status.model.context]);
+    const about = JSON.stringify([status.api.url, status.api.key_needed, status.model.name, status.model.context]);
     if (about === knownFor) return;
     knownFor = about;
     try {

@@ -3,6 +3,7 @@
 import * as agents from "./agents.js";
 import * as bar from "./bar.js";
 import { follow } from "./feed.js";
+import * as guests from "./guests.js";
 import * as head from "./head.js";
 import * as invite from "./invite.js";
 import * as journal from "./journal.js";
@@ -11,5 +12,5 @@ import * as notice from "./notice.js";
 import * as plots from "./plots.js";
 import * as waterfall from "./waterfall.js";
 
-for (const part of [head, bar, model, waterfall, plots, journal, notice, agents, invite]) part.start();
+for (const part of [head, bar, model, waterfall, plots, journal, notice, agents, invite, guests]) part.start();
 follow();

@@ -19,6 +19,9 @@ from mesh_llm.models import catalog as lists
 from mesh_llm.models.catalog import CatalogEntry
 
 
+_LABELS = {"size_bytes": "size", "good_for": "good for"}
+
+
 @click.group()
 def catalog() -> None:
     """Show the catalog of models, or bring it up to date from a list that you trust."""
@@ -39,7 +42,7 @@ def show(name: str | None, home: Path | None, as_json: bool, debug: bool) -> Non
         rows = [(each["list"], str(each["models"]), each["from"]) for each in document["lists"]]
         print_table(rows, headers=("list", "models", "from"))
     else:
-        print_table([(key.replace("_", " "), _shown(key, value)) for key, value in document.items() if value])
+        print_table([(_LABELS.get(key, key), _shown(key, value)) for key, value in document.items() if value])
 
 
 @catalog.command()

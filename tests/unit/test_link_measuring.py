@@ -14,9 +14,13 @@ from mesh_llm.transport import link_meter
 from mesh_llm.transport.link_meter import LinkMeter
 from mesh_llm.types import Role
 
-TWO: Any = SimpleNamespace(id="22", facts=SimpleNamespace(name="two", role=Role.NODE))
+TWO: Any = SimpleNamespace(id="22", facts=SimpleNamespace(name="two", role=Role.NODE, machine="desk"))
 MESH: Any = SimpleNamespace(
-    me="11", facts=SimpleNamespace(role=Role.NODE), alive=lambda: [TWO], name_of=lambda _: "two"
+    me="11",
+    facts=SimpleNamespace(role=Role.NODE, machine="desk"),
+    alive=lambda: [TWO],
+    member=lambda _: TWO,
+    name_of=lambda _: "two",
 )
 
 

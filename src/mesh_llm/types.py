@@ -509,8 +509,8 @@ class Demand:
     where this is the model's own, because an owner wants so."""
     reason: str = ""
     """Why it does not serve yet."""
-    lacks_room: bool = False
-    """That it will not, for want of memory, whatever goes."""
+    hopeless: bool = False
+    """That it will not serve as things are: for want of memory, or as it has failed again and again."""
 
 
 @frozen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -148,3 +149,62 @@ def test_api_clients_load_and_unload_models_at_an_owners_node(at_hand: OnDemand)
     # At hand, any node whose user may manage it has it loaded.
     assert at_hand.client.ask("/models/load", {"model": "scribe"}).status == 200
     at_hand.until_state("serving", "scribe")
+
+
+def test_an_answer_is_finished_while_its_model_is_unloaded(at_hand: OnDemand) -> None:
+    question = {**TEXT, "model": "scribe", "max_tokens": 300, "stream": True}
+    with at_hand.client.stream("/v1/completions", question) as stream:
+        chunks = stream.data()
+        next(chunks)
+        assert at_hand.owner.ask("/models/unload", {"model": "scribe"}).status == 200
+        # Whoever asks for it now has it loaded again.
+        text = text_of(at_hand.owner, "scribe")
+        *_, last = chunks
+    assert last == "[DONE]"
+    assert text_of(at_hand.client, "scribe") == text
+
+
+def test_a_file_that_has_vanished_everywhere(at_hand: OnDemand) -> None:
+    at_hand.load("ghost", seed=4)
+    until(lambda: (at_hand.nodes.folder / "empty" / "ghost.gguf").exists(), within_s=HEAL_S, what="fetched")
+    for file in (at_hand.files / "ghost.gguf", at_hand.nodes.folder / "empty" / "ghost.gguf"):
+        file.unlink()
+    failed = ask(at_hand.client, "ghost")
+    assert failed.status == 503
+    assert text_of(at_hand.client, "coder")
+
+
+def test_two_owners_who_load_models_at_once_both_have_them(at_hand: OnDemand) -> None:
+    at_hand.owner.control("/api/promote", {"name": "node"})
+
+    def owns() -> bool:
+        members = (at_hand.node.status_or_none() or {"mesh": {"nodes": ()}})["mesh"]["nodes"]
+        return [each["owner"] for each in members].count(True) == 2
+
+    until(owns, within_s=HEAL_S, what="there are two owners")
+    names = ("left", "right")
+    files = [
+        tiny_gguf.write(at_hand.files / f"{name}.gguf", "qwen3", seed=8 + i) for i, name in enumerate(names)
+    ]
+    with ThreadPoolExecutor(2) as owners:
+        asked = [
+            owners.submit(node.control, "/api/load-model", {"name": str(file), "on_demand": True})
+            for node, file in zip((at_hand.owner, at_hand.node), files, strict=True)
+        ]
+        assert [each.result()["downloading"] for each in asked] == [False, False]
+    for name in names:
+        at_hand.until_state("waiting", name)
+
+
+def test_a_node_that_dies_while_the_model_is_loaded(at_hand: OnDemand) -> None:
+    """The last one: it takes a node away."""
+    text = text_of(at_hand.client, "coder")
+    status = at_hand.client.status()
+    host = next(each["host"] for each in status["models"] if each["name"] == "coder")
+    nodes = {node.status()["node"]["id"]: node for node in (at_hand.owner, at_hand.node)}
+    at_hand.until_state("waiting", "coder")
+    with ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(text_of, at_hand.client, "coder")
+        until(lambda: state_of(nodes[host], "coder")[0] == "loading", within_s=HEAL_S, what="it loads")
+        nodes[host].signal(signal.SIGKILL)
+        assert asked.result() == text

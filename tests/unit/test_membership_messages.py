@@ -161,7 +161,7 @@ FACTS = NodeFacts(
     crowded=(5, 7),
     starting=(ServingPlan(epoch=6, plan=SHORT_PLAN, settings_version=2, fingerprint=Fingerprint("c" * 64)),),
     demand=(
-        Demand(fingerprint=Fingerprint("d" * 64), wanted=True, reason="because", lacks_room=True),
+        Demand(fingerprint=Fingerprint("d" * 64), wanted=True, reason="because", hopeless=True),
         Demand(fingerprint=Fingerprint("e" * 64), idle_since=7, goes_for=Fingerprint("d" * 64)),
     ),
 )

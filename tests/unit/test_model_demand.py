@@ -200,7 +200,7 @@ def test_what_others_host_is_theirs_to_end(hosted: Hosted) -> None:
 
 def test_one_node_says_why_it_does_not_serve(hosted: Hosted) -> None:
     hosted.demand.want()
-    hosted.demand.reason, hosted.demand.lacks_room = "it needs more", True
+    hosted.demand.reason, hosted.demand.hopeless = "it needs more", True
     assert not hosted.demand.loads
     hosted.demands.tell()
     assert hosted.told[0].reason == ""
@@ -216,7 +216,7 @@ def test_one_node_says_why_it_does_not_serve(hosted: Hosted) -> None:
 
 
 def test_a_node_without_the_file_hears_from_others(hosted: Hosted) -> None:
-    hosted.ben_says(Demand(fingerprint=CODER, reason="it needs 9 GB", lacks_room=True))
+    hosted.ben_says(Demand(fingerprint=CODER, reason="it needs 9 GB", hopeless=True))
     word = hosted.demand.word()
     assert word is not None
     assert word.reason == "it needs 9 GB"

@@ -190,7 +190,7 @@ _DEMAND = Shape(
     idle_since=whole(),
     goes_for=_NAME,
     reason=text(_REASON_CHARS),
-    lacks_room=FLAG,
+    hopeless=FLAG,
 )
 
 

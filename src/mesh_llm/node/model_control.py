@@ -69,6 +69,8 @@ class ModelControl:
         self._on_change = on_change
         self._fetching: dict[str, asyncio.Task[None]] = {}
         """Downloads of models that are to be served, by name."""
+        self._last: tuple[int, Callable[[MeshSettings], MeshSettings]] | None = None
+        """The last change of this owner's, and the version that came of it."""
 
     async def close(self) -> None:
         for task in list(self._fetching.values()):
@@ -109,8 +111,7 @@ class ModelControl:
                 if settings.others
                 else "mesh-llm stop",
             )
-        others = tuple(each for each in settings.others if each.fingerprint != model.fingerprint)
-        self._set(replace(settings, others=others))
+        self._set(lambda settings: without(settings, model))
         self._say(f"{model.alias} is no longer served")
         return {"model": model.alias}
 
@@ -118,7 +119,7 @@ class ModelControl:
         """Make a served model the default one."""
         settings = self._settings()
         model = self._served(settings, _name(asked))
-        self._set(with_default(settings, model))
+        self._set(lambda settings: with_default(settings, settings.of(model.fingerprint) or model))
         self._say(f"{model.alias} is the default model now")
         return {"model": model.alias}
 
@@ -181,12 +182,7 @@ class ModelControl:
             changes["alias"] = str(alias)
         if asked.get("no_draft") is True:
             changes |= {"guess": False, "draft": None}
-        others = tuple(
-            replace(each, **changes) if each.fingerprint == model.fingerprint else each
-            for each in settings.others
-        )
-        is_default = model.fingerprint == settings.fingerprint
-        self._set(replace(settings, **changes) if is_default else replace(settings, others=others))
+        self._set(lambda settings: with_options(settings, model, changes))
         return {"model": changes.get("alias", model.alias), "downloading": False}
 
     def _configured(self, asked: Document) -> NodeConfig:
@@ -226,14 +222,24 @@ class ModelControl:
             return served
         model = replace(as_one(own_settings(config, facts, draft, extras)), **demand)
         _check_alias(settings, model.alias, but=model)
-        self._set(replace(settings, others=(*settings.others, replace(model, changed=0))))
+        self._set(lambda settings: with_another(settings, model))
         self._say(f"{model.alias} is {'at hand' if model.on_demand else 'served, too'}")
         return model
 
-    def _set(self, settings: MeshSettings) -> None:
-        self._joining.change(settings)
+    def _set(self, change: Callable[[MeshSettings], MeshSettings]) -> None:
+        self._joining.change(change(self._settings()))
+        self._last = (self._settings().version, change)
         self._mesh.claim()
         self._on_change()
+
+    def catch_up(self) -> None:
+        """Two owners have changed the settings in one moment, and the other one's count: do it over those."""
+        chosen, last = self._joining.membership.in_force, self._last
+        if last is None or chosen is None or chosen.signer.node == self._mesh.me:
+            return
+        self._last = None
+        if chosen.settings.version == last[0] and self._joining.is_owner:
+            self._set(last[1])
 
     def _say(self, text: str) -> None:
         self._announcements.tell(Event(kind="model", text=text))
@@ -246,6 +252,29 @@ def find(settings: MeshSettings, name: str) -> ModelSettings | None:
         if wanted in (model.alias.casefold(), model.model.casefold()):
             return model
     return None
+
+
+def with_another(settings: MeshSettings, model: ModelSettings) -> MeshSettings:
+    """One more, unless it is there, or there are too many."""
+    if settings.of(model.fingerprint) is not None or len(settings.models) >= MODELS_LIMIT:
+        return settings
+    return replace(settings, others=(*settings.others, replace(model, changed=0)))
+
+
+def without(settings: MeshSettings, model: ModelSettings) -> MeshSettings:
+    """One less, unless it is the default one."""
+    others = tuple(each for each in settings.others if each.fingerprint != model.fingerprint)
+    return replace(settings, others=others)
+
+
+def with_options(settings: MeshSettings, model: ModelSettings, changes: Document) -> MeshSettings:
+    if model.fingerprint == settings.fingerprint:
+        return replace(settings, **changes)
+    others = (
+        replace(each, **changes) if each.fingerprint == model.fingerprint else each
+        for each in settings.others
+    )
+    return replace(settings, others=tuple(others))
 
 
 def with_default(settings: MeshSettings, model: ModelSettings) -> MeshSettings:

@@ -63,7 +63,7 @@ class ModelState:
             self.reason = f"{self._mesh.name_of(published[0])} is about to serve"
         elif self._demand.settings is not None:
             word = self._demand.word()
-            self.value = State.WAITING if word is not None and word.lacks_room else State.LOADING
+            self.value = State.WAITING if word is not None and word.hopeless else State.LOADING
             self.reason = word.reason if word is not None else "the mesh is about to load it"
         else:
             self.value = State.WAITING
@@ -111,6 +111,7 @@ class ModelState:
         self._on_change()
 
     def on_failed(self, reason: str) -> None:
+        self._demand.fail(reason)
         name = "" if self._plans.is_default else f" of {self._engines.names[0]}"
         self._announcements.note(Event(kind="failed", text=f"The plan{name} failed: {reason}"))
 

@@ -487,6 +487,7 @@ class Node:
                 self._failure.set_result(self.mesh.failure)
             return
         self.joining.remember(self.mesh)
+        self.model_control.catch_up()
         self.models.adopt()
         self.models.wake()
         # Whoever stops a node does not want to hear how the mesh goes on without it.

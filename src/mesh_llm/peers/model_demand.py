@@ -30,6 +30,8 @@ HOLD_S = 300.0
 STAY_S = 60.0
 """That a model stays after it was loaded, or for its idle time where that is shorter: clients that ask for
 several models in turn must not have them loaded for every request."""
+FAILURES_MOST = 3
+"""In a row, before clients are told that it cannot be loaded: a node that was lost is one of them."""
 QUIET_S = 1.0
 """After its last answer, before a model counts as idle: the next turn of a conversation comes at once."""
 _REASON_CHARS = 200
@@ -100,9 +102,10 @@ class ModelDemand:
         self._used_at = self._loaded_at = time.monotonic()
         self._used_unix_s = 0
         self._held_until = float("-inf")
+        self._failures = 0
         self.reason = ""
         """Why it does not serve yet, as this node sees it."""
-        self.lacks_room = False
+        self.hopeless = False
         demands.models.append(self)
 
     def close(self) -> None:
@@ -137,7 +140,12 @@ class ModelDemand:
         """Its engine here was loaded."""
         self.use()
         self._loaded_at = self._used_at
-        self.reason, self.lacks_room = "", False
+        self.reason, self.hopeless, self._failures = "", False, 0
+
+    def fail(self, reason: str) -> None:
+        """A plan of this node's did not come about."""
+        self._failures += 1
+        self.reason = reason
 
     def unload(self) -> None:
         """At an owner's word; answers under way are finished."""
@@ -226,11 +234,11 @@ class ModelDemand:
     def with_room(self, plan: Plan, plan_without: Callable[[Collection[Fingerprint]], Plan]) -> Plan:
         """Where nothing fits, models on demand that nobody uses are asked to go; the reason says so."""
         loaded = self._others_loaded() if plan.mode is Mode.WAITING else []
-        self.lacks_room = plan.mode is Mode.WAITING
+        self.hopeless = plan.mode is Mode.WAITING
         if not loaded:
             return plan
         room = make_room(loaded, plan_without)
-        self.lacks_room = not room.is_enough
+        self.hopeless = not room.is_enough
         if room.goes and room.plan.host == self._mesh.me:
             until = time.monotonic() + GOES_S
             self._demands.going |= {each.fingerprint: (self._fingerprint, until) for each in room.goes}
@@ -243,10 +251,11 @@ class ModelDemand:
     @property
     def loads(self) -> bool:
         """Whether a request for it is worth waiting for."""
-        if self.settings is None or self.lacks_room:
+        if self.settings is None:
             return False
-        word = self.word()
-        return word is None or not word.lacks_room
+        if self.hopeless or any(each.hopeless for _, _, each in self._demands.told_of(self._fingerprint)):
+            return self._demands.has_memory(self._fingerprint)
+        return True
 
     def word(self) -> Demand | None:
         """What another node says of why it does not serve yet."""
@@ -264,15 +273,16 @@ class ModelDemand:
             del self._demands.going[own]
         is_due = wanted or self.is_wanted
         if not is_due:
-            self.reason, self.lacks_room = "", False
-        speaks = is_due and (self._plans.begun is not None or self._is_speaker())
+            self.reason, self.hopeless, self._failures = "", False, 0
+        has_failed = self._failures >= FAILURES_MOST
+        speaks = is_due and (has_failed or self._plans.begun is not None or self._is_speaker())
         demand = Demand(
             fingerprint=own,
             wanted=wanted,
             idle_since=self._may_go_since(settings),
             goes_for=self._demands.goes_for(own),
             reason=self.reason[:_REASON_CHARS] if speaks else "",
-            lacks_room=speaks and self.lacks_room,
+            hopeless=speaks and (has_failed or self.hopeless),
         )
         return demand if demand != Demand(fingerprint=own) else None
 

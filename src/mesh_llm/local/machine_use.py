@@ -88,7 +88,7 @@ async def look(root: Path = Path("/"), ask: Ask = ask, *, now: float | None = No
 
 def typed_ago_s(root: Path, now: float) -> float | None:
     """Since a key reached any terminal: the kernel notes it as the time of access, to eight seconds."""
-    terminals = [*(root / "dev/pts").glob("[0-9]*"), *(root / "dev").glob("tty[0-9]*")]
+    terminals = [*_found(root / "dev/pts", "[0-9]*"), *_found(root / "dev", "tty[0-9]*")]
     times = []
     for terminal in terminals:
         with suppress(OSError):
@@ -130,7 +130,7 @@ def desktop_in_use(told: str) -> bool:
 
 def is_on_battery(root: Path) -> bool:
     """Whether a battery of the machine itself is being emptied, and no supply is plugged in."""
-    supplies = list(_folders(root / "sys/class/power_supply"))
+    supplies = list(_found(root / "sys/class/power_supply"))
     if any(_word(each / "type") != "Battery" and _word(each / "online") == "1" for each in supplies):
         return False
     # A mouse has a battery, too.
@@ -140,7 +140,7 @@ def is_on_battery(root: Path) -> bool:
 
 def heat(root: Path) -> str:
     """The first part of the machine that is as hot as where it slows itself down."""
-    for zone in _folders(root / "sys/class/thermal", "thermal_zone*"):
+    for zone in _found(root / "sys/class/thermal", "thermal_zone*"):
         now = _celsius(zone / "temp")
         if now is not None and now >= _limit(zone):
             name = clean(_word(zone / "type"), _PROGRAM_CHARS) or zone.name
@@ -150,7 +150,7 @@ def heat(root: Path) -> str:
 
 def _limit(zone: Path) -> float:
     found = []
-    for file in _folders(zone, "trip_point_*_type"):
+    for file in _found(zone, "trip_point_*_type"):
         kind, at = _word(file), _celsius(file.with_name(file.name.replace("_type", "_temp")))
         if at is not None and kind in ("passive", "hot"):
             found.append(at)
@@ -169,7 +169,7 @@ def _number(text: str) -> int:
     return int(text) if len(text) <= _DIGITS and text.isdecimal() else -1
 
 
-def _folders(path: Path, pattern: str = "*") -> Iterator[Path]:
+def _found(path: Path, pattern: str = "*") -> Iterator[Path]:
     with suppress(OSError):
         yield from sorted(path.glob(pattern))
 
@@ -210,7 +210,10 @@ def gpu_user(told: str, ours: frozenset[int]) -> str:
 def _own_processes() -> frozenset[int]:
     """This node, its engine and its workers."""
     me = psutil.Process()
-    return frozenset({me.pid, *(child.pid for child in me.children(recursive=True))})
+    try:
+        return frozenset({me.pid, *(child.pid for child in me.children(recursive=True))})
+    except psutil.Error:
+        return frozenset({me.pid})
 
 
 # -- macOS -----------------------------------------------------------------------------------------

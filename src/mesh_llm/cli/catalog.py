@@ -18,7 +18,6 @@ from mesh_llm.home import Home, write_private
 from mesh_llm.models import catalog as lists
 from mesh_llm.models.catalog import CatalogEntry
 
-
 _LABELS = {"size_bytes": "size", "good_for": "good for"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,10 @@ from mesh_llm.peers.mesh import Mesh
 from mesh_llm.types import Event, Fingerprint, ModelFacts, ProgressSink
 
 Document = dict[str, Any]
+REDO_S = 5.0
+"""That an owner's change is kept up against those of others: gossip takes a second or two."""
+REDO_TIMES = 3
+"""Two owners who want the opposite end after that, whoever was last."""
 _PLAIN_NAME = re.compile(r"\w[\w.+-]{0,200}")
 """Of what an API client may have loaded: no path, no address."""
 
@@ -69,8 +74,10 @@ class ModelControl:
         self._on_change = on_change
         self._fetching: dict[str, asyncio.Task[None]] = {}
         """Downloads of models that are to be served, by name."""
-        self._last: tuple[int, Callable[[MeshSettings], MeshSettings]] | None = None
-        """The last change of this owner's, and the version that came of it."""
+        self._last: Callable[[MeshSettings], MeshSettings] | None = None
+        """The last change of this owner's, as long as another owner's may have crossed it."""
+        self._redo_until = 0.0
+        self._tries = 0
 
     async def close(self) -> None:
         for task in list(self._fetching.values()):
@@ -228,18 +235,23 @@ class ModelControl:
 
     def _set(self, change: Callable[[MeshSettings], MeshSettings]) -> None:
         self._joining.change(change(self._settings()))
-        self._last = (self._settings().version, change)
+        self._last, self._tries = change, REDO_TIMES
+        self._redo_until = time.monotonic() + REDO_S
         self._mesh.claim()
         self._on_change()
 
     def catch_up(self) -> None:
         """Two owners have changed the settings in one moment, and the other one's count: do it over those."""
-        chosen, last = self._joining.membership.in_force, self._last
-        if last is None or chosen is None or chosen.signer.node == self._mesh.me:
+        chosen, before = self._joining.membership.in_force, self._joining.settings
+        if self._last is None or before is None or chosen is None or chosen.signer.node == self._mesh.me:
             return
-        self._last = None
-        if chosen.settings.version == last[0] and self._joining.is_owner:
-            self._set(last[1])
+        if not self._tries or time.monotonic() > self._redo_until or not self._joining.is_owner:
+            self._last = None
+            return
+        self._joining.change(self._last(before))
+        if self._joining.settings != before:
+            self._tries -= 1
+            self._mesh.claim()
 
     def _say(self, text: str) -> None:
         self._announcements.tell(Event(kind="model", text=text))

@@ -336,6 +336,26 @@ async def test_the_limit_goes_for_both_halves(
     assert asked["seed"] == json.loads(engine.seen[0].body)["seed"]
 
 
+async def test_no_more_tokens_are_told_than_were_allowed(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    """Of a text that was written in other tokens than the usual ones, the next engine may count more."""
+
+    async def counts_twice(seen: Seen, wire: Wire) -> None:
+        last = json.loads(seen.body)["messages"][-1]
+        said = last["content"] if last["role"] == "assistant" else ""
+        tokens = PROMPT_TOKENS + 5 * sum(word in said for word in WORDS)
+        await wire.send(plain(json.dumps({"input_tokens": tokens}).encode()))
+
+    engine.on(CHAT, says("a", until=4, then=hand_over(node, second)))
+    second.on(CHAT, says("b"))
+    helps(second)
+    second.on(f"{CHAT}/input_tokens", counts_twice)
+    body = ask(stream=True, max_tokens=4, stream_options={"include_usage": True})
+    answer = await answer_to(client, body)
+    assert b'"completion_tokens":4' in answer.body
+
+
 @pytest.mark.parametrize("limit", [{}, {"max_tokens": -1}])
 async def test_the_meshs_limit_goes_for_both_halves(
     client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode, limit: dict[str, int]

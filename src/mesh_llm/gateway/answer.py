@@ -303,7 +303,9 @@ class Answer:
             limits = {"n_predict": predict}
         left = {name: max(0, limit - cut.tokens) for name, limit in limits.items()}
         is_full = any(limit == 0 for limit in left.values())
-        seam = Seam(said=cut.said, prompt_tokens=self._prompt_tokens, tokens=cut.tokens, is_full=is_full)
+        # Of a text that was written in other tokens than the usual ones there may be more than were allowed.
+        tokens = min(cut.tokens, *limits.values()) if is_full else cut.tokens
+        seam = Seam(said=cut.said, prompt_tokens=self._prompt_tokens, tokens=tokens, is_full=is_full)
         self._joint = Continuing(self._dialect, seam, self._told)
         if cut.events < len(self._told):
             self._joint = Repeating(self._joint, self._told[cut.events :])

@@ -30,7 +30,7 @@ _CODES = 3
 
 async def offer(home: Home, *, role: str, label: str | None) -> None:
     """Open the running node's mesh for ten minutes, show the code, ask about who comes."""
-    begun = await call(home, "POST", "/api/pair", {"role": role, "label": label or socket.gethostname()})
+    begun = await call(home, "POST", "/api/pair", {"role": role, "label": label})
     click.echo(f"Announced on this network as {begun['label']!r} for ten minutes.")
     click.echo("On the other machine type: mesh-llm join")
     click.echo(f"Code: {begun['code']}")

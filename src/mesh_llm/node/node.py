@@ -283,7 +283,7 @@ class Node:
             self.view, self._feed, self._gateway.take_first_tokens_s, learn=self._experience.learn
         )
         self.invites = Invites(self.joining, self.mesh, self.identity)
-        self.pairing = Pairing(self.invites, self._announcements, bind_ip=self.config.bind_ip)
+        self.pairing = Pairing(self.name, self.invites, self._announcements, bind_ip=self.config.bind_ip)
         self.api_keys = ApiKeys(self._gateway)
         self.sharing = Sharing(self._gateway, self.home, self.config, self._say)
         self.unload = ModelUnload(self.mesh, self.models.wake, self.lending, self._announcements)

@@ -21,7 +21,10 @@ _ANNOUNCED_S = 20.0
 class Pairing:
     """At most one offer at a time; the last one can be asked about after its end."""
 
-    def __init__(self, invites: Invites, announcements: Announcements, *, bind_ip: str | None) -> None:
+    def __init__(
+        self, name: str, invites: Invites, announcements: Announcements, *, bind_ip: str | None
+    ) -> None:
+        self._name = name
         self._invites = invites
         self._announcements = announcements
         self._bind_ip = bind_ip
@@ -34,10 +37,10 @@ class Pairing:
         return self._running is not None and not self._running.done()
 
     async def begin(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """An offer under the name that the owner chose; it takes the place of one that is open."""
-        label, role = asked.get("label"), asked.get("role", Role.NODE.value)
+        """An offer under the name that the owner chose, or this node's; it takes the place of an open one."""
+        label, role = asked.get("label") or self._name, asked.get("role", Role.NODE.value)
         if not isinstance(label, str) or role not in set(Role):
-            raise UsageError("pairing needs a name to announce, and the role: owner, node or client")
+            raise UsageError("pairing is for an owner, a node or a client, under a name of your choice")
         if not self._attempts.left:
             raise MeshError(
                 "there were ten wrong codes within an hour", hint="try again later, or make an invite token"

@@ -9,8 +9,9 @@ import * as invite from "./invite.js";
 import * as journal from "./journal.js";
 import * as model from "./model.js";
 import * as notice from "./notice.js";
+import * as pair from "./pair.js";
 import * as plots from "./plots.js";
 import * as waterfall from "./waterfall.js";
 
-for (const part of [head, bar, model, waterfall, plots, journal, notice, agents, invite, guests]) part.start();
+for (const part of [head, bar, model, waterfall, plots, journal, notice, agents, invite, pair, guests]) part.start();
 follow();

@@ -56,7 +56,10 @@ class EngineWheel:
 def find_wheel() -> EngineWheel:
     """The installed engine wheel, without importing it."""
     reinstall = "make setup from a clone, or pip install 'mesh-llm[engine]'"
-    spec = importlib.util.find_spec(ENGINE_PACKAGE)
+    try:
+        spec = importlib.util.find_spec(ENGINE_PACKAGE)
+    except ModuleNotFoundError:
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise EngineMissing(
             f"the engine ({ENGINE_PACKAGE} {ENGINE_VERSION}) is not installed", hint=reinstall

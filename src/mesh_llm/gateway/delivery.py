@@ -35,6 +35,9 @@ def redacted(path: str, body: bytes, *, routes: bool = False) -> bytes:
     document = json.loads(body)
     match path:
         case "/props" if isinstance(document, dict):
+            if "ui" in document:
+                # The gateway has the page; an engine without one has its model hidden there.
+                document["ui"] = True
             if "model_path" in document:
                 document["model_path"] = document.get("model_alias") or ""
             document |= _ROUTER if routes else {}

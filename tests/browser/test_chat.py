@@ -131,7 +131,7 @@ def test_an_answer_goes_on_without_a_lost_worker(browser: Browser, whole: MeshPr
         watching.check()
 
 
-def test_a_mesh_of_two_models_can_be_talked_to(browser: Browser, tmp_path: Path) -> None:
+def test_models_are_switched_where_there_are_two(browser: Browser, tmp_path: Path) -> None:
     other = tiny_gguf.write(tmp_path / "other.gguf", "llama", seed=1)
     with lab(write_model(tmp_path / "models")) as nodes:
         node = nodes.create("both", "--console", "0")
@@ -145,7 +145,8 @@ def test_a_mesh_of_two_models_can_be_talked_to(browser: Browser, tmp_path: Path)
             limited(page, max_tokens=8)
             until_answered(ask(page, "one two three"))
             page.get_by_role("button", name="tiny").last.click()
-            page.wait_for_timeout(2000)
-            page.screenshot(path="/tmp/two.png")
-            Path("/tmp/two.html").write_text(page.content())
+            page.get_by_role("menu").get_by_text("other", exact=True).click()
+            with page.expect_request("**/v1/chat/completions") as asked:
+                until_answered(ask(page, "four five"))
+            assert asked.value.post_data_json["model"] == "other"
             check(visited)

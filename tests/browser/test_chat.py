@@ -132,20 +132,21 @@ def test_an_answer_goes_on_without_a_lost_worker(browser: Browser, whole: MeshPr
 
 
 def test_models_are_switched_where_there_are_two(browser: Browser, tmp_path: Path) -> None:
+    """Through a lite client; the second one is loaded when it is chosen."""
     other = tiny_gguf.write(tmp_path / "other.gguf", "llama", seed=1)
     with lab(write_model(tmp_path / "models")) as nodes:
         node = nodes.create("both", "--console", "0")
-        assert mesh_llm("load", str(other), "--home", node.home).status == 0
-        paths = ("/props", "/slots", "/props?model=other", "/slots?model=other")
-        node.until(lambda: all(node.ask(path).status == 200 for path in paths), what="both are told of")
+        assert mesh_llm("load", str(other), "--on-demand", "--home", node.home).status == 0
+        client = nodes.start("guest", "--client", "--join", node.token(role="client")).until_ready()
+        client.until(lambda: b'"other"' in client.ask("/models").body, what="both are listed")
         with visit(browser, str(node.status()["console"]["url"])) as watching:
             expect(watching.open().locator("#models-list li")).to_have_count(2)
-        with visit(browser, chat_of(node)) as visited:
+        with visit(browser, chat_of(client)) as visited:
             page = enter(visited)
             limited(page, max_tokens=8)
             until_answered(ask(page, "one two three"))
             page.get_by_role("button", name="tiny").last.click()
-            page.get_by_role("menu").get_by_text("other", exact=True).click()
+            page.get_by_role("menu").get_by_text("other", exact=True).last.click()
             with page.expect_request("**/v1/chat/completions") as asked:
                 until_answered(ask(page, "four five"))
             assert asked.value.post_data_json["model"] == "other"

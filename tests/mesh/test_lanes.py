@@ -22,8 +22,10 @@ LONG = 60
 
 @pytest.fixture(scope="module")
 def pair(smollm2: Path) -> Iterator[MeshProcesses]:
-    """A host and two workers, with two lanes of one slot each; what it writes can be read again, and so is the
-    same after a loss."""
+    """A host and two workers, with two lanes of one slot each.
+
+    What it writes can be read again, and so is the same after a loss.
+    """
     with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
         mesh.create("one", "--split", "--lanes", "2", "--no-draft", "--hosting", "prefer")
         mesh.join("two")

@@ -260,7 +260,7 @@ def test_nobody_there(person: Person, stored: Stored) -> None:
         closed.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{closed.getsockname()[1]}"
         url = f"http://{host}"
-        for name in ("smollm2-360m", NAME, f"{url}/plain/model.gguf"):
+        for name in ("qwen3-0.6b", NAME, f"{url}/plain/model.gguf"):
             ended = person.downloads(name, HF_ENDPOINT=url)
             assert ended.status == 1
             assert f"{host} refuses the connection\n" in ended.stderr
@@ -348,7 +348,7 @@ def test_a_lite_client_is_told_what_it_lacks(person: Person) -> None:
         "importlib.util.find_spec = found\n"
     )
 
-    for name in ("smollm2-360m", NAME, "http://127.0.0.1:1/model.gguf"):
+    for name in ("qwen3-0.6b", NAME, "http://127.0.0.1:1/model.gguf"):
         ended = person.downloads(name, PYTHONPATH=str(packages))
         assert ended.status == 1
         assert ended.stderr.splitlines() == [

@@ -310,6 +310,8 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
                 }
             ],
             "excluded": [],
+            "lanes": "int",
+            "lanes_reason": "str",
         },
         "engine": {
             **dict.fromkeys(("state", "reason"), "str"),
@@ -318,14 +320,18 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
             "buffers": dict.fromkeys(("model", "KV", "compute", "output"), "int"),
             "stages": [],
             "warnings": [],
+            "lanes": [{"number": "int", "state": "str", "pid": "int", "requests": "int", "ends": "bool"}],
             "token": {"total_ms": "float", "sentence": "str"},
         },
-        "api": {"url": "str", "key_needed": "bool"},
+        "api": {"url": "str", "key_needed": "bool", "keys": [], "shared_url": "NoneType"},
         "console": {"url": "NoneType"},
         "models": [
             {
                 **{"name": "str", "fingerprint": "str", "default": "bool", "state": "str", "reason": "str"},
                 **{"host": "str", "mode": "str", "context": "int", "slots": "int", "nodes": ["str"]},
+                "on_demand": "bool",
+                "replicas": [{"host": "str", "mode": "str", "nodes": ["str"], "crowded": "bool"}],
+                **dict.fromkeys(("replicas_wanted", "replicas_least", "replicas_most"), "int"),
             }
         ],
     }

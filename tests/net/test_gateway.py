@@ -703,6 +703,7 @@ async def test_access_log_by_fields(client: RawClient, caplog: pytest.LogCapture
         "request_id": "a?b?c-7",
         "resumed": 0,
         "served_by": None,
+        "key": None,
     }
     assert (second["first_byte_seconds"], second["bytes"]) == (None, 0)
     assert second["request_id"] == "x" * 100

@@ -30,7 +30,18 @@ def test_a_machine_is_let_in_from_the_page(browser: Browser, node: JoiningNode) 
         found = Axe().run(page).response["violations"]
         assert [rule["id"] for rule in found if rule["impact"] in ("serious", "critical")] == []
         code = page.locator("#pair-code").inner_text()
-        argv = [*MESH_LLM, "join", "desk", "--client", "--home", home, "--name", "laptop", "--port", "0"]
+        argv: list[str | Path] = [
+            *MESH_LLM,
+            "join",
+            "desk",
+            "--client",
+            "--home",
+            home,
+            "--name",
+            "laptop",
+            "--port",
+            "0",
+        ]
         with Running(argv, typed=f"{code}\n") as laptop:
             page.get_by_role("button", name="Let it in").click(timeout=60_000)
             laptop.until_said("Joined the mesh of desk")

@@ -57,6 +57,7 @@ def test_a_quick_run_tells_what_the_mesh_does(host: JoiningNode, tmp_path: Path)
     assert "mesh.partial.json" not in written
 
 
+@pytest.mark.full
 def test_it_stops_at_once_and_goes_on_later(host: JoiningNode, tmp_path: Path) -> None:
     partial = tmp_path / "mesh.partial.json"
     with start("bench", "--quick", "--home", host.home, "-o", tmp_path) as running:

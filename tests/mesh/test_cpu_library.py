@@ -154,6 +154,7 @@ def test_nodes_change_over_and_cut_no_answer(nodes: Lab, workshop: Workshop) -> 
     assert leftovers(workshop.cache) == []
 
 
+@pytest.mark.full
 def test_a_node_that_stops_ends_its_build(nodes: Lab, workshop: Workshop) -> None:
     node = nodes.create("one", env=workshop.env)
     node.until(lambda: workshop.links() == 1, what="the library is being built")
@@ -166,6 +167,7 @@ def test_a_node_that_stops_ends_its_build(nodes: Lab, workshop: Workshop) -> Non
     assert not workshop.library.failure.exists()
 
 
+@pytest.mark.full
 def test_a_build_that_fails_is_told_and_remembered(nodes: Lab, workshop: Workshop) -> None:
     workshop.fails()
     workshop.finish()

@@ -24,6 +24,7 @@ def worded(smollm2: Path, libraries: dict[str, Path], tmp_path_factory: pytest.T
     return tiny_gguf.write(path, "llama", layers=4, tokenizer=smollm2)
 
 
+@pytest.mark.full
 def test_the_smallest_grid_has_all_sides_and_the_published_figures(worded: Path, tmp_path: Path) -> None:
     options = ("--model", worded, "--nodes", "3", "--latency", "0,5", "--rounds", "1")
     ended = mesh_llm("bench", "grid", *options, "-o", tmp_path, "--json", within_s=GRID_S)

@@ -14,19 +14,27 @@ const WORDS = {
 
 let last = 0;
 let timer = 0;
+/** The latest of each kind: who was lost stays beside what came of it. */
+let told = {};
 
 export function start() {
   on(["events"], ({ events }) => {
     const news = events.filter(({ kind, t }) => WORDS[kind] && t > last);
     if (!news.length) return;
-    const { kind, t, text } = news.at(-1);
-    last = t;
-    if (Date.now() / 1000 - t > FRESH_S) return;
-    const words = WORDS[kind](text);
+    last = news.at(-1).t;
+    if (Date.now() / 1000 - last > FRESH_S) return;
+    for (const { kind, text } of news) told[kind] = WORDS[kind](text);
+    const words = Object.keys(WORDS)
+      .map((kind) => told[kind])
+      .filter(Boolean)
+      .join(" ");
     say(find("notice"), words);
     show(find("notice"), true);
     announce(words);
     clearTimeout(timer);
-    timer = setTimeout(() => show(find("notice"), false), SHOWN_MS);
+    timer = setTimeout(() => {
+      told = {};
+      show(find("notice"), false);
+    }, SHOWN_MS);
   });
 }

@@ -431,9 +431,8 @@ async def test_a_plan_that_serves_gets_lanes_for_what_is_asked_and_is_not_restar
 ) -> None:
     monkeypatch.setattr(lanes, "LANES_MORE_S", 0.05)
     monkeypatch.setattr(lanes, "LANES_FEWER_S", 0.05)
-    room = NodeMemory(
-        planning.node("me", 64), planning.node("other", 64), settings=planning.settings(split=True)
-    )
+    auto = planning.settings(split=True, lanes=0)
+    room = NodeMemory(planning.node("me", 64), planning.node("other", 64), settings=auto)
     with driven(room):
         await room.until_serving()
         for asked_for, wanted in (((4, 2), 2), ((0, 0), 1)):

@@ -26,7 +26,12 @@ from tests.support.planning import gpu, mesh, model, node, plan_of, settings
 def planned(*gb: float, lanes: int = 1, current: Plan | None = None, **changes: Any) -> Plan:
     nodes = [node(name, each) for name, each in zip("abc", gb, strict=False)]
     serving = ServingPlan(epoch=1, plan=current, settings_version=1) if current else None
-    return decide(mesh(*nodes), model(), settings(**changes), current=serving, lanes=lanes)
+    return decide(mesh(*nodes), model(), settings(**{"lanes": 0, **changes}), current=serving, lanes=lanes)
+
+
+def test_one_lane_where_owners_say_nothing() -> None:
+    nodes = [node(name, 64) for name in "abc"]
+    assert decide(mesh(*nodes), model(), settings(split=True), current=None, lanes=3).lanes == 1
 
 
 def test_one_lane_unless_somebody_asks_for_more() -> None:
@@ -52,7 +57,7 @@ def test_a_fixed_number_holds_whatever_is_asked_and_may_cost_context() -> None:
     nodes = mesh(node("a", 32), node("b", 16))
 
     def at(**changes: Any) -> Plan:
-        wish = settings(split=True, context=None, **changes)
+        wish = settings(**{"lanes": 0, "split": True, "context": None, **changes})
         return decide(nodes, model(context_trained=131_072), wish, current=None, lanes=4)
 
     assert [at(lanes=count).lanes for count in (1, 2)] == [1, 2]
@@ -68,7 +73,7 @@ def test_without_memory_for_them_there_are_fewer_and_it_says_so() -> None:
 
 def test_engines_that_share_a_gpu_are_not_multiplied_unless_a_person_says_so() -> None:
     nodes = node("a", 64, gpus=(gpu(12),)), node("b", 64, gpus=(gpu(16),))
-    auto = decide(mesh(*nodes), model(), settings(split=True), current=None, lanes=2)
+    auto = decide(mesh(*nodes), model(), settings(split=True, lanes=0), current=None, lanes=2)
     assert (auto.lanes, auto.lanes_reason) == (1, TAKE_TURNS)
     told = decide(mesh(*nodes), model(), settings(split=True, lanes=2), current=None)
     assert (told.lanes, told.lanes_reason) == (2, "")

@@ -98,7 +98,7 @@ _OPTIONS = [
         "--lanes",
         metavar="auto|N",
         help="engines that run a split model at the same time, each with slots of its own "
-        "(default: auto, more while several requests are answered and memory allows)",
+        "(default: 1; auto: more while several requests are answered and memory allows)",
     ),
     click.option(
         "--tensor-split",

@@ -28,8 +28,8 @@ TAKE_TURNS = (
 
 
 def lanes_for(settings: ModelSettings, inputs: PlanInputs, layout: Layout, demand: int) -> tuple[int, str]:
-    """How many run, and why no more of them; `demand`: what requests ask for, unless a person said."""
-    if layout.solo:
+    """How many run, and why no more of them; `demand` counts where owners chose `auto` (0)."""
+    if layout.solo or settings.lanes is None:
         return 1, ""
     wanted = settings.lanes or min(demand, len(layout.spans))
     if not settings.lanes and wanted > 1 and _take_turns(inputs, layout):

@@ -1,5 +1,6 @@
 // Guests on the local network: an address and its QR code for each, what their keys were used for, and the end of it.
 
+import { attempted } from "./attempt.js";
 import { confirmed } from "./confirm.js";
 import { snippet } from "./copy.js";
 import { announce, calm, find, h, keyed, say, show } from "./dom.js";
@@ -23,16 +24,7 @@ export function start() {
   });
 }
 
-async function attempt(what) {
-  const problem = find("guest-problem");
-  try {
-    await what();
-    problem.hidden = true;
-  } catch (error) {
-    say(problem, [error.message, error.hint].filter(Boolean).join(": "));
-    problem.hidden = false;
-  }
-}
+const attempt = (what) => attempted(what, find("guest-problem"));
 
 async function share() {
   const lifetime_s = Number(find("guest-lifetime").value) || null;

@@ -1,5 +1,6 @@
 // Invites: made, shown and copied on demand, revoked.
 
+import { attempted } from "./attempt.js";
 import { confirmed } from "./confirm.js";
 import { snippet } from "./copy.js";
 import { announce, calm, find, h, keyed, say, show } from "./dom.js";
@@ -15,16 +16,7 @@ export function start() {
   find("invites-box").addEventListener("toggle", (event) => event.target.open && attempt(list));
 }
 
-async function attempt(what) {
-  const problem = find("invite-problem");
-  try {
-    await what();
-    problem.hidden = true;
-  } catch (error) {
-    say(problem, [error.message, error.hint].filter(Boolean).join(": "));
-    problem.hidden = false;
-  }
-}
+const attempt = (what) => attempted(what, find("invite-problem"));
 
 async function make() {
   const lifetime_s = Number(find("invite-lifetime").value) || null;

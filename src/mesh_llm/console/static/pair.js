@@ -1,5 +1,6 @@
 // Pairing: a machine of this network is let in by a short code, after somebody here has agreed.
 
+import { attempted } from "./attempt.js";
 import { confirmed } from "./confirm.js";
 import { announce, find, say, show } from "./dom.js";
 import { get, post } from "./session.js";
@@ -11,17 +12,7 @@ export function start() {
   find("pair-end").addEventListener("click", () => attempt(end));
 }
 
-async function attempt(what) {
-  const problem = find("invite-problem");
-  try {
-    await what();
-    problem.hidden = true;
-  } catch (error) {
-    say(problem, [error.message, error.hint].filter(Boolean).join(": "));
-    problem.hidden = false;
-    draw({ open: false });
-  }
-}
+const attempt = (what) => attempted(what, find("invite-problem")).then((done) => done || draw({ open: false }));
 
 async function begin() {
   let state = await post("/api/pair", { role: find("invite-role").value });

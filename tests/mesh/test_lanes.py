@@ -16,7 +16,7 @@ from tests.support.node import NodeProcess, temporary_home
 from tests.support.series import Scrape
 from tests.support.waiting import until
 
-LONG = 60
+LONG = 150
 """Tokens: enough to be under way for a while."""
 
 
@@ -56,6 +56,7 @@ def text(node: NodeProcess, number: int, tokens: int = LONG) -> str:
     return str(reply.json()["content"])
 
 
+@pytest.mark.full
 def test_two_lanes_answer_at_once_as_one_does(pair: MeshProcesses) -> None:
     host, guest = pair.nodes["one"], pair.nodes["two"]
     alone = [text(host, number) for number in range(4)]
@@ -79,6 +80,7 @@ def test_two_lanes_answer_at_once_as_one_does(pair: MeshProcesses) -> None:
     assert told >= 8 * LONG, "the engines' own sums are of both lanes"
 
 
+@pytest.mark.full
 def test_a_lane_that_dies_takes_nobody_with_it(pair: MeshProcesses) -> None:
     host = pair.nodes["one"]
     before = pair.serving()

@@ -28,21 +28,23 @@ TITLE = "Lanes: several engines over the same workers"
 
 STREAMS, PROMPT = 8, 24
 FAR_S = 0.010
-ONE, TWO, THREE, APART, FREE = "one lane", "two lanes", "three lanes", "two engines apart", "with a second"
+ONE, TWO, THREE, FOUR = "one lane", "two lanes", "three lanes", "four lanes"
+APART, FREE = "two engines apart", "with a second"
 
 Engines = Sequence[Rig]
 Speeds = dict[str, list[float]]
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    base = replace(await base_plan(default_model()), slots=STREAMS, context=512)
+    base = replace(await base_plan(default_model()), context=512)
     decoded = plan.choose(full=96, quick=32)
     rows: list[Row] = []
     with passive_threads():
         async with AsyncExitStack() as stack, client() as asker:
             near = over(base, 2).plan
             two, alone = await _lanes(stack, near, 2), await _lanes(stack, near, 1)
-            apart = [await stack.enter_async_context(ours(base)) for _ in range(2)]
+            half = replace(base, slots=STREAMS // 2)
+            apart = [await stack.enter_async_context(ours(half)) for _ in range(2)]
             sides: dict[str, Engines] = {ONE: alone, TWO: two, APART: apart}
             rounds = _rounds(plan)
             speeds = await _in_turns(asker, sides, decoded, rounds, streams=STREAMS)
@@ -54,12 +56,16 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
             speeds = await _in_turns(asker, {ONE: alone, FREE: two[:1]}, decoded, _rounds(plan), streams=1)
             rows.append(_row("1 stream, 2 workers, 0 ms", speeds, FREE, ONE, at_least(0.98)))
         async with AsyncExitStack() as stack, client() as asker:
-            three = await _lanes(stack, over(base, 3, delay_s=FAR_S).plan, 3)
-            sides = {ONE: three[:1], TWO: three[:2], THREE: three}
+            far = over(base, 3, delay_s=FAR_S).plan
+            sides = {
+                name: await _lanes(stack, far, count)
+                for name, count in ((ONE, 1), (TWO, 2), (THREE, 3), (FOUR, 4))
+            }
             speeds = await _in_turns(asker, sides, decoded, _rounds(plan), streams=STREAMS)
             rows += [
                 _row("8 streams, 3 workers, 10 ms", speeds, THREE, ONE, at_least(1.8)),
                 _row("8 streams, 3 workers, 10 ms", speeds, TWO, ONE),
+                _row("8 streams, 3 workers, 10 ms", speeds, FOUR, ONE),
             ]
         own, weights = await _memory(base)
         rows.append(own)
@@ -67,6 +73,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         f"{STREAMS} streams of {decoded} tokens after prompts of {PROMPT}: tokens of all by wall time",
         f"near: {rounds.note()}",
         "one thread for each worker and each engine; engines compute embedding and output head themselves",
+        "lanes share out the slots: each has as many as it gets streams",
         "memory: PSS of two engines on a host with half of the layers; "
         f"the host's weights are {weights / 1e6:.0f} MB",
     )
@@ -77,7 +84,12 @@ def _rounds(plan: Plan) -> Rounds:
 
 
 async def _lanes(stack: AsyncExitStack, plan: SplitPlan, count: int) -> list[Rig]:
-    """So many engines over one set of workers."""
+    """So many engines over one set of workers, with no more slots than streams.
+
+    An engine computes slots that are not neighbours one after the other: with some of them empty, a step
+    of several streams may take several passes over all workers.
+    """
+    plan = replace(plan, slots=-(-STREAMS // count))
     engines: list[SplitEngine] = []
     for _ in range(count):
         workers = engines[0].workers if engines else ()

@@ -14,7 +14,8 @@ import pytest
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host import hosting
 from mesh_llm.host.hosting import Hosting
-from mesh_llm.host.plan_run import PlanRun, StageLost
+from mesh_llm.host.plan_run import PlanRun
+from mesh_llm.host.worker_leases import StageLost
 from mesh_llm.membership.member import Member
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh

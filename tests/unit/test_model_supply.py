@@ -23,6 +23,7 @@ from mesh_llm.models.layer_ranges import Share
 from mesh_llm.node import model_supply as supplying
 from mesh_llm.node.model_offers import ModelOffers
 from mesh_llm.node.model_supply import ModelSupply
+from mesh_llm.node.peer_sources import PeerSources
 from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
 from mesh_llm.peer_fetch.model_fetch import Wanted
@@ -59,9 +60,17 @@ def offers(config: NodeConfig, model_files: Any, joining: Any, mesh: Any = None)
     return ModelOffers(config=config, model_files=model_files, joining=joining, mesh=mesh, busy=bool)
 
 
-def model_supply(home: Path, *, owner: bool = False, model: str | None = None) -> ModelSupply:
+def model_supply(
+    home: Path,
+    *,
+    owner: bool = False,
+    model: str | None = None,
+    settings: MeshSettings | None = None,
+    tell: Any = None,
+) -> ModelSupply:
     unused: Any = None
-    joining: Any = Joining(settings=planning.settings(fingerprint=NOW.fingerprint), sets_plan=owner)
+    settings = settings or planning.settings(fingerprint=NOW.fingerprint)
+    joining: Any = Joining(settings=settings, sets_plan=owner)
     model_files: Any = ModelFiles()
     config = NodeConfig(home=home, model=model)
     return ModelSupply(
@@ -71,8 +80,8 @@ def model_supply(home: Path, *, owner: bool = False, model: str | None = None) -
         offers=offers(config, model_files, joining),
         joining=joining,
         mesh=unused,
-        tell=unused,
-        doing=unused,
+        tell=tell,
+        doing=lambda what: None,
         progress=unused,
         on_model=unused,
     )
@@ -106,10 +115,10 @@ class Away:
             "_model_files": self,
             "_tell": self._tell,
             "_doing": str,
-            "_layers_alone": self._nothing,
             "fetch": self._fails,
         }.items():
             monkeypatch.setattr(self.model_supply, name, value)
+        monkeypatch.setattr(self.model_supply.layers, "alone", self._nothing)
         monkeypatch.setattr(supplying, "download", self._download)
 
     def _tell(self, event: Event) -> None:
@@ -157,9 +166,7 @@ async def test_what_nobody_else_has_is_waited_for(tmp_path: Path, monkeypatch: p
     assert away.downloaded == []
 
 
-def test_who_is_connected_is_asked_before_one_who_is_reached_through_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_connected_is_asked_before_one_who_is_reached_through_it() -> None:
     """Just after the join: what comes through a third node takes two ways, and ends with either."""
 
     def member(name: str, *, connected: bool, rtt_s: float | None = None) -> Member:
@@ -186,9 +193,9 @@ def test_who_is_connected_is_asked_before_one_who_is_reached_through_it(
                 member("d", connected=True, rtt_s=0.01),
             ]
 
-    asking = model_supply(tmp_path)
-    monkeypatch.setattr(asking, "_mesh", StillMesh())
-    assert [source.name[0] for source in asking._sources(planning.FINGERPRINT)] == ["d", "b", "c", "a"]
+    mesh: Any = StillMesh()
+    sources = PeerSources(mesh, tell=print)
+    assert [source.name[0] for source in sources.of(planning.FINGERPRINT)] == ["d", "b", "c", "a"]
 
 
 # -- what members hear of, and get ----------------------------------------------------------------
@@ -362,10 +369,10 @@ async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str
 ) -> None:
     monkeypatch.setenv("MESH_LLM_MODELS", str(tmp_path))
-    ours = model_supply(tmp_path)
     settings = planning.settings(fingerprint=OURS, alias="ours", digest=digest)
     wanted: list[Wanted] = []
     said: list[str] = []
+    ours = model_supply(tmp_path, settings=settings, tell=lambda event: said.append(event.text))
 
     async def fails(wish: Wanted, *arguments: Any, **options: Any) -> None:
         wanted.append(wish)
@@ -373,20 +380,13 @@ async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified
 
     async def nothing(*arguments: Any) -> None: ...
 
+    monkeypatch.setattr(PeerSources, "known", nothing)
     monkeypatch.setattr(supplying, "fetch", fails)
     monkeypatch.setattr(layer_fetch, "fetch_layers", fails)
-    for name, value in {
-        "_joining": Joining(settings=settings),
-        "_settings": lambda: settings,
-        "_tell": lambda event: said.append(event.text),
-        "_doing": str,
-        "_source_known": nothing,
-    }.items():
-        monkeypatch.setattr(ours, name, value)
     with pytest.raises(DownloadFailed):
         await ours.fetch(settings)
     with pytest.raises(DownloadFailed):
-        await ours._grow(Share(first=0, last=1, head=False), OURS, lambda done, total: None)
+        await ours.layers._grow(Share(first=0, last=1, head=False), OURS, lambda done, total: None)
 
     assert [(wish.fingerprint, wish.digest) for wish in wanted] == [(OURS, digest)] * 2
     once = ["ours is fetched without verification: its owner has not published a digest yet"]

@@ -13,7 +13,7 @@ from mesh_llm.host import plan_run
 from mesh_llm.host.lane import Lane
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.types import DeclinedOp, NodeId
-from tests.support.planning import plan_of
+from tests.support.planning import plan_of, settings
 
 COMPLAINT = "the link to worker 77 is lost"
 
@@ -31,7 +31,7 @@ def run_of(monkeypatch: pytest.MonkeyPatch) -> PlanRun:
         epoch=1,
         plan=plan,
         fingerprint=anything,
-        settings=anything,
+        settings=settings(),
         mesh=Names(),  # type: ignore[arg-type]
         data_links=anything,
         specify=anything,

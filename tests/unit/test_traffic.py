@@ -21,7 +21,7 @@ from mesh_llm.report.traffic import crossing, traffic
 from mesh_llm.status_schema import EngineStageStatus, Traffic
 from mesh_llm.types import Place, StageCounters
 from tests.support.composed import ANN, BEN, a_node, admit
-from tests.support.planning import plan_of
+from tests.support.planning import plan_of, settings
 
 HOST, ONE, TWO, OTHER = "host", "one", "two", "other"
 
@@ -114,7 +114,7 @@ def a_run(tmp_path: Path) -> PlanRun:
         epoch=1,
         plan=plan_of((BEN, 0, 1), (ANN, 1, 2)),
         fingerprint=nothing,
-        settings=nothing,
+        settings=settings(),
         mesh=nothing,
         data_links=nothing,
         specify=nothing,

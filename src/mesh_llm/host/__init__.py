@@ -2,7 +2,9 @@
 
 hosting        decides when to bring up, replace or retry a model's plan
 decisions      what should run, of each of the model's replicas
-plan_run       one plan: leases of its workers, and engines over all of it
+plan_run       one plan: leases of its workers, links between them, and engines over all of it
+worker_leases  layers that its workers hold in memory
+introductions  links between its neighbouring workers
 lane           one engine of a plan, over links of its own
 lane_group     the engines of one plan
 ending_runs    plans that were replaced or failed, until their engines have ended

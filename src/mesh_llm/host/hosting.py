@@ -19,7 +19,8 @@ from typing import Protocol
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.decisions import Decisions
 from mesh_llm.host.ending_runs import EndingRuns
-from mesh_llm.host.plan_run import PlanRun, StageLost
+from mesh_llm.host.plan_run import PlanRun
+from mesh_llm.host.worker_leases import StageLost
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import ModelDemand

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import reduce
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from mesh_llm.defaults import ENGINE_STAGES_S, LEASE_SILENCE_S
+from mesh_llm.defaults import ENGINE_STAGES_S
 from mesh_llm.engine.spec import EngineSpec, LinkSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState, EngineSupervisor
 from mesh_llm.engine.telemetry import Flows, Rates
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.declined_ops import warnings
+from mesh_llm.host.introductions import introduce
 from mesh_llm.host.lane import Lane
 from mesh_llm.host.lane_group import LaneFailed, LaneGroup
+from mesh_llm.host.worker_leases import StageLost, WorkerLeases
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.data_links import DataLinks, Link
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.sanitise import refusal
-from mesh_llm.tasks import cancelled, task_group
-from mesh_llm.transport.network import Stream
+from mesh_llm.tasks import task_group
 from mesh_llm.types import (
     Fingerprint,
     LinkKind,
@@ -47,17 +45,6 @@ _COMPLAINTS = ("the link to worker ", "the stage before it ")
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", StageCounters, Flows)
-
-_MOST_BYTES = 1 << 53
-"""That a worker may claim to have: more is no number of bytes, but of digits in a sentence."""
-
-
-class StageLost(MeshError):
-    """A worker refused its layers, or was lost with them."""
-
-    def __init__(self, node: NodeId, message: str) -> None:
-        super().__init__(message)
-        self.node = node
 
 
 class Specify(Protocol):
@@ -93,7 +80,13 @@ class PlanRun:
         self._links: dict[Place, Link] = {}
         self.pushes: dict[Place, bool] = {}
         """Workers, and whether they pass activations straight to the next one."""
-        self.resident: dict[Place, int] = {}
+        self._leases = WorkerLeases(
+            epoch=epoch,
+            fingerprint=fingerprint,
+            adapters=settings.adapters,
+            mesh=mesh,
+            on_lost=self._break,
+        )
         self.lanes = LaneGroup(
             slots=plan.slots,
             wanted=plan.lanes,
@@ -105,7 +98,6 @@ class PlanRun:
         """What works, and costs more than it should."""
         self.rates = Rates()
         self.is_ready = False
-        self._fingerprint = fingerprint
         self._mesh = mesh
         self._data_links = data_links
         self._specify = specify
@@ -116,7 +108,6 @@ class PlanRun:
         self._task: asyncio.Task[None] | None = None
         self._wake: Callable[[], None] = lambda: None
         self._tell: Callable[[str], None] = lambda _: None
-        self._loaded: dict[Place, tuple[int, int]] = {}
 
     # -- for its owner -------------------------------------------------------------------------
 
@@ -200,6 +191,11 @@ class PlanRun:
         found = [each for each in known if each is not None]
         return reduce(SpeculationCounters.plus, found) if found else None
 
+    @property
+    def resident_bytes(self) -> int:
+        """Of weights in the workers' memory."""
+        return sum(self._leases.resident.values())
+
     def link_kind(self, place: Place) -> LinkKind | None:
         """The way that the link to a worker takes now."""
         link = self._links.get(place)
@@ -219,13 +215,9 @@ class PlanRun:
 
     async def _bring_up(self) -> None:
         async with AsyncExitStack() as stack:
-            workers = self.plan.workers
-            async with task_group() as group:
-                leases = [group.create_task(self._lease(stage, stack)) for stage in workers]
-            for stage, lease in zip(workers, leases, strict=True):
-                watch = asyncio.create_task(self._watch(stage, lease.result()), name="lease")
-                stack.push_async_callback(cancelled, watch)
-            numbers = await self._introduce()
+            await self._leases.take(self.plan, stack, self._tell)
+            numbers = await introduce(self.plan, self.epoch, self._mesh)
+            self.pushes = {place: number is not None for place, number in numbers.items()}
             self._tell("the model is loading")
             try:
                 await self.lanes.keep(
@@ -240,63 +232,6 @@ class PlanRun:
                     node = self._node_of(name)
                     raise StageLost(node, f"{self._mesh.name_of(node)} was lost: {links[name]}") from failed
                 raise failed.error from failed
-
-    async def _lease(self, stage: Stage, stack: AsyncExitStack) -> Stream:
-        """Ask a worker for its layers; returns when they are in its memory."""
-        name = self._mesh.name_of(stage.node)
-        header: dict[str, Any] = {
-            "epoch": self.epoch,
-            "fingerprint": self._fingerprint,
-            "first": stage.first,
-            "last": stage.last,
-            "need_bytes": stage.need_bytes,
-            "head": self.plan.head_on_worker and stage is self.plan.stages[-1],
-            "device": stage.device,
-        }
-        if self.settings.adapters:
-            header["adapters"] = [adapter.file.digest for adapter in self.settings.adapters]
-        try:
-            async with asyncio.timeout(LEASE_SILENCE_S):
-                stream = await self._mesh.open(stage.node, "lease", header)
-            stack.push_async_callback(_finished, stream)
-            while True:
-                async with asyncio.timeout(LEASE_SILENCE_S):
-                    answer = await stream.read_document()
-                match answer:
-                    case {"ready": True, "resident_bytes": int(resident)} if 0 <= resident < _MOST_BYTES:
-                        self.resident[stage.place] = resident
-                        return stream
-                    case {"done_bytes": int(done), "total_bytes": int(total)} if (
-                        0 <= done < _MOST_BYTES and 0 <= total < _MOST_BYTES
-                    ):
-                        self._progress(stage.place, done, total, fetching=answer.get("fetching") is True)
-                    case {"refused": str()}:
-                        reason = refusal(answer, "it gave no reason")
-                        raise StageLost(stage.node, f"{name} refused its layers: {reason}")
-                    case _:
-                        raise StageLost(stage.node, f"{name} sent an invalid answer")
-        except TimeoutError:
-            raise StageLost(stage.node, f"{name} did not answer within {LEASE_SILENCE_S:.0f} s") from None
-        except StageLost:
-            raise
-        except MeshError as error:
-            raise StageLost(stage.node, f"{name} was lost: {error.message}") from error
-
-    def _progress(self, place: Place, done: int, total: int, *, fetching: bool) -> None:
-        self._loaded[place] = (done, total)
-        done_sum = sum(done for done, _ in self._loaded.values())
-        total_sum = sum(total for _, total in self._loaded.values())
-        if total_sum:
-            what = "fetch" if fetching else "load"
-            self._tell(f"workers {what} their layers: {100 * done_sum // total_sum} %")
-
-    async def _watch(self, stage: Stage, lease: Stream) -> None:
-        """A lease that ends is a worker that is lost."""
-        reason = "the connection to it broke"
-        with suppress(MeshError):
-            answer = await lease.read_document()
-            reason = refusal(answer, reason)
-        self._break(stage.node, reason)
 
     def _break(self, node: NodeId, reason: str) -> None:
         if self.broken is None and not (self._task is not None and self._task.done()):
@@ -324,42 +259,15 @@ class PlanRun:
             tasks = [group.create_task(open_one(stage)) for stage in self.plan.workers]
         return [task.result() for task in tasks]
 
-    async def _introduce(self) -> list[int | None]:
-        """Let neighbours link up, so that activations need not come back here in between."""
-        workers = self.plan.workers
-        async with task_group() as group:
-            tasks = [
-                group.create_task(self._introduce_pair(stage.place, following.place))
-                for stage, following in pairwise(workers)
-            ]
-        return [*(task.result() for task in tasks), *([None] if workers else [])]
-
-    async def _introduce_pair(self, place: Place, following: Place) -> int | None:
-        number = secrets.randbelow(1 << 31)
-        header: dict[str, Any] = {"epoch": self.epoch, "next": following.node, "number": number}
-        header |= {"device": place.device, "next_device": following.device}
-        linked = False
-        with suppress(MeshError, TimeoutError):
-            async with asyncio.timeout(LEASE_SILENCE_S):
-                stream = await self._mesh.open(place.node, "introduce", header)
-                answer = await stream.read_document()
-                await stream.finish()
-                linked = answer.get("linked") is True
-                if not linked:
-                    reason = refusal(answer, "it gave no reason")
-                    log.warning("workers not linked epoch=%d: %s", self.epoch, reason)
-        self.pushes[place] = linked
-        return number if linked else None
-
-    def _link_specs(self, links: Sequence[Link], numbers: Sequence[int | None]) -> tuple[LinkSpec, ...]:
+    def _link_specs(self, links: Sequence[Link], numbers: Mapping[Place, int | None]) -> tuple[LinkSpec, ...]:
         return tuple(
             LinkSpec(
                 name=f"MESH{index}",
                 fd=link.socket.fileno(),
                 layers=stage.last - stage.first,
-                next_number=number,
+                next_number=numbers.get(stage.place),
             )
-            for index, (stage, link, number) in enumerate(zip(self.plan.workers, links, numbers, strict=True))
+            for index, (stage, link) in enumerate(zip(self.plan.workers, links, strict=True))
         )
 
     # -- engines -------------------------------------------------------------------------------
@@ -386,9 +294,3 @@ class PlanRun:
 def _flows(report: EngineReport) -> dict[str, Flows]:
     silent = time.monotonic() - report.stages_at > 2 * ENGINE_STAGES_S
     return {name: each.idle() for name, each in report.flows.items()} if silent else report.flows
-
-
-async def _finished(stream: Stream) -> None:
-    with suppress(MeshError, TimeoutError):
-        async with asyncio.timeout(1.0):
-            await stream.finish()

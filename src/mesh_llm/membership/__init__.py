@@ -19,6 +19,8 @@ can take that back, with a higher incarnation.
     own_record          this node's own record
     gossip              how record tables become equal
     failure_detector    who lives: evidence, suspicion, death
+    links               connections: pings, whom this node hears, which are wanted
+    visitors            lite clients that are connected here
     heartbeat           one connection: last heard, delay, whom the other side hears
     dial_backoff        when to dial which address
     ring                whom to stay connected to in a large mesh

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from mesh_llm.membership.effects import Changed, Connect, Disconnect, Effect
+from mesh_llm.membership.effects import Changed, Disconnect, Effect
 from mesh_llm.membership.failure_detector import FailureDetector
 from mesh_llm.membership.gossip import Gossip
-from mesh_llm.membership.heartbeat import Heartbeat, digest_of
+from mesh_llm.membership.heartbeat import Heartbeat
+from mesh_llm.membership.links import Links
 from mesh_llm.membership.member import Member, Standing
 from mesh_llm.membership.messages import (
-    NODES_LIMIT,
     Ack,
     Compare,
-    GuestMessage,
     Hears,
     Leave,
     Message,
@@ -24,8 +23,9 @@ from mesh_llm.membership.messages import (
 )
 from mesh_llm.membership.own_record import OwnRecord, Seal
 from mesh_llm.membership.record import Record, Told
-from mesh_llm.membership.view_state import Open, ViewState, Visitor
-from mesh_llm.types import Address, Demand, NodeFacts, NodeId, Role
+from mesh_llm.membership.view_state import Open, ViewState
+from mesh_llm.membership.visitors import Visitors
+from mesh_llm.types import NodeFacts, NodeId, Role
 
 MEMBER_JUMP_S = 1.5
 """Between two looks at the clock: ticks come every 0.25 s, so we slept, not the others."""
@@ -33,20 +33,13 @@ MEMBER_LATE_S = 0.5
 """Between two looks: a tick was late, as others use this machine. What is beyond it is nobody's silence."""
 MEMBER_CALM_S = 10.0
 """After a jump: connections may be gone on the other side; time to dial anew before judging anybody."""
-MEMBER_SURPLUS_S = 30.0
-"""That a connection wanted by neither side is kept, as a changing ring may want it back."""
-MEMBER_DIALS_PER_TICK = 4
-"""Sixteen a second: a remembered mesh is tried quickly, and without a storm."""
 MEMBER_TOMBSTONE_S = 3600.0
 """Old news about a dead member goes round for seconds; an hour also outlasts a nap."""
 MEMBER_REMEMBER_S = 7 * 86400.0
 """Afterwards its address is still tried now and then: networks stay broken over a holiday."""
-MEMBER_VISITOR_S = 30.0
-"""Of silence after which a lite client's connection is closed; a closed lid may open again."""
 
 
 _SWEEP_S = 30.0
-_NOWHERE = Address()
 
 
 class View:
@@ -69,9 +62,8 @@ class View:
         self._state = ViewState(OwnRecord(record, seal), open, now=now, seed=seed, observes=observes)
         self._failure_detector = FailureDetector(self._state)
         self._gossip = Gossip(self._state, self._failure_detector)
-        self._pings = 0
-        self._hears: frozenset[NodeId] = frozenset()
-        self._hears_digest = digest_of(())
+        self._links = Links(self._state)
+        self._visitors = Visitors(self._state, self._links, self._gossip)
         self._swept_at = now
 
     # -- what it shows --------------------------------------------------------------------------
@@ -138,40 +130,34 @@ class View:
         state.touched.add(node)
         self._failure_detector.heard(node)
         if state.observes:
-            state.outbox.send(node, self._guest_message())
+            self._visitors.introduce(node)
         else:
             doubted = known is not None and known.standing is not Standing.ALIVE
             state.send(node, state.own.record, *([known] if known and doubted else []))
-        state.outbox.send(node, self._hears_message())
-        self._ping(link)
+        self._links.begin(link)
         if state.me < node or state.observes:
             self._gossip.sync(link)
         return self._finish()
 
     def on_visitor(self, node: NodeId, now: float) -> list[Effect]:
         """A lite client is connected: it is told what members know, and believed nothing about them."""
-        state = self._begin(now)
-        facts = NodeFacts(name="", role=Role.CLIENT, version="")
-        visitor = state.visitors[node] = Visitor(link=Heartbeat(node, now), facts=facts)
-        state.touched.add(node)
-        state.outbox.send(node, self._hears_message())
-        self._ping(visitor.link)
+        self._begin(now)
+        self._visitors.connected(node)
         return self._finish()
 
     def on_disconnected(self, node: NodeId, now: float) -> list[Effect]:
         state = self._begin(now)
-        if state.visitors.pop(node, None) is not None:
-            state.touched.add(node)
+        self._visitors.disconnected(node)
         link = state.links.pop(node, None)
         if link is not None and not state.own.left:
             self._failure_detector.closed(link)
-            self._tell_hears()
+            self._links.notice_hears()
         return self._finish()
 
     def on_message(self, sender: NodeId, message: Message, now: float) -> list[Effect]:
         state = self._begin(now)
         if (visitor := state.visitors.get(sender)) is not None:
-            self._serve(visitor, message)
+            self._visitors.receive(visitor, message)
             return self._finish()
         link = state.links.get(sender)
         if link is None or state.own.left:
@@ -186,11 +172,10 @@ class View:
     def _receive(self, link: Heartbeat, message: Message) -> None:
         match message:
             case Ping():
-                self._on_ping(link, message)
+                self._links.on_ping(link, message)
+                self._gossip.digest(link, message.incarnation, message.digest)
             case Ack():
-                link.answered(message.number, self._state.now)
-                if message.ask:
-                    self._state.outbox.send(link.node, self._hears_message())
+                self._links.on_ack(link, message)
                 self._gossip.digest(link, message.incarnation, message.digest)
             case Hears():
                 self._state.touched |= link.told(message.nodes)
@@ -204,48 +189,6 @@ class View:
                 self._gossip.want(link, message)
             case Leave() if message.record.node == link.node:
                 self._gossip.update(link, Update(records=(message.record,)))
-
-    def _serve(self, visitor: Visitor, message: Message) -> None:
-        """Answer a client. What it may say is its name and how it is."""
-        link = visitor.link
-        link.heard_at = self._state.now
-        match message:
-            case Ping():
-                self._ack(link, message, ask=False)
-            case Ack():
-                link.answered(message.number, self._state.now)
-                if message.ask:
-                    self._state.outbox.send(link.node, self._hears_message())
-            case Compare():
-                self._gossip.compare(link, message)
-            case Want():
-                self._gossip.want(link, message)
-            case GuestMessage(name=name, version=version, state=state, reason=reason):
-                visitor.facts = NodeFacts(
-                    name=name,
-                    role=Role.CLIENT,
-                    version=version,
-                    state=state,
-                    reason=reason,
-                    demand=tuple(Demand(fingerprint=each, wanted=True) for each in message.wanted),
-                )
-                self._state.touched.add(link.node)
-
-    def _on_ping(self, link: Heartbeat, message: Ping) -> None:
-        link.kept = message.keep
-        self._ack(link, message, ask=message.hears != link.hears_digest)
-        self._gossip.digest(link, message.incarnation, message.digest)
-
-    def _ack(self, link: Heartbeat, ping: Ping, *, ask: bool) -> None:
-        self._state.outbox.send(
-            link.node,
-            Ack(
-                number=ping.number,
-                incarnation=self._state.own.record.incarnation,
-                digest=self._state.records_table.digest,
-                ask=ask,
-            ),
-        )
 
     def on_left(self, node: NodeId, now: float) -> list[Effect]:
         """It closed its connection saying that it stops; others hear that from itself, or not at all."""
@@ -262,15 +205,12 @@ class View:
         state = self._begin(now)
         if state.own.left:
             return self._finish()
-        self._choose()
+        self._links.choose()
         self._failure_detector.look()
-        for link in list(state.links.values()):
-            if link.ping_due(now):
-                self._ping(link)
-            self._release(link)
-        self._look_at_visitors()
-        self._tell_hears()
-        self._dial()
+        self._links.look()
+        self._visitors.look()
+        self._links.notice_hears()
+        self._links.dial()
         if now - self._swept_at >= _SWEEP_S:
             self._sweep()
         return self._finish()
@@ -287,7 +227,7 @@ class View:
             state.renewed()
             if state.observes:
                 for node in state.links:
-                    state.outbox.send(node, self._guest_message())
+                    self._visitors.introduce(node)
         return self._finish()
 
     def know(self, records: Iterable[Record], now: float) -> list[Effect]:
@@ -311,14 +251,14 @@ class View:
         self._failure_detector.gone(node)
         state.touched.add(node)
         state.restless = True
-        self._tell_hears()
+        self._links.notice_hears()
         return self._finish()
 
     def set_partners(self, nodes: Collection[NodeId]) -> list[Effect]:
         self._state.partners = frozenset(nodes)
         self._state.restless = True
-        self._choose()
-        self._dial()
+        self._links.choose()
+        self._links.dial()
         return self._finish()
 
     def leave(self, now: float) -> list[Effect]:
@@ -350,95 +290,13 @@ class View:
     def _finish(self) -> list[Effect]:
         state = self._state
         if state.restless and not state.own.left:
-            self._choose()
+            self._links.choose()
         if not state.own.left:
             state.outbox.flush(state.news, state.listeners, state.now)
         changed = state.changed() if state.touched else ()
         if changed:
             state.outbox.add(Changed(nodes=changed))
         return state.outbox.take()
-
-    def _choose(self) -> None:
-        state = self._state
-        if state.restless:
-            state.restless = False
-            for node in state.choose():
-                if node not in state.links:
-                    state.dialling.begin(node, state.now)
-
-    def _ping(self, link: Heartbeat) -> None:
-        self._pings += 1
-        link.pinged(self._pings, self._state.now)
-        ping = Ping(
-            number=self._pings,
-            incarnation=self._state.own.record.incarnation,
-            digest=self._state.records_table.digest,
-            hears=self._hears_digest,
-            keep=link.node in self._state.wanted,
-        )
-        self._state.outbox.send(link.node, ping)
-
-    def _release(self, link: Heartbeat) -> None:
-        """A connection that neither side wants is closed after a while; both know, and nobody is doubted."""
-        state = self._state
-        if link.kept or link.node in state.wanted or state.living(link.node) is None:
-            link.surplus_since = None
-        elif link.surplus_since is None:
-            link.surplus_since = state.now
-        elif state.now - link.surplus_since >= MEMBER_SURPLUS_S:
-            del state.links[link.node]
-            state.touched |= {link.node} | link.hears
-            state.outbox.add(Disconnect(node=link.node, reason="neither side needs it"))
-
-    def _tell_hears(self) -> None:
-        state = self._state
-        hears = frozenset(node for node in state.links if state.heard(node))
-        if hears != self._hears:
-            self._hears, self._hears_digest = hears, digest_of(sorted(hears)[:NODES_LIMIT])
-            message = self._hears_message()
-            for node in state.listeners:
-                state.outbox.send(node, message)
-
-    def _hears_message(self) -> Hears:
-        return Hears(nodes=tuple(sorted(self._hears))[:NODES_LIMIT])
-
-    def _guest_message(self) -> GuestMessage:
-        facts = self._state.own.record.facts
-        return GuestMessage(
-            name=facts.name,
-            version=facts.version,
-            state=facts.state,
-            reason=facts.reason,
-            wanted=tuple(each.fingerprint for each in facts.demand if each.wanted),
-        )
-
-    def _look_at_visitors(self) -> None:
-        state = self._state
-        for node, visitor in list(state.visitors.items()):
-            if visitor.link.ping_due(state.now):
-                self._ping(visitor.link)
-            if visitor.link.silence(state.now) >= MEMBER_VISITOR_S:
-                del state.visitors[node]
-                state.touched.add(node)
-                state.outbox.add(Disconnect(node=node, reason="it is silent"))
-
-    def _dial(self) -> None:
-        state = self._state
-        for _ in range(MEMBER_DIALS_PER_TICK):
-            node = state.dialling.due(state.now)
-            if node is None:
-                return
-            record = state.records_table.get(node)
-            kept = state.remembered.get(node)
-            if record is None and kept is not None:
-                record = kept.record
-            left = record is not None and record.standing is Standing.LEFT and not state.observes
-            useless = record is None or left or node in state.links
-            far = state.living(node) is not None and node not in state.wanted
-            if useless or far or record is None:
-                state.dialling.end(node)
-            elif record.facts.address != _NOWHERE:
-                state.outbox.add(Connect(node=node, address=record.facts.address))
 
     def _sweep(self) -> None:
         state = self._state

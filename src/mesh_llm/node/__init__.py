@@ -14,6 +14,8 @@ pairing           lets a machine of the local network in by a code
 api_keys          keys of its API, as its page and command line ask for them
 sharing           guests on the local network: a port, and a key for each
 model_supply      where a model comes from
+layer_supply      the layers that a worker has of a model, without the rest
+peer_sources      members that a file can be fetched from
 side_file_supply  where files come from that go with it
 model_offers      which models members are told of, and given
 incoming_streams  the streams that other members open, by kind

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from mesh_llm.agents import snippets
 from mesh_llm.agents.config_files import Endpoint, as_typed
+from mesh_llm.config import NodeConfig
 from mesh_llm.console.event_feed import Feed
-from mesh_llm.home import default_home
+from mesh_llm.home import Home, default_home
 from mesh_llm.sanitise import line
-from mesh_llm.types import Event, EventSink, Progress, ProgressSink
+from mesh_llm.types import Event, EventSink, NodeId, Progress, ProgressSink
 
 NEWS_LINES = 5
 """At once: who joins a mesh of a hundred nodes does not want to read all their names."""
@@ -83,6 +84,17 @@ class Announcements:
         if now - self._remarked.get(kind, -REMARK_AGAIN_S) >= REMARK_AGAIN_S:
             self._remarked[kind] = now
             self.note(Event(kind=kind, text=text))
+
+    def refused(self, node: NodeId, reason: str) -> None:
+        self.remark("refused", f"A node that wanted to join ({node[:8]}) was refused: {reason}")
+
+    def api(self, model: str, url: str, *, config: NodeConfig) -> None:
+        """Where the API is; once for each address and model."""
+        lines = api_lines(
+            model, url, key_needed=config.api_key is not None, write_pi=pi_writer(Home(config.home).path)
+        )
+        for kind, text in lines.items():
+            self.say(kind, text, once=True)
 
     def progress(self, step: Progress) -> None:
         self._feed.progress(step)

@@ -4,60 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import DEFAULT_MODEL
 from mesh_llm.download import hub
 from mesh_llm.download.model_download import download
-from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import DownloadFailed, LinkRefused, MeshError
+from mesh_llm.errors import DownloadFailed, MeshError
 from mesh_llm.home import Home, models_folder
 from mesh_llm.local import model_names
 from mesh_llm.local.draft_model import DraftModels
-from mesh_llm.local.hardware import at_hand
 from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.mesh_settings import MeshSettings, ModelSettings
 from mesh_llm.models import catalog
 from mesh_llm.models.catalog import CatalogEntry, HubName
-from mesh_llm.models.layer_ranges import Share
 from mesh_llm.models.names import Here, means
 from mesh_llm.node.joining import Joining
+from mesh_llm.node.layer_supply import LAYERS_LEAST_BYTES, LayerSupply
 from mesh_llm.node.model_offers import ModelOffers
+from mesh_llm.node.peer_sources import PeerSources
 from mesh_llm.node.side_file_supply import SideFileSupply
-from mesh_llm.peer_fetch import layer_fetch
-from mesh_llm.peer_fetch.layer_fetch import Held
-from mesh_llm.peer_fetch.model_fetch import Source, Wanted, fetch
+from mesh_llm.peer_fetch.model_fetch import fetch
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.planning.memory_budget import usable_bytes
-from mesh_llm.transport.network import Stream
 from mesh_llm.types import (
     Event,
     EventSink,
     Fingerprint,
-    HostingMode,
     ModelFacts,
-    NodeId,
-    Progress,
     ProgressSink,
 )
-from mesh_llm.worker.lending import Step, Terms, Weights
 
 FOLLOW_RETRY_S = 10.0
 """After a model that the mesh changed to could not be fetched: whoever has it may be on its way back."""
-SOURCE_KNOWN_S = 10.0
-"""For one who has just come in to hear of a member that has the model: gossip takes a second or two."""
-
 
 log = logging.getLogger(__name__)
-
-LAYERS_LEAST_BYTES = 128 << 20
-"""Of a model that is fetched in part: a smaller one is here in seconds, and makes one more host."""
 
 
 class ModelSupply:
@@ -93,16 +77,26 @@ class ModelSupply:
         self._progress = progress
         self.drafts = DraftModels(config=config, model_files=model_files, tell=tell)
         self._wake = asyncio.Event()
-        self._growing = asyncio.Lock()
-        self._unverified: Fingerprint | None = None
-        """Of the model that people were told is fetched without a digest: once is enough."""
+        self._sources = PeerSources(mesh, tell)
         self.side_files = offers.side_files
+        self.layers = LayerSupply(
+            config=config,
+            settings=settings,
+            model_files=model_files,
+            offers=offers,
+            mesh=mesh,
+            sources=self._sources,
+            check=self._check,
+            tell=tell,
+            doing=doing,
+            progress=progress,
+        )
         self.side_file_supply = SideFileSupply(
             config=config,
             files=self.side_files,
             model_files=model_files,
             settings=settings,
-            sources=lambda fingerprint: partial(self._sources, fingerprint),
+            sources=lambda fingerprint: partial(self._sources.of, fingerprint),
             digests=offers.digests,
             tell=tell,
             progress=progress,
@@ -115,7 +109,7 @@ class ModelSupply:
         model = await self.obtain(given)
         settings = self._settings()
         if model is None and settings is not None and not self._config.no_fetch:
-            model = await self._layers_alone(settings) or await self._from_peers_or_hub(settings)
+            model = await self.layers.alone(settings) or await self._from_peers_or_hub(settings)
         return model
 
     async def _from_peers_or_hub(self, settings: ModelSettings) -> ModelFacts:
@@ -160,6 +154,7 @@ class ModelSupply:
     def wake(self) -> None:
         """The mesh's settings may have changed."""
         self._wake.set()
+        self._sources.wake()
         self.side_file_supply.wake()
 
     async def follow(self, on_change: Callable[[], None]) -> None:
@@ -292,122 +287,22 @@ class ModelSupply:
             requirement, folder, what=f"Downloading {requirement}", progress=self._progress
         )
 
-    # -- layers from peers ---------------------------------------------------------------------
-
-    async def _layers_alone(self, settings: ModelSettings) -> ModelFacts | None:
-        """What a worker has to know of the model, its layers to follow; None where it takes all of it."""
-        fingerprint = settings.fingerprint
-        held = await layer_fetch.find(models_folder(), fingerprint, digest=settings.digest, read=read_gguf)
-        await self._source_known(fingerprint)
-        size_bytes = self._hosted_bytes(fingerprint) or (held.size_bytes if held is not None else 0)
-        if size_bytes < LAYERS_LEAST_BYTES or not await self._only_works(settings, size_bytes):
-            return None
-        if held is None:
-            self._doing(f"{settings.alias} is being looked up in the mesh")
-            try:
-                held = await self._fetch_layers(self._wish(settings), None, self._progress)
-            except DownloadFailed as error:
-                self._tell(Event(kind="model", text=f"{error.message}; fetching all of {settings.alias}"))
-                return None
-        facts = self._model_files.keep_part(held)
-        self._check(facts)
-        return facts
-
-    def _hosted_bytes(self, fingerprint: Fingerprint) -> int:
-        """The size of a model that another member could host; 0 where none can."""
-        sizes = (
-            held.size_bytes
-            for member in self._mesh.alive()
-            if member.id != self._mesh.me and member.facts.hosting is not HostingMode.NEVER
-            for held in member.facts.models
-            if held.fingerprint == fingerprint
-        )
-        return max(sizes, default=0)
-
-    async def _only_works(self, settings: ModelSettings, size_bytes: int) -> bool:
-        """Whether this node would be a worker, next to one who hosts."""
-        if self._config.hosting is HostingMode.PREFER:
-            return False
-        if self._config.hosting is HostingMode.NEVER or settings.split or settings.tensor_split is not None:
-            return True
-        if settings.layers is not None:
-            own = self._mesh.name_of(self._mesh.me)
-            return all(name != own for name, first, _ in settings.layers if first == 0)
-        return size_bytes > usable_bytes(await at_hand(self._config))
-
-    async def weights(self, terms: Terms, step: Step) -> Weights:
-        """For a lease: the model's files, or its layers of them, fetched where they are not here."""
-        fingerprint = terms.fingerprint
-        adapters = self.side_files.paths_of(terms.adapters)
-        if len(adapters) < len(set(terms.adapters)):
-            raise LinkRefused("this node does not have all LoRA adapters of the plan")
-        if (files := self._model_files.files(fingerprint)) is not None:
-            return Weights(files=files, adapters=adapters)
-        part = self._model_files.part(fingerprint)
-        if part is None:
-            raise LinkRefused("this node does not have the model file")
-        share = Share(first=terms.first, last=terms.last, head=terms.head)
-        # One after the other, where several devices are to get layers.
-        async with self._growing:
-            part = self._model_files.part(fingerprint) or part
-            if not part.has(share):
-                part = await self._grow(share, fingerprint, step)
-        return Weights(files=part.paths, tensors=part.tensors, adapters=adapters)
-
-    async def _grow(self, share: Share, fingerprint: Fingerprint, step: Step) -> Held:
-        if self._config.no_fetch:
-            raise LinkRefused("it does not have all of these layers, and --no-fetch is set")
-
-        def progress(made: Progress) -> None:
-            self._progress(made)
-            step(made.done, made.total)
-
-        settings = self._settings()
-        # A host may be behind: of a model that is no longer the mesh's there is no digest.
-        own = settings is not None and settings.fingerprint == fingerprint
-        wish = self._wish(settings) if settings and own else Wanted(fingerprint=fingerprint, name="the model")
-        held = await self._fetch_layers(wish, share, progress)
-        self._model_files.keep_part(held)
-        self._offers.tell()
-        return held
-
-    async def _fetch_layers(self, wish: Wanted, share: Share | None, progress: ProgressSink) -> Held:
-        return await layer_fetch.fetch_layers(
-            wish,
-            share,
-            models_folder(),
-            sources=lambda: self._sources(wish.fingerprint),
-            read=read_gguf,
-            progress=progress,
-            events=self._tell,
-        )
-
     # -- from peers ----------------------------------------------------------------------------
 
     async def fetch(self, settings: ModelSettings) -> ModelFacts:
         """From members that have it; raises where that fails, and goes on from there the next time."""
         self._doing(f"{settings.alias} is being fetched from the mesh")
-        await self._source_known(settings.fingerprint)
+        await self._sources.known(settings.fingerprint)
         paths = await fetch(
-            self._wish(settings),
+            self._sources.wish(settings),
             models_folder(),
-            sources=lambda: self._sources(settings.fingerprint),
+            sources=lambda: self._sources.of(settings.fingerprint),
             verify=self._fingerprint,
             progress=self._progress,
             events=self._tell,
             digests=self._offers.digests,
         )
         return await self._model_files.read(paths[0])
-
-    def _wish(self, settings: ModelSettings) -> Wanted:
-        """The mesh's model, in the copy that its owner chose, as far as that is known."""
-        if not settings.digest and self._unverified != settings.fingerprint:
-            self._unverified = settings.fingerprint
-            text = (
-                f"{settings.alias} is fetched without verification: its owner has not published a digest yet"
-            )
-            self._tell(Event(kind="fetch", text=text))
-        return Wanted(fingerprint=settings.fingerprint, name=settings.alias, digest=settings.digest)
 
     async def publish_digest(self) -> None:
         """The owner who set the model reads all of it once, so that others can check what they fetch."""
@@ -422,41 +317,5 @@ class ModelSupply:
             return
         self._mesh.claim()
 
-    async def _source_known(self, fingerprint: Fingerprint) -> None:
-        """One who has just come in has yet to hear what the others have."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SOURCE_KNOWN_S):
-                while not self._sources(fingerprint):
-                    self._wake.clear()
-                    await self._wake.wait()
-
     async def _fingerprint(self, paths: tuple[Path, ...]) -> Fingerprint:
         return (await self._model_files.look(paths[0])).fingerprint
-
-    def _sources(self, fingerprint: Fingerprint) -> Sequence[Source]:
-        """Members that have the model: the closest first, those behind another one last."""
-        members = [
-            member
-            for member in self._mesh.alive()
-            if member.id != self._mesh.me and any(m.fingerprint == fingerprint for m in member.facts.models)
-        ]
-        members.sort(key=lambda member: (not member.connected, member.rtt_s is None, member.rtt_s, member.id))
-        # Names may be the same; what fails under one of them must not count for another node.
-        return [
-            Source(name=f"{member.facts.name} ({member.id[:8]})", open=self._opener(member.id))
-            for member in members
-        ]
-
-    def _opener(self, node: NodeId) -> Any:
-        @asynccontextmanager
-        async def open_stream(request: dict[str, Any]) -> AsyncIterator[Stream]:
-            try:
-                stream = await self._mesh.open(node, "file", request)
-            except MeshError as error:
-                raise OSError(error.message) from error
-            try:
-                yield stream
-            finally:
-                stream.reset()
-
-        return open_stream

@@ -41,7 +41,7 @@ from mesh_llm.host.worker_launch import worker_spec
 from mesh_llm.local.hardware import Hardware, equip
 from mesh_llm.local.modalities import held_bytes
 from mesh_llm.local.model_files import ModelFiles
-from mesh_llm.node.announcements import Announcements, api_lines, pi_writer
+from mesh_llm.node.announcements import Announcements
 from mesh_llm.node.api_keys import ApiKeys
 from mesh_llm.node.cpu_library import CpuLibrary
 from mesh_llm.node.drain import drain
@@ -78,7 +78,7 @@ from mesh_llm.transport.direct_links import open_door
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.native_splice import load_native
 from mesh_llm.transport.network import Network
-from mesh_llm.types import EventSink, ModelFacts, NodeFacts, NodeId, Progress, ProgressSink, Role, State
+from mesh_llm.types import EventSink, ModelFacts, NodeFacts, Progress, ProgressSink, Role, State
 from mesh_llm.worker.lending import Lease, Lending, Step, Terms, Weights
 
 INVITE_DEFAULT_S = 7 * 86400.0
@@ -158,7 +158,7 @@ class Node:
             facts,
             incarnation=int(time.time() * 1000),
             on_change=self._on_mesh,
-            on_refused=self._on_refused,
+            on_refused=self._announcements.refused,
         )
         self._compose_api()
         self.joining = Joining(self.home, config, self.identity, new_secret=self._new_secret)
@@ -192,13 +192,15 @@ class Node:
         self.state = NodeState(
             self.mesh,
             models=lambda: [service.state for service in self.models.services],
-            announce_api=self._announce_api,
+            announce_api=lambda: self._announcements.api(
+                self.models.default.name, self._gateway.url, config=self.config
+            ),
         )
         self._engines = Engines(
             lambda: [service.engines for service in self.models.services],
             lambda: [service.engines for service in self.models.every()],
             self._announcements,
-            metrics=self._metrics_text,
+            metrics=lambda engine: self.metrics.text(engine),
             load=lambda name: self.model_control.load_over_http(name),
             unload=lambda name: self.model_control.unload_over_http(name),
         )
@@ -229,7 +231,7 @@ class Node:
             model_files=self.model_files,
             offers=self.offers,
             data_links=self.data_links,
-            hosted=HostedPlans(self.mesh, on_decided=self._on_decided),
+            hosted=HostedPlans(self.mesh, on_decided=lambda: self.models.on_decided()),
             demands=self.demands,
             announcements=self._announcements,
             progress=self._progress,
@@ -451,9 +453,6 @@ class Node:
         seen, upstream = self._gateway.last_first_token(), self.models.default.engines.upstream()
         return seen if upstream is not None and seen is not None and seen.engine == upstream.url else None
 
-    def _metrics_text(self, engine: bytes) -> bytes:
-        return self.metrics.text(engine)
-
     def _progress(self, step: Progress) -> None:
         self.metrics.progress(step)
         self._announcements.progress(step)
@@ -462,16 +461,6 @@ class Node:
         """What `mesh-llm status --json` prints."""
         document: dict[str, Any] = to_document(await status.status(self.view))
         return document
-
-    def _announce_api(self) -> None:
-        lines = api_lines(
-            self.models.default.name,
-            self._gateway.url,
-            key_needed=self.config.api_key is not None,
-            write_pi=pi_writer(self.home.path),
-        )
-        for kind, text in lines.items():
-            self._say(kind, text, once=True)
 
     def _tell_lease(self, lease: Lease) -> None:
         facts = self.model_files.facts(lease.terms.fingerprint)
@@ -495,21 +484,12 @@ class Node:
         self._announcements.news(list(self._news.read(self.mesh)), quietly=stops)
         self.state.reflect()
 
-    def _on_refused(self, node: NodeId, reason: str) -> None:
-        text = f"A node that wanted to join ({node[:8]}) was refused: {reason}"
-        self._announcements.remark("refused", text)
-
-    def _on_decided(self) -> None:
-        """The plan of one model is another one: what there is for the others has changed."""
-        if len(self.models.services) > 1:
-            self.models.wake()
-
     # -- what children are told ----------------------------------------------------------------
 
     async def _weights(self, terms: Terms, step: Step) -> Weights:
         """A host may be behind: what is no longer the mesh's was its default model's."""
         service = self.models.find(terms.fingerprint) or self.models.default
-        return await service.supply.weights(terms, step)
+        return await service.supply.layers.weights(terms, step)
 
     def _worker_spec(self, device: str) -> WorkerSpec:
         assert self.hardware is not None

@@ -44,6 +44,11 @@ class ServedModels:
         for service in self.services:
             service.wake()
 
+    def on_decided(self) -> None:
+        """The plan of one model is another one: what there is for the others has changed."""
+        if len(self.services) > 1:
+            self.wake()
+
     # -- life ----------------------------------------------------------------------------------
 
     def follow(self) -> None:

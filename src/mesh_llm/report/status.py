@@ -421,7 +421,7 @@ def _resident(view: NodeView, run: PlanRun | None) -> int:
     if run is None or run.port is None:
         return 0
     own = sum(stage.weight_bytes for stage in run.plan.stages if stage.node == view.id)
-    return own + sum(run.resident.values())
+    return own + run.resident_bytes
 
 
 def _stage(run: PlanRun, place: Place) -> EngineStageStatus:

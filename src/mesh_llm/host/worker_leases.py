@@ -1,0 +1,125 @@
+"""The leases of a plan's workers: layers that they hold in memory while a stream to the host is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from mesh_llm.defaults import LEASE_SILENCE_S
+from mesh_llm.errors import MeshError
+from mesh_llm.mesh_settings import Adapter
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.sanitise import refusal
+from mesh_llm.tasks import cancelled, task_group
+from mesh_llm.transport.network import Stream
+from mesh_llm.types import Fingerprint, NodeId, Place, Plan, Stage
+
+_MOST_BYTES = 1 << 53
+"""That a worker may claim to have: more is no number of bytes, but of digits in a sentence."""
+
+
+class StageLost(MeshError):
+    """A worker refused its layers, or was lost with them."""
+
+    def __init__(self, node: NodeId, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class WorkerLeases:
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        fingerprint: Fingerprint,
+        adapters: Sequence[Adapter],
+        mesh: Mesh,
+        on_lost: Callable[[NodeId, str], None],
+    ) -> None:
+        """`on_lost`: a lease has ended while it was needed."""
+        self.resident: dict[Place, int] = {}
+        """Bytes of weights in the memory of each worker."""
+        self._epoch = epoch
+        self._fingerprint = fingerprint
+        self._adapters = adapters
+        self._mesh = mesh
+        self._on_lost = on_lost
+        self._loaded: dict[Place, tuple[int, int]] = {}
+
+    async def take(self, plan: Plan, stack: AsyncExitStack, tell: Callable[[str], None]) -> None:
+        """Returns when all layers are in memory; from then on each lease is watched, until `stack` ends."""
+        async with task_group() as group:
+            leases = [group.create_task(self._take_one(plan, stage, stack, tell)) for stage in plan.workers]
+        for stage, lease in zip(plan.workers, leases, strict=True):
+            watch = asyncio.create_task(self._watch(stage, lease.result()), name="lease")
+            stack.push_async_callback(cancelled, watch)
+
+    async def _take_one(
+        self, plan: Plan, stage: Stage, stack: AsyncExitStack, tell: Callable[[str], None]
+    ) -> Stream:
+        name = self._mesh.name_of(stage.node)
+        try:
+            async with asyncio.timeout(LEASE_SILENCE_S):
+                stream = await self._mesh.open(stage.node, "lease", self._wish(plan, stage))
+            stack.push_async_callback(_finished, stream)
+            while True:
+                async with asyncio.timeout(LEASE_SILENCE_S):
+                    answer = await stream.read_document()
+                match answer:
+                    case {"ready": True, "resident_bytes": int(resident)} if 0 <= resident < _MOST_BYTES:
+                        self.resident[stage.place] = resident
+                        return stream
+                    case {"done_bytes": int(done), "total_bytes": int(total)} if (
+                        0 <= done < _MOST_BYTES and 0 <= total < _MOST_BYTES
+                    ):
+                        self._loaded[stage.place] = (done, total)
+                        tell(self._progress(fetching=answer.get("fetching") is True))
+                    case {"refused": str()}:
+                        reason = refusal(answer, "it gave no reason")
+                        raise StageLost(stage.node, f"{name} refused its layers: {reason}")
+                    case _:
+                        raise StageLost(stage.node, f"{name} sent an invalid answer")
+        except TimeoutError:
+            raise StageLost(stage.node, f"{name} did not answer within {LEASE_SILENCE_S:.0f} s") from None
+        except StageLost:
+            raise
+        except MeshError as error:
+            raise StageLost(stage.node, f"{name} was lost: {error.message}") from error
+
+    def _wish(self, plan: Plan, stage: Stage) -> dict[str, Any]:
+        """The layers that a worker is asked for."""
+        wish: dict[str, Any] = {
+            "epoch": self._epoch,
+            "fingerprint": self._fingerprint,
+            "first": stage.first,
+            "last": stage.last,
+            "need_bytes": stage.need_bytes,
+            "head": plan.head_on_worker and stage is plan.stages[-1],
+            "device": stage.device,
+        }
+        if self._adapters:
+            wish["adapters"] = [adapter.file.digest for adapter in self._adapters]
+        return wish
+
+    def _progress(self, *, fetching: bool) -> str:
+        """Of all workers together."""
+        done = sum(done for done, _ in self._loaded.values())
+        total = sum(total for _, total in self._loaded.values())
+        share = 100 * done // total if total else 0
+        return f"workers {'fetch' if fetching else 'load'} their layers: {share} %"
+
+    async def _watch(self, stage: Stage, lease: Stream) -> None:
+        """A lease that ends is a worker that is lost."""
+        reason = "the connection to it broke"
+        with suppress(MeshError):
+            answer = await lease.read_document()
+            reason = refusal(answer, reason)
+        self._on_lost(stage.node, reason)
+
+
+async def _finished(stream: Stream) -> None:
+    with suppress(MeshError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            await stream.finish()

@@ -364,10 +364,6 @@ class MeshSettings(ModelSettings):
         """All of them, in the order in which they are planned."""
         return (self, *self.others)
 
-    @property
-    def side_files_of_all(self) -> tuple[SideFile, ...]:
-        return tuple(file for model in self.models for file in model.side_files)
-
     def of(self, fingerprint: Fingerprint) -> ModelSettings | None:
         return next((model for model in self.models if model.fingerprint == fingerprint), None)
 

@@ -33,6 +33,7 @@ def host(model: Path) -> Iterator[JoiningNode]:
         yield one
 
 
+@pytest.mark.full
 def test_a_quick_run_tells_what_the_mesh_does(host: JoiningNode, tmp_path: Path) -> None:
     ended = mesh_llm("bench", "--quick", "--json", "--home", host.home, "-o", tmp_path, within_s=BENCH_S)
     assert ended.status == 0, ended.stderr

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.support.command import mesh_llm
 from tests.support.joining import Lab, refused, said
 
 
+@pytest.mark.full
 def test_the_links_to_another_node(nodes: Lab) -> None:
     one = nodes.create("one")
     nodes.join("two", one)

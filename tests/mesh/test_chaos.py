@@ -46,6 +46,7 @@ def run_with(model: Path, file: Path, faults: tuple[Fault, ...], *, minutes: flo
         log.close()
 
 
+@pytest.mark.full
 def test_a_few_faults(model: Path, tmp_path: Path) -> None:
     faults = (
         Fault(at_s=0.5, kind="jump-clock", node="one", for_s=2.0, amount=3600.0),

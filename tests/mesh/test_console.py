@@ -295,6 +295,7 @@ def test_plans_for_what_is_no_model(home: Path, model: str, message: str) -> Non
     assert ended.stdout == ""
 
 
+@pytest.mark.full
 def test_a_plan_for_a_model_that_could_be_downloaded(home: Path, tmp_path: Path) -> None:
     ended = mesh_llm("plan", "--home", home, "--model", "smollm2", env={"MESH_LLM_MODELS": str(tmp_path)})
 

@@ -108,6 +108,7 @@ def loaded(node: JoiningNode, program: str, library: Path) -> list[bool]:
     return found
 
 
+@pytest.mark.full
 def test_nodes_change_over_and_cut_no_answer(nodes: Lab, workshop: Workshop) -> None:
     plan = ("--model", nodes.model, "--ctx-size", "8192", "--parallel", "2", "--split", "--hosting", "prefer")
     one = nodes.start("one", *plan, env=workshop.env).until_ready()

@@ -101,6 +101,7 @@ def test_more_nodes_than_layers(home: Path, libraries: dict[str, Path], tmp_path
     assert [node["last"] - node["first"] for node in figures["nodes"]] == [1, 1, 1, 1]
 
 
+@pytest.mark.full
 def test_a_model_that_does_not_fit(home: Path, libraries: dict[str, Path], tmp_path: Path) -> None:
     # Sparse: a terabyte that takes no room on the disk.
     large = tiny_gguf.write_sparse(tmp_path / "large.gguf", layers=40, hidden=16384, feed_forward=131072)

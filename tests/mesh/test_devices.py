@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.support import tiny_gguf
 from tests.support.joining import PLAN, TEXT, JoiningNode, Lab
@@ -78,6 +79,7 @@ def test_an_op_that_a_worker_does_not_know_is_named(nodes: Lab, model: Path) -> 
     assert status["engine"]["warnings"] == [warning]
 
 
+@pytest.mark.full
 def test_experts_lie_beside_a_gpu_that_is_too_small_for_them(
     nodes: Lab, libraries: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def killed(node: JoiningNode) -> Callable[[], None]:
     return lambda: node.signal(signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_the_next_host_sees_and_goes_on_with_the_same_words(nodes: Lab, tmp_path: Path) -> None:
     one = nodes.create("one", "--split", "--hosting", "prefer")
     two = nodes.join("two", one, models=tmp_path / "two")

@@ -160,6 +160,7 @@ def test_ones_own_token(shared: tuple[Lab, JoiningNode]) -> None:
 # -- invites --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_invites_are_listed_with_what_became_of_them(nodes: Lab) -> None:
     one = nodes.create("one")
     first = invite_of(one, "--expires", "never")
@@ -191,6 +192,7 @@ def test_revoking_what_does_not_exist(shared: tuple[Lab, JoiningNode]) -> None:
     assert refused(mesh_llm("invite", "--expires", "soon", "--home", shared[1].home), status=2)
 
 
+@pytest.mark.full
 def test_an_expelled_node_ends_is_forgotten_and_stays_out(nodes: Lab) -> None:
     one = nodes.create("one")
     invite = one.invite()
@@ -445,6 +447,7 @@ async def until_async(condition: Callable[[], bool]) -> None:
     await asyncio.to_thread(until, condition, within_s=60, what="the flood goes on")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="another process's limits can be set on Linux alone")
 def test_an_invite_that_cannot_be_written_down_is_refused_in_a_sentence(nodes: Lab) -> None:
     import resource

@@ -41,6 +41,7 @@ def text_of(chunks: list[str]) -> str:
     return "".join(choice["text"] for choice in choices)
 
 
+@pytest.mark.full
 def test_answers_go_on_while_a_worker_pauses_and_lends_again(mesh: MeshProcesses) -> None:
     mesh.create("one", "--split")
     mesh.join("two")

@@ -29,6 +29,7 @@ def said(node: Any, **more: Any) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
+@pytest.mark.full
 def test_whoever_computes_fetches_the_adapter(nodes: Lab, tmp_path: Path) -> None:
     adapter = nodes.model.with_name(f"{ADAPTER}.gguf")
     one = nodes.create("one", "--split", "--hosting", "prefer", "--lora-scaled", f"{adapter}:2")

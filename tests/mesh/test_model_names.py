@@ -17,6 +17,7 @@ def nodes(tmp_path: Path, libraries: dict[str, Path]) -> Iterator[Lab]:
         yield nodes
 
 
+@pytest.mark.full
 def test_a_model_of_the_catalog_comes_from_a_peer_before_the_hub(nodes: Lab, tmp_path: Path) -> None:
     one = nodes.start("one", "--model", "32b", "--split", "--hosting", "prefer").until_ready()
     two = nodes.join("two", one, "--model", "Qwen2.5-32B", models=tmp_path / "two")

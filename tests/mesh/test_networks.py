@@ -292,6 +292,7 @@ def a_mesh_without_udp(lab: Lab) -> Iterator[tuple[tuple[Host, ...], HostNode, H
         lab.end()
 
 
+@pytest.mark.full
 def test_where_all_udp_is_dropped_the_relay_carries_the_mesh(lab: Lab) -> None:
     with a_mesh_without_udp(lab) as (_, one, two):
         assert one.sky() == two.sky()

@@ -196,6 +196,7 @@ def test_two_owners_who_load_models_at_once_both_have_them(at_hand: OnDemand) ->
         at_hand.until_state("waiting", name)
 
 
+@pytest.mark.full
 def test_a_node_that_dies_while_the_model_is_loaded(at_hand: OnDemand) -> None:
     """The last one: it takes a node away."""
     text = text_of(at_hand.client, "coder")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support import tiny_gguf
 from tests.support.command import mesh_llm
 from tests.support.joining import PLAN, TEXT, JoiningNode, lab
@@ -27,6 +29,7 @@ def answer(node: JoiningNode) -> tuple[int, str]:
     return reply.status, reply.json()["choices"][0]["text"] if reply.status == 200 else ""
 
 
+@pytest.mark.full
 def test_an_old_node_takes_a_model_on_demand_for_a_pinned_one(model: Path, tmp_path: Path) -> None:
     coder = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=8)
     with lab(model) as nodes:

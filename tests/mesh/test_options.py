@@ -88,6 +88,7 @@ def test_another_model_file_is_refused_and_the_same_options_are_fine(
     assert refused(ended) == "only owners of the mesh can set --ctx-size; it is 512"
 
 
+@pytest.mark.full
 def test_all_follow_when_the_creator_comes_back_with_other_options(nodes: Lab, tmp_path: Path) -> None:
     """Also where it is not the creator who hosts, and where only the engine's own options differ."""
     one = nodes.start("one", "--model", nodes.model, *PLAN, "--hosting", "never")
@@ -223,6 +224,7 @@ def test_memory_that_is_not_lent_is_not_used(nodes: Lab) -> None:
 # -- who is left out ------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_every_node_that_is_left_out_has_its_reason(nodes: Lab, tmp_path: Path) -> None:
     one = nodes.create("one", "--split")
     token = one.token()

@@ -68,6 +68,7 @@ def test_an_owner_by_its_token_invites_and_revokes(nodes: Lab) -> None:
     one.until_nodes("one", "two")
 
 
+@pytest.mark.full
 def test_a_token_for_one_machine(nodes: Lab) -> None:
     one = nodes.create("one")
     token = said(mesh_llm("invite", "--uses", "1", "--home", one.home, "--json"))["token"]

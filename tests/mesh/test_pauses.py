@@ -71,6 +71,7 @@ def test_stopped_worker_node_is_left_out_and_comes_back(trio: MeshProcesses) -> 
     assert trio.chat() == text
 
 
+@pytest.mark.full
 def test_stopped_host_node_stands_back_when_it_goes_on(trio: MeshProcesses) -> None:
     before, text = trio.serving(), trio.chat()
     rest = list(before.workers)

@@ -64,6 +64,7 @@ def shell() -> Iterator[Shell]:
         manager.end()
 
 
+@pytest.mark.full
 async def test_a_token_counts_once(nodes: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     one = nodes.create("one")
     for name, value in {**ALONE, "MESH_LLM_MODELS": str(nodes.model.parent)}.items():

@@ -69,6 +69,7 @@ def update(nodes: Lab, old: str, before: dict[str, str], after: dict[str, str]) 
     assert versions(client) == {"one": NEXT, "two": NEXT, "client": old}
 
 
+@pytest.mark.full
 def test_nodes_are_updated_one_by_one(nodes: Lab, newer: dict[str, str]) -> None:
     update(nodes, mesh_llm.__version__, {}, newer)
 

@@ -55,6 +55,7 @@ def test_the_smallest_grid_has_all_sides_and_the_published_figures(worded: Path,
     assert len(document["changes"]) == len(found.figures)
 
 
+@pytest.mark.full
 def test_an_interrupted_grid_leaves_nothing_running(worded: Path) -> None:
     options = ("--model", worded, "--nodes", "2", "--latency", "0")
     with start("bench", "grid", *options) as running:

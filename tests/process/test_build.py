@@ -231,6 +231,7 @@ def test_the_compilers_words_are_shown(cache: Path, wrapped: Compiler) -> None:
     assert looks_finished(cache) == leftovers(cache) == []
 
 
+@pytest.mark.full
 def test_a_failure_is_remembered_until_somebody_insists(cache: Path, wrapped: Compiler) -> None:
     fail_on_our_code(wrapped)
     first = ensure()

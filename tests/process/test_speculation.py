@@ -169,6 +169,7 @@ async def test_a_draft_that_is_never_right_is_given_up(
     assert 0 < seen.drafted < 0.5 * tokens
 
 
+@pytest.mark.full
 async def test_requests_at_once_share_steps(plan: SplitPlan, smollm2: Path) -> None:
     """Each gets its own text, whatever the others guess."""
     options = {"n_predict": 24, "ignore_eos": True, "n_probs": 0, "cache_prompt": False}
@@ -185,6 +186,7 @@ async def test_requests_at_once_share_steps(plan: SplitPlan, smollm2: Path) -> N
             assert [answer.tokens for answer in found] == expected
 
 
+@pytest.mark.full
 async def test_who_asks_for_probabilities_gets_those_of_every_token(plan: SplitPlan, smollm2: Path) -> None:
     options = {"n_predict": 24, "ignore_eos": True, "cache_prompt": False}
     draft = DraftSpec(text_depth=24, model=str(smollm2), model_depth=8)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support import tiny_gguf
 from tests.support.mesh import HEAL_S, MeshProcesses
 from tests.support.node import SMALL, NodeProcess, temporary_home
@@ -37,6 +39,7 @@ def test_embedding_model_embeds_by_itself_on_every_node(libraries: dict[str, Pat
     assert one[0]["embedding"] != one[1]["embedding"]
 
 
+@pytest.mark.full
 def test_reranker_reranks_by_itself(home: Path, libraries: dict[str, Path], tmp_path: Path) -> None:
     model = tiny_gguf.write(
         tmp_path / "reranker.gguf",
@@ -87,6 +90,7 @@ def test_projector_beside_the_model_lets_it_see_on_every_node(
     assert all(count >= blind + 16 for count in seeing)
 
 
+@pytest.mark.full
 def test_one_model_answers_to_every_name(home: Path, libraries: dict[str, Path]) -> None:
     with temporary_home() as folder:
         model = tiny_gguf.write(folder / "tiny.gguf", "llama")

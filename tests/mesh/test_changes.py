@@ -97,6 +97,7 @@ def streamed_while_three_joins(
     return text, len(engines) == 2
 
 
+@pytest.mark.full
 def test_node_that_is_not_needed_changes_nothing(mesh: MeshProcesses) -> None:
     mesh.create("one")
 

@@ -136,6 +136,7 @@ def test_the_document_says_the_same_on_both_nodes(nodes: tuple[NodeProcess, Node
     assert [node["link"]["via"] for node in one["mesh"]["nodes"]] == [[], []]
 
 
+@pytest.mark.full
 def test_a_client_sees_the_same_and_stands_last(nodes: tuple[NodeProcess, NodeProcess], home: Path) -> None:
     invited = mesh_llm("invite", "--role", "client", "--home", nodes[0].home).stdout.strip()
     arguments = ("--client", "--join", invited, "--home", home, "--port", "0", "--name", "asker")
@@ -239,6 +240,7 @@ def test_a_plan_for_another_model_is_as_if_every_node_had_it(
     assert "\nassumed  every node had the file; not there yet: one, two\n" in text
 
 
+@pytest.mark.full
 def test_a_plan_for_a_model_that_nobody_has(nodes: tuple[NodeProcess, NodeProcess]) -> None:
     document = planned("--home", nodes[0].home, "--model", "Kimi-K2.5")
     with_more = planned("--home", nodes[0].home, "--model", "Kimi-K2.5", "--with", "here,big=600GB:cuda")

@@ -67,6 +67,7 @@ def test_devices_of_a_worker_are_stages(nodes: Lab, model: Path, libraries: dict
     assert text_of(one) == expected
 
 
+@pytest.mark.full
 def test_an_op_that_a_worker_does_not_know_is_named(nodes: Lab, model: Path) -> None:
     one = nodes.start("one", "--model", model, *PLAN, "--layers", "one=0-27,two=28-29")
     one.until_said("Waiting for more peers")

@@ -84,6 +84,7 @@ def share_bytes(model: Path, layers: int) -> int:
     return model.stat().st_size * layers // LAYERS
 
 
+@pytest.mark.full
 def test_a_worker_fetches_its_layers_and_no_more(nodes: Lab, text: list[Any], tmp_path: Path) -> None:
     whole = nodes.model.stat().st_size
     one = create(nodes, "one", "one=0-11,two=12-15")
@@ -157,6 +158,7 @@ def test_the_mesh_serves_while_a_new_worker_fetches(nodes: Lab, text: list[Any],
     assert answer_of(two) == text
 
 
+@pytest.mark.full
 def test_no_fetch_refuses_layers_too(nodes: Lab, tmp_path: Path) -> None:
     one = nodes.create("one", "--split", "--hosting", "prefer")
     two = join(nodes, "two", one, tmp_path, "--no-fetch")

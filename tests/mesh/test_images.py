@@ -76,6 +76,7 @@ def test_the_next_host_sees_and_goes_on_with_the_same_words(nodes: Lab, tmp_path
         assert struck.chances == undisturbed.chances
 
 
+@pytest.mark.full
 def test_a_host_without_the_projector_says_so(nodes: Lab, tmp_path: Path) -> None:
     one = nodes.create("one", "--split", "--hosting", "prefer")
     write_model(tmp_path / "two", hidden=HIDDEN)

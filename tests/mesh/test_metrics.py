@@ -230,6 +230,7 @@ def test_a_lite_client_has_series_of_its_own(nodes: Lab) -> None:
     assert seen.of("mesh_llm_link_sent_bytes_total", "peer").keys() == {"one"}
 
 
+@pytest.mark.full
 def test_every_stage_of_a_nodes_life_can_be_scraped(nodes: Lab) -> None:
     """From the opening of its port, through waiting and serving, to the end of its drain."""
     # Several tries: it is quick, and may serve before this process has its next turn.

@@ -67,6 +67,7 @@ def found_and_join(lab: Lab, first: Host, second: Host, *arguments: str) -> tupl
 # -- on a switch ---------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_two_hosts_on_a_switch_one_serves_both(lab: Lab) -> None:
     first, second = lab.build(namespaces.switch(2))
     one = lab.found("one", first)

@@ -116,6 +116,7 @@ def test_what_cannot_fit_is_refused_with_the_figures(at_hand: OnDemand) -> None:
     assert mesh_llm("unload", "giant", "--home", at_hand.owner.home).status == 0
 
 
+@pytest.mark.full
 def test_clients_that_ask_for_several_models_in_turn_are_all_answered(at_hand: OnDemand) -> None:
     """There is not memory for all three at once."""
     at_hand.load("writer", "--idle", "3s", seed=1)
@@ -130,6 +131,7 @@ def test_clients_that_ask_for_several_models_in_turn_are_all_answered(at_hand: O
     assert state_of(at_hand.owner, "tiny")[0] == "serving"
 
 
+@pytest.mark.full
 def test_api_clients_load_and_unload_models_at_an_owners_node(at_hand: OnDemand) -> None:
     at_hand.load("scribe", seed=3)
     loaded = at_hand.owner.ask("/models/load", {"model": "scribe"})
@@ -164,6 +166,7 @@ def test_an_answer_is_finished_while_its_model_is_unloaded(at_hand: OnDemand) ->
     assert text_of(at_hand.client, "scribe") == text
 
 
+@pytest.mark.full
 def test_a_file_that_has_vanished_everywhere(at_hand: OnDemand) -> None:
     at_hand.load("ghost", seed=4)
     until(lambda: (at_hand.nodes.folder / "empty" / "ghost.gguf").exists(), within_s=HEAL_S, what="fetched")

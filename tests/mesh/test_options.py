@@ -71,6 +71,7 @@ def test_one_who_joins_cannot_change_the_plan(
     assert not (nodes.folder / "joiner" / "mesh.json").exists()
 
 
+@pytest.mark.full
 def test_another_model_file_is_refused_and_the_same_options_are_fine(
     shared: tuple[Lab, JoiningNode], tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ def test_texts_that_mean_nothing(parse: Callable[[str], object], text: str, sent
 # -- each node's own ------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_node_that_never_hosts_waits_for_one_that_may(nodes: Lab) -> None:
     one = nodes.start("one", "--model", nodes.model, *PLAN, "--hosting", "never", "--device", "none")
     status = one.until_status(lambda s: s["node"]["state"] == "waiting" and s["plan"], what="it waits")
@@ -205,6 +207,7 @@ def test_a_node_that_never_hosts_waits_for_one_that_may(nodes: Lab) -> None:
     assert text_of(one) == text_of(two)
 
 
+@pytest.mark.full
 def test_memory_that_is_not_lent_is_not_used(nodes: Lab) -> None:
     one = nodes.start("one", "--model", nodes.model, *PLAN, "--max-memory", "2MB")
     status = one.until_status(lambda s: s["node"]["state"] == "waiting" and s["plan"], what="it waits")
@@ -257,6 +260,7 @@ def settled(status: dict[str, Any]) -> bool:
     return "is starting" not in left_out(status).values()
 
 
+@pytest.mark.full
 def test_a_model_that_fits_on_one_stays_there(nodes: Lab) -> None:
     one = nodes.create("one")
     before = one.status()

@@ -82,6 +82,7 @@ def test_a_code_lets_a_machine_in_and_who_listens_learns_nothing(lab: Lab, tmp_p
     assert b"mesh1-" not in frames
 
 
+@pytest.mark.full
 def test_a_person_refuses_and_a_wrong_code_costs_an_attempt(lab: Lab) -> None:
     one, two = lab.build(namespaces.switch(2))
     owner = lab.found("desk", one, *NO_PLAN)
@@ -99,6 +100,7 @@ def test_a_person_refuses_and_a_wrong_code_costs_an_attempt(lab: Lab) -> None:
     assert names(owner.status()) == ["desk"]
 
 
+@pytest.mark.full
 def test_somebody_in_between_gets_nothing(lab: Lab) -> None:
     one, two, three = lab.build(namespaces.switch(3))
     owner = lab.found("desk", one, *NO_PLAN)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.recovery import Kill, RecoveringMesh, kills, recovering_mesh
+from tests.support.sampling import first
 
 
 @pytest.fixture(scope="module", params=["plain", pytest.param("drafts", marks=pytest.mark.full)])
@@ -26,7 +27,7 @@ def check(mesh: RecoveringMesh, kill: Kill) -> None:
     assert recovered.has_same_numbers, f"{kill}: {recovered}\n{recovered.outcome.text}"
 
 
-@pytest.mark.parametrize(("victim", "at"), [("engine", 8), ("host", 5), ("worker", 3)])
+@pytest.mark.parametrize(("victim", "at"), first(1, [("host", 5), ("engine", 8), ("worker", 3)]))
 def test_killed_once(mesh: RecoveringMesh, victim: str, at: int) -> None:
     check(mesh, Kill(victim=victim, moment="early", questions=(0,), at=at))
 

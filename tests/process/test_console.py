@@ -207,6 +207,7 @@ def test_the_page_invites_and_stops(smollm2: Path) -> None:
         assert node.wait().status == 0
 
 
+@pytest.mark.full
 def test_a_client_has_a_console_too(smollm2: Path) -> None:
     with temporary_home() as folder, MeshProcesses(folder, smollm2) as mesh:
         one = mesh.create("one").until_ready()
@@ -250,6 +251,7 @@ def test_ports_that_are_none(tmp_path: Path) -> None:
         assert (ended.status, ended.stderr.startswith("Error: ")) == (status, True), ended.stderr
 
 
+@pytest.mark.full
 def test_the_model_is_unloaded_and_loaded_again(smollm2: Path) -> None:
     with (
         temporary_home() as home,

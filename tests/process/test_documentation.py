@@ -212,6 +212,7 @@ def after(text: str, words: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(words)).removeprefix(words)
 
 
+@pytest.mark.full
 def test_the_walk_through(folder: Path, smollm2: Path) -> None:
     start, join, ask, stream, plug, again, logs, doctor, look, *tour = WALK
     ask_client, tablet, use_client, phone, invites, leave, stop, relay, relayed = tour

@@ -96,6 +96,7 @@ def test_it_ends_with_a_killed_node(home: Path, tmp_path: Path, tiny_model: Path
         node.until_no_descendants(within_s=ORPHAN_S)
 
 
+@pytest.mark.full
 def test_it_comes_back_when_it_is_killed(home: Path, tmp_path: Path, tiny_model: Path) -> None:
     folder = write_server(tmp_path / "bin")
     with NodeProcess(*SMALL, "--bin-dir", folder, home=home, model=tiny_model) as node:

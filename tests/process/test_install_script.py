@@ -171,6 +171,7 @@ def test_it_installs_upgrades_and_leaves_without_a_trace(machine: Machine) -> No
     assert machine.left() == [".models", ".models/tiny.gguf", ".models/tiny.gguf.sha256"]
 
 
+@pytest.mark.full
 def test_purging_keeps_what_it_did_not_bring(machine: Machine) -> None:
     assert machine.install("--client", "--prefix", "else where")[0] == 0
     (machine.home / ".mesh-llm").mkdir()
@@ -226,6 +227,7 @@ def test_uninstalling_takes_its_services_along(machine: Machine, monkeypatch: py
     assert sorted(services.told()) == [f"--user disable --now {name}" for name in names]
 
 
+@pytest.mark.full
 def test_a_service_that_systemd_does_not_stop_goes_all_the_same(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +250,7 @@ def test_without_a_service_systemd_is_left_alone(machine: Machine) -> None:
     assert services.told() == []
 
 
+@pytest.mark.full
 def test_folders_that_were_there_stay(machine: Machine) -> None:
     (machine.home / ".local" / "bin").mkdir(parents=True)
     assert machine.install()[0] == 0

@@ -137,6 +137,7 @@ async def test_a_prompt_of_several_batches(plan: SplitPlan) -> None:
         assert (await asking.complete(LONG, **once)).tokens == expected.tokens
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layers", "text_depth"), first(1, [(SPLIT, 0), ((), 24)]), ids=["split", "with the text, alone"]
 )
@@ -205,6 +206,7 @@ async def test_who_asks_for_probabilities_gets_those_of_every_token(plan: SplitP
     assert [len(place) for place in found.logprobs] == [3] * len(found.tokens)
 
 
+@pytest.mark.full
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
     plan: SplitPlan, smollm2: Path, told: dict[str, tuple[int, ...]]
 ) -> None:
@@ -448,6 +450,7 @@ def test_an_eagle3_head_adds_no_hop(lab: EngineLab) -> None:
     assert [tokens for tokens, *_ in found.said] == [tokens for tokens, *_ in plain.said]
 
 
+@pytest.mark.full
 def test_a_node_drafts_with_an_eagle3_head(lab: EngineLab, tmp_path: Path) -> None:
     model = stepping_models.write(lab, "llama", period=NEVER).path
     head = stepping_models.write_eagle3(lab).path

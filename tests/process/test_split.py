@@ -178,6 +178,7 @@ async def test_a_model_in_several_files(libraries: dict[str, Path], tmp_path: Pa
 # -- what the engine does with its cache --------------------------------------------------------------
 
 
+@pytest.mark.full
 async def test_several_slots_at_once(libraries: dict[str, Path], tmp_path: Path) -> None:
     plan = await plan_for(tiny(tmp_path, "llama"), libraries, slots=3, settings=SMALL_BATCHES)
 
@@ -250,6 +251,7 @@ async def test_across_512_cells(
     await compare(alone, [over(alone, 6), over(alone, 2, 1, 2), over(alone, 2, 2, push=False)], ask)
 
 
+@pytest.mark.full
 async def test_more_graphs_than_a_worker_keeps(libraries: dict[str, Path], tmp_path: Path) -> None:
     """Each length of a prompt is a graph of its own: old ones are forgotten by both sides alike."""
     alone = await plan_for(tiny(tmp_path, "llama"), libraries, settings={"n_ctx_checkpoints": 0})

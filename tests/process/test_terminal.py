@@ -439,6 +439,7 @@ def node(home: Path, tiny: Path) -> Iterator[NodeProcess]:
         yield node.until_ready()
 
 
+@pytest.mark.full
 def test_status_watch_shows_the_same_view(node: NodeProcess) -> None:
     with in_terminal("status", "--watch", "--home", node.home) as screen:
         api = f"api    {node.url.replace('127.0.0.1', 'localhost')}"
@@ -537,6 +538,7 @@ def test_status_watch_ends_with_ctrl_c_and_with_signals(node: NodeProcess) -> No
             assert screen.has_cursor()
 
 
+@pytest.mark.full
 def test_status_watch_ends_with_its_node(node: NodeProcess) -> None:
     with in_terminal("status", "--watch", "--layers", "--home", node.home) as screen:
         screen.until_seen("embedding")
@@ -555,6 +557,7 @@ def test_status_watch_in_a_dumb_terminal_prints_every_change(node: NodeProcess) 
         assert screen.wait() == 130
 
 
+@pytest.mark.full
 def test_agent_asks_the_running_node(node: NodeProcess, tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path)}
     url = node.url.replace("127.0.0.1", "localhost")

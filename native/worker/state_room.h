@@ -20,6 +20,7 @@ class state_room {
     state_room(ggml_backend_dev_t device, uint64_t size) : size_(size) {
         if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
             pages_ = std::make_unique<zero_pages>(size);
+            pages_->in_large_pages();
             if (pages_->data() != nullptr) {
                 buffer_.reset(ggml_backend_dev_buffer_from_host_ptr(device, pages_->data(), size, size));
             }

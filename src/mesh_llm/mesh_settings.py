@@ -33,6 +33,8 @@ MODELS_LIMIT = 16
 IDLE_DEFAULT_S = 600
 """Until a model that is loaded on demand goes, where its owner does not say."""
 IDLE_LIMIT_S = 366 * 86400
+PRIORITY_LIMIT = 100
+"""Either way: more steps than a mesh has models."""
 REPLICAS_LIMIT = 16
 """Of one model, each on nodes of its own."""
 SCALE_LIMIT = 1000.0
@@ -271,6 +273,8 @@ class MeshOptions(EngineOptions):
     """By node name: first layer, and the last, not included."""
     replicas: tuple[int, int] | None = _option("--replicas", _replicas, parse=parse_replicas)
     """How often it runs at least, and at most where requests wait; None: once."""
+    priority: int | None = _option("--priority", _whole(-PRIORITY_LIMIT, PRIORITY_LIMIT))
+    """Which of several models has memory, where they do not all fit: the highest; None counts as 0."""
 
 
 ENGINE_OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(EngineOptions)}
@@ -375,6 +379,10 @@ class ModelSettings(MeshOptions):
         return self.replicas[1] if self.replicas is not None else 1
 
     @property
+    def rank(self) -> int:
+        return self.priority or 0
+
+    @property
     def plan_version(self) -> int:
         return self.changed
 
@@ -414,6 +422,20 @@ class MeshSettings(ModelSettings):
     def models(self) -> tuple[ModelSettings, ...]:
         """All of them, the default one first."""
         return (self, *self.others)
+
+    @property
+    def by_priority(self) -> tuple[ModelSettings, ...]:
+        """All of them, in the order in which they are planned: of equals, the first comes first."""
+        return tuple(sorted(self.models, key=lambda model: -model.rank))
+
+    def is_on_demand(self, model: ModelSettings) -> bool:
+        """The default one never is."""
+        return model.on_demand and model.fingerprint != self.fingerprint
+
+    def gives_way(self, model: ModelSettings, to: ModelSettings) -> bool:
+        """Whether a model that is always loaded ends where that makes another one fit: `to` is as well."""
+        pinned = not self.is_on_demand(model) and not self.is_on_demand(to)
+        return pinned and model.rank < to.rank
 
     @property
     def side_files_of_all(self) -> tuple[SideFile, ...]:

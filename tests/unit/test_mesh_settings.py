@@ -87,6 +87,7 @@ WRONG: dict[str, list[Any]] = {
     ],
     "reasoning_format": ["x" * 129, "none\n", 7, True, {}],
     "reasoning_budget": [-2, 1 << 40, 0.5, "0", True],
+    "priority": [-101, 101, True, 1.0, "1"],
     "cache_type_k": ["f" * 129, "f16\n", None, 7, ["f16"], {}],
     "lanes": [-1, 257, True, "2"],
     "split": [0, "yes", None],
@@ -234,6 +235,33 @@ def test_another_default_model_leaves_all_plans() -> None:
         "größe": 5,
         "embeddings": 3,
     }
+
+
+def test_another_priority_leaves_all_plans() -> None:
+    first = replace(OTHER, priority=5)
+    new = version_after(SEVERAL, replace(SEVERAL, priority=-1, others=(first, SEVERAL.others[1])))
+    assert new.version == 4
+    assert [model.plan_version for model in new.models] == [3, 3, 3]
+    assert [model.engine_key for model in new.models] == [model.engine_key for model in SEVERAL.models]
+    assert settings_from_document(settings_to_document(new)) == new
+
+
+def test_models_are_planned_by_priority_and_equals_in_their_order() -> None:
+    assert SEVERAL.by_priority == SEVERAL.models
+    coder, embeddings = SEVERAL.others
+    ranked = replace(SEVERAL, priority=-1, others=(coder, replace(embeddings, priority=5)))
+    assert [model.alias for model in ranked.by_priority] == ["embeddings", "coder", "größe"]
+
+
+def test_a_model_gives_way_to_a_higher_priority_where_both_are_always_loaded() -> None:
+    coder, embeddings = (replace(OTHER, priority=1), replace(SEVERAL.others[1], on_demand=True, priority=9))
+    ranked = replace(SEVERAL, on_demand=True, others=(coder, embeddings))
+    # The default model is always loaded, whatever is said.
+    assert ranked.gives_way(ranked, coder)
+    assert not ranked.gives_way(coder, ranked)
+    assert not ranked.gives_way(coder, embeddings)
+    assert not ranked.gives_way(embeddings, replace(coder, priority=50))
+    assert not SEVERAL.gives_way(*SEVERAL.others)
 
 
 def test_template_arguments_are_signed_in_one_form() -> None:

@@ -124,6 +124,13 @@ _OPTIONS = [
         help="how often the model runs, each time on other nodes; up to MAX while requests wait (default: 1)",
     ),
     click.option(
+        "--priority",
+        type=int,
+        metavar="N",
+        help="which of several models has memory where they do not all fit: the highest, -100 to 100 "
+        "(default: 0)",
+    ),
+    click.option(
         "--hosting",
         type=click.Choice(("auto", "prefer", "never")),
         default="auto",

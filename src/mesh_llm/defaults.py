@@ -80,6 +80,8 @@ DEFAULT_SLOTS = 4
 CONTEXT_LIMIT = 1 << 27
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 """Of cached keys and values, by llama.cpp's names."""
+REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
+"""What becomes of the thoughts in an answer, by llama.cpp's names."""
 THREADS_LIMIT = 1024
 DRAIN_S = 30.0
 """For answers under way when a node is told to stop; a second Ctrl-C does not wait for them."""

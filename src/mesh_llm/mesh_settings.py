@@ -7,12 +7,13 @@ writes and reads settings, `transport.owners_settings` verifies them, `local.own
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields, replace
 from typing import Any
 
-from mesh_llm.defaults import CACHE_TYPES, CONTEXT_LIMIT, DEFAULT_SLOTS, DRAFT_MAX
+from mesh_llm.defaults import CACHE_TYPES, CONTEXT_LIMIT, DEFAULT_SLOTS, DRAFT_MAX, REASONING_FORMATS
 from mesh_llm.errors import UsageError
 from mesh_llm.frozen import frozen
 from mesh_llm.sanitise import NAME_CHARS
@@ -32,10 +33,16 @@ MODELS_LIMIT = 16
 IDLE_DEFAULT_S = 600
 """Until a model that is loaded on demand goes, where its owner does not say."""
 IDLE_LIMIT_S = 366 * 86400
+PRIORITY_LIMIT = 100
+"""Either way: more steps than a mesh has models."""
 REPLICAS_LIMIT = 16
 """Of one model, each on nodes of its own."""
 SCALE_LIMIT = 1000.0
 """Of an adapter: what is more is a mistake."""
+SEED_LIMIT = (1 << 32) - 2
+"""The engine's are 32 bits wide, and the last one stands for any."""
+TEMPLATE_ARGUMENTS_CHARS = 1000
+"""Of JSON. Templates know a handful of names, and the settings of all models are one signed text."""
 
 _SPAN = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
 
@@ -97,6 +104,29 @@ def _cache_type(value: object) -> str:
     if value not in CACHE_TYPES:
         raise ValueError(f"not one of {', '.join(CACHE_TYPES)}")
     return str(value)
+
+
+def _reasoning_format(value: object) -> str:
+    if value not in REASONING_FORMATS:
+        raise ValueError(f"not one of {', '.join(REASONING_FORMATS)}")
+    return str(value)
+
+
+def _template_arguments(value: object) -> str:
+    """JSON that Python and the engine read alike: an object, printable, with numbers of an ordinary size."""
+    if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
+        raise ValueError("not a JSON object in printable ASCII")
+    if len(value) > TEMPLATE_ARGUMENTS_CHARS:
+        raise ValueError(f"longer than {TEMPLATE_ARGUMENTS_CHARS:,} characters of JSON")
+    try:
+        arguments = json.loads(value, parse_int=float)
+        # What is half of a character, not a number or beyond all of them ends the engine's reader.
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError('not a JSON object, as in {"enable_thinking": false}')
+    return value
 
 
 def _name(value: object) -> str:
@@ -173,6 +203,14 @@ def parse_lanes(text: str) -> int:
     return 0 if text == "auto" else int(text)
 
 
+def parse_template_arguments(text: str) -> str:
+    """The JSON of --chat-template-kwargs, as it is signed."""
+    try:
+        return json.dumps(json.loads(text), separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return text  # it is refused with all other options
+
+
 def parse_layers(text: str) -> tuple[tuple[str, int, int], ...]:
     """`NODE=A-B,…` of --layers; B is the last layer, and included."""
     parts = []
@@ -203,6 +241,21 @@ class EngineOptions:
     top_k: int | None = _option("--top-k", _whole(0, 1 << 24), "sampling.top_k")
     top_p: float | None = _option("--top-p", _number(0, 1), "sampling.top_p")
     min_p: float | None = _option("--min-p", _number(0, 1), "sampling.min_p")
+    seed: int | None = _option("--seed", _whole(0, SEED_LIMIT), "sampling.seed")
+    """Of requests that bring none; None: each gets one of its own."""
+    chat_template_kwargs: str | None = _option(
+        "--chat-template-kwargs",
+        _template_arguments,
+        "default_template_kwargs",
+        parse=parse_template_arguments,
+    )
+    """As JSON: arguments of the chat template, where a request does not bring its own."""
+    reasoning_format: str | None = _option("--reasoning-format", _name, "reasoning_format", _reasoning_format)
+    """What becomes of the thoughts that stand in an answer."""
+    reasoning_budget: int | None = _option(
+        "--reasoning-budget", _whole(-1, CONTEXT_LIMIT), "sampling.reasoning_budget_tokens"
+    )
+    """Tokens of thoughts, at most; -1: as many as the model likes."""
 
 
 @frozen
@@ -220,6 +273,8 @@ class MeshOptions(EngineOptions):
     """By node name: first layer, and the last, not included."""
     replicas: tuple[int, int] | None = _option("--replicas", _replicas, parse=parse_replicas)
     """How often it runs at least, and at most where requests wait; None: once."""
+    priority: int | None = _option("--priority", _whole(-PRIORITY_LIMIT, PRIORITY_LIMIT))
+    """Which of several models has memory, where they do not all fit: the highest; None counts as 0."""
 
 
 ENGINE_OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(EngineOptions)}
@@ -324,6 +379,10 @@ class ModelSettings(MeshOptions):
         return self.replicas[1] if self.replicas is not None else 1
 
     @property
+    def rank(self) -> int:
+        return self.priority or 0
+
+    @property
     def plan_version(self) -> int:
         return self.changed
 
@@ -352,7 +411,7 @@ class MeshSettings(ModelSettings):
     refined: int = 0
     """So many of the last versions changed nothing that plans for the default model are made by."""
     others: tuple[ModelSettings, ...] = ()
-    """Models that are served beside the default one, the most important first."""
+    """Models that are served beside the default one."""
 
     @property
     def plan_version(self) -> int:
@@ -361,8 +420,22 @@ class MeshSettings(ModelSettings):
 
     @property
     def models(self) -> tuple[ModelSettings, ...]:
-        """All of them, in the order in which they are planned."""
+        """All of them, the default one first."""
         return (self, *self.others)
+
+    @property
+    def by_priority(self) -> tuple[ModelSettings, ...]:
+        """All of them, in the order in which they are planned: of equals, the first comes first."""
+        return tuple(sorted(self.models, key=lambda model: -model.rank))
+
+    def is_on_demand(self, model: ModelSettings) -> bool:
+        """The default one never is."""
+        return model.on_demand and model.fingerprint != self.fingerprint
+
+    def gives_way(self, model: ModelSettings, to: ModelSettings) -> bool:
+        """Whether a model that is always loaded ends where that makes another one fit: `to` is as well."""
+        pinned = not self.is_on_demand(model) and not self.is_on_demand(to)
+        return pinned and model.rank < to.rank
 
     def of(self, fingerprint: Fingerprint) -> ModelSettings | None:
         return next((model for model in self.models if model.fingerprint == fingerprint), None)

@@ -47,7 +47,7 @@ def write(
 ) -> Path:
     """Write one model file. `sizes` are further fields of `Dimensions`.
 
-    `metadata` (by keys below the architecture's) and `tensors` come on top.
+    `metadata` (by keys below the architecture's, or of `general.`) and `tensors` come on top.
 
     `tokenizer` is another GGUF to take the vocabulary from; without it the
     vocabulary is bytes, three control tokens and merges of two letters.
@@ -305,7 +305,7 @@ def _add_metadata(writer: Any, model: Blueprint, quantisation: str, tokenizer: P
     writer.add_name(f"Tiny {model.architecture}")
     writer.add_file_type(_file_type(quantisation))
     for key, value in model.metadata.items():
-        add_value(writer, f"{model.architecture}.{key}", value)
+        add_value(writer, key if key.startswith("general.") else f"{model.architecture}.{key}", value)
     if tokenizer is None:
         add_byte_tokenizer(writer, model.dimensions.vocabulary)
     else:

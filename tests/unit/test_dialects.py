@@ -25,8 +25,8 @@ def dialect(path: str) -> Dialect:
     return found
 
 
-def read(path: str, body: dict[str, Any]) -> TextRequest:
-    generation = TextRequest.read("POST", path, json.dumps(body).encode())
+def read(path: str, body: dict[str, Any], **more: Any) -> TextRequest:
+    generation = TextRequest.read("POST", path, json.dumps(body).encode(), **more)
     assert generation is not None
     return generation
 
@@ -43,6 +43,11 @@ def test_the_engine_is_always_asked_for_a_stream(path: str) -> None:
     assert 0 <= generation.asked["seed"] < 1 << 31
     assert {key: generation.asked[key] for key in body} == body
     assert read(path, {**body, "seed": 7}).asked["seed"] == 7
+    assert read(path, {**body, "seed": None}, seed=3).asked["seed"] == 3
+    assert read(path, body, seed=0).asked["seed"] == 0
+    assert read(path, {**body, "seed": 7}, seed=3).asked["seed"] == 7
+    # Any seed, at the client's own word.
+    assert read(path, {**body, "seed": -1}, seed=3).asked["seed"] != 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.making_room import Loaded, make_room
@@ -13,8 +14,8 @@ SIZES = {"old": 4, "mid": 4, "new": 4, "big": 12}
 """In GB, of models that are loaded."""
 
 
-def loaded(name: str, idle_since: int) -> Loaded:
-    return Loaded(fingerprint=Fingerprint(name), name=name, idle_since=idle_since)
+def loaded(name: str, idle_since: int, **more: Any) -> Loaded:
+    return Loaded(fingerprint=Fingerprint(name), name=name, idle_since=idle_since, **more)
 
 
 def plans(need_gb: int, free_gb: int = 0) -> Callable[[Collection[Fingerprint]], Plan]:
@@ -65,3 +66,23 @@ def test_what_never_fits_says_what_is_needed() -> None:
 
 def test_equals_go_in_the_same_order_on_every_node() -> None:
     assert goes(4, loaded("new", 10), loaded("mid", 10)) == goes(4, loaded("mid", 10), loaded("new", 10))
+
+
+def test_the_least_important_goes_before_the_least_recently_used() -> None:
+    assert goes(4, loaded("old", 10, priority=1), loaded("new", 30), loaded("mid", 20, priority=1)) == ["new"]
+    assert goes(8, loaded("old", 10, priority=1), loaded("new", 30), loaded("mid", 20, priority=1)) == [
+        "new",
+        "old",
+    ]
+
+
+def test_one_that_gives_way_goes_after_idle_ones_and_before_one_that_answers() -> None:
+    steady = loaded("mid", 0, gives_way=True)
+    assert goes(4, steady, loaded("old", 10, priority=9)) == ["old"]
+    assert goes(8, steady, loaded("old", 10)) == ["old", "mid"]
+    assert goes(4, steady, loaded("old", 0)) == ["mid"]
+    room = make_room([steady, loaded("old", 0)], plans(8))
+    assert (room.goes, room.takes_over, [each.name for each in room.stays]) == ((), False, ["old"])
+    room = make_room([steady, loaded("big", 0, gives_way=True, priority=1)], plans(4))
+    assert ([each.name for each in room.goes], room.takes_over) == (["mid"], True)
+    assert room.reason == "mid goes to make room for it"

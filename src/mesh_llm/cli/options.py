@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mesh_llm.cli import secret
-from mesh_llm.defaults import API_LISTEN, API_PORT, CACHE_TYPES, DEFAULT_MODEL, DEFAULT_SLOTS, DRAFT_MAX
+from mesh_llm.defaults import (
+    API_LISTEN,
+    API_PORT,
+    CACHE_TYPES,
+    DEFAULT_MODEL,
+    DEFAULT_SLOTS,
+    DRAFT_MAX,
+    REASONING_FORMATS,
+)
 from mesh_llm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -116,6 +124,13 @@ _OPTIONS = [
         help="how often the model runs, each time on other nodes; up to MAX while requests wait (default: 1)",
     ),
     click.option(
+        "--priority",
+        type=int,
+        metavar="N",
+        help="which of several models has memory where they do not all fit: the highest, -100 to 100 "
+        "(default: 0)",
+    ),
+    click.option(
         "--hosting",
         type=click.Choice(("auto", "prefer", "never")),
         default="auto",
@@ -152,6 +167,30 @@ _OPTIONS = [
     click.option("--top-k", type=int, metavar="N", help="likewise: so many of the likeliest tokens"),
     click.option("--top-p", type=float, metavar="N", help="likewise: their share of probability"),
     click.option("--min-p", type=float, metavar="N", help="likewise: least share of the likeliest's"),
+    click.option(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed where a request brings none: the same request has the same answer (default: any)",
+    ),
+    click.option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="arguments of the chat template, where a request brings none of that name, as in "
+        "'{\"enable_thinking\": false}'",
+    ),
+    click.option(
+        "--reasoning-format",
+        type=click.Choice(REASONING_FORMATS),
+        help="what becomes of thoughts in an answer: none leaves them in the text (default: deepseek, which "
+        "has them in reasoning_content)",
+    ),
+    click.option(
+        "--reasoning-budget",
+        type=int,
+        metavar="N",
+        help="most tokens of thoughts where a request sets no limit; 0: none (default: -1, any number)",
+    ),
     click.option(
         "--draft",
         metavar="NAME|PATH",

@@ -134,7 +134,9 @@ class Proxy:
         method, path = request.http.method, request.http.path
         if is_ollama(path):
             return await self._translated(request, body)
-        if body.complete and (generation := TextRequest.read(method, path, body.start)) is not None:
+        seed = request.model.details().seed
+        generation = TextRequest.read(method, path, body.start, seed=seed) if body.complete else None
+        if generation is not None:
             return await self._generate(request, generation)
         await _until_serving(request.http, request.model)
         if not body.complete:
@@ -237,7 +239,7 @@ class Proxy:
             return await self._pass_on(replace(request, rewrite=rewrite).at("/v1/embeddings"), body)
         if ollama_request.is_load(document):
             return _own(loaded(path, document), request.exchange)
-        generation = TextRequest.of_ollama(path, document)
+        generation = TextRequest.of_ollama(path, document, seed=request.model.details().seed)
         return await self._generate(request.at(generation.dialect.engine_path), generation)
 
     # -- text ------------------------------------------------------------------------------------

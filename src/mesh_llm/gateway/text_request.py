@@ -27,8 +27,11 @@ class TextRequest:
     """The client wants the events; else one document."""
 
     @classmethod
-    def read(cls, method: str, path: str, raw: bytes) -> TextRequest | None:
-        """None where it asks for no text, or the engine had better answer it as it is."""
+    def read(cls, method: str, path: str, raw: bytes, *, seed: int | None = None) -> TextRequest | None:
+        """None where it asks for no text, or the engine had better answer it as it is.
+
+        `seed`: the model's, for a request that brings none.
+        """
         dialect = dialect_of(path) if method == "POST" else None
         if dialect is None or raw.count(b",") + raw.count(b"[") > _PARTS_LIMIT:
             return None
@@ -41,7 +44,7 @@ class TextRequest:
                 return None
             if body.get("response_fields"):
                 return None  # nobody could tell the last event
-            asked = _asked(dialect, body, streamed)
+            asked = _asked(dialect, body, streamed, seed)
             dump(asked)
         except (ValueError, RecursionError):
             # Numbers that are none, or boxes in boxes: the engine has its own words for them.
@@ -49,13 +52,13 @@ class TextRequest:
         return cls(dialect=dialect, body=body, asked=asked, streamed=streamed)
 
     @classmethod
-    def of_ollama(cls, path: str, document: Document) -> TextRequest:
+    def of_ollama(cls, path: str, document: Document, *, seed: int | None = None) -> TextRequest:
         """No engine would read it: raises the refusal where it makes no sense."""
         asked = ollama.read(path, document)
         return cls(
             dialect=asked.dialect,
             body=asked.body,
-            asked=_asked(asked.dialect, asked.body, asked.streamed),
+            asked=_asked(asked.dialect, asked.body, asked.streamed, seed),
             streamed=asked.streamed,
         )
 
@@ -99,14 +102,16 @@ def ollama_document(raw: bytes) -> Document:
     return document
 
 
-def _asked(dialect: Dialect, body: Document, streamed: bool) -> Document:
+def _asked(dialect: Dialect, body: Document, streamed: bool, seed: int | None) -> Document:
     asked = {**dialect.understood(body), "stream": True}
     if dialect.reports_progress:
         # Between two events nobody looks whether the client is still there; prompts take their time.
         asked["return_progress"] = True
     if not streamed:
         asked["stream_options"] = {"include_usage": True}
-    if body.get("seed") in (None, -1):
+    if body.get("seed") is None and seed is not None:
+        asked["seed"] = seed
+    elif body.get("seed") in (None, -1):
         # The same dice once more, if the answer has to be made again.
         asked["seed"] = random.getrandbits(_SEED_BITS)
     return asked

@@ -115,6 +115,8 @@ class ModelDetails:
     takes: tuple[str, ...] = ("text",)
     gives: tuple[str, ...] = ("text",)
     on_demand: bool = False
+    seed: int | None = None
+    """Of requests that bring none."""
 
 
 @frozen

@@ -64,15 +64,22 @@ class Decisions:
 
     def with_room(
         self, plans: Mapping[int, Plan], model: ModelFacts, settings: ModelSettings
-    ) -> dict[int, Plan]:
-        """Models on demand make room for the first of them alone."""
+    ) -> tuple[dict[int, Plan], dict[int, Plan]]:
+        """The same plans, where the first of them waits with what it waits for; and what others plan beside.
+
+        Other models make room for the first plan alone. Those that give way see it as if it ran: they end, or
+        move, and do not come back while it is brought up.
+        """
         first = next(iter(plans))
 
         def without(gone: Collection[Fingerprint]) -> Plan:
             snapshot = self._plans.snapshot(first, {}, gone)
             return decide(snapshot, model, settings, current=None, barred=self._mesh.unready())
 
-        return {**plans, first: self._demand.with_room(plans[first], without)}
+        if (room := self._demand.room_for(plans[first], without)) is None:
+            return {**plans}, {**plans}
+        own = {**plans, first: room.told(plans[first])}
+        return own, {**own, first: room.plan} if room.takes_over else own
 
     def own_part(self, plans: Mapping[int, Plan], *, is_free: bool) -> Plan:
         """The plan that this node hosts or is to host; else the first. `is_free`: it has no engine yet."""

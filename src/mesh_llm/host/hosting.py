@@ -217,8 +217,8 @@ class Hosting:
         plans = decided(failed)
         if failed and all(plan.mode is Mode.WAITING for plan in plans.values()):
             plans = decided(self._attempts.barred(now=now, longest_s=NEEDED_S))
-        plans = self._decisions.with_room(plans, model, settings)
-        self._plans.decide(plans)
+        plans, reserved = self._decisions.with_room(plans, model, settings)
+        self._plans.decide(reserved)
         plan = self.plan = self._decisions.own_part(plans, is_free=not (self.serving or self.starting))
         if self._plans.replica not in plans:
             self._make_way(plan)

@@ -148,5 +148,6 @@ def _changed(
 
 
 def _planned(model: ModelSettings) -> ModelSettings:
-    """What plans are made by; more of them or fewer are no reason to make others anew."""
-    return replace(as_one(model), digest="", replicas=None, changed=0, on_demand=False, idle_s=0)
+    """What plans are made by; how often it runs and which priority it has are no reason to make them anew."""
+    same = as_one(model)
+    return replace(same, digest="", replicas=None, priority=None, changed=0, on_demand=False, idle_s=0)

@@ -186,6 +186,7 @@ class ModelService:
             takes=("text", "image") if sees else ("text",),
             gives=("embeddings",) if facts is not None and facts.encodes else ("text",),
             on_demand=self.demand.settings is not None,
+            seed=settings.seed if settings is not None else None,
         )
 
     def _on_wait(self, waited_s: float) -> None:

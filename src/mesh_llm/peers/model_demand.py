@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
-from mesh_llm.planning.making_room import Loaded, make_room
+from mesh_llm.planning.making_room import Loaded, Room, make_room
 from mesh_llm.types import Demand, Fingerprint, Mode, NodeId, Plan, Role
 
 DEMAND_TICK_S = 0.5
@@ -216,35 +215,38 @@ class ModelDemand:
     # -- room for it ---------------------------------------------------------------------------
 
     def _others_loaded(self) -> list[Loaded]:
-        """Other models on demand that have memory now."""
-        settings = self._mesh.settings()
-        others = settings.others if settings is not None else ()
+        """Models that have memory now and may have to go: those on demand, and those that give way."""
+        settings, own = self._mesh.settings(), self._plans.settings()
+        if settings is None or own is None:
+            return []
+        others = (each for each in settings.models if each.fingerprint != own.fingerprint)
         return [
             Loaded(
                 fingerprint=each.fingerprint,
                 name=each.alias,
                 idle_since=self._demands.idle_since(each.fingerprint),
+                priority=each.rank,
+                gives_way=settings.gives_way(each, own),
             )
             for each in others
-            if each.on_demand
-            and each.fingerprint != self._fingerprint
+            if (settings.is_on_demand(each) or settings.gives_way(each, own))
             and self._demands.has_memory(each.fingerprint)
         ]
 
-    def with_room(self, plan: Plan, plan_without: Callable[[Collection[Fingerprint]], Plan]) -> Plan:
-        """Where nothing fits, models on demand that nobody uses are asked to go; the reason says so."""
+    def room_for(self, plan: Plan, plan_without: Callable[[Collection[Fingerprint]], Plan]) -> Room | None:
+        """Where nothing fits: which others have to go, if any have memory. Idle ones are asked to."""
         loaded = self._others_loaded() if plan.mode is Mode.WAITING else []
         self.hopeless = plan.mode is Mode.WAITING
         if not loaded:
-            return plan
+            return None
         room = make_room(loaded, plan_without)
         self.hopeless = not room.is_enough
-        if room.goes and room.plan.host == self._mesh.me:
+        idle = [each for each in room.goes if not each.gives_way]
+        if idle and room.plan.host == self._mesh.me:
             until = time.monotonic() + GOES_S
-            self._demands.going |= {each.fingerprint: (self._fingerprint, until) for each in room.goes}
+            self._demands.going |= {each.fingerprint: (self._fingerprint, until) for each in idle}
             self._demands.tell()
-        told = plan if room.is_enough else room.plan
-        return replace(plan, reason=room.reason, need_bytes=told.need_bytes, have_bytes=told.have_bytes)
+        return room
 
     # -- what is told --------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class ModelPlans:
         A second replica comes after the first ones of all models.
         """
         settings = self._mesh.settings()
-        models = [model.fingerprint for model in settings.models] if settings is not None else []
+        models = [model.fingerprint for model in settings.by_priority] if settings is not None else []
         own = replica, models.index(self.fingerprint) if self.fingerprint in models else 0
         for index, fingerprint in enumerate(models):
             decided = earlier if index == own[1] else self._hosted.decided(fingerprint)

@@ -1,8 +1,9 @@
-"""Which models that were loaded on demand have to go, so that another one fits. Pure."""
+"""Which models have to go, so that another one fits: idle ones, and those of a lower priority. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from mesh_llm.frozen import frozen
 from mesh_llm.types import Fingerprint, Mode, Plan
@@ -10,12 +11,24 @@ from mesh_llm.types import Fingerprint, Mode, Plan
 
 @frozen
 class Loaded:
-    """A model that was loaded on demand."""
+    """A model that was loaded on demand, or one that gives way."""
 
     fingerprint: Fingerprint
     name: str
     idle_since: int = 0
     """0: it must not go now, as it answers or has just been loaded."""
+    priority: int = 0
+    gives_way: bool = False
+    """It is always loaded, and less important than the one that needs the memory: idle or not, it may go."""
+
+    @property
+    def may_go(self) -> bool:
+        return self.idle_since > 0 or self.gives_way
+
+    @property
+    def order(self) -> tuple[bool, bool, int, int, str]:
+        """In which they go: idle ones, those that give way, those that answer; the least important first."""
+        return not self.may_go, self.gives_way, self.priority, self.idle_since, self.fingerprint
 
 
 @frozen
@@ -28,8 +41,18 @@ class Room:
     """They may not go yet, and nothing fits as long as they stay."""
 
     @property
+    def takes_over(self) -> bool:
+        """Whether models that are always loaded give way to it."""
+        return any(each.gives_way for each in self.goes)
+
+    @property
     def is_enough(self) -> bool:
         return self.plan.mode is not Mode.WAITING
+
+    def told(self, plan: Plan) -> Plan:
+        """`plan`, which waits, with the reason; with the figures of why nothing fits even then."""
+        figures = plan if self.is_enough else self.plan
+        return replace(plan, reason=self.reason, need_bytes=figures.need_bytes, have_bytes=figures.have_bytes)
 
     @property
     def reason(self) -> str:
@@ -44,14 +67,13 @@ class Room:
 
 
 def make_room(loaded: Sequence[Loaded], plan_without: Callable[[Collection[Fingerprint]], Plan]) -> Room:
-    """The least recently used go first, and no more of them than necessary.
+    """The least important go first, of equals the least recently used, and no more than necessary.
 
     `plan_without`: the plan that there would be without these.
     """
-    idle = sorted(
-        (each for each in loaded if each.idle_since), key=lambda each: (each.idle_since, each.fingerprint)
-    )
-    for goes in (idle, list(loaded)):
+    ordered = sorted(loaded, key=lambda each: each.order)
+    idle = [each for each in ordered if each.idle_since]
+    for goes in (idle, [each for each in ordered if each.may_go], ordered):
         plan = plan_without({each.fingerprint for each in goes})
         if plan.mode is not Mode.WAITING:
             return _least(goes, plan, plan_without)
@@ -59,11 +81,11 @@ def make_room(loaded: Sequence[Loaded], plan_without: Callable[[Collection[Finge
 
 
 def _least(goes: list[Loaded], plan: Plan, plan_without: Callable[[Collection[Fingerprint]], Plan]) -> Room:
-    """Let those stay that need not go, the most recently used first; one that answers before any other."""
-    for each in sorted(goes, key=lambda each: (not each.idle_since, each.idle_since), reverse=True):
+    """Let those stay that need not go: the last ones in their order before any other."""
+    for each in reversed(goes):
         fewer = [other for other in goes if other is not each]
         found = plan_without({other.fingerprint for other in fewer})
         if fewer and found.mode is not Mode.WAITING:
             goes, plan = fewer, found
-    stays = tuple(each for each in goes if not each.idle_since)
+    stays = tuple(each for each in goes if not each.may_go)
     return Room(plan=plan, goes=() if stays else tuple(goes), stays=stays)

@@ -1,7 +1,7 @@
 """What other models leave of each node's memory and speed. Pure.
 
 Memory, devices and threads are one budget: the plans of other models are taken off before the next model
-is planned. A model gives way to those before it in the settings, and never moves for one behind it.
+is planned. A model gives way to those before it, and never moves for one behind it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from mesh_llm.defaults import CACHE_TYPES, ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
+from mesh_llm.defaults import ENGINE_LOG_VERBOSITY, ENGINE_STAGES_S
 from mesh_llm.engine.library import Engine, MeshLibrary
 from mesh_llm.engine.spec import DraftSpec, EngineSpec, LinkSpec, StatesSpec
 from mesh_llm.errors import EngineFailed, MeshError
@@ -275,10 +275,8 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...], *,
     if spec.micro_batch is not None:
         params.n_ubatch = spec.micro_batch
     for name, value in given_options(spec, ENGINE_OPTIONS).items():
-        # Types of the cache are an enumeration there; every other value is taken as it is.
-        known = cache_type(xllamacpp, value) if value in CACHE_TYPES else value
         part, _, parameter = ENGINE_OPTIONS[name].parameter.rpartition(".")
-        setattr(getattr(params, part) if part else params, parameter, known)
+        setattr(getattr(params, part) if part else params, parameter, _known(xllamacpp, parameter, value))
         # Else what the model's file says would count.
         params.sampling.user_sampling_config |= _SAMPLING.get(parameter, 0)
     params.tensor_split = tensor_split(spec.devices, devices, len(params.tensor_split))
@@ -309,6 +307,19 @@ def parameters(xllamacpp: Any, spec: EngineSpec, devices: tuple[Device, ...], *,
     for key, value in spec.settings.items():
         setattr(params, key, value)
     return params
+
+
+def _known(xllamacpp: Any, parameter: str, value: Any) -> Any:
+    """An option's value in the engine's own terms."""
+    match parameter:
+        case "cache_type_k" | "cache_type_v":
+            return cache_type(xllamacpp, value)
+        case "reasoning_format":
+            name = f"COMMON_REASONING_FORMAT_{value.upper().replace('-', '_')}"
+            return getattr(xllamacpp.common_reasoning_format, name)
+        case "default_template_kwargs":
+            return {name: json.dumps(each) for name, each in json.loads(value).items()}
+    return value
 
 
 def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:

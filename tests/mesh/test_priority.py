@@ -1,0 +1,81 @@
+"""Which of several models has memory, where they do not all fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support import tiny_gguf
+from tests.support.command import mesh_llm
+from tests.support.joining import PLAN, TEXT, JoiningNode, lab
+from tests.support.waiting import until
+
+HEAL_S = 60.0
+ROOM = "20MB"
+"""For the default model, which needs 12 MB, or for the other one."""
+
+
+def load(owner: JoiningNode, file: Path | str, *options: str) -> None:
+    loaded = mesh_llm("load", file, *options, "--home", owner.home)
+    assert loaded.status == 0, loaded.stderr
+
+
+def state_of(node: JoiningNode, name: str) -> str:
+    status = node.status_or_none() or {"models": ()}
+    return next((str(each["state"]) for each in status["models"] if each["name"] == name), "")
+
+
+def text_of(node: JoiningNode, model: str) -> str:
+    reply = node.ask("/v1/completions", {**TEXT, "model": model})
+    assert reply.status == 200, reply.body
+    return str(reply.json()["choices"][0]["text"])
+
+
+def until_states(*nodes: JoiningNode, **states: str) -> None:
+    def agree() -> bool:
+        return all(state_of(node, name) == state for node in nodes for name, state in states.items())
+
+    until(agree, within_s=HEAL_S, what=f"the models are {states}")
+
+
+def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
+    model: Path, tmp_path: Path
+) -> None:
+    """The default model is no exception."""
+    file = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=40)
+    with lab(model) as nodes:
+        owner = nodes.create("owner", "--max-memory", ROOM)
+        client = nodes.start("client", "--join", owner.token(role="client"), "--client").until_ready()
+        both = (owner, client)
+        engine = owner.status()["engine"]["pid"]
+
+        load(owner, file, *PLAN)
+        until_states(*both, tiny="serving", coder="waiting")
+        # Equals: whoever has the memory keeps it, and another priority restarts nothing.
+        load(owner, "coder", "--priority", "-1")
+        load(owner, "tiny", "--priority", "2")
+        load(owner, "coder", "--priority", "1")
+        until_states(*both, tiny="serving", coder="waiting")
+        assert owner.status()["engine"]["pid"] == engine
+
+        load(owner, "coder", "--priority", "5")
+        until_states(*both, tiny="waiting", coder="serving")
+        text = text_of(client, "coder")
+        assert text
+
+        load(owner, "tiny", "--priority", "9")
+        until_states(*both, tiny="serving", coder="waiting")
+        assert mesh_llm("unload", "coder", "--home", owner.home).status == 0
+        assert text_of(client, "tiny")
+
+
+def test_the_highest_priority_has_the_memory_after_a_start(model: Path, tmp_path: Path) -> None:
+    file = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=40)
+    with lab(model) as nodes:
+        owner = nodes.create("owner", "--max-memory", ROOM)
+        load(owner, file, *PLAN, "--priority", "3")
+        until_states(owner, tiny="waiting", coder="serving")
+        owner.stop()
+
+        again = nodes.start("owner", "--max-memory", ROOM)
+        until_states(again, tiny="waiting", coder="serving")
+        assert text_of(again, "coder")

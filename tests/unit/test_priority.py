@@ -1,0 +1,249 @@
+"""Two models where there may be memory for one: every node's hosting of both, with runs that do nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from mesh_llm.host.hosting import Hosting
+from mesh_llm.host.plan_run import PlanRun
+from mesh_llm.mesh_settings import MeshSettings, ModelSettings, as_one
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_demand import Demands, ModelDemand
+from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
+from mesh_llm.planning.snapshot import Candidate, Snapshot
+from mesh_llm.types import Demand, Fingerprint, NodeFacts, NodeId, Plan, ServingPlan, State
+from tests.support import planning
+
+BIG, CODER = planning.FINGERPRINT, Fingerprint("c" * 64)
+BOTH = (planning.HELD, replace(planning.HELD, fingerprint=CODER, name="coder"))
+BESIDE = replace(as_one(planning.settings()), model="coder", alias="coder", fingerprint=CODER)
+
+
+def settings(*, big: int | None = None, coder: int | None = None, **more: Any) -> MeshSettings:
+    other = replace(BESIDE, priority=coder, **more)
+    return planning.settings(priority=big, others=(other,))
+
+
+class Members:
+    """What all nodes know alike."""
+
+    def __init__(self, *nodes: Candidate) -> None:
+        self.settings = settings()
+        self.nodes = {
+            each.id: replace(each, facts=replace(each.facts, models=BOTH, state=State.SERVING))
+            for each in nodes
+        }
+        self.runs: list[Run] = []
+
+    def wanted(self, fingerprint: Fingerprint) -> ModelSettings:
+        found = self.settings.of(fingerprint)
+        assert found is not None
+        return found
+
+    def served(self) -> dict[str, NodeId]:
+        """Who hosts each model, by its name."""
+        return {
+            self.wanted(plan.fingerprint).alias: id
+            for id, node in self.nodes.items()
+            for plan in published(node.facts)
+        }
+
+    def started(self, name: str) -> int:
+        """How often an engine was started for a model."""
+        return sum(run.settings.alias == name for run in self.runs)
+
+
+def published(facts: NodeFacts) -> list[ServingPlan]:
+    return [*([facts.serving] if facts.serving is not None else []), *facts.also_serving]
+
+
+class OneView:
+    """The mesh, as one node has it."""
+
+    def __init__(self, members: Members, me: NodeId) -> None:
+        self.members, self.me = members, me
+
+    @property
+    def facts(self) -> NodeFacts:
+        return self.members.nodes[self.me].facts
+
+    def publish(self, **changes: Any) -> None:
+        node = self.members.nodes[self.me]
+        self.members.nodes[self.me] = replace(node, facts=replace(node.facts, **changes))
+
+    def snapshot(self) -> Snapshot:
+        return planning.mesh(*self.members.nodes.values())
+
+    def settings(self) -> MeshSettings:
+        return self.members.settings
+
+    def alive(self) -> list[Any]:
+        return [SimpleNamespace(id=id, facts=node.facts) for id, node in self.members.nodes.items()]
+
+    def replicas(self, fingerprint: Fingerprint | None = None) -> dict[int, tuple[NodeId, ServingPlan]]:
+        wanted = fingerprint or BIG
+        found = [
+            (each.id, plan)
+            for each in self.alive()
+            for plan in published(each.facts)
+            if plan.fingerprint == wanted
+        ]
+        return {0: max(found, key=lambda each: (each[1].epoch, each[0]))} if found else {}
+
+    def serving(self, fingerprint: Fingerprint | None = None) -> tuple[NodeId, ServingPlan] | None:
+        return self.replicas(fingerprint).get(0)
+
+    def highest_epoch(self) -> int:
+        return max((run.epoch for run in self.members.runs), default=0)
+
+    def unready(self) -> dict[NodeId, str]:
+        return {}
+
+    def started(self, node: NodeId) -> int:
+        return 1
+
+    def has_company(self) -> bool:
+        return len(self.members.nodes) > 1
+
+
+class Run:
+    """Ready at once."""
+
+    port = broken = None
+    is_ready = True
+    lanes = SimpleNamespace(addresses=lambda: ())
+
+    def __init__(self, epoch: int, plan: Plan, settings: ModelSettings) -> None:
+        self.epoch, self.plan, self.settings = epoch, plan, settings
+
+    def start(self, wake: Callable[[], None], tell: Callable[[str], None]) -> None: ...
+
+    def failure(self) -> None: ...
+
+    def is_outdated(self) -> bool:
+        return False
+
+    def cancel(self) -> None: ...
+
+    async def ended(self) -> None: ...
+
+
+class Watcher:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Whatever hosting tells, nobody listens."""
+        return lambda *_: None
+
+
+class Node:
+    """Its hosting of both models."""
+
+    def __init__(self, members: Members, me: NodeId) -> None:
+        mesh = cast(Mesh, OneView(members, me))
+        hosted, demands = HostedPlans(mesh, self.wake), Demands(mesh, self.wake)
+        self.plans = {each: ModelPlans(hosted, each) for each in (BIG, CODER)}
+        self.hosting = [self._hosting(members, mesh, demands, plans) for plans in self.plans.values()]
+
+    def _hosting(self, members: Members, mesh: Mesh, demands: Demands, plans: ModelPlans) -> Hosting:
+        assert plans.fingerprint is not None
+        fingerprint = plans.fingerprint
+
+        def run(epoch: int, plan: Plan) -> PlanRun:
+            members.runs.append(Run(epoch, plan, members.wanted(fingerprint)))
+            return cast(PlanRun, members.runs[-1])
+
+        return Hosting(
+            mesh=mesh,
+            plans=plans,
+            make_run=run,
+            model=lambda: (planning.model(fingerprint=fingerprint), members.wanted(fingerprint)),
+            watcher=cast(Any, Watcher()),
+            demand=ModelDemand(demands, plans, is_busy=lambda: False),
+        )
+
+    def wake(self) -> None:
+        for each in self.hosting:
+            each.wake()
+
+
+@asynccontextmanager
+async def running(*machines: Candidate) -> AsyncIterator[tuple[Members, list[Node]]]:
+    members = Members(*machines)
+    nodes = [Node(members, id) for id in members.nodes]
+    tasks = [asyncio.create_task(hosting.run()) for node in nodes for hosting in node.hosting]
+    try:
+        yield members, nodes
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(nodes: list[Node], condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            for node in nodes:
+                node.wake()
+            await asyncio.sleep(0.01)
+
+
+async def looked(nodes: list[Node], times: int = 5) -> None:
+    """Until every node has decided anew, some times."""
+    for _ in range(times):
+        for node in nodes:
+            for plans in node.plans.values():
+                plans.decided = {}
+        await until(nodes, lambda: all(plans.decided for node in nodes for plans in node.plans.values()))
+
+
+async def test_of_equals_the_one_that_runs_stays() -> None:
+    async with running(planning.node("me", 30)) as (members, nodes):
+        await until(nodes, lambda: members.served() == {"big": "me"})
+        members.settings = settings(big=-3, coder=-3)
+        await looked(nodes)
+        assert members.served() == {"big": "me"}
+        assert (members.started("big"), members.started("coder")) == (1, 0)
+
+
+async def test_a_higher_priority_takes_the_place_of_a_lower_one_once() -> None:
+    """The other machine has no room for either; both nodes see it alike."""
+    async with running(planning.node("me", 30), planning.node("weak", 5)) as (members, nodes):
+        await until(nodes, lambda: members.served() == {"big": "me"})
+        members.settings = settings(coder=5)
+        await until(nodes, lambda: members.served() == {"coder": "me"})
+        await looked(nodes)
+        assert members.served() == {"coder": "me"}
+        assert (members.started("big"), members.started("coder")) == (1, 1)
+        seen = [{name: plan.key for name, plan in node.plans[CODER].decided.items()} for node in nodes]
+        assert seen[0] == seen[1]
+
+        members.settings = settings(big=9, coder=5)
+        await until(nodes, lambda: members.served() == {"big": "me"})
+        assert (members.started("big"), members.started("coder")) == (2, 1)
+
+
+async def test_where_both_fit_a_priority_moves_nothing() -> None:
+    async with running(planning.node("me", 30), planning.node("zoe", 30)) as (members, nodes):
+        await until(nodes, lambda: len(members.served()) == 2)
+        before = members.served()
+        members.settings = settings(coder=5)
+        await looked(nodes)
+        assert members.served() == before
+        assert (members.started("big"), members.started("coder")) == (1, 1)
+
+
+async def test_a_model_on_demand_takes_nobodys_place_by_its_priority() -> None:
+    async with running(planning.node("me", 30)) as (members, nodes):
+        await until(nodes, lambda: members.served() == {"big": "me"})
+        wanted = (Demand(fingerprint=CODER, wanted=True),)
+        members.nodes = {
+            id: replace(each, facts=replace(each.facts, demand=wanted)) for id, each in members.nodes.items()
+        }
+        members.settings = settings(coder=5, on_demand=True)
+        await looked(nodes)
+        assert members.served() == {"big": "me"}
+        assert (members.started("big"), members.started("coder")) == (1, 0)

@@ -79,7 +79,9 @@ def until_written(page: Page, count: int) -> None:
 def choose(page: Page, model: str, *, before: str) -> None:
     """In the field's menu, which is a sheet on a phone."""
     page.get_by_role("button", name=before).last.click()
-    page.get_by_text(model, exact=True).last.click()
+    # Of an answer that names it, too, only the menu's lies within one.
+    menu = page.locator("[role=menu], [role=dialog]").last
+    menu.get_by_text(model, exact=True).last.click()
 
 
 def accessible(page: Page) -> None:

@@ -12,6 +12,7 @@ from tests.support.installed import Client, FromNpm, FromPyPI
 from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
 from tests.support.pairs import Pair, Pairs
+from tests.support.questions import CHAT
 from tests.support.sampling import sampled
 from tests.support.strangers import Strangers
 
@@ -94,3 +95,9 @@ def api(pair: Pair, way: str) -> NodeProcess:
 @pytest.fixture(scope="module")
 def engine(smollm2: Path, libraries: dict[str, Path]) -> LoneEngine:
     return PAIRS.engine(smollm2, libraries, chat_template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def chat_text(engine: LoneEngine) -> str:
+    """What the engine alone says to CHAT."""
+    return str(engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"])

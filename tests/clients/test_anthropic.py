@@ -46,11 +46,6 @@ def client(api: NodeProcess) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def chat_text(engine: LoneEngine) -> str:
-    return str(engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"])
-
-
 def text_of(message: anthropic.types.Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 

@@ -83,14 +83,12 @@ def test_stream_arrives_event_by_event(api: NodeProcess, pair: Pair) -> None:
     until(lambda: pair.busy_slots() == 0, within_s=FREE_S, what="the slot is free")
 
 
-def test_stream_holds_the_text_of_the_engine(api: NodeProcess, engine: LoneEngine) -> None:
-    expected = engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"]
-
+def test_stream_holds_the_text_of_the_engine(api: NodeProcess, chat_text: str) -> None:
     *chunks, last = events(curl("-N", f"{api.url}/v1/chat/completions", data={**CHAT, "stream": True}))
 
     assert last == "[DONE]"
     deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("content") or "" for delta in deltas) == expected
+    assert "".join(delta.get("content") or "" for delta in deltas) == chat_text
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/props"])

@@ -8,9 +8,8 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr
 
-from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
-from tests.support.questions import CHAT, EXACT, QUESTION, TOOL, WEATHER, WEATHER_TURNS, check_weather
+from tests.support.questions import EXACT, QUESTION, TOOL, WEATHER, WEATHER_TURNS, check_weather
 
 
 class Weather(BaseModel):
@@ -24,11 +23,6 @@ class Weather(BaseModel):
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LANGSMITH_TRACING", "LANGCHAIN_TRACING_V2"):
         monkeypatch.setenv(name, "false")
-
-
-@pytest.fixture(scope="module")
-def chat_text(engine: LoneEngine) -> str:
-    return str(engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"])
 
 
 def chat(api: NodeProcess, **options: Any) -> ChatOpenAI:

@@ -15,7 +15,7 @@ from tests.support.installed import FromPyPI
 from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
 from tests.support.pairs import Pair
-from tests.support.questions import CHAT, EXACT, MESSAGES, SCHEMA, TEXT, TOOL, WEATHER_TURNS, check_weather
+from tests.support.questions import EXACT, MESSAGES, SCHEMA, TEXT, TOOL, WEATHER_TURNS, check_weather
 from tests.support.strangers import Strangers
 
 Call = Callable[..., dict[str, Any]]
@@ -70,11 +70,6 @@ def result(call: Call) -> Result:
         return answer["result"]
 
     return result
-
-
-@pytest.fixture(scope="module")
-def chat_text(engine: LoneEngine) -> str:
-    return str(engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"])
 
 
 def short(**more: Any) -> dict[str, Any]:

@@ -12,9 +12,8 @@ import pytest
 
 from mesh_llm.agents import config_files
 from mesh_llm.agents.config_files import Endpoint
-from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
-from tests.support.questions import CHAT, QUESTION, SCHEMA, WEATHER, check_weather
+from tests.support.questions import QUESTION, SCHEMA, WEATHER, check_weather
 
 LLM = (sys.executable, "-m", "llm")
 WITHIN_S = 60.0
@@ -44,12 +43,10 @@ def llm(user: dict[str, str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("mode", [("--no-stream",), ()], ids=["whole", "stream"])
-def test_prompt(user: dict[str, str], engine: LoneEngine, mode: tuple[str, ...]) -> None:
-    expected = engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"]
-
+def test_prompt(user: dict[str, str], chat_text: str, mode: tuple[str, ...]) -> None:
     text = llm(user, "-m", "mesh/any", *mode, "-o", "temperature", "0", "-o", "max_tokens", "12", QUESTION)
 
-    assert text == f"{expected}\n"
+    assert text == f"{chat_text}\n"
 
 
 def test_schema(user: dict[str, str]) -> None:

@@ -17,7 +17,6 @@ from tests.support.lone_engine import LoneEngine
 from tests.support.node import NodeProcess
 from tests.support.pairs import Pair
 from tests.support.questions import (
-    CHAT,
     MESSAGES,
     PIXEL,
     QUESTION,
@@ -38,16 +37,10 @@ def client(api: NodeProcess) -> Iterator[ollama.Client]:
         yield client
 
 
-@pytest.fixture
-def sky(engine: LoneEngine) -> str:
-    """What the engine itself answers."""
-    return str(engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"])
-
-
-def test_a_chat(client: ollama.Client, sky: str) -> None:
+def test_a_chat(client: ollama.Client, chat_text: str) -> None:
     answer = client.chat(model="any", messages=MESSAGES, options=OPTIONS)
 
-    assert answer.message.content == sky
+    assert answer.message.content == chat_text
     assert (answer.done, answer.done_reason, answer.eval_count) == (True, "length", 12)
     assert answer.prompt_eval_count
     assert answer.eval_duration
@@ -55,18 +48,18 @@ def test_a_chat(client: ollama.Client, sky: str) -> None:
     assert answer.total_duration >= answer.eval_duration
 
 
-def test_a_streamed_chat(client: ollama.Client, sky: str) -> None:
+def test_a_streamed_chat(client: ollama.Client, chat_text: str) -> None:
     *parts, last = client.chat(model="any", messages=MESSAGES, options=OPTIONS, stream=True)
 
-    assert "".join(part.message.content or "" for part in parts) == sky
+    assert "".join(part.message.content or "" for part in parts) == chat_text
     assert len(parts) > 6
     assert (last.done, last.eval_count) == (True, 12)
 
 
-def test_a_prompt(client: ollama.Client, sky: str) -> None:
-    assert client.generate(model="any", prompt=QUESTION, options=OPTIONS).response == sky
+def test_a_prompt(client: ollama.Client, chat_text: str) -> None:
+    assert client.generate(model="any", prompt=QUESTION, options=OPTIONS).response == chat_text
     streamed = client.generate(model="any", prompt=QUESTION, options=OPTIONS, stream=True)
-    assert "".join(part.response or "" for part in streamed) == sky
+    assert "".join(part.response or "" for part in streamed) == chat_text
 
 
 def test_a_raw_prompt(client: ollama.Client, engine: LoneEngine) -> None:
@@ -155,10 +148,10 @@ def name(client: ollama.Client) -> str:
 
 @pytest.mark.parametrize("mode", [(), pytest.param(("--no-stream",), marks=pytest.mark.full)])
 def test_the_llm_command_finds_the_model_by_itself(
-    user: dict[str, str], name: str, sky: str, mode: tuple[str, ...]
+    user: dict[str, str], name: str, chat_text: str, mode: tuple[str, ...]
 ) -> None:
     options = ("-o", "temperature", "0", "-o", "num_predict", "12")
-    assert llm(user, "-m", name, *mode, *options, QUESTION) == f"{sky}\n"
+    assert llm(user, "-m", name, *mode, *options, QUESTION) == f"{chat_text}\n"
 
 
 @pytest.mark.full

@@ -14,7 +14,6 @@ from tests.support.lone_engine import LoneEngine
 from tests.support.node import ENDLESS, NodeProcess
 from tests.support.pairs import Pair
 from tests.support.questions import (
-    CHAT,
     EXACT,
     MESSAGES,
     PIXEL,
@@ -43,12 +42,6 @@ class Weather(pydantic.BaseModel):
 def client(api: NodeProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{api.url}/v1", api_key="mesh", max_retries=0, timeout=60) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def chat_text(engine: LoneEngine) -> str:
-    """What the engine alone says."""
-    return str(engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"])
 
 
 def test_models(client: openai.OpenAI, pair: Pair) -> None:

@@ -12,7 +12,6 @@ from tests.support.lone_engine import LoneEngine
 from tests.support.node import ENDLESS, NodeProcess
 from tests.support.pairs import Pair
 from tests.support.questions import (
-    CHAT,
     EXACT,
     MESSAGES,
     QUESTION,
@@ -34,11 +33,6 @@ async def client(api: NodeProcess) -> AsyncIterator[openai.AsyncOpenAI]:
         base_url=f"{api.url}/v1", api_key="mesh", max_retries=0, timeout=60
     ) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def chat_text(engine: LoneEngine) -> str:
-    return str(engine.ask("/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"])
 
 
 async def streamed(client: openai.AsyncOpenAI) -> str:

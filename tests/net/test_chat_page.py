@@ -17,7 +17,10 @@ from tests.support.raw_http import connect
 from tests.support.upstream import FakeEngine, FakeNode
 
 SCRIPT = "start();"
-INDEX = f"<!doctype html><title>chat</title><script>{SCRIPT}</script>"
+HEAD = '<!doctype html><head><link href="./theirs.css" rel="stylesheet">'
+BODY = f"</head><title>chat</title><script>{SCRIPT}</script>"
+INDEX = HEAD + BODY
+SHOWN = f'{HEAD}<link rel="stylesheet" href="./mesh-llm.css">{BODY}'
 BUNDLE = "_app/immutable/bundle.abc.js"
 FILES = {
     "index.html": gzip.compress(INDEX.encode()),
@@ -46,16 +49,19 @@ async def test_it_is_shown_without_the_key(shown: tuple[Gateway, ChatPage], engi
         part = await client.request("GET", f"/{BUNDLE}", "Accept-Encoding: gzip")
         same = await client.request("GET", "/", f"If-None-Match: {plain.header('ETag')[0]}")
         worker = await client.request("GET", "/sw.js")
+        style = await client.request("GET", "/mesh-llm.css")
         head = await client.request("HEAD", "/")
     assert plain.status == packed.status == part.status == head.status == 200
-    assert plain.body.decode() == INDEX
-    assert gzip.decompress(packed.body).decode() == INDEX
+    assert plain.body.decode() == SHOWN
+    assert gzip.decompress(packed.body).decode() == SHOWN
     assert packed.header("Content-Encoding") == ["gzip"]
     assert part.header("Content-Type") == ["text/javascript; charset=utf-8"]
     assert "immutable" in part.header("Cache-Control")[0]
     assert plain.header("Cache-Control") == ["no-cache"]
     assert (same.status, same.body) == (304, b"")
     assert b"precache" not in worker.body
+    assert style.header("Content-Type") == ["text/css; charset=utf-8"]
+    assert b"--muted-foreground" in style.body
     assert engine.seen == []
 
 
@@ -109,7 +115,7 @@ async def test_while_nothing_is_served_it_says_so(shown: tuple[Gateway, ChatPage
     assert b"This node is loading" in answer.body
     assert b"This node is loading: the model is being loaded." in knowing.body
     assert b'http-equiv="refresh"' in answer.body
-    assert (all_the_same.status, all_the_same.body.decode()) == (200, INDEX)
+    assert (all_the_same.status, all_the_same.body.decode()) == (200, SHOWN)
 
 
 async def test_other_names_are_refused_where_there_is_no_key(node: FakeNode) -> None:

@@ -268,3 +268,12 @@ def test_a_reader_that_leaves_is_no_mistake(smollm2: Path) -> None:
     writer.wait(60)
 
     assert b"Traceback" not in words
+
+
+def test_a_verb_of_verbs_alone_lists_them() -> None:
+    ended = mesh_llm("keys")
+
+    assert (ended.status, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Usage: mesh-llm keys [OPTIONS] COMMAND")
+    assert "revoke" in ended.stderr
+    assert "Error" not in ended.stderr

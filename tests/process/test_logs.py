@@ -48,7 +48,12 @@ def test_logs_of_a_node_are_private(home: Path) -> None:
     assert modes == {"node.log": 0o600, "access.log": 0o600}
 
 
-def test_no_log_yet(home: Path) -> None:
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_no_log_yet(home: Path, *, is_empty: bool) -> None:
+    if is_empty:
+        (home / "logs").mkdir()
+        (home / "logs" / "node.log").touch()
+
     ended = mesh_llm("logs", "--home", home)
 
     assert ended.status == 1

@@ -11,6 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "mesh_llm"
 
 BASE = {"types", "errors", "defaults", "frozen", "mesh_settings", "loopback", "sanitise", "third_party"}
+BASE |= {"web_files"}
 TASKS = {"tasks", "same_user"}
 PURE = {"membership", "planning", "agents"}
 MIDDLE = {"gateway", "console", "engine", "transport", "models", "download", "peer_fetch", "relay", "pairing"}

@@ -7,6 +7,7 @@ import hashlib
 import re
 import zipfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,8 +168,29 @@ def test_a_shape_gives_the_cache_that_others_measured() -> None:
         assert (found, sum(cache.state_bytes for cache in caches)) == expected, name
 
 
+def test_every_entry_is_planned_before_it_is_here() -> None:
+    assert [entry.name for entry in ALL if facts_of(entry) is None] == []
+
+
+def test_layers_of_one_model_differ() -> None:
+    """As their makers describe them: key-value heads and their sizes, shared and recurrent layers."""
+
+    def layers(name: str) -> list[tuple[int, int, bool]]:
+        facts = facts_of(catalog.load().find(name))
+        assert facts is not None
+        return [(each.cache.k_width, each.cache.window, each.cache.state_bytes > 0) for each in facts.layers]
+
+    assert layers("Gemma-4-31B") == ([(16 * 256, 1024, False)] * 5 + [(4 * 512, 0, False)]) * 10
+    alone = ([(256, 512, False)] * 4 + [(512, 0, False)]) * 3
+    assert layers("Gemma-4-E2B")[:15] == alone
+    assert {width for width, _, _ in layers("Gemma-4-E2B")[15:]} == {0}
+    tiny = layers("Granite-4.0-H-Tiny")
+    assert [at for at, (width, _, _) in enumerate(tiny) if width == 4 * 128] == [5, 15, 25, 35]
+    assert sum(recurs for _, _, recurs in tiny) == 36
+
+
 def test_without_a_shape_layers_are_taken_to_be_equal() -> None:
-    entry = catalog.load().find("Gemma-4-31B")
+    entry = replace(catalog.load().find("Gemma-4-31B"), shape=())
     rough, nothing = rough_facts(entry), CatalogEntry(name="x", source=UrlSource(url="https://x/x.gguf"))
 
     assert facts_of(entry) is None
@@ -272,6 +294,7 @@ def test_no_list_of_ones_own(tmp_path: Path) -> None:
 
 
 FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
+NO_SHAPE = "it has to be a table of whole numbers, or lists of them"
 
 
 @pytest.mark.parametrize(
@@ -306,10 +329,10 @@ FINE = 'repo = "a/b"\nfiles = ["x.gguf"]\n'
             ", entry mine, field size_bytes: it has to be a whole number",
         ),
         (f'[mine]\n{FINE}layers = "30"', ", entry mine, field layers: it has to be a whole number above 0"),
-        (f"[mine]\n{FINE}shape = 7", ", entry mine, field shape: it has to be a table of whole numbers"),
-        (
-            f"[mine]\n{FINE}shape.a.b = 1.5",
-            ", entry mine, field shape: it has to be a table of whole numbers",
+        (f"[mine]\n{FINE}shape = 7", f", entry mine, field shape: {NO_SHAPE}"),
+        *(
+            (f"[mine]\n{FINE}shape.a.b = {value}", f", entry mine, field shape: {NO_SHAPE}")
+            for value in ("1.5", "[]", "[1, 2.5]", "[true]", "-1")
         ),
         (f'[mine]\n{FINE}good_for = ["x"]', ", entry mine, field good_for: 'x' is none of chat, code"),
         (f"[mine]\n{FINE}about = 7", ", entry mine, field about: it has to be a line of text"),

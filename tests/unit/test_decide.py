@@ -111,6 +111,16 @@ def test_waiting_for_the_model() -> None:
     assert plan.have_bytes == 0
 
 
+def test_waiting_for_a_node_that_is_paused() -> None:
+    """It has the model: nobody has to look for a file."""
+    nodes = mesh(node("a", 64), node("b", 64, models=()))
+    barred = {NodeId("a"): "is paused: its user paused it"}
+    plan = decide(nodes, BIG, settings(), current=None, barred=barred)
+
+    assert plan.mode is Mode.WAITING
+    assert plan.reason == "no node that has the model big can compute: a is paused: its user paused it"
+
+
 def test_nobody_at_all() -> None:
     assert fresh(mesh()).mode is Mode.WAITING
 

@@ -48,6 +48,13 @@ def test_how_machines_are_written() -> None:
     assert wanted(None, None) is None
 
 
+def test_what_is_assumed_is_said_with_its_range() -> None:
+    usual, told = machines("desktop=24GB:cuda,big=24GB:cuda@900GB/s")
+
+    assert str(usual) == "desktop: cuda, 600 GB/s (others of the kind: 150 to 6,400)"
+    assert str(told) == "big: cuda, 900 GB/s"
+
+
 @pytest.mark.parametrize(
     ("text", "link", "words"),
     [

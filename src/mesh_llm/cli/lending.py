@@ -45,7 +45,10 @@ def resume(home: Path | None, as_json: bool, debug: bool) -> None:
     where = running_home(home)
     asyncio.run(call(where, "POST", "/api/resume"))
     status = _status(asyncio.run(call(where, "GET", "/api/status")))
-    _tell(status, f"Lending again: {tables.lends(status)}", as_json=as_json)
+    # What kept it from answering is over, and status still tells of it.
+    _tell(
+        status, f"Lending again: {tables.lends(status)}", why="the next plan is being made", as_json=as_json
+    )
 
 
 async def _settled(home: Home, path: str) -> Status:
@@ -63,7 +66,7 @@ def _status(document: object) -> Status:
     return from_document(Status, document)
 
 
-def _tell(status: Status, done: str, *, as_json: bool) -> None:
+def _tell(status: Status, done: str, *, why: str | None = None, as_json: bool) -> None:
     serving = status.node.state == "serving"
     if as_json:
         lent = tables.lent_bytes(status)
@@ -71,4 +74,5 @@ def _tell(status: Status, done: str, *, as_json: bool) -> None:
         return
     click.echo(done)
     if not serving:
-        click.echo(f"Nothing answers at present: {status.node.reason or status.node.state}", err=True)
+        why = why or status.node.reason or status.node.state
+        click.echo(f"Nothing answers at present: {why}", err=True)

@@ -45,7 +45,8 @@ def logs(
     """
     folder = Home(home_path(home)).log_folder
     chosen = {name: folder / f"{name}.log" for name in dict.fromkeys(names or USUAL)}
-    if not follow and not any(path.exists() for path in chosen.values()):
+    # A command that failed before it was a node leaves an empty one.
+    if not follow and not any(path.exists() and path.stat().st_size for path in chosen.values()):
         raise MeshError(f"there is no log in {folder}", hint="start a node with mesh-llm, or give its --home")
     shown = _Shown(as_json=as_json, titled=len(chosen) > 1)
     with ExitStack() as stack:

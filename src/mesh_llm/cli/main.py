@@ -181,6 +181,10 @@ def main() -> None:
             _print_traceback()
         print_error(error)
         status = error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        # Of verbs that have verbs: what they are is the answer, and no mistake needs a name.
+        print(error.format_message(), file=sys.stderr)
+        status = 2
     except click.ClickException as error:
         message, hint = explained(error)
         print(f"Error: {message}\nHint: {hint}", file=sys.stderr)

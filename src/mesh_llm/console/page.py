@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from importlib import resources
 
 from aiohttp import web
 
 from mesh_llm.console.access import Refused
+from mesh_llm.web_files import content_type, entity_tag
 
-_TYPES = {
-    "css": "text/css; charset=utf-8",
-    "html": "text/html; charset=utf-8",
-    "ico": "image/x-icon",
-    "js": "text/javascript; charset=utf-8",
-    "json": "application/json",
-    "png": "image/png",
-    "svg": "image/svg+xml",
-    "txt": "text/plain; charset=utf-8",
-    "webmanifest": "application/manifest+json",
-    "woff2": "font/woff2",
-}
 _NAME = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*){0,3}", re.ASCII)
 """No part begins with a dot: no way leads out of the folder."""
 _FOLDER = resources.files("mesh_llm.console").joinpath("static")
@@ -29,12 +17,12 @@ _FOLDER = resources.files("mesh_llm.console").joinpath("static")
 
 async def get_file(request: web.Request) -> web.Response:
     name = request.match_info["name"] or "index.html"
-    kind = _TYPES.get(name.rpartition(".")[2])
+    kind = content_type(name)
     file = _FOLDER.joinpath(*name.split("/")) if _NAME.fullmatch(name) else None
     if kind is None or file is None or not file.is_file():
         raise Refused(404, "there is no such page", code="not_found")
     body = file.read_bytes()
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    tag = entity_tag(body)
     # Asked for each time and sent once: another version of the program has other files.
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if tag in request.headers.get("If-None-Match", ""):

@@ -13,21 +13,13 @@ import html
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from pathlib import Path
 
 from aiohttp import web
 
 from mesh_llm.frozen import frozen
+from mesh_llm.web_files import content_type, entity_tag
 
-_TYPES = {
-    "css": "text/css; charset=utf-8",
-    "html": "text/html; charset=utf-8",
-    "ico": "image/x-icon",
-    "js": "text/javascript; charset=utf-8",
-    "json": "application/json",
-    "png": "image/png",
-    "svg": "image/svg+xml",
-    "webmanifest": "application/manifest+json",
-}
 _INDEX = "index.html"
 _NEVER_CHANGES = "_app/immutable/"
 """Names with a hash in them."""
@@ -39,6 +31,9 @@ self.addEventListener("activate", (event) =>
 );
 """
 """In place of the page's service worker, which would show an old version's page after an upgrade."""
+_STYLE = "mesh-llm.css"
+"""Ours, after the page's own."""
+_LINK = f'<link rel="stylesheet" href="./{_STYLE}">'.encode()
 _SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -78,12 +73,14 @@ class ChatPage:
 
     def fill(self, files: Mapping[str, bytes]) -> None:
         """`files`: by name, each packed with gzip."""
-        found = {**files, _WORKER: gzip.compress(_NO_WORKER, mtime=0)}
-        self._policy = _policy(gzip.decompress(found[_INDEX]))
+        index = gzip.decompress(files[_INDEX]).replace(b"</head>", _LINK + b"</head>", 1)
+        ours = {_INDEX: index, _STYLE: _style(), _WORKER: _NO_WORKER}
+        found = {**files, **{name: gzip.compress(body, mtime=0) for name, body in ours.items()}}
+        self._policy = _policy(index)
         self._files = {
-            f"/{name}": _file(name, packed)
+            f"/{name}": _file(name, packed, kind)
             for name, packed in found.items()
-            if name.rpartition(".")[2] in _TYPES
+            if (kind := content_type(name)) is not None
         }
         self._files["/"] = self._files[f"/{_INDEX}"]
 
@@ -118,16 +115,20 @@ class ChatPage:
 
 def _ours(sentence: str, headers: dict[str, str], *, refresh: str = "", more: str = "") -> web.Response:
     text = _OURS.format(refresh=refresh, sentence=html.escape(sentence), more=more)
-    headers |= {"Content-Type": _TYPES["html"], "Cache-Control": "no-store"}
+    headers |= {"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store"}
     return web.Response(status=503, body=text.encode(), headers=headers)
 
 
-def _file(name: str, packed: bytes) -> _File:
+def _style() -> bytes:
+    return Path(__file__).with_name("static").joinpath("chat.css").read_bytes()
+
+
+def _file(name: str, packed: bytes, kind: str) -> _File:
     lasting = name.startswith(_NEVER_CHANGES)
     return _File(
         packed=packed,
-        kind=_TYPES[name.rpartition(".")[2]],
-        tag=f'"{hashlib.sha256(packed).hexdigest()[:32]}"',
+        kind=kind,
+        tag=entity_tag(packed),
         cache="public, max-age=31536000, immutable" if lasting else "no-cache",
     )
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from aiohttp import web
 
+from mesh_llm.web_files import content_type
+
 SHARE_PATH = "/share"
-_FILES = {SHARE_PATH: ("share.html", "text/html"), "/share.js": ("share.js", "text/javascript")}
+_FILES = {SHARE_PATH: "share.html", "/share.js": "share.js"}
 _POLICY = "default-src 'none'; script-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
@@ -28,8 +30,8 @@ def is_share_page(request: web.BaseRequest) -> bool:
 
 
 def share_page(request: web.BaseRequest) -> web.Response:
-    name, kind = _FILES[request.path]
-    return web.Response(body=_read(name), headers={**_HEADERS, "Content-Type": f"{kind}; charset=utf-8"})
+    name = _FILES[request.path]
+    return web.Response(body=_read(name), headers={**_HEADERS, "Content-Type": content_type(name) or ""})
 
 
 @cache

@@ -70,6 +70,8 @@ class UrlSource:
 
 
 Source = HubSource | WheelSource | UrlSource
+Size = int | tuple[int, ...]
+"""For all layers; or one for each, begun anew where there are fewer than layers."""
 
 
 @frozen
@@ -108,7 +110,7 @@ class CatalogEntry:
     about: str = ""
     memory_bytes: int = 0
     """Weights, the cache of a modest context and what a process needs: a first estimate, before any fit."""
-    shape: tuple[tuple[str, int], ...] = ()
+    shape: tuple[tuple[str, Size], ...] = ()
     """Keys of its header without the architecture's name: with them it is planned before it is here."""
     quantisations: tuple[str, ...] = ()
     """Others that its repository has."""
@@ -313,6 +315,8 @@ _SOURCES = frozenset({"repo", "files", "revision", "package", "member", "url"})
 _FIELDS = _SOURCES | {field.name for field in fields(CatalogEntry)} - {"name", "source"}
 _ESTIMATED_SHARE, _ESTIMATED_BYTES = 0.1, 512 << 20
 _LARGEST = 1 << 24
+_LONGEST = 512
+"""Of a list with a number for each layer."""
 GOOD_FOR = ("chat", "code", "reasoning", "tools", "vision", "languages", "embedding", "drafting")
 """What entries say that a model is good for."""
 
@@ -477,14 +481,14 @@ class _Table:
             raise self._wrong(at, "a text of it moves the cursor")
         return tuple(value)
 
-    def _shape(self) -> tuple[tuple[str, int], ...]:
+    def _shape(self) -> tuple[tuple[str, Size], ...]:
         """Dotted keys, which TOML takes for tables, as the header has them."""
         value = self._value("shape")
         if value is None:
             return ()
         found = tuple(_flat(value)) if isinstance(value, Mapping) else ()
-        if not found or not all(type(number) is int and 0 <= number < _LARGEST for _, number in found):
-            raise self._wrong("shape", "it has to be a table of whole numbers")
+        if not found or not all(_are_sizes(number) for _, number in found):
+            raise self._wrong("shape", "it has to be a table of whole numbers, or lists of them")
         return found
 
     def _good_for(self) -> tuple[str, ...]:
@@ -513,7 +517,15 @@ def _flat(table: Mapping[str, object], before: str = "") -> Iterator[tuple[str, 
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{key}.")
         else:
-            yield f"{before}{key}", value
+            yield f"{before}{key}", tuple(value) if isinstance(value, list) else value
+
+
+def _are_sizes(value: object) -> bool:
+    """A whole number, or a list of them."""
+    each = value if isinstance(value, tuple) else (value,)
+    return 0 < len(each) <= _LONGEST and all(
+        type(number) is int and 0 <= number < _LARGEST for number in each
+    )
 
 
 def _estimate(size_bytes: int) -> int:

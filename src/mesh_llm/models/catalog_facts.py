@@ -32,13 +32,13 @@ def facts_of(entry: CatalogEntry) -> ModelFacts | None:
     """From its shape; None where it has none, and the file's header has to be read."""
     if not entry.shape or not entry.size_bytes or not entry.layers or not entry.architecture:
         return None
-    keys = dict(entry.shape)
-    rows = [*_around(keys), *(row for layer in range(entry.layers) for row in _layer(keys, layer))]
+    by_layer = [_of_layer(entry, layer) for layer in range(entry.layers)]
+    rows = [*_around(by_layer), *(row for layer, keys in enumerate(by_layer) for row in _layer(keys, layer))]
     elements = sum(math.prod(shape) for _, shape in rows)
     kind, each = _type(entry.quantisation), entry.size_bytes / elements
     return model_facts(
         {
-            "metadata": _metadata(entry, keys),
+            "metadata": _metadata(entry),
             "tensors": [[name, kind, shape, int(each * math.prod(shape))] for name, shape in rows],
             "files": [{"path": name, "bytes": size} for name, size in _files(entry)],
             "fingerprint": NO_FINGERPRINT,
@@ -82,8 +82,15 @@ def rough_facts(entry: CatalogEntry) -> ModelFacts | None:
     )
 
 
-def _metadata(entry: CatalogEntry, keys: dict[str, int]) -> dict[str, Any]:
-    own = {"block_count": entry.layers, "context_length": entry.context, **keys}
+def _of_layer(entry: CatalogEntry, layer: int) -> dict[str, int]:
+    """Its keys, as they hold for one layer."""
+    return {key: size if isinstance(size, int) else size[layer % len(size)] for key, size in entry.shape}
+
+
+def _metadata(entry: CatalogEntry) -> dict[str, Any]:
+    own: dict[str, Any] = {"block_count": entry.layers, "context_length": entry.context}
+    for key, size in entry.shape:
+        own[key] = size if isinstance(size, int) else [size[at % len(size)] for at in range(entry.layers)]
     return {
         "general.architecture": entry.architecture,
         "general.name": entry.name,
@@ -107,36 +114,48 @@ def _type(quantisation: str) -> str:
     return f"{kind}_{rest.split('_')[0]}" if rest else "q4_K"
 
 
-def _around(keys: dict[str, int]) -> Iterator[Row]:
+def _around(layers: list[dict[str, int]]) -> Iterator[Row]:
+    keys = layers[0]
     shape = [keys["embedding_length"], keys["vocab_size"]]
     yield "token_embd.weight", shape
     if not keys.get("tied", 0):
         yield "output.weight", shape
+    if width := keys.get("embedding_length_per_layer_input", 0):
+        yield "per_layer_token_embd.weight", [width * len(layers), keys["vocab_size"]]
 
 
 def _layer(keys: dict[str, int], layer: int) -> Iterator[Row]:
-    recurs = keys.get("full_attention_interval", 0)
-    mixed = _recurrent(keys) if recurs and (layer + 1) % recurs else _attention(keys)
+    interval = keys.get("full_attention_interval", 0)
+    recurs = keys.get("attention.head_count_kv") == 0 or (interval and (layer + 1) % interval)
+    mixed = _recurrent(keys) if recurs else _attention(keys)
     for name, shape in (*mixed, *_feed_forward(keys, layer)):
         yield f"blk.{layer}.{name}.weight", shape
 
 
+def _head_sizes(keys: dict[str, int]) -> tuple[int, int]:
+    """Of a key and of a value, which may be others where attention looks back on a window alone."""
+    kind = "_swa" if keys.get("attention.sliding_window_pattern", 0) else ""
+    usual = keys["embedding_length"] // keys["attention.head_count"]
+    key = keys.get(f"attention.key_length{kind}") or keys.get("attention.key_length") or usual
+    return key, keys.get(f"attention.value_length{kind}") or keys.get("attention.value_length") or key
+
+
 def _attention(keys: dict[str, int]) -> Iterator[Row]:
     hidden, heads = keys["embedding_length"], keys["attention.head_count"]
-    key = keys.get("attention.key_length_mla") or keys.get("attention.key_length") or hidden // heads
-    value = keys.get("attention.value_length_mla") or keys.get("attention.value_length") or key
+    key, value = _head_sizes(keys)
     if rank := keys.get("attention.kv_lora_rank", 0):
-        queries = keys.get("attention.q_lora_rank", 0)
+        cached, queries = key, keys.get("attention.q_lora_rank", 0)
+        key, value = keys["attention.key_length_mla"], keys["attention.value_length_mla"]
         if queries:
             yield "attn_q_a", [hidden, queries]
         yield "attn_q_b", [queries or hidden, heads * key]
-        yield "attn_kv_a_mqa", [hidden, keys["attention.key_length"]]
-        yield "attn_kv_b", [rank, heads * (key - keys["attention.key_length"] + rank + value)]
+        yield "attn_kv_a_mqa", [hidden, cached]
+        yield "attn_kv_b", [rank, heads * (key - cached + rank + value)]
     else:
-        cached = keys.get("attention.head_count_kv", heads)
+        shared = keys.get("attention.head_count_kv", heads)
         yield "attn_q", [hidden, heads * key]
-        yield "attn_k", [hidden, cached * key]
-        yield "attn_v", [hidden, cached * value]
+        yield "attn_k", [hidden, shared * key]
+        yield "attn_v", [hidden, shared * value]
     yield "attn_output", [heads * value, hidden]
 
 
@@ -151,16 +170,18 @@ def _recurrent(keys: dict[str, int]) -> Iterator[Row]:
 def _feed_forward(keys: dict[str, int], layer: int) -> Iterator[Row]:
     hidden, experts = keys["embedding_length"], keys.get("expert_count", 0)
     if not experts or layer < keys.get("leading_dense_block_count", 0):
-        yield from _gated("", hidden, keys["feed_forward_length"])
+        yield from _products("", hidden, keys["feed_forward_length"], gated=keys.get("gated", 1))
         return
     width = keys["expert_feed_forward_length"]
+    shared = keys.get("expert_shared_feed_forward_length") or keys.get("expert_shared_count", 0) * width
     yield "ffn_gate_inp", [hidden, experts]
-    yield from _gated("_exps", hidden, width, experts)
-    if shared := keys.get("expert_shared_count", 0) * width:
-        yield from _gated("_shexp", hidden, shared)
+    yield from _products("_exps", hidden, width, experts)
+    if shared:
+        yield from _products("_shexp", hidden, shared)
 
 
-def _gated(kind: str, hidden: int, width: int, *experts: int) -> Iterator[Row]:
-    yield f"ffn_gate{kind}", [hidden, width, *experts]
+def _products(kind: str, hidden: int, width: int, *experts: int, gated: int = 1) -> Iterator[Row]:
+    if gated:
+        yield f"ffn_gate{kind}", [hidden, width, *experts]
     yield f"ffn_up{kind}", [hidden, width, *experts]
     yield f"ffn_down{kind}", [width, hidden, *experts]

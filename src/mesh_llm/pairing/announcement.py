@@ -1,7 +1,8 @@
 """Offers to pair, as the local network is told of them by multicast DNS.
 
 What is found was said by anybody on that network: names are made fit for a terminal, and count for nothing
-until the code has been proven.
+until the code has been proven. IPv4 alone: an IPv6 address of one link means nothing without its interface,
+which an invite cannot name, and networks of people without IPv4 are rare. Those have the token.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def question(
 
 def propose(asked: Question) -> Proposal | Shortage:
     if not asked.roster.able:
-        return shortage(asked, f"no node here has the model {asked.settings.model}")
+        return shortage(asked, _nobody(asked))
     if all(node.id in asked.roster.parts for node in asked.roster.able):
         return shortage(asked, f"no node here has all of the model {asked.settings.model}")
     if not asked.roster.hosts:
@@ -139,6 +139,17 @@ def propose(asked: Question) -> Proposal | Shortage:
         if found := _solo(asked, inputs) or _fewest(asked, inputs):
             return found
     return shortage(asked)
+
+
+def _nobody(asked: Question) -> str:
+    """Why no node can take part: those that have the model are kept from it, or there are none."""
+    model, roster = asked.settings.model, asked.roster
+    for node in asked.snapshot.nodes:
+        if node.alive and node.facts.name and node.id not in roster.parts and node.id in roster.refused:
+            return (
+                f"no node that has the model {model} can compute: {node.facts.name} {roster.refused[node.id]}"
+            )
+    return f"no node here has the model {model}"
 
 
 def shortage(asked: Question, reason: str = "") -> Shortage:

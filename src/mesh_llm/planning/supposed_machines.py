@@ -37,7 +37,29 @@ _SPEEDS = {
     "rocm": Speed(read_bytes_per_s=400e9, flops_per_s=20e12, attention_per_s=8e12),
     "cuda": Speed(read_bytes_per_s=600e9, flops_per_s=40e12, attention_per_s=16e12),
 }
-"""Of two channels of DDR5, of a plain M-series chip, of cards of the middle class."""
+"""Of a usual machine of its kind. Reading follows data sheets (bus width times transfers), of which kernels
+reach about four fifths:
+
+cpu     two channels of DDR4-3200 have 51 GB/s, of DDR5-5600 90
+metal   a plain M4 has 120 (128 bits of LPDDR5X-7500), and comes close to them
+vulkan  a Radeon RX 7600 has 288, an Arc B580 456
+rocm    a Radeon RX 6800 has 512, a 7800 XT 624
+cuda    a GeForce RTX 4070 has 504, a 4070 Ti Super 672, a 3090 936
+
+Of products a third to a half of what data sheets promise (8 cores with AVX2: 1 TFLOPS; RX 7600: 21;
+7800 XT: 37; RTX 4070: 116 in half precision), as weights are unpacked first; of attention half of that.
+These two shares are guesses.
+"""
+_READ_GB_PER_S = {
+    "cpu": (20, 400),
+    "metal": (65, 800),
+    "vulkan": (50, 750),
+    "rocm": (180, 4200),
+    "cuda": (150, 6400),
+}
+"""A small one and a large one of that kind, likewise: one channel, and a server's twelve; an M1 (68), and an
+M3 Ultra (819); a GPU within a processor, and an RX 7900 XTX (960); an RX 6600 (224), and an MI300X (5,300);
+a GTX 1650 (192), and a B200 (8,000)."""
 KINDS = tuple(_SPEEDS)
 
 
@@ -58,7 +80,11 @@ class SupposedMachine:
         return usual if told is None else replace(usual, read_bytes_per_s=told)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.kind}, {self.speed.read_bytes_per_s / 1e9:.0f} GB/s"
+        text = f"{self.name}: {self.kind}, {self.speed.read_bytes_per_s / 1e9:.0f} GB/s"
+        if self.read_bytes_per_s is not None:
+            return text
+        least, most = _READ_GB_PER_S[self.kind]
+        return f"{text} (others of the kind: {least} to {most:,})"
 
 
 def joined(

@@ -280,7 +280,7 @@ async def _forecast(
     if machines:
         plan = less_certain(plan)
         other = None if other is None else replace(other, plan=other.plan and less_certain(other.plan))
-        told = (*told, f"Speeds that nobody measured are assumed: {'; '.join(map(str, machines))}")
+        told = (*told, f"Speeds of memory that nobody measured: {'; '.join(map(str, machines))}")
     known = ExperienceFile(Home(config.home).experience_file)
     return Forecast(
         snapshot=snapshot,

@@ -42,9 +42,7 @@ def test_a_model_too_large_for_one_has_no_solo_plan() -> None:
     chosen, other = both(mesh(node("a", 15), node("b", 15)), settings())
 
     assert chosen.mode is Mode.SPLIT
-    assert other == Alternative(
-        mode=Mode.SOLO, plan=None, reason="no node holds it alone; 2 nodes are the fewest that do"
-    )
+    assert other == Alternative(mode=Mode.SOLO, plan=None, reason="no node holds it alone; 2 nodes do")
 
 
 def test_one_node_has_nobody_to_split_with() -> None:

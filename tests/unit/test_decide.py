@@ -181,7 +181,7 @@ def test_another_node_rather_than_a_useless_context() -> None:
     assert (alone.mode, alone.context) == (Mode.SOLO, 512)
     assert both.mode is Mode.SPLIT
     assert both.context >= 4096
-    assert both.reason == "no node alone holds it with 4096 tokens of context; 2 nodes are the fewest that do"
+    assert both.reason == "no node alone holds it with 4096 tokens of context; 2 nodes do"
     joined = decide(mesh(narrow, node("b", 4)), BIG, settings(context=None), current=running(alone))
     assert joined.key == both.key
     asked_for = decide(mesh(narrow, node("b", 4)), BIG, settings(context=512), current=running(alone))

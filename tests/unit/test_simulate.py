@@ -32,6 +32,7 @@ from mesh_llm.lab.simulate.measures import growth, mistaken, per_node_second, qu
 from mesh_llm.lab.simulate.modelled import modelled_case
 from mesh_llm.lab.simulate.optimum import optimum
 from mesh_llm.lab.simulate.planning_cases import (
+    GOOD,
     SIZES,
     inputs_of,
     model_of,
@@ -150,14 +151,21 @@ def test_the_optimum_is_the_best_of_all_layouts(seed: int) -> None:
     assert (best and best.seconds) == pytest.approx(brute_force(inputs))
 
 
-def test_plans_of_small_meshes_are_near_the_best() -> None:
-    cases = [plan_quality(seed) for seed in range(12)]
-    good = [case for case in cases if case.share >= 0.95]
-    assert all(0 < case.share <= 1 + 1e-9 for case in cases)
-    assert all(case.share <= case.searched + 1e-9 for case in cases)
-    # Four in five of a hundred are; docs/design/scale.md says which are not.
-    assert len(good) >= len(cases) // 2
-    assert {case.best_stages for case in cases} >= {0, 1, 2}
+MISSED = (1002, 1004, 1005, 1020, 1027, 1039, 1040, 1058)
+"""Of the first sixty of the lab's sample, those that planning was once more than 5 % off with."""
+
+
+@pytest.mark.parametrize("seed", [*range(12), *MISSED])
+def test_plans_of_small_meshes_are_near_the_best(seed: int) -> None:
+    case = plan_quality(seed)
+    # One node is kept where several would be faster, but not clearly.
+    assert case.share >= GOOD or case.kept_whole
+    assert case.share <= case.searched + 1e-9
+    assert case.share <= 1 + 1e-9
+
+
+def test_the_sample_has_all_kinds_of_plans() -> None:
+    assert {plan_quality(seed).best_stages for seed in range(12)} >= {0, 1, 2}
 
 
 def test_small_cases_have_two_to_six_nodes() -> None:

@@ -52,7 +52,7 @@ def _extent(nodes: str, minutes: float) -> SimulationSize:
         raise UsageError(f"--nodes {nodes}: a simulated mesh has {_LEAST} to {_MOST:,} nodes")
     if not 0 < minutes <= 60:
         raise UsageError(f"--minutes {minutes:g}: churn is simulated for up to an hour")
-    return SimulationSize(nodes=counts, churn_s=60 * minutes, cases=60, events=100)
+    return SimulationSize(nodes=counts, churn_s=60 * minutes, cases=300, events=100)
 
 
 def _command() -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import ModelSettings
-from mesh_llm.planning.decide import decide
+from mesh_llm.planning.decide import decide, decide_alone
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import Mode, ModelFacts, NodeId, Plan
 
@@ -36,4 +36,8 @@ def alternative(
     wanted = Mode.SPLIT if chosen.mode is Mode.SOLO else Mode.SOLO
     free = replace(settings, split=wanted is Mode.SPLIT, tensor_split=None, layers=None)
     other = decide(snapshot, model, free, current=None, barred=barred)
+    if wanted is Mode.SOLO and other.mode is Mode.SPLIT:
+        # It may fit on one, and be slower there.
+        alone = decide_alone(snapshot, model, free, barred=barred)
+        other = alone if alone.mode is wanted else other
     return Alternative(mode=wanted, plan=other if other.mode is wanted else None, reason=other.reason)

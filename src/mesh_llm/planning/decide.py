@@ -29,6 +29,7 @@ from mesh_llm.planning.proposal import (
     Shortage,
     available,
     propose,
+    propose_alone,
     question,
     useful_context,
 )
@@ -86,6 +87,14 @@ def _decide(
     best = propose(asked)
     kept = _kept(asked, current.plan, best if beatable else None) if current else None
     return _plan(asked, kept or best, lanes)
+
+
+def decide_alone(
+    snapshot: Snapshot, model: ModelFacts, settings: ModelSettings, *, barred: Mapping[NodeId, str] = _NOBODY
+) -> Plan:
+    """The plan on one node, for people who compare; waiting where none holds the model."""
+    asked = question(snapshot, model, settings, barred)
+    return _plan(asked, propose_alone(asked), 1)
 
 
 def _kept(asked: Question, running: Plan, best: Proposal | Shortage | None) -> Proposal | None:

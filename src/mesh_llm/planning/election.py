@@ -19,7 +19,7 @@ def split_hosts(
     return tuple(
         sorted(
             (node for node in hosts if node.facts.splits),
-            key=lambda node: (not _prefers(node), node.id in lacking, *_size(rooms[node.id]), node.id),
+            key=lambda node: (*rank(node, lacking), *_size(rooms[node.id]), node.id),
         )
     )
 
@@ -41,8 +41,7 @@ def solo_hosts(
         sorted(
             hosts,
             key=lambda node: (
-                not _prefers(node),
-                node.id in lacking,
+                *rank(node, lacking),
                 (known and seconds[node.id]) or 0.0,
                 *_size(rooms[node.id]),
                 node.id,
@@ -51,8 +50,9 @@ def solo_hosts(
     )
 
 
-def _prefers(node: Candidate) -> bool:
-    return node.facts.hosting is HostingMode.PREFER
+def rank(node: Candidate, lacking: Container[NodeId] = ()) -> tuple[bool, bool]:
+    """What comes before speed and memory, the lower the better: what its owner wants, and what it has."""
+    return node.facts.hosting is not HostingMode.PREFER, node.id in lacking
 
 
 def _size(room: NodeMemory) -> tuple[int, int]:

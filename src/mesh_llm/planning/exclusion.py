@@ -27,13 +27,17 @@ def exclusions(asked: Question, inputs: PlanInputs, layout: Layout | None) -> tu
     """Of all nodes but those of the layout; without one, of all."""
     part = layout.nodes if layout else frozenset[NodeId]()
     outside = [node for node in asked.snapshot.nodes if node.id not in part]
-    return tuple(Exclusion(node=node.id, reason=_reason(asked, inputs, layout, node)) for node in outside)
+    host = _host(asked, layout)
+    return tuple(
+        Exclusion(node=node.id, reason=_reason(asked, inputs, layout, host, node)) for node in outside
+    )
 
 
-def _reason(asked: Question, inputs: PlanInputs, layout: Layout | None, node: Candidate) -> str:
+def _reason(
+    asked: Question, inputs: PlanInputs, layout: Layout | None, host: Candidate | None, node: Candidate
+) -> str:
     if refused := asked.roster.refused.get(node.id):
         return refused
-    host = _host(asked, layout)
     if host and host.id != node.id:
         if refused := split_refusal(node, host):
             return refused

@@ -1,18 +1,16 @@
-"""Which nodes compute which layers, and on which of their devices. Pure.
+"""Which of the chosen nodes compute which layers, and on which of their devices. Pure.
 
 For one request at a time the time per token is a sum over stages and hops, so
-the best plan has the fewest, closest, fastest nodes that hold the model, and
-the fastest of them are filled first. Nodes are chosen, and of these the devices
-that are needed: those of one node follow each other.
+the fastest nodes are filled first. Of their devices those take part that are
+needed: those of one node follow each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from heapq import nsmallest
+from dataclasses import replace
 
-from mesh_llm.defaults import PLAN_SEARCH_STEPS, SPILL_BYTES_PER_S
+from mesh_llm.defaults import SPILL_BYTES_PER_S
 from mesh_llm.frozen import frozen
 from mesh_llm.planning.cuts import MAX_DEVICES, may_split, too_many
 from mesh_llm.planning.layer_costs import Span
@@ -22,9 +20,6 @@ from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.predict import token_seconds
 from mesh_llm.planning.worker_order import arrange
 from mesh_llm.types import NodeId, Place
-
-_CANDIDATES = 48
-"""Of each kind, looked at in a large mesh: three times as many as may take part in a plan."""
 
 
 @frozen
@@ -65,155 +60,16 @@ def alone(inputs: PlanInputs, host: NodeId) -> Layout | None:
     return Layout(host=host, spans=(Span(host, 0, inputs.load.count),))
 
 
-def fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Layout | None:
-    """The model over the host and as few of the workers as hold it; of those sets, a fastest.
-
-    More of them are better where all of it then lies on GPUs that would otherwise lie in main memory.
-    """
-    large = len(workers) > 2 * _CANDIDATES
-    if large:
-        workers = _candidates(inputs, host, workers)
-    found = _fewest(inputs, host, workers, large=large)
-    on_gpus = _on_gpus(inputs, workers)
-    if found is None or on_gpus.devices == inputs.devices:
-        return found
-    other = _fewest(on_gpus, host, workers, large=large)
-    now, then = seconds_of(inputs, found), seconds_of(inputs, other) if other else None
-    return other if now is not None and then is not None and then < now else found
-
-
-def _candidates(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) -> Sequence[NodeId]:
-    """Those alone that a plan could need: the largest, and the fastest that are near."""
-    largest = nsmallest(_CANDIDATES, workers, key=lambda node: (-lent_bytes(inputs, node), node))
-    nearest = nsmallest(_CANDIDATES, workers, key=lambda node: promise(inputs, host, node))
-    return sorted({*largest, *nearest})
-
-
-def lent_bytes(inputs: PlanInputs, node: NodeId) -> int:
-    return sum(inputs.lent[place].total_bytes for place in inputs.devices[node])
-
-
-def promise(inputs: PlanInputs, host: NodeId, node: NodeId) -> tuple[float, NodeId]:
-    """Roughly what a node would add: a layer, and the way there and back."""
-    load, speed = inputs.load, inputs.speeds[Place(node)]
-    if speed is None:
-        return float("inf"), node
-    way = inputs.way(host, node, host)
-    read = load.active[-1] / load.count / speed.read_bytes_per_s
-    return read + 2 * (way.delay_s + way.overhead_s), node
-
-
-def _fewest(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, large: bool) -> Layout | None:
-    own = capacity(inputs.rooms[host], inputs.load, host=True)
-    if own is None:
-        return None
-    largest = largest_first(inputs, workers)
-    held = own.total
-    chosen: list[NodeId] = []
-    layout = None
-    for size, node in largest:
-        if held >= inputs.load.count and chosen:
-            layout = filled(inputs, host, chosen, quick=True)
-            if layout:
-                break
-        chosen.append(node)
-        held += size
-    layout = layout or (filled(inputs, host, chosen, quick=True) if held >= inputs.load.count else None)
-    if layout is None:
-        return None
-    search = _Search(inputs=inputs, host=host, layout=layout)
-    search.drop()
-    if large:
-        share = (inputs.load.count - own.total) / len(search.layout.workers)
-        search.begin_with_nearest([node for size, node in largest if size >= share])
-    search.swap([node for _, node in largest])
-    return filled(inputs, host, search.layout.workers) or search.layout
-
-
-def largest_first(inputs: PlanInputs, workers: Sequence[NodeId]) -> list[tuple[int, NodeId]]:
-    """Those with room for a layer, and for how many, the largest first."""
-    sizes = {node: layers_lent(inputs, node) for node in workers}
-    return sorted(
-        ((size, node) for node, size in sizes.items() if size), key=lambda pair: (-pair[0], pair[1])
-    )
-
-
 def layers_lent(inputs: PlanInputs, node: NodeId) -> int:
     """How many layers all of its devices hold."""
     return sum(size for size, _ in _able(inputs, node))
-
-
-@dataclass(slots=True, kw_only=True)
-class _Search:
-    """Improves a layout by small steps, a bounded number of them."""
-
-    inputs: PlanInputs
-    host: NodeId
-    layout: Layout
-    steps: int = PLAN_SEARCH_STEPS
-
-    def drop(self) -> None:
-        """Nodes that turn out not to be needed: who shares a machine may add nothing."""
-        for node in sorted(self.layout.workers, key=lambda node: (lent_bytes(self.inputs, node), node)):
-            rest = [other for other in self.layout.workers if other != node]
-            if rest and (smaller := self._filled(rest)):
-                self.layout = smaller
-
-    def begin_with_nearest(self, roomy: Sequence[NodeId]) -> None:
-        """Of those with room for an equal share: one swap after the other would find them late."""
-        self.steps //= 8
-        nearest = self._filled(sorted(roomy, key=self._promise)[: len(self.layout.workers)])
-        if nearest is None:
-            return
-        then, now = self._seconds(nearest), self._seconds(self.layout)
-        if then is not None and (now is None or then < now):
-            self.layout = nearest
-
-    def swap(self, others: Sequence[NodeId]) -> None:
-        """One of the chosen for one of the others, as long as that makes it faster."""
-        seconds = self._seconds(self.layout)
-        if seconds is None:
-            return
-        promising = sorted(others, key=self._promise)
-        better = True
-        while better and self.steps > 0:
-            better = False
-            for old in sorted(self.layout.workers, key=self._promise, reverse=True):
-                for new in promising:
-                    found = self._exchange(old, new)
-                    time = self._seconds(found) if found else None
-                    if found and time is not None and time < seconds * (1 - 1e-9):
-                        self.layout, seconds, better = found, time, True
-                        break
-                    if self.steps <= 0:
-                        return
-                if better:
-                    break
-
-    def _exchange(self, old: NodeId, new: NodeId) -> Layout | None:
-        workers = self.layout.workers
-        if new in workers:
-            return None
-        return self._filled([new if node == old else node for node in workers])
-
-    def _filled(self, workers: Sequence[NodeId]) -> Layout | None:
-        if self.steps <= 0:
-            return None
-        self.steps -= len(workers) + 1
-        return filled(self.inputs, self.host, workers, quick=True)
-
-    def _seconds(self, layout: Layout) -> float | None:
-        return token_seconds(self.inputs, self.host, layout.spans, head_on_worker=False)
-
-    def _promise(self, node: NodeId) -> tuple[float, NodeId]:
-        return promise(self.inputs, self.host, node)
 
 
 def filled(
     inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
 ) -> Layout | None:
     """The host and exactly these workers, the fastest filled first. The host may end up without a layer."""
-    if not _may_take_part(inputs, host, workers):
+    if not _may_take_part(inputs, host, workers) or len(workers) > inputs.load.count:
         return None
     order = _offered(inputs, host, arrange(inputs, host, workers, quick=quick))
     sizes = _capacities(inputs, host, order)
@@ -243,7 +99,7 @@ def spread_out(
     if not _may_take_part(inputs, host, workers) or len(workers) >= inputs.load.count:
         return None
     nodes = arrange(inputs, host, workers, quick=quick)
-    fewer, more = (_offered(each, host, nodes) for each in (_on_gpus(inputs, workers), inputs))
+    fewer, more = (_offered(each, host, nodes) for each in (on_gpus(inputs, workers), inputs))
     layout = _spread_over(inputs, host, fewer)
     return layout if layout or more == fewer else _spread_over(inputs, host, more)
 
@@ -263,7 +119,7 @@ def _may_take_part(inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId]) 
     return may_split(inputs.load.facts) and not too_many(len(workers), len(inputs.rooms[host].gpus))
 
 
-def _on_gpus(inputs: PlanInputs, workers: Sequence[NodeId]) -> PlanInputs:
+def on_gpus(inputs: PlanInputs, workers: Sequence[NodeId]) -> PlanInputs:
     """The same without main memory beside a GPU that holds a layer."""
     several = [node for node in workers if len(inputs.devices[node]) > 1]
     gpus = {
@@ -344,8 +200,10 @@ def with_head(inputs: PlanInputs, layout: Layout) -> Layout:
         worker_bytes_per_s=there.head_bytes_per_s,
         link_bytes_per_s=inputs.way(last, layout.host, layout.host).bytes_per_s,
     )
-    fits = inputs.allocations(layout.host, layout.spans, head_on_worker=True) is not None
-    moved = fits and head_belongs_on_worker(places)
+    moved = (
+        head_belongs_on_worker(places)
+        and inputs.allocations(layout.host, layout.spans, head_on_worker=True) is not None
+    )
     return Layout(host=layout.host, spans=layout.spans, head_on_worker=True) if moved else layout
 
 

@@ -6,6 +6,7 @@ each link once: `T = Σ bytes read / bandwidth + Σ hops`.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -135,6 +136,14 @@ def solo_seconds(inputs: PlanInputs, host: NodeId) -> float | None:
     span = Span(host, 0, inputs.load.count)
     head_s = inputs.load.head_bytes / speed.head_bytes_per_s
     return head_s + stage_seconds(inputs, span, allocation, speed, host)
+
+
+def least_seconds(inputs: PlanInputs) -> float:
+    """No plan is faster: all at the fastest rate that anybody has, and no links."""
+    known = [speed for speed in inputs.speeds.values() if speed]
+    head = max((speed.head_bytes_per_s for speed in known), default=math.inf)
+    rate = max((speed.read_bytes_per_s for speed in known), default=math.inf)
+    return inputs.load.head_bytes / head + inputs.load.active[-1] / rate
 
 
 def stage_seconds(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from mesh_llm.defaults import CLEARLY_FASTER, USEFUL_CONTEXT
+from mesh_llm.defaults import CLEARLY_FASTER, PLAN_SEARCH_STEPS, USEFUL_CONTEXT
 from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.planning.cuts import MAX_DEVICES, forbidden, may_split, too_many
-from mesh_llm.planning.election import solo_hosts, split_hosts
+from mesh_llm.planning.election import rank, solo_hosts, split_hosts
 from mesh_llm.planning.eligibility import Eligible, roster_of, split_refusal
 from mesh_llm.planning.fit import (
     CONTEXT_STEP,
@@ -23,22 +23,23 @@ from mesh_llm.planning.memory_layout import total_bytes
 from mesh_llm.planning.placement import (
     Layout,
     alone,
-    fewest,
     filled,
-    largest_first,
     seconds_of,
     spread_out,
     with_head,
     with_head_at_best,
 )
 from mesh_llm.planning.plan_inputs import PlanInputs, ground_of
-from mesh_llm.planning.predict import solo_seconds
+from mesh_llm.planning.predict import least_seconds, solo_seconds
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.speculation import cache_settings
+from mesh_llm.planning.worker_choice import WORTH, best_with, faster, largest_first
 from mesh_llm.types import HostingMode, ModelFacts, NodeId, Place
 
 PLAN_HOSTS_TRIED = 3
 """For each engine version: who is elected nearly always can; a tiny one that its owner prefers may not."""
+_COMPARED_HOSTS = 8
+"""Up to so many, the best split of each is looked for; of more that of the elected one."""
 
 
 Remake = Callable[[PlanInputs], Layout | None]
@@ -136,7 +137,7 @@ def propose(asked: Question) -> Proposal | Shortage:
         if found := _spread(asked, inputs):
             return found
     for inputs in grounds:
-        if found := _solo(asked, inputs) or _fewest(asked, inputs):
+        if found := _best(asked, inputs):
             return found
     return shortage(asked)
 
@@ -188,20 +189,67 @@ def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _solo(asked: Question, inputs: PlanInputs) -> Proposal | None:
-    fits = [node for node in asked.roster.hosts if alone(inputs, node.id)]
-    if not fits:
+def propose_alone(asked: Question) -> Proposal | Shortage:
+    """The best plan on one node, even where several are clearly faster."""
+    grounds = (asked.inputs.at(context) for context in asked.contexts)
+    found = ((inputs, _alone(asked, inputs)) for inputs in grounds)
+    return next((_solo(asked, inputs, each) for inputs, each in found if each), None) or shortage(asked)
+
+
+def _best(asked: Question, inputs: PlanInputs) -> Proposal | None:
+    """On one node where one holds it, unless several are clearly faster: fewer can fail."""
+    solo = _alone(asked, inputs)
+    if solo and (asked.settings.split or not _may_be_slow(inputs, solo)):
+        return _solo(asked, inputs, solo)
+    several = _several(asked, inputs, solo)
+    if several and (solo is None or faster(inputs, several, solo.layout, times=CLEARLY_FASTER)):
+        reason = _why_several(asked, inputs, several, solo)
+        return _grown(asked, inputs, several, _refill(several.host, several.workers), reason)
+    return _solo(asked, inputs, solo) if solo else None
+
+
+@frozen
+class _Alone:
+    """The best of those nodes that hold the whole model."""
+
+    host: Candidate
+    layout: Layout
+    among: int
+    measured: bool
+    """Whether the speeds of all of them are known."""
+
+
+def _alone(asked: Question, inputs: PlanInputs) -> _Alone | None:
+    fits = {node.id: layout for node in asked.roster.hosts if (layout := alone(inputs, node.id))}
+    seconds = {id: solo_seconds(inputs, id) for id in fits}
+    hosts = solo_hosts(
+        (node for node in asked.roster.hosts if node.id in fits), inputs.rooms, seconds, asked.lacking
+    )
+    if not hosts:
         return None
-    seconds = {node.id: solo_seconds(inputs, node.id) for node in fits}
-    host = solo_hosts(fits, inputs.rooms, seconds, asked.lacking)[0]
-    reason = f"fits on {host.facts.name} alone"
+    measured = None not in seconds.values()
+    return _Alone(host=hosts[0], layout=fits[hosts[0].id], among=len(fits), measured=measured)
+
+
+def _may_be_slow(inputs: PlanInputs, solo: _Alone) -> bool:
+    """Whether others could be clearly faster: a look at all speeds is much quicker than a search."""
+    seconds = solo_seconds(inputs, solo.host.id)
+    return seconds is not None and seconds > CLEARLY_FASTER * least_seconds(inputs)
+
+
+def _solo(asked: Question, inputs: PlanInputs, solo: _Alone) -> Proposal:
+    reason = f"fits on {solo.host.facts.name} alone"
     if asked.settings.split:
         reason += "; --split finds no other node that can take part"
-    elif len(fits) > 1:
-        reason += _why_this_one(host, len(fits), measured=None not in seconds.values())
-    layout = alone(inputs, host.id)
-    assert layout is not None  # it fits
-    return _grown(asked, inputs, layout, lambda other: alone(other, host.id), reason)
+    elif solo.among > 1:
+        reason += _why_this_one(solo.host, solo.among, measured=solo.measured)
+    return _grown(asked, inputs, solo.layout, lambda other: alone(other, solo.host.id), reason)
+
+
+def _candidate(asked: Question, id: NodeId) -> Candidate:
+    node = asked.snapshot.node(id)
+    assert node is not None  # it has a part in a layout
+    return node
 
 
 def _why_this_one(host: Candidate, count: int, *, measured: bool) -> str:
@@ -211,7 +259,9 @@ def _why_this_one(host: Candidate, count: int, *, measured: bool) -> str:
 
 
 def _tried(asked: Question) -> list[Candidate]:
-    """Hosts worth trying: those elected, for each engine version."""
+    """Hosts worth trying: all of a small mesh, or else those elected, for each engine version."""
+    if len(asked.roster.hosts) <= _COMPARED_HOSTS:
+        return list(asked.elected())
     seen: Counter[str] = Counter()
     hosts = []
     for node in asked.elected():
@@ -221,20 +271,46 @@ def _tried(asked: Question) -> list[Candidate]:
     return hosts
 
 
-def _fewest(asked: Question, inputs: PlanInputs) -> Proposal | None:
-    for host in _tried(asked):
-        layout = fewest(inputs, host.id, asked.partners(host))
-        if layout:
-            reason = f"{_too_much_for_one(asked, inputs)}; {_nodes(len(layout.nodes))} {_who(inputs, layout)}"
-            return _grown(asked, inputs, layout, _refill(host.id, layout.workers), reason)
-    return None
+def _several(asked: Question, inputs: PlanInputs, solo: _Alone | None) -> Layout | None:
+    """The best over several nodes that is found: of the elected host that can, or of one that is faster."""
+    hosts = _tried(asked)
+    compared = len(asked.roster.hosts) <= _COMPARED_HOSTS
+    least = rank(solo.host, asked.lacking) if solo else None
+    best: Layout | None = None
+    for host in hosts:
+        if least and _rank(asked, host.id) > least:
+            break
+        found = best_with(inputs, host.id, asked.partners(host), steps=PLAN_SEARCH_STEPS // len(hosts))
+        if found and (best is None or faster(inputs, found, best, times=WORTH)):
+            best, least = found, _rank(asked, host.id)
+        if best and not compared:
+            return _rehosted(asked, inputs, best)
+    return best
 
 
-def _who(inputs: PlanInputs, layout: Layout) -> str:
+def _rehosted(asked: Question, inputs: PlanInputs, layout: Layout) -> Layout:
+    """The same nodes, and the best of them as the host."""
+    best = layout
+    for id in layout.workers:
+        if not asked.roster.may_host(_candidate(asked, id)) or _rank(asked, id) > _rank(asked, layout.host):
+            continue
+        found = filled(inputs, id, sorted(layout.nodes - {id}), quick=True)
+        if found and faster(inputs, found, best, times=WORTH):
+            best = found
+    return best
+
+
+def _rank(asked: Question, id: NodeId) -> tuple[bool, bool]:
+    return rank(_candidate(asked, id), asked.lacking)
+
+
+def _why_several(asked: Question, inputs: PlanInputs, layout: Layout, solo: _Alone | None) -> str:
+    count = _nodes(len(layout.nodes))
+    if solo:
+        return f"fits on {solo.host.facts.name} alone, but {count} together are clearly faster"
     lent = [inputs.lent[span.place] for span in layout.spans if span.device]
-    return (
-        "do, workers on their GPUs" if lent and all(room.gpus for room in lent) else "are the fewest that do"
-    )
+    on_gpus = lent and all(room.gpus for room in lent)
+    return f"{_too_much_for_one(asked, inputs)}; {count} do" + (", workers on their GPUs" if on_gpus else "")
 
 
 def _refill(host: NodeId, workers: tuple[NodeId, ...]) -> Remake:

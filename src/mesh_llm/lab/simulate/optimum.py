@@ -5,7 +5,6 @@ every cut. What planning finds quickly is compared with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import permutations
 from math import inf
 
 from mesh_llm.frozen import frozen
@@ -42,13 +41,14 @@ def optimum(inputs: PlanInputs) -> dict[NodeId, Best]:
 def _layouts(stages: _Stages, nodes: Sequence[NodeId]) -> Iterator[Layout]:
     """For each host, order of workers and place of the head, the one with the best cuts."""
     for host in nodes:
-        others = [node for node in nodes if node != host]
-        for count in range(len(nodes)):
-            for workers in permutations(others, count):
-                for head_on_worker in (False, True) if workers else (False,):
-                    spans = stages.best_cuts(host, workers, head_on_worker=head_on_worker)
-                    if spans:
-                        yield Layout(host=host, spans=spans, head_on_worker=head_on_worker)
+        for head_on_worker in (False, True):
+            ends = stages.of_host(host, head=not head_on_worker)
+            for spans in stages.continued(ends, [node for node in nodes if node != host], head_on_worker):
+                yield Layout(host=host, spans=spans, head_on_worker=head_on_worker)
+
+
+_Ends = dict[int, tuple[float, tuple[Span, ...]]]
+"""By the layers that are placed, the least seconds, and where they are then."""
 
 
 class _Stages:
@@ -56,28 +56,35 @@ class _Stages:
         self._inputs = inputs
         self._known: dict[tuple[NodeId, int, int, bool, bool], float] = {}
 
-    def best_cuts(
-        self, host: NodeId, workers: Sequence[NodeId], *, head_on_worker: bool
-    ) -> tuple[Span, ...] | None:
-        """The cuts that add up to the least; the host may have no layer, a worker has at least one."""
-        count = self._inputs.load.count
-        ends: dict[int, tuple[float, tuple[Span, ...]]] = {}
-        for last in range(count + 1):
-            seconds = self._seconds(host, 0, last, host=True, head=not head_on_worker)
+    def of_host(self, host: NodeId, *, head: bool) -> _Ends:
+        """The host may have no layer."""
+        ends: _Ends = {}
+        for last in range(self._inputs.load.count + 1):
+            seconds = self._seconds(host, 0, last, host=True, head=head)
             if seconds < inf:
                 ends[last] = (seconds, (Span(host, 0, last),) if last else ())
-        for worker in workers:
-            ends = self._extended(ends, worker, head=head_on_worker and worker == workers[-1])
-        return ends[count][1] if count in ends else None
+        return ends
 
-    def _extended(
-        self, ends: dict[int, tuple[float, tuple[Span, ...]]], worker: NodeId, *, head: bool
-    ) -> dict[int, tuple[float, tuple[Span, ...]]]:
-        found: dict[int, tuple[float, tuple[Span, ...]]] = {}
+    def continued(
+        self, ends: _Ends, left: Sequence[NodeId], head_on_worker: bool
+    ) -> Iterator[tuple[Span, ...]]:
+        """The best cuts of every order of some of those who are left; a worker has at least one layer."""
+        count = self._inputs.load.count
+        if count in ends and not head_on_worker:
+            yield ends[count][1]
+        for worker in left:
+            if head_on_worker and (last := self._extended(ends, worker, head=True).get(count)):
+                yield last[1]
+            further = self._extended(ends, worker, head=False)
+            if further:
+                yield from self.continued(further, [node for node in left if node != worker], head_on_worker)
+
+    def _extended(self, ends: _Ends, worker: NodeId, *, head: bool) -> _Ends:
+        count, found = self._inputs.load.count, dict[int, tuple[float, tuple[Span, ...]]]()
         for first, (before_s, spans) in ends.items():
-            for last in range(first + 1, self._inputs.load.count + 1):
+            for last in (count,) if head else range(first + 1, count + 1):
                 seconds = before_s + self._seconds(worker, first, last, host=False, head=head)
-                if seconds < found.get(last, (inf, ()))[0]:
+                if first < last and seconds < found.get(last, (inf, ()))[0]:
                     found[last] = (seconds, (*spans, Span(worker, first, last)))
         return found
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+from mesh_llm.defaults import CLEARLY_FASTER
 from mesh_llm.frozen import frozen
 from mesh_llm.lab.simulate.distributions import FINGERPRINT, GB, DrawnNode, draw_nodes, with_links
 from mesh_llm.lab.simulate.optimum import optimum
@@ -19,6 +20,8 @@ from mesh_llm.planning.speculation import cache_settings
 from mesh_llm.types import Layer, LayerCache, Mode, ModelFacts, Plan, ServingPlan
 
 CONTEXT = 4096
+GOOD = 0.95
+"""Of the best speed that any plan has."""
 Clock = Callable[[], float]
 
 
@@ -133,6 +136,11 @@ class PlanQuality:
     def share(self) -> float:
         """Of the best speed; 1 where neither finds a plan."""
         return 1.0 if self.best_tok_s is None else (self.tok_s or 0.0) / self.best_tok_s
+
+    @property
+    def kept_whole(self) -> bool:
+        """On one node though several would be somewhat faster: less than clearly, as planning has it."""
+        return self.mode is Mode.SOLO and 1 / CLEARLY_FASTER - 1e-9 <= self.share < GOOD
 
     @property
     def searched(self) -> float:

@@ -7,20 +7,18 @@ from functools import partial
 from statistics import median
 from typing import TypeVar
 
+from mesh_llm.defaults import CLEARLY_FASTER
 from mesh_llm.frozen import frozen
 from mesh_llm.lab.simulate import distributions
 from mesh_llm.lab.simulate.days import DayCase
 from mesh_llm.lab.simulate.measures import Rate, growth, quantile
 from mesh_llm.lab.simulate.modelled import ModelledCase
-from mesh_llm.lab.simulate.planning_cases import PlanningTime, PlanQuality
+from mesh_llm.lab.simulate.planning_cases import GOOD, PlanningTime, PlanQuality
 from mesh_llm.lab.simulate.whole_views import WholeCase
 from mesh_llm.results.document import Document, Figure, Plot, ResultTable, Series
 from mesh_llm.types import Mode
 
 Case = TypeVar("Case", PlanningTime, WholeCase, ModelledCase, DayCase)
-
-GOOD = 0.95
-"""Of the best speed that any plan has."""
 
 
 @frozen
@@ -78,6 +76,9 @@ def _quality(found: Findings) -> ResultTable:
         "one stage is best": [each for each in found.qualities if each.best_stages == 1],
         "more are best, a split is planned": [each for each in _splits(found) if each.mode is Mode.SPLIT],
         "more are best, one node is planned": [each for each in _splits(found) if each.mode is Mode.SOLO],
+        f"all without gains below {CLEARLY_FASTER:g} times that one node forgoes": [
+            each for each in found.qualities if not each.kept_whole
+        ],
         "no plan holds it": [each for each in found.qualities if each.best_stages == 0],
     }
     return ResultTable(
@@ -105,7 +106,8 @@ def _quality(found: Findings) -> ResultTable:
             if some
         ),
         note="Predicted speed of the plan as a part of the best one's; two to six nodes, exhaustive. "
-        "Same host: as a part of the best among plans that the elected node hosts.",
+        "Same host: as a part of the best among plans that the chosen node hosts. A model that fits on one "
+        f"node stays there unless several are {CLEARLY_FASTER:g} times as fast: fewer can fail.",
     )
 
 

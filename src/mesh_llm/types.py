@@ -158,6 +158,8 @@ class Device:
     kind: DeviceKind
     free_bytes: int
     total_bytes: int
+    mps: bool = False
+    """Whether CUDA's multi-process service lets processes compute on it at the same time."""
 
 
 class State(StrEnum):

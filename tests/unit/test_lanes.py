@@ -17,7 +17,7 @@ from mesh_llm.membership.plan_documents import plan_from_document, plan_to_docum
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import CacheSettings, stage_need
 from mesh_llm.planning.lanes import LANES_FEWER_S, LANES_MORE_S, TAKE_TURNS, LaneDemand
-from mesh_llm.types import Mode, NodeId, Plan, ServingPlan
+from mesh_llm.types import HostingMode, Mode, NodeId, Plan, ServingPlan
 from tests.support.planning import gpu, mesh, model, node, plan_of, settings
 
 # -- how many ---------------------------------------------------------------------------------------
@@ -77,6 +77,28 @@ def test_engines_that_share_a_gpu_are_not_multiplied_unless_a_person_says_so() -
     assert (auto.lanes, auto.lanes_reason) == (1, TAKE_TURNS)
     told = decide(mesh(*nodes), model(), settings(split=True, lanes=2), current=None)
     assert (told.lanes, told.lanes_reason) == (2, "")
+
+
+def test_with_the_multi_process_service_on_all_gpus_that_are_shared_lanes_follow_the_demand() -> None:
+    def lanes(*served: bool) -> tuple[int, str]:
+        """Two workers that share a GPU, and a host without one."""
+        gpus = [replace(gpu(48), mps=each) for each in served]
+        workers = [node(name, 64, gpus=(each,), machine="m") for name, each in zip("bc", gpus, strict=True)]
+        nodes = mesh(node("a", 64, hosting=HostingMode.PREFER), *workers)
+        plan = decide(nodes, model(), settings(split=True, lanes=0), current=None, lanes=2)
+        assert {stage.node for stage in plan.stages} == {"a", "b", "c"}
+        return plan.lanes, plan.lanes_reason
+
+    assert lanes(True, True) == (2, "")
+    assert lanes(True, False) == lanes(False, False) == (1, TAKE_TURNS)
+
+
+def test_a_host_with_a_gpu_has_lanes_with_the_multi_process_service() -> None:
+    def lanes(*, served: bool) -> int:
+        nodes = [node(name, 64, gpus=(replace(gpu(24), mps=served),)) for name in "ab"]
+        return decide(mesh(*nodes), model(), settings(split=True, lanes=0), current=None, lanes=2).lanes
+
+    assert (lanes(served=True), lanes(served=False)) == (2, 1)
 
 
 def test_each_lane_has_caches_and_a_worker_its_weights_once() -> None:

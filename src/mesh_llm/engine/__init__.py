@@ -15,6 +15,7 @@ The node never loads the engine; programs in `children` do. These modules own th
     kernel_speed    how fast they are with what one model is made of
     machine         processor, memory, threads
     gpus            GPUs on Linux, and the libraries that were built for them
+    cuda_mps        whether CUDA's multi-process service is there
     cuda_toolkit    CUDA's compiler and cuBLAS, fetched where there is no toolkit
     library         finds and loads the wheel and the native libraries
     build           builds native libraries, once per machine

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION
+from mesh_llm.engine import cuda_mps
 from mesh_llm.engine.diagnostics import sentence
 from mesh_llm.errors import EngineFailed, EngineMissing
 from mesh_llm.frozen import frozen
@@ -122,12 +123,14 @@ class Engine:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.native.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
         kind = self.native.ggml_backend_dev_type(handle)
+        name = self.native.ggml_backend_dev_name(handle).decode()
         return Device(
-            name=self.native.ggml_backend_dev_name(handle).decode(),
+            name=name,
             description=self.native.ggml_backend_dev_description(handle).decode(errors="replace"),
             kind=_DEVICE_KINDS.get(kind, DeviceKind.ACCELERATOR),
             free_bytes=free.value,
             total_bytes=total.value,
+            mps=name.startswith("CUDA") and cuda_mps.serves_this_user(),
         )
 
     def cpu_features(self) -> tuple[str, ...]:

@@ -119,11 +119,13 @@ _VERSION = text(_VERSION_CHARS)
 _DEVICE = Shape(
     Device,
     "gpu",
+    terse=True,
     name=_NAME,
     description=_NAME,
     kind=word(DeviceKind),
     free_bytes=whole(),
     total_bytes=whole(),
+    mps=FLAG,
 )
 _MODEL = Shape(HeldModel, "model", fingerprint=_NAME, name=_NAME, size_bytes=whole())
 _PART = Shape(HeldPart, "part", fingerprint=_NAME, spans=items(_SPAN_LIMIT, _span, list))

@@ -7,7 +7,7 @@ the next. A single answer gains nothing by it, so lanes follow the demand.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
 
 from mesh_llm.frozen import frozen
@@ -23,7 +23,8 @@ LANES_FEWER_S = 60.0
 """That fewer would do before one ends: people pause, and come back."""
 
 TAKE_TURNS = (
-    "engines that share a GPU take turns on it, so more lanes would be slower; --lanes N overrides this"
+    "engines that share a GPU take turns on it without CUDA's multi-process service, so more lanes would be "
+    "slower; --lanes N overrides this"
 )
 
 
@@ -44,12 +45,17 @@ def _fit(inputs: PlanInputs, layout: Layout, lanes: int) -> bool:
 
 
 def _take_turns(inputs: PlanInputs, layout: Layout) -> bool:
-    """Whether several processes would compute on one GPU: each lane of a host is one, and each worker."""
-    if inputs.rooms[layout.host].gpus:
+    """Whether several processes would share a GPU without CUDA's multi-process service.
+
+    Each lane of a host is one, and each worker.
+    """
+    if not all(gpu.mps for gpu in inputs.rooms[layout.host].gpus):
         return True
-    rooms = [inputs.room(span.place, host=layout.host) for span in layout.spans]
-    users = Counter((room.machine, gpu.name) for room in rooms for gpu in room.gpus)
-    return any(count > 1 for count in users.values())
+    users: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
+    for room in (inputs.room(span.place, host=layout.host) for span in layout.spans):
+        for gpu in room.gpus:
+            users[room.machine, gpu.name].append(gpu.mps)
+    return any(len(served) > 1 and not all(served) for served in users.values())
 
 
 @frozen

@@ -28,6 +28,8 @@ class OnGpu(NamedTuple):
     own_bytes: int
     machine_bytes: int
     """Of all nodes that use it together."""
+    mps: bool = False
+    """Whether several processes compute on it at the same time, or take turns."""
 
 
 @frozen
@@ -103,12 +105,14 @@ def _machine(node: Candidate) -> str:
 
 def _hosting(node: Candidate, machines: Mapping[str, int], gpus: Mapping[tuple[str, str], int]) -> NodeMemory:
     key, facts = _machine(node), node.facts
-    own = {device.name: max(0, device.free_bytes) for device in used_gpus(facts)}
+    own = {device.name: device for device in used_gpus(facts)}
     return NodeMemory(
         main_bytes=max(0, min(facts.memory_bytes, machines[key])),
         machine=key,
         machine_bytes=machines[key],
-        gpus=tuple(OnGpu(name, size, gpus[key, name]) for name, size in sorted(own.items())),
+        gpus=tuple(
+            OnGpu(name, max(0, own[name].free_bytes), gpus[key, name], own[name].mps) for name in sorted(own)
+        ),
         gpu_layers=_or_all(facts.gpu_layers),
         most_bytes=_or_all(most_bytes(facts)),
         cpu_moe=facts.cpu_moe,

@@ -98,6 +98,7 @@ async def test_two_behind_symmetric_nats_stay_on_the_relay() -> None:
     assert said == {"echoed": PAYLOAD_BYTES, "paths": ["relay"]}
 
 
+@pytest.mark.full
 async def test_where_all_udp_is_dropped_the_relay_carries_everything_over_tcp() -> None:
     async with namespaces.switch(3) as (middle, one, other):
         for host in (middle, one, other):
@@ -108,6 +109,7 @@ async def test_where_all_udp_is_dropped_the_relay_carries_everything_over_tcp() 
     assert said == {"echoed": PAYLOAD_BYTES, "paths": ["relay"]}
 
 
+@pytest.mark.full
 async def test_routers_that_drop_udp_leave_the_relay() -> None:
     async with namespaces.two_nats() as net:
         for router in net.routers:

@@ -29,6 +29,7 @@ from mesh_llm.membership.messages import (
     Update,
     Want,
 )
+from mesh_llm.membership.outbox import Outbox
 from mesh_llm.membership.own_record import COPIED_HOME, MEMBER_REFUTATIONS
 from mesh_llm.membership.record import Record, Told, joined, record_text
 from mesh_llm.membership.record import told as as_told
@@ -819,6 +820,45 @@ def test_in_a_large_mesh_news_of_others_are_announced_and_asked_for_once() -> No
     effects = view.on_message(ANN, update(news), START + 1.2)
     assert sent(effects, BEN) == [announced]
     assert view.member(news.node) is not None
+
+
+def test_a_large_mesh_announces_together_and_tells_deaths_at_once() -> None:
+    dead = as_told(a_record(CAT, standing=Standing.DEAD)).hint()
+    known = {ANN: entry_of(a_record(ANN)), BEN: entry_of(a_record(BEN)), CAT: dead}
+    outbox = Outbox()
+
+    def flushed(*news: NodeId, at: float, members: int = 10_000) -> list[Message]:
+        for node in news:
+            outbox.tell(node, None)
+        outbox.flush(known.get, [ME], at, members)
+        return sent(outbox.take())
+
+    def announced(*nodes: NodeId) -> Summary:
+        return Summary(buckets=(), entries=tuple(entry_of(a_record(node)) for node in nodes))
+
+    assert flushed(ANN, at=0.0) == [announced(ANN)]
+    assert flushed(BEN, at=0.1) == []
+    assert flushed(CAT, at=0.2) == [Update(records=(dead,))]
+    assert flushed(ANN, at=0.4) == []
+    assert flushed(at=0.6) == [announced(BEN, ANN)]
+    assert flushed(at=9.0) == []
+    assert flushed(BEN, at=9.1, members=100) == [announced(BEN)]
+    assert flushed(ANN, at=9.2, members=100) == [announced(ANN)]
+
+
+@pytest.mark.parametrize(("often_to", "compared"), [(500, 10), (0.2, 1)])
+def test_large_tables_are_compared_less_often(
+    monkeypatch: pytest.MonkeyPatch, often_to: float, compared: int
+) -> None:
+    """Two members are ten times as many as the table that is compared every two seconds, or few."""
+    monkeypatch.setattr(gossip, "_OFTEN_COMPARED", often_to)
+    view = a_view()
+    join(view, CAT)
+    effects: list[Effect] = []
+    for number in range(40):
+        ping = Ping(number=number, incarnation=7, digest=1, hears=0, keep=True)
+        effects += view.on_message(CAT, ping, START + 0.5 * number)
+    assert sum(isinstance(message, Compare) for message in sent(effects)) == pytest.approx(compared, abs=1)
 
 
 def test_who_does_not_answer_is_not_the_last_that_is_asked() -> None:

@@ -194,6 +194,13 @@ def test_a_day_has_plans_and_waits() -> None:
     assert 0 <= day.pauses <= day.changes <= day.events
     assert 0 <= day.without_plan <= 1
     assert 0 < day.wait_s[0] <= day.wait_s[-1]
+    assert all(prompt <= wait for prompt, wait in zip(day.prompt_s, day.wait_s, strict=True))
+
+
+def test_nobody_waits_for_a_plan_that_never_comes() -> None:
+    day = day_case(1, 10, SIZES[2], hours=2, most_events=5)
+    assert day.without_plan == pytest.approx(1)
+    assert day.wait_s == day.prompt_s == ()
 
 
 # -- whole meshes --------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from mesh_llm.types import NodeId
 
 MEMBER_SYNC_S = 2.0
 """Between two comparisons of everything with the same peer: changes are on their way for a while."""
+_OFTEN_COMPARED = 500
+"""Members up to which that is so. Of more there are always news on their way, and tables are larger."""
 
 
 MEMBER_ASK_AGAIN_S = 1.0
@@ -28,6 +30,11 @@ _SETTLE_SECOND_S = 4.0
 _CHALLENGE_S = 0.5
 _COMPARE_S = 0.5
 """Between two comparisons that we answer."""
+
+
+def sync_s(members: int) -> float:
+    """Between two comparisons of so many members with the same peer."""
+    return MEMBER_SYNC_S * max(1.0, members / _OFTEN_COMPARED)
 
 
 class Gossip:
@@ -206,7 +213,9 @@ class Gossip:
             link.differs_since = state.now
         else:
             settle_s = _SETTLE_S if state.me < link.node else _SETTLE_SECOND_S
-            if state.now - max(link.differs_since, link.synced_at) >= max(settle_s, MEMBER_SYNC_S):
+            pause_s = max(settle_s, sync_s(len(state.records_table.ring)))
+            settled = state.now - link.differs_since >= max(settle_s, MEMBER_SYNC_S)
+            if settled and state.now - link.synced_at >= pause_s:
                 self.sync(link)
 
     def sync(self, link: Heartbeat) -> None:

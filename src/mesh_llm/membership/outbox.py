@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mesh_llm.membership.effects import Effect, Send
 from mesh_llm.membership.messages import (
@@ -22,6 +22,10 @@ MEMBER_MESSAGE_BYTES = 64 << 10
 """Of one message as JSON."""
 MEMBER_FLUSH_S = 0.05
 """News leave at once, and those that follow within this leave together."""
+_UNHURRIED = 500
+"""Members up to which that holds for announcements, too."""
+_ANNOUNCE_MOST_S = 0.5
+"""A piece of news takes six hops through ten thousand members, and waits for half of this at each."""
 
 
 _RECORD_BYTES = MEMBER_MESSAGE_BYTES - 4096
@@ -29,11 +33,16 @@ _UPDATES_LIMIT = 32
 """Messages in answer to one: two megabytes; what is missing then shows in the next comparison."""
 
 
+def announce_s(members: int) -> float:
+    """Between two announcements: the more members there are, the more news there are to tell together."""
+    return min(_ANNOUNCE_MOST_S, MEMBER_FLUSH_S * max(1.0, members / _UNHURRIED))
+
+
 class Outbox:
     def __init__(self) -> None:
         self._effects: list[Effect] = []
         self._news: dict[NodeId, NodeId | None] = {}
-        self._flushed_at = float("-inf")
+        self._flushed_at = self._announced_at = float("-inf")
 
     def add(self, effect: Effect) -> None:
         self._effects.append(effect)
@@ -54,14 +63,28 @@ class Outbox:
         self._news[node] = None if node in self._news and self._news[node] != source else source
 
     def flush(
-        self, told: Callable[[NodeId], Told | Entry | None], neighbours: Collection[NodeId], now: float
+        self,
+        told: Callable[[NodeId], Told | Entry | None],
+        neighbours: Collection[NodeId],
+        now: float,
+        members: int,
     ) -> None:
-        """Tell the news, unless some were told a moment ago: then the next tick tells them together."""
+        """Tell the news, unless some were told a moment ago: then a later tick tells them together."""
         if not self._news or 0 <= now - self._flushed_at < MEMBER_FLUSH_S:
             return
-        self._flushed_at = now
-        records = {node: record for node in self._news if (record := told(node)) is not None}
-        sources = set(self._news.values())
+        news, waiting = {node: told(node) for node in self._news}, dict[NodeId, NodeId | None]()
+        if 0 <= now - self._announced_at < announce_s(members):
+            waiting = {node: source for node, source in self._news.items() if isinstance(news[node], Entry)}
+        records = {node: each for node, each in news.items() if each is not None and node not in waiting}
+        self._tell(records, neighbours)
+        if records:
+            self._flushed_at = now
+        if any(isinstance(each, Entry) for each in records.values()):
+            self._announced_at = now
+        self._news = waiting
+
+    def _tell(self, records: Mapping[NodeId, Told | Entry], neighbours: Collection[NodeId]) -> None:
+        sources = {self._news[node] for node in records}
         shared = _messages(records.values())
         for to in neighbours:
             fresh = shared
@@ -69,7 +92,6 @@ class Outbox:
                 fresh = _messages(record for node, record in records.items() if self._news[node] != to)
             for message in fresh:
                 self.send(to, message)
-        self._news.clear()
 
     def take(self) -> list[Effect]:
         effects, self._effects = self._effects, []

@@ -292,7 +292,7 @@ class View:
         if state.restless and not state.own.left:
             self._links.choose()
         if not state.own.left:
-            state.outbox.flush(state.news, state.listeners, state.now)
+            state.outbox.flush(state.news, state.listeners, state.now, len(state.records_table.ring))
         changed = state.changed() if state.touched else ()
         if changed:
             state.outbox.add(Changed(nodes=changed))

@@ -45,7 +45,10 @@ class DayCase:
     without_plan: float
     """Share of the time in which no plan served."""
     wait_s: tuple[float, ...]
-    """Of users who ask at any time: until the first token of an answer to 512 tokens."""
+    """Of users who ask at any time: until the first token of an answer to 512 tokens. Those are left out
+    for whom there never was a plan."""
+    prompt_s: tuple[float, ...]
+    """Of that, what the engine takes for the prompt."""
 
 
 @frozen
@@ -69,6 +72,7 @@ def day_case(seed: int, count: int, size: ModelSize, *, hours: float, most_event
             break
         events += 1
         day.happen(at)
+    waits = day.waits()
     return DayCase(
         nodes=count,
         hours=day.now / HOUR_S,
@@ -76,7 +80,8 @@ def day_case(seed: int, count: int, size: ModelSize, *, hours: float, most_event
         changes=day.changes,
         pauses=day.pauses,
         without_plan=day.without_plan(),
-        wait_s=day.waits(),
+        wait_s=tuple(sorted(wait for wait, _ in waits)),
+        prompt_s=tuple(sorted(prompt for _, prompt in waits)),
     )
 
 
@@ -161,16 +166,14 @@ class _Day:
         )
         return idle / self.now if self.now else 0.0
 
-    def waits(self) -> tuple[float, ...]:
+    def waits(self) -> list[tuple[float, float]]:
+        """All of it, and reading the prompt."""
         found = []
         for _ in range(_REQUESTS):
             at = self.random.random() * self.now
-            later = [span for span in self._spans if span.first_token_s is not None]
-            serving = [span for span in self._spans if span.begun <= at]
-            span = serving[-1]
-            if span.first_token_s is None:
-                # Until there is a plan again, or the end of what was simulated.
-                span = next((each for each in later if each.begun > at), span)
-            ready = max(at, span.ready if span.first_token_s is not None else self.now)
-            found.append(ready - at + (span.first_token_s or 0.0))
-        return tuple(sorted(found))
+            here = max(index for index, span in enumerate(self._spans) if span.begun <= at)
+            # Where there is no plan, until there is one again.
+            serves = next((span for span in self._spans[here:] if span.first_token_s is not None), None)
+            if serves is not None and serves.first_token_s is not None:
+                found.append((max(at, serves.ready) - at + serves.first_token_s, serves.first_token_s))
+        return found

@@ -47,6 +47,8 @@ class MachineKind:
     """That it stays, on average. Sessions in peer-to-peer networks are many short ones and a few very long
     ones (Stutzbach and Rejaie, 2006), so that it is the kinds with short ones that come and go."""
     gpu_gb: tuple[int, ...] = ()
+    flops_per_byte: float = 20.0
+    """At prompts, for each byte that decoding reads in the same time: CPUs with vector units, M1 to Max."""
 
 
 KINDS = (
@@ -61,6 +63,8 @@ KINDS = (
         read_gb_s=(300, 900),
         session_h=4.0,
         gpu_gb=(8, 12, 16, 24),
+        # An RTX 3090 reads 0.94 TB/s, and prompts of 7B models at 60 to 70 TFLOPS.
+        flops_per_byte=65.0,
     ),
     # Unified memory, of M1 to Max.
     MachineKind(name="mac", share=0.07, memory_gb=(8, 64), read_gb_s=(70, 300), session_h=8.0),
@@ -139,7 +143,7 @@ def _node(random: Random, key: int, site: int, region: float) -> DrawnNode:
         memory_bytes=memory,
         machine_memory_bytes=memory,
         gpus=gpus,
-        speed=_speed(random.uniform(*kind.read_gb_s)),
+        speed=_speed(kind, random.uniform(*kind.read_gb_s)),
         models=(HELD,),
     )
     return DrawnNode(
@@ -158,9 +162,9 @@ def _gpu(gb: int) -> Device:
     return Device(name="CUDA0", description="", kind=DeviceKind.GPU, free_bytes=gb * GB, total_bytes=gb * GB)
 
 
-def _speed(gb_s: float) -> Speed:
-    """Operations as CPUs and GPUs of that bandwidth have them, roughly."""
-    return Speed(read_bytes_per_s=gb_s * GB, flops_per_s=20 * gb_s * GB, attention_per_s=10 * gb_s * GB)
+def _speed(kind: MachineKind, gb_s: float) -> Speed:
+    flops = kind.flops_per_byte * gb_s * GB
+    return Speed(read_bytes_per_s=gb_s * GB, flops_per_s=flops, attention_per_s=flops / 2)
 
 
 # -- ways ----------------------------------------------------------------------------------------

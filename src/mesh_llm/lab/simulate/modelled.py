@@ -30,7 +30,7 @@ from mesh_llm.lab.simulate.others import ModelledMembers, TravellingNews, sealed
 from mesh_llm.lab.simulate.signing import opened, seal
 from mesh_llm.membership.effects import Connect, Disconnect, Effect, Send
 from mesh_llm.membership.failure_detector import MEMBER_DEAD_S
-from mesh_llm.membership.gossip import MEMBER_SYNC_S
+from mesh_llm.membership.gossip import MEMBER_SYNC_S, sync_s
 from mesh_llm.membership.heartbeat import MEMBER_PING_S, digest_of
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import (
@@ -89,6 +89,8 @@ class ModelledMesh(EventQueue):
         self.scales = Scales(7)
         nodes = with_links(draw_nodes(self.random, count))
         self._count = count
+        self._announced: dict[tuple[NodeId, NodeId, float], list[NodeId]] = {}
+        """What a member announces to a view at a time."""
         self._others = ModelledMembers(nodes)
         self.viewers = {
             node.id: _Viewer(self._a_view(node)) for node in self.random.sample(nodes, min(views, count // 2))
@@ -216,11 +218,12 @@ class ModelledMesh(EventQueue):
     def _compare_digests(self, id: NodeId, me: NodeId, link: _Link, digest: int) -> None:
         """As `membership.gossip` does."""
         settle_s = MEMBER_SYNC_S if me < id else 2 * MEMBER_SYNC_S
+        pause_s = max(settle_s, sync_s(len(self._others.table.ring)))
         if digest == self._others.digest(me, self.now):
             link.differs_since = None
         elif link.differs_since is None:
             link.differs_since = self.now
-        elif self.now - max(link.differs_since, link.synced_at) >= settle_s:
+        elif self.now - link.differs_since >= settle_s and self.now - link.synced_at >= pause_s:
             link.synced_at = self.now
             self._say(me, id, self._others.table.compare())
 
@@ -228,16 +231,33 @@ class ModelledMesh(EventQueue):
 
     def _spread(self, news: TravellingNews, origins: Collection[NodeId]) -> None:
         """Modelled neighbours of views tell them when they know."""
+        subject = news.record.node
         for id, viewer in self.viewers.items():
             for other in viewer.links:
                 told_by_view = news.source.get(other) == id or other in self.viewers
-                if other in news.arrives and not told_by_view:
-                    tell = partial(self._tell, other, id, news, first=other in origins)
-                    self.at(max(self.now, news.arrives[other]), tell)
+                if other not in news.arrives or told_by_view:
+                    continue
+                at = max(self.now, news.arrives[other])
+                if news.record.gone or other in origins:
+                    self.at(at, partial(self._tell, other, id, news.told()))
+                else:
+                    self._announce(other, id, subject, self._others.announces_at(other, at))
 
-    def _tell(self, sender: NodeId, id: NodeId, news: TravellingNews, *, first: bool) -> None:
+    def _announce(self, sender: NodeId, id: NodeId, subject: NodeId, at: float) -> None:
+        """With what else it announces at that moment."""
+        together = self._announced.setdefault((sender, id, at), [])
+        together.append(subject)
+        if len(together) > 1:
+            return
+
+        def send() -> None:
+            self._tell(sender, id, self._others.announcement(self._announced.pop((sender, id, at))))
+
+        self.at(at, send)
+
+    def _tell(self, sender: NodeId, id: NodeId, message: Message) -> None:
         if sender in self.viewers[id].links and self._others.alive(sender):
-            self._say(sender, id, news.message(self._others.table, first=first))
+            self._say(sender, id, message)
 
     # -- what happens ---------------------------------------------------------------------------
 

@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from math import ceil
 
 from mesh_llm.lab.simulate.distributions import DrawnNode, delay_s
 from mesh_llm.lab.simulate.signing import seal
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import Message, Summary, Update
+from mesh_llm.membership.outbox import announce_s
 from mesh_llm.membership.record import Record, record_text, told
 from mesh_llm.membership.record_table import RecordTable
 from mesh_llm.membership.ring import chosen
@@ -36,12 +38,10 @@ class TravellingNews:
     arrives: dict[NodeId, float]
     source: dict[NodeId, NodeId]
 
-    def message(self, table: RecordTable, *, first: bool) -> Message:
-        """As its node tells it, and as others pass it on."""
-        if first or self.record.gone:
-            note = told(self.record)
-            return Update(records=(note.hint() if note.standing is Standing.DEAD else note,))
-        return Summary(buckets=(), entries=(table.entry(self.record.node),))
+    def told(self) -> Message:
+        """As its node tells it itself, and a death."""
+        note = told(self.record)
+        return Update(records=(note.hint() if note.standing is Standing.DEAD else note,))
 
 
 class ModelledMembers:
@@ -81,6 +81,17 @@ class ModelledMembers:
         """Who tells `me` of the last change of a record."""
         last = next((news for news in reversed(self.news) if news.record.node == subject), None)
         return last.source.get(me) if last else None
+
+    def announcement(self, subjects: Iterable[NodeId]) -> Summary:
+        """As others pass news on."""
+        entries = tuple(self.table.entry(subject) for subject in subjects if subject in self.table)
+        return Summary(buckets=(), entries=entries)
+
+    def announces_at(self, id: NodeId, at: float) -> float:
+        """When a member that hears of something announces it, together with what else it has heard."""
+        pause_s = announce_s(len(self.table.ring))
+        phase_s = pause_s * (int(id[:8], 16) / (1 << 32))
+        return ceil((at - phase_s) / pause_s) * pause_s + phase_s
 
     # -- changes --------------------------------------------------------------------------------
 
@@ -126,10 +137,11 @@ class ModelledMembers:
                 continue
             arrives[id] = at
             source[id] = by
-            ways = 1 if hint or id in origins else 3
+            quick = hint or id in origins
+            leaves, ways = (at, 1) if quick else (self.announces_at(id, at), 3)
             for other in self.edges[id]:
                 if other not in arrives and self.alive(other):
-                    heappush(queue, (at + ways * self.delay_s(id, other) + HANDLING_S, other, id))
+                    heappush(queue, (leaves + ways * self.delay_s(id, other) + HANDLING_S, other, id))
         return arrives, source
 
 

@@ -185,6 +185,7 @@ def _days(found: Findings) -> ResultTable:
             "for each hour",
             "users noticed",
             "without a plan",
+            "reading the prompt, median s",
             "wait, median s",
             "95 %, s",
             "99 %, s",
@@ -199,12 +200,19 @@ def _days(found: Findings) -> ResultTable:
                 f"{day.changes / day.hours:.2f}" if day.hours else "",
                 str(day.pauses),
                 f"{100 * day.without_plan:.1f} %",
-                *(f"{quantile(day.wait_s, part):.1f}" for part in (0.5, 0.95, 0.99)),
+                _seconds(day.prompt_s, 0.5),
+                *(_seconds(day.wait_s, part) for part in (0.5, 0.95, 0.99)),
             )
             for model, day in found.days
         ),
-        note="Wait: until the first token after a prompt of 512 tokens, for somebody who asks at any time.",
+        note="Wait: until the first token after a prompt of 512 tokens, for somebody who asks at any time; "
+        "reading the prompt is a part of it, and on machines without a large GPU nearly all. Who asks while "
+        "no machines hold the model waits until they do, and is left out where they never do.",
     )
+
+
+def _seconds(values: Sequence[float], part: float) -> str:
+    return f"{quantile(values, part):.1f}" if values else "–"
 
 
 # -- curves --------------------------------------------------------------------------------------
@@ -258,7 +266,7 @@ def _plots(found: Findings) -> tuple[Plot, ...]:
             [
                 _curve(
                     model,
-                    [day for name, day in found.days if name == model],
+                    [day for name, day in found.days if name == model and day.wait_s],
                     lambda each: quantile(each.wait_s, 0.95),
                 )
                 for model in dict.fromkeys(name for name, _ in found.days)

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from mesh_llm.bundle.build import PYTHONS
+from mesh_llm.bundle.own_wheel import best_variant
 from mesh_llm.engine.build import compiler
-from mesh_llm.engine.machine import cpu_features
-from mesh_llm.engine.prebuilt import VARIANTS, suitable
+from tests.support.packaged import ROOT, Installed, interpreter, make_wheel
 from tools import glibc_floor
 
-ROOT = Path(__file__).parents[2]
 CXX = compiler()
 LINUX = sys.platform == "linux"
-NAMES = suitable(VARIANTS[platform.machine()], cpu_features())
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="there is no C++ compiler on this machine")
 
@@ -97,47 +96,10 @@ def test_what_is_too_new_is_found(tmp_path: Path) -> None:
 # -- the wheel --------------------------------------------------------------------------------------
 
 
-def make_wheel(folder: Path) -> Path:
-    """With one CPU library, the best that this processor can run: all of them take half an hour."""
-    argv = [sys.executable, "-m", "tools.wheel", "--only", NAMES[0]]
-    argv += ["--build", str(folder / "build"), "--dist", str(folder / "dist")]
-    subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
-    return next((folder / "dist").glob("*.whl"))
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     named = os.environ.get("MESH_LLM_TEST_WHEEL")  # one that is there already: making it takes minutes
     return Path(named) if named else make_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-class Installed:
-    """A wheel in an environment of its own, in which no compiler can be found."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.bin = folder / "environment" / "bin"
-        self.env = {
-            "PATH": str(self.bin),
-            "HOME": str(folder),
-            "MESH_LLM_NO_RELAY": "1",
-            **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
-        }
-        subprocess.run([sys.executable, "-m", "venv", folder / "environment"], check=True)
-
-    def install(self, wanted: str) -> None:
-        argv = [str(self.bin / "python"), "-m", "pip", "install", "--quiet", "--no-input", wanted]
-        subprocess.run(argv, check=True, env=self.env)
-
-    def run(self, *arguments: str, within_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(self.bin / "mesh-llm"), *arguments],
-            env=self.env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=within_s,
-        )
 
 
 @pytest.mark.full
@@ -155,9 +117,24 @@ def test_it_answers_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
         "mesh": True,
         "cpu": True,
     }
-    assert NAMES[0] in info["libraries"]["cpu"]["path"]
+    assert best_variant() in info["libraries"]["cpu"]["path"]
     assert building.returncode == 1
     assert building.stderr.startswith("Error: there is no C++ compiler on this machine\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", PYTHONS)
+def test_it_answers_with_every_python(wheel: Path, tmp_path: Path, version: str) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    installed = Installed(tmp_path, python=python)
+    installed.install(f"{wheel}[engine]")
+
+    demo = installed.run("demo", "--once")
+
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "Answer:" in demo.stdout
 
 
 @pytest.mark.full

@@ -824,13 +824,13 @@ def test_in_a_large_mesh_news_of_others_are_announced_and_asked_for_once() -> No
 
 def test_a_large_mesh_announces_together_and_tells_deaths_at_once() -> None:
     dead = as_told(a_record(CAT, standing=Standing.DEAD)).hint()
-    known = {ANN: entry_of(a_record(ANN)), BEN: entry_of(a_record(BEN)), CAT: dead}
+    known: dict[NodeId, Told | Entry] = {node: entry_of(a_record(node)) for node in (ANN, BEN)} | {CAT: dead}
     outbox = Outbox()
 
     def flushed(*news: NodeId, at: float, members: int = 10_000) -> list[Message]:
         for node in news:
             outbox.tell(node, None)
-        outbox.flush(known.get, [ME], at, members)
+        outbox.flush(lambda node: known[node], [ME], at, members)
         return sent(outbox.take())
 
     def announced(*nodes: NodeId) -> Summary:

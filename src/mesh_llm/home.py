@@ -228,6 +228,7 @@ class Home:
         try:
             for folder in (self.path, self.run_folder, self.log_folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _check_writable(folder)
         except OSError as error:
             raise MeshError(
                 f"cannot create {error.filename or self.path}: {error.strerror}",
@@ -288,6 +289,16 @@ class Home:
 
     def write_secret(self, secret: bytes) -> None:
         write_private(self.path / "identity", secret.hex())
+
+
+def _check_writable(folder: Path) -> None:
+    """One of an earlier run may lie on a disk that is read-only by now."""
+    if not os.access(folder, os.W_OK):
+        read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+        raise MeshError(
+            f"{folder} cannot be written to: {os.strerror(errno.EROFS if read_only else errno.EACCES)}",
+            hint="choose another folder with --home or MESH_LLM_HOME",
+        )
 
 
 def write_private(path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from mesh_llm.defaults import ENGINE_VERSION
 from tests.support import tiny_gguf
 from tests.support.command import MESH_LLM, Ended, Running, mesh_llm
 from tests.support.node import SMALL, NodeProcess
+from tests.support.packaged import ROOT, interpreter
 from tests.support.sampling import first, sampled
 
 HINT_MODEL = "Hint: mesh-llm --model takes the path of a .gguf file, or a name such as smollm2\n"
@@ -330,6 +331,65 @@ def test_a_home_that_cannot_be(home: Path, tiny_model: Path) -> None:
 
     assert ended.status == 1
     assert ended.stderr.startswith(f"Error: cannot create {home}/file")
+
+
+def on_disk(home: Path, disk: str, *arguments: str | Path) -> Ended:
+    """`mesh-llm ARGUMENTS` where a disk of its own lies at `home`, prepared by the commands of `disk`."""
+    if (reason := cannot_mount()) is not None:
+        pytest.skip(reason)
+    script = f'set -e; cd {home}; {disk}; cd /; exec "$@"'
+    argv = ["unshare", "-rm", "sh", "-c", script, "sh", *MESH_LLM, "--home", home, *arguments]
+    with Running(argv) as running:
+        ended = running.wait()
+    assert "Traceback" not in ended.stderr
+    return ended
+
+
+def cannot_mount() -> str | None:
+    tried = subprocess.run(["unshare", "-rm", "true"], capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else f"no namespaces here: {tried.stderr.strip()}"
+
+
+@pytest.mark.parametrize("before", ["", "mkdir -m 700 run logs;"])
+def test_a_read_only_home(home: Path, tiny_model: Path, before: str) -> None:
+    disk = f"mount -t tmpfs tmpfs {home}; cd {home}; {before} mount -o remount,ro {home}"
+
+    ended = on_disk(home, disk, "--model", tiny_model, "--port", "0")
+
+    assert ended.status == 1
+    assert ended.stderr == (
+        f"Error: {home} cannot be written to: Read-only file system\n"
+        "Hint: choose another folder with --home or MESH_LLM_HOME\n"
+    )
+
+
+def test_a_disk_that_is_full(home: Path, tiny_model: Path) -> None:
+    disk = f"mount -t tmpfs -o size=4k tmpfs {home}; cd {home}; echo full > file"
+
+    ended = on_disk(home, disk, "--model", tiny_model, "--port", "0")
+
+    assert ended.status == 1
+    assert ended.stderr.endswith(
+        "No space left on device\nHint: make room (df -h shows where), then try again\n"
+    )
+    assert ended.stderr.startswith("Error: ")
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.10"])
+def test_an_old_python(version: str) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    env = {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    with Running([python, "-m", "mesh_llm", "--version"], env=env) as running:
+        ended = running.wait()
+
+    assert (ended.status, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        f"Error: Python 3.11 or newer is needed; this is {version}\n"
+        "Hint: run it with a newer one, such as python3.12 -m mesh_llm\n"
+    )
 
 
 # -- the engine -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ quick.
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import sys
@@ -166,6 +167,11 @@ def _print_traceback() -> None:
     traceback.print_exc()
 
 
+_ROOM = "make room (df -h shows where), then try again"
+_ELSEWHERE = "name other folders in MESH_LLM_HOME, MESH_LLM_CACHE or MESH_LLM_MODELS"
+_MENDS = {errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM, errno.EROFS: _ELSEWHERE, errno.EACCES: _ELSEWHERE}
+
+
 def main() -> None:
     """Entry point: every failure becomes one sentence and the right exit code."""
     secret.hide()
@@ -197,5 +203,7 @@ def main() -> None:
             _print_traceback()
         what = f"{error.filename}: " if error.filename else ""
         print(f"Error: {what}{error.strerror or error}", file=sys.stderr)
+        if mend := _MENDS.get(error.errno or 0):
+            print(f"Hint: {mend}", file=sys.stderr)
         status = 1
     sys.exit(status if isinstance(status, int) else 0)

@@ -603,6 +603,18 @@ def test_a_report_of_a_home_with_secrets(home: Path, tmp_path: Path) -> None:
     (home / "logs" / "node.log").write_text(
         f"joined with mesh1-secret from 8.8.4.4:1 relay a-token-of-the-relay key {secret}\n"
     )
+    config = {
+        "api-key": "hunter22",
+        "join": "mesh1-of-the-config",
+        "relay": "https://marie:pass-of-marie@relay.example/?token=in-the-address",
+    }
+    (home / "config.toml").write_text("".join(f'{name} = "{value}"\n' for name, value in config.items()))
+    (home / "config.toml").chmod(0o600)
+    (home / "service.env").write_text("MESH_LLM_API_KEY=in-the-environment\n")
+    (home / "service.env").chmod(0o600)
+    (home / "logs" / "engine.log").write_text(
+        "Authorization: Bearer mk-anna-0123456789\nkey mk-otto-9876543210\n"
+    )
     report = tmp_path / "report.txt"
 
     ended = mesh_llm("doctor", "home", "--home", home, "--report", report)
@@ -611,5 +623,14 @@ def test_a_report_of_a_home_with_secrets(home: Path, tmp_path: Path) -> None:
     assert ended.stderr == f"Report in {report}: read it before you pass it on\n"
     text = report.read_text()
     assert "joined with [invite token] from [public address]:1 relay [secret] key [secret]" in text
-    for hidden in (secret, "mesh1-secret", "8.8.4.4", "a-token-of-the-relay"):
-        assert hidden not in text
+    planted = {
+        "hunter22",
+        "mesh1-of",
+        "pass-of-marie",
+        "in-the-address",
+        "in-the-environment",
+        "mk-anna",
+        "mk-otto",
+    }
+    planted |= {secret, "mesh1-secret", "8.8.4.4", "a-token-of-the-relay"}
+    assert {each for each in planted if each in text} == set()

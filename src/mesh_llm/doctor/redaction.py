@@ -20,7 +20,8 @@ _PATTERNS = (
         re.compile(r"(?i)\b(bearer\s+|(?:api[-_]?key|token|secret|password)s?\"?\s*[=:]\s*\"?)[^\s\",]+"),
         r"\1[secret]",
     ),
-    (re.compile(r"\b(?:sk|hf)[-_][A-Za-z0-9_\-]{8,}"), "[key]"),
+    (re.compile(r"(://)[^/@\s]+@"), r"\1[secret]@"),
+    (re.compile(r"\b(?:sk|hf|mk)[-_][A-Za-z0-9_\-]{8,}"), "[key]"),
     (re.compile(r"\b[0-9a-fA-F]{64}\b"), "[64 digits]"),
     (re.compile(r"(/(?:home|Users)/)[^/\s\"':]+"), r"\1[user]"),
 )

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from mesh_llm.bundle.own_wheel import best_variant
 from mesh_llm.defaults import ENGINE_VERSION
 from mesh_llm.engine import build, gpus, machine, prebuilt
 from mesh_llm.engine.prebuilt import VARIANTS, suitable
+from mesh_llm.errors import MeshError
 from tests.support.building import ignore
 from tests.support.kernel import Kernel
 
@@ -65,6 +67,17 @@ def test_the_best_that_a_processor_can_run_comes_first(
 )
 def test_arm(features: str, best: str) -> None:
     assert suitable(VARIANTS["aarch64"], frozenset(features.split()))[0] == best
+
+
+def test_a_processor_that_nobody_knows_gets_none_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+
+    assert prebuilt.candidates("cpu") == ()
+    with pytest.raises(MeshError) as refused:
+        best_variant()
+
+    assert refused.value.message == "no CPU library is made for riscv64"
+    assert refused.value.hint == "leave --native out"
 
 
 def test_a_feature_that_one_core_lacks_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -191,6 +195,71 @@ def test_no_network(clone: Clone) -> None:
     )
     assert clone.stamps() == []
     assert not left_by_an_interruption.exists()
+
+
+def test_a_network_that_breaks_off_in_the_middle(clone: Clone) -> None:
+    clone.python()
+    (clone.root / "requirements.lock").write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    with closing_index() as index:
+        clone.env |= {"PIP_INDEX_URL": index, "PIP_RETRIES": "0", "PIP_TRUSTED_HOST": "127.0.0.1"}
+        code, err = clone.setup()
+    assert code == 1
+    # An older pip does not count the bytes, and notices by the hash.
+    refused = r"\nError: (no package index can be reached|a downloaded package is not the one .*)\nHint: "
+    assert re.search(refused, err), err
+    assert clone.stamps() == []
+
+
+@contextmanager
+def closing_index() -> Iterator[str]:
+    """A package index that hangs up in the middle of its only package."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = b'<a href="/tiny-1.0-py3-none-any.whl">tiny-1.0-py3-none-any.whl</a>'
+            is_package = self.path.endswith(".whl")
+            self.send_response(200)
+            self.send_header("Content-Type", "application/zip" if is_package else "text/html")
+            self.send_header("Content-Length", "100000" if is_package else str(len(page)))
+            self.end_headers()
+            self.wfile.write(b"PK" if is_package else page)
+
+        def log_message(self, *ignored: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, name="index")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/simple"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_package_that_is_not_made_for_this_machine(clone: Clone) -> None:
+    """As on musl, on another processor, or with a Python that is too new."""
+    clone.python()
+    (clone.root / "requirements.lock").write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    clone.env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(clone.root)}
+    (clone.root / "tiny-1.0-cp311-cp311-musllinux_1_2_riscv64.whl").touch()
+    code, err = clone.setup()
+    assert code == 1
+    error, hint = err.splitlines()[-2:]
+    assert error.startswith("Error: a package is not there ready-made for this machine (")
+    assert hint.endswith("or macOS 13 or newer: PYTHON=python3.12 make setup")
+    assert clone.stamps() == []
+
+
+def test_a_package_that_was_altered(clone: Clone) -> None:
+    clone.python()
+    (clone.root / "requirements.lock").write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    clone.env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(clone.root)}
+    (clone.root / "tiny-1.0-py3-none-any.whl").write_bytes(b"half of it")
+    code, err = clone.setup()
+    assert code == 1
+    assert err.splitlines()[-2] == ("Error: a downloaded package is not the one that the lock file names")
+    assert clone.stamps() == []
 
 
 def test_once_set_up_it_needs_nothing(clone: Clone) -> None:

@@ -6,9 +6,12 @@ import ast
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 from bench import summary
+from mesh_llm.cli.groups import ImportedVerbs
+from mesh_llm.cli.main import command_group
 from mesh_llm.results import plots
 from tools import error_messages
 
@@ -129,6 +132,51 @@ def test_a_file_that_exists_is_found(path: str) -> None:
 @pytest.mark.parametrize("path", ["planning/nothing.py", "nothing.h", "test_nothing_at_all"])
 def test_a_missing_file_is_noticed(path: str) -> None:
     assert not exists(path)
+
+
+COMMAND = re.compile(r"(?:^(?:[A-Z_]+=\S+ +)*|`)mesh-llm ([^`\n]*)", re.MULTILINE)
+READ_PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """Of a command line: options that its command does not have."""
+    command: click.Command = command_group()
+    context = click.Context(command)
+    options: set[str] = {"--help"}
+    unknown = []
+    for word in words:
+        options |= {each for part in command.params for each in (*part.opts, *part.secondary_opts)}
+        found = command.get_command(context, word) if isinstance(command, click.Group) else None
+        if found is None and isinstance(command, ImportedVerbs) and command.default is not None:
+            command = command.get_command(context, command.default) or command
+            options |= {each for part in command.params for each in part.opts}
+        if found is not None:
+            command = found
+        elif word.startswith("--") and len(word) > 2 and word.partition("=")[0] not in options:
+            unknown.append(word)
+        elif word in ("|", "&&", ";", "#"):
+            break
+    return unknown
+
+
+@pytest.mark.parametrize("page", READ_PAGES, ids=name)
+def test_commands_have_the_options_that_the_pages_show(page: Path) -> None:
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    lines = [match[1] for match in COMMAND.finditer(text)]
+    assert {line: unknown for line in lines if (unknown := unknown_words(line.split()))} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "unknown"),
+    [
+        ("--model smollm2 --splt", ["--splt"]),
+        ("invite --role owner --fro=7", ["--fro=7"]),
+        ("service install --model M --name N", []),
+        ("serve --port 0 | grep --no-such", []),
+    ],
+)
+def test_an_option_that_is_not_there_is_noticed(line: str, unknown: list[str]) -> None:
+    assert unknown_words(line.split()) == unknown
 
 
 @pytest.mark.parametrize("page", summary.PAGES, ids=name)

@@ -20,11 +20,11 @@ class ImportedVerbs(click.Group):
     ) -> None:
         super().__init__(*args, **options)
         self._modules = modules
-        self._default = default
+        self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if self._default is not None and (not args or args[0] not in {*self._modules, *_HELP}):
-            args = [self._default, *args]
+        if self.default is not None and (not args or args[0] not in {*self._modules, *_HELP}):
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -62,8 +62,14 @@ WALK = [
     for block in blocks(page)
     if (on := ON.match(block))
 ]
+INSTALLING = {
+    page: [block for block in blocks(page) if ".whl" in block or ".tar.gz" in block]
+    for page in (ROOT / "README.md", ROOT / "docs" / "install.md")
+}
+"""Run by test_documented_install.py."""
+ELSEWHERE = ["make demo\n", *(block for blocks in INSTALLING.values() for block in blocks)]
 BY_ITSELF = [
-    block for page in PAGES for block in blocks(page) if not ON.match(block) and block != "make demo\n"
+    block for page in PAGES for block in blocks(page) if not ON.match(block) and block not in ELSEWHERE
 ]
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
 
 import mesh_llm
+from tests.support.earlier import earlier
 from tests.support.joining import PLAN, TEXT, JoiningNode, Lab
 
 PACKAGE = Path(mesh_llm.__file__).parent
 NEXT = "99.0.0"
-EARLIER = "7d86fa5"
-"""Speaks the protocol of today. To be replaced when that changes; later by the last release."""
 BUILD_S = 600.0
 """An earlier version has native libraries of its own."""
 
@@ -76,22 +73,5 @@ def test_nodes_are_updated_one_by_one(nodes: Lab, newer: dict[str, str]) -> None
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_nodes_of_an_earlier_commit_are_updated(nodes: Lab, newer: dict[str, str], tmp_path: Path) -> None:
-    update(nodes, *earlier(tmp_path / "earlier"), newer)
-
-
-def earlier(folder: Path) -> tuple[str, dict[str, str]]:
-    """Version and environment of a node whose code is that of an earlier commit."""
-    git = ["git", "-C", str(PACKAGE.parents[1])]
-    archive = folder / "sources.tar"
-    folder.mkdir()
-    packed = subprocess.run(
-        [*git, "archive", "--output", archive, EARLIER, "src", "native"], capture_output=True, check=False
-    )
-    if packed.returncode != 0:
-        pytest.skip(f"this clone has no commit {EARLIER}: git fetch --unshallow")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
-    init = (folder / "src" / "mesh_llm" / "__init__.py").read_text("utf-8")
-    found = re.search(r'__version__ = "([^"]+)"', init)
-    assert found is not None
-    return found[1], {"PYTHONPATH": str(folder / "src")}
+    before = earlier(tmp_path / "earlier")
+    update(nodes, before.version, before.env, newer)

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -92,12 +92,19 @@ class HostNode(NodeProcess):
         *arguments: str | Path,
         host: Host,
         home: Path,
-        model: Path | str,
+        model: Path | str | None,
         env: Mapping[str, str] | None = None,
+        program: Sequence[str | Path] = MESH_LLM,
     ) -> None:
         self.host = host
         super().__init__(
-            *SMALL_NODE, *arguments, home=home, model=model, env={**FREE, **(env or {})}, around=host.command
+            *SMALL_NODE,
+            *arguments,
+            home=home,
+            model=model,
+            env={**FREE, **(env or {})},
+            around=host.command,
+            program=program,
         )
 
     def __enter__(self) -> HostNode:
@@ -207,7 +214,12 @@ class Lab:
         self, name: str, host: Host, *arguments: str | Path, env: Mapping[str, str] | None = None
     ) -> HostNode:
         home = self._running.enter_context(temporary_home())
-        node = HostNode("--name", name, *arguments, host=host, home=home, model=self._model, env=env)
+        return self.run(
+            HostNode("--name", name, *arguments, host=host, home=home, model=self._model, env=env)
+        )
+
+    def run(self, node: HostNode) -> HostNode:
+        """One that a test has made itself; it ends with the others."""
         self._nodes.append(node)
         self._running.enter_context(node)
         return node

@@ -79,13 +79,16 @@ class NodeProcess(Running):
         self,
         *arguments: str | Path,
         home: Path,
-        model: Path | str,
+        model: Path | str | None,
         env: Mapping[str, str] | None = None,
         around: Callable[[Sequence[str | Path]], Sequence[str | Path]] = list,
+        program: Sequence[str | Path] = MESH_LLM,
     ) -> None:
-        """`around`: makes the command line one that runs it somewhere else."""
+        """`model`: None for one that joins. `around`: makes the command line one that runs it elsewhere."""
         self.home = home
-        argv = [*MESH_LLM, "--home", home, "--model", model, "--port", "0", *arguments]
+        argv = [*program, "--home", home, "--port", "0", *arguments]
+        if model is not None:
+            argv += ["--model", model]
         super().__init__(around(argv), env=env)
 
     def __enter__(self) -> NodeProcess:

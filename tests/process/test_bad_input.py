@@ -350,21 +350,16 @@ def cannot_mount() -> str | None:
     return None if tried.returncode == 0 else f"no namespaces here: {tried.stderr.strip()}"
 
 
-@pytest.mark.parametrize(
-    ("before", "words"),
-    [
-        ("", "cannot create {home}/run: Read-only file system"),
-        ("mkdir -m 700 run logs;", "{home} cannot be written to: Read-only file system"),
-    ],
-)
-def test_a_read_only_home(home: Path, tiny_model: Path, before: str, words: str) -> None:
+@pytest.mark.parametrize("before", ["", "mkdir -m 700 run logs;"])
+def test_a_read_only_home(home: Path, tiny_model: Path, before: str) -> None:
     disk = f"mount -t tmpfs tmpfs {home}; cd {home}; {before} mount -o remount,ro {home}"
 
     ended = on_disk(home, disk, "--model", tiny_model, "--port", "0")
 
     assert ended.status == 1
     assert ended.stderr == (
-        f"Error: {words.format(home=home)}\nHint: choose another folder with --home or MESH_LLM_HOME\n"
+        f"Error: {home} cannot be written to: Read-only file system\n"
+        "Hint: choose another folder with --home or MESH_LLM_HOME\n"
     )
 
 

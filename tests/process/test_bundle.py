@@ -98,7 +98,7 @@ class Stranger:
         place = self.home / "mesh"
         self.say("python3", "-m", "venv", "--without-pip", place)
         pip, own = (next(wheels.glob(f"{name}-*.whl")) for name in ("pip", "mesh_llm"))
-        given = ["--isolated", "install", "--no-index", "--find-links", wheels, "--no-cache-dir"]
+        given = ["--isolated", "install", "--no-index", "--no-cache-dir", f"--find-links={wheels}"]
         self.say(place / "bin" / "python", pip / "pip", *given, f"{own}[engine]")
         self.mesh_llm = place / "bin" / "mesh-llm"
 

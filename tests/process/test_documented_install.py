@@ -59,8 +59,8 @@ def tools() -> Iterator[Path]:
     """pipx and uv from the package index, and an scp that stays on this machine."""
     with temporary_home() as folder:
         subprocess.run([sys.executable, "-m", "venv", folder / "tools"], check=True)
-        pip = [folder / "tools" / "bin" / "python", "-m", "pip", "install", "--quiet", "pipx", "uv"]
-        subprocess.run(pip, check=True)
+        pip = ["-m", "pip", "install", "--quiet", "pipx", "uv"]
+        subprocess.run([folder / "tools" / "bin" / "python", *pip], check=True)
         scp = folder / "tools" / "bin" / "scp"
         scp.write_text(f'#!/bin/sh\nexec cp "$1" "{folder}/${{2%:}}/"\n')
         scp.chmod(0o755)

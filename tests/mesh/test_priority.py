@@ -71,11 +71,11 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
 def test_the_highest_priority_has_the_memory_after_a_start(model: Path, tmp_path: Path) -> None:
     file = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=40)
     with lab(model) as nodes:
-        owner = nodes.create("owner", "--max-memory", ROOM)
+        owner = nodes.create("owner", "--max-memory", ROOM, models=tmp_path)
         load(owner, file, *PLAN, "--priority", "3")
         until_states(owner, tiny="waiting", coder="serving")
         owner.stop()
 
-        again = nodes.start("owner", "--max-memory", ROOM)
+        again = nodes.start("owner", "--model", model, *PLAN, "--max-memory", ROOM, models=tmp_path)
         until_states(again, tiny="waiting", coder="serving")
         assert text_of(again, "coder")

@@ -13,7 +13,7 @@ from tests.support.lone_engine import LoneEngine, lone_engine
 from tests.support.node import NodeProcess, temporary_home
 
 OF_THE_FILE = {"temp": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25}
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell a story"}], "max_tokens": 24}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell a story"}], "max_tokens": 16}
 THINKS = (
     "{{ tone }}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"

@@ -115,6 +115,22 @@ async def test_the_list_has_every_model_and_its_state(client: RawClient, engine:
     assert data[2]["status"]["reason"] == "big is loading"
 
 
+async def test_a_model_that_makes_embeddings_is_told_whatever_its_engine_says(
+    client: RawClient, node: FakeNode, coder: FakeEngine
+) -> None:
+    node.others[0].gives = ("embeddings",)
+    says = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
+
+    async def tell(_: object, wire: Any) -> None:
+        body = json.dumps({"data": [{"id": "coder-7b", "architecture": says}]}).encode()
+        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    coder.on("/v1/models", tell)
+    await client.send(request_bytes("GET", "/v1/models"))
+    data = json.loads((await client.answer()).body)["data"]
+    assert data[1]["architecture"] == {**says, "output_modalities": ["embeddings"]}
+
+
 async def test_health_is_that_of_the_default_model(gateway: Gateway, client: RawClient) -> None:
     await client.send(request_bytes("GET", "/health"))
     assert json.loads((await client.answer()).body)["model"] == "tiny"

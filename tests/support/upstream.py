@@ -203,6 +203,7 @@ class FakeNode:
     """How often somebody was seen waiting."""
     others: list[FakeNode] = field(default_factory=list)
     """That serve other models of it."""
+    gives: tuple[str, ...] = ("text",)
 
     def models(self) -> Sequence[FakeNode]:
         return (self, *self.others)
@@ -236,7 +237,7 @@ class FakeNode:
         self.remarks.append((kind, text))
 
     def details(self) -> ModelDetails:
-        return ModelDetails(context=512, on_demand=self.state.loads)
+        return ModelDetails(context=512, gives=self.gives, on_demand=self.state.loads)
 
     async def load(self, name: str) -> None:
         self.managed.append(("load", name))

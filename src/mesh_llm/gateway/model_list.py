@@ -27,15 +27,23 @@ def entry(model: ModelServing, listed: bytes) -> dict[str, Any]:
     name, details = model.names[0], model.details()
     told = found(name, listed) or {"id": name, "object": "model", "created": 0, "owned_by": "mesh-llm"}
     aliases = [*(told.get("aliases") or ()), *model.names[1:]]
-    abilities = {"input_modalities": list(details.takes), "output_modalities": list(details.gives)}
+    gives = {"output_modalities": list(details.gives)}
+    abilities = {"input_modalities": list(details.takes), **gives, **_object(told.get("architecture"))}
+    if details.gives != ("text",):
+        # An engine says that it gives text, whatever it makes.
+        abilities |= gives
     return {
-        "architecture": abilities,
         **({"context_length": details.context} if details.context else {}),
         **told,
+        "architecture": abilities,
         "aliases": list(dict.fromkeys(aliases)),
         "on_demand": details.on_demand,
         "status": status_of(model),
     }
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def status_of(model: ModelServing) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def test_a_node_without_the_file_works_for_one_that_has_it() -> None:
 
 
 def test_it_is_no_host_even_where_all_would_fit_on_it() -> None:
-    plan = decide(mesh(node("a", 30), lacking("b", 90, gb_s=900)), model(), settings(), current=None)
+    plan = decide(mesh(node("a", 30), lacking("b", 90)), model(), settings(), current=None)
     assert (plan.mode, plan.host) == (Mode.SOLO, "a")
     plan = decide(mesh(lacking("b", 90)), model(), settings(), current=None)
     assert (plan.mode, plan.reason) == (Mode.WAITING, "no node here has all of the model big")

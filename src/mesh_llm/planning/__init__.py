@@ -10,7 +10,8 @@ asyncio, socket, time, os or subprocess.
     eligibility      who may take part, and why others may not
     exclusion        the reason for every node without a part
     election         who hosts
-    placement        which nodes compute which layers
+    worker_choice    which nodes work for a host
+    placement        which of the chosen nodes compute which layers
     lanes            how many engines run one plan
     layer_shares     how many layers each node gets
     cuts             where a model may be cut, and into how many stages

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support import tiny_gguf
 from tests.support.command import mesh_llm
 from tests.support.joining import PLAN, TEXT, JoiningNode, lab
@@ -68,6 +70,7 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
         assert text_of(client, "tiny")
 
 
+@pytest.mark.full
 def test_the_highest_priority_has_the_memory_after_a_start(model: Path, tmp_path: Path) -> None:
     file = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=40)
     with lab(model) as nodes:

@@ -52,7 +52,7 @@ def test_the_files_sampling_counts_unless_an_owner_or_a_request_says_otherwise(
 
 @pytest.fixture(scope="module")
 def node(smollm2: Path) -> Iterator[NodeProcess]:
-    small = ("--ctx-size", "512", "--parallel", "1", "--no-draft")
+    small = ("--ctx-size", "512", "--parallel", "1", "--threads", "1", "--no-draft")
     with temporary_home() as home, NodeProcess(*small, *OPTIONS, home=home, model=smollm2) as node:
         yield node.until_ready()
 
@@ -64,6 +64,7 @@ def message(node: NodeProcess, **more: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_the_same_request_has_the_same_answer_by_the_owners_seed(node: NodeProcess) -> None:
     told = message(node)
     assert message(node) == told
@@ -75,6 +76,7 @@ def test_the_same_request_has_the_same_answer_by_the_owners_seed(node: NodeProce
     assert message(node, seed=-1) not in (told, other)
 
 
+@pytest.mark.full
 def test_the_template_gets_the_owners_arguments_and_a_requests_own(node: NodeProcess) -> None:
     def prompt(**arguments: Any) -> str:
         asked = {**CHAT, "chat_template_kwargs": arguments} if arguments else CHAT
@@ -86,6 +88,7 @@ def test_the_template_gets_the_owners_arguments_and_a_requests_own(node: NodePro
     assert prompt(enable_thinking=False).endswith("</think>\n\n")
 
 
+@pytest.mark.full
 def test_thoughts_are_bounded_and_told_apart(node: NodeProcess) -> None:
     def thoughts(**more: Any) -> tuple[int, str]:
         told = message(node, **more)

@@ -27,6 +27,7 @@ def told(*arguments: str) -> tuple[str, str]:
         (["STATUS"], "mesh-llm status"),
         (["model"], "mesh-llm models"),
         (["dowload", "smollm2"], "mesh-llm download"),
+        (["helo"], "mesh-llm help"),
         (["quit"], "mesh-llm stop"),
         (["ask", "me"], "mesh-llm chat"),
         (["smollm2"], "mesh-llm run smollm2"),

@@ -155,8 +155,9 @@ def explained(error: click.ClickException) -> tuple[str, str]:
     if ctx is None or unknown is None or not isinstance(ctx.command, click.Group):
         return message, usual
     word = unknown[1]
-    near = nearest(word, ctx.command.list_commands(ctx))
-    if near is None and isinstance(ctx.command, Verbs) and is_model(word):
+    is_verb = isinstance(ctx.command, Verbs)
+    near = nearest(word, [*ctx.command.list_commands(ctx), *(("help",) if is_verb else ())])
+    if near is None and is_verb and is_model(word):
         near = f"run {word}"
     return unknown[0], usual if near is None else f"did you mean {ctx.command_path} {near}?"
 

@@ -51,6 +51,7 @@ class ModelledMembers:
         self.nodes = {node.id: node for node in nodes}
         self.edges: dict[NodeId, set[NodeId]] = defaultdict(set)
         self.news: list[TravellingNews] = []
+        self._delays: dict[tuple[NodeId, NodeId], float] = {}
         for node in self.nodes.values():
             self.table.put(signed_record(node))
         for id in list(self.table.ring):
@@ -61,7 +62,10 @@ class ModelledMembers:
         return record is not None and not record.gone
 
     def delay_s(self, one: NodeId, other: NodeId) -> float:
-        return delay_s(self.nodes[one], self.nodes[other])
+        key = (one, other)
+        if key not in self._delays:
+            self._delays[key] = delay_s(self.nodes[one], self.nodes[other])
+        return self._delays[key]
 
     def hears(self, id: NodeId) -> tuple[NodeId, ...]:
         return tuple(sorted(other for other in self.edges[id] if self.alive(other)))

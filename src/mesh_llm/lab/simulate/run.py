@@ -13,6 +13,7 @@ from mesh_llm.lab.simulate.modelled import modelled_case
 from mesh_llm.lab.simulate.planning_cases import SIZES, plan_quality, planning_time
 from mesh_llm.lab.simulate.report import Findings
 from mesh_llm.lab.simulate.whole_views import whole_case
+from mesh_llm.membership.gossip import sync_s
 
 WHOLE_MOST = 1000
 """Nodes of which each has a whole view: half a gigabyte, and a second of CPU time for each that is simulated.
@@ -72,8 +73,8 @@ def _modelled(nodes: Sequence[int]) -> list[int]:
 
 
 def _modelled_s(extent: SimulationSize, count: int) -> float:
-    """How news travel is worked out for each: there are more of them in a larger mesh."""
-    return extent.churn_s if count <= WHOLE_MOST else extent.churn_s / 2
+    """Long enough for every two neighbours to compare their tables once."""
+    return max(extent.churn_s, sync_s(count))
 
 
 def _events(extent: SimulationSize, count: int) -> int:

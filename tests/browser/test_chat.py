@@ -159,6 +159,7 @@ def test_an_answer_goes_on_without_a_lost_worker(browser: Browser, whole: MeshPr
         watching.check()
 
 
+@pytest.mark.full
 def test_models_are_switched_where_there_are_two(browser: Browser, tmp_path: Path) -> None:
     """Through a lite client; the second one is loaded when it is chosen."""
     other = tiny_gguf.write(tmp_path / "other.gguf", "llama", seed=1)

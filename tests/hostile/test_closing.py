@@ -44,7 +44,8 @@ def test_a_member_that_refuses_does_not_end_those_who_dial_it(nodes: Lab, villai
     serves(restarted(nodes, two))
 
 
-@pytest.mark.parametrize("role", ["node", pytest.param("client", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("role", ["node", "client"])
 def test_a_token_does_not_end_the_mesh_of_its_creator(nodes: Lab, villain: Villain, role: str) -> None:
     """The creator dials those whom it remembers; one of them says that it was expelled."""
     one = nodes.create("one")

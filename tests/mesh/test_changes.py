@@ -51,6 +51,7 @@ def streamed_while(
     return "".join(choice["text"] for part in parts for choice in part["choices"])
 
 
+@pytest.mark.full
 def test_node_that_joins_gets_layers_and_cuts_no_answer(mesh: MeshProcesses) -> None:
     mesh.create("one", "--split")
     mesh.serving()

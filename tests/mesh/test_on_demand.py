@@ -71,6 +71,12 @@ def at_hand(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         yield found
 
 
+@pytest.fixture(scope="module")
+def scribe(at_hand: OnDemand) -> str:
+    at_hand.load("scribe", seed=3)
+    return "scribe"
+
+
 def ask(node: JoiningNode, model: str, **more: Any) -> Any:
     return node.ask("/v1/completions", {**TEXT, "model": model, **more})
 
@@ -132,9 +138,8 @@ def test_clients_that_ask_for_several_models_in_turn_are_all_answered(at_hand: O
 
 
 @pytest.mark.full
-def test_api_clients_load_and_unload_models_at_an_owners_node(at_hand: OnDemand) -> None:
-    at_hand.load("scribe", seed=3)
-    loaded = at_hand.owner.ask("/models/load", {"model": "scribe"})
+def test_api_clients_load_and_unload_models_at_an_owners_node(at_hand: OnDemand, scribe: str) -> None:
+    loaded = at_hand.owner.ask("/models/load", {"model": scribe})
     assert (loaded.status, loaded.json()) == (200, {"success": True})
     at_hand.until_state("serving", "scribe")
     refused = at_hand.node.ask("/models/unload", {"model": "scribe"})
@@ -153,8 +158,8 @@ def test_api_clients_load_and_unload_models_at_an_owners_node(at_hand: OnDemand)
     at_hand.until_state("serving", "scribe")
 
 
-def test_an_answer_is_finished_while_its_model_is_unloaded(at_hand: OnDemand) -> None:
-    question = {**TEXT, "model": "scribe", "max_tokens": 300, "stream": True}
+def test_an_answer_is_finished_while_its_model_is_unloaded(at_hand: OnDemand, scribe: str) -> None:
+    question = {**TEXT, "model": scribe, "max_tokens": 300, "stream": True}
     with at_hand.client.stream("/v1/completions", question) as stream:
         chunks = stream.data()
         next(chunks)

@@ -68,7 +68,6 @@ def words(node: JoiningNode) -> str:
     return str(reply.json()["choices"][0]["message"]["content"])
 
 
-@pytest.mark.full
 def test_one_more_comes_while_requests_wait(replicated: Replicated) -> None:
     (first,) = replicated.until_replicas(1)
     enough = Event()

@@ -11,6 +11,7 @@ from tests.support.command import mesh_llm
 from tests.support.joining import refused
 
 
+@pytest.mark.full
 def test_every_kind_on_this_machine(libraries: dict[str, object]) -> None:
     ended = mesh_llm("bench", "transport", "--sizes", "2048", "--hidden", "512", "--json")
     assert ended.status == 0, ended.stderr

@@ -65,6 +65,7 @@ async def plan(libraries: dict[str, Path], tmp_path: Path) -> SplitPlan:
     return over(await plan_for(model, libraries, settings={"n_ctx_checkpoints": 0}), LAYERS)
 
 
+@pytest.mark.full
 async def test_counts_against_main_memory(plan: SplitPlan, tmp_path: Path) -> None:
     """A device that holds all but the experts of three layers, whose first two are in main memory."""
     layers = plan.facts.layers

@@ -482,6 +482,7 @@ async def test_no_public_relay_was_reached(home: Path) -> None:
 # -- the mesh -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 async def test_fault_21_a_node_that_hangs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "CONTROL_TIMEOUT_S", 0.3)
     (home / "run").mkdir(mode=0o700)

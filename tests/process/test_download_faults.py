@@ -184,6 +184,7 @@ def test_an_address_of_the_storage_that_has_aged(person: Person, stored: Stored)
     assert_is_here(person, stored.data)
 
 
+@pytest.mark.full
 def test_a_server_that_falls_silent(person: Person, stored: Stored) -> None:
     person.hub.faults.stalls = [1_000_000] + [0] * 50
     started = time.monotonic()

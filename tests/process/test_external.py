@@ -163,6 +163,7 @@ def test_a_folder_without_one_is_refused(home: Path, tmp_path: Path, tiny_model:
     assert ended.stderr.startswith(f"Error: there is no llama-server in {tmp_path}\nHint: ")
 
 
+@pytest.mark.full
 def test_a_server_that_ends_at_once_is_explained(home: Path, tmp_path: Path, tiny_model: Path) -> None:
     folder = write_server(tmp_path / "bin")
     program = folder / "llama-server"

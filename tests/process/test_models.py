@@ -200,6 +200,7 @@ def test_a_wide_terminal_shows_more(home: Home, contents: dict[str, bytes]) -> N
 # -- what does not fit, or does not run -----------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("libraries")
 def test_the_fit_of_a_running_mesh(home: Home, contents: dict[str, bytes]) -> None:
     served = put(home.path / "served.gguf", contents["llama"])

@@ -121,6 +121,7 @@ def test_a_model_of_every_store_has_a_name(stores: Stores, home: Path) -> None:
         assert planned(stores, home, model)["name"] == name, model
 
 
+@pytest.mark.full
 def test_a_catalog_name_means_the_file_that_is_here(stores: Stores, home: Path) -> None:
     stores.put_hub("bartowski/Qwen2.5-32B-Instruct-GGUF", "Qwen2.5-32B-Instruct-Q4_K_M.gguf")
 
@@ -128,6 +129,7 @@ def test_a_catalog_name_means_the_file_that_is_here(stores: Stores, home: Path) 
         assert planned(stores, home, model)["name"] == "Qwen2.5-32B-Instruct-Q4_K_M"
 
 
+@pytest.mark.full
 def test_ones_own_catalog(stores: Stores, home: Path) -> None:
     stores.put(stores.models / "Mine-Q4_0.gguf")
     (home / "catalog.toml").write_text(
@@ -207,6 +209,7 @@ def test_nothing_is_downloaded_for_a_plan(stores: Stores, home: Path) -> None:
     assert list(stores.models.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_node_serves_a_model_of_ollamas_by_its_name(stores: Stores) -> None:
     stores.put_ollama("llama9", "1b")
 

@@ -211,6 +211,7 @@ async def test_cut_after_so_many_commands(step: int, plan: SplitPlan) -> None:
     assert len(statuses) > 2
 
 
+@pytest.mark.full
 async def test_stopped_and_continued(plan: SplitPlan) -> None:
     few = LONG | {"n_predict": 50}
     undisturbed = await _ask(plan, **few)

@@ -525,6 +525,7 @@ def telling_node(status: dict[str, Any]) -> Iterator[tuple[Path, Callable[[str, 
             loop.close()
 
 
+@pytest.mark.full
 def test_status_watch_ends_with_ctrl_c_and_with_signals(node: NodeProcess) -> None:
     for keys, number, status in ((b"\x03", None, 130), (b"", signal.SIGTERM, 143), (b"", signal.SIGHUP, 129)):
         with in_terminal("status", "--watch", "--home", node.home) as screen:

@@ -197,6 +197,7 @@ def test_no_network(clone: Clone) -> None:
     assert not left_by_an_interruption.exists()
 
 
+@pytest.mark.full
 def test_a_network_that_breaks_off_in_the_middle(clone: Clone) -> None:
     clone.python()
     (clone.root / "requirements.lock").write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
@@ -237,6 +238,7 @@ def closing_index() -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.full
 def test_a_package_that_is_not_made_for_this_machine(clone: Clone) -> None:
     """As on musl, on another processor, or with a Python that is too new."""
     clone.python()
@@ -251,6 +253,7 @@ def test_a_package_that_is_not_made_for_this_machine(clone: Clone) -> None:
     assert clone.stamps() == []
 
 
+@pytest.mark.full
 def test_a_package_that_was_altered(clone: Clone) -> None:
     clone.python()
     (clone.root / "requirements.lock").write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")

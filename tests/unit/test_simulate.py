@@ -226,6 +226,7 @@ def test_views_among_thousands() -> None:
 # -- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_quick_simulation_writes_its_result(tmp_path: Path) -> None:
     done = CliRunner().invoke(simulate, ["--quick", "--json", "-o", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0

@@ -41,6 +41,7 @@ from bench import (
     split,
     startup,
     state,
+    switching,
     wheel,
 )
 from bench.plan import Plan
@@ -79,6 +80,7 @@ BENCHES: dict[str, Bench] = {
     "links": Bench(title=links.TITLE, measure=links.measure),
     "mesh": Bench(title=mesh.TITLE, measure=mesh.measure, compare=mesh.compare),
     "replicas": Bench(title=replicas.TITLE, measure=replicas.measure),
+    "switching": Bench(title=switching.TITLE, measure=switching.measure),
     "resume": Bench(title=resume.TITLE, measure=resume.measure),
     "recovery": Bench(title=recovery.TITLE, measure=recovery.measure),
     "split": Bench(title=split.TITLE, measure=split.measure),

@@ -138,6 +138,32 @@ def test_clients_that_ask_for_several_models_in_turn_are_all_answered(at_hand: O
 
 
 @pytest.mark.full
+def test_ten_clients_that_ask_for_ten_models_in_turn_are_all_answered(model: Path, tmp_path: Path) -> None:
+    """There is memory for two of them at a time, and none that was just loaded goes at once."""
+    names = [f"model{number}" for number in range(10)]
+    with mesh(model, tmp_path, "--max-memory", ROOM) as found:
+        for seed, name in enumerate(names):
+            found.load(name, "--idle", "3s", seed=seed)
+        nodes = (found.owner, found.node, found.client)
+
+        def in_turn(first: int) -> list[tuple[str, str]]:
+            own = (names[first:] + names[:first])[:3]
+            return [(name, text_of(nodes[first % 3], name)) for name in own]
+
+        def somebody_waits() -> bool:
+            reasons = [each["reason"] for each in found.owner.status()["models"]]
+            return any("it waits for the memory of" in reason for reason in reasons)
+
+        with ThreadPoolExecutor(10) as clients:
+            asked = [clients.submit(in_turn, number) for number in range(10)]
+            until(somebody_waits, within_s=HEAL_S, what="a client is told what its model waits for")
+            told = [answer for each in asked for answer in each.result()]
+        assert len(told) == 30
+        assert len(set(told)) == len({text for _, text in told}) == 10, "each model always says the same"
+        assert state_of(found.owner, "tiny")[0] == "serving"
+
+
+@pytest.mark.full
 def test_api_clients_load_and_unload_models_at_an_owners_node(at_hand: OnDemand, scribe: str) -> None:
     loaded = at_hand.owner.ask("/models/load", {"model": scribe})
     assert (loaded.status, loaded.json()) == (200, {"success": True})

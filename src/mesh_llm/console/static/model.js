@@ -33,6 +33,7 @@ function facts(status) {
     add("Plan", planText(status, plan));
     add("Prediction", plan.predicted_tok_s_low ? rangeText(plan) : "");
     add("Replicas", replicasText(status, status.models[0]));
+    add("Lanes", lanesText(plan, engine));
     add("Memory", plan.need_bytes ? `${bytes(plan.need_bytes)} needed, ${bytes(plan.have_bytes)} there` : "");
   }
   if (engine) {
@@ -64,6 +65,14 @@ function replicasText(status, served) {
   if (!served || served.replicas_most < 2) return "";
   const hosts = served.replicas.map((replica) => nameOf(status, replica.host));
   return `${hosts.length} of ${served.replicas_wanted}: ${hosts.join(", ")}`;
+}
+
+function lanesText(plan, engine) {
+  const ready = (engine?.lanes ?? []).filter((lane) => lane.state === "ready");
+  const requests = ready.map((lane) => lane.requests).join(" + ");
+  if (plan.lanes < 2) return plan.lanes_reason ? `1: ${plan.lanes_reason}` : "";
+  const told = `${plan.lanes} engines over the same stages${requests && `, with ${requests} requests`}`;
+  return plan.lanes_reason ? `${told}; ${plan.lanes_reason}` : told;
 }
 
 function engineText(engine) {

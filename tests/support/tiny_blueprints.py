@@ -42,15 +42,16 @@ class Blueprint:
     architecture: str
     dimensions: Dimensions
     metadata: dict[str, Value] = field(default_factory=dict)
-    """Keys without the architecture in front."""
+    """Keys without the architecture in front, but for the tokenizer's."""
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def blueprint(architecture: str, dimensions: Dimensions) -> Blueprint:
-    return _ARCHITECTURES[architecture](dimensions)
+    return (_ARCHITECTURES | _ENCODERS)[architecture](dimensions)
 
 
 def architectures() -> tuple[str, ...]:
+    """Those that write text."""
     return tuple(_ARCHITECTURES)
 
 
@@ -276,6 +277,37 @@ def _granite_hybrid(d: Dimensions) -> Blueprint:
     )
 
 
+def _bert(d: Dimensions) -> Blueprint:
+    """Makes embeddings: the mean of all tokens, which see each other in both directions."""
+    d = replace(d, head_size=d.hidden // d.heads, kv_heads=d.heads)
+    block = _attention(d, head_size=d.head_size, bias=True)
+    del block["attn_norm.weight"]
+    block |= {f"ffn_up.{part}": shape for part, shape in _affine(d.feed_forward, d.hidden).items()}
+    block |= {f"ffn_down.{part}": shape for part, shape in _affine(d.hidden, d.feed_forward).items()}
+    block["attn_output.bias"] = (d.hidden,)
+    for name in ("attn_output_norm", "layer_output_norm"):
+        block |= {f"{name}.weight": (d.hidden,), f"{name}.bias": (d.hidden,)}
+    ends = {
+        "token_embd.weight": (d.vocabulary, d.hidden),
+        "token_types.weight": (2, d.hidden),
+        "position_embd.weight": (d.context, d.hidden),
+        "token_embd_norm.weight": (d.hidden,),
+        "token_embd_norm.bias": (d.hidden,),
+    }
+    keys: dict[str, Value] = {
+        "attention.layer_norm_epsilon": 1e-12,
+        "attention.causal": False,
+        "pooling_type": 1,
+        "tokenizer.ggml.token_type_count": 2,
+    }
+    return _build("bert", d, keys, lambda _: block, ends)
+
+
+def _affine(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    return {"weight": (rows, columns), "bias": (rows,)}
+
+
+_ENCODERS: dict[str, Callable[[Dimensions], Blueprint]] = {"bert": _bert}
 _ARCHITECTURES: dict[str, Callable[[Dimensions], Blueprint]] = {
     "llama": _llama,
     "qwen2": _qwen2,

@@ -305,7 +305,8 @@ def _add_metadata(writer: Any, model: Blueprint, quantisation: str, tokenizer: P
     writer.add_name(f"Tiny {model.architecture}")
     writer.add_file_type(_file_type(quantisation))
     for key, value in model.metadata.items():
-        add_value(writer, f"{model.architecture}.{key}", value)
+        whole = key.startswith("tokenizer.")
+        add_value(writer, key if whole else f"{model.architecture}.{key}", value)
     if tokenizer is None:
         add_byte_tokenizer(writer, model.dimensions.vocabulary)
     else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 
 from tests.support.joining import JoiningNode, lab
+from tests.support.node import Stream
+from tests.support.waiting import until
 
 HEAL_S = 60.0
 QUESTION = {
@@ -22,6 +26,16 @@ QUESTION = {
     "temperature": 0,
     "max_tokens": 48,
 }
+LONG = 400
+"""Tokens: some ten seconds."""
+SHORT_IDLE = """
+import sys
+from mesh_llm.planning import replicas
+replicas.CROWDED_UNTIL_S = 3.0
+from mesh_llm.cli.entry import main
+sys.exit(main())
+"""
+"""A node that takes an engine for idle after seconds, where others take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +76,19 @@ def replicated(smollm2: Path) -> Iterator[Replicated]:
         yield Replicated(nodes=members, client=client)
 
 
-def words(node: JoiningNode) -> str:
-    reply = node.ask("/v1/chat/completions", QUESTION)
+def words(node: JoiningNode, **more: Any) -> str:
+    reply = node.ask("/v1/chat/completions", {**QUESTION, **more})
     assert reply.status == 200, reply.body
     return str(reply.json()["choices"][0]["message"]["content"])
 
 
-def test_one_more_comes_while_requests_wait(replicated: Replicated) -> None:
-    (first,) = replicated.until_replicas(1)
+def text_in(chunks: Iterable[str]) -> str:
+    return "".join(json.loads(each)["choices"][0]["delta"].get("content") or "" for each in chunks)
+
+
+@contextmanager
+def crowd(replicated: Replicated, clients: int) -> Iterator[None]:
+    """So many ask again and again, and all are answered."""
     enough = Event()
 
     def ask_again_and_again() -> set[int]:
@@ -79,12 +98,18 @@ def test_one_more_comes_while_requests_wait(replicated: Replicated) -> None:
         return seen
 
     with ThreadPoolExecutor() as pool:
-        answers = [pool.submit(ask_again_and_again) for _ in range(3)]
+        answers = [pool.submit(ask_again_and_again) for _ in range(clients)]
         try:
-            assert first in replicated.until_replicas(2)
+            yield
         finally:
             enough.set()
-        assert [answer.result() for answer in answers] == [{200}] * 3
+        assert [answer.result() for answer in answers] == [{200}] * clients
+
+
+def test_one_more_comes_while_requests_wait(replicated: Replicated) -> None:
+    (first,) = replicated.until_replicas(1)
+    with crowd(replicated, clients=3):
+        assert first in replicated.until_replicas(2)
     model = replicated.model()
     assert (model["replicas_wanted"], model["replicas_least"], model["replicas_most"]) == (2, 1, 2)
     assert [each["crowded"] for each in model["replicas"] if each["host"] == first] == [True]
@@ -117,10 +142,46 @@ def test_the_same_words_go_on_at_once_when_a_host_is_killed(replicated: Replicat
         told.append(next(chunks))
         paused_s = time.monotonic() - began_s
         told += chunks
-    text = "".join(json.loads(each)["choices"][0]["delta"].get("content") or "" for each in told[:-1])
-    assert (told[-1], {text}) == ("[DONE]", expected)
+    assert (told[-1], {text_in(told[:-1])}) == ("[DONE]", expected)
     print(f"the answer paused for {paused_s:.2f} s")
     assert paused_s < HEAL_S / 2
     victim.process.wait(30)
     # Nobody else may host: the one that is left goes on, with the engine that it has.
     assert replicated.until_replicas(1) == [host for host in before if replicated.nodes[host].running]
+
+
+def stream_from(host: str, client: JoiningNode, stack: ExitStack, **more: Any) -> Stream:
+    """An answer that comes from there; others are left."""
+    while True:
+        with ExitStack() as other:
+            question = {**QUESTION, **more, "stream": True}
+            stream = other.enter_context(client.stream("/v1/chat/completions", question))
+            if stream.response.headers["x-mesh-llm-served-by"] == host:
+                stack.push(other.pop_all())
+                return stream
+
+
+@pytest.mark.full
+def test_one_goes_again_when_nobody_waits_and_cuts_no_answer(smollm2: Path) -> None:
+    program = (sys.executable, "-c", SHORT_IDLE)
+    with lab(smollm2) as nodes, ExitStack() as stack:
+        # While one of two turns is taken, an engine counts as idle.
+        owner = nodes.create("owner", "--replicas", "1-2", "--parallel", "2", program=program)
+        two = nodes.join("two", owner, program=program)
+        client = nodes.start("client", "--join", owner.token(role="client"), "--client").until_ready()
+        members = {node.status()["node"]["id"]: node for node in (owner, two)}
+        mesh = Replicated(nodes=members, client=client)
+        (first,) = mesh.until_replicas(1)
+        with crowd(mesh, clients=5):
+            (second,) = set(mesh.until_replicas(2)) - {first}
+            chunks = stream_from(members[second].name, client, stack, max_tokens=LONG).data()
+        told = [next(chunks)]
+        assert mesh.until_replicas(1) == [first]
+        told += chunks
+        assert (told[-1], text_in(told[:-1])) == ("[DONE]", words(members[first], max_tokens=LONG))
+        assert "request resumed elsewhere" not in client.logs()
+        until(lambda: not serves(members[second]), within_s=HEAL_S, what="its engine has ended")
+
+
+def serves(node: JoiningNode) -> bool:
+    return any("mesh_llm.engine.children.serve" in line for line in node.command_lines().values())

@@ -110,7 +110,7 @@ class Machine:
     def version(self) -> str:
         return subprocess.run(
             [self.installed, "--version"], env=self.env, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        ).stdout.partition(" (")[0]
 
     def left(self) -> list[str]:
         """Everything in the home."""
@@ -124,7 +124,7 @@ import os, sys
 def main():
     if sys.argv[1] == "service":
         os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "mesh_llm", *sys.argv[1:]])
-    print('mesh-llm, version {version if works else "?"}')
+    print('mesh-llm, version {version if works else "?"} (engine of its own, protocol 2)')
 """
     with zipfile.ZipFile(folder / f"mesh_llm-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr("mesh_llm.py", body)

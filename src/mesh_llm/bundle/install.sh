@@ -293,7 +293,10 @@ install_packages() {
         "$new/bin/python" "$1/pip" --isolated install --no-index --find-links "$here/wheels" --no-cache-dir \
             --disable-pip-version-check --no-input "mesh-llm$extra==$version" >>"$log" 2>&1; then
         answer=$("$new/bin/mesh-llm" --version 2>>"$log") || answer=''
-        [ "$answer" != "mesh-llm, version $version" ] || return 0
+        # Behind it stand the versions of the engine and the protocol.
+        case "$answer " in
+            "mesh-llm, version $version "*) return 0 ;;
+        esac
     fi
     if grep -Eiq 'no space left on device|disk quota exceeded' "$log"; then
         fail "the disk was full before mesh-llm was installed" "make room (df -h shows where), then run this again"

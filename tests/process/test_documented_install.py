@@ -37,6 +37,8 @@ class User:
             "PATH": f"{home}/.local/bin:{home}/mesh/bin:{tools}:/usr/local/bin:/usr/bin:/bin",
             "MESH_LLM_NO_RELAY": "1",
             "PIPX_DEFAULT_PYTHON": sys.executable,
+            # As pip does: an index of one's own may have a certificate that only the system knows.
+            "UV_SYSTEM_CERTS": "1",
             **{name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))},
         }
 

@@ -28,6 +28,7 @@ from tests.support.upstream import (
     WAIT_S,
     FakeEngine,
     FakeNode,
+    Script,
     Seen,
     Wire,
     fake_engine,
@@ -542,7 +543,9 @@ async def test_nobody_takes_over(start_gateway: StartGateway, engine: FakeEngine
         answer = await answer_to(client, ask(stream=True))
     assert not answer.whole
     last = told(answer)[-1]
-    assert last["error"]["message"] == f"{node.sentence}; no other engine served within 0 s"
+    why = f"{node.sentence}; no other engine served within 0 s"
+    assert last["error"]["message"] == why
+    assert node.remarks[-1] == ("broken", f"An answer broke off: {why}")
     assert last["choices"][0]["finish_reason"] == "error"
 
 
@@ -859,6 +862,72 @@ async def test_the_end_of_one_choice_is_not_that_of_all(
     reasons = [c["index"] for data in told(answer) for c in data["choices"] if c["finish_reason"]]
     assert reasons == [0, 1]
     assert answer.whole
+
+
+JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+EMPTY = {
+    "sized": JSON_HEAD + b"Content-Length: 0\r\n\r\n",
+    "chunked": JSON_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + LAST_CHUNK,
+    "until it closes": JSON_HEAD + b"\r\n",
+    "stream": SSE_HEAD + LAST_CHUNK,
+    "nothing but [DONE]": SSE_HEAD + b"e\r\ndata: [DONE]\n\n\r\n" + LAST_CHUNK,
+    "failure": b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n",
+    "status": b"HTTP/1.1 200 OK\r\n",
+}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("empty", EMPTY.values(), ids=EMPTY)
+async def test_an_answer_without_a_body_is_a_lost_engines(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode, empty: bytes, streamed: bool
+) -> None:
+    engine.on(CHAT, leaves_behind(empty, node, second))
+    second.on(CHAT, says("b"))
+    answer = await answer_to(client, ask(stream=streamed))
+    assert answer.whole
+    words = text(answer) if streamed else answer.json()["choices"][0]["message"]["content"]
+    assert words == "".join(WORDS)
+    assert answer.body.count(b"[DONE]") == int(streamed)
+    assert node.remarks[0][0] == "resumed"
+
+
+@pytest.mark.parametrize("kind", ["sized", "chunked", "until it closes", "failure"])
+async def test_other_answers_without_a_body(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode, kind: str
+) -> None:
+    engine.on("/v1/embeddings", leaves_behind(EMPTY[kind], node, second))
+    answer = await client.request("POST", "/v1/embeddings", body=b'{"input": "x"}')
+    assert (answer.status, len(second.seen)) == (200, 1)
+    assert answer.header("x-mesh-llm-resumed") == ["1"]
+
+
+def leaves_behind(sent: bytes, node: FakeNode, other: FakeEngine) -> Script:
+    """The script of an engine that ends as it should, after too little."""
+
+    async def script(_: Seen, wire: Wire) -> None:
+        node.where = other.upstream
+        await wire.send(sent)
+        wire.writer.close()
+
+    return script
+
+
+@pytest.mark.parametrize("until", [3, 4, 7])
+async def test_a_stream_that_ends_without_a_reason_goes_on(
+    client: RawClient, engine: FakeEngine, second: FakeEngine, node: FakeNode, until: int
+) -> None:
+    async def ends(wire: Wire) -> None:
+        node.where = second.upstream
+        await wire.send_chunk(b"data: [DONE]\n\n")
+        await wire.send(LAST_CHUNK)
+
+    engine.on(CHAT, says("a", until=until, then=ends))
+    second.on(CHAT, says("b"))
+    helps(second)
+    answer = await answer_to(client, ask(stream=True))
+    assert answer.whole
+    assert text(answer) == "".join(WORDS)
+    assert answer.body.count(b"[DONE]") == answer.body.count(b'"finish_reason":"stop"') == 1
 
 
 async def test_half_a_refusal_is_not_followed_by_another_answer(

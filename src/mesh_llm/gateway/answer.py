@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -17,8 +17,8 @@ from multidict import CIMultiDict
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.answer_writer import AnswerWriter
 from mesh_llm.gateway.api_errors import ApiError
-from mesh_llm.gateway.dialects.base import Document, Said, Seam
-from mesh_llm.gateway.engine_connection import EngineError
+from mesh_llm.gateway.dialects.base import Dialect, Document, Said, Seam
+from mesh_llm.gateway.engine_connection import EngineError, EngineLost
 from mesh_llm.gateway.engine_errors import EngineRefusal
 from mesh_llm.gateway.headers import OURS
 from mesh_llm.gateway.http_framing import MalformedAnswer
@@ -52,6 +52,8 @@ _STREAM = {
 }
 """Of a stream that begins before an engine is there."""
 _COLON = ord(":")
+_LAST_EVENTS = 8
+"""Of an answer: why it ends, what it has cost, and that this is all."""
 _PROGRESS = b'"prompt_progress":{'
 
 
@@ -195,6 +197,8 @@ class Answer:
                 self._tell(told)
 
     def _tell(self, event: bytes) -> None:
+        if self._dialect.is_last(event) and not self.is_too_long:
+            _check_reason(self._dialect, [*self._told[-_LAST_EVENTS:], event])
         if not self._told:
             self._exchange.first_event_s = time.monotonic()
             if self._first_event is None and self._dialect.lacks_start(event):
@@ -406,6 +410,12 @@ class Answer:
         if self._first_event is not None:
             self._first_event.give_up(self._dialect.start(model="", prompt_tokens=self._prompt_tokens or 0))
         return self._dialect.failed(failure, self._told)
+
+
+def _check_reason(dialect: Dialect, events: Sequence[bytes]) -> None:
+    """No engine means to end without saying why: the client must not take it for the end."""
+    if not dialect.said(events).ended:
+        raise EngineLost("the answer ended without a reason")
 
 
 def _error_of(event: bytes) -> dict[str, Any]:

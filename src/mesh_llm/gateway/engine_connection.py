@@ -74,6 +74,8 @@ class EngineConnection(asyncio.Protocol):
         self._raw_head = b""
         self._head: Head | None = None
         self._body: FramedBody | None = None
+        self._has_begun = False
+        """Something of the body has arrived."""
         self._whole = False
         self._error: EngineError | None = None
         self._held: list[bytes] = []
@@ -107,11 +109,13 @@ class EngineConnection(asyncio.Protocol):
         self._sent = True
 
     async def head(self) -> Head:
-        """The head of the answer, when it has arrived."""
-        while self._head is None:
+        """The head of the answer, when it has arrived; unless it is a stream, its body has begun, too."""
+        while self._head is None or not (self._has_begun or self._whole or self._head.is_stream):
             if self._error is not None:
                 raise self._error
             await self._news()
+        if self._whole and not self._has_begun and _owes_body(self._head, self._method):
+            raise EngineLost("the answer has no body")
         return self._head
 
     def take_short(self) -> bytes:
@@ -136,6 +140,7 @@ class EngineConnection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             await self._news()
+        await self.head()
 
     def pause(self) -> None:
         """Read nothing for now: the sink is full."""
@@ -207,6 +212,9 @@ class EngineConnection(asyncio.Protocol):
             payload = self._body.feed(data)
             if payload:
                 self._sink(payload)
+                if not self._has_begun:
+                    self._has_begun = True
+                    self._wake()
             if self._body.done:
                 self._finish(self._body)
         except MalformedAnswer as error:
@@ -271,3 +279,8 @@ class EngineConnection(asyncio.Protocol):
 
     def _on_silence(self) -> None:
         self.fail(EngineSilent())
+
+
+def _owes_body(head: Head, method: str) -> bool:
+    """An engine that ends while it computes may send a proper head and nothing else."""
+    return method != "HEAD" and (head.status == 200 or head.status >= 500)

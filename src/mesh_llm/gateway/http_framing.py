@@ -45,6 +45,11 @@ class Head:
     kept: bool
     """The other side means to keep the connection after this answer."""
 
+    @property
+    def is_stream(self) -> bool:
+        """Of events, which may take their time."""
+        return self.headers.get("Content-Type", "").lower().startswith("text/event-stream")
+
 
 def split_head(data: bytes) -> tuple[Head, bytes] | None:
     """A head and what follows it, or None while it is not all there yet."""

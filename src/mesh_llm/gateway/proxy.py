@@ -328,7 +328,7 @@ class Proxy:
         asked = [request.engine.with_body(upstream, dump(document)) for document in documents]
         async with self._asked(request, upstream, turn, *asked) as connection:
             head = await connection.head()
-            if head.status != 200 or not _is_stream(head):
+            if head.status != 200 or not head.is_stream:
                 return await self._refusal(request, upstream, connection, answer)
             await answer.open(_headers(head, upstream, exchange))
             if answer.answer_writer is not None:
@@ -596,10 +596,6 @@ def _own(document: Document, exchange: Exchange) -> web.Response:
     body = dump(document)
     exchange.answered(body)
     return web.Response(body=body, content_type="application/json", headers=exchange.headers)
-
-
-def _is_stream(head: Head) -> bool:
-    return head.headers.get("Content-Type", "").lower().startswith("text/event-stream")
 
 
 def _elsewhere(upstream: Upstream) -> str:

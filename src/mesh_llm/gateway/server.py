@@ -256,6 +256,7 @@ class Gateway:
             self._serving.remark("refused", f"A request was refused: {failure.message}")
         if exchange.answer_writer is not None:
             exchange.outcome = BROKEN
+            self._serving.remark("broken", f"An answer broke off: {failure.message}")
             last_words = exchange.last_words
             words = failure.event(request.path) if last_words is None else last_words(failure)
             await exchange.answer_writer.break_off(words)

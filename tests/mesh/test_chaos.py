@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mesh_llm.errors import MeshError
 from mesh_llm.lab.chaos import oracles, records
+from mesh_llm.lab.chaos.mesh import chaos_mesh
 from mesh_llm.lab.chaos.pauses import pauses
 from mesh_llm.lab.chaos.records import Asked, ChaosLog, Record
 from mesh_llm.lab.chaos.run import run
@@ -44,6 +46,20 @@ def run_with(model: Path, file: Path, faults: tuple[Fault, ...], *, minutes: flo
         return asyncio.run(run(asked, log, tell=lambda _: None, only=ASKED))
     finally:
         log.close()
+
+
+async def test_nothing_is_started_before_all_compute_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that came later would change words."""
+
+    async def ensure(wanted: Sequence[str], progress: object) -> None:
+        raise MeshError(f"{', '.join(wanted)} comes first")
+
+    monkeypatch.setattr("mesh_llm.engine.build.ensure", ensure)
+    with pytest.raises(MeshError, match="cpu comes first"):
+        async with chaos_mesh(tmp_path, ChaosLog(None), model=None, embeddings=False, tell=lambda _: None):
+            pytest.fail("nodes were started")
 
 
 @pytest.mark.full

@@ -294,6 +294,7 @@ async def test_refused_for_want_of_room(quota_bytes: int, plan: SplitPlan) -> No
     [
         (signal.SIGKILL, "the worker was killed (SIGKILL)"),
         (signal.SIGSEGV, "the worker crashed (SIGSEGV)"),
+        (signal.SIGSTOP, "the worker did not answer for 6 s, and was ended"),
     ],
 )
 async def test_the_cause_of_a_workers_death(number: signal.Signals, sentence: str, plan: SplitPlan) -> None:

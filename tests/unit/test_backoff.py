@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.planning.backoff import Backoff
+from mesh_llm.planning.backoff import NEEDED_SHARE, Backoff
 from mesh_llm.types import NodeId
 
 A, B = NodeId("a"), NodeId("b")
@@ -19,6 +19,7 @@ def test_a_failure_bars_for_two_seconds() -> None:
     assert attempts.barred(now=100.0) == {A: "refused: no room"}
     assert attempts.barred(now=101.9) == {A: "refused: no room"}
     assert attempts.barred(now=102.0) == {}
+    assert attempts.next_change(now=100.0) == 100.2
     assert attempts.next_change(now=100.5) == 102.0
     assert attempts.next_change(now=102.0) is None
 
@@ -27,8 +28,7 @@ def test_failures_in_a_row_double_the_pause_up_to_a_minute() -> None:
     attempts, now, pauses = Backoff(), 0.0, []
     for _ in range(8):
         attempts = attempts.failed(A, "died", now=now)
-        until = attempts.next_change(now=now)
-        assert until is not None
+        until = attempts.failures[A].until_s
         pauses.append(until - now)
         now = until + 1
 
@@ -38,9 +38,9 @@ def test_failures_in_a_row_double_the_pause_up_to_a_minute() -> None:
 def test_five_minutes_of_health_forget_it() -> None:
     twice = Backoff().failed(A, "died", now=0.0).failed(A, "died", now=3.0)
 
-    assert twice.next_change(now=3.0) == 7.0
-    assert twice.failed(A, "died", now=306.9).next_change(now=306.9) == 306.9 + 8
-    assert twice.failed(A, "died", now=307.0).next_change(now=307.0) == 309.0
+    assert twice.failures[A].until_s == 7.0
+    assert twice.failed(A, "died", now=306.9).failures[A].until_s == 306.9 + 8
+    assert twice.failed(A, "died", now=307.0).failures[A].until_s == 309.0
     assert list(twice.failed(B, "died", now=307.0).failures) == [B]
 
 
@@ -54,10 +54,16 @@ def test_each_node_has_its_own() -> None:
     assert attempts.barred(now=4.0) == {A: "died", B: "hung"}
 
 
-def test_where_it_is_needed_nobody_is_kept_out_for_long() -> None:
-    attempts = Backoff()
-    for number in range(5):
-        attempts = attempts.failed(A, "died", now=float(number))
-    assert attempts.barred(now=30.0) == {A: "died"}
-    assert attempts.barred(now=9.9, longest_s=6.0) == {A: "died"}
-    assert attempts.barred(now=10.0, longest_s=6.0) == {}
+def test_where_it_is_needed_a_node_is_kept_out_for_a_tenth() -> None:
+    attempts, now, pauses = Backoff(), 0.0, []
+    for _ in range(7):
+        attempts = attempts.failed(A, "died", now=now)
+        until = attempts.next_change(now=now)
+        assert until is not None
+        assert attempts.barred(now=until - 0.01, share=NEEDED_SHARE) == {A: "died"}
+        assert attempts.barred(now=until, share=NEEDED_SHARE) == {}
+        assert attempts.barred(now=until) == {A: "died"}
+        pauses.append(round(until - now, 3))
+        now = until
+
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 6.0, 6.0]

@@ -398,22 +398,23 @@ async def test_a_plan_on_its_way_is_given_up_when_one_of_its_nodes_is_lost() -> 
 async def test_a_node_that_nothing_serves_without_is_tried_again_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However often it has failed: answers wait for it."""
-    monkeypatch.setattr(backoff, "RETRY_FIRST_S", 60.0)
-    monkeypatch.setattr(hosting, "NEEDED_S", 0.3)
+    """Sooner than the next tick would have it: answers wait for it."""
+    monkeypatch.setattr(hosting, "PLAN_TICK_S", 60.0)
     room = NodeMemory(planning.node("me", 14), planning.node("other", 14))
     with driven(room):
         await room.until(lambda: bool(room.runs))
         room.runs[0].error = StageLost(NodeId("other"), "it was lost")
         await room.until(lambda: any(state is State.WAITING for state, _ in room.told))
+        failed_s = asyncio.get_running_loop().time()
         await room.until(lambda: len(room.runs) == 2)
 
+        assert asyncio.get_running_loop().time() - failed_s < backoff.RETRY_FIRST_S / 2
         assert set(planning.layers(room.runs[1].plan)) == {"me", "other"}
 
 
 async def test_a_node_that_others_serve_without_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "RETRY_FIRST_S", 60.0)
-    monkeypatch.setattr(hosting, "NEEDED_S", 0.0)
+    monkeypatch.setattr(hosting, "NEEDED_SHARE", 0.0)
     room = NodeMemory(
         planning.node("me", 30), planning.node("other", 30), settings=planning.settings(split=True)
     )

@@ -53,19 +53,23 @@ def report(**failed: str) -> EngineReport:
     return EngineReport(state=EngineState.READY, failed_links=failed)
 
 
+@pytest.mark.parametrize(
+    "complaint",
+    [COMPLAINT, "the stage before it sent nothing", "it was given up, since MESH1 is gone"],
+)
 async def test_a_worker_that_lost_the_next_one_is_not_the_one_that_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, complaint: str
 ) -> None:
     run = run_of(monkeypatch)
-    tell(run, report(MESH0=COMPLAINT))
+    tell(run, report(MESH0=f"MESH0: {complaint}"))
     assert run.broken is None
-    tell(run, report(MESH0=COMPLAINT, MESH1="the other side closed the link"))
+    tell(run, report(MESH0=f"MESH0: {complaint}", MESH1="MESH1: the other side closed the link"))
     assert run.broken == "three was lost: the other side closed the link"
 
 
 async def test_where_nobody_else_is_lost_the_one_that_complains_is(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(monkeypatch)
-    tell(run, report(MESH0=COMPLAINT))
+    tell(run, report(MESH0=f"MESH0: {COMPLAINT}"))
     async with asyncio.timeout(30):
         while run.broken is None:
             await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ from contextlib import closing
 
 from mesh_llm.tasks import cancelled
 
-BEAT_S = 2.0
+BEAT_S = 1.0
 """Between two questions: each takes a tenth of a millisecond, of an engine busy or idle."""
 SILENCE_S = 6.0
 """Without an answer: an engine that swaps, or waits for its turn on a crowded machine, comes back sooner."""

@@ -22,7 +22,7 @@ from mesh_llm.errors import EngineFailed
 WORKER_READY_S = 60.0
 """It loads libraries and maps files; a minute means that it hangs."""
 WORKER_BEAT_S = 1.0
-WORKER_BEATS = 5
+WORKER_BEATS = 6
 """Unanswered in a row: one that hangs holds up every answer, one that swaps comes back sooner."""
 
 
@@ -84,21 +84,20 @@ class WorkerProcess:
         missed = 0
         # Counted, not timed: after a nap of the whole machine the worker gets as many tries as ever.
         while missed < WORKER_BEATS:
-            await asyncio.sleep(WORKER_BEAT_S)
-            try:
-                async with asyncio.timeout(WORKER_BEAT_S):
-                    await self._beat()
-                missed = 0
-            except (OSError, TimeoutError):
-                missed += 1
+            answers, _ = await asyncio.gather(self._answers(), asyncio.sleep(WORKER_BEAT_S))
+            missed = 0 if answers else missed + 1
         self.hung = True
         self.child.signal_group(signal.SIGKILL)
 
-    async def _beat(self) -> None:
-        reader, writer = await asyncio.open_unix_connection(self.socket)
-        with closing(writer):
-            writer.write(b'{"kind": "beat"}\n')
-            await reader.readline()
+    async def _answers(self) -> bool:
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(WORKER_BEAT_S):
+                reader, writer = await asyncio.open_unix_connection(self.socket)
+                with closing(writer):
+                    writer.write(b'{"kind": "beat"}\n')
+                    await reader.readline()
+                    return True
+        return False
 
     async def _ask(
         self, request: dict[str, Any], progress: Callable[[int, int], None] = lambda *_: None

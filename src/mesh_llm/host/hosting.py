@@ -25,7 +25,7 @@ from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
-from mesh_llm.planning.backoff import Backoff
+from mesh_llm.planning.backoff import NEEDED_SHARE, Backoff
 from mesh_llm.planning.lanes import LaneDemand
 from mesh_llm.types import Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
@@ -36,8 +36,6 @@ PLAN_GATHER_S = 0.02
 PLAN_RETRY_FIRST_S = 0.2
 PLAN_RETRY_LAST_S = 30.0
 """Between two attempts to bring a plan up, where no node is to blame."""
-NEEDED_S = 6.0
-"""That a node which failed is kept out at most while nothing can serve without it: answers wait."""
 
 
 log = logging.getLogger(__name__)
@@ -216,7 +214,7 @@ class Hosting:
         )
         plans = decided(failed)
         if failed and all(plan.mode is Mode.WAITING for plan in plans.values()):
-            plans = decided(self._attempts.barred(now=now, longest_s=NEEDED_S))
+            plans = decided(self._attempts.barred(now=now, share=NEEDED_SHARE))
         plans, reserved = self._decisions.with_room(plans, model, settings)
         self._plans.decide(reserved)
         plan = self.plan = self._decisions.own_part(plans, is_free=not (self.serving or self.starting))

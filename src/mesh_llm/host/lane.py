@@ -20,6 +20,8 @@ from mesh_llm.tasks import cancelled
 
 PLAN_CHECK_S = 60.0
 """For the first token through all stages."""
+EXPLAIN_S = 1.5
+"""For an engine to say which worker it lost: it looks once a second."""
 
 
 class Lane:
@@ -49,6 +51,7 @@ class Lane:
         self._specify = specify
         self._on_report = on_report
         self._loaded = asyncio.Event()
+        self._lost_link = asyncio.Event()
 
     @property
     def report(self) -> EngineReport:
@@ -85,7 +88,7 @@ class Lane:
                 for link in links:
                     link.socket.close()
                 if links:
-                    await self._check()
+                    await self._check(running)
                 self.is_ready = self.served = True
                 on_ready(self)
                 await running
@@ -98,10 +101,24 @@ class Lane:
         if report.state is EngineState.READY:
             self.port = report.port
             self._loaded.set()
+        if report.failed_links:
+            self._lost_link.set()
         self._on_report(self, report)
 
-    async def _check(self) -> None:
+    async def _check(self, running: asyncio.Task[None]) -> None:
         """One token through every stage, before anybody is told to send requests here."""
+        try:
+            await self._complete()
+        except EngineFailed:
+            # Whoever is to blame shows in the report, or by the engine's end.
+            told = asyncio.create_task(self._lost_link.wait(), name="link lost")
+            await asyncio.wait((running, told), timeout=EXPLAIN_S, return_when=asyncio.FIRST_COMPLETED)
+            await cancelled(told)
+            if running.done():
+                running.result()
+            raise
+
+    async def _complete(self) -> None:
         url, key = self.address
         body: dict[str, Any] = {"prompt": "1", "n_predict": 1, "cache_prompt": False}
         timeout = aiohttp.ClientTimeout(total=PLAN_CHECK_S)

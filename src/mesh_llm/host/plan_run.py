@@ -39,8 +39,8 @@ from mesh_llm.types import (
 
 COMPLAINT_S = 1.0
 """For the loss of a worker to show by itself, after another one has complained of it."""
-_COMPLAINTS = ("the link to worker ", "the stage before it ")
-"""What workers say of each other (native/worker)."""
+_COMPLAINTS = ("the link to worker ", "the stage before it ", "it was given up, since ")
+"""What is said of one worker where another one is lost (native/worker, native/host)."""
 
 log = logging.getLogger(__name__)
 
@@ -227,10 +227,8 @@ class PlanRun:
                 )
             except LaneFailed as failed:
                 # What its engine says of a worker that is lost is told by `_on_engine` once it serves.
-                links = {} if failed.lane.served else failed.lane.report.failed_links
-                for name in sorted(links, key=lambda name: links[name].startswith(_COMPLAINTS)):
-                    node = self._node_of(name)
-                    raise StageLost(node, f"{self._mesh.name_of(node)} was lost: {links[name]}") from failed
+                for node, cause in [] if failed.lane.served else self._lost_links(failed.lane.report):
+                    raise StageLost(node, f"{self._mesh.name_of(node)} was lost: {cause}") from failed
                 raise failed.error from failed
 
     def _break(self, node: NodeId, reason: str) -> None:
@@ -280,15 +278,21 @@ class PlanRun:
     def _on_engine(self, lane: Lane, report: EngineReport) -> None:
         if report.state is EngineState.READY:
             self.warnings = warnings(report.declined, self.plan.workers, self._mesh.name_of)
-        for name, cause in report.failed_links.items():
-            if lane.is_ready and cause.startswith(_COMPLAINTS):
-                asyncio.get_running_loop().call_later(COMPLAINT_S, self._break, self._node_of(name), cause)
-            elif lane.is_ready:
-                self._break(self._node_of(name), cause)
+        for node, cause in self._lost_links(report) if lane.is_ready else ():
+            if cause.startswith(_COMPLAINTS):
+                asyncio.get_running_loop().call_later(COMPLAINT_S, self._break, node, cause)
+            else:
+                self._break(node, cause)
         self._on_report(self, report)
 
-    def _node_of(self, link: str) -> NodeId:
-        return self.plan.workers[int(link.removeprefix("MESH"))].node
+    def _lost_links(self, report: EngineReport) -> list[tuple[NodeId, str]]:
+        """Workers and causes; those that only complain of another one come last."""
+        # The engine begins each cause with the link's name.
+        found = [
+            (self.plan.workers[int(name.removeprefix("MESH"))].node, cause.removeprefix(f"{name}: "))
+            for name, cause in report.failed_links.items()
+        ]
+        return sorted(found, key=lambda each: each[1].startswith(_COMPLAINTS))
 
 
 def _flows(report: EngineReport) -> dict[str, Flows]:

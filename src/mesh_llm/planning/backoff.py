@@ -11,6 +11,8 @@ from mesh_llm.types import NodeId
 RETRY_FIRST_S = 2.0
 RETRY_LAST_S = 60.0
 """That a node which failed has no part in plans, doubled each time; never more than a person waits."""
+NEEDED_SHARE = 0.1
+"""Of its pause, that a node is kept out while nothing can serve without it: from 0.2 s to 6 s."""
 RETRY_FORGET_S = 300.0
 """A node that was well for so long starts anew at the shortest pause."""
 
@@ -22,6 +24,10 @@ class NodeFailure:
     reason: str
     pause_s: float
     until_s: float
+
+    def end_s(self, share: float) -> float:
+        """Of that share of the pause."""
+        return self.until_s - (1 - share) * self.pause_s
 
 
 @frozen
@@ -37,17 +43,14 @@ class Backoff:
         failure = NodeFailure(reason=reason, pause_s=pause, until_s=now + pause)
         return replace(self, failures={**self._remembered(now), node: failure})
 
-    def barred(self, *, now: float, longest_s: float = RETRY_LAST_S) -> dict[NodeId, str]:
-        """Who is kept out at this moment, and why; nobody for longer than `longest_s`."""
-        return {
-            node: failure.reason
-            for node, failure in self.failures.items()
-            if now < failure.until_s - max(0.0, failure.pause_s - longest_s)
-        }
+    def barred(self, *, now: float, share: float = 1.0) -> dict[NodeId, str]:
+        """Who is kept out at this moment, and why; for a share of each pause."""
+        return {node: failure.reason for node, failure in self.failures.items() if now < failure.end_s(share)}
 
     def next_change(self, *, now: float) -> float | None:
-        """When the next node may be tried again: time to decide anew."""
-        return min((each.until_s for each in self.failures.values() if now < each.until_s), default=None)
+        """When the next node may be tried again, needed or not: time to decide anew."""
+        ends = (each.end_s(share) for each in self.failures.values() for share in (NEEDED_SHARE, 1.0))
+        return min((end_s for end_s in ends if now < end_s), default=None)
 
     def forget(self, node: NodeId) -> Backoff:
         """It has changed: come back under a higher incarnation, or been given what it lacked."""

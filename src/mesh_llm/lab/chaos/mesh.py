@@ -14,7 +14,7 @@ from typing import Any
 
 from mesh_llm.cli.control import call
 from mesh_llm.defaults import CLUSTER_READY_S
-from mesh_llm.engine import machine
+from mesh_llm.engine import build, machine
 from mesh_llm.engine.process import Child, module, spawn
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
@@ -22,6 +22,7 @@ from mesh_llm.lab.chaos import processes
 from mesh_llm.lab.chaos.member import StruckPart
 from mesh_llm.lab.chaos.records import ChaosLog
 from mesh_llm.lab.chaos.schedule import NODES
+from mesh_llm.local.hardware import without_cpu_library
 from mesh_llm.tasks import cancelled
 from mesh_llm.transport.identity import Identity
 
@@ -287,6 +288,10 @@ def native_folder() -> Path | None:
 async def chaos_mesh(
     folder: Path, log: ChaosLog, *, model: str | None, embeddings: bool, tell: Callable[[str], None]
 ) -> AsyncIterator[ChaosMesh]:
+    # Before the first answer: with the engine's own code the next host may round differently.
+    built = await build.ensure(build.STANDARD, lambda _: None)
+    if "cpu" in built.missing:
+        tell(without_cpu_library(built.missing["cpu"]))
     mesh = ChaosMesh(folder, log, model=model, embeddings=embeddings)
     try:
         tell("Starting three nodes and a lite client")

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from mesh_llm.lab.simulate import planning_cases
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.memory_budget import CPU, loans
 from mesh_llm.planning.snapshot import Candidate, Snapshot
@@ -41,32 +42,14 @@ HELD = HeldModel(fingerprint=FINGERPRINT, name="big", size_bytes=20 * GB)
 def model(layers: int = 40, layer_bytes: int | Sequence[int] = GB // 2, **changes: Any) -> ModelFacts:
     """20 GB in 40 layers, unless told otherwise: the measures of a dense 32B model."""
     sizes = [layer_bytes] * layers if isinstance(layer_bytes, int) else list(layer_bytes)
-    facts = ModelFacts(
+    facts = replace(
+        planning_cases.model_of(layers, 20),
         files=(Path("big.gguf"),),
         fingerprint=FINGERPRINT,
-        size_bytes=20 * GB,
         name="Big",
-        architecture="llama",
-        quantisation="Q4_K_M",
         layers=tuple(
             Layer(weight_bytes=size, cache=LayerCache(k_width=1024, v_width=1024)) for size in sizes
         ),
-        embedding_bytes=300_000_000,
-        head_bytes=400_000_000,
-        other_bytes=20_000,
-        hidden=5120,
-        feed_forward=25_600,
-        heads=64,
-        vocabulary=150_000,
-        context_trained=32_768,
-        experts=0,
-        experts_used=0,
-        expert_feed_forward=0,
-        query_elements=2 * 64 * 128,
-        widest=25_600,
-        causal=True,
-        pooled=False,
-        chat_template=None,
     )
     return replace(facts, **changes)
 

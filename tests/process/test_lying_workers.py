@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 import socket
 import struct
-import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, worker_spec
 from tests.support import tiny_gguf
+from tests.support.relayed_worker import HEADER, RelayedWorker, read
 from tests.support.sampling import sampled
 from tests.support.split import client, lenders, over, plan_for, token_ids, until
 
@@ -31,7 +30,6 @@ FAST_S = 20.0
 """Within which a failure has to show, on a machine that is busy with something else."""
 QUESTION: dict[str, Any] = {"prompt": token_ids(40), "n_predict": 4, "ignore_eos": True}
 
-HEADER = struct.Struct("<B3xIQ")
 HELLO, DATA, DONE, SUPPORTS, SIZE, ERROR = 0x81, 0x86, 0x89, 0x8E, 0x8F, 0xFF
 KIND, MODEL, GRANT, TOTAL, ALIGNMENT, DESCRIPTION = 136, 140, 144, 152, 160, 232
 """Where these lie in the answer to HELLO."""
@@ -41,52 +39,21 @@ Lie = Callable[[int, bytes], tuple[int, bytes]]
 """Kind and payload of an answer, and what becomes of them."""
 
 
-class Liar(WorkerProcess):
+class Liar(RelayedWorker):
     """A worker whose answers are changed, once it is told to."""
 
     def __init__(self, worker: WorkerProcess, lie: Lie, *, at_once: bool) -> None:
-        super().__init__(worker.child, Path())
+        super().__init__(worker)
         self.lies = at_once
-        self._worker = worker
         self._lie = lie
 
-    async def serve(self, link: socket.socket) -> None:
-        near, far = socket.socketpair()
-        await self._worker.serve(far)
-        threading.Thread(target=self._relay, args=(link, near), daemon=True).start()
-
-    def _relay(self, link: socket.socket, near: socket.socket) -> None:
-        with link, near:
-            answers = threading.Thread(target=self._relay_answers, args=(near, link), daemon=True)
-            answers.start()
-            with suppress(OSError):
-                while piece := link.recv(1 << 16):
-                    near.sendall(piece)
-            _end(link, near)
-            answers.join()
-
-    def _relay_answers(self, near: socket.socket, link: socket.socket) -> None:
-        with suppress(OSError):
-            while len(head := _read(near, HEADER.size)) == HEADER.size:
-                kind, ticket, size = HEADER.unpack(head)
-                payload = _read(near, size)
-                if self.lies:
-                    kind, payload = self._lie(kind, payload)
-                link.sendall(HEADER.pack(kind, ticket, len(payload)) + payload)
-        _end(link, near)
-
-
-def _end(*links: socket.socket) -> None:
-    for link in links:
-        with suppress(OSError):
-            link.shutdown(socket.SHUT_RDWR)
-
-
-def _read(link: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size and (piece := link.recv(size - len(data))):
-        data += piece
-    return bytes(data)
+    def pass_answers(self, worker: socket.socket, host: socket.socket) -> None:
+        while len(head := read(worker, HEADER.size)) == HEADER.size:
+            kind, ticket, size = HEADER.unpack(head)
+            payload = read(worker, size)
+            if self.lies:
+                kind, payload = self._lie(kind, payload)
+            host.sendall(HEADER.pack(kind, ticket, len(payload)) + payload)
 
 
 def says(kind: int, payload: bytes) -> Lie:

@@ -15,10 +15,9 @@ import shutil
 import signal
 import socket
 import struct
-import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, split_engine, worker_spec
 from tests.support import tiny_gguf
+from tests.support.relayed_worker import HEADER, RelayedWorker, read
 from tests.support.sampling import sampled
 from tests.support.split import Client, client, lenders, over, plan_for, token_ids, until
 
@@ -53,7 +53,6 @@ SHORT: dict[str, Any] = {"n_predict": 8, "ignore_eos": True}
 CLOSED = r"(the other side closed the link|the link is lost: (Connection reset by peer|Broken pipe))"
 
 HELLO, RUN, ERROR = 1, 9, 0xFF
-HEADER = struct.Struct("<B3xIQ")
 GREETING = struct.Struct("<16s64s2I32s4I")
 MAGIC, PROTOCOL = 0x4853454D, 1
 OTHER_ENGINE = "2020.1.1"
@@ -99,7 +98,7 @@ async def test_killed_while_nobody_asks(victim: int, plan: SplitPlan) -> None:
 
 @pytest.mark.parametrize("push", sampled([True, False], True))
 @pytest.mark.parametrize("victim", sampled(range(len(LAYERS)), 0))
-async def test_killed_while_a_prompt_is_read(victim: int, push: bool, plan: SplitPlan) -> None:
+async def test_killed_while_a_prompt_isread(victim: int, push: bool, plan: SplitPlan) -> None:
     async with client(over(plan, *LAYERS, push=push)) as asking:
         pid = asking.engine.workers[victim].child.pid
         kill(pid, signal.SIGSTOP)  # whatever is sent now stays in the middle of the prompt
@@ -141,40 +140,19 @@ async def test_killed_while_it_answers(victim: int, push: bool, plan: SplitPlan)
         await assert_useless_but_alive(asking, f"MESH{victim}")
 
 
-class CutWorker(WorkerProcess):
+class CutWorker(RelayedWorker):
     """A worker whose link ends after so many commands."""
 
     def __init__(self, worker: WorkerProcess, commands: int) -> None:
-        super().__init__(worker.child, Path())
+        super().__init__(worker)
         self.passed = 0
-        self._worker = worker
         self._commands = commands
 
-    async def serve(self, link: socket.socket) -> None:
-        near, far = socket.socketpair()
-        await self._worker.serve(far)
-        threading.Thread(target=self._relay, args=(link, near), daemon=True).start()
-
-    def _relay(self, link: socket.socket, near: socket.socket) -> None:
-        with link, near:
-            answers = threading.Thread(target=self._relay_answers, args=(link, near), daemon=True)
-            answers.start()
-            with suppress(OSError):
-                while self.passed < self._commands and (head := _read(link, HEADER.size)):
-                    _, _, size = HEADER.unpack(head)
-                    near.sendall(head + _read(link, size))
-                    self.passed += 1
-            for end in (link, near):
-                with suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-            answers.join()
-
-    @staticmethod
-    def _relay_answers(link: socket.socket, near: socket.socket) -> None:
-        with suppress(OSError):
-            while piece := near.recv(1 << 16):
-                link.sendall(piece)
-            link.shutdown(socket.SHUT_RDWR)
+    def pass_commands(self, host: socket.socket, worker: socket.socket) -> None:
+        while self.passed < self._commands and (head := read(host, HEADER.size)):
+            _, _, size = HEADER.unpack(head)
+            worker.sendall(head + read(host, size))
+            self.passed += 1
 
 
 async def _outcome(plan: SplitPlan, worker: WorkerProcess) -> str | int:
@@ -317,7 +295,7 @@ class FakeWorker(WorkerProcess):
     @staticmethod
     def _answer(link: socket.socket) -> None:
         with link:
-            greeting = _read(link, HEADER.size + GREETING.size)
+            greeting = read(link, HEADER.size + GREETING.size)
             _, ticket, _ = HEADER.unpack(greeting[: HEADER.size])
             answer = _greeting(OTHER_ENGINE) + bytes(8 + 24 + 192)
             link.sendall(HEADER.pack(0x80 | HELLO, ticket, len(answer)) + answer)
@@ -341,13 +319,6 @@ def _greeting(engine: str) -> bytes:
     return GREETING.pack(bytes(16), bytes(64), MAGIC, PROTOCOL, engine.encode(), 0, 0, 0, 0)
 
 
-def _read(link: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size and (piece := link.recv(size - len(data))):
-        data += piece
-    return data
-
-
 async def _say(worker: WorkerProcess, data: bytes, *, hang_up: bool = False) -> bytes:
     """What a worker answers to a client that sends `data`, until it closes the link."""
     here, there = socket.socketpair()
@@ -359,7 +330,7 @@ async def _say(worker: WorkerProcess, data: bytes, *, hang_up: bool = False) -> 
             here.sendall(data)
             if hang_up:
                 here.shutdown(socket.SHUT_WR)
-            return _read(here, 1 << 20)
+            return read(here, 1 << 20)
 
     return await asyncio.to_thread(converse)
 

@@ -446,3 +446,30 @@ def as_one(settings: ModelSettings) -> ModelSettings:
     names = (each.name for each in fields(ModelSettings))
     model = ModelSettings(**{name: getattr(settings, name) for name in names})
     return replace(model, changed=settings.plan_version)
+
+
+_EXCLUSIVE = {"tensor_split": "layers", "layers": "tensor_split"}
+"""Each takes the other's place."""
+
+
+def with_options(settings: MeshSettings, model: ModelSettings, changes: Mapping[str, Any]) -> MeshSettings:
+    """The same, with changes of one model."""
+    gone = {_EXCLUSIVE[name]: None for name in changes if name in _EXCLUSIVE}
+    if model.fingerprint == settings.fingerprint:
+        return replace(settings, **{**gone, **changes})
+    others = (
+        replace(each, **{**gone, **changes}) if each.fingerprint == model.fingerprint else each
+        for each in settings.others
+    )
+    return replace(settings, others=tuple(others))
+
+
+def with_default(settings: MeshSettings, model: ModelSettings) -> MeshSettings:
+    """The same models, that one first; the others keep their order."""
+    if model.fingerprint == settings.fingerprint:
+        return settings
+    # The default model is always loaded.
+    chosen = replace(as_one(model), on_demand=False, idle_s=IDLE_DEFAULT_S, changed=0)
+    others = tuple(as_one(each) for each in settings.models if each.fingerprint != model.fingerprint)
+    own = {each.name: getattr(chosen, each.name) for each in fields(ModelSettings)}
+    return replace(settings, **own, others=others)

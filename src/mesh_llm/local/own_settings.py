@@ -20,6 +20,8 @@ from mesh_llm.mesh_settings import (
     ModelSettings,
     as_one,
     given_options,
+    with_default,
+    with_options,
 )
 from mesh_llm.models import catalog, names
 from mesh_llm.types import ModelFacts
@@ -59,12 +61,41 @@ def given_settings(config: NodeConfig) -> set[str]:
     return {*given_options(config), *(name for name, value in others.items() if value is not None)}
 
 
-def given_over(config: NodeConfig, others: MeshSettings, own: MeshSettings) -> MeshSettings:
-    """Another owner's settings, with what this one was asked to change."""
-    named = given_settings(config)
-    if "model" in named:
-        named |= {"fingerprint", "digest", "alias", "draft", "projector", "adapters"}
-    return replace(others, **{name: getattr(own, name) for name in named})
+def given_over(config: NodeConfig, old: MeshSettings, own: MeshSettings, *, mine: bool) -> MeshSettings:
+    """Settings as they were signed, with what this owner was asked to change.
+
+    `mine`: this owner signed them, and its files are the mesh's.
+    """
+    before: MeshSettings | ModelSettings | None = old
+    if config.model is not None:
+        before = old.of(own.fingerprint) or (old if old.model == own.model else None)
+    if before is None:
+        return replace(own, others=old.others)  # options of another model are not meant for this one
+    kept = with_default(old, before)
+    if config.model is not None or mine:
+        kept = _with_files(kept, own)
+    changes = {name: getattr(own, name) for name in given_settings(config) - {"model"}}
+    return with_options(kept, kept, changes | _drafting(config, kept, own))
+
+
+def _with_files(kept: MeshSettings, own: MeshSettings) -> MeshSettings:
+    """The model's file may be another one by now; what goes with it and was found since is used."""
+    if kept.fingerprint != own.fingerprint:
+        kept = replace(kept, fingerprint=own.fingerprint, digest="", draft=None, projector=None)
+    return replace(kept, draft=kept.draft or own.draft, projector=kept.projector or own.projector)
+
+
+def _drafting(config: NodeConfig, kept: MeshSettings, own: MeshSettings) -> dict[str, Any]:
+    """How tokens are guessed ahead: not at all, until an option asks for it, where that was signed."""
+    asked = config.draft is not None or config.draft_max is not None
+    if config.no_draft or not (kept.guess or asked):
+        return {"guess": False, "draft": None, "draft_max": DRAFT_MAX}
+    draft, found = kept.draft, own.draft
+    same = draft is not None and found is not None and draft.fingerprint == found.fingerprint
+    if config.draft is not None or (config.slots is not None and same):
+        draft = found  # what a draft takes depends on the slots
+    most = config.draft_max or kept.draft_max
+    return {"guess": True, "draft": draft, "draft_max": most if draft is not None else DRAFT_MAX}
 
 
 def refuse_changes(config: NodeConfig, settings: MeshSettings, home: Home) -> None:

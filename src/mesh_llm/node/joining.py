@@ -158,9 +158,10 @@ class Joining:
 
     @property
     def sets_plan(self) -> bool:
-        """Whether this run's options are the mesh's.
+        """Whether this run's options and files are the mesh's.
 
-        An owner's are, as long as no other owner has set them since; then only those that were given.
+        An owner's options are; its files only as long as no other owner has set something since, or where it
+        was given options.
         """
         chosen = self.membership.in_force
         mine = chosen is None or chosen.signer.node == self._identity.id
@@ -243,16 +244,11 @@ class Joining:
         cuts = [first for _, first, _ in layers or ()]
         if len(cuts) > 1 and (wrong := forbidden(model, cuts)):
             raise UsageError(f"--layers: {wrong}")
-        settings, old = own_settings(self._config, model, draft, extras), self.settings
-        if old is not None and (same := old.of(model.fingerprint)) is not None:
-            settings = replace(settings, digest=same.digest)
-        chosen = self.membership.in_force
-        if chosen is not None and chosen.signer.node != self._identity.id:
-            settings = given_over(self._config, chosen.settings, settings)
-        # Those that are served beside it stay until somebody unloads them.
-        others = old.others if old is not None else ()
-        beside = tuple(each for each in others if each.fingerprint != settings.fingerprint)
-        return self._set(replace(settings, others=beside))
+        own, chosen = own_settings(self._config, model, draft, extras), self.membership.in_force
+        if chosen is None:
+            return self._set(own)
+        mine = chosen.signer.node == self._identity.id
+        return self._set(given_over(self._config, chosen.settings, own, mine=mine))
 
     def set_digest(self, fingerprint: Fingerprint, digest: str) -> None:
         """All bytes of the model's files are known by now: fetches can be checked by them."""

@@ -29,6 +29,8 @@ from mesh_llm.mesh_settings import (
     MeshSettings,
     ModelSettings,
     as_one,
+    with_default,
+    with_options,
 )
 from mesh_llm.models.catalog import CatalogEntry, HubName
 from mesh_llm.models.names import Here
@@ -277,28 +279,6 @@ def without(settings: MeshSettings, model: ModelSettings) -> MeshSettings:
     """One less, unless it is the default one."""
     others = tuple(each for each in settings.others if each.fingerprint != model.fingerprint)
     return replace(settings, others=others)
-
-
-def with_options(settings: MeshSettings, model: ModelSettings, changes: Document) -> MeshSettings:
-    if model.fingerprint == settings.fingerprint:
-        return replace(settings, **changes)
-    others = (
-        replace(each, **changes) if each.fingerprint == model.fingerprint else each
-        for each in settings.others
-    )
-    return replace(settings, others=tuple(others))
-
-
-def with_default(settings: MeshSettings, model: ModelSettings) -> MeshSettings:
-    """The same models, that one first; the others keep their order."""
-    # The default model is always loaded.
-    chosen = replace(as_one(model), on_demand=False, idle_s=IDLE_DEFAULT_S)
-    others = tuple(as_one(each) for each in settings.models if each.fingerprint != model.fingerprint)
-    own = {name: getattr(chosen, name) for name in _MODELS_FIELDS}
-    return replace(settings, **own, changed=0, others=others)
-
-
-_MODELS_FIELDS = tuple(name for name in ModelSettings.__dataclass_fields__ if name != "changed")
 
 
 def _check_alias(settings: MeshSettings, alias: str, *, but: ModelSettings) -> None:

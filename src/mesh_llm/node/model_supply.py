@@ -150,9 +150,17 @@ class ModelSupply:
         """The mesh's settings, with the draft that its creator has for its default model."""
         draft, extras = None, None
         if model is not None and self._joining.sets_plan:
-            draft, extras = await self.drafts.choose(model), await self.side_files.choose(model)
+            draft = await self.drafts.choose(model) if self._drafts(model) else None
+            extras = await self.side_files.choose(model)
         self._joining.settle(model, draft, extras)
         await self.find_extras()
+
+    def _drafts(self, model: ModelFacts) -> bool:
+        """Whether it may have a draft: owners may have signed that it has none, until they ask for one."""
+        settings = self._joining.settings
+        signed = settings.of(model.fingerprint) if settings is not None else None
+        asked = self._config.draft is not None or self._config.draft_max is not None
+        return asked or signed is None or signed.guess
 
     async def find_extras(self) -> None:
         """Files that go with the model, on this machine."""

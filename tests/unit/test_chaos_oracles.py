@@ -159,6 +159,7 @@ def test_where_the_time_of_a_pause_went() -> None:
             told(25.0, "plan failed epoch=6: two was lost"),
             told(27.0, "plan proposed epoch=7 mode=solo stages=1: fits"),
             told(31.0, "plan serving epoch=7 mode=solo"),
+            told(31.1, "plan failed epoch=5: it had served before"),
             told(31.5, "request resumed elsewhere events=3 node=one cause=two", name="client"),
             told(31.6, "request resumed elsewhere events=9 node=one cause=two", name="client"),
             answer(at=19.0, pieces=[19.5, 34.0, 34.1], ended=34.2, seams=[1]),
@@ -175,6 +176,7 @@ def test_where_the_time_of_a_pause_went() -> None:
             "computing": 2.9,
         }
     )
+    assert pause.failures == ("two was lost",)
     assert pause.length_s == pytest.approx(14.5)
     assert pause.still_s == pytest.approx(11.6)
 
@@ -215,7 +217,10 @@ def test_a_slow_answer_of_one_engine_was_being_computed() -> None:
 
 
 def test_a_report_of_a_run() -> None:
-    records = log_of(*LOSS, SERVING, RESUMED, STILL, usage(20.0))
+    dropped = told(23.7, "plan dropped epoch=6: another one is better: fits on two")
+    better = told(23.8, "plan proposed epoch=7 mode=solo stages=1: fits on two")
+    serving = told(35.0, "plan serving epoch=7 mode=solo")
+    records = log_of(*LOSS, dropped, better, serving, RESUMED, STILL, usage(20.0))
     document = report.document(records, judge(records), {"machine": "2 cores"})
     assert from_json(to_json(document)) == document
     tables = {table.title: table for table in document.tables}
@@ -231,4 +236,9 @@ def test_a_report_of_a_run() -> None:
         "1",
         "kill-node two",
     )
+    why = "another one is better: fits on two"
+    assert tables["The longest pauses"].rows[0][-1] == why
+    assert tables["Why plans failed before they served"].rows == ((why, "1", "1.0"),)
+    [still] = [each for each in judge(records) if each.oracle == "still"]
+    assert still.text.endswith(f"; plans failed: {why}")
     assert "left out: fill-disk: no limits" in document.notes

@@ -381,7 +381,10 @@ async def test_before_anything_has_served_a_better_plan_is_begun_at_once() -> No
         assert room.runs[0].was_cancelled
 
 
-async def test_a_plan_on_its_way_is_given_up_when_one_of_its_nodes_is_lost() -> None:
+async def test_a_plan_on_its_way_is_given_up_when_one_of_its_nodes_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     me, other, third = planning.node("me", 30), planning.node("other", 30), planning.node("third", 30)
     room = NodeMemory(me, other, third, settings=planning.settings(split=True))
     with driven(room):
@@ -393,6 +396,7 @@ async def test_a_plan_on_its_way_is_given_up_when_one_of_its_nodes_is_lost() -> 
         await room.until(lambda: len(room.runs) == 3)
         assert room.runs[1].was_cancelled
         assert planning.layers(room.runs[2].plan) == {"me": (0, 40)}
+    assert f"plan dropped epoch=2: another one is better: {room.runs[2].plan.reason}" in caplog.messages
 
 
 async def test_a_node_that_nothing_serves_without_is_tried_again_soon(

@@ -190,7 +190,7 @@ class Hosting:
         self._forgive()
         is_over = self._closing or self._demand.is_over
         if is_over:
-            self._drop_starting()
+            self._drop_starting("the model is not to be served any more")
         known = None if is_over else self._model()
         if known is None:
             self._retire()
@@ -225,9 +225,9 @@ class Hosting:
         elif self._plans.rival() is None and _still_good(self.serving, plan, settings):
             if self.serving is not None:
                 self._follow(self.serving, plan, settings)
-            self._drop_starting()
+            self._drop_starting("the plan that serves is the best one")
         elif not _still_good(self.starting, plan, settings):
-            self._drop_starting()
+            self._drop_starting(f"another one is better: {plan.reason}")
             if now >= self._not_before and self._has_room_for(plan):
                 self._start(plan)
 
@@ -243,7 +243,7 @@ class Hosting:
     def _renumber(self) -> None:
         number = self._plans.other_number() if self.serving is not None else None
         if self.serving is not None and number is not None:
-            self._drop_starting()
+            self._drop_starting("the plan that serves has another number")
             self._plans.replica = number
             self._publish_serving(self.serving, self.serving.settings)
 
@@ -266,7 +266,7 @@ class Hosting:
 
     def _make_way(self, plan: Plan) -> None:
         """There is one replica too many: this one."""
-        self._drop_starting()
+        self._drop_starting("there are enough replicas")
         if self.serving is not None:
             self._end(self.serving)
         if plan.mode is not Mode.WAITING:
@@ -274,7 +274,8 @@ class Hosting:
 
     def _stand_back(self, plan: Plan, *, own_failure: str | None) -> None:
         """Somebody else hosts, or nobody can."""
-        self._drop_starting()
+        hosts = plan.host is not None and f"{self._mesh.name_of(plan.host)} is to host"
+        self._drop_starting(hosts or plan.reason)
         self._retire()
         if self.serving is not None and plan.mode is Mode.WAITING:
             self._end(self.serving)
@@ -312,9 +313,9 @@ class Hosting:
             self._watcher.on_hosting(State.LOADING, "the old plan is making room for the next one")
         return False
 
-    def _drop_starting(self) -> None:
+    def _drop_starting(self, why: str) -> None:
         if self.starting is not None:
-            log.info("plan dropped epoch=%d", self.starting.epoch)
+            log.info("plan dropped epoch=%d: %s", self.starting.epoch, why)
             self.tally.dropped += 1
             self.ending.end(self.starting)
             self.starting = None

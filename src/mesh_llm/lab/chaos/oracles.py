@@ -143,7 +143,8 @@ def _told(pause: Pause) -> str:
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in pause.parts.items() if seconds >= 0.05)
     asked = f"answer {pause.answer} ({pause.question} via {pause.via})"
     losses = f"losses: {pause.losses}, the first by {pause.fault or 'no fault'}"
-    return f"{asked} stood still for {pause.still_s:.1f} s ({losses}): {parts}"
+    why = f"; plans failed: {'; '.join(pause.failures)}" if pause.failures else ""
+    return f"{asked} stood still for {pause.still_s:.1f} s ({losses}): {parts}{why}"
 
 
 # -- processes -------------------------------------------------------------------------------------

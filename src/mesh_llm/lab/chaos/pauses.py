@@ -26,6 +26,7 @@ _NOTICED = re.compile(
 _LOST = re.compile(r"engine lost url")
 _PROPOSED = re.compile(r"plan proposed epoch=(\d+)")
 _SERVING = re.compile(r"plan serving epoch=(\d+)")
+_FAILED = re.compile(r"plan (?:failed|dropped) epoch=(\d+): (.*)")
 _RESUMED = re.compile(r"request resumed elsewhere")
 
 
@@ -43,6 +44,8 @@ class Pause:
     losses: int
     """Engines that went on, one after the other, before the next word came."""
     parts: dict[str, float]
+    failures: tuple[str, ...] = ()
+    """Why plans did not come to serve meanwhile."""
 
     @property
     def length_s(self) -> float:
@@ -55,6 +58,15 @@ class Pause:
 
 
 @frozen
+class FailedPlan:
+    """One that did not come to serve."""
+
+    proposed_s: float
+    failed_s: float
+    why: str
+
+
+@frozen
 class Moments:
     """What happened in the mesh, by time."""
 
@@ -64,6 +76,7 @@ class Moments:
     """By the gateway of a node."""
     proposed: tuple[tuple[float, str], ...]
     serving: tuple[tuple[float, str], ...]
+    failed: tuple[FailedPlan, ...]
     resumed: tuple[tuple[float, str], ...]
 
 
@@ -88,6 +101,7 @@ def pauses(records: Sequence[Record]) -> Iterator[Pause]:
                 fault=rounds[0].fault if rounds else "",
                 losses=len(rounds),
                 parts=_parts(rounds, end_s - begin_s),
+                failures=tuple(why for each in rounds for why in each.failures),
             )
 
 
@@ -99,6 +113,9 @@ def moments_of(records: Sequence[Record]) -> Moments:
             if found := pattern.search(each["text"]):
                 yield each["at"], each["name"], found
 
+    proposed = tuple((at, f"{name} {found[1]}") for at, name, found in matches(_PROPOSED))
+    serving = tuple((at, f"{name} {found[1]}") for at, name, found in matches(_SERVING))
+    unserved = {plan: at for at, plan in proposed if plan not in {served for _, served in serving}}
     return Moments(
         faults=tuple(
             (each["at"], f"{each['fault']} {each['node']}")
@@ -107,8 +124,13 @@ def moments_of(records: Sequence[Record]) -> Moments:
         ),
         noticed=tuple(at for at, _, _ in matches(_NOTICED)),
         lost=tuple((at, name) for at, name, _ in matches(_LOST)),
-        proposed=tuple((at, f"{name} {found[1]}") for at, name, found in matches(_PROPOSED)),
-        serving=tuple((at, f"{name} {found[1]}") for at, name, found in matches(_SERVING)),
+        proposed=proposed,
+        serving=serving,
+        failed=tuple(
+            FailedPlan(proposed_s=unserved[plan], failed_s=at, why=found[2])
+            for at, name, found in matches(_FAILED)
+            if (plan := f"{name} {found[1]}") in unserved
+        ),
         resumed=tuple((at, name) for at, name, _ in matches(_RESUMED)),
     )
 
@@ -119,6 +141,7 @@ class _Round:
 
     fault: str
     parts: dict[str, float]
+    failures: tuple[str, ...]
 
 
 def _parts(rounds: Sequence[_Round], length_s: float) -> dict[str, float]:
@@ -152,4 +175,5 @@ def _round(moments: Moments, start_s: float, noticed_s: float, stop_s: float) ->
     for index in range(1, len(times)):
         times[index] = min(stop_s, max(times[index], times[index - 1]))
     lengths = (later - earlier for earlier, later in pairwise(times))
-    return _Round(fault=fault, parts=dict(zip(PARTS, lengths, strict=False)))
+    failures = tuple(each.why for each in moments.failed if noticed_s <= each.failed_s <= served_s)
+    return _Round(fault=fault, parts=dict(zip(PARTS, lengths, strict=False)), failures=failures)

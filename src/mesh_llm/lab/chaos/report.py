@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from mesh_llm.lab.chaos.oracles import ORACLES, ChaosFinding, of_kind, unstruck_pauses
-from mesh_llm.lab.chaos.pauses import PARTS, Pause
+from mesh_llm.lab.chaos.pauses import PARTS, Pause, moments_of
 from mesh_llm.lab.chaos.records import Record
 from mesh_llm.lab.chaos.schedule import KINDS
 from mesh_llm.results.document import Document, Figure, Plot, ResultTable, Series
@@ -42,6 +42,7 @@ def document(
             _answers(records),
             _parts(found),
             _longest(found),
+            _failed_plans(records),
         ),
         plots=(_memory(records), _descriptors(records), _lengths(found)),
         figures=(
@@ -149,7 +150,7 @@ def _longest(found: Sequence[Pause]) -> ResultTable:
     ordered = sorted(found, key=lambda each: each.length_s, reverse=True)[:LONGEST]
     return ResultTable(
         title="The longest pauses",
-        columns=("s", "still", "at", "question", "losses", "the first by", *PARTS),
+        columns=("s", "still", "at", "question", "losses", "the first by", *PARTS, "why plans failed"),
         rows=tuple(
             (
                 f"{each.length_s:.1f}",
@@ -159,9 +160,22 @@ def _longest(found: Sequence[Pause]) -> ResultTable:
                 str(each.losses),
                 each.fault,
                 *(f"{each.parts[part]:.1f}" for part in PARTS),
+                "; ".join(each.failures),
             )
             for each in ordered
         ),
+    )
+
+
+def _failed_plans(records: Sequence[Record]) -> ResultTable:
+    took: dict[str, list[float]] = defaultdict(list)
+    for each in moments_of(records).failed:
+        took[each.why].append(each.failed_s - each.proposed_s)
+    ordered = sorted(took.items(), key=lambda each: sum(each[1]), reverse=True)
+    return ResultTable(
+        title="Why plans failed before they served",
+        columns=("why", "plans", "seconds in all"),
+        rows=tuple((why, str(len(each)), f"{sum(each):.1f}") for why, each in ordered) or (("none", "", ""),),
     )
 
 

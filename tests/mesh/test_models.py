@@ -70,6 +70,11 @@ def text_of(node: JoiningNode, model: str | None, **more: Any) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
+def test_options_of_the_command_line_hold_for_every_model(served: Served) -> None:
+    for each in served.models(served.client).values():
+        assert (each["context"], each["slots"]) == (512, 1)
+
+
 def test_every_node_answers_with_the_model_that_a_request_names(served: Served) -> None:
     through = (served.owner, served.node, served.client)
     texts = {name: {text_of(node, name) for node in through} for name in ("tiny", "coder")}

@@ -58,7 +58,7 @@ _OPTIONS = [
         help="a name from mesh-llm models or mesh-llm download, a GGUF file (any shard of a multi-file one), "
         "hf:OWNER/REPO[:FILE|QUANT], ollama:NAME or a URL "
         f"(default: the mesh's model when joining one, {DEFAULT_MODEL} otherwise); "
-        "can be repeated: the first answers requests that name none",
+        "can be repeated: the first answers requests that name none, and other options hold for all of them",
     ),
     click.option(
         "--join",

@@ -9,7 +9,7 @@ from typing import Any
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import DRAFT_MAX
-from mesh_llm.errors import MeshError
+from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.local.model_files import file_stem
 from mesh_llm.mesh_settings import (
@@ -24,6 +24,8 @@ from mesh_llm.mesh_settings import (
     with_options,
 )
 from mesh_llm.models import catalog, names
+from mesh_llm.planning.cuts import forbidden
+from mesh_llm.planning.manual_layers import misfit
 from mesh_llm.types import ModelFacts
 
 
@@ -96,6 +98,15 @@ def _drafting(config: NodeConfig, kept: MeshSettings, own: MeshSettings) -> dict
         draft = found  # what a draft takes depends on the slots
     most = config.draft_max or kept.draft_max
     return {"guess": True, "draft": draft, "draft_max": most if draft is not None else DRAFT_MAX}
+
+
+def check_layers(layers: tuple[tuple[str, int, int], ...] | None, model: ModelFacts) -> None:
+    """Raise where those of --layers are not the model's."""
+    if layers is not None and (wrong := misfit(len(model.layers), layers)):
+        raise UsageError(wrong, hint=f"the model's layers are 0-{len(model.layers) - 1}")
+    cuts = [first for _, first, _ in layers or ()]
+    if len(cuts) > 1 and (wrong := forbidden(model, cuts)):
+        raise UsageError(f"--layers: {wrong}")
 
 
 def refuse_changes(config: NodeConfig, settings: MeshSettings, home: Home) -> None:

@@ -16,6 +16,7 @@ from mesh_llm.errors import Forged, JoinRefused, MalformedMessage, MeshError, Us
 from mesh_llm.home import Home
 from mesh_llm.local.model_files import file_stem
 from mesh_llm.local.own_settings import (
+    check_layers,
     given_over,
     given_settings,
     own_settings,
@@ -28,8 +29,6 @@ from mesh_llm.membership.record import Told, read_record, told
 from mesh_llm.mesh_settings import Draft, MeshSettings, ModelExtras, ModelSettings
 from mesh_llm.node import home_upgrade
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.planning.cuts import forbidden
-from mesh_llm.planning.manual_layers import misfit
 from mesh_llm.sanitise import NAME_CHARS, clean
 from mesh_llm.transport.credential import (
     role_of,
@@ -238,12 +237,7 @@ class Joining:
             self._check_options()
         if not self.sets_plan or model is None:
             return self.settings
-        layers = self._config.layers
-        if layers is not None and (wrong := misfit(len(model.layers), layers)):
-            raise UsageError(wrong, hint=f"the model's layers are 0-{len(model.layers) - 1}")
-        cuts = [first for _, first, _ in layers or ()]
-        if len(cuts) > 1 and (wrong := forbidden(model, cuts)):
-            raise UsageError(f"--layers: {wrong}")
+        check_layers(self._config.layers, model)
         own, chosen = own_settings(self._config, model, draft, extras), self.membership.in_force
         if chosen is None:
             return self._set(own)

@@ -19,7 +19,7 @@ from mesh_llm.home import Home, models_folder
 from mesh_llm.local import model_names
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.local.model_files import ModelFiles
-from mesh_llm.local.own_settings import own_settings
+from mesh_llm.local.own_settings import check_layers, own_settings
 from mesh_llm.membership.settings_documents import options_from_document
 from mesh_llm.mesh_settings import (
     IDLE_DEFAULT_S,
@@ -29,6 +29,7 @@ from mesh_llm.mesh_settings import (
     MeshSettings,
     ModelSettings,
     as_one,
+    given_options,
     with_default,
     with_options,
 )
@@ -100,12 +101,24 @@ class ModelControl:
             )
         named = await model_names.resolve(name, self._home)
         if isinstance(named, Here):
-            added = await self._add(await self._model_files.read(named.path), config, _demand(asked))
+            facts = await self._model_files.read(named.path)
+            if (served := self._settings().of(facts.fingerprint)) is not None:
+                return self._changed(self._settings(), served, asked)
+            added = await self._add(facts, config, _demand(asked))
             return {"model": added.alias, "downloading": False}
         if name not in self._fetching:
             work = self._fetch(name, named, config, _demand(asked))
             self._fetching[name] = asyncio.create_task(work, name="model to serve")
         return {"model": name, "downloading": True}
+
+    async def load_named(self) -> None:
+        """The models that --model names beside the first one, with the options of the command line."""
+        options, no_draft = given_options(self._config), self._config.no_draft
+        for name in self._config.more_models:
+            try:
+                await self.load({"name": name, "options": options, "no_draft": no_draft})
+            except MeshError as error:
+                self._say(f"{name} is not served: {error.message}")
 
     def unload(self, asked: Document) -> Document:
         name, settings = _name(asked), self._settings()
@@ -181,6 +194,8 @@ class ModelControl:
 
     def _changed(self, settings: MeshSettings, model: ModelSettings, asked: Document) -> Document:
         changes = _options(asked) | _demand(asked)
+        if (facts := self._model_files.facts(model.fingerprint)) is not None:
+            check_layers(changes.get("layers"), facts)
         if model.fingerprint == settings.fingerprint and changes.get("on_demand"):
             raise UsageError(
                 f"{model.alias} is the default model, which is always loaded",
@@ -222,6 +237,7 @@ class ModelControl:
         return await pip_download(requirement, folder, what=what, progress=self._progress)
 
     async def _add(self, facts: ModelFacts, config: NodeConfig, demand: Document) -> ModelSettings:
+        check_layers(config.layers, facts)
         drafts = DraftModels(config=config, model_files=self._model_files, tell=self._announcements.tell)
         draft = await drafts.choose(facts)
         extras = await self._offers.side_files.choose(facts, config)

@@ -354,7 +354,7 @@ class Node:
                     group.create_task(self._polite.run(), name="polite lending")
                 else:
                     self.state.take_part()
-                group.create_task(self._load_more(), name="more models")
+                group.create_task(self.model_control.load_named(), name="more models")
                 group.create_task(self.demands.run(), name="models on demand")
                 await self.models.run(hosts=not self.config.client)
             finally:
@@ -431,14 +431,6 @@ class Node:
         settings = self.mesh.settings()
         model = self.model_files.facts(settings.fingerprint) if settings is not None else None
         await self.cpu_library.build(self.hardware, model)
-
-    async def _load_more(self) -> None:
-        """Models that were named beside the first one."""
-        for name in self.config.more_models:
-            try:
-                await self.model_control.load({"name": name})
-            except MeshError as error:
-                self._say("model", f"{name} is not served: {error.message}")
 
     async def _drain(self) -> None:
         self.state.change(State.DRAINING, "the node is stopping")

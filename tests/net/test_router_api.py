@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from mesh_llm.errors import MeshError, NotOwner, UsageError
 from mesh_llm.gateway import access, router_api
+from mesh_llm.gateway.keys import Keys, NewKey
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Health
 from mesh_llm.types import State
@@ -97,12 +101,40 @@ async def test_another_user_of_the_machine_may_ask_and_not_manage(
     await gateway.start()
     try:
         async with connect(gateway.port) as client:
-            status, answer = await post(client, "/models/load", {"model": "coder"})
-            assert (status, node.managed) == (403, [])
-            assert "may not load or unload models" in str(answer)
+            await refused(client, "/models/unload", "coder")
+            assert node.managed == []
             assert (await client.request("GET", "/models")).status == 200
     finally:
         await gateway.stop()
+
+
+async def refused(client: RawClient, path: str, model: str, *headers: str) -> None:
+    status, answer = await post(client, path, {"model": model}, *headers)
+    assert status == 403
+    assert "may not load or unload models" in str(answer)
+
+
+async def test_who_may_ask_may_load_what_a_question_would_load(
+    node: FakeNode, coder: FakeNode, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """At the price of a question. It changes nothing else, not even for the worse."""
+    _, key = Keys(tmp_path / "keys.json").add(NewKey(name="anna", requests_per_day=1), time.time())
+    asks = f"Authorization: Bearer {key}"
+    gateway = await start_gateway(GatewayConfig(port=0, api_key="secret", keys_file=tmp_path / "keys.json"))
+    async with connect(gateway.port) as client:
+        for path, model in (
+            ("/models/load", "another"),
+            ("/models/unload", "coder"),
+            ("/models/unload", "tiny"),
+        ):
+            await refused(client, path, model, asks)
+        coder.state = replace(AT_HAND, loads=False)
+        await refused(client, "/models/load", "coder", asks)
+        coder.state = AT_HAND
+        assert await post(client, "/models/load", {"model": "coder"}, asks) == (200, {"success": True})
+        status, answer = await post(client, "/models/load", {"model": "coder"}, asks)
+        assert (status, answer["error"]["type"]) == (429, "requests")  # type: ignore[index]
+    assert node.managed == [("load", "coder")]
 
 
 async def test_changes_are_told_as_events(

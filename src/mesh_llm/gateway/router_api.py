@@ -13,8 +13,10 @@ from multidict import CIMultiDict
 
 from mesh_llm.errors import MeshError, NotOwner, UsageError
 from mesh_llm.gateway import api_errors
+from mesh_llm.gateway.access import key_of
 from mesh_llm.gateway.answer_writer import AnswerWriter
 from mesh_llm.gateway.headers import OURS
+from mesh_llm.gateway.key_usage import KeyUsage
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
 from mesh_llm.gateway.model_list import status_of
@@ -34,10 +36,13 @@ _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **O
 
 
 class RouterApi:
-    def __init__(self, serving: Serving, limits: Limits, *, is_ending: Callable[[], bool]) -> None:
+    def __init__(
+        self, serving: Serving, limits: Limits, usage: KeyUsage, *, is_ending: Callable[[], bool]
+    ) -> None:
         """`is_ending`: whether whoever watches is to be let go."""
         self._serving = serving
         self._limits = limits
+        self._usage = usage
         self._is_ending = is_ending
         self._watchers = 0
 
@@ -50,17 +55,29 @@ class RouterApi:
     ) -> web.StreamResponse:
         if request.path == EVENTS:
             return await self._events(request, exchange)
-        if not may_manage:
-            raise api_errors.forbidden("this API key may not load or unload models", code="may_not_manage")
         limits = replace(self._limits, body_bytes=_BODY_BYTES)
-        await self._manage(request.path, _name(await RequestBody.receive(request, exchange, limits)))
+        name = _name(await RequestBody.receive(request, exchange, limits))
+        if not may_manage:
+            self._check_asker(request, exchange, name)
+        await self._manage(request.path, name)
         body = dump({"success": True})
         exchange.answered(body)
         return web.Response(body=body, content_type="application/json", headers={**OURS, **exchange.headers})
 
-    async def _manage(self, path: str, name: str) -> None:
+    def _check_asker(self, request: web.BaseRequest, exchange: Exchange, name: str) -> None:
+        """Who may only ask may load what a question would load, at the price of one."""
+        model = self._known(name)
+        if request.path != LOAD or model is None or not model.details().on_demand:
+            raise api_errors.forbidden("this API key may not load or unload models", code="may_not_manage")
+        if (key := key_of(request)) is not None:
+            self._usage.begin(key, exchange)
+
+    def _known(self, name: str) -> ModelServing | None:
         models = self._serving.models()
-        model = chosen(models, name) if len(models) > 1 or name in models[0].names else None
+        return chosen(models, name) if len(models) > 1 or name in models[0].names else None
+
+    async def _manage(self, path: str, name: str) -> None:
+        model = self._known(name)
         runs = model is not None and status_of(model)["value"] in ("loaded", "loading")
         if runs is (path == LOAD):
             word = "is already running" if runs else "is not running"

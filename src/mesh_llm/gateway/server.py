@@ -77,7 +77,7 @@ class Gateway:
         self.keys = Keys(config.keys_file)
         self.key_usage = KeyUsage(self.keys, config.key_usage_file)
         self._guard = ApiAccess(api_key=config.api_key, listen=config.listen, keys=self.keys)
-        self._router = RouterApi(serving, config.limits, is_ending=lambda: self._draining)
+        self._router = RouterApi(serving, config.limits, self.key_usage, is_ending=lambda: self._draining)
         self._shared: SharedPort | None = None
         self._meters = Meters()
         self._meters.watch_queues(serving.slot_queues)

@@ -166,16 +166,22 @@ install_dependencies() {
     : >"$locked"
 }
 
-# Ready-made packages only: compiling one takes an hour and fails late.
+# Ready-made packages only: compiling one takes an hour and fails late. pip would write bytecode on one core.
 install_locked() {
-    pip_install --require-hashes --only-binary :all: -r "$1"
+    pip_install --require-hashes --only-binary :all: --no-compile -r "$1"
+    compile_bytecode .venv/lib
+}
+
+# On all cores. Some packages carry files that are no Python of this version.
+compile_bytecode() {
+    .venv/bin/python -m compileall -q -j 0 "$@" >>"$log" 2>&1 || true
 }
 
 install_project() {
     rm -f .venv/.stamp-*
     pip_install --no-deps --no-build-isolation --editable .
     # Where PYTHONDONTWRITEBYTECODE is set, every start of a node would else compile all of it: a quarter of a second.
-    .venv/bin/python -m compileall -q src >>"$log" 2>&1 || true
+    compile_bytecode src
     : >"$stamp"
 }
 

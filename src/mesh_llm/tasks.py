@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -16,6 +18,16 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
             yield group
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+
+
+@asynccontextmanager
+async def meanwhile(work: Coroutine[None, None, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
+    """Work that is done beside a block; what is unfinished at the end of the block is not needed."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield task
+    finally:
+        await cancelled(task)
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:

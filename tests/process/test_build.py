@@ -19,6 +19,7 @@ from mesh_llm.errors import BuildFailed, MeshError
 from mesh_llm.types import Progress
 from tests.support.building import ignore, leftovers
 from tests.support.command import Running, mesh_llm, start
+from tests.support.downloads import FILE, NAME, REPO, Person
 from tests.support.node import SMALL, NodeProcess
 from tests.support.sampling import first
 
@@ -120,6 +121,25 @@ def test_two_at_once_build_once(cache: Path, wrapped: Compiler) -> None:
     assert [end.status for end in ends] == [0, 0], ends
     assert ends[0].stdout == ends[1].stdout
     assert wrapped.calls() == 1
+
+
+@pytest.mark.full
+def test_a_node_builds_while_its_model_is_downloaded(
+    libraries: dict[str, Path], cache: Path, home: Path, tiny_model: Path, person: Person
+) -> None:
+    for name in build.STANDARD:
+        # So that there is little to compile.
+        folder = build.library(name).folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(libraries[name].parent)
+    person.hub.put(REPO, FILE, tiny_model.read_bytes())
+    person.hub.faults.holds = [1000]
+    env = {**person.env, "MESH_LLM_CACHE": str(cache), "HF_HUB_DOWNLOAD_TIMEOUT": "300"}
+    with NodeProcess(*SMALL, home=home, model=NAME, env=env) as node:
+        node.until(lambda: build.library(build.SPLICE).built, what="it is built", within_s=BUILD_S)
+        assert node.status()["node"]["reason"] == f"{Path(FILE).stem} is being downloaded"
+        person.hub.release()
+        node.until_ready()
 
 
 # -- interrupted ----------------------------------------------------------------------------------

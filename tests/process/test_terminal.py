@@ -572,3 +572,34 @@ def test_agent_asks_the_running_node(node: NodeProcess, tmp_path: Path) -> None:
     assert first.stdout.splitlines() == ["Wrote ~/.pi/agent/models.json", "", shown.stdout.splitlines()[0]]
     again = mesh_llm("agent", "pi", "--write", "--home", node.home, env=env)
     assert again.stdout.splitlines()[0] == "~/.pi/agent/models.json is up to date already; nothing changed"
+
+
+TWO_AT_ONCE = """
+from mesh_llm.cli.output import Output
+from mesh_llm.types import Progress
+
+with Output() as output:
+    for step in range(1, 5):
+        output.progress(Progress(what="Downloading", done=step * 10**7, total=10**8, unit="bytes"))
+        output.progress(Progress(what="Building", done=step, total=10, unit="files"))
+    input()
+    output.progress(Progress(what="Building", done=10, total=10, unit="files"))
+    input()
+"""
+
+
+def test_bars_of_what_goes_on_at_the_same_time() -> None:
+    with Screen([sys.executable, "-c", TWO_AT_ONCE], columns=80) as screen:
+        screen.until_lines(
+            lambda lines: re.fullmatch(
+                r"Downloading \S+ 40/100 MB .*\nBuilding +\S+ 4/10 .*", "\n".join(lines)
+            ),
+            what="a bar for each",
+        )
+        screen.press(b"\n")
+        screen.until_lines(
+            lambda lines: "40/100 MB" in lines[-1] and not any("Building" in line for line in lines),
+            what="the one that goes on",
+        )
+        screen.press(b"\n")
+        assert screen.wait() == 0

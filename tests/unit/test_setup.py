@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -279,6 +281,28 @@ def test_once_set_up_it_needs_nothing(clone: Clone) -> None:
     (clone.root / ".venv" / "lib").rename(clone.root / "lib-of-another-python")
     code, err = clone.setup()
     assert (code, err.startswith("Error: Python 3.11 or newer is needed; found none\n")) == (1, True), err
+
+
+def test_everything_is_compiled(clone: Clone) -> None:
+    """Also where the environment says that no start may: every one would compile all of it."""
+    clone.python()
+    clone.env["PYTHONDONTWRITEBYTECODE"] = "1"
+    wheel = clone.root / "small-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("small.py", "")
+        files.writestr("no_python.py", "def")
+        files.writestr("small-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
+        files.writestr("small-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        files.writestr("small-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (clone.root / "requirements.lock").write_text(f"small==1.0 --hash=sha256:{digest}\n")
+    clone.env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(clone.root)}
+    (clone.root / "src").mkdir()
+    (clone.root / "src" / "ours.py").touch()
+
+    assert clone.setup()[0] == 0
+    compiled = {path.name.partition(".")[0] for path in clone.root.rglob("*.pyc")}
+    assert {"small", "ours"} <= compiled
 
 
 def test_what_tests_need_comes_on_top(clone: Clone) -> None:

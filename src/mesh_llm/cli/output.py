@@ -83,19 +83,22 @@ class Output:
         from rich import progress
         from rich.console import Console
 
-        if self._bars is None or step.what not in self._tasks:
-            self._end_bars()
+        if self._bars is None:
             self._bars = progress.Progress(
                 progress.TextColumn("{task.description}", markup=False),
                 progress.BarColumn(),
-                progress.DownloadColumn() if step.unit == "bytes" else progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[far]}"),
                 progress.TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
             )
             self._bars.start()
-            self._tasks[step.what] = self._bars.add_task(step.what, total=None)
-        self._bars.update(self._tasks[step.what], completed=step.done, total=step.total or None)
+        if step.what not in self._tasks:
+            self._tasks[step.what] = self._bars.add_task(step.what, total=None, far="")
+        bar = self._tasks[step.what]
+        self._bars.update(bar, completed=step.done, total=step.total or None, far=_far(step))
+        if 0 < step.total <= step.done:
+            self._bars.remove_task(self._tasks.pop(step.what))
 
     def _print_step(self, step: Progress) -> None:
         """In a pipe: the first step, the last, and one every few seconds."""
@@ -112,6 +115,14 @@ class Output:
             self._bars.stop()
             self._bars = None
             self._tasks = {}
+
+
+def _far(step: Progress) -> str:
+    if not step.total:
+        return ""
+    if step.unit == "bytes":
+        return f"{step.done / 1e6:.0f}/{step.total / 1e6:.0f} MB"
+    return f"{step.done}/{step.total}"
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -110,24 +110,37 @@ class Hardware:
         )
 
 
+@frozen
+class Libraries:
+    """What native code could be had."""
+
+    engine: build.Built
+    splice: Path | None
+
+
+async def build_libraries(config: NodeConfig, progress: ProgressSink) -> Libraries:
+    """Build what cannot wait. The CPU library can, where it would have to be compiled (`finish` does it)."""
+    wanted = build.STANDARD if keeps_to_cpu(config) else build.usual()
+    engine = await build.ensure(wanted, progress, later=("cpu",))
+    splice = await build.ensure((build.SPLICE,), progress)
+    return Libraries(engine=engine, splice=splice.libraries.get(build.SPLICE))
+
+
 async def equip(
     config: NodeConfig,
+    found: Libraries,
     *,
     say: Callable[[str], None],
-    progress: ProgressSink,
     held_bytes: int = 0,
     model: ModelFacts | None = None,
 ) -> Hardware:
-    """Build what cannot wait, look at the devices, and measure them if nobody has.
+    """Look at the devices, and measure them if nobody has.
 
-    The CPU library can wait, where it would have to be compiled (`finish` does it).
     `held_bytes` of main memory are spoken for. With a `model`, what it is made of is measured, too.
     """
     if config.bin_dir is not None:
         say(f"Engine: llama-server in {config.bin_dir}")
-    wanted = build.STANDARD if keeps_to_cpu(config) else build.usual()
-    built = await build.ensure(wanted, progress, later=("cpu",))
-    splice = await build.ensure((build.SPLICE,), progress)
+    built = found.engine
     if "cpu" in built.missing:
         say(without_cpu_library(built.missing["cpu"]))
     builds = "cpu" in built.later and config.bin_dir is None
@@ -138,8 +151,8 @@ async def equip(
         say(text)
     libraries, devices = _usable(built.libraries, described)
     use = chosen(config, devices)
-    found = equipped(config, libraries, splice.libraries.get(build.SPLICE), use, None).without(held_bytes)
-    return await _with_measured_speeds(config, replace(found, builds=builds), model)
+    hardware = equipped(config, libraries, found.splice, use, None).without(held_bytes)
+    return await _with_measured_speeds(config, replace(hardware, builds=builds), model)
 
 
 async def finish(

@@ -7,8 +7,8 @@ The life of a node, in order:
    here, before anything is built, fetched or bound);
 3. open the API port: clients get 503 and the reason until there is an engine;
 4. enter the mesh: its own, the one it was invited to, or the one it was in;
-5. fetch the model, build the native libraries, measure the machine, where that
-   has not been done; the CPU library is built meanwhile;
+5. fetch the model and build the native libraries, both at once, and measure the
+   machine, where that has not been done; the CPU library can wait until 6;
 6. take part: host the plan, or lend the device to whoever hosts, or neither,
    and say so; all over again with every change, until told to stop;
 7. drain: let others take over and answers under way finish, then end the children.
@@ -38,7 +38,7 @@ from mesh_llm.gateway.metrics import FirstToken
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.home import Home, link_door
 from mesh_llm.host.worker_launch import worker_spec
-from mesh_llm.local.hardware import Hardware, equip
+from mesh_llm.local.hardware import Hardware, build_libraries, equip
 from mesh_llm.local.modalities import held_bytes
 from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.node.announcements import Announcements
@@ -73,7 +73,7 @@ from mesh_llm.report.network import network_document
 from mesh_llm.report.plan_experience import PlanExperience
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
-from mesh_llm.tasks import cancelled, task_group
+from mesh_llm.tasks import cancelled, meanwhile, task_group
 from mesh_llm.transport.direct_links import open_door
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.native_splice import load_native
@@ -401,15 +401,18 @@ class Node:
     async def _take_part(self, given: ModelFacts | None) -> None:
         """Find the model, equip this machine, and tell the mesh."""
         supply = self.models.default.supply
-        model = await supply.bring_first(given)
-        await supply.settle(model)
-        self.mesh.claim()
-        self.models.adopt()
-        self.state.change(State.STARTING, "native libraries are being built")
+        # A download leaves the processor idle, and a compiler the network.
+        async with meanwhile(build_libraries(self.config, self._progress), "native libraries") as building:
+            model = await supply.bring_first(given)
+            await supply.settle(model)
+            self.mesh.claim()
+            self.models.adopt()
+            self.state.change(State.STARTING, "native libraries are being built")
+            libraries = await building
         self.hardware = await equip(
             self.config,
+            libraries,
             say=lambda text: self._say("build", text),
-            progress=self._progress,
             held_bytes=held_bytes(self.config, model, supply.side_file_supply.wanted()),
             model=model,
         )

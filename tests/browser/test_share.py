@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,12 +63,20 @@ def test_guests_on_the_page(browser: Browser, node: JoiningNode) -> None:
         expect(page.locator("#guest-where")).to_contain_text("Shared at https://127.0.0.1:")
         assert "mk-" not in page.content(), "nothing secret before it is asked for"
         page.fill("#guest-name", "bert")
+        page.fill("#guest-requests", "50")
+        page.fill("#guest-tokens", "20000")
+        page.select_option("#guest-lifetime", label="an hour")
         page.click("#guest-form button")
         url = page.locator("#guest-url code").inner_text()
         assert read_qr(page) == url
         page.click("#keys-box summary")
         expect(page.locator("#keys-list li")).to_have_count(2)
-        expect(page.locator("#keys-list li", has_text="bert")).to_contain_text("today 0 requests, 0 tokens")
+        expect(page.locator("#keys-list li", has_text="anna")).to_contain_text("today 0 requests, 0 tokens")
+        limits = "today 0 of 50 requests, 0 of 20\u202f000 tokens"
+        expect(page.locator("#keys-list li", has_text="bert")).to_contain_text(limits)
+        bert = next(key for key in node.status()["api"]["keys"] if key["name"] == "bert")
+        assert (bert["requests_per_day"], bert["tokens_per_day"]) == (50, 20_000)
+        assert 3000 < bert["expires"] - time.time() <= 3600
         page.fill("#guest-name", "bert")
         page.click("#guest-form button")
         expect(page.locator("#guest-problem")).to_contain_text("there is a key named bert already")

@@ -27,8 +27,13 @@ export function start() {
 const attempt = (what) => attempted(what, find("guest-problem"));
 
 async function share() {
-  const lifetime_s = Number(find("guest-lifetime").value) || null;
-  const made = await post("/api/share", { name: find("guest-name").value.trim() || null, lifetime_s });
+  const number = (id) => Number(find(id).value) || null;
+  const made = await post("/api/share", {
+    name: find("guest-name").value.trim() || null,
+    lifetime_s: number("guest-lifetime"),
+    requests_per_day: number("guest-requests"),
+    tokens_per_day: number("guest-tokens"),
+  });
   find("guest-name").value = "";
   find("guest-url").replaceChildren(snippet(made.url, "the guest’s address"));
   const label = `The address for ${made.name} as a QR code`;
@@ -84,11 +89,15 @@ function draw(keys) {
 function described(entry) {
   const tokens = entry.prompt_tokens_today + entry.completion_tokens_today;
   const until = entry.expires ? `${entry.expired ? "expired" : "until"} ${day(entry.expires)}` : "";
-  const asked = several(entry.requests_today, "request");
-  return [entry.manage ? "may manage" : "", until, `today ${asked}, ${grouped(tokens)} tokens`]
+  const asked = used(entry.requests_today, entry.requests_per_day, "request");
+  const today = `today ${asked}, ${used(tokens, entry.tokens_per_day, "token")}`;
+  return [entry.manage ? "may manage" : "", until, today]
     .filter(Boolean)
     .join(", ");
 }
+
+const used = (count, limit, what) =>
+  limit === null ? several(count, what) : `${grouped(count)} of ${several(limit, what)}`;
 
 async function revoke(name) {
   const isSure = await confirmed({

@@ -37,7 +37,7 @@ export const length = (share) => `${(100 * share).toFixed(3)}%`;
 
 export const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
-export const several = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
+export const several = (count, one, many = `${one}s`) => `${grouped(count)} ${count === 1 ? one : many}`;
 
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });

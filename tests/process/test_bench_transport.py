@@ -25,6 +25,10 @@ def test_every_kind_on_this_machine(libraries: dict[str, object]) -> None:
     assert document.tables[-1].title.endswith("2,048 bytes a token and hop")
     assert {len(figure.values) > 0 for figure in document.figures} == {True}
     assert len(document.figures) == len(kinds) * 3
+    assert {"date", "hardware", "system", "engine", "mesh-llm", "load average"} <= document.facts.keys()
+    for plot in document.plots:
+        for each in plot.series:
+            assert each.low[0] <= each.y[0] <= each.high[0]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import platform
 import re
 import socket
 import statistics
@@ -18,7 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mesh_llm import __version__
 from mesh_llm.engine import build
 from mesh_llm.engine.process import module, spawn
 from mesh_llm.errors import MeshError
@@ -26,6 +23,7 @@ from mesh_llm.frozen import frozen
 from mesh_llm.lab.quic import QuicLine, Splicing, quic_lines
 from mesh_llm.peers.link_measuring import figures, in_thread
 from mesh_llm.results.document import Document, Figure, Plot, ResultTable, Series
+from mesh_llm.results.samples import Sample
 from mesh_llm.transport.direct_links import knock_local, knock_tcp, new_ticket, open_door
 from mesh_llm.transport.link_meter import LinkMeter
 
@@ -233,11 +231,12 @@ def document(
             _table("Round trip, ms", there, sizes, lambda each: _ms(each.idle_s)),
             _table("Round trip, ms, with a busy link beside it", there, sizes, lambda each: _ms(each.busy_s)),
             _table("Throughput, MB/s", there, sizes, lambda each: f"{_rate(each) / 1e6:.1f}"),
+            _table("Spread: the middle half of round trips, ms", there, sizes, _spread),
             _meaning(there, carried),
         ),
         plots=(
-            _plot("Round trip", "ms", there, lambda each: 1000 * statistics.median(each.idle_s)),
-            _plot("Throughput", "MB/s", there, lambda each: _rate(each) / 1e6),
+            _plot("Round trip", "ms", there, lambda each: [1000 * seconds for seconds in each.idle_s]),
+            _plot("Throughput", "MB/s", there, lambda each: [rate / 1e6 for rate in each.bytes_s]),
         ),
         figures=tuple(
             chain.from_iterable(_figures(kind.kind, each) for kind in there for each in kind.sizes)
@@ -283,19 +282,24 @@ def _meaning(kinds: Sequence[KindFigures], carried: Carried) -> ResultTable:
     )
 
 
-def _plot(title: str, unit: str, kinds: Sequence[KindFigures], value: Callable[[SizeFigures], float]) -> Plot:
+def _plot(
+    title: str, unit: str, kinds: Sequence[KindFigures], values: Callable[[SizeFigures], Sequence[float]]
+) -> Plot:
+    def series(kind: KindFigures) -> Series:
+        samples = [Sample.of(values(each)) for each in kind.sizes]
+        return Series(
+            label=kind.kind,
+            x=tuple(float(each.size) for each in kind.sizes),
+            y=tuple(sample.median for sample in samples),
+            low=tuple(sample.quartiles[0] for sample in samples),
+            high=tuple(sample.quartiles[1] for sample in samples),
+        )
+
     return Plot(
         title=title,
         x_label="bytes of a message",
         y_label=unit,
-        series=tuple(
-            Series(
-                label=kind.kind,
-                x=tuple(float(each.size) for each in kind.sizes),
-                y=tuple(value(each) for each in kind.sizes),
-            )
-            for kind in kinds
-        ),
+        series=tuple(map(series, kinds)),
         x_log=True,
         y_log=True,
     )
@@ -320,16 +324,12 @@ def _ms(seconds: Sequence[float]) -> str:
     return f"{1000 * statistics.median(seconds):.3f}" if seconds else "–"
 
 
+def _spread(each: SizeFigures) -> str:
+    first, third = Sample.of(each.idle_s).quartiles
+    return f"{1000 * first:.3f}–{1000 * third:.3f}"
+
+
 def size_text(size: int) -> str:
     if size >= 1 << 20:
         return f"{size >> 20} MiB"
     return f"{size >> 10} KiB" if size >= 1 << 10 else f"{size} B"
-
-
-def facts() -> dict[str, str]:
-    return {
-        "mesh-llm": __version__,
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "load average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
-    }

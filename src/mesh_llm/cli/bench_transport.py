@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -12,8 +10,9 @@ from typing import Any
 
 import click
 
-from mesh_llm.bench.transport import SIZES, Carried, KindFigures, document, facts, measured, on_loopback
+from mesh_llm.bench.transport import KERNEL, SIZES, Carried, KindFigures, document, measured, on_loopback
 from mesh_llm.cli.control import call
+from mesh_llm.cli.measuring import Facts, command, run_measurement
 from mesh_llm.cli.options import home_option, home_path, json_option
 from mesh_llm.cli.results import show
 from mesh_llm.engine.inspect import read_gguf
@@ -52,7 +51,7 @@ def transport(
     """
     if model is not None and hidden is not None:
         raise UsageError("--model has a hidden size of its own: leave out --hidden")
-    found = asyncio.run(_measure(node, model, hidden or 4096, _sizes(sizes), Home(home_path(home))))
+    found = run_measurement(_measure(node, model, hidden or 4096, _sizes(sizes), Home(home_path(home))))
     show(found, folder=folder, as_json=as_json)
 
 
@@ -71,6 +70,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
 async def _measure(
     node: str | None, model: str | None, hidden: int, sizes: Sequence[int], home: Home
 ) -> Document:
+    facts = Facts()
     carried = Carried(name=f"a hidden size of {hidden}", hidden=hidden)
     if model is not None:
         carried = await _carried(model, home)
@@ -82,8 +82,8 @@ async def _measure(
         kinds,
         where=where,
         carried=carried,
-        command=shlex.join(["mesh-llm", *sys.argv[1:]]),
-        facts=facts(),
+        command=command(sys.argv[1:]),
+        facts=await facts.gather(),
     )
 
 
@@ -96,7 +96,10 @@ async def _between(home: Home, node: str, sizes: Sequence[int]) -> list[KindFigu
             found.append(KindFigures(kind=kind, missing=reason))
             continue
         found.append(await measured(kind, partial(_ask, home, node, kind), sizes, _tell))
-    return found
+    return [
+        *found,
+        KindFigures(kind=KERNEL, missing="between nodes, local and tcp links are the kernel's own"),
+    ]
 
 
 async def _ask(home: Home, node: str, kind: str, size: int) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
+import asyncio
 import signal
 import sys
 import tempfile
@@ -13,13 +12,12 @@ from pathlib import Path
 
 import click
 
-from mesh_llm import __version__
+from mesh_llm.cli.measuring import Facts, command
 from mesh_llm.cli.options import debug_option, json_option
 from mesh_llm.cli.output import print_table, set_up_logging
 from mesh_llm.cli.results import show
 from mesh_llm.cli.serve import run_loop
 from mesh_llm.defaults import DEFAULT_MODEL
-from mesh_llm.engine import machine
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.lab.chaos import oracles, records, report
 from mesh_llm.lab.chaos.records import Asked, ChaosLog, Record
@@ -87,25 +85,26 @@ def chaos(
     if shrink is not None:
         raise SystemExit(_shrink(shrink, runs, embeddings=embeddings))
     if replay is not None:
-        asked = replace(records.asked(records.read(replay)), command=_command())
+        asked = replace(records.asked(records.read(replay)), command=command(sys.argv[1:]))
     else:
         faults = draw(seed=seed, minutes=minutes, every_s=every_s, kinds=_kinds(only))
         asked = Asked(
-            seed=seed, minutes=minutes, model=model, clients=clients, faults=faults, command=_command()
+            seed=seed,
+            minutes=minutes,
+            model=model,
+            clients=clients,
+            faults=faults,
+            command=command(sys.argv[1:]),
         )
     file = log_file or Path(tempfile.mkstemp(prefix="mesh-llm-chaos-", suffix=".log")[1])
-    before = os.getloadavg()
+    facts = Facts()
     click.echo(f"{len(asked.faults)} faults in {asked.minutes:g} minutes, and two more around them", err=True)
     found = _run(asked, file, embeddings=embeddings)
     findings = oracles.judge(found)
-    document = report.document(found, findings, _facts(asked, before))
+    document = report.document(found, findings, asyncio.run(_facts(asked, facts)))
     show(document, folder=out, as_json=as_json)
     click.echo(f"The log is {file}; mesh-llm lab chaos --replay {file} does it again", err=True)
     raise SystemExit(FAILED if findings else 0)
-
-
-def _command() -> str:
-    return " ".join(("mesh-llm", *sys.argv[1:]))
 
 
 def _kinds(only: str | None) -> Sequence[str]:
@@ -125,16 +124,8 @@ def _run(asked: Asked, file: Path | None, *, embeddings: bool) -> list[Record]:
         log.close()
 
 
-def _facts(asked: Asked, before: tuple[float, float, float]) -> dict[str, str]:
-    after = os.getloadavg()
-    return {
-        "mesh-llm": __version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "machine": f"{os.cpu_count()} cores, {machine.total_memory() / 2**30:.0f} GiB",
-        "load": f"{before[0]:.1f} before, {after[0]:.1f} after (over a minute; the run's own included)",
-        "model": asked.model or DEFAULT_MODEL,
-    }
+async def _facts(asked: Asked, facts: Facts) -> dict[str, str]:
+    return {**await facts.gather(), "model": asked.model or DEFAULT_MODEL}
 
 
 def _shrink(log_file: Path, runs: int, *, embeddings: bool) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
+import asyncio
 import resource
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from mesh_llm import __version__
+from mesh_llm.cli.measuring import Facts, command
 from mesh_llm.cli.options import json_option
 from mesh_llm.cli.results import show
 from mesh_llm.errors import UsageError
@@ -37,10 +36,10 @@ def simulate(nodes: str, minutes: float, seed: int, quick: bool, folder: Path | 
     about ten minutes of one core and 2 GB with the default sizes.
     """
     extent = _QUICK if quick else _extent(nodes, minutes)
-    begun, cpu_s, load = time.monotonic(), time.process_time(), os.getloadavg()
+    facts, cpu_s = Facts(), time.process_time()
     found = simulated(seed, extent, lambda text: click.echo(text, err=True))
-    facts = _facts(seed, time.monotonic() - begun, time.process_time() - cpu_s, load)
-    show(document_of(found, command=_command(), facts=facts), folder=folder, as_json=as_json)
+    known = asyncio.run(_facts(facts, seed, time.process_time() - cpu_s))
+    show(document_of(found, command=command(sys.argv[1:]), facts=known), folder=folder, as_json=as_json)
 
 
 def _extent(nodes: str, minutes: float) -> SimulationSize:
@@ -55,18 +54,11 @@ def _extent(nodes: str, minutes: float) -> SimulationSize:
     return SimulationSize(nodes=counts, churn_s=60 * minutes, cases=300, events=100)
 
 
-def _command() -> str:
-    return " ".join(["mesh-llm", "lab", "simulate", *sys.argv[3:]])
-
-
-def _facts(seed: int, wall_s: float, cpu_s: float, load: tuple[float, float, float]) -> dict[str, str]:
+async def _facts(facts: Facts, seed: int, cpu_s: float) -> dict[str, str]:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
-        "mesh-llm": __version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} cores",
-        "load average": f"{load[0]:.1f} at the start, {os.getloadavg()[0]:.1f} at the end",
+        **await facts.gather(),
         "seed": str(seed),
-        "took": f"{wall_s:.0f} s, of which {cpu_s:.0f} s on a core",
+        "on a core": f"{cpu_s:.0f} s",
         "memory": f"{memory / 1e9:.1f} GB at most",
     }

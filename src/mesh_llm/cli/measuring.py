@@ -16,7 +16,7 @@ from mesh_llm.errors import MeshError, UsageError
 
 T = TypeVar("T")
 
-_FOLDER = {"-o", "--output"}
+_FOLDER = {"-o", "--output", "--out"}
 
 
 def run_measurement(main: Coroutine[Any, Any, T]) -> T:
@@ -55,7 +55,7 @@ def command(arguments: Sequence[str]) -> str:
     """As it was typed, but for the folder of the results, which changes none of them."""
     kept: list[str] = []
     for before, each in zip(("", *arguments), arguments, strict=False):
-        if before in _FOLDER or each in _FOLDER or each.startswith("--output="):
+        if before in _FOLDER or each in _FOLDER or each.startswith(("--output=", "--out=")):
             continue
         kept.append(each)
     return shlex.join(["mesh-llm", *kept])

@@ -46,7 +46,7 @@ print("%d.%d.%d" % tuple(sys.version_info[:3]), age, parts)
 # Sets `python`. A chosen $PYTHON is taken or refused, never replaced by another one.
 find_python() {
     python='' old='' bare=''
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.14 python3.11}; do
         # Version managers put commands on the PATH that only say "not installed".
         found=$("$candidate" -c "$PROBE" 2>/dev/null) || continue
         version=${found%% *}
@@ -152,7 +152,7 @@ explain_pip() {
             "check the network and pip's settings ($python -m pip config list), $again"
     elif log_says 'no matching distribution'; then
         fail "a package is not there ready-made for this machine ($(uname -sm), Python $version)" \
-            "use Python 3.11 to 3.13 on Linux (x86-64, arm64) or macOS 13 or newer: PYTHON=python3.12 make setup"
+            "use Python 3.11 to 3.14 on Linux (x86-64, arm64) or macOS 13 or newer: PYTHON=python3.12 make setup"
     else
         fail "pip could not install the dependencies" "read $log, $again"
     fi

@@ -136,13 +136,14 @@ def test_no_venv_module(clone: Clone) -> None:
     assert not (clone.root / ".venv").exists()
 
 
-def test_a_newer_python_beside_an_old_one_is_taken(clone: Clone) -> None:
+@pytest.mark.parametrize("name", ["python3.12", "python3.14"])
+def test_a_newer_python_beside_an_old_one_is_taken(clone: Clone, name: str) -> None:
     clone.python(before="sys.version_info = (3, 9, 2, 'final', 0)")
     clone.command("python3.13", "echo not installed >&2; exit 127")
-    clone.python("python3.12")
+    clone.python(name)
     argv = [str(clone.bin / "sh"), "tools/setup.sh", "python"]
     chosen = subprocess.run(argv, cwd=clone.root, env=clone.env, capture_output=True, text=True, check=True)
-    assert chosen.stdout == f"{clone.bin / 'python3.12'}\n"
+    assert chosen.stdout == f"{clone.bin / name}\n"
 
 
 def test_a_chosen_python_is_not_replaced_by_another(clone: Clone) -> None:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 RESULTS = Path(__file__).parent / "results"
-BEGIN, END = "<!-- measured: python -m bench.summary -->\n", "<!-- /measured -->\n"
+PART = re.compile(
+    r"(<!-- measured: python -m bench\.summary, (\w+) -->\n).*?(<!-- /measured -->\n)", re.DOTALL
+)
 
 
 def row_of(result: str, measure: str) -> dict[str, Any]:
@@ -71,39 +75,77 @@ def table() -> str:
     return "\n".join([*head, *rows]) + "\n"
 
 
-def grid() -> Document:
-    return read(RESULTS / "grid.json")
+class Shown(NamedTuple):
+    """What pages show of a result: tables by the beginnings of their titles, and plots by theirs."""
+
+    tables: tuple[str, ...]
+    plots: tuple[str, ...]
+
+
+SHOWN: dict[str, Shown] = {
+    "grid": Shown(tables=("Decode",), plots=("Decode",)),
+    "transport": Shown(
+        tables=("Round trip, ms", "Throughput", "What that means"), plots=("Round trip", "Throughput")
+    ),
+    "simulate": Shown(
+        tables=("Until everybody knows", "Messages", "Plans of small meshes"),
+        plots=("Planning time", "Until everybody knows", "Control traffic", "Waits"),
+    ),
+    "chaos": Shown(
+        tables=("What has to hold", "Answers", "Where the time of pauses goes"), plots=("Pauses", "Memory")
+    ),
+}
+"""Results that `mesh-llm bench` and `mesh-llm lab` wrote."""
+
+
+def result(name: str) -> Document:
+    return read(RESULTS / f"{name}.json")
 
 
 def pictures() -> dict[Path, Plot]:
-    """Of the grid, beside it."""
-    return {RESULTS / f"grid-{number}.svg": plot for number, plot in enumerate(grid().plots, 1)}
+    """Of all those results, beside them."""
+    return {
+        RESULTS / f"{name}-{number}.svg": plot
+        for name in SHOWN
+        for number, plot in enumerate(result(name).plots, 1)
+    }
 
 
-def benchmarks() -> str:
-    """What docs/benchmarks.md shows."""
-    found = grid()
-    lines = [f"`{found.command}`", "", *markdown.table(found.tables[0].columns, found.tables[0].rows), ""]
-    speeds = {path: plot for path, plot in pictures().items() if plot.y_label == "tok/s"}
-    lines += [f"![{plot.title}](../bench/results/{path.name})" for path, plot in speeds.items()]
-    shown = ("date", "hardware", "engine", "model", "load average", "took")
-    lines += ["", *(f"- {name}: {found.facts[name]}" for name in shown if name in found.facts)]
+def section(name: str) -> str:
+    """What a page shows of one result."""
+    found, shown = result(name), SHOWN[name]
+    lines = [f"`{found.command}`", ""]
+    for each in found.tables:
+        if each.title.startswith(shown.tables):
+            lines += [f"{each.title}:", "", *markdown.table(each.columns, each.rows), ""]
+            lines += [each.note, ""] if each.note else []
+    for number, plot in enumerate(found.plots, 1):
+        if plot.title.startswith(shown.plots):
+            lines.append(f"![{plot.title}](../bench/results/{name}-{number}.svg)")
+    lines += ["", *(f"- {fact}: {value}" for fact, value in found.facts.items())]
     lines += [f"- {note}" for note in found.notes]
     return "\n".join(lines) + "\n"
 
 
-PAGES: dict[Path, Callable[[], str]] = {README: table, BENCHMARKS: benchmarks}
+PARTS: dict[str, Callable[[], str]] = {
+    "overview": table,
+    **{name: partial(section, name) for name in SHOWN},
+}
+PAGES = (README, BENCHMARKS)
 
 
 def page(path: Path) -> str:
     """As it has to be."""
-    before, rest = path.read_text("utf-8").split(BEGIN)
-    return before + BEGIN + PAGES[path]() + END + rest.split(END)[1]
+    return PART.sub(
+        lambda found: found[1] + PARTS[found[2]]() + found[3],
+        path.read_text("utf-8"),
+    )
 
 
 if __name__ == "__main__":
     for path in PAGES:
         path.write_text(page(path), "utf-8")
-    for number, (path, plot) in enumerate(pictures().items(), 1):
+    for path, plot in pictures().items():
         if plots.digest(plot) not in (path.read_text("utf-8") if path.is_file() else ""):
+            number = int(path.stem.rpartition("-")[2])
             path.write_text(plots.svg(plot, number), "utf-8")

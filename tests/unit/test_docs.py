@@ -184,6 +184,11 @@ def test_measured_tables_are_what_the_results_say(page: Path) -> None:
     assert summary.page(page) == page.read_text("utf-8"), "python -m bench.summary"
 
 
+def test_all_that_was_measured_is_shown_once() -> None:
+    shown = [found[2] for page in summary.PAGES for found in summary.PART.finditer(page.read_text("utf-8"))]
+    assert sorted(shown) == sorted(summary.PARTS)
+
+
 def test_measured_pictures_show_what_the_results_say() -> None:
     for path, plot in summary.pictures().items():
         assert plots.digest(plot) in path.read_text("utf-8"), "python -m bench.summary"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,9 +72,11 @@ def test_a_code_lets_a_machine_in_and_who_listens_learns_nothing(lab: Lab, tmp_p
         offered(owner, agrees="y") as (offer, code),
         joining(two, code) as laptop,
     ):
+        laptop.until_said(f"Joining {LABEL!r}. ")
         laptop.until_said("The code is right")
         laptop.until_said("Joined the mesh of desk")
         assert offer.wait().status == 0
+        assert re.search(r"laptop \([0-9.]+\) knows the code\. Let it in\?", offer.stdout)
         assert offer.stdout.endswith("laptop is let in\n")
         owner.until_status(lambda status: names(status) == ["desk", "laptop"], what="it sees the laptop")
     frames = heard.read_bytes()

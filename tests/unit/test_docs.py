@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -177,6 +178,62 @@ def test_commands_have_the_options_that_the_pages_show(page: Path) -> None:
 )
 def test_an_option_that_is_not_there_is_noticed(line: str, unknown: list[str]) -> None:
     assert unknown_words(line.split()) == unknown
+
+
+SHOWN = re.compile(r"(?:^|[|;&]) *(?:[A-Z_]+=\S+ +)*(?:\S*/)?mesh-llm((?: [^\s|;&#]+)*)", re.MULTILINE)
+"""In a block: a command as far as the next program, a comment, or the wide gap before a remark."""
+
+
+def shown(page: Path) -> list[str]:
+    """Commands of all blocks, whatever they are marked as."""
+    return [
+        line.strip()
+        for block in FENCE.findall(re.sub(r"\\\n *", "", page.read_text("utf-8")))
+        for line in SHOWN.findall(block)
+    ]
+
+
+def refusal(line: str) -> str:
+    """What the command line says of it before anything runs; nothing where it is taken."""
+    try:
+        command_group().main(shlex.split(line), prog_name="mesh-llm", standalone_mode=False)
+    except click.ClickException as error:
+        return error.format_message()
+    return ""
+
+
+@pytest.fixture
+def only_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESH_LLM_HOME", str(tmp_path))
+    monkeypatch.setattr(click.Command, "invoke", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    for file in ("A", "B"):  # that a page speaks of
+        (tmp_path / file).touch()
+
+
+@pytest.mark.usefixtures("only_parsed")
+@pytest.mark.parametrize("page", [*PAGES, *READ_PAGES], ids=name)
+def test_commands_in_blocks_are_taken(page: Path) -> None:
+    assert {line: why for line in shown(page) if (why := refusal(line))} == {}
+
+
+@pytest.mark.usefixtures("only_parsed")
+@pytest.mark.parametrize(
+    "line",
+    ["--model", "statsu", "status --layer 3", "invite rewoke ID", "bench compare A B C", "demo --nodes many"],
+)
+def test_a_command_that_is_not_taken_is_noticed(line: str) -> None:
+    assert refusal(line)
+
+
+def test_commands_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "mesh-llm is fine\n```text\nA=1 mesh-llm one --x 2   a remark\n"
+        "git diff | .venv/bin/mesh-llm two 'a b' | cat\n"
+        "mesh-llm three \\\n  --y # why\nmesh-llm\nsaid by mesh-llm here\n```\n`mesh-llm four`\n"
+    )
+    assert shown(page) == ["one --x 2", "two 'a b'", "three --y", ""]
 
 
 @pytest.mark.parametrize("page", summary.PAGES, ids=name)

@@ -152,7 +152,7 @@ explain_pip() {
             "check the network and pip's settings ($python -m pip config list), $again"
     elif log_says 'no matching distribution'; then
         fail "a package is not there ready-made for this machine ($(uname -sm), Python $version)" \
-            "use Python 3.11 to 3.14 on Linux (x86-64, arm64) or macOS 13 or newer: PYTHON=python3.12 make setup"
+            "use Python 3.11 to 3.14 on Linux with glibc, not musl (x86-64, arm64), or macOS 13 or newer: PYTHON=python3.12 make setup"
     else
         fail "pip could not install the dependencies" "read $log, $again"
     fi

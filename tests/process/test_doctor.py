@@ -479,6 +479,49 @@ async def test_no_public_relay_was_reached(home: Path) -> None:
     assert (found.level, found.what) == (Level.WARNING, "the node has not reached a public relay")
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_fault_26_a_command_that_is_not_on_the_path(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    other, own = tmp_path / "other", tmp_path / "own"
+    for folder in (other, own):
+        folder.mkdir()
+        (folder / "mesh-llm").touch(mode=0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(own))
+    monkeypatch.setenv("PATH", str(other) if elsewhere else str(tmp_path))
+
+    found = one(await bad(home, "command"))
+
+    wanted = f"{other}/mesh-llm is another installation than this one in {own}"
+    assert found.what == (wanted if elsewhere else "mesh-llm is not on the PATH")
+    assert f'export PATH="{own}:$PATH"' in found.mend
+    (tmp_path / "mesh-llm").symlink_to(own / "mesh-llm")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert await bad(home, "command") == []
+
+
+VPN = (
+    "ip link add tun0 type veth peer far",
+    "ip addr add 10.8.0.2/24 dev tun0",
+    "ip link set tun0 up",
+    "ip link set far up",
+)
+
+
+@pytest.mark.parametrize(
+    ("setup", "what"),
+    [
+        ((), "this machine has no address but its own loopback and bridges to its containers"),
+        (VPN, "a VPN is up: 10.8.0.2 (tun0)"),
+    ],
+)
+def test_fault_27_no_network_or_one_that_is_a_vpn(home: Path, setup: Sequence[str], what: str) -> None:
+    ended = within("PATH=$PATH:/usr/sbin:/sbin", *setup, spaces="-rn", home=home, check="addresses")
+
+    (found,) = said(ended)
+    assert (found["level"], found["what"]) == ("warning", what)
+
+
 # -- the mesh -------------------------------------------------------------------------------------
 
 

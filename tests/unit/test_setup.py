@@ -252,7 +252,7 @@ def test_a_package_that_is_not_made_for_this_machine(clone: Clone) -> None:
     assert code == 1
     error, hint = err.splitlines()[-2:]
     assert error.startswith("Error: a package is not there ready-made for this machine (")
-    assert hint.endswith("or macOS 13 or newer: PYTHON=python3.12 make setup")
+    assert hint.endswith(", not musl (x86-64, arm64), or macOS 13 or newer: PYTHON=python3.12 make setup")
     assert clone.stamps() == []
 
 

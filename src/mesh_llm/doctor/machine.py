@@ -68,16 +68,22 @@ def python(context: CheckContext) -> Iterator[Finding]:
 
 
 def command(context: CheckContext) -> Iterator[Finding]:
-    found = shutil.which("mesh-llm")
-    if found is not None:
+    found, folder = shutil.which("mesh-llm"), sysconfig.get_path("scripts")
+    mend = f'export PATH="{folder}:$PATH", in your shell\'s start-up file'
+    if found is None:
+        yield warning(
+            "mesh-llm is not on the PATH",
+            why="hints and guides name the command without its folder",
+            mend=mend,
+        )
+    elif Path(found).resolve().parent != Path(folder).resolve():
+        yield warning(
+            f"{found} is another installation than this one in {folder}",
+            why="hints and guides would run that one, which may be of another version",
+            mend=f"remove it, or {mend}",
+        )
+    else:
         yield ok(f"mesh-llm is {found}")
-        return
-    folder = sysconfig.get_path("scripts")
-    yield warning(
-        "mesh-llm is not on the PATH",
-        why="hints and guides name the command without its folder",
-        mend=f'export PATH="{folder}:$PATH", in your shell\'s start-up file',
-    )
 
 
 def packages(context: CheckContext) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ async def asked(client: RawClient, model: object = None, **more: Any) -> tuple[i
     return answer.status, json.loads(answer.body)
 
 
-@pytest.mark.parametrize("name", ["coder-7b", "qwen-coder", "Coder-7B", "coder", "QWEN"])
+@pytest.mark.parametrize("name", ["coder-7b", "qwen-coder", "Coder-7B", "coder", "QWEN", "coder:7b", "qwen:latest"])
 async def test_a_request_goes_to_the_model_that_it_names(
     client: RawClient, engine: FakeEngine, coder: FakeEngine, name: str
 ) -> None:
@@ -53,6 +53,14 @@ async def test_a_request_that_names_none_goes_to_the_default_one(
 ) -> None:
     assert (await asked(client, name))[0] == 200
     assert (len(engine.seen), len(coder.seen)) == (1, 0)
+
+
+async def test_a_whole_name_goes_before_the_beginning_of_another(
+    client: RawClient, node: FakeNode, engine: FakeEngine
+) -> None:
+    node.others = [FakeNode(names=("tiny-2",)), *node.others]
+    assert (await asked(client, "tiny:latest"))[0] == 200
+    assert len(engine.seen) == 1
 
 
 async def test_an_unknown_name_is_refused_with_the_list(client: RawClient, engine: FakeEngine) -> None:

@@ -172,10 +172,10 @@ def test_an_ambiguous_name(stores: Stores, home: Path) -> None:
                 "Hint: did you mean Mine-7B-Q4_0?\n",
             ),
             (
-                "qwen-2.5-32b",
+                "qwen-2.5-33b",
                 1,
-                "Error: qwen-2.5-32b is neither a file nor a model that mesh-llm knows by name\n"
-                "Hint: did you mean Qwen2.5-32B or Qwen2.5-72B?\n",
+                "Error: qwen-2.5-33b is neither a file nor a model that mesh-llm knows by name\n"
+                "Hint: did you mean Qwen2.5-32B, Qwen2.5-7B or Qwen2.5-72B?\n",
             ),
             (
                 "ollama:nobody",

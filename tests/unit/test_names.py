@@ -204,6 +204,66 @@ def test_a_size_or_a_family_lists_what_it_may_mean(text: str, names: str) -> Non
     assert refused(text).message == f"{text} could be {names}"
 
 
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        ("qwen3:8b", "Qwen3-8B"),
+        ("qwen3:4b", "Qwen3-4B"),
+        ("qwen3:30b", "Qwen3-30B-A3B"),
+        ("qwen3:30b-a3b", "Qwen3-30B-A3B"),
+        ("qwen3-coder:30b", "Qwen3-Coder-30B-A3B"),
+        ("qwen3-vl:8b", "Qwen3-VL-8B"),
+        ("qwen3-embedding:0.6b", "Qwen3-Embedding-0.6B"),
+        ("qwen2.5-coder:7b", "Qwen2.5-Coder-7B"),
+        ("qwen3.5:35b", "Qwen3.5-35B-A3B"),
+        ("llama3.2:3b", "Llama-3.2-3B"),
+        ("LLAMA3.1:8B", "Llama-3.1-8B"),
+        ("llama3.3", "Llama-3.3-70B"),
+        ("llama3.1:8b-instruct-q4_K_M", "Llama-3.1-8B"),
+        ("llama4:scout", "Llama-4-Scout"),
+        ("gpt-oss:20b", "gpt-oss-20b"),
+        ("gemma3:4b", "Gemma-3-4B"),
+        ("gemma4:e4b", "Gemma-4-E4B"),
+        ("gemma4:26b", "Gemma-4-26B-A4B"),
+        ("mistral-small3.2:24b", "Mistral-Small-3.2-24B"),
+        ("devstral:latest", "Devstral-Small-2-24B"),
+        ("granite4:tiny-h", "Granite-4.0-H-Tiny"),
+        ("phi4", "Phi-4"),
+        ("bge-m3:latest", "BGE-M3"),
+        ("smollm2:135m", "smollm2"),
+    ],
+)
+def test_names_as_ollamas_users_write_them(text: str, entry: str) -> None:
+    assert resolve(text) == CATALOG.find(entry)
+    here = local(CATALOG.find(entry).stem, LMSTUDIO)
+    assert is_here(text, here) == here.path
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "hint"),
+    [
+        ("gpt-oss:latest", "could be gpt-oss-20b or gpt-oss-120b", "name one of them"),
+        ("llama3.2", "could be Llama-3.2-1B or Llama-3.2-3B", "name one of them"),
+        ("deepseek-r1:8b", "is neither a file nor", "did you mean DeepSeek-V3.2?"),
+        ("mixtral:8x7b", "is neither a file nor", "did you mean Ministral-3-8B?"),
+        ("llama3.2:4b", "is neither a file nor", "did you mean Llama-3.2-3B, Llama-3.2-1B or"),
+        ("nosuch:1b", "is neither a file nor", "mesh-llm models lists"),
+    ],
+)
+def test_tags_of_ollamas_that_the_catalog_has_not(text: str, error: str, hint: str) -> None:
+    refusal = refused(text)
+    assert refusal.message.startswith(f"{text} {error}")
+    assert str(refusal.hint).startswith(hint)
+
+
+def test_a_tag_of_ollamas_that_names_a_quantisation() -> None:
+    listed = CATALOG.find("Llama-3.2-3B")
+    assert isinstance(listed.source, HubSource)
+    assert resolve("llama3.2:3b-instruct-q8_0") == HubName(repo=listed.source.repo, wanted="Q8_0")
+    # One in another quantisation that is here is another one.
+    assert resolve("llama3.2:3b-instruct-q4_K_M", local("Llama-3.2-3B-Instruct-Q8_0")) == listed
+
+
 def test_a_family_is_not_its_next_version() -> None:
     message = refused("qwen3").message
 

@@ -12,6 +12,7 @@ from mesh_llm.gateway.upstream import ModelServing
 
 _QUERY = "model"
 _FIELD = re.compile(rb'"model"\s*:\s*("(?:[^"\\\\]|\\\\.)*")')
+_HYPHENS = re.compile("[-_: ]")
 _FORM = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n')
 """In a form with files, as transcriptions are asked for."""
 
@@ -44,18 +45,19 @@ def _field(body: bytes, field: str = "model") -> str | None:
 def chosen(models: Sequence[ModelServing], name: str | None) -> ModelServing | None:
     """The model that a name means: all of it, or a beginning that only one has; None: there is none.
 
-    Ollama's clients write a tag behind the name, `qwen3:8b`, and `:latest` where there is none.
+    Ollama's clients write `qwen3:8b` and `llama3.2:3b`, and `:latest` where there is no tag.
 
     Where there is one model, every name means it: clients send what they were made for.
     """
     if name is None or len(models) == 1:
         return models[0]
-    wanted = name.casefold()
+    wanted = _run_on(name.casefold().removesuffix(":latest"))
     for model in models:
-        if wanted in map(str.casefold, model.names):
+        if {wanted, _run_on(name)} & {*map(_run_on, model.names)}:
             return model
-    name, colon, tag = wanted.rpartition(":")
-    if colon:
-        return chosen(models, name if tag == "latest" else f"{name}-{tag}")
-    begun = [model for model in models if any(each.casefold().startswith(wanted) for each in model.names)]
+    begun = [model for model in models if any(_run_on(each).startswith(wanted) for each in model.names)]
     return begun[0] if len(begun) == 1 else None
+
+
+def _run_on(name: str) -> str:
+    return _HYPHENS.sub("", name.casefold())

@@ -9,8 +9,8 @@
     It is taken as it is; whoever opens it says what is wrong with it.
 3.  The full name of a model on this disk, in whichever store: its file's name, or Ollama's NAME:TAG.
     One in the models folder goes before the same name elsewhere.
-4.  A name of the catalog: an entry's own, an alias, its file's. It means the entry's file, if that is
-    here in any store; else, unless the text named a quantisation, the same model in the one other
+4.  A name of the catalog: an entry's own, an alias, its file's, and all of these as Ollama's users
+    write them: llama3.2:3b is Llama-3.2-3B. It means the entry's file, if that is here in any store; else, unless the text named a quantisation, the same model in the one other
     quantisation that is here; else what is to be downloaded. The name of an entry's file in another
     quantisation is one more: the entry's repository has it.
 5.  The beginning of a name, up to a hyphen, a dot or the like, if only one model begins so:
@@ -57,6 +57,8 @@ _SHARDS = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _SHARD_LIMIT = 1000
 _PUBLISHER = re.compile(r"(?:[a-z0-9.-]+_|meta-)")
 """Before the names of files that say whose model it is: google_gemma-3-27b-it-Q4_K_M.gguf."""
+_HYPHENS = "[-_: ]"
+"""Between the parts of a name; Ollama's are written family:size."""
 _SEPARATORS = ("-", ".", "_", ":", "@", " ")
 _SHOWN = 6
 _FAMILY_CHARS = 4
@@ -222,8 +224,11 @@ class _Names:
         exact = [model for model in whole if key in {key_of(name) for name in _spellings(model)}]
         if found := _one(text, exact):
             return found
+        key = key.removesuffix(_LATEST)
         if (entry := self.catalog.get(text) or self.catalog.get(stem_of(text))) is not None:
             return self._entry(entry, exactly=key == key_of(entry.stem))
+        if (entry := self._tagged(key)) is not None:
+            return self._entry(entry, exactly=bool(quantisation_of(key)))
         if (other := self._other_quantisation(text)) is not None:
             return other
         begun = [model for model in whole if _begins(key, _spellings(model))]
@@ -237,10 +242,15 @@ class _Names:
                 return self._entry(entries[0], exactly=False)
         raise self._unknown(text, key)
 
+    def _tagged(self, key: str) -> CatalogEntry | None:
+        """The entry that Ollama's users call so: llama3.2:3b, gemma3:4b-it-q4_K_M."""
+        names = ((entry, name) for entry in self.catalog for name in _names_of(entry))
+        return next((entry for entry, name in names if _rest(key, name) == ""), None)
+
     def _likely(self, key: str) -> Iterator[list[CatalogEntry]]:
         """Entries that begin so, where 3 is not 3.5; those with all its parts, as 32b; whole families."""
         begun = [entry for entry in self.catalog if _begins(key, (entry.name, *entry.aliases, entry.stem))]
-        yield [entry for entry in begun if not re.match(r"\.\d", key_of(entry.name)[len(key) :])]
+        yield [entry for entry in begun if not re.match(r"\.\d", _rest(key, entry.name) or "")]
         yield begun
         yield [entry for entry in self.catalog if _has_parts(key, entry.name)]
         family = [entry for entry in self.catalog if key_of(entry.name).startswith(key)]
@@ -248,9 +258,10 @@ class _Names:
 
     def _other_quantisation(self, text: str) -> HubName | None:
         """An entry's model, of which the text names a file that the catalog does not."""
-        quantisation = quantisation_of(stem_of(text))
+        quantisation, bare = quantisation_of(stem_of(text)), _bare(stem_of(text))
         for entry in self.catalog if quantisation else ():
-            if isinstance(entry.source, HubSource) and same_model(stem_of(text), entry.stem):
+            called = any(_rest(bare, _bare(name)) == "" for name in _names_of(entry))
+            if called and isinstance(entry.source, HubSource):
                 return HubName(repo=entry.source.repo, wanted=quantisation, revision=entry.source.revision)
         return None
 
@@ -361,8 +372,19 @@ def _parts(name: str) -> set[str]:
 
 
 def _begins(key: str, names: Iterable[str]) -> bool:
-    starts = tuple(f"{key}{separator}" for separator in _SEPARATORS)
-    return any(key_of(name).startswith(starts) for name in names)
+    return any((_rest(key, name) or "").startswith(_SEPARATORS) for name in names)
+
+
+def _rest(key: str, name: str) -> str | None:
+    """What follows the key in a name; None where that does not begin so. Hyphens are where people put them."""
+    signs = re.sub(_HYPHENS, "", key)
+    found = re.match(f"{_HYPHENS}*".join(map(re.escape, signs)), key_of(name))
+    return key_of(name)[found.end() :] if found and signs else None
+
+
+def _names_of(entry: CatalogEntry) -> tuple[str, ...]:
+    unpublished = f"{_unpublished(_bare(entry.stem))}-{quantisation_of(entry.stem)}"
+    return (entry.name, *entry.aliases, entry.stem, unpublished)
 
 
 def _here(model: LocalModel) -> Here:

@@ -227,6 +227,20 @@ async def test_what_cannot_be_removed_does_not_hide_the_cancellation(
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_half_a_library_is_built_anew(cache: Path, wrapped: Compiler) -> None:
+    """A node loads this one itself, and would die of it without a word."""
+    path = asyncio.run(build.ensure((build.SPLICE,), ignore)).libraries[build.SPLICE]
+    whole = path.read_bytes()
+    for half in (whole[: len(whole) // 2], b""):
+        path.write_bytes(half)
+        assert not build.library(build.SPLICE).built
+    assert asyncio.run(build.ensure((build.SPLICE,), ignore)).libraries == {build.SPLICE: path}
+    assert len(path.read_bytes()) == len(whole)
+    assert wrapped.calls("splice.cpp") == 2
+    path.with_name("build.json").write_text("{")
+    assert not build.library(build.SPLICE).built
+
+
 # -- failing --------------------------------------------------------------------------------------
 
 

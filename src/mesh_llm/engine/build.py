@@ -51,6 +51,7 @@ SCRATCH_PAUSE_S = 0.05
 
 _MESH_SUFFIXES = (".cmake", ".cpp", ".h")
 _MESH_FOLDERS = ("wire", "host", "worker", "rules", "hooks")
+_FACTS = "build.json"
 _NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
 
 STANDARD = ("mesh", "cpu")
@@ -85,7 +86,13 @@ class Library:
 
     @property
     def built(self) -> bool:
-        return self.path.is_file()
+        """And whole: a power cut can leave a name with half of the bytes, which kills whoever loads it."""
+        note = self.folder / _FACTS
+        try:
+            noted = json.loads(note.read_text()).get("bytes") if note.exists() else None
+            return noted in (None, self.path.stat().st_size)
+        except (OSError, ValueError):
+            return False
 
     @property
     def failure(self) -> Path:
@@ -312,8 +319,13 @@ def _install(made: Path, entry: Library) -> None:
     scratch = made.parent / "finished"
     scratch.mkdir()
     made.rename(scratch / entry.path.name)
-    facts = {"engine": ENGINE_VERSION, "platform": platform_name(), "backend": entry.backend}
-    (scratch / "build.json").write_text(json.dumps(facts) + "\n")
+    facts = {
+        "engine": ENGINE_VERSION,
+        "platform": platform_name(),
+        "backend": entry.backend,
+        "bytes": (scratch / entry.path.name).stat().st_size,
+    }
+    (scratch / _FACTS).write_text(json.dumps(facts) + "\n")
     shutil.rmtree(entry.folder, ignore_errors=True)
     scratch.rename(entry.folder)
     entry.failure.unlink(missing_ok=True)

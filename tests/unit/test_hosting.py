@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,6 @@ from mesh_llm.host import hosting
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.host.worker_leases import StageLost
-from mesh_llm.membership.member import Member
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import Demands, ModelDemand
@@ -59,8 +59,12 @@ class StillMesh:
         serving = self.serving()
         return {0: serving} if serving is not None else {}
 
-    def alive(self) -> list[Member]:
-        return []
+    def alive(self) -> list[Any]:
+        state = dict.fromkeys(self.leaving, State.DRAINING)
+        return [
+            SimpleNamespace(id=each.id, facts=replace(each.facts, state=state.get(each.id, each.facts.state)))
+            for each in self.nodes
+        ]
 
     def highest_epoch(self) -> int:
         serving = self.serving()
@@ -369,6 +373,24 @@ async def test_a_successor_on_its_way_is_kept_while_the_host_of_the_running_plan
 
         assert len(room.runs) == 2
         assert not room.runs[1].was_cancelled
+
+
+async def test_a_plan_on_its_way_is_kept_while_one_of_its_workers_leaves() -> None:
+    """The worker waits for its host; what serves soon comes first."""
+    me, other, third = planning.node("me", 60), planning.node("other", 30), planning.node("third", 30)
+    room = NodeMemory(me, other, third, settings=planning.settings(split=True))
+    with driven(room):
+        await room.until_serving()
+        room.mesh.nodes = (me, other)
+        room.runs[0].error = StageLost(NodeId("third"), "it was lost")
+        await room.until(lambda: len(room.runs) == 2)
+        room.mesh.leaving = {NodeId("other"): "is leaving"}
+        looks = room.mesh.looks
+        await room.until(lambda: room.mesh.looks > looks + 3)
+        assert not room.runs[1].was_cancelled
+
+        room.runs[1].is_ready = True
+        await room.until(lambda: room.hosting.serving is cast(PlanRun, room.runs[1]))
 
 
 async def test_before_anything_has_served_a_better_plan_is_begun_at_once() -> None:

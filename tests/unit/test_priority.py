@@ -104,6 +104,9 @@ class OneView:
     def unready(self) -> dict[NodeId, str]:
         return {}
 
+    def name_of(self, node: NodeId) -> str:
+        return str(node)
+
     def started(self, node: NodeId) -> int:
         return 1
 

@@ -13,7 +13,7 @@ from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.eligibility import without_layers
 from mesh_llm.planning.snapshot import Snapshot
-from mesh_llm.types import Fingerprint, Mode, ModelFacts, NodeId, Plan, ServingPlan
+from mesh_llm.types import Fingerprint, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
 
 class Decisions:
@@ -111,12 +111,13 @@ class Decisions:
             # While answers wait, what serves soon comes first. What is better is brought up beside it.
             soon = not without_layers(snapshot, model).keys() & {stage.node for stage in begun.plan.stages}
             urgent = self._was_served and soon and not _lasts(current, barred)
+            lent = {stage.node for stage in begun.plan.workers} & self._leaving() if urgent else set()
             plan = decide(
                 snapshot,
                 model,
                 settings,
                 current=begun,
-                barred=barred,
+                barred={node: why for node, why in barred.items() if node not in lent},
                 beatable=not urgent,
                 lanes=begun.plan.lanes,
             )
@@ -128,6 +129,10 @@ class Decisions:
             if plan.mode is not Mode.WAITING:
                 return plan
         return decide(snapshot, model, settings, current=current, barred=barred, lanes=lanes)
+
+    def _leaving(self) -> set[NodeId]:
+        """Members that go as soon as others do without them: until then they go on with what they lend."""
+        return {member.id for member in self._mesh.alive() if member.facts.state is State.DRAINING}
 
     def _is_outdone(self) -> bool:
         """Whether another node has begun to serve since the plan that starts was proposed."""

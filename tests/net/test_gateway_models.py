@@ -39,7 +39,9 @@ async def asked(client: RawClient, model: object = None, **more: Any) -> tuple[i
     return answer.status, json.loads(answer.body)
 
 
-@pytest.mark.parametrize("name", ["coder-7b", "qwen-coder", "Coder-7B", "coder", "QWEN", "coder:7b", "qwen:latest"])
+@pytest.mark.parametrize(
+    "name", ["coder-7b", "qwen-coder", "Coder-7B", "coder", "QWEN", "coder:7b", "qwen:latest"]
+)
 async def test_a_request_goes_to_the_model_that_it_names(
     client: RawClient, engine: FakeEngine, coder: FakeEngine, name: str
 ) -> None:

@@ -31,6 +31,7 @@ def told(*arguments: str) -> tuple[str, str]:
         (["quit"], "mesh-llm stop"),
         (["ask", "me"], "mesh-llm chat"),
         (["smollm2"], "mesh-llm run smollm2"),
+        (["llama3.2:3b"], "mesh-llm run llama3.2:3b"),
         (["hf:owner/repo"], "mesh-llm run hf:owner/repo"),
         (["help", "statsu"], "mesh-llm status"),
         (["invite", "lst"], "mesh-llm invite list"),
@@ -43,6 +44,32 @@ def test_a_word_that_is_no_verb_names_the_nearest(typed: list[str], meant: str) 
     wrong = next(word for word in typed if word not in ("help", "invite", "engine", "lab"))
     assert message == f"No such command '{wrong}'."
     assert hint == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("stop qwen3:8b", "did you mean mesh-llm unload qwen3:8b?"),
+        ("serve qwen3:8b", "did you mean mesh-llm run qwen3:8b?"),
+        ("run qwen3:8b Hello", "did you mean mesh-llm chat Hello?"),
+        ("show qwen3:8b", "mesh-llm plan --model NAME tells of a model, mesh-llm status of what runs"),
+        ("rm qwen3:8b", words.EXPLAINED["delete"]),
+        ("create mine", words.EXPLAINED["push"]),
+    ],
+)
+def test_verbs_as_ollamas_users_write_them(typed: str, hint: str) -> None:
+    assert told(*typed.split())[1] == hint
+
+
+def test_those_that_are_the_same_as_ollamas() -> None:
+    with command_group().make_context("mesh-llm", ["status"], resilient_parsing=True) as ctx:
+        verbs = ("run", "ps", "list", "ls", "pull", "serve", "stop")
+        assert [verb for verb in verbs if command_group().get_command(ctx, verb) is None] == []
+
+
+def test_what_is_explained_is_no_verb() -> None:
+    with command_group().make_context("mesh-llm", ["status"], resilient_parsing=True) as ctx:
+        assert not {*words.EXPLAINED} & {*command_group().list_commands(ctx), *words.OTHER_NAMES}
 
 
 @pytest.mark.parametrize("word", ["xyzzy", "ä", "\x1b[2J", "1"])

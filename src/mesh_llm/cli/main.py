@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from mesh_llm import __version__
 from mesh_llm.cli import secret
 from mesh_llm.cli.imports import import_quickly
-from mesh_llm.cli.words import OTHER_NAMES, is_model, nearest
+from mesh_llm.cli.words import EXPLAINED, OTHER_NAMES, is_model, meant_with, nearest
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION, PROTOCOL_VERSION
 from mesh_llm.errors import MeshError
 
@@ -152,10 +152,15 @@ def explained(error: click.ClickException) -> tuple[str, str]:
     message, usual = error.format_message(), "mesh-llm --help lists commands and options"
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     unknown = re.match(r"No such command '(.+?)'\.", message)
+    extra = re.match(r"Got unexpected extra argument \((.+)\)$", message)
+    if ctx is not None and extra and (meant := meant_with(ctx.command.name, extra[1])):
+        return message, f"did you mean mesh-llm {meant}?"
     if ctx is None or unknown is None or not isinstance(ctx.command, click.Group):
         return message, usual
     word = unknown[1]
     is_verb = isinstance(ctx.command, Verbs)
+    if is_verb and word in EXPLAINED:
+        return unknown[0], EXPLAINED[word]
     near = nearest(word, [*ctx.command.list_commands(ctx), *(("help",) if is_verb else ())])
     if near is None and is_verb and is_model(word):
         near = f"run {word}"

@@ -16,7 +16,7 @@ OTHER_NAMES = {
 """Each is the same as the verb behind it."""
 _MEANT = {
     **dict.fromkeys(("ask", "prompt", "repl"), "chat"),
-    **dict.fromkeys(("info", "nodes", "top", "show"), "status"),
+    **dict.fromkeys(("info", "nodes", "top"), "status"),
     **dict.fromkeys(("quit", "exit", "kill", "down"), "stop"),
     **dict.fromkeys(("search", "fetch", "get"), "download"),
     **dict.fromkeys(("up", "launch", "server"), "serve"),
@@ -25,6 +25,21 @@ _MEANT = {
     **dict.fromkeys(("check", "debug"), "doctor"),
 }
 """Words of other programs that mean a verb of ours, and are spelt quite differently."""
+EXPLAINED = {
+    "show": "mesh-llm plan --model NAME tells of a model, mesh-llm status of what runs",
+    **dict.fromkeys(
+        ("rm", "remove", "delete"),
+        "mesh-llm unload NAME takes a model out of the mesh; its file is yours to delete: "
+        "mesh-llm models --json has its path",
+    ),
+    **dict.fromkeys(
+        ("cp", "create", "push"),
+        "a model is a GGUF file that --model names; ~/.mesh-llm/catalog.toml has names of your own",
+    ),
+}
+"""Verbs of Ollama's that none of ours stands for."""
+_WITH_A_NAME = {"stop": "unload", "serve": "run", "run": "chat"}
+"""Verbs that Ollama's users give something which ours do not take, and those that do."""
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
@@ -37,11 +52,16 @@ def nearest(word: str, known: Collection[str]) -> str | None:
     return next((name for name in near if name[:2] == word[:2]), near[0] if near else None)
 
 
+def meant_with(verb: str | None, extra: str) -> str | None:
+    """What somebody meant who gave a verb more than it takes."""
+    return f"{_WITH_A_NAME[verb]} {extra}" if verb in _WITH_A_NAME else None
+
+
 def is_model(word: str) -> bool:
     """Whether somebody has typed a model in the place of a verb."""
     if word.endswith(".gguf") or word.startswith(("hf:", "ollama:")) or Path(word).expanduser().is_file():
         return True
     # Here: only a mistake has to wait for it.
-    from mesh_llm.models import catalog
+    from mesh_llm.models import catalog, names
 
-    return catalog.load().get(word) is not None
+    return names.tagged(word, catalog.load()) is not None

@@ -10,9 +10,10 @@
 3.  The full name of a model on this disk, in whichever store: its file's name, or Ollama's NAME:TAG.
     One in the models folder goes before the same name elsewhere.
 4.  A name of the catalog: an entry's own, an alias, its file's, and all of these as Ollama's users
-    write them: llama3.2:3b is Llama-3.2-3B. It means the entry's file, if that is here in any store; else, unless the text named a quantisation, the same model in the one other
-    quantisation that is here; else what is to be downloaded. The name of an entry's file in another
-    quantisation is one more: the entry's repository has it.
+    write them: llama3.2:3b is Llama-3.2-3B. It means the entry's file, if that is here in any store;
+    else, unless the text named a quantisation, the same model in the one other quantisation that is
+    here; else what is to be downloaded. The name of an entry's file in another quantisation is one
+    more: the entry's repository has it.
 5.  The beginning of a name, up to a hyphen, a dot or the like, if only one model begins so:
     among those on this disk, and where none does, among those of the catalog. Parts of a name, such
     as 32b or coder-32b, likewise.
@@ -97,6 +98,13 @@ def resolve(text: str, *, catalog: Catalog, find: Find) -> Named:
         _check_path(path, text)
         return Here(path=path)
     return names.by_name(text)
+
+
+def tagged(text: str, catalog: Catalog) -> CatalogEntry | None:
+    """The entry that Ollama's users call so: llama3.2:3b, gemma3:4b-it-q4_K_M, phi4."""
+    key = key_of(text).removesuffix(_LATEST)
+    names = ((entry, name) for entry in catalog for name in _names_of(entry))
+    return next((entry for entry, name in names if _rest(key, name) == ""), None)
 
 
 def means(named: CatalogEntry | HubName, stem: str) -> bool:
@@ -227,7 +235,7 @@ class _Names:
         key = key.removesuffix(_LATEST)
         if (entry := self.catalog.get(text) or self.catalog.get(stem_of(text))) is not None:
             return self._entry(entry, exactly=key == key_of(entry.stem))
-        if (entry := self._tagged(key)) is not None:
+        if (entry := tagged(key, self.catalog)) is not None:
             return self._entry(entry, exactly=bool(quantisation_of(key)))
         if (other := self._other_quantisation(text)) is not None:
             return other
@@ -241,11 +249,6 @@ class _Names:
             if entries:
                 return self._entry(entries[0], exactly=False)
         raise self._unknown(text, key)
-
-    def _tagged(self, key: str) -> CatalogEntry | None:
-        """The entry that Ollama's users call so: llama3.2:3b, gemma3:4b-it-q4_K_M."""
-        names = ((entry, name) for entry in self.catalog for name in _names_of(entry))
-        return next((entry for entry, name in names if _rest(key, name) == ""), None)
 
     def _likely(self, key: str) -> Iterator[list[CatalogEntry]]:
         """Entries that begin so, where 3 is not 3.5; those with all its parts, as 32b; whole families."""
@@ -376,7 +379,7 @@ def _begins(key: str, names: Iterable[str]) -> bool:
 
 
 def _rest(key: str, name: str) -> str | None:
-    """What follows the key in a name; None where that does not begin so. Hyphens are where people put them."""
+    """What follows the key in a name, wherever its hyphens are; None where that does not begin so."""
     signs = re.sub(_HYPHENS, "", key)
     found = re.match(f"{_HYPHENS}*".join(map(re.escape, signs)), key_of(name))
     return key_of(name)[found.end() :] if found and signs else None

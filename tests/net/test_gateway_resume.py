@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mesh_llm.cli.chat import ChatApi, Conversation
 from mesh_llm.gateway.engine_choice import GATEWAY_RESUME_TRIES
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
@@ -290,6 +291,23 @@ async def test_a_resumed_answer_is_counted_and_logged(
         assert seen.value(f"mesh_llm_gateway_{name}_count", route=CHAT) == 1
         assert seen.value(f"mesh_llm_gateway_{name}_sum", route=CHAT) > 0
     assert seen.value("mesh_llm_gateway_token_seconds_sum", route=CHAT) >= PAUSE_S / (len(WORDS) + 2)
+
+
+async def test_the_chat_in_the_terminal_hears_of_it(
+    gateway: Gateway, engine: FakeEngine, second: FakeEngine, node: FakeNode
+) -> None:
+    async def then(wire: Wire) -> None:
+        node.where = replace(second.upstream, served_by="attic")
+        wire.abort()
+
+    engine.on(CHAT, says("a", until=4, then=then))
+    second.on(CHAT, says("b"))
+    helps(second)
+    told: list[str] = []
+    conversation = Conversation(ChatApi(f"http://127.0.0.1:{gateway.port}", None), tell=told.append)
+    pieces = await asyncio.to_thread(lambda: list(conversation.answer("Where did it run?")))
+    assert "".join(piece for piece, _ in pieces) == "".join(WORDS)
+    assert told == [f"{node.sentence}; attic goes on with the answer"]
 
 
 async def test_every_engine_dies_after_a_word(

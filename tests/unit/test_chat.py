@@ -90,6 +90,26 @@ def test_thoughts_are_told_apart_and_not_repeated_to_the_model() -> None:
     assert conversation.messages[-1]["content"] == "Yes."
 
 
+def test_thoughts_are_for_people_who_look_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thinks = [{"choices": [{"delta": {"reasoning_content": "Hm."}}]}, *says("Yes.")]
+    chat._answer(Conversation(Scripted(thinks)), "?")
+    assert capsys.readouterr().out == "Yes.\n"
+    monkeypatch.setattr(chat, "is_terminal", lambda _: True)
+    monkeypatch.setattr(chat, "_dim", lambda text: f"<{text}>")
+    chat._answer(Conversation(Scripted(thinks)), "?")
+    assert capsys.readouterr().out == "<Hm.>\n\nYes.\n"
+
+
+def test_a_lost_node_is_told_in_a_line_and_the_answer_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    news = {"resumed": "attic was lost; desk goes on with the answer\x1b[2J"}
+    conversation = Conversation(Scripted([*says("One "), news, *says("two.")]), tell=chat._remark)
+    chat._answer(conversation, "Count")
+    assert capsys.readouterr() == ("One two.\n", "(attic was lost; desk goes on with the answer[2J)\n")
+    assert conversation.messages[-1]["content"] == "One two."
+
+
 def test_speed_is_told() -> None:
     timings = {"predicted_n": 12, "predicted_per_second": 34.56}
     conversation = Conversation(Scripted([*says("x"), {"timings": timings, "choices": []}]))
@@ -110,6 +130,7 @@ def test_a_model_cannot_move_the_cursor() -> None:
         ("CODER.gguf", "coder"),
         ("smollm2", "SmolLM2-135M-Instruct.Q4_1"),
         ("SmolLM2", "SmolLM2-135M-Instruct.Q4_1"),
+        ("smollm2:135m", "SmolLM2-135M-Instruct.Q4_1"),
     ],
 )
 def test_a_model_is_found_by_what_people_call_it(typed: str | None, meant: str | None) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 import ssl
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.home import Home
 from mesh_llm.loopback import is_loopback
 from mesh_llm.models import catalog
+from mesh_llm.models.names import tagged
 from mesh_llm.status_schema import Status, from_document
 
 WORDS_S = 300.0
@@ -36,6 +38,7 @@ Ctrl-C ends an answer, and at the prompt the chat. A line that ends with \\ goes
 \"\"\" begins and ends a text of several lines.
 /clear  forget the conversation    /model NAME  ask another model    /bye  end the chat"""
 _BLOCK = '"""'
+_RESUMED = re.compile(r": mesh-llm resumed \d+, served by (.+?): (.+)")
 
 
 @click.command()
@@ -73,7 +76,9 @@ def converse(
     piped = "" if is_terminal(sys.stdin) else _piped()
     status = from_document(Status, asyncio.run(call(home, "GET", "/api/status")))
     names = [each.name for each in status.models]
-    conversation = Conversation(_api(home, status, api_key), model=served(model, names), system=system)
+    conversation = Conversation(
+        _api(home, status, api_key), model=served(model, names), system=system, tell=_remark
+    )
     if question or not is_terminal(sys.stdin):
         asked = "\n\n".join(part for part in (question, piped) if part)
         if not asked.strip():
@@ -91,7 +96,7 @@ def served(name: str | None, names: Sequence[str]) -> str | None:
     """Which of the served models is meant. A node with one model would take any name for it."""
     if name is None or name in names:
         return name
-    entry = catalog.load().get(name)
+    entry = tagged(name, catalog.load())
     stem = entry.stem if entry is not None else Path(name).stem if name.endswith(".gguf") else name
     found = [each for each in names if catalog.key_of(stem) in catalog.key_of(each)]
     if len(found) == 1:
@@ -124,8 +129,8 @@ class ChatApi:
                 if response.status != 200:
                     raise _refusal(response.status, response.read(_LINE_BYTES))
                 while line := response.readline(_LINE_BYTES):
-                    if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                        yield json.loads(data)
+                    if (event := _event(line)) is not None:
+                        yield event
             except (http.client.HTTPException, OSError, ValueError) as error:
                 raise MeshError(f"the answer was cut off: {error or type(error).__name__}") from None
 
@@ -133,6 +138,16 @@ class ChatApi:
         if self._context is None:
             return http.client.HTTPConnection(self._host, self._port, timeout=WORDS_S)
         return http.client.HTTPSConnection(self._host, self._port, timeout=WORDS_S, context=self._context)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """What a line of the stream says; of the gateway's comments only that another engine goes on."""
+    if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+        event = json.loads(data)
+        return event if isinstance(event, dict) else None
+    if (found := _RESUMED.match(line.decode(errors="replace"))) is not None:
+        return {"resumed": f"{found[2]}; {found[1]} goes on with the answer"}
+    return None
 
 
 def _trusting(host: str) -> ssl.SSLContext:
@@ -171,8 +186,17 @@ def _api(home: Home, status: Status, key: str | None) -> ChatApi:
 class Conversation:
     """What was said so far, and the next answer."""
 
-    def __init__(self, api: ChatApi, *, model: str | None = None, system: str | None = None) -> None:
+    def __init__(
+        self,
+        api: ChatApi,
+        *,
+        model: str | None = None,
+        system: str | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`tell`: of a node that was lost during an answer."""
         self._api = api
+        self._tell = tell
         self.model = model
         self._system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = []
@@ -194,6 +218,8 @@ class Conversation:
             for event in self._api.events(body):
                 if (error := event.get("error")) is not None:
                     raise MeshError(f"the answer was cut off: {visible(str(_message(error)))}")
+                if (news := event.get("resumed")) is not None:
+                    self._tell(visible(str(news)))
                 self.figures = _figures(event, time.monotonic() - began) or self.figures
                 for piece, thought in _pieces(event):
                     said += "" if thought else piece
@@ -254,6 +280,11 @@ def _answer(conversation: Conversation, text: str) -> None:
         click.echo()
     if conversation.figures and is_terminal(sys.stdout) and is_terminal(sys.stderr):
         click.echo(_dim(conversation.figures), err=True)
+
+
+def _remark(text: str) -> None:
+    """In the middle of an answer, on a line of its own."""
+    click.echo(f"\n{_dim(f'({text})')}" if is_terminal(sys.stdout) else f"({text})", err=True)
 
 
 def _dim(text: str) -> str:

@@ -12,12 +12,10 @@ from mesh_llm.lab.simulate.distributions import FINGERPRINT, GB, DrawnNode, draw
 from mesh_llm.lab.simulate.optimum import optimum
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.layer_costs import Span
-from mesh_llm.planning.placement import Layout, seconds_of
 from mesh_llm.planning.plan_inputs import PlanInputs, ground_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.speculation import cache_settings
-from mesh_llm.types import Layer, LayerCache, Mode, ModelFacts, Plan, ServingPlan
+from mesh_llm.types import Layer, LayerCache, Mode, ModelFacts, ServingPlan
 
 CONTEXT = 4096
 GOOD = 0.95
@@ -178,13 +176,3 @@ def plan_quality(seed: int) -> PlanQuality:
 
 def inputs_of(snapshot: Snapshot, model: ModelFacts) -> PlanInputs:
     return ground_of(snapshot, model, cache_settings(model, plain_settings(), CONTEXT))
-
-
-def speed_of(plan: Plan, inputs: PlanInputs) -> float | None:
-    """Tokens a second of a plan by what others know of the mesh."""
-    if plan.host is None:
-        return None
-    spans = tuple(Span(stage.node, stage.first, stage.last, stage.device) for stage in plan.stages)
-    layout = Layout(host=plan.host, spans=spans, head_on_worker=plan.head_on_worker)
-    seconds = seconds_of(inputs, layout)
-    return None if seconds is None else 1 / seconds

@@ -581,6 +581,8 @@ class NodeFacts:
     """Epochs of its plans at which requests wait, or did a while ago: their models may run once more."""
     starting: tuple[ServingPlan, ...] = ()
     """Plans of all models that it is bringing up: their memory is taken."""
+    failing: tuple[Fingerprint, ...] = ()
+    """Models that failed here again and again, and leave the memory to those of a lower priority for now."""
     demand: tuple[Demand, ...] = ()
 
     def part_of(self, fingerprint: Fingerprint) -> HeldPart | None:

@@ -70,6 +70,21 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
         assert text_of(client, "tiny")
 
 
+def test_a_higher_priority_whose_file_is_broken_gives_the_memory_back(model: Path, tmp_path: Path) -> None:
+    file = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=40)
+    with lab(model) as nodes:
+        owner = nodes.create("owner", "--max-memory", ROOM)
+        load(owner, file, *PLAN)
+        until_states(owner, tiny="serving", coder="waiting")
+        with file.open("r+b") as opened:
+            opened.truncate(file.stat().st_size // 2)
+
+        load(owner, "coder", "--priority", "5")
+        owner.until(lambda: "failed with it again and again" in owner.stdout, what="it gives up for now")
+        until_states(owner, tiny="serving", coder="waiting")
+        assert text_of(owner, "tiny")
+
+
 @pytest.mark.full
 def test_the_highest_priority_has_the_memory_after_a_start(model: Path, tmp_path: Path) -> None:
     file = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=40)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.planning.backoff import NEEDED_SHARE, Backoff
+from mesh_llm.planning.backoff import NEEDED_SHARE, Backoff, GivingBack
 from mesh_llm.types import NodeId
 
 A, B = NodeId("a"), NodeId("b")
@@ -67,3 +67,13 @@ def test_where_it_is_needed_a_node_is_kept_out_for_a_tenth() -> None:
         now = until
 
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 6.0, 6.0]
+
+
+def test_a_model_that_keeps_failing_leaves_its_memory_for_longer_and_longer() -> None:
+    giving_back, pauses = GivingBack(), []
+    for _ in range(9):
+        giving_back = giving_back.failed(now=1000.0, well_s=0.0)
+        pauses.append(max(0.0, giving_back.until_s - 1000.0))
+    assert pauses == [0, 60, 120, 240, 480, 960, 1800, 1800, 1800]
+    # One that had served for five minutes is tried again at once.
+    assert giving_back.failed(now=5000.0, well_s=300.0) == GivingBack(failures=1)

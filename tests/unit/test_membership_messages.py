@@ -159,6 +159,7 @@ FACTS = NodeFacts(
     also_serving=(ServingPlan(epoch=5, plan=SHORT_PLAN, fingerprint=Fingerprint("d" * 64)),),
     replicas=(ServingPlan(epoch=7, plan=SHORT_PLAN, fingerprint=Fingerprint("d" * 64), replica=1),),
     crowded=(5, 7),
+    failing=(Fingerprint("a" * 64),),
     starting=(ServingPlan(epoch=6, plan=SHORT_PLAN, settings_version=2, fingerprint=Fingerprint("c" * 64)),),
     demand=(
         Demand(fingerprint=Fingerprint("d" * 64), wanted=True, reason="because", hopeless=True),

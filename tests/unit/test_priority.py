@@ -9,14 +9,18 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.mesh_settings import MeshSettings, ModelSettings, as_one
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import Demands, ModelDemand
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
+from mesh_llm.planning import backoff
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import Demand, Fingerprint, NodeFacts, NodeId, Plan, ServingPlan, State
+from mesh_llm.types import Demand, Fingerprint, Mode, NodeFacts, NodeId, Plan, ServingPlan, State
 from tests.support import planning
 
 BIG, CODER = planning.FINGERPRINT, Fingerprint("c" * 64)
@@ -39,6 +43,8 @@ class Members:
             for each in nodes
         }
         self.runs: list[Run] = []
+        self.broken: set[str] = set()
+        """Models whose engine does not start."""
 
     def wanted(self, fingerprint: Fingerprint) -> ModelSettings:
         found = self.settings.of(fingerprint)
@@ -115,18 +121,19 @@ class OneView:
 
 
 class Run:
-    """Ready at once."""
+    """Ready at once, or never."""
 
     port = broken = None
-    is_ready = True
-    lanes = SimpleNamespace(addresses=lambda: ())
+    lanes = SimpleNamespace(addresses=lambda: (), slots=1)
 
-    def __init__(self, epoch: int, plan: Plan, settings: ModelSettings) -> None:
+    def __init__(self, epoch: int, plan: Plan, settings: ModelSettings, *, fails: bool) -> None:
         self.epoch, self.plan, self.settings = epoch, plan, settings
+        self.is_ready = not fails
 
     def start(self, wake: Callable[[], None], tell: Callable[[str], None]) -> None: ...
 
-    def failure(self) -> None: ...
+    def failure(self) -> MeshError | None:
+        return None if self.is_ready else EngineFailed("the engine exited with status 1")
 
     def is_outdated(self) -> bool:
         return False
@@ -156,7 +163,8 @@ class Node:
         fingerprint = plans.fingerprint
 
         def run(epoch: int, plan: Plan) -> PlanRun:
-            members.runs.append(Run(epoch, plan, members.wanted(fingerprint)))
+            wanted = members.wanted(fingerprint)
+            members.runs.append(Run(epoch, plan, wanted, fails=wanted.alias in members.broken))
             return cast(PlanRun, members.runs[-1])
 
         return Hosting(
@@ -183,7 +191,8 @@ async def running(*machines: Candidate) -> AsyncIterator[tuple[Members, list[Nod
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended), ended
 
 
 async def until(nodes: list[Node], condition: Callable[[], object]) -> None:
@@ -250,3 +259,61 @@ async def test_a_model_on_demand_takes_nobodys_place_by_its_priority() -> None:
         await looked(nodes)
         assert members.served() == {"big": "me"}
         assert (members.started("big"), members.started("coder")) == (1, 0)
+
+
+@pytest.mark.parametrize("others", [(), (planning.node("weak", 5),)], ids=["alone", "in company"])
+async def test_a_higher_priority_that_keeps_failing_gives_the_memory_back(
+    others: tuple[Candidate, ...],
+) -> None:
+    """It may fail once by chance; after that the lower one has its memory, and nobody disturbs it."""
+    async with running(planning.node("me", 30), *others) as (members, nodes):
+        await until(nodes, lambda: members.served() == {"big": "me"})
+        members.broken = {"coder"}
+        members.settings = settings(coder=5)
+        await until(nodes, lambda: members.started("coder") == 2 and members.served() == {"big": "me"})
+        await looked(nodes)
+        assert members.served() == {"big": "me"}
+        assert (members.started("big"), members.started("coder")) == (2, 2)
+        for node in nodes:
+            [plan] = node.plans[CODER].decided.values()
+            assert plan.mode is Mode.WAITING
+            told = {each.node: each.reason for each in plan.excluded}
+            assert (
+                told[NodeId("me")]
+                == "failed with it again and again; others have its memory until it is tried again"
+            )
+
+
+async def test_what_failed_takes_its_place_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "GIVE_BACK_FIRST_S", 1.0)
+    async with running(planning.node("me", 30)) as (members, nodes):
+        members.broken = {"coder"}
+        members.settings = settings(coder=5)
+        await until(nodes, lambda: members.started("coder") == 2 and members.served() == {"big": "me"})
+        members.broken = set()
+        await until(nodes, lambda: members.served() == {"coder": "me"})
+
+
+async def test_an_owners_change_is_tried_at_once() -> None:
+    async with running(planning.node("me", 30)) as (members, nodes):
+        members.broken = {"coder"}
+        members.settings = settings(coder=5)
+        await until(nodes, lambda: members.started("coder") == 2 and members.served() == {"big": "me"})
+        members.broken = set()
+        members.settings = settings(coder=5, predict=9)
+        await until(nodes, lambda: members.served() == {"coder": "me"})
+
+
+async def test_what_fails_beside_one_that_serves_is_tried_as_ever() -> None:
+    async with running(planning.node("me", 60)) as (members, nodes):
+        members.broken = {"coder"}
+        members.settings = settings(coder=5)
+        await until(nodes, lambda: members.served() == {"big": "me"} and members.started("coder") > 2)
+        assert members.started("big") == 1
+
+
+async def test_a_default_model_that_fails_does_not_end_a_node_that_serves_others() -> None:
+    async with running(planning.node("me", 30)) as (members, nodes):
+        members.broken = {"big"}
+        members.settings = settings(big=5)
+        await until(nodes, lambda: members.started("big") == 2 and members.served() == {"coder": "me"})

@@ -8,6 +8,7 @@ introductions  links between its neighbouring workers
 lane           one engine of a plan, over links of its own
 lane_group     the engines of one plan
 ending_runs    plans that were replaced or failed, until their engines have ended
+memory_return  what a model that keeps failing leaves to those of a lower priority
 declined_ops   ops that a worker does not compute for its own layers, in words
 launch         what the engine child is told for a plan
 worker_launch  what a worker child is told

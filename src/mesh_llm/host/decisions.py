@@ -63,7 +63,11 @@ class Decisions:
         return plans
 
     def with_room(
-        self, plans: Mapping[int, Plan], model: ModelFacts, settings: ModelSettings
+        self,
+        plans: Mapping[int, Plan],
+        model: ModelFacts,
+        settings: ModelSettings,
+        failed: Mapping[NodeId, str],
     ) -> tuple[dict[int, Plan], dict[int, Plan]]:
         """The same plans, where the first of them waits with what it waits for; and what others plan beside.
 
@@ -74,7 +78,7 @@ class Decisions:
 
         def without(gone: Collection[Fingerprint]) -> Plan:
             snapshot = self._plans.snapshot(first, {}, gone)
-            return decide(snapshot, model, settings, current=None, barred=self._mesh.unready())
+            return decide(snapshot, model, settings, current=None, barred={**failed, **self._mesh.unready()})
 
         if (room := self._demand.room_for(plans[first], without)) is None:
             return {**plans}, {**plans}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from typing import Protocol
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.decisions import Decisions
 from mesh_llm.host.ending_runs import EndingRuns
+from mesh_llm.host.memory_return import MemoryReturn
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.host.worker_leases import StageLost
 from mesh_llm.mesh_settings import ModelSettings
@@ -105,6 +106,8 @@ class Hosting:
         self._pause_s = PLAN_RETRY_FIRST_S
         self._not_before = 0.0
         self.ending = EndingRuns(is_needed=watcher.leans_on, on_drained=watcher.on_drained)
+        self._memory_return = MemoryReturn(mesh, plans)
+        self._served_at_s = 0.0
         self._started: dict[NodeId, int] = {}
         """When members that failed had been started."""
         self._fatal: MeshError | None = None
@@ -176,7 +179,7 @@ class Hosting:
 
     def _next_look_s(self) -> float:
         now = asyncio.get_running_loop().time()
-        ends = [self._not_before, self._attempts.next_change(now=now) or 0.0]
+        ends = [self._not_before, self._memory_return.until_s, self._attempts.next_change(now=now) or 0.0]
         return min([PLAN_TICK_S, *(end - now for end in ends if end > now)])
 
     # -- decisions -----------------------------------------------------------------------------
@@ -203,6 +206,7 @@ class Hosting:
         if settings.most_replicas > settings.least_replicas:
             self._plans.crowd(self.serving is not None and self._watcher.is_crowded(now))
         self._renumber()
+        self._memory_return.look(settings, now)
         failed = self._attempts.barred(now=now)
         decided = partial(
             self._decisions.made,
@@ -213,15 +217,20 @@ class Hosting:
             lanes=self._lanes.lanes,
         )
         plans = decided(failed)
-        if failed and all(plan.mode is Mode.WAITING for plan in plans.values()):
+        if failed and _wait(plans):
             plans = decided(self._attempts.barred(now=now, share=NEEDED_SHARE))
-        plans, reserved = self._decisions.with_room(plans, model, settings)
+        failing = self._memory_return.failing()
+        if failing and (_wait(plans) or self._memory_return.is_awaited()):
+            plans = decided({**failed, **failing})
+        plans, reserved = self._decisions.with_room(plans, model, settings, failing)
         self._plans.decide(reserved)
         plan = self.plan = self._decisions.own_part(plans, is_free=not (self.serving or self.starting))
         if self._plans.replica not in plans:
             self._make_way(plan)
         elif plan.host != self._mesh.me:
-            self._stand_back(plan, own_failure=failed.get(self._mesh.me))
+            # While the model leaves its memory to others, they may well run here.
+            own_failure = None if self._mesh.me in failing else failed.get(self._mesh.me)
+            self._stand_back(plan, own_failure=own_failure)
         elif self._plans.rival() is None and _still_good(self.serving, plan, settings):
             if self.serving is not None:
                 self._follow(self.serving, plan, settings)
@@ -335,10 +344,11 @@ class Hosting:
         if serving is not None and (error := serving.failure()) is not None:
             # One that lost a worker fails every request: its memory is better used by the next one.
             self._end(serving)
-            self._on_failure(serving, error, now)
+            self._on_failure(serving, error, now, well_s=now - self._served_at_s)
 
     def _publish(self, run: PlanRun) -> None:
         old, self.serving = self.serving, run
+        self._served_at_s = asyncio.get_running_loop().time()
         self._has_served = True
         self.tally.served += 1
         self._pause_s = PLAN_RETRY_FIRST_S
@@ -361,10 +371,11 @@ class Hosting:
             replica=self._plans.replica,
         )
 
-    def _on_failure(self, run: PlanRun, error: MeshError, now: float) -> None:
+    def _on_failure(self, run: PlanRun, error: MeshError, now: float, well_s: float = 0.0) -> None:
         log.warning("plan failed epoch=%d: %s", run.epoch, error.message)
         self.tally.failed += 1
         self._watcher.on_failed(error.message)
+        self._memory_return.failed(now=now, well_s=well_s)
         if isinstance(error, StageLost):
             self.tally.workers_lost += 1
             self._attempts = self._attempts.failed(error.node, error.message, now=now)
@@ -394,9 +405,15 @@ class Hosting:
             self.ending.drain(run)
 
 
+def _wait(plans: Mapping[int, Plan]) -> bool:
+    return all(plan.mode is Mode.WAITING for plan in plans.values())
+
+
 def _is_hopeless(mesh: Mesh, run: PlanRun, error: MeshError) -> bool:
-    """Alone, and not once able to load the model: a person has to look at it."""
-    return isinstance(error, EngineFailed) and not mesh.has_company() and not run.plan.workers
+    """Alone, and not once able to load the only model: a person has to look at it."""
+    settings = mesh.settings()
+    alone = not mesh.has_company() and (settings is None or not settings.others)
+    return isinstance(error, EngineFailed) and alone and not run.plan.workers
 
 
 def _still_good(run: PlanRun | None, plan: Plan, settings: ModelSettings) -> bool:

@@ -22,6 +22,7 @@ from mesh_llm.types import (
     Demand,
     Device,
     DeviceKind,
+    Fingerprint,
     HeldModel,
     HeldPart,
     HostingMode,
@@ -99,6 +100,10 @@ def _span(value: object) -> tuple[int, int]:
 
 def _epoch(value: object) -> int:
     return Fields({"epoch": value}, "crowded").whole("epoch")
+
+
+def _fingerprint(value: object) -> Fingerprint:
+    return Fingerprint(Fields({"fingerprint": value}, "failing").text("fingerprint", NAME_CHARS))
 
 
 def _link_to_document(link: tuple[NodeId, LinkFacts]) -> Document:
@@ -242,6 +247,7 @@ _FACTS = Shape(
     replicas=_PLANS,
     crowded=items(MODELS_LIMIT, _epoch, int),
     starting=_PLANS,
+    failing=items(MODELS_LIMIT, _fingerprint, str),
     demand=items(MODELS_LIMIT, _DEMAND.read, _DEMAND.write),
 )
 

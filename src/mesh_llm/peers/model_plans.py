@@ -40,6 +40,7 @@ class HostedPlans:
             replicas=tuple(plan for _, plan in served if plan.replica),
             starting=tuple(plans.begun for plans in self.models if several and plans.begun is not None),
             crowded=tuple(plan.epoch for plans, plan in served if plans.is_crowded),
+            failing=tuple(plans.fingerprint for plans in self.models if plans.fails and plans.fingerprint),
         )
 
     def decided(self, fingerprint: Fingerprint) -> Mapping[int, Plan]:
@@ -62,6 +63,8 @@ class ModelPlans:
         """Which of the model's plans this node hosts, or would."""
         self.is_crowded = False
         """Requests wait for the engine here, or did until not long ago."""
+        self.fails = False
+        """It failed here again and again, and leaves the memory to those that gave way to it."""
         hosted.models.append(self)
 
     @property
@@ -142,6 +145,11 @@ class ModelPlans:
     def crowd(self, is_crowded: bool) -> None:
         if is_crowded != self.is_crowded:
             self.is_crowded = is_crowded
+            self._hosted.tell()
+
+    def fail(self, fails: bool) -> None:
+        if fails != self.fails:
+            self.fails = fails
             self._hosted.tell()
 
     def decide(self, plans: Mapping[int, Plan]) -> None:

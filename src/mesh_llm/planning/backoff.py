@@ -1,4 +1,7 @@
-"""How long a node that failed has no part in plans. Pure: time is passed in."""
+"""How long a node that failed has no part in plans, and a model that failed none of others' memory.
+
+Pure: time is passed in.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ RETRY_LAST_S = 60.0
 NEEDED_SHARE = 0.1
 """Of its pause, that a node is kept out while nothing can serve without it: from 0.2 s to 6 s."""
 RETRY_FORGET_S = 300.0
-"""A node that was well for so long starts anew at the shortest pause."""
+"""A node, or a model, that was well for so long starts anew at the shortest pause."""
+GIVE_BACK_FIRST_S = 60.0
+GIVE_BACK_LAST_S = 1800.0
+"""That a model which failed twice in a row leaves its memory to those that gave way to it, doubled each time:
+each of its tries costs them an engine's start, and their answers."""
 
 
 @frozen
@@ -58,3 +65,17 @@ class Backoff:
 
     def _remembered(self, now: float) -> dict[NodeId, NodeFailure]:
         return {id: each for id, each in self.failures.items() if now < each.until_s + RETRY_FORGET_S}
+
+
+@frozen
+class GivingBack:
+    """How often in a row a model failed on a node, and until when others have the memory there."""
+
+    failures: int = 0
+    until_s: float = 0.0
+
+    def failed(self, *, now: float, well_s: float) -> GivingBack:
+        """`well_s`: how long it had served. Once may be chance: it is tried again at once."""
+        failures = 1 if well_s >= RETRY_FORGET_S else self.failures + 1
+        pause_s = min(GIVE_BACK_FIRST_S * 2.0 ** min(failures - 2, 10), GIVE_BACK_LAST_S)
+        return GivingBack(failures=failures, until_s=now + pause_s if failures > 1 else 0.0)

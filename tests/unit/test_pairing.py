@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
 import pytest
 
-from mesh_llm.pairing.announcement import LABEL_CHARS, SERVICE, fit_label, read
+from mesh_llm.cli import pair as command
+from mesh_llm.errors import JoinRefused, MeshError
+from mesh_llm.pairing.announcement import LABEL_CHARS, SERVICE, FoundMesh, fit_label, read
 from mesh_llm.pairing.exchange import CODE_DIGITS, new_code, shown, typed
 from mesh_llm.pairing.offer import ATTEMPTS_AN_HOUR, Attempts
 
@@ -81,3 +88,64 @@ def test_a_label_from_the_network_is_fit_for_a_terminal() -> None:
     assert found is not None
     assert found.label.isprintable()
     assert len(found.label) <= LABEL_CHARS
+
+
+# -- who types the code ---------------------------------------------------------------------------
+
+
+def mesh(label: str) -> FoundMesh:
+    found = read(f"{label}.{SERVICE}", {b"id": ID.encode()}, ["192.168.1.7"], 9)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def joins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`mesh-llm join` in a terminal: what is found there, and what is typed; the code is 123456."""
+
+    def joins(label: str | None, *, found: list[str], typed: list[Any]) -> Any:
+        async def find(**_: object) -> list[FoundMesh]:
+            return [mesh(each) for each in found]
+
+        async def pair(chosen: FoundMesh, *, code: str, **_: object) -> str:
+            if code != "123456":
+                raise JoinRefused("the code is wrong", hint="type it again")
+            return chosen.label
+
+        monkeypatch.setattr(command, "find", find)
+        monkeypatch.setattr(command, "pair", pair)
+        monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda _: True})())
+        monkeypatch.setattr(click, "prompt", lambda *_, **__: typed.pop(0))
+        return command._paired(label, "laptop", None)
+
+    return joins
+
+
+async def test_the_meshes_that_are_found_are_listed_and_one_is_chosen(
+    joins: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await joins(None, found=["Home", "Office"], typed=[2, "123 456"]) == "Office"
+    said = capsys.readouterr().out
+    assert "1. Home (192.168.1.7:9)\n2. Office (192.168.1.7:9)\n" in said
+    assert "Joining 'Office'. The code stands on its owner's screen.\n" in said
+    # The only one, and one that was named, need no choice.
+    assert await joins(None, found=["Home"], typed=["123456"]) == "Home"
+    assert await joins("Office", found=["Home", "Office"], typed=["123456"]) == "Office"
+
+
+async def test_a_mesh_that_is_not_found_says_which_are(joins: Callable[..., Any]) -> None:
+    with pytest.raises(MeshError, match="no mesh called 'Attic' is announced here; there is 'Home'"):
+        await joins("Attic", found=["Home"], typed=[])
+    with pytest.raises(MeshError, match="no mesh is announced here"):
+        await joins(None, found=[], typed=[])
+
+
+async def test_three_codes_may_be_typed(
+    joins: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await joins("Home", found=["Home"], typed=["1", "000000", "111111", "123456"]) == "Home"
+    told = capsys.readouterr().err
+    assert told.count("the code is wrong: type it again") == 2
+    assert "a code has 6 digits" in told
+    with pytest.raises(JoinRefused, match="the code is wrong"):
+        await joins("Home", found=["Home"], typed=["000000"] * 3)

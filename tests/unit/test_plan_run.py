@@ -15,6 +15,7 @@ from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.types import DeclinedOp, NodeId
 from tests.support.planning import plan_of, settings
 
+NATIVE = Path(__file__).parents[2] / "native"
 COMPLAINT = "the link to worker 77 is lost"
 
 
@@ -65,6 +66,11 @@ async def test_a_worker_that_lost_the_next_one_is_not_the_one_that_is_lost(
     assert run.broken is None
     tell(run, report(MESH0=f"MESH0: {complaint}", MESH1="MESH1: the other side closed the link"))
     assert run.broken == "three was lost: the other side closed the link"
+
+
+def test_complaints_are_in_native_words() -> None:
+    said = "".join(path.read_text("utf-8") for path in NATIVE.glob("*/*.cpp"))
+    assert [each for each in plan_run._COMPLAINTS if f'"{each}' not in said] == []
 
 
 async def test_where_nobody_else_is_lost_the_one_that_complains_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,23 @@ def test_an_answer_that_is_lost_twice_before_its_next_word() -> None:
     )
 
 
+@pytest.mark.parametrize(("fault_s", "losses"), [(24.0, 2), (26.0, 1)])
+def test_a_plan_on_its_way_that_a_further_fault_ends_is_another_loss(fault_s: float, losses: int) -> None:
+    [pause] = pauses(
+        log_of(
+            *LOSS,
+            fault(fault_s, node="one", number=1),
+            told(25.0, "plan failed epoch=6: one was lost"),
+            told(27.0, "plan proposed epoch=7 mode=solo stages=1: fits"),
+            told(35.0, "plan serving epoch=7 mode=solo"),
+            RESUMED,
+            STILL,
+        )
+    )
+    assert pause.losses == losses
+    assert pause.fault == "kill-node two"
+
+
 def test_a_slow_answer_of_one_engine_was_being_computed() -> None:
     [pause] = pauses(log_of(*LOSS, SERVING, answer(at=19.0, pieces=[36.0, 36.1], ended=36.2)))
     assert pause.still_s == 0.0

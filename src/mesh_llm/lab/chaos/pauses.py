@@ -42,7 +42,8 @@ class Pause:
     fault: str
     """The last one before somebody noticed; empty where there was none."""
     losses: int
-    """Engines that went on, one after the other, before the next word came."""
+    """Engines that went on, one after the other, before the next word came, and plans on their way that
+    a further fault ended: each time all begins anew."""
     parts: dict[str, float]
     failures: tuple[str, ...] = ()
     """Why plans did not come to serve meanwhile."""
@@ -99,7 +100,7 @@ def pauses(records: Sequence[Record]) -> Iterator[Pause]:
                 begin_s=begin_s,
                 end_s=end_s,
                 fault=rounds[0].fault if rounds else "",
-                losses=len(rounds),
+                losses=sum(each.losses for each in rounds),
                 parts=_parts(rounds, end_s - begin_s),
                 failures=tuple(why for each in rounds for why in each.failures),
             )
@@ -140,6 +141,7 @@ class _Round:
     """From one engine that was asked to the next."""
 
     fault: str
+    losses: int
     parts: dict[str, float]
     failures: tuple[str, ...]
 
@@ -175,5 +177,13 @@ def _round(moments: Moments, start_s: float, noticed_s: float, stop_s: float) ->
     for index in range(1, len(times)):
         times[index] = min(stop_s, max(times[index], times[index - 1]))
     lengths = (later - earlier for earlier, later in pairwise(times))
-    failures = tuple(each.why for each in moments.failed if noticed_s <= each.failed_s <= served_s)
-    return _Round(fault=fault, parts=dict(zip(PARTS, lengths, strict=False)), failures=failures)
+    failed = [each for each in moments.failed if noticed_s <= each.failed_s <= served_s]
+    struck = [
+        each for each in failed if any(each.proposed_s <= at <= each.failed_s for at, _ in moments.faults)
+    ]
+    return _Round(
+        fault=fault,
+        losses=1 + len(struck),
+        parts=dict(zip(PARTS, lengths, strict=False)),
+        failures=tuple(each.why for each in failed),
+    )

@@ -523,9 +523,11 @@ async def test_engine_gone_when_the_turn_comes(host: Host) -> None:
     await host.until(taken=0)
 
 
-async def test_engine_dies_before_it_answers(host: Host) -> None:
+@pytest.mark.parametrize("left", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
+async def test_engine_dies_before_it_answers(host: Host, left: bytes) -> None:
     async def dies(_: Seen, wire: Wire) -> None:
-        wire.abort()
+        await wire.send(left)
+        wire.writer.close()
 
     host.engine.on("/tokenize", dies)
     async with host.connect("a") as client:

@@ -277,6 +277,10 @@ def test_nobody_there(person: Person, stored: Stored) -> None:
             ({"HF_ENDPOINT": "mirror"}, "HF_ENDPOINT is mirror, which is not a URL"),
             ({"HF_ENDPOINT": "http://[x"}, "HF_ENDPOINT is http://[x, which is not a URL"),
             ({"HF_ENDPOINT": ""}, "HF_ENDPOINT is empty, which is not a URL"),
+            (
+                {"HF_HUB_DOWNLOAD_TIMEOUT": "1.5"},
+                "a variable of huggingface_hub has a value that it does not take",
+            ),
             ({"HF_TOKEN": "hf_\u00e4"}, "HF_TOKEN has characters that no token has"),
             ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "the environment sets a socks proxy, but models can"),
             ({"ALL_PROXY": "http://p:port", "NO_PROXY": ""}, "the environment sets a malformed proxy, but"),

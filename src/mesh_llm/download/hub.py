@@ -82,6 +82,13 @@ def check() -> None:
             f"HF_ENDPOINT is {mirror or 'empty'}, which is not a URL",
             hint="set it to a URL such as https://huggingface.co",
         )
+    try:
+        endpoint()
+    except ValueError as error:
+        raise DownloadFailed(
+            f"a variable of huggingface_hub has a value that it does not take: {error}",
+            hint="env | grep ^HF_ shows them; numbers are whole ones",
+        ) from None
 
 
 def endpoint() -> str:

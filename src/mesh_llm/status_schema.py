@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT, is_number
-from mesh_llm.mesh_settings import ADAPTERS_LIMIT, LANES_LIMIT, MODELS_LIMIT, REPLICAS_LIMIT
+from mesh_llm.mesh_settings import ADAPTERS_LIMIT, LANES_LIMIT, MODELS_LIMIT, PRIORITY_LIMIT, REPLICAS_LIMIT
 from mesh_llm.sanitise import NAME_CHARS, SENTENCE_CHARS, clean
 
 T = TypeVar("T")
@@ -24,10 +24,11 @@ _STAGES = 64
 _BUFFERS = 16
 _KEYS = 256
 
-# The number is the most that is taken from another node: characters, entries, or a value.
+# The number is the most that is taken from another node: characters, entries, or a value; or its range.
 Name = Annotated[str, NAME_CHARS]
 Sentence = Annotated[str, SENTENCE_CHARS]
 Layer = Annotated[int, 10_000]
+Rank = Annotated[int, range(-PRIORITY_LIMIT, PRIORITY_LIMIT + 1)]
 
 
 @frozen
@@ -104,6 +105,8 @@ class ServedModelStatus:
     """As owners have set them."""
     on_demand: bool = False
     """It is loaded when somebody asks for it."""
+    priority: Rank = 0
+    """The highest has memory where the models do not all fit."""
 
 
 @frozen
@@ -415,8 +418,10 @@ def _text(limit: int | None) -> Callable[[object], str]:
     return lambda value: clean(value, limit or NAME_CHARS) if isinstance(value, str) else ""
 
 
-def _whole(most: int | None) -> Callable[[object], int]:
-    return lambda value: value if isinstance(value, int) and is_number(value, most or WHOLE_LIMIT) else 0
+def _whole(limit: int | range | None) -> Callable[[object], int]:
+    if isinstance(limit, range):
+        return lambda value: value if type(value) is int and value in limit else 0
+    return lambda value: value if isinstance(value, int) and is_number(value, limit or WHOLE_LIMIT) else 0
 
 
 def _figure(_: None) -> Callable[[object], Any]:

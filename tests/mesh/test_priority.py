@@ -61,6 +61,10 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
 
         load(owner, "coder", "--priority", "5")
         until_states(*both, tiny="waiting", coder="serving")
+        assert {each["name"]: each["priority"] for each in client.status()["models"]} == {
+            "tiny": 2,
+            "coder": 5,
+        }
         text = text_of(client, "coder")
         assert text
 

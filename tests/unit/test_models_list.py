@@ -13,6 +13,7 @@ from mesh_llm.home import Home as NodeHome
 from mesh_llm.models.header_cache import NO_FINGERPRINT, Header
 from mesh_llm.models.stores import LocalModel, Skipped, Store
 from mesh_llm.planning.would_fit import WouldFit
+from mesh_llm.status_schema import ServedModelStatus, from_document
 from tests.support import planning
 from tests.support.stores import Home
 
@@ -52,6 +53,15 @@ def test_the_fit_in_words(
     shown = capsys.readouterr().out.splitlines()[1]
     assert shown.startswith("big   Q4_K_M  20.0 GB      40      32k  llama         huggingface")
     assert shown.endswith(f"  {words}")
+
+
+def test_priorities_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = [{"name": "tiny", "state": "serving"}, {"name": "coder", "state": "serving", "priority": 5}]
+    served = tuple(from_document(ServedModelStatus, each) for each in told)
+    places = Home(tmp_path).places
+    models.show(Inventory(places=places, listed=(), skipped=(), served=served, rooms=None, note=""))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[-2:]] == [["tiny", "0"], ["coder", "5"]]
 
 
 def test_many_reasons_are_not_all_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

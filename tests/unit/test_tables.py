@@ -13,7 +13,7 @@ from mesh_llm.cli.demo import parse_latency
 from mesh_llm.cli.output import print_table
 from mesh_llm.errors import UsageError
 from mesh_llm.lab.cluster import ClusterSpec
-from mesh_llm.status_schema import FirstTokenStatus, PlanStatus, from_document
+from mesh_llm.status_schema import FirstTokenStatus, PlanStatus, ServedModelStatus, from_document
 
 
 def test_names_that_two_nodes_have_get_the_beginning_of_their_ids() -> None:
@@ -103,6 +103,23 @@ def test_what_is_no_latency(text: str) -> None:
 def test_latencies_for_other_nodes_than_there_are(tmp_path: Any) -> None:
     with pytest.raises(UsageError, match="--latency has 3 values for 2 nodes after the first"):
         ClusterSpec(home=tmp_path, nodes=3, latency_s=(0.1, 0.1, 0.1))
+
+
+def served(**told: Any) -> ServedModelStatus:
+    return from_document(ServedModelStatus, {"name": "coder", "state": "serving", **told})
+
+
+def test_priorities_are_shown_where_owners_have_set_any() -> None:
+    rows, headers = tables.served_models([served(), served(priority=0)], {})
+    assert (headers[:2], rows[0][:2]) == (("model", "state"), ("coder", "serving"))
+    rows, headers = tables.served_models([served(), served(priority=-3)], {})
+    assert headers[:3] == ("model", "priority", "state")
+    assert [row[:3] for row in rows] == [("coder", "0", "serving"), ("coder", "-3", "serving")]
+
+
+@pytest.mark.parametrize(("told", "read"), [(-100, -100), (100, 100), (101, 0), (True, 0), ("9", 0)])
+def test_a_priority_of_another_node_is_one_that_owners_can_set(told: object, read: int) -> None:
+    assert served(priority=told).priority == read
 
 
 def test_a_name_in_brackets_is_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,8 +166,15 @@ def show(inventory: Inventory) -> None:
         for line in _fitting(rows, full):
             click.echo(line)
     if inventory.served:
-        rows = [_served_row(each) for each in inventory.served]
-        click.echo("\n" + "\n".join(_lines([("in the mesh", "state", "context", "slots"), *rows], ())))
+        # Here: it brings what draws along, and no other listing waits for that.
+        from mesh_llm.cli import tables
+
+        rows, headers = tables.with_priorities(
+            inventory.served,
+            [_served_row(each) for each in inventory.served],
+            ("in the mesh", "state", "context", "slots"),
+        )
+        click.echo("\n" + "\n".join(_lines([headers, *rows], ())))
     _show_notes(inventory)
     if sys.stderr.isatty():
         names = ", ".join(inventory.catalog)

@@ -127,10 +127,8 @@ def show(status: schema.Status, *, layers: bool = False) -> None:
     )
     if len(status.models) > 1 or any(model.replicas_most > 1 for model in status.models):
         print()
-        print_table(
-            [tables.served_model(each, names) for each in status.models],
-            headers=("model", "state", "host", "context", "slots", "on"),
-        )
+        rows, headers = tables.served_models(status.models, names)
+        print_table(rows, headers=headers)
     if plan and plan.stages:
         print()
         if layers:

@@ -160,7 +160,25 @@ def share(stage: schema.PlanStageStatus) -> str:
     return f"{100 * stage.share:.0f} %"
 
 
-def served_model(model: schema.ServedModelStatus, names: Names) -> tuple[str, ...]:
+def served_models(
+    models: Sequence[schema.ServedModelStatus], names: Names
+) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """Rows and headers, with priorities where owners have set any."""
+    headers = ("model", "state", "host", "context", "slots", "on")
+    return with_priorities(models, [_served_model(each, names) for each in models], headers)
+
+
+def with_priorities(
+    models: Sequence[schema.ServedModelStatus], rows: list[tuple[str, ...]], headers: tuple[str, ...]
+) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """One more column, the second, unless all are 0."""
+    if not any(model.priority for model in models):
+        return rows, headers
+    ranked = [(row[0], str(model.priority), *row[1:]) for model, row in zip(models, rows, strict=True)]
+    return ranked, (headers[0], "priority", *headers[1:])
+
+
+def _served_model(model: schema.ServedModelStatus, names: Names) -> tuple[str, ...]:
     state = f"{model.state}: {model.reason}" if model.reason else model.state
     hosts = [each.host for each in model.replicas] or [model.host or ""]
     nodes = dict.fromkeys(node for each in model.replicas for node in each.nodes) or model.nodes

@@ -121,6 +121,7 @@ def _served(model: ModelView) -> ServedModelStatus:
         replicas_least=settings.least_replicas if settings is not None else 1,
         replicas_most=settings.most_replicas if settings is not None else 1,
         on_demand=settings is not None and settings.on_demand,
+        priority=settings.rank if settings is not None else 0,
     )
 
 

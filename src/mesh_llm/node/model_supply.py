@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -77,6 +78,8 @@ class ModelSupply:
         self._progress = progress
         self.drafts = DraftModels(config=config, model_files=model_files, tell=tell)
         self._wake = asyncio.Event()
+        self._told: deque[str] = deque(maxlen=4)
+        """What was told of failures."""
         self._sources = PeerSources(mesh, tell)
         self.side_files = offers.side_files
         self.layers = LayerSupply(
@@ -113,12 +116,19 @@ class ModelSupply:
             if settings is None or self._joining.sets_plan or self._config.no_fetch:
                 raise
             # A small one is downloaded first, but not every machine of a mesh has a way to the package index.
-            log.info("fetching from peers instead alias=%s cause=%s", settings.alias, error.message)
-            return await self.fetch(settings)
+            self._tell_once(f"{error.message}; asking the mesh for {settings.alias} instead")
+            return await self._from_peers(settings, error.message)
         settings = self._settings()
         if model is None and settings is not None and not self._config.no_fetch:
             model = await self.layers.alone(settings) or await self._from_peers_or_hub(settings)
         return model
+
+    async def _from_peers(self, settings: ModelSettings, cause: str) -> ModelFacts:
+        """`cause`: why it could not be downloaded."""
+        try:
+            return await self.fetch(settings)
+        except DownloadFailed as error:
+            raise DownloadFailed(f"{error.message}, and {cause}", hint=error.hint) from error
 
     async def _from_peers_or_hub(self, settings: ModelSettings) -> ModelFacts:
         try:
@@ -195,11 +205,19 @@ class ModelSupply:
             except MeshError as error:
                 pause_s = FOLLOW_RETRY_S
                 log.warning("no model yet alias=%s: %s", wanted.alias, error.message)
-                self._doing(f"{wanted.alias} could not be fetched: {error.message}; trying again")
+                text = f"{wanted.alias} could not be fetched: {error.message}; trying again"
+                self._tell_once(text)
+                self._doing(text)
                 continue
             pause_s, refused = None, wanted.fingerprint if model is None else None
             self._on_model(model)
             on_change()
+
+    def _tell_once(self, text: str) -> None:
+        """What fails is tried again every few seconds."""
+        if text not in self._told:
+            self._told.append(text)
+            self._tell(Event(kind="model", text=text))
 
     def _wanted(self) -> ModelSettings | None:
         """The settings in force, where their model is not on this disk."""

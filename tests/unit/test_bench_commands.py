@@ -24,6 +24,8 @@ from mesh_llm.bench.mesh_load import (
     steps,
     together,
 )
+from mesh_llm.bench.transport import Carried, KindFigures, SizeFigures
+from mesh_llm.bench.transport import document as links_document
 from mesh_llm.cli.measuring import command
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.lab.conditions import Conditions
@@ -158,6 +160,33 @@ def test_hops_go_from_worker_to_worker_or_by_the_host() -> None:
 def test_a_command_is_told_without_the_folder_of_its_results() -> None:
     assert command(["bench", "grid", "-o", "/tmp/x", "--quick"]) == "mesh-llm bench grid --quick"
     assert command(["bench", "--output=/tmp/x"]) == "mesh-llm bench"
+    assert command(["lab", "chaos", "--out", "/tmp/x"]) == "mesh-llm lab chaos"
+
+
+# -- links -----------------------------------------------------------------------------------------
+
+
+def test_links_are_told_with_their_spread_and_what_is_missing() -> None:
+    sizes = (
+        SizeFigures(size=64, idle_s=(0.001, 0.002, 0.003), busy_s=(0.004,), bytes_s=(5e6,)),
+        SizeFigures(size=16 << 20, idle_s=(1.0,), busy_s=(), bytes_s=(20e6,)),
+    )
+    kinds = [KindFigures(kind="quic", sizes=sizes), KindFigures(kind="tcp", missing="no plain LAN")]
+    told = links_document(
+        kinds, where="to two", carried=Carried(name="m", hidden=16), command="bench", facts={}
+    )
+    tables = {table.title: (table.columns[1:], table.rows) for table in told.tables}
+
+    assert tables["Round trip, ms"] == (("64 B", "16 MiB"), (("quic", "2.000", "1000.000"),))
+    assert tables["Round trip, ms, with a busy link beside it"][1] == (("quic", "4.000", "–"),)
+    assert tables["Throughput, MB/s"][1] == (("quic", "5.0", "20.0"),)
+    spread = tables["Spread: the middle half of round trips, ms"][1]
+    assert spread == (("quic", "1.500–2.500", "1000.000–1000.000"),)
+    meaning = tables["What that means for m: 64 bytes a token and hop"][1]
+    assert meaning == (("quic", "1.000 ms", "2.00 ms", "3.00 ms", "5.00 ms", "1.6 ms"),)
+    assert told.notes == ("tcp: no plain LAN",)
+    [round_trips, _] = [plot.series[0] for plot in told.plots]
+    assert (round_trips.low, round_trips.y, round_trips.high) == ((1.5, 1000), (2, 1000), (2.5, 1000))
 
 
 # -- the grid --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mesh_llm.defaults import CACHE_TYPES, CONTEXT_LIMIT, DEFAULT_SLOTS, DRAFT_MAX, REASONING_FORMATS
 from mesh_llm.errors import UsageError
@@ -448,17 +448,23 @@ def as_one(settings: ModelSettings) -> ModelSettings:
     return replace(model, changed=settings.plan_version)
 
 
+M = TypeVar("M", bound=ModelSettings)
+
 _EXCLUSIVE = {"tensor_split": "layers", "layers": "tensor_split"}
 """Each takes the other's place."""
 
 
+def with_changes(model: M, changes: Mapping[str, Any]) -> M:
+    gone = {_EXCLUSIVE[name]: None for name in changes if name in _EXCLUSIVE}
+    return replace(model, **{**gone, **changes})
+
+
 def with_options(settings: MeshSettings, model: ModelSettings, changes: Mapping[str, Any]) -> MeshSettings:
     """The same, with changes of one model."""
-    gone = {_EXCLUSIVE[name]: None for name in changes if name in _EXCLUSIVE}
     if model.fingerprint == settings.fingerprint:
-        return replace(settings, **{**gone, **changes})
+        return with_changes(settings, changes)
     others = (
-        replace(each, **{**gone, **changes}) if each.fingerprint == model.fingerprint else each
+        with_changes(each, changes) if each.fingerprint == model.fingerprint else each
         for each in settings.others
     )
     return replace(settings, others=tuple(others))

@@ -50,6 +50,8 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
         both = (owner, client)
         engine = owner.status()["engine"]["pid"]
 
+        planned = mesh_llm("plan", "--model", file, *PLAN, "--home", owner.home)
+        assert "planned beside tiny, which holds 12 MB; without it, this model would fit" in planned.stdout
         load(owner, file, *PLAN)
         until_states(*both, tiny="serving", coder="waiting")
         # Equals: whoever has the memory keeps it, and another priority restarts nothing.

@@ -43,9 +43,10 @@ _OF_A_NODE = ("max_memory", "device", "gpu_layers", "cpu_moe", "n_cpu_moe", "ove
 def plan(as_json: bool, machines: str | None, link: str | None, **options: Any) -> None:
     """Show the plan for a model and its predicted speed. Builds and serves nothing, and downloads no model.
 
-    If a node is running on this home, the plan is for its mesh as it is now; for a model
-    other than the mesh's, as if every node had its file. Otherwise it is for this machine alone,
-    which is measured with what the model is made of: a second or two, after its first start.
+    If a node is running on this home, the plan is for its mesh as it is now, beside the models
+    that it serves; for one that it does not serve, as if every node had its file. Otherwise it is
+    for this machine alone, which is measured with what the model is made of: a second or two,
+    after its first start.
     A model that is not here is known from the catalog, or a few MB of its file, the header, are read.
     """
     config = NodeConfig(**planned(options))

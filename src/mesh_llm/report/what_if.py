@@ -20,11 +20,12 @@ from mesh_llm.local.model_files import ModelFiles, file_stem
 from mesh_llm.local.own_settings import own_settings
 from mesh_llm.membership.fact_documents import facts_to_document
 from mesh_llm.membership.settings_documents import options_from_document
-from mesh_llm.mesh_settings import MeshSettings
+from mesh_llm.mesh_settings import MeshSettings, ModelSettings, as_one, with_changes
 from mesh_llm.models.names import Here
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.experience import Experience, plan_key
+from mesh_llm.planning.other_models import without
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
 from mesh_llm.planning.speculation import draft_off, made_by, model_draft_depth
 from mesh_llm.planning.supposed_machines import SupposedMachine, joined, less_certain
@@ -33,7 +34,18 @@ from mesh_llm.report import status
 from mesh_llm.report.experience_file import ExperienceFile
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
-from mesh_llm.types import Address, Event, HeldModel, ModelFacts, NodeFacts, NodeId, Plan, Role
+from mesh_llm.types import (
+    Address,
+    Event,
+    Fingerprint,
+    HeldModel,
+    Mode,
+    ModelFacts,
+    NodeFacts,
+    NodeId,
+    Plan,
+    Role,
+)
 
 THIS_MACHINE = NodeId("0" * 64)
 """Stands for a node that does not run."""
@@ -45,7 +57,7 @@ _OF_DRAFTS = ("draft", "draft_max", "no_draft")
 class Forecast:
     snapshot: Snapshot
     model: ModelFacts
-    settings: MeshSettings
+    settings: ModelSettings
     plan: Plan
     other: Alternative | None
     assumed: tuple[NodeId, ...] = ()
@@ -113,41 +125,31 @@ def _link(snapshot: Snapshot, host: NodeId | None, node: NodeId) -> dict[str, An
 
 
 async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]:
-    """As the mesh is now; with `wishes` for another model or other options, as if they were its own."""
+    """As the mesh is now, beside the models that it serves; with `wishes` for another model or other options,
+    as if they were its own."""
     agreed = view.settings()
     if agreed is None:
         raise MeshError("this node is not in its mesh yet", hint="try again in a moment")
-    looked_at = await _model(view, agreed, wishes.get("model"))
+    asked = _served_as(agreed, wishes.get("model"))
+    looked_at = await _model(view, asked, wishes.get("model"))
     if looked_at is None:
-        return await _as_told(view)
+        return await _as_told(view, asked)
     model, notes = looked_at.facts, looked_at.notes
-    changes = options_from_document(wishes)
-    settings, snapshot = agreed, view.mesh.snapshot()
-    assumed: tuple[NodeId, ...] = ()
-    if model.fingerprint != agreed.fingerprint:
-        name = file_stem(model)
-        settings = replace(agreed, model=name, alias=name, fingerprint=model.fingerprint, layers=None)
-        snapshot, assumed = _supposed(snapshot, model)
-    if settings is not agreed or any(wishes.get(name) is not None for name in _OF_DRAFTS):
-        draft, draft_max = wishes.get("draft"), wishes.get("draft_max")
-        config = NodeConfig(
-            home=view.config.home,
-            bin_dir=view.config.bin_dir,
-            slots=changes.get("slots", settings.slots),
-            draft=draft,
-            draft_max=draft_max,
-            # A mesh that guesses nothing goes on so, unless it is asked otherwise.
-            no_draft=bool(wishes.get("no_draft")) or not (agreed.guess or draft or draft_max),
-        )
-        guessing, told = await _settings(view.model_files, config, looked_at)
-        notes += told
-        changes |= {name: getattr(guessing, name) for name in ("guess", "draft", "draft_max")}
-    settings = replace(settings, **changes)
-    barred = view.mesh.unready()
-    plan = view.hosting.plan if settings == agreed else None
+    served = agreed.of(model.fingerprint)
+    whole = view.mesh.snapshot()
+    whole, assumed = (whole, ()) if served is not None else _supposed(whole, model)
+    settings, told = await _wished(view, served, looked_at, wishes)
+    beside = _beside(view, agreed, model.fingerprint)
+    plans = [plan for plans in beside.values() for plan in plans]
+    snapshot, barred = without(whole, plans, before=plans), view.mesh.unready()
+    plan = _running(view, served) if settings == served else None
     if plan is None:
         plan = decide(snapshot, model, settings, current=None, barred=barred)
     other = alternative(snapshot, model, settings, plan, barred=barred)
+    if beside:
+        alone = decide(whole, model, settings, current=None, barred=barred)
+        frees = plan.mode is Mode.WAITING and alone.mode is not Mode.WAITING
+        told = (*told, _beside_text(beside, frees=frees))
     return Forecast(
         snapshot=snapshot,
         model=model,
@@ -155,9 +157,64 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
         plan=plan,
         other=other,
         assumed=assumed,
-        notes=notes,
+        notes=(*notes, *told),
         seen=view.experience,
     ).document()
+
+
+async def _wished(
+    view: NodeView, served: ModelSettings | None, model: LookedAt, wishes: Mapping[str, Any]
+) -> tuple[ModelSettings, tuple[str, ...]]:
+    """The settings of a model: its own, or those that `mesh-llm load` would give it; with what is wished."""
+    changes = options_from_document(wishes)
+    if served is not None and all(wishes.get(name) is None for name in _OF_DRAFTS):
+        return with_changes(served, changes), ()
+    draft, draft_max = wishes.get("draft"), wishes.get("draft_max")
+    # What guesses nothing goes on so, unless it is asked otherwise.
+    off = view.config.no_draft if served is None else not (served.guess or draft or draft_max)
+    config = NodeConfig(
+        home=view.config.home,
+        bin_dir=view.config.bin_dir,
+        slots=changes.get("slots", served.slots if served is not None else None),
+        draft=draft,
+        draft_max=draft_max,
+        no_draft=bool(wishes.get("no_draft")) or off,
+    )
+    own, told = await _settings(view.model_files, config, model)
+    guessing = {name: getattr(own, name) for name in ("guess", "draft", "draft_max")}
+    return with_changes(served or as_one(own), changes | guessing), told
+
+
+def _served_as(agreed: MeshSettings, name: str | None) -> ModelSettings | None:
+    """The default model where none is named."""
+    return next((each for each in agreed.models if name in (None, each.model, each.alias)), None)
+
+
+def _running(view: NodeView, served: ModelSettings | None) -> Plan | None:
+    own = (model for model in view.models() if model.settings() == served)
+    return next((model.hosting.plan for model in own), None)
+
+
+def _beside(view: NodeView, agreed: MeshSettings, fingerprint: Fingerprint) -> dict[str, list[Plan]]:
+    """Plans of other models that have memory now, by the model's name."""
+    starting = [each for member in view.mesh.alive() for each in member.facts.starting]
+    found = {}
+    for model in agreed.models:
+        if model.fingerprint != fingerprint:
+            plans = {each.replica: each.plan for each in starting if each.fingerprint == model.fingerprint}
+            plans |= {
+                number: each.plan for number, (_, each) in view.mesh.replicas(model.fingerprint).items()
+            }
+            found[model.alias] = [plan for plan in plans.values() if plan.mode is not Mode.WAITING]
+    return {name: plans for name, plans in found.items() if plans}
+
+
+def _beside_text(beside: Mapping[str, Sequence[Plan]], *, frees: bool) -> str:
+    held = sum(plan.need_bytes for plans in beside.values() for plan in plans)
+    size = f"{held / 1e9:.1f} GB" if held >= 1e9 else f"{held / 1e6:.0f} MB"
+    hold, them = ("holds", "it") if len(beside) == 1 else ("hold", "them")
+    without_them = f"; without {them}, this model would fit" if frees else ""
+    return f"planned beside {' and '.join(beside)}, which {hold} {size}{without_them}"
 
 
 async def _settings(
@@ -192,17 +249,19 @@ def snapshot_document(view: NodeView) -> dict[str, Any]:
     }
 
 
-async def _model(view: NodeView, agreed: MeshSettings, name: str | None) -> LookedAt | None:
-    """The named one, or the mesh's; None where its file is not here."""
-    if name in (None, agreed.model, agreed.alias):
-        known = view.model_files.facts(agreed.fingerprint)
-        return None if known is None else LookedAt(facts=known)
-    return await named_model(view.model_files, str(name), Home(view.config.home))
+async def _model(view: NodeView, served: ModelSettings | None, name: str | None) -> LookedAt | None:
+    """The named one; None where it is served, and its file is not here."""
+    if served is None:
+        return await named_model(view.model_files, str(name), Home(view.config.home))
+    known = view.model_files.facts(served.fingerprint)
+    return None if known is None else LookedAt(facts=known)
 
 
-async def _as_told(view: NodeView) -> dict[str, Any]:
+async def _as_told(view: NodeView, served: ModelSettings | None) -> dict[str, Any]:
     """Of a node that lacks the model's file: what the host says."""
-    about = await view.remote_engine.about()
+    models = view.models()
+    model_view = next((each for each in models if each.settings() == served), models[0])
+    about = await model_view.remote_engine.about()
     if about is None or about.plan is None:
         raise MeshError(
             "this node does not have the model's file, and no other one serves it",

@@ -1,0 +1,127 @@
+"""`mesh-llm plan` on a mesh that serves models already: what fits beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mesh_llm.config import NodeConfig
+from mesh_llm.membership.member import Member, Standing, serving_among
+from mesh_llm.mesh_settings import as_one
+from mesh_llm.planning.decide import decide
+from mesh_llm.planning.experience import Experience
+from mesh_llm.report import what_if
+from mesh_llm.report.what_if import LookedAt
+from mesh_llm.types import Fingerprint, ServingPlan
+from tests.support import planning
+
+CODER = planning.model(files=(Path("coder.gguf"),), fingerprint=Fingerprint("c" * 64))
+WORDS = planning.model(files=(Path("words.gguf"),), fingerprint=Fingerprint("e" * 64))
+BIG = planning.settings()
+BESIDE = replace(as_one(BIG), model="coder", alias="coder", fingerprint=CODER.fingerprint)
+
+
+class View:
+    """One node with so many gigabytes, which serves the big model and, beside it, those of `others`."""
+
+    def __init__(self, gb: float, *others: Any) -> None:
+        self.in_force = replace(BIG, others=others)
+        held = tuple(replace(planning.HELD, fingerprint=each.fingerprint) for each in self.in_force.models)
+        node = planning.node("me", gb, models=held)
+        self.plans = {
+            each.fingerprint: decide(
+                planning.mesh(node), planning.model(fingerprint=each.fingerprint), each, current=None
+            )
+            for each in self.in_force.models
+        }
+        served = [
+            ServingPlan(epoch=epoch, plan=plan, fingerprint=fingerprint)
+            for epoch, (fingerprint, plan) in enumerate(self.plans.items())
+        ]
+        self.nodes = planning.mesh(replace(node, facts=replace(node.facts, also_serving=tuple(served))))
+        self.id = "me"
+        self.config = NodeConfig(home=Path("home"))
+        self.mesh = self.model_files = self
+        self.models = lambda: [
+            SimpleNamespace(settings=lambda each=each: each, hosting=SimpleNamespace(plan=plan))
+            for each, plan in zip(self.in_force.models, self.plans.values(), strict=True)
+        ]
+
+    def settings(self) -> Any:
+        return self.in_force
+
+    def snapshot(self) -> Any:
+        return self.nodes
+
+    def unready(self) -> Any:
+        return {}
+
+    def alive(self) -> Any:
+        return [
+            Member(
+                id=each.id, standing=Standing.ALIVE, incarnation=1, facts=each.facts, rtt_s=None,
+                connected=True, via=(), since=0.0,
+            )
+            for each in self.nodes.nodes
+        ]  # fmt: skip
+
+    def replicas(self, fingerprint: Fingerprint) -> Any:
+        return serving_among(self.alive(), self.in_force, fingerprint)
+
+    def facts(self, fingerprint: Fingerprint) -> Any:
+        return planning.model(fingerprint=fingerprint)
+
+    def experience(self, plan: Any) -> Experience:
+        return Experience()
+
+
+async def asked(monkeypatch: pytest.MonkeyPatch, view: Any, **wishes: Any) -> dict[str, Any]:
+    async def named(*of: Any) -> LookedAt:
+        return LookedAt(facts=WORDS, here=False)
+
+    monkeypatch.setattr(what_if, "named_model", named)
+    return await what_if.over_mesh(view, wishes)
+
+
+async def test_a_model_is_planned_beside_those_that_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = await asked(monkeypatch, View(50), model="words", context=4096, slots=1)
+    assert found["plan"]["mode"] == "solo"
+    assert found["notes"] == ["planned beside big, which holds 21.6 GB"]
+
+    found = await asked(monkeypatch, View(30), model="words", context=4096, slots=1)
+    assert found["plan"]["mode"] == "waiting"
+    assert found["notes"] == ["planned beside big, which holds 21.6 GB; without it, this model would fit"]
+
+    found = await asked(monkeypatch, View(50, BESIDE), model="words", context=4096, slots=1)
+    assert found["plan"]["mode"] == "waiting"
+    assert found["notes"] == [
+        "planned beside big and coder, which hold 43.2 GB; without them, this model would fit"
+    ]
+    found = await asked(monkeypatch, View(10), model="words", context=4096, slots=1)
+    assert found["notes"] == [], "nothing is served there"
+
+
+async def test_a_model_that_is_not_served_has_no_options_of_the_default_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As mesh-llm load would serve it."""
+    found = await asked(monkeypatch, View(99), model="words")
+    assert (found["model"]["name"], found["model"]["slots"]) == ("words", 4)
+    assert found["model"]["context"] > 4096
+
+
+async def test_a_served_model_is_planned_in_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = View(50, replace(BESIDE, slots=2))
+    found = await asked(monkeypatch, view, model="coder")
+    assert (found["plan"]["mode"], found["model"]["slots"]) == ("solo", 2)
+    assert found["assumed"] == []
+    assert found["notes"] == ["planned beside big, which holds 21.6 GB"]
+    # With more slots than there is memory for, beside the other one.
+    found = await asked(monkeypatch, view, model="coder", context=32768, slots=16)
+    assert found["plan"]["mode"] == "waiting"
+    found = await asked(monkeypatch, View(50), slots=2)
+    assert (found["plan"]["mode"], found["model"]["slots"], found["notes"]) == ("solo", 2, [])

@@ -47,7 +47,7 @@ def messages(package: Path) -> dict[str, dict[str, str]]:
     for path in sorted(package.rglob("*.py")):
         for name, call in _calls(ast.parse(path.read_text("utf-8"))):
             said = _text(call.args[0]) if name in group_of and call.args else None
-            if said and said.strip("… "):
+            if said and said.strip("…; "):
                 found[group_of[name]].setdefault(said, _hint(call))
     return found
 

@@ -192,7 +192,7 @@ async def test_why_a_model_is_neither_downloaded_nor_fetched_is_told(
     monkeypatch.setattr(away.model_supply, "_offers", SimpleNamespace(tell=lambda: None))
     monkeypatch.setattr(away.model_supply.drafts, "find", away.find)
     following = asyncio.create_task(away.model_supply.follow(lambda: None))
-    why = "no member has it, and the package index cannot be reached"
+    why = "no member has it; the package index cannot be reached"
     async with asyncio.timeout(30):
         while sum(why in each for each in doing) < 3:
             await asyncio.sleep(0.01)

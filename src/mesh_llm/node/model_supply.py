@@ -128,7 +128,7 @@ class ModelSupply:
         try:
             return await self.fetch(settings)
         except DownloadFailed as error:
-            raise DownloadFailed(f"{error.message}, and {cause}", hint=error.hint) from error
+            raise DownloadFailed(f"{error.message}; {cause}", hint=error.hint) from error
 
     async def _from_peers_or_hub(self, settings: ModelSettings) -> ModelFacts:
         try:

@@ -283,6 +283,20 @@ async def test_the_cause_of_a_workers_death(number: signal.Signals, sentence: st
             assert await worker.death == sentence
 
 
+async def test_a_worker_that_dies_before_it_reads_a_request(tmp_path: Path) -> None:
+    """Its connections are reset then, not ended."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(tmp_path / "worker.sock"))
+        door.listen()
+        anything: Any = None
+        asked = asyncio.create_task(WorkerProcess(anything, tmp_path / "worker.sock").unload("model"))
+        taken, _ = await asyncio.to_thread(door.accept)
+        await asyncio.to_thread(taken.recv, 1, socket.MSG_PEEK)
+        taken.close()
+        with pytest.raises(EngineFailed, match="the worker ended in the middle of an answer"):
+            await asked
+
+
 class FakeWorker(WorkerProcess):
     """Greets as an engine of another version would."""
 

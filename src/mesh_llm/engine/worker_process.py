@@ -108,15 +108,16 @@ class WorkerProcess:
             raise EngineFailed(f"the worker does not answer: {error.strerror or error}") from error
         with closing(writer):
             writer.write(json.dumps(request).encode() + b"\n")
-            # Ends with the worker, if not before.
-            async for line in reader:
-                match json.loads(line):
-                    case {"done_bytes": done, "total_bytes": total}:
-                        progress(done, total)
-                    case {"fault": fault}:
-                        raise EngineFailed(f"the worker refused: {sentence(fault)}")
-                    case {"resident_bytes": int(resident)}:
-                        return resident
+            # Ends with the worker, if not before: with a reset where it had not read all.
+            with suppress(ConnectionError):
+                async for line in reader:
+                    match json.loads(line):
+                        case {"done_bytes": done, "total_bytes": total}:
+                            progress(done, total)
+                        case {"fault": fault}:
+                            raise EngineFailed(f"the worker refused: {sentence(fault)}")
+                        case {"resident_bytes": int(resident)}:
+                            return resident
         raise EngineFailed("the worker ended in the middle of an answer")
 
     def _drop_peer(self, number: int) -> None:

@@ -4,6 +4,7 @@
 #include "rules/validate.h"
 
 #include "ggml-backend.h"
+#include "ggml-impl.h"
 
 #include <algorithm>
 #include <cstring>
@@ -19,6 +20,9 @@ constexpr size_t MAX_INDEX_USERS = 8192;
 
 // Of another device's memory that is looked at in one go. A token's numbers are a few hundred bytes.
 constexpr size_t PIECE_BYTES = 64 << 10;
+
+// Rows that a node sets are told apart up to so many; of a longer prompt they lie side by side anyway.
+constexpr int64_t MAX_ROWS_APART = 256;
 
 struct index_use {
     size_t source;
@@ -321,6 +325,97 @@ void run_checks(
             check_numbers<int32_t>(check, near);
         }
     }
+}
+
+// --- what a run writes ---
+
+namespace {
+
+// All that a node may write. On other devices kernels may write behind their results, up to a round length.
+byte_range written(const ggml_tensor & node) {
+    byte_range all(node);
+    if (is_far(node) && all.begin < all.end) {
+        all.end = all.begin + ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(node.buffer), &node);
+    }
+    return all;
+}
+
+template <typename Number> std::vector<int64_t> sorted_numbers(const uint8_t * bytes, int64_t count) {
+    std::vector<int64_t> numbers;
+    for (int64_t i = 0; i < count; ++i) {
+        Number number = 0;
+        std::memcpy(&number, bytes + static_cast<size_t>(i) * sizeof number, sizeof number);
+        numbers.push_back(number);
+    }
+    std::sort(numbers.begin(), numbers.end());
+    return numbers;
+}
+
+// The numbers that a node is going to find, where none before it writes them; null where they are not known yet.
+const uint8_t * known_numbers(
+    const ggml_tensor & ids, const std::vector<index_check> & checks, const std::vector<fresh_bytes> & fresh
+) {
+    const bool stay = std::any_of(checks.begin(), checks.end(), [&](const index_check & each) {
+        return each.before == 0 && same_numbers(*each.tensor, ids);
+    });
+    if (!stay || !ggml_is_contiguous(&ids)) {
+        return nullptr;
+    }
+    const byte_range place(ids);
+    const bool change = std::any_of(fresh.begin(), fresh.end(), [&](const fresh_bytes & each) {
+        return byte_range(each.address, each.bytes->size()).overlaps(place);
+    });
+    return change || is_far(ids) ? find_fresh(ids, fresh) : static_cast<const uint8_t *>(ids.data);
+}
+
+// The rows that a node sets. False where they are not known.
+bool add_rows(
+    const ggml_tensor & node, const std::vector<index_check> & checks, const std::vector<fresh_bytes> & fresh,
+    std::vector<byte_range> & found
+) {
+    if (node.op != GGML_OP_SET_ROWS || node.ne[2] != 1 || node.ne[3] != 1) {
+        return false;
+    }
+    const ggml_tensor & ids = *node.src[1];
+    const uint8_t * bytes = known_numbers(ids, checks, fresh);
+    if (bytes == nullptr) {
+        return false;
+    }
+    const int64_t count = ggml_nelements(&ids);
+    const std::vector<int64_t> rows =
+        ids.type == GGML_TYPE_I64 ? sorted_numbers<int64_t>(bytes, count) : sorted_numbers<int32_t>(bytes, count);
+    if (rows.empty() || rows.front() < 0 || rows.back() >= node.ne[1]) {
+        return rows.empty();  // wrong ones are refused when it runs
+    }
+    const auto add = [&](int64_t first, int64_t last) {
+        const auto * base = static_cast<const uint8_t *>(node.data) + static_cast<size_t>(first) * node.nb[1];
+        found.emplace_back(
+            base, static_cast<size_t>(last - first) * node.nb[1] + ggml_row_size(node.type, node.ne[0])
+        );
+    };
+    if (count > MAX_ROWS_APART) {
+        add(rows.front(), rows.back());
+    } else {
+        std::for_each(rows.begin(), rows.end(), [&](int64_t row) { add(row, row); });
+    }
+    return true;
+}
+
+}  // namespace
+
+std::vector<byte_range> written_ranges(
+    const ggml_cgraph & graph, const std::vector<index_check> & checks, const std::vector<fresh_bytes> & fresh,
+    const byte_range & within
+) {
+    std::vector<byte_range> found;
+    for (int i = 0; i < graph.n_nodes; ++i) {
+        const ggml_tensor & node = *graph.nodes[i];
+        const byte_range all = written(node);
+        if (!op_only_renames(node.op) && all.overlaps(within) && !add_rows(node, checks, fresh, found)) {
+            found.push_back(all);
+        }
+    }
+    return found;
 }
 
 }  // namespace mesh

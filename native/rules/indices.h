@@ -5,6 +5,7 @@
 // can tell: the numbers themselves have to be looked at.
 
 #include "ggml.h"
+#include "rules/rules.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -47,6 +48,13 @@ struct fresh_bytes {
 void run_checks(
     const std::vector<index_check> & checks, const std::vector<fresh_bytes> & fresh = {},
     const std::function<void()> & settle = [] {}
+);
+
+// What the nodes of a graph write inside of `within` when it runs with `fresh`: their results, of which SET_ROWS may
+// write only rows. `checks` are the graph's.
+std::vector<byte_range> written_ranges(
+    const ggml_cgraph & graph, const std::vector<index_check> & checks, const std::vector<fresh_bytes> & fresh,
+    const byte_range & within
 );
 
 }  // namespace mesh

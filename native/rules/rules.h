@@ -84,6 +84,8 @@ struct byte_range {
     uintptr_t begin = 0;
     uintptr_t end = 0;
 
+    byte_range() = default;
+    byte_range(const void * from, uint64_t size) : begin(reinterpret_cast<uintptr_t>(from)), end(begin + size) {}
     explicit byte_range(const ggml_tensor & t);
 
     // An empty range overlaps nothing, wherever it lies.

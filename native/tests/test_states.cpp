@@ -6,8 +6,14 @@
 #include "tests/model.h"
 #include "tests/rogue_client.h"
 #include "tests/session.h"
+#include "worker/deferred_copies.h"
+#include "worker/worker.h"
 
+#include <chrono>
 #include <cstring>
+#include <numeric>
+#include <random>
+#include <thread>
 
 using namespace session;
 using mesh::state_kind;
@@ -154,6 +160,225 @@ class kept_states {
     mesh::saved_states states;
 };
 
+// Memory of a worker's own, filled with numbers, and copies of it that wait.
+class waiting_copies {
+  public:
+    static constexpr uint64_t BYTES = 1 << 20;
+
+    mesh::deferred_copies copies;
+    std::shared_ptr<mesh::state_room> room = std::make_shared<mesh::state_room>(mesh::cpu_device(), BYTES);
+
+    waiting_copies() : memory_(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), BYTES)) {
+        fill(1);
+    }
+
+    uint8_t * at(uint64_t offset) const {
+        return static_cast<uint8_t *>(ggml_backend_buffer_get_base(memory_.get())) + offset;
+    }
+
+    void fill(uint8_t value) {
+        std::memset(at(0), value, BYTES);
+    }
+
+    void add(const copied_range & range) {
+        copies.add(room, {memory_.get(), at(range.from), nullptr, false}, range);
+    }
+
+    void write(uint64_t offset, uint64_t size, uint8_t value) {
+        copies.before_writing({{at(offset), size}});
+        std::memset(at(offset), value, size);
+    }
+
+    // How many bytes of the room are there.
+    uint64_t copied() {
+        uint64_t sum = 0;
+        room->use([&](ggml_backend_buffer_t kept) {
+            const auto * bytes = static_cast<const uint8_t *>(ggml_backend_buffer_get_base(kept));
+            sum = std::accumulate(bytes, bytes + BYTES, uint64_t{0});
+        });
+        return sum;
+    }
+
+    void finish() {
+        while (!copies.is_empty()) {
+            copies.copy_some();
+        }
+    }
+
+  private:
+    ggml_backend_buffer_ptr memory_;
+};
+
+// What a worker's steps and a client's commands write to a cache, one way after the other, and what was saved of it.
+class changing_cache {
+  public:
+    changing_cache()
+        : remote_(4 * QUOTA), between_(remote_.connect(), cut::never, 0, "deferred"), on_(between_.client_fd()),
+          backend_(ggml_backend_dev_init(on_.handle, nullptr)),
+          context_(ggml_init({ggml_tensor_overhead(), nullptr, true})),
+          inputs_(ggml_init({8 * ggml_tensor_overhead() + 2 * ggml_graph_overhead(), nullptr, true})) {
+        CHECK(states_.keep(4));
+        states_.reserve({}, 6 * ROWS / 2 * ROW);
+        cache_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, WIDTH, ROWS);
+        buffer_ = memory_for(context_.get());
+        rows_ = ggml_new_tensor_2d(inputs_.get(), GGML_TYPE_F32, WIDTH, SET);
+        ids_ = ggml_new_tensor_1d(inputs_.get(), GGML_TYPE_I64, SET);
+        ggml_tensor * part = ggml_view_2d(inputs_.get(), cache_, WIDTH, SET, ROW, COPIED * ROW);
+        set_ = graph_of(ggml_set_rows(inputs_.get(), cache_, rows_, ids_));
+        copy_ = graph_of(ggml_cpy(inputs_.get(), rows_, part));
+        input_buffer_ = memory_for(inputs_.get());
+        // As the engine does: they travel with the graph that reads them.
+        ggml_backend_buffer_set_usage(input_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_COMPUTE);
+    }
+
+    void change() {
+        switch (below(6)) {
+        case 0:
+            return write(below(ROWS - SET), 1 + below(SET));
+        case 1:
+            return set_rows();
+        case 2:
+            return copy_rows();
+        case 3:
+            return pause();
+        case 4:
+            return save(below(ROWS / 2), 1 + below(ROWS / 2));
+        default:
+            return restore();
+        }
+    }
+
+    void check() const {
+        std::vector<float> found(WIDTH * ROWS);
+        ggml_backend_tensor_get(cache_, found.data(), 0, found.size() * sizeof(float));
+        for (size_t i = 0; i < found.size(); ++i) {
+            CHECK_EQUAL(found[i], expected_[i / WIDTH]);
+        }
+        CHECK_EQUAL(on_.failure(), "");
+    }
+
+    size_t restored() const {
+        return restored_;
+    }
+
+  private:
+    static constexpr size_t WIDTH = 1024;
+    static constexpr size_t ROW = WIDTH * sizeof(float);
+    static constexpr size_t ROWS = 64;
+    static constexpr size_t SET = 3;
+    static constexpr size_t COPIED = 20;
+
+    struct saved {
+        std::vector<uint8_t> kept;
+        std::vector<float> rows;
+        mesh::state_owner whose;
+    };
+
+    worker remote_;
+    relay between_;
+    device on_;
+    std::minstd_rand random_{1};
+    ggml_backend_ptr backend_;
+    ggml_context_ptr context_;
+    ggml_context_ptr inputs_;
+    ggml_backend_buffer_ptr buffer_;
+    ggml_backend_buffer_ptr input_buffer_;
+    ggml_tensor * cache_ = nullptr;
+    ggml_tensor * rows_ = nullptr;
+    ggml_tensor * ids_ = nullptr;
+    ggml_cgraph * set_ = nullptr;
+    ggml_cgraph * copy_ = nullptr;
+    mesh::saved_states states_;
+    std::vector<float> expected_ = std::vector<float>(ROWS);
+    std::vector<saved> saved_;
+    float last_ = 0;
+    int64_t tokens_ = 0;
+    size_t restored_ = 0;
+
+    size_t below(size_t bound) {
+        return random_() % bound;
+    }
+
+    ggml_backend_buffer_ptr memory_for(ggml_context * context) const {
+        ggml_backend_buffer_ptr made(
+            ggml_backend_alloc_ctx_tensors_from_buft(context, ggml_backend_dev_buffer_type(on_.handle))
+        );
+        CHECK(made != nullptr);
+        return made;
+    }
+
+    ggml_cgraph * graph_of(ggml_tensor * node) {
+        ggml_cgraph * graph = ggml_new_graph(inputs_.get());
+        ggml_build_forward_expand(graph, node);
+        return graph;
+    }
+
+    void compute(ggml_cgraph * graph) {
+        const std::vector<float> values(WIDTH * SET, ++last_);
+        ggml_backend_tensor_set(rows_, values.data(), 0, values.size() * sizeof(float));
+        CHECK(ggml_backend_graph_compute(backend_.get(), graph) == GGML_STATUS_SUCCESS);
+    }
+
+    void write(size_t first, size_t count) {
+        const std::vector<float> values(WIDTH * count, ++last_);
+        ggml_backend_tensor_set(cache_, values.data(), first * ROW, count * ROW);
+        std::fill_n(expected_.begin() + static_cast<ptrdiff_t>(first), count, last_);
+    }
+
+    // Now and then for so long that the worker copies what waits.
+    void pause() {
+        std::this_thread::sleep_for(std::chrono::milliseconds(below(10) == 0 ? 51 : 0));
+    }
+
+    void set_rows() {
+        int64_t ids[SET];
+        for (int64_t & id : ids) {
+            id = static_cast<int64_t>(below(ROWS));
+        }
+        ggml_backend_tensor_set(ids_, ids, 0, sizeof ids);
+        compute(set_);
+        for (const int64_t id : ids) {
+            expected_[static_cast<size_t>(id)] = last_;
+        }
+    }
+
+    void copy_rows() {
+        compute(copy_);
+        std::fill_n(expected_.begin() + COPIED, SET, last_);
+    }
+
+    void save(size_t first, size_t count) {
+        const auto sequence = static_cast<int32_t>(below(2));
+        const mesh::state_owner whose = {state_kind::checkpoint, sequence, ++tokens_, 1};
+        const mesh::captured_state state =
+            mesh::saved_states::capture(count * ROW, [&](uint8_t * to, size_t size) {
+                ggml_backend_tensor_get(cache_, to, first * ROW, size);
+                return size;
+            });
+        std::vector<uint8_t> kept(mesh::saved_states::kept_size(state));
+        states_.save(state, whose, kept.data());
+        const auto begin = expected_.begin() + static_cast<ptrdiff_t>(first);
+        saved_.push_back({kept, {begin, begin + static_cast<ptrdiff_t>(count)}, whose});
+    }
+
+    void restore() {
+        if (saved_.empty()) {
+            return;
+        }
+        const saved & from = saved_[saved_.size() - 1 - below(std::min<size_t>(saved_.size(), 6))];
+        const size_t first = below(ROWS - from.rows.size() + 1);
+        const auto read = [&](const uint8_t * bytes, size_t size) {
+            ggml_backend_tensor_set(cache_, bytes, first * ROW, size);
+            return size;
+        };
+        if (states_.restore(from.kept.data(), from.kept.size(), from.whose, read)) {
+            std::copy(from.rows.begin(), from.rows.end(), expected_.begin() + static_cast<ptrdiff_t>(first));
+            ++restored_;
+            check();
+        }
+    }
+};
+
 mesh::state_owner checkpoint(int64_t tokens, int task = 1, int32_t sequence = 0) {
     return {state_kind::checkpoint, sequence, tokens, task};
 }
@@ -278,6 +503,80 @@ TEST("states: they make room for another session, and are an error only where th
     const mesh::wire::copies back = {2, 1};
     keeping.send(command::copies, {{&back, sizeof back}, {&all, sizeof all}});
     CHECK_CONTAINS(keeping.complaint(), "its saved states had to make room for something else");
+}
+
+TEST("states: copies wait, and only what is written is copied before") {
+    waiting_copies here;
+    here.add({0, 0, 512 << 10, 1, 0, 0});
+    CHECK_EQUAL(here.copied(), 0U);
+    here.write(700 << 10, 100, 2);  // elsewhere
+    CHECK_EQUAL(here.copied(), 0U);
+    here.write(100 << 10, 1, 2);
+    CHECK_EQUAL(here.copied(), 16U << 10);
+    here.write((100 << 10) + 1, 100, 2);  // nothing is left there
+    CHECK_EQUAL(here.copied(), 16U << 10);
+    here.write((128 << 10) - 1, 2, 2);
+    CHECK_EQUAL(here.copied(), 48U << 10);
+    here.copies.copy_some();
+    CHECK_EQUAL(here.copied(), (48U + 256U) << 10);
+    here.finish();
+    CHECK_EQUAL(here.copied(), 512U << 10);
+    here.fill(2);
+    CHECK_EQUAL(here.copied(), 512U << 10);
+}
+
+TEST("states: of rows with gaps each is copied once, and none of the gaps") {
+    for (const bool written : {false, true}) {
+        waiting_copies here;
+        here.add({1000, 0, 2000, 300, 3000, 2000});
+        std::memset(here.at(0), 9, 1000);
+        std::memset(here.at(1000 + 2000), 9, 1000);
+        if (written) {
+            here.write(1000 + 299 * 3000, 1, 9);
+        }
+        here.finish();
+        CHECK_EQUAL(here.copied(), 600000U);
+    }
+}
+
+TEST("states: what waits for memory that is used anew is dropped, and copied where the rest of it stays") {
+    waiting_copies here;
+    here.add({0, 0, 1000, 1, 0, 0});
+    here.add({0, 2000, 1000, 1, 0, 0});
+    here.copies.before_overwriting(*here.room, 0, 1000);
+    CHECK_EQUAL(here.copied(), 0U);
+    here.copies.before_overwriting(*here.room, 2999, 1);
+    CHECK_EQUAL(here.copied(), 1000U);
+    CHECK(here.copies.is_empty());
+    here.add({0, 4000, 1000, 1, 0, 0});
+    here.copies.before_reading(*here.room, 3000, 1000);
+    CHECK(!here.copies.is_empty());
+    here.copies.before_reading(*here.room, 4999, 1);
+    CHECK_EQUAL(here.copied(), 2000U);
+    here.add({0, 4000, 1000, 1, 0, 0});
+    here.room->give_up();
+    here.write(0, 1, 2);
+    here.finish();
+}
+
+TEST("states: no more wait than a step can look at") {
+    waiting_copies here;
+    for (uint64_t i = 0; i < 5000; ++i) {
+        here.add({i, i, 1, 1, 0, 0});
+    }
+    CHECK(here.copied() > 0);
+    here.write(0, 5000, 2);
+    here.finish();
+    CHECK_EQUAL(here.copied(), 5000U);
+}
+
+TEST("states: a state is what it was when it was saved, whatever is written since") {
+    changing_cache here;
+    for (int i = 0; i < 800; ++i) {
+        here.change();
+    }
+    here.check();
+    CHECK(here.restored() > 40);
 }
 
 // --- the host ---

@@ -25,6 +25,9 @@ class command_queue {
     // The same within bounded time; throws when it is over.
     bool take_within(std::chrono::milliseconds time, frame & message);
 
+    // Whether there is something to take, or nothing more to wait for, within this time.
+    bool has_come(std::chrono::milliseconds time);
+
     // Whoever takes the next frame gets this as an exception: something that an earlier one started has failed.
     void fail(const std::string & why);
 

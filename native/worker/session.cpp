@@ -14,12 +14,14 @@
 #include "wire/graph.h"
 #include "wire/inputs.h"
 #include "worker/command_queue.h"
+#include "worker/deferred_copies.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <future>
 #include <unordered_map>
 
@@ -41,6 +43,9 @@ template <typename T> T read_struct(const frame & message) {
     std::memcpy(&value, message.payload.data(), sizeof value);
     return value;
 }
+
+// Shorter waits than this may be for another stage of the same step, which perhaps shares our cores.
+constexpr std::chrono::milliseconds IDLE_TIME(50);
 
 constexpr std::chrono::seconds PARTING_TIME(2);  // for a client to hear why it is sent away
 
@@ -88,6 +93,7 @@ class session {
             frame message;
             while (greeted_ ? queue_->take(message) : queue_->take_within(HELLO_TIME, message)) {
                 execute(message);
+                copy_until([this](std::chrono::milliseconds time) { return queue_->has_come(time); });
             }
         } catch (const std::exception & error) {
             fault = error.what();
@@ -133,6 +139,7 @@ class session {
     uint64_t granted_ = 0;  // when it greeted
     std::map<uint32_t, memory> buffers_;
     std::map<uint32_t, std::shared_ptr<state_room>> rooms_;  // for saved states
+    deferred_copies deferred_;                               // to these
     uint32_t attached_ = 0;                                  // weights in all of them
     std::unordered_map<wire::graph_key, kept_graph, key_hash, key_equal> graphs_;
     std::deque<wire::graph_key> order_;
@@ -394,6 +401,7 @@ class session {
     void on_free(const frame & message) {
         const auto id = read_struct<uint32_t>(message);
         if (const auto room = rooms_.find(id); room != rooms_.end()) {
+            deferred_.drop(*room->second);
             worker_.memory().end(room->second);
             rooms_.erase(room);
             return;
@@ -406,6 +414,7 @@ class session {
         order_.clear();
         tensors_ = 0;
         shadows_.clear();
+        before_writing_all(found->second);
         worker_.memory().give_back(found->second.size);
         attached_ -= static_cast<uint32_t>(found->second.weights.size());
         buffers_.erase(found);
@@ -450,8 +459,16 @@ class session {
         ran_ = false;
         for (const auto & entry : buffers_) {
             if (entry.second.is_scratch) {
+                before_writing_all(entry.second);
                 ggml_backend_buffer_clear(entry.second.buffer.get(), 0xff);
             }
+        }
+    }
+
+    // A state is what it was when it was saved.
+    void before_writing_all(const memory & place) {
+        if (place.buffer) {
+            deferred_.before_writing({{ggml_backend_buffer_get_base(place.buffer.get()), place.size}});
         }
     }
 
@@ -463,6 +480,7 @@ class session {
         if (found.is_weight) {
             throw std::invalid_argument("a command would overwrite a weight");
         }
+        deferred_.before_writing({{found.data, where.size}});
         return found;
     }
 
@@ -515,14 +533,6 @@ class session {
         }
     }
 
-    // Bytes from the first of `count` pieces to the end of the last.
-    static uint64_t extent(uint32_t size, uint32_t count, uint32_t stride) {
-        if (size == 0 || count == 0 || (count > 1 && stride < size)) {
-            throw std::invalid_argument("pieces to be copied overlap, or there are none");
-        }
-        return static_cast<uint64_t>(count - 1) * stride + size;
-    }
-
     void on_copies(const frame & message) {
         const auto request = read_struct<wire::copies>(message);
         const auto from = rooms_.find(request.from_buffer_id);
@@ -532,42 +542,62 @@ class session {
             (message.payload.size() - sizeof request) % sizeof(wire::copied_range) != 0) {
             throw std::invalid_argument("COPIES are whole ranges, to saved states or back");
         }
-        state_room & kept = puts_back ? *from->second : *to->second;
-        const uint32_t other = puts_back ? request.to_buffer_id : request.from_buffer_id;
-        if (!kept.use([&](ggml_backend_buffer_t buffer) { copy_states(message, buffer, kept, other, puts_back); }
-            ) &&
-            puts_back) {
-            throw std::runtime_error("its saved states had to make room for something else");
+        const std::shared_ptr<state_room> & kept = puts_back ? from->second : to->second;
+        for (const wire::copied_range & range : read_ranges(message, *kept)) {
+            if (puts_back) {
+                put_back(range, *kept, request.to_buffer_id);
+            } else {
+                save(range, kept, request.from_buffer_id);
+            }
         }
     }
 
-    void copy_states(
-        const frame & message, ggml_backend_buffer_t kept, const state_room & room, uint32_t other, bool puts_back
-    ) {
+    static std::vector<wire::copied_range> read_ranges(const frame & message, const state_room & room) {
+        std::vector<wire::copied_range> ranges(
+            (message.payload.size() - sizeof(wire::copies)) / sizeof(wire::copied_range)
+        );
+        if (!ranges.empty()) {
+            std::memcpy(
+                ranges.data(), message.payload.data() + sizeof(wire::copies), ranges.size() * sizeof ranges[0]
+            );
+        }
         uint64_t total = 0;
-        for (size_t at = sizeof(wire::copies); at < message.payload.size(); at += sizeof(wire::copied_range)) {
-            wire::copied_range range;
-            std::memcpy(&range, message.payload.data() + at, sizeof range);
-            const uint64_t from = extent(range.size, range.count, range.from_stride);
-            const uint64_t to = extent(range.size, range.count, range.to_stride);
+        for (const wire::copied_range & range : ranges) {
             total += static_cast<uint64_t>(range.size) * range.count;
             // Not for ever: as much as there can be of saved states is enough.
             if (total > room.size()) {
                 throw std::invalid_argument("COPIES copy more than there is");
             }
-            if (puts_back) {
-                copy_pieces(range, kept_at(kept, room, range.from, from), writable({other, 0, range.to, to}));
-            } else {
-                copy_pieces(range, own_memory(other, range.from, from), kept_at(kept, room, range.to, to));
-            }
+        }
+        return ranges;
+    }
+
+    void save(const wire::copied_range & range, const std::shared_ptr<state_room> & kept, uint32_t other) {
+        const location from = own_memory(other, range.from, extent(range, range.from_stride));
+        const uint64_t size = extent(range, range.to_stride);
+        check_kept(*kept, range.to, size);
+        deferred_.before_overwriting(*kept, range.to, size);
+        deferred_.add(kept, from, range);
+    }
+
+    void put_back(const wire::copied_range & range, state_room & kept, uint32_t other) {
+        const uint64_t size = extent(range, range.from_stride);
+        check_kept(kept, range.from, size);
+        deferred_.before_reading(kept, range.from, size);
+        const location to = writable({other, 0, range.to, extent(range, range.to_stride)});
+        const bool there = kept.use([&](ggml_backend_buffer_t buffer) {
+            auto * base = static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer));
+            copy_pieces(range, {buffer, base + range.from}, to);
+        });
+        if (!there) {
+            throw std::runtime_error("its saved states had to make room for something else");
         }
     }
 
-    static location kept_at(ggml_backend_buffer_t kept, const state_room & room, uint64_t offset, uint64_t size) {
+    static void check_kept(const state_room & room, uint64_t offset, uint64_t size) {
         if (offset > room.size() || size > room.size() - offset) {
             throw std::invalid_argument("a range lies outside of its buffer");
         }
-        return {kept, static_cast<uint8_t *>(ggml_backend_buffer_get_base(kept)) + offset, nullptr, false};
     }
 
     location own_memory(uint32_t id, uint64_t offset, uint64_t size) {
@@ -578,18 +608,10 @@ class session {
         return found;
     }
 
-    static void copy_pieces(const wire::copied_range & range, location from, location to) {
-        const bool here = ggml_backend_buffer_is_host(from.buffer) && ggml_backend_buffer_is_host(to.buffer);
-        for (uint32_t i = 0; i < range.count; ++i) {
-            if (here) {
-                std::memcpy(to.data, from.data, range.size);
-            } else {
-                byte_tensor source(from, range.size);
-                byte_tensor target(to, range.size);
-                ggml_backend_tensor_copy(&source.tensor, &target.tensor);
-            }
-            from.data += range.from_stride;
-            to.data += range.to_stride;
+    // Makes deferred copies while nothing comes.
+    void copy_until(const std::function<bool(std::chrono::milliseconds)> & has_come) {
+        for (auto time = IDLE_TIME; !deferred_.is_empty() && !has_come(time); time = {}) {
+            deferred_.copy_some();
         }
     }
 
@@ -613,9 +635,16 @@ class session {
         const auto request = read_struct<wire::recv>(message);
         const location to = writable(request.to);
         std::vector<uint8_t> data;
-        if (!worker_.pushed().receive(
-                id_, request.number, std::chrono::milliseconds(wire::RECV_TIMEOUT_MS), data
-            )) {
+        bool has_come = false;
+        const auto receive = [&](std::chrono::milliseconds time) {
+            has_come = worker_.pushed().receive(id_, request.number, time, data);
+            return has_come || queue_->is_closed();
+        };
+        copy_until(receive);
+        if (!has_come) {
+            receive(std::chrono::milliseconds(wire::RECV_TIMEOUT_MS));
+        }
+        if (!has_come) {
             throw std::runtime_error("the stage before it sent nothing");
         }
         pushed_in_ += data.size();
@@ -725,6 +754,14 @@ class session {
         }
     }
 
+    void before_running(const built_graph & graph, const std::vector<placed_input> & inputs) {
+        if (!deferred_.is_empty()) {
+            deferred_.before_writing(
+                written_ranges(*graph.graph, graph.checks, fresh_from(inputs), deferred_.sources())
+            );
+        }
+    }
+
     void on_run(const frame & message) {
         const auto found = graphs_.find(read_struct<wire::graph_key>(message));
         if (found == graphs_.end()) {
@@ -737,6 +774,7 @@ class session {
         const auto start = clock::now();
         cost.wait_ns = nanoseconds(start - idle_since_);
         cost.queued = queue_->waiting();
+        before_running(found->second.built, inputs);
         worker_.compute(found->second.built, inputs, [this] { return queue_->is_closed(); });
         for (placed_input & input : inputs) {
             worker_.buffers().give_back(std::move(input.bytes));

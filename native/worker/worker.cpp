@@ -123,6 +123,15 @@ void worker::leave_seat() {
     --sessions_;
 }
 
+std::vector<fresh_bytes> fresh_from(const std::vector<placed_input> & inputs) {
+    std::vector<fresh_bytes> fresh;
+    fresh.reserve(inputs.size());
+    for (const placed_input & input : inputs) {
+        fresh.push_back({input.to.data, &input.bytes});
+    }
+    return fresh;
+}
+
 // In the order of the graphs: a device that computes by itself need not be waited for.
 void worker::write(const std::vector<placed_input> & inputs) {
     for (const placed_input & input : inputs) {
@@ -199,11 +208,7 @@ void worker::compute(
         backend_ = open_device(device_, threads_);
     }
     write(inputs);
-    std::vector<fresh_bytes> fresh;
-    fresh.reserve(inputs.size());
-    for (const placed_input & input : inputs) {
-        fresh.push_back({input.to.data, &input.bytes});
-    }
+    const std::vector<fresh_bytes> fresh = fresh_from(inputs);
     end_early(backend_.get(), is_over);
     if (!graph.cpu_runs.empty() && !cpu_) {
         cpu_ = open_device(cpu_device(), threads_);

@@ -36,6 +36,8 @@ struct placed_input {
     std::vector<uint8_t> bytes;
 };
 
+std::vector<fresh_bytes> fresh_from(const std::vector<placed_input> & inputs);
+
 class worker {
   public:
     worker(ggml_backend_dev_t device, int threads, uint64_t quota)

@@ -101,6 +101,16 @@ def test_a_request_loads_it_and_it_goes_when_idle(at_hand: OnDemand) -> None:
     assert text_of(at_hand.node, "coder") == text
 
 
+def test_ollamas_stop_lets_it_go(at_hand: OnDemand) -> None:
+    at_hand.load("writer", "--idle", "10m", seed=1)
+    text_of(at_hand.client, "writer")
+    stop = {"model": "writer", "keep_alive": 0, "stream": False}
+    assert at_hand.node.ask("/api/generate", stop).status == 403, "it is no owner's node"
+    assert at_hand.owner.ask("/api/generate", stop).json()["done_reason"] == "unload"
+    at_hand.until_state("waiting", "writer")
+    assert mesh_llm("unload", "writer", "--home", at_hand.owner.home).status == 0
+
+
 def test_models_are_listed_with_what_the_mesh_does_with_them(at_hand: OnDemand) -> None:
     shown = mesh_llm("models", "--home", at_hand.owner.home)
     assert shown.status == 0, shown.stderr

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mesh_llm.errors import NotOwner
+from mesh_llm.gateway.keys import Keys, NewKey
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.routes import route_of
 from mesh_llm.gateway.server import GatewayConfig
@@ -167,6 +172,60 @@ async def test_without_a_question_the_model_is_there(client: RawClient, engine: 
     told = (await ask(client, "/api/chat", messages=[], keep_alive="5m")).json()
     assert (told["message"]["content"], told["done"], told["done_reason"]) == ("", True, "load")
     assert not engine.seen
+
+
+class TestStop:
+    """`ollama stop NAME`."""
+
+    @pytest.fixture
+    def coder(self) -> FakeNode:
+        return FakeNode(
+            names=("coder",), state=Health(state=State.SERVING, reason="", model="coder", loads=True)
+        )
+
+    @pytest.fixture
+    def node(self, engine: FakeEngine, coder: FakeNode) -> FakeNode:
+        return FakeNode(where=engine.upstream, others=[coder])
+
+    async def stop(self, client: RawClient, name: str, *headers: str, path: str = "/api/generate") -> Any:
+        body = json.dumps({"model": name, "keep_alive": 0, "stream": False}).encode()
+        return await client.request("POST", path, *headers, body=body)
+
+    @pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+    async def test_a_model_on_demand_goes(self, client: RawClient, node: FakeNode, path: str) -> None:
+        told = (await self.stop(client, "coder:latest", path=path)).json()
+        assert (told["done"], told["done_reason"]) == (True, "unload")
+        assert node.managed == [("unload", "coder")]
+
+    async def test_one_that_is_not_loaded_is_not_loaded_for_it(
+        self, client: RawClient, node: FakeNode, coder: FakeNode
+    ) -> None:
+        coder.state = replace(coder.state, state=State.WAITING)
+        assert (await self.stop(client, "coder")).json()["done_reason"] == "unload"
+        assert (node.managed, coder.wanted) == ([], 0)
+
+    async def test_one_that_is_always_loaded_stays(self, client: RawClient, node: FakeNode) -> None:
+        answer = await self.stop(client, "tiny")
+        assert (answer.status, answer.json()["done_reason"], node.managed) == (200, "load", [])
+        assert answer.header("x-mesh-llm-ignored") == ["keep_alive"]
+
+    async def test_who_may_not_manage_is_refused(
+        self, node: FakeNode, start_gateway: StartGateway, tmp_path: Path
+    ) -> None:
+        keys = Keys(tmp_path / "keys.json")
+        _, asks = keys.add(NewKey(name="anna"), time.time())
+        _, manages = keys.add(NewKey(name="ops", manage=True), time.time())
+        gateway = await start_gateway(
+            GatewayConfig(port=0, api_key="secret", keys_file=tmp_path / "keys.json")
+        )
+        async with connect(gateway.port) as client:
+            refused = await self.stop(client, "coder", f"Authorization: Bearer {asks}")
+            assert (refused.status, node.managed) == (403, [])
+            assert "needs a key that may manage" in refused.json()["error"]
+            assert (await self.stop(client, "coder", f"Authorization: Bearer {manages}")).status == 200
+            node.refusal = NotOwner("only owners of the mesh choose its models")
+            refused = await self.stop(client, "coder", f"Authorization: Bearer {manages}")
+            assert (refused.status, refused.json()["error"]) == (403, node.refusal.message)
 
 
 # -- what the other dialects promise, too ----------------------------------------------------------

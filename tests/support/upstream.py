@@ -246,6 +246,8 @@ class FakeNode:
 
     async def unload(self, name: str) -> None:
         self.managed.append(("unload", name))
+        if self.refusal is not None:
+            raise self.refusal
 
     def want(self) -> None:
         self.wanted += 1

@@ -176,14 +176,21 @@ def test_bodies_that_nobody_can_read_are_refused(raw: bytes) -> None:
     assert refused.value.status == 400
 
 
+STAYS: list[Any] = [None, "5m", 1, -1, "-1", "10s", False, [], {}, "", "s"]
+GOES: list[Any] = [0, 0.0, -0.0, "0", "0s", "0m", "0ms", "0.0s"]
+
+
 @pytest.mark.parametrize(
-    ("keep", "reason"), [(None, "load"), ("5m", "load"), (0, "unload"), ("0s", "unload")]
+    ("keep", "stops"), [*((keep, False) for keep in STAYS), *((keep, True) for keep in GOES)]
 )
-def test_a_request_without_a_question_only_wants_the_model(keep: Any, reason: str) -> None:
+def test_a_request_without_a_question_wants_the_model_there_or_gone(keep: Any, stops: bool) -> None:
     document = {"model": "tiny", "keep_alive": keep}
     assert ollama_request.is_load(document)
-    told = loaded("/api/generate", document)
-    assert (told["response"], told["done"], told["done_reason"]) == ("", True, reason)
+    assert ollama_request.is_stop(document) is stops
+    assert not ollama_request.is_stop({**document, "prompt": "Hello"})
+    told = loaded("/api/generate", document, goes=stops)
+    expected = ("", True, "unload" if stops else "load")
+    assert (told["response"], told["done"], told["done_reason"]) == expected
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from multidict import CIMultiDict
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S, GATEWAY_REDACTED_LIMIT_BYTES
 from mesh_llm.frozen import frozen
 from mesh_llm.gateway import api_errors, ollama
+from mesh_llm.gateway.access import may_manage
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
 from mesh_llm.gateway.api_errors import ApiError, is_ollama
 from mesh_llm.gateway.connection_pool import ConnectionPool
@@ -43,6 +44,7 @@ from mesh_llm.gateway.ollama_models import OllamaModels
 from mesh_llm.gateway.replica_choice import ReplicaChoice
 from mesh_llm.gateway.request_body import RequestBody
 from mesh_llm.gateway.resume_join import Diverged
+from mesh_llm.gateway.router_api import let_go
 from mesh_llm.gateway.routes import PLAIN, Route
 from mesh_llm.gateway.slot_queue import QueueFull, SlotWaitExpired
 from mesh_llm.gateway.sse import dump
@@ -229,8 +231,14 @@ class Proxy:
         document = ollama_document(body.start)
         if path == ollama.SHOW_PATH:
             return _own(await self._ollama.shown(request.model), request.exchange)
-        if ignored := ollama_request.ignored(document):
+        stops = path not in ollama.EMBED_PATHS and ollama_request.is_stop(document)
+        stays = stops and not request.model.details().on_demand
+        if ignored := [*ollama_request.ignored(document), *(["keep_alive"] if stays else [])]:
             request.exchange.headers["x-mesh-llm-ignored"] = ", ".join(ignored)
+        if stops:
+            if not stays:
+                await let_go(self._serving, request.model, may_manage=may_manage(request.http))
+            return _own(loaded(path, document, goes=not stays), request.exchange)
         if path in ollama.EMBED_PATHS or ollama_request.is_load(document):
             await _until_serving(request.http, request.model)
         if path in ollama.EMBED_PATHS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -82,15 +82,8 @@ class RouterApi:
         if runs is (path == LOAD):
             word = "is already running" if runs else "is not running"
             raise api_errors.not_done(f"the model {name[:100]!r} {word}")
-        try:
-            known = model.names[0] if model is not None else name
-            await (self._serving.load(known) if path == LOAD else self._serving.unload(known))
-        except NotOwner as error:
-            raise api_errors.forbidden(error.message, code="not_owner") from error
-        except UsageError as error:
-            raise api_errors.not_done(error.message) from error
-        except MeshError as error:
-            raise api_errors.not_done(error.message, status=409) from error
+        known = model.names[0] if model is not None else name
+        await managed(self._serving.load(known) if path == LOAD else self._serving.unload(known))
 
     # -- events --------------------------------------------------------------------------------
 
@@ -129,6 +122,26 @@ class RouterApi:
 
     def _seen(self) -> dict[str, dict[str, Any]]:
         return {model.names[0]: _progress(model) for model in self._serving.models()}
+
+
+async def let_go(serving: Serving, model: ModelServing, *, may_manage: bool) -> None:
+    """A model on demand; one that is not loaded need not go."""
+    if not may_manage:
+        raise api_errors.needs_manage("unloading a model")
+    if status_of(model)["value"] in ("loaded", "loading"):
+        await managed(serving.unload(model.names[0]))
+
+
+async def managed(work: Awaitable[None]) -> None:
+    """What a node was asked to load or unload; its refusal is the client's."""
+    try:
+        await work
+    except NotOwner as error:
+        raise api_errors.forbidden(error.message, code="not_owner") from error
+    except UsageError as error:
+        raise api_errors.not_done(error.message) from error
+    except MeshError as error:
+        raise api_errors.not_done(error.message, status=409) from error
 
 
 def _progress(model: ModelServing) -> dict[str, Any]:

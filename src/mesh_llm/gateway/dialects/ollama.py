@@ -54,11 +54,10 @@ def read(path: str, asked: Document) -> OllamaAsked:
     return OllamaAsked(dialect=OllamaChat(teller), body=ollama_request.generate(asked), streamed=streamed)
 
 
-def loaded(path: str, asked: Document) -> Document:
-    """The answer where nothing but the model was asked for."""
-    reason = "unload" if asked.get("keep_alive") in (0, "0", "0s") else "load"
+def loaded(path: str, asked: Document, *, goes: bool = False) -> Document:
+    """The answer where nothing was asked for but that the model is there, or that it goes."""
     teller = Teller(path, ollama_request.text_of(asked, "model"))
-    return {**teller.part(), "done": True, "done_reason": reason}
+    return {**teller.part(), "done": True, "done_reason": "unload" if goes else "load"}
 
 
 class Teller:

@@ -7,6 +7,7 @@ of a message's content, and arguments of a call are a text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,8 @@ _OF_NODE = frozenset(
 _STOPS = 64
 """Sequences that end an answer: each is looked for after every token."""
 _EFFORTS = ("low", "medium", "high", "max")
+_NO_TIME = re.compile(r"-?0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
+"""A duration as Go writes it, or a number."""
 _IMAGES = {"/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp", "Qk": "bmp"}
 """How they begin in base64; the engine looks at the bytes itself."""
 
@@ -96,6 +99,13 @@ def ignored(asked: Document) -> list[str]:
 def is_load(asked: Document) -> bool:
     """Whether it asks for nothing but the model to be there."""
     return not any(asked.get(name) for name in ("messages", "prompt", "images", "suffix"))
+
+
+def is_stop(asked: Document) -> bool:
+    """Whether it asks for nothing but the model to go, as `ollama stop` does."""
+    keep = asked.get("keep_alive")
+    written = str(keep) if isinstance(keep, int | float | str) and not isinstance(keep, bool) else ""
+    return is_load(asked) and _NO_TIME.fullmatch(written) is not None
 
 
 def text_of(asked: Mapping[str, Any], name: str) -> str:
